@@ -1,0 +1,12 @@
+# Every variable of the image has the same value in a login shell.
+names=$(sed -n 's/^export \([^=]*\)=.*/\1/p' /etc/profile.d/imagebuild.sh)
+[ -n "$names" ]
+for name in $names; do
+  here=$(printenv "$name")
+  there=$(env -i HOME=/root TERM=dumb bash -lc "printenv $name")
+  echo "$name=$here"
+  if [ "$here" != "$there" ]; then
+    echo "a login shell has $name=$there"
+    exit 1
+  fi
+done

@@ -1,0 +1,31 @@
+# The right key logs in to a server started here; another key is refused.
+# The variables of a login are what a rank started by mpirun in another container gets.
+work=$(mktemp -d)
+install -d -m 0700 ~/.ssh
+ssh-keygen -q -t ed25519 -N '' -f "$work/right"
+ssh-keygen -q -t ed25519 -N '' -f "$work/wrong"
+cp "$work/right.pub" "$work/authorized_keys"
+chmod 0600 "$work/authorized_keys"
+/usr/sbin/sshd -D -e -p 2200 -o AuthorizedKeysFile="$work/authorized_keys" -o StrictModes=no 2> "$work/log" &
+server=$!
+trap 'kill "$server"; cat "$work/log"' EXIT
+login() {
+  ssh -p 2200 -i "$work/$1" -o IdentitiesOnly=yes -o BatchMode=yes -o UserKnownHostsFile="$work/known" localhost "$2"
+}
+for _ in $(seq 50); do
+  if ssh-keyscan -p 2200 localhost > "$work/scan" 2> /dev/null && [ -s "$work/scan" ]; then break; fi
+  sleep 0.1
+done
+# shellcheck disable=SC2016 # expanded by the remote shell
+[ "$(login right 'id -un')" = "$(id -un)" ]
+if login wrong true; then
+  echo 'a key that is not authorized was let in'
+  exit 1
+fi
+login right env | sort > "$work/remote"
+while read -r _ name; do
+  if [ "$(sed -n "s/^$name=//p" "$work/remote")" != "$(printenv "$name")" ]; then
+    echo "$name differs between the container and an ssh session"
+    exit 1
+  fi
+done < <(sed 's/=.*//' /etc/profile.d/imagebuild.sh)

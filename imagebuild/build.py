@@ -1,0 +1,163 @@
+"""`imagebuild build`: find the engine, prepare the base, render, run BuildKit, report."""
+
+from __future__ import annotations
+
+import os
+import platform as machine
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from imagebuild import bake, base, buildx, console, docker, engine
+from imagebuild.config import Project
+from imagebuild.console import out
+from imagebuild.errors import CommandError, ConfigError
+from imagebuild.files import write_text
+from imagebuild.models import BuildResult, Target
+from imagebuild.render import Dockerfile, Renderer
+
+ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line asks for."""
+
+    targets: tuple[Target, ...]
+    platforms: tuple[str, ...] = ()
+    output: str = "load"
+    builder: str | None = None
+    sources: tuple[str, ...] = ()
+    base: str = "bootstrap"
+    ca: Path | None = None
+    no_cache: bool = False
+    jobs: int = 0
+    stage: str | None = None
+    folder: Path = Path("build")
+    verbose: bool = False
+
+
+def native_platform() -> str:
+    """Platform of this machine. Raises ConfigError for a machine that is neither amd64 nor arm64."""
+    name = machine.machine().lower()
+    if name not in ARCHITECTURES:
+        raise ConfigError(f"this machine is {name}; images are for amd64 and arm64")
+    return f"linux/{ARCHITECTURES[name]}"
+
+
+def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]:
+    """Build the targets. Raises ConfigError, CommandError or ResultError; what ran until then stays cached."""
+    wish = replace(wish, platforms=tuple(native_platform() if p == "local" else p for p in wish.platforms))
+    platforms: set[str] = {p for t in wish.targets for p in bake.platforms_of(t, wish.platforms)}
+    dockerfiles = {t.id: renderer.dockerfile(t) for t in wish.targets}
+    _check_stage(wish, dockerfiles)
+    host = engine.find(os.environ).host
+    shown = console.progress([t.id for t in wish.targets], verbose=wish.verbose)
+    results: list[BuildResult] = []
+    with shown, _secrets(wish) as secrets:
+        options = bake.Options(
+            context=wish.folder.resolve() / "empty",
+            output=wish.output,
+            platforms=wish.platforms,
+            replaced={
+                **_bases(project, wish, platforms, shown),
+                **buildx.sources(project, wish.targets, wish.sources),
+            },
+            secrets=secrets,
+            no_cache=wish.no_cache,
+        )
+        size = wish.jobs or len(wish.targets)
+        for start in range(0, len(wish.targets), size):
+            request = buildx.Request(
+                targets=wish.targets[start : start + size],
+                dockerfiles=dockerfiles,
+                folder=wish.folder.resolve(),
+                options=options,
+                host=host,
+                builder=wish.builder,
+                stage=wish.stage,
+                components=frozenset(project.components),
+            )
+            results += buildx.run(request, shown).results
+    if wish.output == "load" and not wish.stage:
+        results = _with_sizes(results, host, wish.folder)
+    return results
+
+
+def show(results: Sequence[BuildResult]) -> None:
+    """Print what was built."""
+    rows = []
+    for result in results:
+        run = [s for s in result.steps if not s.cached]
+        steps = f"{len(run)} run, {len(result.steps) - len(run)} cached"
+        rows.append((result.tags[0], console.size(result.size_bytes), steps, (result.digest or "")[:19]))
+    console.table(("image", "compressed", "steps", "digest"), rows)
+    out.print(f"built in {console.duration(max(r.seconds for r in results))}")
+
+
+def _check_stage(wish: Wish, dockerfiles: dict[str, Dockerfile]) -> None:
+    known = {stage for d in dockerfiles.values() for stage in d.stages}
+    if wish.stage and wish.stage not in known:
+        raise ConfigError(f"--stage {wish.stage}: no selected target has it; stages: {', '.join(sorted(known))}")
+
+
+def _bases(project: Project, wish: Wish, platforms: set[str], shown: console.Progress) -> dict[str, str]:
+    """Official image → its bootstrapped replacement, for every base that the targets start from."""
+    if wish.base == "registry":
+        return {}
+    if wish.base != "bootstrap":
+        raise ConfigError(f"--base {wish.base}: 'bootstrap' or 'registry'")
+    result = {}
+    for name in sorted({t.axes["os"] for t in wish.targets}):
+        entry = project.matrix.model.bases[name]
+        shown.note(f"base {name}: bootstrapping {entry.release} where the cache has none")
+        made = base.bootstrap(
+            sorted(platforms | {native_platform()}), cache_folder(), release=entry.release, log=shown.note
+        )
+        result[f"{entry.image}@{entry.digest}"] = made.context
+    return result
+
+
+def cache_folder() -> Path:
+    """Where bootstrapped bases are kept, by the XDG base directory specification."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "imagebuild" / "base"
+
+
+@contextmanager
+def _secrets(wish: Wish) -> Iterator[dict[str, Path]]:
+    """Build secrets of this machine: its CA bundle, and the address of its Python package index if it set one."""
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+        result = {}
+        if ca := buildx.ca_bundle(wish.ca, os.environ):
+            result["ca"] = ca
+        if index := _pip_index():
+            path = Path(folder) / "pip.conf"
+            path.touch(mode=0o600)
+            path.write_text(f"[global]\nindex-url = {index}\n")
+            result["pip.conf"] = path
+        yield result
+
+
+def _pip_index() -> str | None:
+    done = subprocess.run(
+        ["python3", "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
+    )
+    found = os.environ.get("PIP_INDEX_URL") or done.stdout.strip()
+    return found if found.startswith("http") else None
+
+
+def _with_sizes(results: list[BuildResult], host: str, folder: Path) -> list[BuildResult]:
+    client = docker.connect(host)
+    sized = []
+    for result in results:
+        try:
+            size = docker.compressed_size(client, result.tags[0])
+        except CommandError:
+            size = None  # another builder than the engine's own: the image is not in its store
+        sized.append(result.model_copy(update={"size_bytes": size}))
+        write_text(folder / result.target / "result.json", sized[-1].model_dump_json(indent=1) + "\n")
+    return sized

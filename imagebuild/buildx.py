@@ -1,0 +1,220 @@
+"""Run `docker buildx bake` on rendered targets, and say what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from imagebuild import bake
+from imagebuild.config import Project, suggestion
+from imagebuild.console import Progress
+from imagebuild.errors import CommandError, ConfigError, ResultError
+from imagebuild.events import Stream, Vertex
+from imagebuild.files import write_text
+from imagebuild.models import BuildResult, Target
+from imagebuild.render import Dockerfile
+
+CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
+ERROR_LINES = 25
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to build and how; paths are on this machine."""
+
+    targets: tuple[Target, ...]
+    dockerfiles: Mapping[str, Dockerfile]
+    folder: Path
+    """Where Dockerfiles, the bake file and results are written."""
+    options: bake.Options
+    host: str
+    """Address of the engine, as DOCKER_HOST."""
+    builder: str | None = None
+    stage: str | None = None
+    """Build only this stage, to see a failed step again."""
+    components: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A build that succeeded."""
+
+    results: tuple[BuildResult, ...]
+    seconds: float
+
+
+def sources(project: Project, targets: Sequence[Target], given: Sequence[str]) -> dict[str, str]:
+    """`["ucx=/src/ucx"]` to the stages that the folders replace. Raises ConfigError."""
+    names = {n for n, d in project.components.items() if d.model.git}
+    replaced = {}
+    for text in given:
+        name, equals, folder = text.partition("=")
+        if not equals or not folder:
+            raise ConfigError(f"--source {text}: write it as NAME=FOLDER")
+        if name not in names:
+            raise ConfigError(f"--source {text}: no component {name!r} with a source in git{suggestion(name, names)}")
+        path = Path(folder).expanduser().resolve()
+        if not path.is_dir() or not any(path.iterdir()):
+            raise ConfigError(f"--source {text}: {path} is not a folder with something in it")
+        if not any(name in t.components for t in targets):
+            raise ConfigError(f"--source {text}: no selected target uses {name}")
+        replaced[f"{name}-source"] = str(path)
+    return replaced
+
+
+def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The CA bundle that steps which download may use: the one given, else the machine's. Raises ConfigError."""
+    if given is not None:
+        if not given.is_file():
+            raise ConfigError(f"--ca {given}: no such file")
+        return given.resolve()
+    found = [Path(environ[name]) for name in CA_VARIABLES if environ.get(name)]
+    return next((path for path in (*found, SYSTEM_CA) if path.is_file()), None)
+
+
+def run(request: Request, progress: Progress) -> Outcome:
+    """Build all targets at once and write `result.json` beside each Dockerfile.
+
+    Raises CommandError if a step or buildx itself fails, ResultError if buildx's answer cannot be read.
+    """
+    began = time.monotonic()
+    metadata_file = _write_inputs(request)
+    stream, status = _bake(request, metadata_file, progress)
+    if status:
+        raise CommandError(explain(request, stream, status))
+    try:
+        metadata = json.loads(metadata_file.read_text()) if metadata_file.exists() else {}
+    except ValueError as error:
+        raise ResultError(f"{metadata_file}: buildx wrote what is not JSON: {error}") from None
+    finally:
+        metadata_file.unlink(missing_ok=True)
+    seconds = time.monotonic() - began
+    results = tuple(_result(t, request, stream, metadata, seconds) for t in request.targets)
+    for result in results:
+        write_text(request.folder / result.target / "result.json", result.model_dump_json(indent=1) + "\n")
+    return Outcome(results, seconds)
+
+
+def _write_inputs(request: Request) -> Path:
+    request.options.context.mkdir(parents=True, exist_ok=True)
+    for target in request.targets:
+        write_text(request.folder / target.id / "Dockerfile", request.dockerfiles[target.id].text)
+        (request.folder / target.id / "result.json").unlink(missing_ok=True)
+    content = bake.bake_file(request.targets, request.folder, request.options)
+    if request.stage:
+        for entry in content["target"].values():
+            entry |= {"target": request.stage, "output": ["type=cacheonly"], "tags": []}
+    write_text(request.folder / "bake.json", json.dumps(content, indent=1) + "\n")
+    return request.folder / "metadata.json"
+
+
+def _bake(request: Request, metadata_file: Path, progress: Progress) -> tuple[Stream, int]:
+    command = [
+        "docker",
+        "buildx",
+        "bake",
+        "--file",
+        str(request.folder / "bake.json"),
+        "--progress",
+        "rawjson",
+    ]
+    command += ["--metadata-file", str(metadata_file)]
+    if request.builder:
+        command += ["--builder", request.builder]
+    environ = {
+        **os.environ,
+        "DOCKER_HOST": request.host,
+        "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
+        "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it
+    }
+    stream = Stream()
+    process = subprocess.Popen(
+        command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr
+    try:
+        while chunk := os.read(process.stderr.fileno(), 1 << 16):
+            for event in stream.feed(chunk.decode("utf-8", "replace")):
+                progress.update(*event)
+        return stream, process.wait()
+    finally:
+        stream.close()
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End buildx if it still runs, so that BuildKit cancels the build."""
+    for how, patience in ((signal.SIGINT, 15), (signal.SIGKILL, 5)):
+        if process.poll() is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+
+
+def explain(request: Request, stream: Stream, status: int) -> str:
+    """What failed, in which component, with its last lines, and how to see it again."""
+    failed = [v for v in stream.failed() if v.parts]
+    if not failed:
+        said = [v.error for v in stream.failed()] + [m for m in stream.messages if m.strip()]
+        return f"docker buildx bake exited with {status}:\n" + "\n".join(said[-ERROR_LINES:])
+    return "\n\n".join(_explain_step(request, v) for v in failed[:3])
+
+
+def _explain_step(request: Request, vertex: Vertex) -> str:
+    target = next((t for t in request.targets if t.bake_name == vertex.target), None)
+    target = target or next(t for t in request.targets if vertex.stage in request.dockerfiles[t.id].stages)
+    component = component_of(vertex.stage, request.components)
+    lines = list(vertex.log)[-ERROR_LINES:]
+    return "\n".join(
+        [
+            f"{target.id}: {'component ' + component if component else 'stage ' + vertex.stage}: a step failed",
+            f"  step    {vertex.title}",
+            f"  reason  {vertex.error.strip().splitlines()[-1]}",
+            *([f"  its last {len(lines)} lines:", *(f"    {line}" for line in lines)] if lines else []),
+            f"  again   imagebuild build {target.id} --stage {vertex.stage} -v",
+        ]
+    )
+
+
+def component_of(stage: str, components: frozenset[str]) -> str | None:
+    """The component that a stage belongs to: its own name, or the name before `-source`."""
+    for name in (stage, stage.removesuffix("-source")):
+        if name in components:
+            return name
+    return None
+
+
+def _result(
+    target: Target, request: Request, stream: Stream, metadata: Mapping[str, Any], seconds: float
+) -> BuildResult:
+    stages = request.dockerfiles[target.id].stages
+    keys = {t.bake_name: request.dockerfiles[t.id].stages for t in request.targets}
+    owners = {stage: c for stage in stages if (c := component_of(stage, request.components))}
+    steps = tuple(
+        s
+        for s in stream.steps(owners)
+        # A shared step is reported under the name of one of its targets.
+        if s.stage in stages and keys.get(s.target, stages).get(s.stage) == stages[s.stage]
+    )
+    built = metadata.get(target.bake_name) or {}
+    return BuildResult(
+        target=target.id,
+        digest=built.get("containerimage.digest"),
+        tags=target.tags,
+        platforms=bake.platforms_of(target, request.options.platforms),
+        size_bytes=None,
+        seconds=round(seconds, 3),
+        steps=steps,
+    )

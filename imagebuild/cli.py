@@ -1,0 +1,302 @@
+"""The command line: reads arguments, prints, sets exit codes. What it prints is computed elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from imagebuild import config, console, files
+from imagebuild import lock as locking
+from imagebuild import plan as planning
+from imagebuild.console import err, out
+from imagebuild.errors import CommandError, ConfigError, ImagebuildError
+from imagebuild.models import Pin, Plan, Target
+from imagebuild.render import Renderer
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+engine_app = typer.Typer(no_args_is_help=True, help="A private Docker Engine, for machines that have none.")
+app.add_typer(engine_app, name="engine")
+
+MatrixOption = Annotated[Path, typer.Option("--matrix", help="The matrix to read.", envvar="IMAGEBUILD_MATRIX")]
+FolderOption = Annotated[Path, typer.Option("--dockerfiles", help="Folder of the templates and components.")]
+LockOption = Annotated[Path, typer.Option("--lock", help="The lock; by default imagebuild.lock beside the matrix.")]
+SelectArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[SELECT]...", help="Globs of target ids, and axis=value.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Give an axis or a pin this value.")
+]
+WithOption = Annotated[list[str] | None, typer.Option("--with", metavar="COMPONENT", help="Add a component.")]
+WithoutOption = Annotated[list[str] | None, typer.Option("--without", metavar="COMPONENT", help="Leave out.")]
+
+DEFAULT_MATRIX = Path("matrix.yaml")
+DEFAULT_FOLDER = Path("dockerfiles")
+BESIDE_MATRIX = Path()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every command starts from."""
+
+    project: config.Project
+    versions: dict[str, Pin]
+    plan: Plan
+
+    @property
+    def renderer(self) -> Renderer:
+        return Renderer(self.project, self.versions)
+
+
+def prepare(matrix: Path, dockerfiles: Path, lock: Path, changes: planning.Changes | None = None) -> Work:
+    """Read the project and make its plan. Raises ConfigError."""
+    path = matrix.parent / "imagebuild.lock" if lock == BESIDE_MATRIX else lock
+    project = config.load_project(matrix, dockerfiles, path)
+    changes = changes or planning.Changes()
+    return Work(project, planning.versions_with(project, changes), planning.make_plan(project, changes))
+
+
+def one_target(plan: Plan, name: str) -> Target:
+    """The target of an id. Raises NothingSelected or ConfigError."""
+    chosen = planning.select(plan.targets, [name])
+    if len(chosen) > 1:
+        shown = ", ".join(t.id for t in chosen[:5])
+        raise ConfigError(f"{name}: {len(chosen)} targets fit ({shown}, …); name one")
+    return chosen[0]
+
+
+@app.callback()
+def imagebuild(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Tested container images for GPU networking, from one matrix of versions."""
+
+
+@app.command()
+def plan(
+    select: SelectArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The full plan as JSON.")] = False,
+    github: Annotated[bool, typer.Option("--github", help="A GitHub Actions matrix.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Also list what is not built, and why.")] = False,
+    settings: SetOption = None,
+    matrix: MatrixOption = DEFAULT_MATRIX,
+    dockerfiles: FolderOption = DEFAULT_FOLDER,
+    lock: LockOption = BESIDE_MATRIX,
+) -> None:
+    """List the targets that a build would build."""
+    work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
+    targets = planning.select(work.plan.targets, select or ())
+    if as_json:
+        renderer = work.renderer
+        full = [t.model_copy(update={"stages": renderer.dockerfile(t).stages}) for t in targets]
+        shown = Plan(targets=tuple(full), excluded=work.plan.excluded)
+        out.print(shown.model_dump_json(indent=1), markup=False)
+    elif github:
+        out.print(json.dumps(planning.github_matrix(targets)), markup=False)
+    else:
+        rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.tags[0]) for t in targets]
+        console.table(("target", "platforms", "tag"), rows)
+        if why:
+            out.print()
+            rows = [
+                (" ".join([e.image, *(f"{a}={v}" for a, v in e.axes.items())]), e.rule, e.reason)
+                for e in work.plan.excluded
+            ]
+            console.table(("not built", "rule", "reason"), rows)
+
+
+@app.command()
+def render(
+    target: Annotated[str, typer.Argument(help="A target's id, or a glob that fits one.")],
+    settings: SetOption = None,
+    with_: WithOption = None,
+    without: WithoutOption = None,
+    base: Annotated[str | None, typer.Option("--base", metavar="IMAGE", help="Start from this image.")] = None,
+    append: Annotated[Path | None, typer.Option("--append", metavar="FILE", help="Instructions to add.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
+    matrix: MatrixOption = DEFAULT_MATRIX,
+    dockerfiles: FolderOption = DEFAULT_FOLDER,
+    lock: LockOption = BESIDE_MATRIX,
+) -> None:
+    """Print the self-contained Dockerfile of a target."""
+    work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or (), with_ or (), without or ()))
+    chosen = one_target(work.plan, target)
+    text = work.renderer.dockerfile(chosen, base=base, append=files.read_text(append) if append else "").text
+    if output:
+        files.write_text(output, text)
+    else:
+        sys.stdout.write(text)
+
+
+@app.command("lock")
+def lock_command(
+    settings: SetOption = None,
+    update: Annotated[bool, typer.Option("--update", help="Resolve entries anew that are there.")] = False,
+    matrix: MatrixOption = DEFAULT_MATRIX,
+    dockerfiles: FolderOption = DEFAULT_FOLDER,
+    lock: LockOption = BESIDE_MATRIX,
+) -> None:
+    """Add the hashes of wheels that the lock lacks."""
+    work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
+    path = matrix.parent / "imagebuild.lock" if lock == BESIDE_MATRIX else lock
+    pairs = locking.wanted(work.project, work.plan.targets, work.versions)
+    new = locking.resolve(work.project, pairs, update=update)
+    if new == work.project.lock:
+        out.print(f"{path}: complete")
+        return
+    locking.write(path, new)
+    out.print(f"{path}: has {sum(len(v) for v in new.wheels.values())} wheel sets")
+
+
+@app.command()
+def build(
+    select: SelectArgument = None,
+    platform: Annotated[
+        list[str] | None, typer.Option("--platform", help="Only this; `local` is this machine's.")
+    ] = None,
+    load: Annotated[bool, typer.Option("--load", help="Into the engine's image store (the default).")] = False,
+    push: Annotated[bool, typer.Option("--push", help="Push to the registry that the tags name.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", metavar="DIR", help="OCI layouts in a folder.")] = None,
+    repository: Annotated[str | None, typer.Option("--repository", help="Instead of the matrix's.")] = None,
+    builder: Annotated[str | None, typer.Option("--builder", help="Any builder of docker buildx.")] = None,
+    source: Annotated[
+        list[str] | None, typer.Option("--source", metavar="NAME=FOLDER", help="Source of a component.")
+    ] = None,
+    base: Annotated[str, typer.Option("--base", help="`bootstrap` from the archive, or `registry`.")] = "bootstrap",
+    ca: Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="CA bundle for steps that download.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step again.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", min=0, help="Targets built at a time; 0: all.")] = 0,
+    stage: Annotated[str | None, typer.Option("--stage", help="Only this stage of the targets.")] = None,
+    settings: SetOption = None,
+    folder: Annotated[Path, typer.Option("--folder", help="Where Dockerfiles and results go.")] = Path("build"),
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="All output of all steps.")] = False,
+    matrix: MatrixOption = DEFAULT_MATRIX,
+    dockerfiles: FolderOption = DEFAULT_FOLDER,
+    lock: LockOption = BESIDE_MATRIX,
+) -> None:
+    """Build targets with BuildKit."""
+    from imagebuild import build as building  # noqa: PLC0415 - starts programs; others need it not
+
+    work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
+    if sum((load, push, output is not None)) > 1:
+        raise ConfigError("--load, --push and --output exclude each other")
+    if repository:
+        work = prepare_again(work, repository, settings or ())
+    wish = building.Wish(
+        targets=planning.select(work.plan.targets, select or ()),
+        platforms=tuple(platform or ()),
+        output="push" if push else str(output.resolve()) if output else "load",
+        builder=builder,
+        sources=tuple(source or ()),
+        base=base,
+        ca=ca,
+        no_cache=no_cache,
+        jobs=jobs,
+        stage=stage,
+        folder=folder,
+        verbose=verbose,
+    )
+    results = building.build(work.project, work.renderer, wish)
+    if not stage:
+        building.show(results)
+
+
+def prepare_again(work: Work, repository: str, settings: list[str] | tuple[str, ...]) -> Work:
+    """The same work with tags in another repository."""
+    document = work.project.matrix
+    changed = config.Document(
+        document.path, document.model.model_copy(update={"repository": repository}), document.lines
+    )
+    project = config.Project(changed, work.project.components, work.project.lock, work.project.root)
+    return Work(project, work.versions, planning.make_plan(project, planning.parse_changes(settings)))
+
+
+@app.command()
+def verify(
+    image: Annotated[str, typer.Argument(help="An image, or a target's id.")],
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results.")] = None,
+    matrix: MatrixOption = DEFAULT_MATRIX,
+    dockerfiles: FolderOption = DEFAULT_FOLDER,
+    lock: LockOption = BESIDE_MATRIX,
+) -> None:
+    """Run the checks of an image's components in a container. Exit status 1 if one fails."""
+    from imagebuild import verify as verifying  # noqa: PLC0415 - imports the docker SDK
+
+    work = prepare(matrix, dockerfiles, lock)
+    result = verifying.verify(work.project, work.plan, image)
+    if json_file:
+        files.write_text(json_file, result.model_dump_json(indent=1) + "\n")
+    verifying.show(result)
+    if any(check.outcome == "failed" for check in result.checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has for building and checking, and how to get what it lacks."""
+    from imagebuild import doctor as doctoring  # noqa: PLC0415 - starts programs
+
+    findings = doctoring.examine()
+    marks = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
+    console.table(("", "what", "found", "fix"), [(marks[f.ok], f.name, f.detail, f.fix) for f in findings])
+    if any(f.ok is False for f in findings):
+        raise typer.Exit(1)
+
+
+@engine_app.command("up")
+def engine_up() -> None:
+    """Start the private engine; install it first where no usable engine is."""
+    from imagebuild import engine  # noqa: PLC0415 - starts programs
+
+    try:
+        found = engine.find(os.environ)
+        if found.origin != "private":
+            out.print(f"An engine answers at {found.host} ({found.origin}); nothing to do.")
+            return
+    except CommandError as error:
+        err.print(f"No usable engine yet: {str(error).splitlines()[0]}", markup=False)
+    _show_engine(engine.up())
+
+
+@engine_app.command("status")
+def engine_status() -> None:
+    """Show the private engine."""
+    from imagebuild import engine  # noqa: PLC0415 - starts programs
+
+    _show_engine(engine.status())
+
+
+@engine_app.command("down")
+def engine_down(
+    purge: Annotated[bool, typer.Option("--purge", help="Delete its images and cache too.")] = False,
+) -> None:
+    """Stop the private engine."""
+    from imagebuild import engine  # noqa: PLC0415 - starts programs
+
+    engine.down(purge=purge)
+    out.print("The private engine is down" + (" and its data is deleted." if purge else "."))
+
+
+def _show_engine(status: object) -> None:
+    rows = [(name.replace("_", " "), str(value)) for name, value in vars(status).items() if value is not None]
+    console.table(("private engine", ""), rows)
+
+
+def main() -> None:
+    """Run a command; errors that people meet become one message and an exit code."""
+    try:
+        app(standalone_mode=False)
+    except ImagebuildError as error:
+        err.print(f"[red]error:[/] {escape(str(error))}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(130)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)

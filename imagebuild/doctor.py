@@ -1,0 +1,219 @@
+"""What this machine has and lacks for building and checking images, and how to get what it lacks.
+
+Facts are collected first (`collect`, the only part that runs programs), then judged one by one by pure functions.
+A missing piece is a finding, never an exception.
+"""
+
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from imagebuild import engine
+from imagebuild.apt import Run, numbers
+from imagebuild.engine import BUILDX_MIN, MACHINES, Endpoint
+from imagebuild.errors import ImagebuildError
+
+DISK_WANTED = 20 * 2**30
+BUILDKIT_MIN = (0, 13)
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+ENGINE_FIX = "as root: imagebuild engine up"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `ok` is None for what is optional and not there; `fix` is empty if nothing is to do."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found out; an empty value means that it is not there or could not be found out."""
+
+    endpoint: Endpoint | None = None
+    problem: str = ""  # why there is no endpoint
+    info: Mapping[str, Any] = field(default_factory=dict)  # `docker info`
+    inspected: str = ""  # `docker buildx inspect`
+    buildx: tuple[int, ...] = ()
+    free: int | None = None
+    gpu_spec: bool = False
+    mmdebstrap: str | None = None
+    keyring: bool = False
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _no_engine(name: str, facts: Facts) -> Finding:
+    """A line that only an engine could answer: what helps is what helps against the engine's problem."""
+    fix = facts.problem.partition("\n")[0].rpartition("; ")[2]
+    return Finding(name, False, "no engine to ask", fix or ENGINE_FIX)
+
+
+def judge_engine(facts: Facts) -> Finding:
+    if facts.endpoint is None:
+        first, _, tried = facts.problem.partition("\n")
+        what, _, fix = first.rpartition("; ")
+        return Finding("engine", False, "\n".join(filter(None, [what, tried])) or "none", fix or ENGINE_FIX)
+    origin = {"context": "docker context", "private": "private engine"}.get(facts.endpoint.origin, "DOCKER_HOST")
+    version = facts.info.get("ServerVersion", "of unknown version")
+    return Finding("engine", True, f"Docker Engine {version} at {facts.endpoint.host} ({origin})")
+
+
+def judge_buildkit(facts: Facts) -> Finding:
+    if facts.endpoint is None:
+        return _no_engine("BuildKit", facts)
+    told = re.search(r"^BuildKit version:\s*v?(\d+\.\d+\.\d+)", facts.inspected, re.MULTILINE)
+    version = numbers(told[1]) if told else ()
+    if version <= (0, 0, 0):
+        # Distributions build it without a version; an engine that `find` accepts has at least this one.
+        return Finding("BuildKit", True, "0.13 or newer (by the engine's version)")
+    if version < BUILDKIT_MIN:
+        fix = "docker buildx use default, or recreate the current builder"
+        return Finding("BuildKit", False, f"{_dotted(version)} is older than {_dotted(BUILDKIT_MIN)}", fix)
+    return Finding("BuildKit", True, _dotted(version))
+
+
+def judge_buildx(facts: Facts) -> Finding:
+    need = _dotted(BUILDX_MIN)
+    if not facts.buildx:
+        return Finding("buildx", False, "`docker buildx` is not installed", ENGINE_FIX)
+    if facts.buildx < BUILDX_MIN:
+        return Finding("buildx", False, f"{_dotted(facts.buildx)} is older than {need}", ENGINE_FIX)
+    return Finding("buildx", True, _dotted(facts.buildx))
+
+
+def judge_store(facts: Facts) -> Finding:
+    name, driver = "image store", facts.info.get("Driver", "")
+    if not driver:
+        return _no_engine(name, facts)
+    if any("containerd" in str(pair) for pair in facts.info.get("DriverStatus") or ()):
+        return Finding(name, True, f"containerd ({driver})")
+    fix = 'set "features": {"containerd-snapshotter": true} in /etc/docker/daemon.json and restart that engine'
+    return Finding(name, False, f"{driver}: it holds one platform an image and no attestations", fix)
+
+
+def _native(architecture: str) -> str:
+    return {machine: arch for arch, machine in MACHINES.items()}.get(architecture, architecture)
+
+
+def judge_platforms(facts: Facts) -> Finding:
+    line = re.search(r"^Platforms:\s*(.+)$", facts.inspected, re.MULTILINE)
+    if not facts.endpoint:
+        return _no_engine("platforms", facts)
+    if not line:
+        return Finding("platforms", False, "the current builder does not tell", "docker buildx inspect --bootstrap")
+    known = {word.strip().rstrip("*") for word in line[1].split(",")}
+    native = _native(facts.info.get("Architecture", platform.machine()))
+    names = [f"linux/{native}"]
+    names += [f"linux/{arch} (emulated)" for arch in MACHINES if arch != native and f"linux/{arch}" in known]
+    if len(names) < len(MACHINES):
+        other = " ".join(arch for arch in MACHINES if arch != native)
+        fix = f"to build for {other}, as root: apt-get install qemu-user-static"
+        return Finding("platforms", None, f"{names[0]} only", fix)
+    return Finding("platforms", True, ", ".join(names))
+
+
+def judge_disk(facts: Facts) -> Finding:
+    root = facts.info.get("DockerRootDir", "")
+    if not root:
+        return _no_engine("disk", facts)
+    if facts.free is None:
+        return Finding("disk", None, "unknown: the engine is on another machine")
+    detail = f"{facts.free / 2**30:.0f} GiB free at {root}"
+    if facts.free >= DISK_WANTED:
+        return Finding("disk", True, detail)
+    return Finding("disk", False, f"{detail}, 20 GiB are recommended", "docker buildx prune, docker image prune")
+
+
+def judge_gpu(facts: Facts) -> Finding:
+    if "nvidia" in (facts.info.get("Runtimes") or {}):
+        return Finding("GPU runtime", True, "nvidia runtime")
+    if facts.gpu_spec:
+        return Finding("GPU runtime", True, "NVIDIA devices through CDI")
+    fix = "on a machine with GPUs: install nvidia-container-toolkit"
+    return Finding("GPU runtime", None, "none; GPU checks will be skipped", fix)
+
+
+def judge_bootstrap(facts: Facts) -> Finding:
+    if facts.mmdebstrap:
+        return Finding("mmdebstrap", True, facts.mmdebstrap)
+    detail = "missing; bases cannot be bootstrapped (--base registry needs none)"
+    return Finding("mmdebstrap", False, detail, "as root: apt-get install mmdebstrap")
+
+
+def judge_keyring(facts: Facts) -> Finding:
+    if facts.keyring:
+        return Finding("Debian archive keyring", True, str(KEYRING))
+    fix = "as root: apt-get install debian-archive-keyring"
+    return Finding("Debian archive keyring", False, f"{KEYRING} is missing", fix)
+
+
+JUDGES: tuple[Callable[[Facts], Finding], ...] = (
+    judge_engine,
+    judge_buildkit,
+    judge_buildx,
+    judge_store,
+    judge_platforms,
+    judge_disk,
+    judge_gpu,
+    judge_bootstrap,
+    judge_keyring,
+)
+
+
+def _free(endpoint: Endpoint, root: str) -> int | None:
+    """Bytes free for the engine's data, None if it is not on this machine."""
+    if not endpoint.host.startswith("unix://") or not root:
+        return None
+    for folder in (Path(root), *Path(root).parents):
+        with suppress(OSError):  # only root may look into the data folder; its parents are on the same disk
+            return shutil.disk_usage(folder).free
+    return None
+
+
+def _gpu_spec(info: Mapping[str, Any]) -> bool:
+    folders = info.get("CDISpecDirs") or ()
+    return any(path for folder in folders for path in Path(folder).glob("*nvidia*"))
+
+
+def collect(environ: Mapping[str, str], run: Run) -> Facts:
+    endpoint, problem, info, inspected = None, "", {}, ""
+    try:
+        endpoint = engine.find(environ, run)
+        # A context holds more than an address (keys), so it is left to the CLI.
+        env = {} if endpoint.origin == "context" else {"DOCKER_HOST": endpoint.host}
+        info = json.loads(run("docker", "info", "--format", "{{json .}}", env=env, timeout=20))
+        inspected = run("docker", "buildx", "inspect", env=env, timeout=20)
+    except ImagebuildError as error:
+        problem = str(error)
+    except ValueError:
+        problem = "its `docker info` cannot be read"
+    return Facts(
+        endpoint=endpoint,
+        problem=problem,
+        info=info,
+        inspected=inspected,
+        buildx=engine.buildx_version(run),
+        free=_free(endpoint, info.get("DockerRootDir", "")) if endpoint else None,
+        gpu_spec=_gpu_spec(info),
+        mmdebstrap=shutil.which("mmdebstrap"),
+        keyring=KEYRING.exists(),
+    )
+
+
+def examine(environ: Mapping[str, str] = os.environ, run: Run = engine.run) -> list[Finding]:
+    """Every finding about this machine, in the order in which a person would fix them."""
+    facts = collect(environ, run)
+    return [judge(facts) for judge in JUDGES]

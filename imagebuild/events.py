@@ -1,0 +1,164 @@
+"""BuildKit's event stream (`--progress=rawjson`) to steps. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from imagebuild.models import Step
+
+NAME = re.compile(
+    r"^\[(?:(?P<target>\S+) )?(?:(?P<platform>linux/\S+) )?(?P<stage>[\w.-]+) +(?P<n>\d+/\d+)\] (?P<text>.*)",
+    re.DOTALL,
+)
+LOG_LINES = 400
+"""Lines of output kept per step."""
+
+
+@dataclass
+class Vertex:
+    """A node of BuildKit's graph, as far as the stream has told."""
+
+    digest: str
+    name: str = ""
+    started: float | None = None
+    completed: float | None = None
+    cached: bool = False
+    error: str = ""
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    partial: str = ""
+
+    @property
+    def parts(self) -> re.Match[str] | None:
+        return NAME.match(self.name)
+
+    @property
+    def target(self) -> str:
+        return (self.parts["target"] or "") if self.parts else ""
+
+    @property
+    def stage(self) -> str:
+        return self.parts["stage"] if self.parts else ""
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, (self.completed or 0) - (self.started or 0)) if self.completed and self.started else 0.0
+
+    @property
+    def title(self) -> str:
+        """One line: the stage, its platform, and the start of the command."""
+        if not self.parts:
+            return self.name.splitlines()[0][:100] if self.name else self.digest
+        where = f"{self.stage} ({self.parts['platform']})" if self.parts["platform"] else self.stage
+        return f"{where} {self.parts['n']}: {summary(self.parts['text'])}"
+
+
+def summary(command: str) -> str:
+    """The command without its mounts, shortened to one line."""
+    text = re.sub(r"--mount=\S+\s*", "", command.replace("\\\n", " "))
+    return " ".join(text.split())[:80]
+
+
+class Stream:
+    """Reads the stream as it comes. Newer versions of buildx write one object a line, older ones indent."""
+
+    def __init__(self) -> None:
+        self.vertices: dict[str, Vertex] = {}
+        self.messages: list[str] = []
+        """Lines that are no events, such as buildx's own errors."""
+        self._buffer = ""
+        self._decoder = json.JSONDecoder()
+
+    def feed(self, text: str) -> Iterator[tuple[str, Vertex, str]]:
+        """Take more text; yield (`started` | `completed` | `log`, vertex, line of log)."""
+        self._buffer += text
+        while True:
+            self._buffer = self._buffer.lstrip()
+            if not self._buffer:
+                return
+            if self._buffer.startswith("{"):
+                try:
+                    event, end = self._decoder.raw_decode(self._buffer)
+                except ValueError:
+                    return
+                self._buffer = self._buffer[end:]
+                yield from self._event(event)
+            else:
+                line, newline, rest = self._buffer.partition("\n")
+                if not newline:
+                    return
+                self.messages.append(line)
+                self._buffer = rest
+
+    def close(self) -> None:
+        """The stream has ended; what is left is a message."""
+        self.messages += [line for line in self._buffer.splitlines() if line.strip()]
+        self._buffer = ""
+
+    def steps(self, component_of: dict[str, str]) -> tuple[Step, ...]:
+        """Steps of stages that ran or were cached, each once, in the order they started."""
+        done = [v for v in self.vertices.values() if v.parts and (v.completed or v.cached)]
+        return tuple(
+            Step(
+                name=" ".join(v.name.split())[:200],
+                target=v.target,
+                stage=v.stage,
+                component=component_of.get(v.stage),
+                cached=v.cached,
+                seconds=round(v.seconds, 3),
+                error=v.error or None,
+            )
+            for v in sorted(done, key=lambda v: v.started or 0)
+        )
+
+    def failed(self) -> list[Vertex]:
+        """Steps that failed by themselves, not because others did."""
+        return [v for v in self.vertices.values() if v.error and "context canceled" not in v.error]
+
+    def _event(self, event: dict[str, Any]) -> Iterator[tuple[str, Vertex, str]]:
+        for raw in event.get("vertexes") or ():
+            yield from self._vertex(raw)
+        for raw in event.get("logs") or ():
+            vertex = self.vertices.setdefault(raw["vertex"], Vertex(raw["vertex"]))
+            try:
+                text = base64.b64decode(raw.get("data") or "").decode("utf-8", "replace")
+            except binascii.Error:
+                continue
+            *lines, vertex.partial = (vertex.partial + text).split("\n")
+            for line in lines:
+                vertex.log.append(line)
+                yield "log", vertex, line
+
+    def _vertex(self, raw: dict[str, Any]) -> Iterator[tuple[str, Vertex, str]]:
+        vertex = self.vertices.setdefault(raw["digest"], Vertex(raw["digest"]))
+        vertex.name = raw.get("name") or vertex.name
+        # Two targets that share a step each report it; it was cached only if it never ran.
+        ran_before = vertex.completed is not None and not vertex.cached
+        started, completed = _time(raw.get("started")), _time(raw.get("completed"))
+        vertex.error = raw.get("error") or vertex.error
+        if started and vertex.started is None:
+            vertex.started = started
+            yield "started", vertex, ""
+        if completed and not ran_before:
+            if vertex.completed is None or vertex.cached != bool(raw.get("cached")):
+                vertex.started = started or vertex.started
+            vertex.cached = bool(raw.get("cached"))
+            vertex.completed = completed
+            if vertex.partial:
+                vertex.log.append(vertex.partial)
+                vertex.partial = ""
+            yield "completed", vertex, ""
+
+
+def _time(text: str | None) -> float | None:
+    """Seconds since the epoch; BuildKit writes nanoseconds, of which Python reads six digits."""
+    if not text or text.startswith("0001"):
+        return None
+    return datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text).replace("Z", "+00:00")).timestamp()

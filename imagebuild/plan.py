@@ -1,0 +1,319 @@
+"""Matrix and components to targets. Pure: no files, no programs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from graphlib import CycleError, TopologicalSorter
+from itertools import product
+
+from imagebuild.config import Mistakes, Project, suggestion
+from imagebuild.errors import ConfigError, NothingSelected
+from imagebuild.models import Component, Excluded, Image, Pin, Plan, Target
+from imagebuild.versions import major, matches
+
+TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
+"""A repository and a tag, as the OCI distribution specification allows them."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What the command line changes about the matrix."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Axis → its only value, or component → version (`version@commit` for a source in git)."""
+    with_: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+def parse_changes(settings: Iterable[str], with_: Iterable[str] = (), without: Iterable[str] = ()) -> Changes:
+    """`["cuda=13.1"]` to Changes. Raises ConfigError for text that is not `name=value`."""
+    values = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"--set {setting}: write it as name=value, for example --set cuda=13.1")
+        values[name] = value
+    return Changes(values, tuple(with_), tuple(without))
+
+
+def make_plan(project: Project, changes: Changes | None = None) -> Plan:
+    """All targets and all excluded combinations. Raises ConfigError with every mistake found."""
+    mistakes = Mistakes()
+    changes = changes or Changes()
+    matrix = project.matrix.model
+    versions = _changed_versions(project, changes, mistakes)
+    _check_names(project, changes, mistakes)
+    mistakes.stop_if_any()
+    targets: list[Target] = []
+    excluded: list[Excluded] = []
+    used: Counter[str] = Counter()
+    for name, image in matrix.images.items():
+        components = resolve(project, name, _changed_components(image, changes), mistakes)
+        for values in product(*_changed_axes(image, changes).values()):
+            axes = dict(zip(image.axes, values, strict=True))
+            if reasons := list(_objections(project, name, axes, components)):
+                used.update(rule for rule, _ in reasons)
+                excluded += [Excluded(image=name, axes=axes, rule=r, reason=why) for r, why in reasons[:1]]
+            else:
+                variant = axes.get("variant", "")
+                present = [c for c in components if not variant or variant in _component(project, c).variants]
+                chosen = {c: version_of(project, versions, c, axes) for c in present}
+                targets.append(_target(project, name, axes, chosen, mistakes))
+    if not changes.values:
+        _check_rules_used(project, used, mistakes)
+    _check_tags(project, targets, mistakes)
+    mistakes.stop_if_any()
+    return Plan(targets=tuple(targets), excluded=tuple(excluded))
+
+
+def select(targets: Iterable[Target], selectors: Iterable[str]) -> tuple[Target, ...]:
+    """Targets whose id fits a glob, and which have every `axis=value` given; all without selectors.
+
+    Raises NothingSelected if none fits.
+    """
+    targets = tuple(targets)
+    selectors = tuple(selectors)
+    pairs = [s.partition("=")[::2] for s in selectors if "=" in s]
+    globs = [s for s in selectors if "=" not in s]
+    chosen = tuple(
+        t
+        for t in targets
+        if all(fnmatchcase({"image": t.image, **t.axes}.get(axis, ""), value) for axis, value in pairs)
+        and (not globs or any(fnmatchcase(t.id, g) for g in globs))
+    )
+    if not chosen:
+        near = suggestion(globs[0], [t.id for t in targets]) if globs else ""
+        shown = near if "did you mean" in near else "; `imagebuild plan` lists the targets"
+        raise NothingSelected(f"no target fits {' '.join(selectors) or 'an empty matrix'}{shown}")
+    return chosen
+
+
+def resolve(project: Project, image: str, names: Iterable[str], mistakes: Mistakes) -> tuple[str, ...]:
+    """Components of an image and what they require, requirements first."""
+    listed = tuple(dict.fromkeys(names))
+    graph: dict[str, tuple[str, ...]] = {}
+    todo = list(listed)
+    while todo:
+        name = todo.pop()
+        if name in graph:
+            continue
+        requires = _component(project, name).requires
+        found = {r: provider(project, r, (*listed, *graph)) for r in requires}
+        for wanted, answer in found.items():
+            if answer is None:
+                offers = [c for c, d in project.components.items() if wanted in d.model.provides]
+                mistakes.add(
+                    project.matrix.at("images", image, "components"),
+                    f"images.{image}.components: {name} needs {wanted!r}; add one of: {', '.join(offers)}",
+                )
+        graph[name] = tuple(answer for answer in found.values() if answer)
+        todo += graph[name]
+    try:
+        order = TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order()
+        return tuple(order)
+    except CycleError as error:
+        cycle = " → ".join(reversed(error.args[1]))
+        mistakes.add(project.components[error.args[1][0]].at("requires"), f"requires: goes in a circle: {cycle}")
+        return ()
+
+
+def provider(project: Project, wanted: str, present: Iterable[str]) -> str | None:
+    """Who fulfils the requirement: a component that is there, else the component of that name."""
+    present = tuple(present)
+    if wanted in present:
+        return wanted
+    offers = [name for name in present if wanted in _component(project, name).provides]
+    return offers[0] if offers else (wanted if wanted in project.components else None)
+
+
+def version_of(project: Project, versions: Mapping[str, Pin], name: str, axes: Mapping[str, str]) -> str:
+    """Version of a component in a target."""
+    axis = _component(project, name).version_axis
+    return axes[axis] if axis else versions[name].version
+
+
+def versions_with(project: Project, changes: Changes) -> dict[str, Pin]:
+    """The pins of the matrix with the changes of the command line. Raises ConfigError."""
+    mistakes = Mistakes()
+    versions = _changed_versions(project, changes, mistakes)
+    mistakes.stop_if_any()
+    return versions
+
+
+def facts(axes: Mapping[str, str]) -> dict[str, str]:
+    """Axes, and for each that is a version its major as `<axis>-major`."""
+    return {**axes, **{f"{name}-major": major(value) for name, value in axes.items()}}
+
+
+def _component(project: Project, name: str) -> Component:
+    return project.components[name].model
+
+
+def _changed_axes(image: Image, changes: Changes) -> dict[str, tuple[str, ...]]:
+    return {a: (changes.values[a],) if a in changes.values else v for a, v in image.axes.items()}
+
+
+def _changed_components(image: Image, changes: Changes) -> tuple[str, ...]:
+    return tuple(c for c in (*image.components, *changes.with_) if c not in changes.without)
+
+
+def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) -> dict[str, Pin]:
+    versions = dict(project.matrix.model.versions)
+    axes = {axis for image in project.matrix.model.images.values() for axis in image.axes}
+    for name, value in changes.values.items():
+        if name in axes:
+            continue
+        if name not in versions:
+            mistakes.add(f"--set {name}={value}", f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}")
+            continue
+        version, _, commit = value.partition("@")
+        git = name in project.components and _component(project, name).git
+        if git and not re.fullmatch("[0-9a-f]{40}", commit):
+            mistakes.add(f"--set {name}={value}", f"comes from git: write it as {name}={version}@<40-digit commit>")
+            continue
+        versions[name] = Pin(version=version, commit=commit or None)
+    return versions
+
+
+def _objections(
+    project: Project, image: str, axes: Mapping[str, str], components: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    """Rules against a combination, with their reasons."""
+    for rule in project.matrix.model.rules:
+        if matches(rule.when, {"image": image, **facts(axes)}):
+            yield rule.name, rule.reason
+    for name in components:
+        for support in _component(project, name).supports:
+            if not matches(support.when, facts(axes)):
+                yield f"{name}-supports", support.reason
+
+
+def _target(
+    project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes
+) -> Target:
+    matrix = project.matrix.model
+    fields = {**axes, **{f"{c}.version": v for c, v in components.items()}}
+    fields |= {"image": image, "repository": matrix.repository}
+    tags = []
+    for i, template in enumerate(matrix.images[image].tags):
+        where = project.matrix.at("images", image, "tags", i)
+        unknown = [f for f in re.findall(r"{([^{}]*)}", template) if f not in fields]
+        for name in unknown:
+            mistakes.add(where, f"images.{image}.tags.{i}: no value for {{{name}}}{suggestion(name, fields)}")
+        tag = re.sub(r"{([^{}]*)}", lambda m: fields.get(m[1], "x"), template)
+        tags.append(tag)
+        if not TAG.match(tag):
+            mistakes.add(where, f"images.{image}.tags.{i}: {tag!r} is not a valid image name and tag")
+    names = [f"{axis}{value}" if axis == "cuda" else value for axis, value in axes.items()]
+    return Target(
+        id="-".join([image, *names]),
+        image=image,
+        axes=axes,
+        platforms=matrix.images[image].platforms,
+        components=components,
+        tags=tuple(tags),
+    )
+
+
+def _check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
+    """Names in one file that another must know."""
+    matrix, at = project.matrix.model, project.matrix.at
+    known = project.components
+    for name, image in matrix.images.items():
+        for i, component in enumerate(image.components):
+            if component not in known:
+                mistakes.add(
+                    at("images", name, "components", i),
+                    f"images.{name}.components: unknown component {component!r}{suggestion(component, known)}",
+                )
+        for i, value in enumerate(image.axes.get("os", ())):
+            if value not in matrix.bases:
+                what = f"images.{name}.axes.os: no base {value!r}{suggestion(value, matrix.bases)}"
+                mistakes.add(at("images", name, "axes", "os", i), what)
+        if "os" not in image.axes:
+            mistakes.add(at("images", name, "axes"), f"images.{name}.axes: the axis 'os' is missing")
+    for option, names in (("--with", changes.with_), ("--without", changes.without)):
+        for component in names:
+            if component not in known:
+                mistakes.add(f"{option} {component}", f"unknown component{suggestion(component, known)}")
+    for component in matrix.versions:
+        if component not in known:
+            what = f"versions.{component}: unknown component{suggestion(component, known)}"
+            mistakes.add(at("versions", component), what)
+    for i, rule in enumerate(matrix.rules):
+        axes = {
+            "image",
+            *(a for image in matrix.images.values() for a in facts(dict.fromkeys(image.axes, ""))),
+        }
+        for axis in rule.when:
+            if axis not in axes:
+                mistakes.add(at("rules", i, "when", axis), f"rules.{rule.name}: unknown axis{suggestion(axis, axes)}")
+    for name, document in known.items():
+        _check_component(project, name, document.at, mistakes)
+    _check_conditions(project, mistakes)
+
+
+def _check_component(project: Project, name: str, at: object, mistakes: Mistakes) -> None:
+    assert callable(at)
+    component, versions = _component(project, name), project.matrix.model.versions
+    provided = {p for d in project.components.values() for p in d.model.provides}
+    for key in ("requires", "build_requires"):
+        for i, wanted in enumerate(getattr(component, key)):
+            if wanted not in project.components and wanted not in provided:
+                near = suggestion(wanted, {*project.components, *provided})
+                dashed = key.replace("_", "-")
+                mistakes.add(at(dashed, i), f"{dashed}: unknown component {wanted!r}{near}")
+    if not component.version_axis and name not in versions:
+        used = [i for i, image in project.matrix.model.images.items() if name in image.components]
+        if used:
+            mistakes.add(project.matrix.at("versions"), f"versions: no version for {name}, which {used[0]} uses")
+    if component.git and name in versions and not versions[name].commit:
+        mistakes.add(project.matrix.at("versions", name), f"versions.{name}: comes from git, so it needs a commit")
+
+
+def _check_conditions(project: Project, mistakes: Mistakes) -> None:
+    """Version specifiers that are none."""
+    conditions = [
+        (project.matrix.at("rules", i, "when"), rule.when) for i, rule in enumerate(project.matrix.model.rules)
+    ]
+    for document in project.components.values():
+        conditions += [(document.at("supports", i), s.when) for i, s in enumerate(document.model.supports)]
+        conditions += [(document.at("facts", i), r.when) for i, r in enumerate(document.model.facts)]
+        conditions += [(document.at("checks", i), c.when) for i, c in enumerate(document.model.checks)]
+    for where, condition in conditions:
+        for axis, alternatives in condition.items():
+            try:
+                matches({axis: alternatives}, {axis: "0"})
+            except ValueError as error:
+                mistakes.add(where, f"{axis}: {error}")
+
+
+def _check_rules_used(project: Project, used: Counter[str], mistakes: Mistakes) -> None:
+    for i, rule in enumerate(project.matrix.model.rules):
+        if not used[rule.name]:
+            where = project.matrix.at("rules", i)
+            mistakes.add(where, f"rules.{rule.name}: matches no combination; remove it, or correct its 'when'")
+
+
+def _check_tags(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
+    owners: dict[str, str] = {}
+    for target in targets:
+        for i, tag in enumerate(target.tags):
+            if (owner := owners.setdefault(tag, target.id)) != target.id:
+                where = project.matrix.at("images", target.image, "tags", i)
+                mistakes.add(where, f"tag {tag} names both {owner} and {target.id}; add the axis that differs")
+
+
+def github_matrix(targets: Iterable[Target]) -> dict[str, list[dict[str, str]]]:
+    """The `matrix` of a GitHub Actions job: one entry for each target and platform."""
+    return {
+        "include": [
+            {"target": t.id, "image": t.image, "platform": p, "arch": p.removeprefix("linux/"), **t.axes}
+            for t in targets
+            for p in t.platforms
+        ]
+    }

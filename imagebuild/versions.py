@@ -1,0 +1,45 @@
+"""Does a version satisfy a condition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from imagebuild.models import Condition
+
+OPERATORS = ("<", ">", "=", "!", "~")
+
+
+@lru_cache(maxsize=4096)
+def satisfies(value: str, wanted: str) -> bool:
+    """Is `value` the value `wanted`, or does it fulfil the version specifier `wanted`?
+
+    `13.0` fulfils `>=13,<13.4`. A value that is no version fulfils no specifier.
+    Raises ValueError if `wanted` looks like a specifier and is none.
+    """
+    if not wanted.startswith(OPERATORS):
+        return value == wanted
+    try:
+        specifier = SpecifierSet(wanted)
+    except InvalidSpecifier:
+        raise ValueError(f"{wanted!r} is not a version specifier such as '>=13,<13.4'") from None
+    try:
+        return specifier.contains(Version(value), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def matches(condition: Condition, axes: Mapping[str, str]) -> bool:
+    """Does every axis that the condition names have one of the wanted values?"""
+    return all(
+        name in axes and any(satisfies(axes[name], wanted) for wanted in alternatives)
+        for name, alternatives in condition.items()
+    )
+
+
+def major(version: str) -> str:
+    """The part before the first dot: `13` of `13.0`."""
+    return version.partition(".")[0]
