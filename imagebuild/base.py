@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild import apt, engine, oci, rootfs
+from imagebuild import apt, emulation, files, oci, programs, rootfs
 from imagebuild.errors import ConfigError, ResultError
 from imagebuild.rootfs import Log, Recipe
 
@@ -50,8 +50,8 @@ class Tools:
     """What touches the machine."""
 
     sources: Callable[[str], list[str]] = apt.debian_lines
-    emulate: Callable[[str], object] = engine.ensure_emulation
-    run: apt.Run = engine.run
+    emulate: Callable[[str], object] = emulation.ensure_emulation
+    run: apt.Run = programs.run
     stream: rootfs.Stream = rootfs.stream
     now: Callable[[], float] = time.time
 
@@ -90,17 +90,20 @@ def bootstrap(
 ) -> BaseImage:
     """One image of `platforms`; what the cache lacks, or is too old in it, or all with `refresh`, is made.
 
-    Raises ConfigError for a platform it cannot make, CommandError when a program fails or is missing.
+    Raises ConfigError for a platform it cannot make or a cache it cannot write, CommandError when a program
+    fails or is missing.
     """
     sources = tuple(map(rootfs.signed, tools.sources(release)))
     recipes = [_recipe(release, name, sources) for name in platforms]
     cache = cache.absolute()
-    cache.mkdir(parents=True, exist_ok=True)
     oldest = math.inf if refresh else tools.now() - max_age_days * DAY
-    with _locked(cache, log):
-        made = {r.platform: _cached(cache, r, oldest) or _make(cache, r, tools, log) for r in recipes}
-        digest = oci.write_index(cache / LAYOUT, [item.manifest for item in made.values()])
-        _forget(cache, min(oldest, tools.now() - KEEP_DAYS * DAY))
+    try:
+        with _locked(cache, log):
+            made = {r.platform: _cached(cache, r, oldest) or _make(cache, r, tools, log) for r in recipes}
+            digest = oci.write_index(cache / LAYOUT, [item.manifest for item in made.values()])
+            _forget(cache, min(oldest, tools.now() - KEEP_DAYS * DAY))
+    except OSError as error:
+        raise ConfigError(f"{error.filename or cache}: cannot be written: {error.strerror}") from error
     return BaseImage(cache / LAYOUT, digest, {name: item.packages for name, item in made.items()})
 
 
@@ -135,7 +138,7 @@ def _make(cache: Path, recipe: Recipe, tools: Tools, log: Log) -> _Made:
         about = settings(recipe.release, version.strip())
         manifest = oci.add_image(cache / LAYOUT, tar, recipe.platform, about)
     made = _Made(tools.now(), manifest, rootfs.installed(status))
-    _remember(_record(cache, recipe), made)
+    files.write_text(_record(cache, recipe), json.dumps(made.to_json(), indent=2))
     return made
 
 
@@ -156,12 +159,6 @@ def _read(tar: Path, *names: str) -> list[str]:
         raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
 
 
-def _remember(record: Path, made: _Made) -> None:
-    temporary = record.with_suffix(".tmp")
-    temporary.write_text(json.dumps(made.to_json(), indent=2))
-    temporary.replace(record)
-
-
 def _forget(cache: Path, before: float) -> None:
     """Drop what was made long ago, and blobs that nothing names; a running build may read those of today."""
     records = {path: made for path in cache.glob("*.json") if (made := _Made.read(path))}
@@ -174,6 +171,7 @@ def _forget(cache: Path, before: float) -> None:
 @contextmanager
 def _locked(cache: Path, log: Log) -> Iterator[None]:
     """Only one process at a time makes or removes something in the cache."""
+    cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,10 +14,11 @@ from pathlib import Path
 from imagebuild import bake, base, buildx, console, docker, engine
 from imagebuild.config import Project
 from imagebuild.console import out
+from imagebuild.dockerfile import Dockerfile
 from imagebuild.errors import CommandError, ConfigError
 from imagebuild.files import write_text
 from imagebuild.models import BuildResult, Target
-from imagebuild.render import Dockerfile, Renderer
+from imagebuild.render import Renderer
 
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
@@ -54,7 +55,8 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
     platforms: set[str] = {p for t in wish.targets for p in bake.platforms_of(t, wish.platforms)}
     dockerfiles = {t.id: renderer.dockerfile(t) for t in wish.targets}
     _check_stage(wish, dockerfiles)
-    host = engine.find(os.environ).host
+    sources = buildx.sources(project, wish.targets, wish.sources)
+    found = engine.find(os.environ)
     shown = console.progress([t.id for t in wish.targets], verbose=wish.verbose)
     results: list[BuildResult] = []
     with shown, _secrets(wish) as secrets:
@@ -62,10 +64,7 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
             context=wish.folder.resolve() / "empty",
             output=wish.output,
             platforms=wish.platforms,
-            replaced={
-                **_bases(project, wish, platforms, shown),
-                **buildx.sources(project, wish.targets, wish.sources),
-            },
+            replaced={**_bases(project, wish, platforms, shown), **sources},
             secrets=secrets,
             no_cache=wish.no_cache,
         )
@@ -76,14 +75,14 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
                 dockerfiles=dockerfiles,
                 folder=wish.folder.resolve(),
                 options=options,
-                host=host,
+                engine=found,
                 builder=wish.builder,
                 stage=wish.stage,
                 components=frozenset(project.components),
             )
             results += buildx.run(request, shown).results
     if wish.output == "load" and not wish.stage:
-        results = _with_sizes(results, host, wish.folder)
+        results = _with_sizes(results, found.host, wish.folder)
     return results
 
 

@@ -16,11 +16,12 @@ from typing import Any
 from imagebuild import bake
 from imagebuild.config import Project, suggestion
 from imagebuild.console import Progress
+from imagebuild.dockerfile import Dockerfile
+from imagebuild.engine import Endpoint
 from imagebuild.errors import CommandError, ConfigError, ResultError
 from imagebuild.events import Stream, Vertex
 from imagebuild.files import write_text
 from imagebuild.models import BuildResult, Target
-from imagebuild.render import Dockerfile
 
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -36,8 +37,7 @@ class Request:
     folder: Path
     """Where Dockerfiles, the bake file and results are written."""
     options: bake.Options
-    host: str
-    """Address of the engine, as DOCKER_HOST."""
+    engine: Endpoint
     builder: str | None = None
     stage: str | None = None
     """Build only this stage, to see a failed step again."""
@@ -132,7 +132,7 @@ def _bake(request: Request, metadata_file: Path, progress: Progress) -> tuple[St
         command += ["--builder", request.builder]
     environ = {
         **os.environ,
-        "DOCKER_HOST": request.host,
+        **request.engine.environment,
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it
     }

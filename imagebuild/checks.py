@@ -11,8 +11,7 @@ from pathlib import Path
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError
 from imagebuild.models import Check, CheckResult
-from imagebuild.plan import facts
-from imagebuild.versions import matches
+from imagebuild.versions import facts, matches
 
 TIMEOUT_STATUS, KILLED_STATUS = 124, 137
 OUTPUT_LIMIT = 20_000

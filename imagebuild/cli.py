@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,7 +253,7 @@ def doctor() -> None:
 @engine_app.command("up")
 def engine_up() -> None:
     """Start the private engine; install it first where no usable engine is."""
-    from imagebuild import engine  # noqa: PLC0415 - starts programs
+    from imagebuild import engine, private_engine  # noqa: PLC0415 - starts programs
 
     try:
         found = engine.find(os.environ)
@@ -261,15 +262,15 @@ def engine_up() -> None:
             return
     except CommandError as error:
         err.print(f"No usable engine yet: {str(error).splitlines()[0]}", markup=False)
-    _show_engine(engine.up())
+    _show_engine(private_engine.up())
 
 
 @engine_app.command("status")
 def engine_status() -> None:
     """Show the private engine."""
-    from imagebuild import engine  # noqa: PLC0415 - starts programs
+    from imagebuild import private_engine  # noqa: PLC0415 - starts programs
 
-    _show_engine(engine.status())
+    _show_engine(private_engine.status())
 
 
 @engine_app.command("down")
@@ -277,9 +278,9 @@ def engine_down(
     purge: Annotated[bool, typer.Option("--purge", help="Delete its images and cache too.")] = False,
 ) -> None:
     """Stop the private engine."""
-    from imagebuild import engine  # noqa: PLC0415 - starts programs
+    from imagebuild import private_engine  # noqa: PLC0415 - starts programs
 
-    engine.down(purge=purge)
+    private_engine.down(purge=purge)
     out.print("The private engine is down" + (" and its data is deleted." if purge else "."))
 
 
@@ -290,13 +291,10 @@ def _show_engine(status: object) -> None:
 
 def main() -> None:
     """Run a command; errors that people meet become one message and an exit code."""
+    # Being told to end is a reason to clean up, as Ctrl-C is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        app(standalone_mode=False)
+        app()
     except ImagebuildError as error:
         err.print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("interrupted")
-        sys.exit(130)
-    except typer.Exit as end:
-        sys.exit(end.exit_code)

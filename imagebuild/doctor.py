@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagebuild import engine
+from imagebuild import engine, programs
 from imagebuild.apt import Run, numbers
-from imagebuild.engine import BUILDX_MIN, MACHINES, Endpoint
+from imagebuild.emulation import MACHINES
+from imagebuild.engine import BUILDX_MIN, Endpoint
 from imagebuild.errors import ImagebuildError
 
 DISK_WANTED = 20 * 2**30
@@ -192,14 +193,13 @@ def collect(environ: Mapping[str, str], run: Run) -> Facts:
     endpoint, problem, info, inspected = None, "", {}, ""
     try:
         endpoint = engine.find(environ, run)
-        # A context holds more than an address (keys), so it is left to the CLI.
-        env = {} if endpoint.origin == "context" else {"DOCKER_HOST": endpoint.host}
-        info = json.loads(run("docker", "info", "--format", "{{json .}}", env=env, timeout=20))
+        env = endpoint.environment
+        info = dict(json.loads(run("docker", "info", "--format", "{{json .}}", env=env, timeout=20)))
         inspected = run("docker", "buildx", "inspect", env=env, timeout=20)
     except ImagebuildError as error:
         problem = str(error)
-    except ValueError:
-        problem = "its `docker info` cannot be read"
+    except (TypeError, ValueError):
+        problem = "its `docker info` cannot be read; restart that engine"
     return Facts(
         endpoint=endpoint,
         problem=problem,
@@ -213,7 +213,7 @@ def collect(environ: Mapping[str, str], run: Run) -> Facts:
     )
 
 
-def examine(environ: Mapping[str, str] = os.environ, run: Run = engine.run) -> list[Finding]:
+def examine(environ: Mapping[str, str] = os.environ, run: Run = programs.run) -> list[Finding]:
     """Every finding about this machine, in the order in which a person would fix them."""
     facts = collect(environ, run)
     return [judge(facts) for judge in JUDGES]

@@ -15,7 +15,8 @@ from typing import Any
 from imagebuild.models import Step
 
 NAME = re.compile(
-    r"^\[(?:(?P<target>\S+) )?(?:(?P<platform>linux/\S+) )?(?P<stage>[\w.-]+) +(?P<n>\d+/\d+)\] (?P<text>.*)",
+    r"^\[(?:(?P<target>(?!linux/)\S+) )?(?:(?P<platform>linux/\S+) )?(?P<stage>[\w.-]+) +(?P<n>\d+/\d+)\] "
+    r"(?P<text>(?!LINK ).*)",  # the second half of COPY --link, which is no step of the Dockerfile
     re.DOTALL,
 )
 LOG_LINES = 400
@@ -56,7 +57,8 @@ class Vertex:
         """One line: the stage, its platform, and the start of the command."""
         if not self.parts:
             return self.name.splitlines()[0][:100] if self.name else self.digest
-        where = f"{self.stage} ({self.parts['platform']})" if self.parts["platform"] else self.stage
+        words = [self.target, self.stage, f"({self.parts['platform']})" if self.parts["platform"] else ""]
+        where = " ".join(word for word in words if word)
         return f"{where} {self.parts['n']}: {summary(self.parts['text'])}"
 
 

@@ -101,7 +101,7 @@ def add_image(layout: Path, tar: Path, platform: str, settings: Settings) -> Des
 
 def write_index(layout: Path, manifests: Sequence[Descriptor]) -> str:
     """Make one image of `manifests`, one a platform; its digest is what `oci-layout://…@digest` takes."""
-    index = _write_json(layout, INDEX, index_json(manifests))
+    index = _write_json(layout, INDEX, index_json(sorted(manifests, key=lambda item: item.platform or "")))
     _write(layout, layout / "oci-layout", _encode({"imageLayoutVersion": "1.0.0"}))
     _write(layout, layout / "index.json", _encode(index_json([index])))
     return index.digest

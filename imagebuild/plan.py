@@ -10,10 +10,11 @@ from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
 
+from imagebuild import validate
 from imagebuild.config import Mistakes, Project, suggestion
 from imagebuild.errors import ConfigError, NothingSelected
 from imagebuild.models import Component, Excluded, Image, Pin, Plan, Target
-from imagebuild.versions import major, matches
+from imagebuild.versions import facts, matches
 
 TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
 """A repository and a tag, as the OCI distribution specification allows them."""
@@ -46,7 +47,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     changes = changes or Changes()
     matrix = project.matrix.model
     versions = _changed_versions(project, changes, mistakes)
-    _check_names(project, changes, mistakes)
+    validate.check_names(project, changes.with_, changes.without, mistakes)
     mistakes.stop_if_any()
     targets: list[Target] = []
     excluded: list[Excluded] = []
@@ -64,8 +65,8 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
                 chosen = {c: version_of(project, versions, c, axes) for c in present}
                 targets.append(_target(project, name, axes, chosen, mistakes))
     if not changes.values:
-        _check_rules_used(project, used, mistakes)
-    _check_tags(project, targets, mistakes)
+        validate.check_rules_used(project, used, mistakes)
+    validate.check_tags(project, targets, mistakes)
     mistakes.stop_if_any()
     return Plan(targets=tuple(targets), excluded=tuple(excluded))
 
@@ -144,11 +145,6 @@ def versions_with(project: Project, changes: Changes) -> dict[str, Pin]:
     return versions
 
 
-def facts(axes: Mapping[str, str]) -> dict[str, str]:
-    """Axes, and for each that is a version its major as `<axis>-major`."""
-    return {**axes, **{f"{name}-major": major(value) for name, value in axes.items()}}
-
-
 def _component(project: Project, name: str) -> Component:
     return project.components[name].model
 
@@ -217,95 +213,6 @@ def _target(
         components=components,
         tags=tuple(tags),
     )
-
-
-def _check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
-    """Names in one file that another must know."""
-    matrix, at = project.matrix.model, project.matrix.at
-    known = project.components
-    for name, image in matrix.images.items():
-        for i, component in enumerate(image.components):
-            if component not in known:
-                mistakes.add(
-                    at("images", name, "components", i),
-                    f"images.{name}.components: unknown component {component!r}{suggestion(component, known)}",
-                )
-        for i, value in enumerate(image.axes.get("os", ())):
-            if value not in matrix.bases:
-                what = f"images.{name}.axes.os: no base {value!r}{suggestion(value, matrix.bases)}"
-                mistakes.add(at("images", name, "axes", "os", i), what)
-        if "os" not in image.axes:
-            mistakes.add(at("images", name, "axes"), f"images.{name}.axes: the axis 'os' is missing")
-    for option, names in (("--with", changes.with_), ("--without", changes.without)):
-        for component in names:
-            if component not in known:
-                mistakes.add(f"{option} {component}", f"unknown component{suggestion(component, known)}")
-    for component in matrix.versions:
-        if component not in known:
-            what = f"versions.{component}: unknown component{suggestion(component, known)}"
-            mistakes.add(at("versions", component), what)
-    for i, rule in enumerate(matrix.rules):
-        axes = {
-            "image",
-            *(a for image in matrix.images.values() for a in facts(dict.fromkeys(image.axes, ""))),
-        }
-        for axis in rule.when:
-            if axis not in axes:
-                mistakes.add(at("rules", i, "when", axis), f"rules.{rule.name}: unknown axis{suggestion(axis, axes)}")
-    for name, document in known.items():
-        _check_component(project, name, document.at, mistakes)
-    _check_conditions(project, mistakes)
-
-
-def _check_component(project: Project, name: str, at: object, mistakes: Mistakes) -> None:
-    assert callable(at)
-    component, versions = _component(project, name), project.matrix.model.versions
-    provided = {p for d in project.components.values() for p in d.model.provides}
-    for key in ("requires", "build_requires"):
-        for i, wanted in enumerate(getattr(component, key)):
-            if wanted not in project.components and wanted not in provided:
-                near = suggestion(wanted, {*project.components, *provided})
-                dashed = key.replace("_", "-")
-                mistakes.add(at(dashed, i), f"{dashed}: unknown component {wanted!r}{near}")
-    if not component.version_axis and name not in versions:
-        used = [i for i, image in project.matrix.model.images.items() if name in image.components]
-        if used:
-            mistakes.add(project.matrix.at("versions"), f"versions: no version for {name}, which {used[0]} uses")
-    if component.git and name in versions and not versions[name].commit:
-        mistakes.add(project.matrix.at("versions", name), f"versions.{name}: comes from git, so it needs a commit")
-
-
-def _check_conditions(project: Project, mistakes: Mistakes) -> None:
-    """Version specifiers that are none."""
-    conditions = [
-        (project.matrix.at("rules", i, "when"), rule.when) for i, rule in enumerate(project.matrix.model.rules)
-    ]
-    for document in project.components.values():
-        conditions += [(document.at("supports", i), s.when) for i, s in enumerate(document.model.supports)]
-        conditions += [(document.at("facts", i), r.when) for i, r in enumerate(document.model.facts)]
-        conditions += [(document.at("checks", i), c.when) for i, c in enumerate(document.model.checks)]
-    for where, condition in conditions:
-        for axis, alternatives in condition.items():
-            try:
-                matches({axis: alternatives}, {axis: "0"})
-            except ValueError as error:
-                mistakes.add(where, f"{axis}: {error}")
-
-
-def _check_rules_used(project: Project, used: Counter[str], mistakes: Mistakes) -> None:
-    for i, rule in enumerate(project.matrix.model.rules):
-        if not used[rule.name]:
-            where = project.matrix.at("rules", i)
-            mistakes.add(where, f"rules.{rule.name}: matches no combination; remove it, or correct its 'when'")
-
-
-def _check_tags(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
-    owners: dict[str, str] = {}
-    for target in targets:
-        for i, tag in enumerate(target.tags):
-            if (owner := owners.setdefault(tag, target.id)) != target.id:
-                where = project.matrix.at("images", target.image, "tags", i)
-                mistakes.add(where, f"tag {tag} names both {owner} and {target.id}; add the axis that differs")
 
 
 def github_matrix(targets: Iterable[Target]) -> dict[str, list[dict[str, str]]]:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,15 @@ from typing import Any
 import jinja2
 
 from imagebuild.config import Project
+from imagebuild.dockerfile import Dockerfile, spaced, stage_keys
 from imagebuild.errors import ConfigError
 from imagebuild.models import Component, Pin, Target, Wheel
-from imagebuild.plan import facts, provider
-from imagebuild.versions import matches
+from imagebuild.plan import provider
+from imagebuild.versions import facts, matches
 
 MACROS = ("apt", "requirements", "rule", "source")
 """What `macros.j2` offers to every template."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-@dataclass(frozen=True)
-class Dockerfile:
-    """A rendered target."""
-
-    text: str
-    stages: Mapping[str, str]
-    """Stage → key: digest of its text and of the stages it builds on, in order of appearance."""
-    bases: tuple[str, ...]
-    """Images in FROM that come from a registry unless a build replaces them."""
 
 
 class Renderer:
@@ -47,6 +36,7 @@ class Renderer:
         self.versions = versions
         self._texts: dict[str, str] = {}
         self._templates: dict[str, jinja2.Template] = {}
+        self._pins: dict[tuple[str, str], str] = {}
 
     def dockerfile(self, target: Target, *, base: str | None = None, append: str = "") -> Dockerfile:
         """The self-contained Dockerfile of a target.
@@ -55,13 +45,14 @@ class Renderer:
         Raises ConfigError if a template is wrong or the lock lacks a source.
         """
         reference = base or self.base_of(target)
+        lock_hash = self.lock_hash(target)
         texts = {name: self._stage(name, target, reference) for name in self._stage_order(target)}
         present = list(target.components)
         text = self._run(
             "Dockerfile.j2",
             target=target,
             description=self.project.matrix.model.images[target.image].description,
-            lock_hash=self.lock_hash(target),
+            lock_hash=lock_hash,
             base=reference,
             stages=[t.strip() for t in texts.values()],
             packages=self._packages(present, target),
@@ -69,7 +60,7 @@ class Renderer:
             copied=[c for c in present if self._has(c, "build.j2")],
             installs=[self._install(c, target) for c in present if self._has(c, "install.j2")],
             env=self._env(present),
-            labels=self._labels(target, present),
+            labels=self._labels(target, present, lock_hash),
             append=append.strip(),
         )
         return Dockerfile(text, stage_keys(text), (reference,))
@@ -81,13 +72,17 @@ class Renderer:
 
     def lock_hash(self, target: Target) -> str:
         """Digest of all pins that the target's Dockerfile contains, 12 hex digits."""
-        pins: dict[str, Any] = {"base": self.base_of(target)}
-        for name in (*target.components, *self._stage_order(target)):
-            version = self._version(name, target)
-            pin = self.versions.get(name)
-            wheels = self._wheels(name, version)
-            pins[name] = [version, pin.commit if pin else None, [w.model_dump() for w in wheels]]
-        return hashlib.sha256(json.dumps(pins, sort_keys=True).encode()).hexdigest()[:12]
+        names = dict.fromkeys((*target.components, *self._stage_order(target)))
+        pins = [self.base_of(target), *(self._pin(name, self._version(name, target)) for name in names)]
+        return hashlib.sha256("\n".join(pins).encode()).hexdigest()[:12]
+
+    def _pin(self, name: str, version: str) -> str:
+        """What of a component is fixed, as text."""
+        if (name, version) not in self._pins:
+            commit = self.versions[name].commit if name in self.versions else None
+            hashes = [digest for wheel in self._wheels(name, version) for digest in wheel.sha256.values()]
+            self._pins[name, version] = " ".join([name, version, commit or "", *hashes])
+        return self._pins[name, version]
 
     def _of(self, name: str) -> Component:
         return self.project.components[name].model
@@ -209,14 +204,14 @@ class Renderer:
                     )
         return env
 
-    def _labels(self, target: Target, present: Iterable[str]) -> dict[str, str]:
+    def _labels(self, target: Target, present: Iterable[str], lock_hash: str) -> dict[str, str]:
         labels = {
             "org.opencontainers.image.title": target.image,
             "org.opencontainers.image.description": self.project.matrix.model.images[target.image].description,
             "org.opencontainers.image.version": target.tags[0].rpartition(":")[2],
             "org.opencontainers.image.licenses": " AND ".join(sorted({f"({self._of(c).license})" for c in present})),
             "imagebuild.target": target.id,
-            "imagebuild.lock": self.lock_hash(target),
+            "imagebuild.lock": lock_hash,
         }
         labels |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()}
         return labels | {f"imagebuild.component.{c}": target.components[c] for c in present}
@@ -269,9 +264,7 @@ class Renderer:
             raise ConfigError(f"{self.project.root / (error.name or name)}:{error.lineno}: {error.message}") from None
         except (jinja2.TemplateError, TypeError) as error:
             raise ConfigError(f"{self._position(name, error)}: {error}; a stage sees only its key") from None
-        # A blank line after a heredoc is easier on the eye, and hadolint needs it.
-        text = re.sub(r"^EOF$\n?", "EOF\n\n", text, flags=re.MULTILINE)
-        return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+        return spaced(text)
 
     def _position(self, name: str, error: BaseException) -> str:
         line, trace = 1, error.__traceback__
@@ -280,19 +273,3 @@ class Renderer:
                 line = trace.tb_lineno
             trace = trace.tb_next
         return f"{self.project.root / name}:{line}"
-
-
-def stage_keys(text: str) -> dict[str, str]:
-    """Stage → digest of its instructions and of the stages they name, for each named stage of a Dockerfile."""
-    keys: dict[str, str] = {}
-    for block in re.split(r"^(?=FROM )", text, flags=re.MULTILINE)[1:]:
-        named = re.match(r"FROM (?:--platform=\S+ )?(\S+) AS (\S+)", block)
-        if not named:
-            continue
-        lines = [line for line in block.splitlines() if line.strip() and not line.startswith("# ")]
-        used = [named[1], *re.findall(r"\bfrom=([\w.-]+)", block)]
-        parts = [*lines, *(keys[name] for name in used if name in keys)]
-        # The first line names the stage, which is no part of what it computes.
-        parts[0] = parts[0].rpartition(" AS ")[0]
-        keys[named[2]] = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return keys

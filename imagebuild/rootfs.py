@@ -41,12 +41,11 @@ LEFT_OUT = (
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
 )
-# As in official images: services stay down, downloads are not kept. apt's configuration must name no command
-# here, because the host's apt still reads it, and would run that command on the host.
+# As in official images, downloads are not kept. apt's configuration must name no command here, because the host's
+# apt still reads it, and would run that command on the host.
 FINISH = (
     'cd "$1" && rm -f etc/resolv.conf etc/hostname etc/*- var/cache/debconf/*-old var/lib/dpkg/*-old',
     ': > "$1"/etc/machine-id && find "$1"/var/log -type f -delete',
-    r"""printf '#!/bin/sh\nexit 101\n' > "$1"/usr/sbin/policy-rc.d && chmod 755 "$1"/usr/sbin/policy-rc.d""",
     """echo 'Acquire::Languages "none";' > "$1"/etc/apt/apt.conf.d/docker-no-languages""",
     """echo 'APT::Keep-Downloaded-Packages "false";' > "$1"/etc/apt/apt.conf.d/docker-clean""",
 )
@@ -95,14 +94,16 @@ class Recipe:
 
 
 def signed(line: str) -> str:
-    """A one-line source that names its key, by a path that exists in the image too.
+    """A one-line source with its key, by a path that exists in the image too, and no other option.
 
     Raises ConfigError if its address holds a password, which would be published with the image.
     """
     if re.search(r"://[^/\s]*@", line):
         raise ConfigError("an apt source of this machine holds a password; use an archive that needs none")
-    line = re.sub(r"signed-by=/usr/share/keyrings/debian-archive-[^]\s]*", f"signed-by={KEYRING}", line)
-    return line if "signed-by=" in line else line.replace("deb ", f"deb [signed-by={KEYRING}] ", 1)
+    key = re.search(r"signed-by=([^]\s]+)", line)
+    own = key and not Path(key[1]).name.startswith("debian-archive-")
+    address = re.sub(r"^deb\s+(\[[^]]*\]\s*)?", "", line)  # among the options may be trusted=yes
+    return f"deb [signed-by={key[1] if key and own else KEYRING}] {address}"
 
 
 def installed(status: str) -> dict[str, str]:
@@ -119,9 +120,7 @@ def ensure_mmdebstrap(run: apt.Run, log: Log) -> None:
     if shutil.which("mmdebstrap") and Path(KEYRING).exists():
         return
     if os.geteuid() != 0:
-        raise CommandError(
-            f"mmdebstrap is not installed; as root: apt-get install {' '.join(PACKAGES)} uidmap"
-        )
+        raise CommandError(f"mmdebstrap is not installed; as root: apt-get install {' '.join(PACKAGES)} uidmap")
     log(f"installing {' '.join(PACKAGES)}")
     apt.install(PACKAGES, run)
 

@@ -43,3 +43,8 @@ def matches(condition: Condition, axes: Mapping[str, str]) -> bool:
 def major(version: str) -> str:
     """The part before the first dot: `13` of `13.0`."""
     return version.partition(".")[0]
+
+
+def facts(axes: Mapping[str, str]) -> dict[str, str]:
+    """Axes, and for each that is a version its major as `<axis>-major`."""
+    return {**axes, **{f"{name}-major": major(value) for name, value in axes.items()}}

@@ -1,0 +1,54 @@
+# `make image` and `make test` do all the set-up on Debian or Ubuntu: python3, make and root are enough.
+
+VENV := .venv
+IMAGEBUILD := $(VENV)/bin/imagebuild
+PYTHON ?= python3
+TARGET := quickstart-cuda13.5-debian13-runtime
+
+.PHONY: image test lint unit docker open-proof bench golden schemas clean
+
+image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
+	$(IMAGEBUILD) engine up
+	$(IMAGEBUILD) build $(TARGET) --platform local
+	$(IMAGEBUILD) verify $(TARGET)
+
+test: lint unit docker ## everything that CI runs
+
+lint: $(VENV)/installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+unit: $(VENV)/installed-dev
+	$(VENV)/bin/pytest -m "not docker" tests
+
+docker: $(VENV)/installed-dev ## real engine, registry and sshd
+	$(IMAGEBUILD) engine up
+	$(VENV)/bin/pytest -m docker -v tests
+
+open-proof: $(VENV)/installed-dev ## all targets of `open`, shared stages counted; SOURCES="--source ucx=… --source ucc=…"
+	$(VENV)/bin/python tests/open_proof.py $(SOURCES)
+
+bench: $(VENV)/installed-dev ## the figures of docs/benchmarks.md
+	$(VENV)/bin/python tests/bench.py
+
+golden schemas: $(VENV)/installed-dev ## write the expected files anew; review the diff
+	$(VENV)/bin/pytest -q -m "not docker" tests --update-golden
+
+clean:
+	rm -rf $(VENV) build
+
+# Debian's python3 can make no virtual environment until python3-venv is there.
+$(VENV)/bin/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "imagebuild needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); apt-get update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-venv && \
+	  $(PYTHON) -m venv $(VENV); }
+
+$(VENV)/installed: $(VENV)/bin/pip pyproject.toml
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/bin/pip pyproject.toml
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $(VENV)/installed $@

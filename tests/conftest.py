@@ -1,0 +1,135 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagebuild import config, plan, render
+from imagebuild.models import Plan
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+
+
+@pytest.fixture(autouse=True)
+def no_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unit tests start no program."""
+    if "docker" not in request.keywords and "programs" not in request.keywords:
+
+        def refuse(argv: Any, *_: Any, **__: Any) -> None:
+            pytest.fail(f"a unit test started {argv}")
+
+        monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    def compare(name: str, text: str) -> None:
+        path = ROOT / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"{name} is stale; `make golden` writes it anew"
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def project() -> config.Project:
+    return config.load_project(ROOT / "matrix.yaml", ROOT / "dockerfiles", ROOT / "imagebuild.lock")
+
+
+@pytest.fixture(scope="session")
+def full_plan(project: config.Project) -> Plan:
+    return plan.make_plan(project)
+
+
+@pytest.fixture
+def renderer(project: config.Project) -> render.Renderer:
+    return render.Renderer(project, plan.versions_with(project, plan.Changes()))
+
+
+MATRIX = """\
+repository: example
+bases:
+  debian13:
+    image: debian:13-slim
+    digest: sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+    release: trixie
+versions:
+  library: "1.2"
+  tool: {version: "3.4", commit: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb}
+images:
+  tiny:
+    description: A small image
+    axes:
+      cuda: ["12.9", "13.0"]
+      os: [debian13]
+      variant: [runtime, devel]
+    platforms: [linux/amd64]
+    components: [tool, library]
+    tags: ["{repository}/{image}:{cuda}-{os}-{variant}"]
+rules:
+  - name: no-old-devel
+    when: {cuda: "<13", variant: devel}
+    reason: nobody asked for it
+"""
+
+LIBRARY = """\
+title: Library
+description: something small
+homepage: https://example.org
+license: MIT
+"""
+
+TOOL = """\
+title: Tool
+description: uses the library
+homepage: https://example.org
+license: MIT
+requires: [library]
+git: https://example.org/tool.git
+"""
+
+
+class Files:
+    """A small project on disk that a test can change before it is read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.write("matrix.yaml", MATRIX)
+        self.component("library", LIBRARY, build="FROM {{ base }} AS library\nRUN echo {{ version }} > /out\n")
+        self.component("tool", TOOL, build="{{ source(name, git, commit) }}\nFROM {{ base }} AS tool\nRUN make\n")
+        for name in ("Dockerfile.j2", "macros.j2"):
+            self.write(f"dockerfiles/{name}", (ROOT / "dockerfiles" / name).read_text())
+
+    def write(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def replace(self, name: str, old: str, new: str) -> None:
+        text = (self.root / name).read_text()
+        assert old in text
+        self.write(name, text.replace(old, new))
+
+    def component(self, name: str, text: str, build: str | None = None) -> None:
+        self.write(f"dockerfiles/components/{name}/component.yaml", text)
+        if build is not None:
+            self.write(f"dockerfiles/components/{name}/build.j2", build)
+
+    def load(self) -> config.Project:
+        return config.load_project(self.root / "matrix.yaml", self.root / "dockerfiles", self.root / "imagebuild.lock")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Files:
+    return Files(tmp_path)

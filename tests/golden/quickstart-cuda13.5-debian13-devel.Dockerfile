@@ -1,0 +1,325 @@
+# quickstart-cuda13.5-debian13-devel
+# Everything that the distribution's archive and the Python package index offer; built in minutes
+#
+#   cuda             13.5
+#   pmix             5.0.7-1
+#   rdma-core        56.1-1
+#   sshd             1:10.0p1-7
+#   cuda-stubs       13.5
+#   nccl             2.32.3
+#   perftest-distro  25.01.0+0.80-1
+#   ucx-distro       1.18.1+ds-2
+#   openmpi-distro   5.0.7-1
+#
+# Written by `imagebuild render quickstart-cuda13.5-debian13-devel`, lock aefb03855faf.
+# Needs no build context:  docker buildx build -t quickstart - < Dockerfile
+
+# ---- fetch -----------------------------------------------------------------------------------------
+# Downloader: pip, which downloads wheels for any architecture and verifies their hashes. MIT,
+# https://pip.pypa.io
+FROM --platform=$BUILDPLATFORM debian:13.7-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a AS fetch
+# For all stages built on this one: a step ends at the first command that fails, in a pipe too.
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  python3-pip
+EOF
+
+COPY --chmod=755 <<'EOF' /usr/local/bin/fetch-wheels
+#!/bin/sh
+# fetch-wheels ARCH FOLDER < requirements: unpack the wheels for amd64 or arm64 into FOLDER.
+# Every requirement needs a hash. A CA bundle is used if the build has the secret `ca`.
+set -eu
+cpu=$(awk -v arch="$1" '$1 == arch {print $2}' /usr/share/dpkg/cputable)
+if [ -e /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi
+if [ -e /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi
+cat > /tmp/requirements
+pip install --quiet --no-cache-dir --no-compile --root-user-action ignore --disable-pip-version-check \
+  --no-deps --require-hashes --only-binary :all: --target "$2" --requirement /tmp/requirements \
+  --platform "manylinux_2_28_$cpu" --platform "manylinux_2_27_$cpu" --platform "manylinux2014_$cpu" \
+  --platform "manylinux2010_$cpu"
+EOF
+
+# ---- cuda ------------------------------------------------------------------------------------------
+# CUDA toolkit: Compiler, runtime and headers from NVIDIA's wheels on the Python package index.
+# LicenseRef-NVIDIA-CUDA-EULA, https://developer.nvidia.com/cuda-toolkit
+FROM fetch AS cuda
+ARG TARGETARCH
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip.conf <<'EOF'
+fetch-wheels "$TARGETARCH" /wheels <<'WHEELS'
+nvidia-cuda-cccl==13.3.5.0.6 \
+  --hash=sha256:d5230098fa2df5021e1a00c0c4eee41797671a91119d31e892463e5ccf3ee326 \
+  --hash=sha256:6f30b8076b3e69951c459c94ae190bde51924b320076ebaec376d36848b4c76e
+nvidia-cuda-crt==13.5.37 \
+  --hash=sha256:e898b7f73d3035fa89915a3f7bf3b54a73e90249746111aed295822c4729bb29 \
+  --hash=sha256:9ed2c565fdf3244fa6719769a80a466b85bfd4b1467ea339353bc91c971d09e0
+nvidia-cuda-nvcc==13.5.37 \
+  --hash=sha256:f5c4f7ead5d964fb4af42bbf1e6d3ec3c1e6e9d83b53749f691d387e7fcaa3a7 \
+  --hash=sha256:588eda18eb5076ae859fe272844b526459228af22df0b117f54eec3aa82bc9c8
+nvidia-cuda-runtime==13.5.37 \
+  --hash=sha256:df2b79a8852f10d1fef8c848489c49eebb5754051bf870202a862831412b179d \
+  --hash=sha256:de2dc5a7367974228b0a69588a9acc9340d3768bef1bf38bf0801eb08497cd2d
+nvidia-nvml-dev==13.5.37 \
+  --hash=sha256:7394fcbefa9ba537e8238cbb1caa4cd2db6bbfbff208d217a8a884947113ae6d \
+  --hash=sha256:1331ad1707ca2c46e41b98eb8413efc23b5c151438e70733b91ba5bf53e05ed3
+nvidia-nvvm==13.5.37 \
+  --hash=sha256:c41bfa362e407405163f103c2229f0765f8cc2ed7d148b754dc77f228bf7e070 \
+  --hash=sha256:b659bd3115b7ac7ec8931e67d0e2c0dd09cd35b08a6a7372df6f8f22c67da80a
+WHEELS
+toolkit=/out/devel/usr/local/cuda
+mkdir -p "$toolkit" /out/devel/etc/ld.so.conf.d
+cp -a /wheels/nvidia/cu13/. "$toolkit"
+# The wheels have neither the link for `-lcudart` nor lib64, where many configure scripts look.
+ln -s "$(basename "$toolkit"/lib/libcudart.so.*)" "$toolkit/lib/libcudart.so"
+ln -s lib "$toolkit/lib64"
+for info in /wheels/*.dist-info; do
+  sed -n 's/^Name: //p; s/^Version: //p' "$info/METADATA" | paste -sd ' '
+done | sort > "$toolkit/version.txt"
+cp -a /wheels/nvidia_cuda_runtime-*.dist-info/licenses/License.txt "$toolkit/EULA.txt"
+echo /usr/local/cuda/lib > /out/devel/etc/ld.so.conf.d/cuda.conf
+# perftest opens the library under its unversioned name, which ld.so.conf does not help to find.
+mkdir -p /out/devel/usr/lib
+ln -s ../local/cuda/lib/libcudart.so /out/devel/usr/lib/libcudart.so
+# A runtime image holds the runtime library only: that is what may be redistributed.
+mkdir -p /out/runtime/usr/local/cuda/lib
+cp -a /out/devel/etc /out/runtime
+cp -a /out/devel/usr/lib /out/runtime/usr
+cp -a "$toolkit"/lib/libcudart.so* /out/runtime/usr/local/cuda/lib
+cp -a "$toolkit"/version.txt "$toolkit"/EULA.txt "$toolkit"/lib64 /out/runtime/usr/local/cuda
+EOF
+
+# ---- compiler --------------------------------------------------------------------------------------
+# Compilers: gcc for the image's architecture, running on the build machine's, with the autotools.
+# GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
+FROM fetch AS compiler
+ARG TARGETARCH
+# One way for all: compilers are called by their target's name, native or not.
+RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+cpu=$(awk -v arch="$TARGETARCH" '$1 == arch {print $2}' /usr/share/dpkg/cputable)
+dpkg --add-architecture "$TARGETARCH"
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  autoconf \
+  automake \
+  bzip2 \
+  cmake \
+  flex \
+  g++ \
+  libtool \
+  make \
+  patch \
+  perl \
+  pkgconf \
+  "g++-$(echo "$cpu" | tr _ -)-linux-gnu"
+cat > /etc/target.env <<ENV
+export CPU=$cpu TRIPLET=$cpu-linux-gnu
+export CC=$cpu-linux-gnu-gcc CXX=$cpu-linux-gnu-g++ AR=$cpu-linux-gnu-gcc-ar STRIP=$cpu-linux-gnu-strip
+export NVCC_CCBIN=$cpu-linux-gnu-g++
+export PKG_CONFIG_LIBDIR=/usr/lib/$cpu-linux-gnu/pkgconfig:/usr/share/pkgconfig
+export MAKEFLAGS=-j$(nproc)
+# For configure, and always a cross build: a script that may not run its tests cannot take the CPU of the
+# machine that builds for that of the machines the image will run on.
+export CROSS="--build=$(uname -m)-build-linux-gnu --host=$cpu-linux-gnu"
+ENV
+EOF
+
+COPY --chmod=755 <<'EOF' /usr/local/bin/driver-stubs
+#!/bin/sh
+# driver-stubs INCLUDE FOLDER: make libcuda.so and libnvidia-ml.so with an empty function for every name
+# in cuda.h and nvml.h. Enough to link; the driver brings the libraries at run time.
+set -eu
+. /etc/target.env
+mkdir -p "$2"
+for stub in cuda:cu:libcuda nvml:nvml:libnvidia-ml; do
+  header=${stub%%:*} library=${stub##*:} prefix=${stub#*:}
+  grep -ohE "\b${prefix%:*}[A-Z][A-Za-z0-9_]*" "$1/$header.h" | sort -u | sed 's/.*/void &(void) {}/' |
+    $CC -shared -fPIC -Wl,-soname,"$library.so.1" -o "$2/$library.so" -x c -
+done
+EOF
+
+COPY --chmod=755 <<'EOF' /usr/local/bin/split-runtime
+#!/bin/sh
+# split-runtime: make /out/runtime from /out/devel. Programs and libraries lose their symbol tables in both;
+# the runtime tree also loses what only a compiler, a linker or a reader of manuals asks for.
+# Unversioned *.so links stay: plug-ins are opened by that name.
+set -eu
+. /etc/target.env
+find /out/devel -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
+  case $(head -c 4 "$file" | tr -d '\0') in *ELF) $STRIP --strip-unneeded "$file" ;; esac
+done
+cp -a /out/devel /out/runtime
+cd /out/runtime
+find . \( -name '*.a' -o -name '*.la' -o -type d \( -name include -o -name man -o -name doc -o -name pkgconfig \
+  -o -name cmake -o -name examples \) \) -prune -exec rm -rf {} +
+find . -type d -empty -delete
+EOF
+
+# ---- cuda-stubs ------------------------------------------------------------------------------------
+# Driver stubs: Empty libcuda and libnvidia-ml to link against; the driver brings the real ones at
+# run time. Apache-2.0, https://docs.nvidia.com/cuda/cuda-driver-api
+FROM compiler AS cuda-stubs
+RUN --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/include,target=/include \
+    driver-stubs /include /out/devel/usr/local/cuda/lib/stubs
+
+# ---- nccl ------------------------------------------------------------------------------------------
+# NCCL: GPU collectives, the library that everything else in the image serves. Apache-2.0 AND
+# BSD-3-Clause, https://github.com/NVIDIA/nccl
+FROM fetch AS nccl
+ARG TARGETARCH
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip.conf <<'EOF'
+fetch-wheels "$TARGETARCH" /wheels <<'WHEELS'
+nvidia-nccl-cu13==2.32.3 \
+  --hash=sha256:1459723080ac889d73a26edfa3e04383a7928ab31ac8f0ec43b3ea9548b04ff3 \
+  --hash=sha256:a5bee92b2f4af218c109f8d221c3c9adcc752b94ae0ffcb0ed5abf9341a7724c
+WHEELS
+nccl=/out/devel/opt/nccl
+mkdir -p "$nccl/lib/pkgconfig" /out/devel/etc/ld.so.conf.d /out/devel/usr/lib/pkgconfig
+cp -a /wheels/nvidia/nccl/include "$nccl"
+cp -a /wheels/nvidia/nccl/lib/libnccl.so.2 "$nccl/lib"
+ln -s libnccl.so.2 "$nccl/lib/libnccl.so"
+cp -a /wheels/nvidia_nccl_cu*.dist-info/licenses/License.txt "$nccl/LICENSE"
+echo /opt/nccl/lib > /out/devel/etc/ld.so.conf.d/nccl.conf
+cat > "$nccl/lib/pkgconfig/nccl.pc" <<'PC'
+prefix=/opt/nccl
+Name: nccl
+Description: Collective communication between GPUs
+Version: 2.32.3
+Libs: -L${prefix}/lib -lnccl
+Cflags: -I${prefix}/include
+PC
+ln -s ../../../opt/nccl/lib/pkgconfig/nccl.pc /out/devel/usr/lib/pkgconfig/nccl.pc
+mkdir -p /out/runtime/opt/nccl/lib
+cp -a /out/devel/etc /out/runtime
+cp -a "$nccl/lib/libnccl.so.2" /out/runtime/opt/nccl/lib
+cp -a "$nccl/LICENSE" /out/runtime/opt/nccl
+EOF
+
+# ---- image -----------------------------------------------------------------------------------------
+# assembled from what the stages above left in /out/devel
+FROM debian:13.7-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a AS image
+
+RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  g++ \
+  'ibverbs-providers=56.1-1*' \
+  'ibverbs-utils=56.1-1*' \
+  'infiniband-diags=56.1-1*' \
+  'libibumad-dev=56.1-1*' \
+  'libibumad3=56.1-1*' \
+  'libibverbs-dev=56.1-1*' \
+  'libibverbs1=56.1-1*' \
+  'libopenmpi-dev=5.0.7-1*' \
+  'libopenmpi40=5.0.7-1*' \
+  'libpmix-dev=5.0.7-1*' \
+  'libpmix2t64=5.0.7-1*' \
+  'librdmacm-dev=56.1-1*' \
+  'librdmacm1t64=56.1-1*' \
+  'libucx-dev=1.18.1+ds-2*' \
+  'libucx0=1.18.1+ds-2*' \
+  make \
+  'openmpi-bin=5.0.7-1*' \
+  'openssh-client=1:10.0p1-7*' \
+  'openssh-server=1:10.0p1-7*' \
+  'perftest=25.01.0+0.80-1*' \
+  pkgconf \
+  'rdmacm-utils=56.1-1*' \
+  'ucx-utils=1.18.1+ds-2*'
+# The package makes host keys; whoever has the image would have them too.
+rm -f /etc/ssh/ssh_host_*
+# Our sshd makes keys and then starts the distribution's, whichever way it is called.
+dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
+EOF
+
+COPY --link --from=cuda /out/devel/ /
+COPY --link --from=cuda-stubs /out/devel/ /
+COPY --link --from=nccl /out/devel/ /
+
+COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
+#!/bin/sh
+# sshd, with host keys made at the first start: the image has none. Takes sshd's options; the program
+# itself is /usr/sbin/sshd.distrib. A normal user gets a server that only that user can log in to;
+# give it a port above 1023 with -p.
+set -eu
+# The MPI operator mounts keys from a secret, whose owner and mode sshd would refuse.
+if [ -n "${K_MPI_JOB_ROLE:-}" ]; then set -- "$@" -o StrictModes=no; fi
+if [ "$(id -u)" = 0 ]; then
+  install -d -m 0755 /run/sshd
+  ssh-keygen -A > /dev/null
+  exec /usr/sbin/sshd.distrib "$@"
+fi
+keys=${XDG_STATE_HOME:-$HOME/.local/state}/sshd
+install -d -m 0700 "$keys"
+if [ ! -e "$keys/ssh_host_ed25519_key" ]; then
+  ssh-keygen -q -t ed25519 -N '' -f "$keys/ssh_host_ed25519_key"
+fi
+exec /usr/sbin/sshd.distrib "$@" -h "$keys/ssh_host_ed25519_key" -o UsePAM=no -o PidFile=none
+EOF
+
+COPY --link <<'EOF' /etc/ssh/sshd_config.d/10-imagebuild.conf
+# sshd takes the first value it reads, and reads this folder first.
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+PermitUserEnvironment no
+AllowTcpForwarding no
+X11Forwarding no
+PrintMotd no
+EOF
+
+COPY --link <<'EOF' /etc/ssh/ssh_config.d/10-imagebuild.conf
+# Host keys are new in every container: remember a new one, refuse one that changed.
+Host *
+    StrictHostKeyChecking accept-new
+EOF
+
+# A normal user to run as, and the same environment in a container, a login shell and an ssh session.
+ENV PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+    NVIDIA_VISIBLE_DEVICES="all" \
+    NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+RUN <<'EOF'
+set -eu
+ldconfig
+useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
+cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
+export PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+export NVIDIA_VISIBLE_DEVICES="all"
+export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+PROFILE
+cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
+SetEnv PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+CONFIG
+EOF
+
+LABEL org.opencontainers.image.title="quickstart" \
+      org.opencontainers.image.description="Everything that the distribution's archive and the Python package index offer; built in minutes" \
+      org.opencontainers.image.version="cuda13.5-debian13-devel" \
+      org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA)" \
+      imagebuild.target="quickstart-cuda13.5-debian13-devel" \
+      imagebuild.lock="aefb03855faf" \
+      imagebuild.axis.cuda="13.5" \
+      imagebuild.axis.os="debian13" \
+      imagebuild.axis.variant="devel" \
+      imagebuild.component.cuda="13.5" \
+      imagebuild.component.pmix="5.0.7-1" \
+      imagebuild.component.rdma-core="56.1-1" \
+      imagebuild.component.sshd="1:10.0p1-7" \
+      imagebuild.component.cuda-stubs="13.5" \
+      imagebuild.component.nccl="2.32.3" \
+      imagebuild.component.perftest-distro="25.01.0+0.80-1" \
+      imagebuild.component.ucx-distro="1.18.1+ds-2" \
+      imagebuild.component.openmpi-distro="5.0.7-1"
+CMD ["bash"]

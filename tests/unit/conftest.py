@@ -1,0 +1,65 @@
+"""A machine for unit tests: its programs answer from a table, its processes and network devices are folders."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from imagebuild import bridge, emulation, programs
+from imagebuild.engine import Paths
+from imagebuild.errors import CommandError
+
+BUILDX = {"docker buildx version": "github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3\n"}
+
+
+class Runner:
+    """Answers programs from a table of beginnings instead of starting them; what is not in it fails."""
+
+    def __init__(self, answers: Mapping[str, str | Callable[[], str]]) -> None:
+        self.answers = answers
+        self.calls: list[str] = []
+
+    def __call__(self, *argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
+        line = " ".join(argv)
+        self.calls.append(line)
+        for start, answer in self.answers.items():
+            if line.startswith(start):
+                return answer if isinstance(answer, str) else answer()
+        raise CommandError(f"`{line}` failed (1): Cannot connect")
+
+    def of(self, start: str) -> list[str]:
+        return [call for call in self.calls if call.startswith(start)]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose processes and network devices are folders; the user is root."""
+
+    def killed(*_: object) -> None:
+        raise AssertionError("a unit test ends no process")
+
+    for name in ("proc", "net/eth0"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "net/eth0/mtu").write_text("1400\n")
+    monkeypatch.setattr(programs, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(bridge, "NET", tmp_path / "net")
+    monkeypatch.setattr(emulation, "BINFMT_D", tmp_path)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("os.kill", killed)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    return tmp_path
+
+
+@pytest.fixture
+def paths(machine: Path) -> Paths:
+    run = machine / "run"
+    state = machine / "state"
+    ours = (state / "data", state / "daemon.json", state / "dockerd.log")
+    return Paths(state, run, "ib-test", *ours, run / "exec", run / "docker.pid", run / "docker.sock")
+
+
+@pytest.fixture
+def private(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """`paths` is where `up`, `down` and `status` look."""
+    monkeypatch.setattr(Paths, "of", lambda _: paths)
+    return paths

@@ -1,0 +1,40 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagebuild import bake
+from imagebuild.errors import ConfigError
+from imagebuild.models import Plan
+
+OPTIONS = bake.Options(
+    context=Path("/build/empty"),
+    output="push",
+    replaced={"ucx-source": "/src/ucx", "debian:13-slim": "oci-layout:///cache@sha256:0"},
+    secrets={"ca": Path("/etc/ca.crt")},
+)
+
+
+def test_the_bake_file_of_this_project(full_plan: Plan, golden: Callable[[str, str], None]) -> None:
+    targets = [t for t in full_plan.targets if t.axes["cuda"] == "13.5"]
+    golden("tests/golden/bake.json", json.dumps(bake.bake_file(targets, Path("/build"), OPTIONS), indent=1) + "\n")
+
+
+def test_bake_names_have_no_dots(full_plan: Plan) -> None:
+    assert not any("." in name for name in bake.bake_file(full_plan.targets, Path("/b"), OPTIONS)["target"])
+
+
+@pytest.mark.parametrize(
+    ("output", "written"),
+    [("load", "type=docker"), ("push", "type=registry"), ("/out", "type=oci,tar=false,dest=/out/{id}")],
+)
+def test_outputs(full_plan: Plan, output: str, written: str) -> None:
+    target = full_plan.targets[0]
+    entry = bake.bake_file([target], Path("/b"), bake.Options(Path("/e"), output=output))["target"][target.bake_name]
+    assert entry["output"] == [written.format(id=target.id)]
+
+
+def test_a_platform_that_the_target_is_not_for(full_plan: Plan) -> None:
+    with pytest.raises(ConfigError, match="it is for linux/amd64, linux/arm64"):
+        bake.platforms_of(full_plan.targets[0], ["linux/riscv64"])

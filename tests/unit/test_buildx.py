@@ -1,0 +1,112 @@
+from pathlib import Path
+
+import pytest
+
+from imagebuild import bake, buildx, console
+from imagebuild.config import Project
+from imagebuild.engine import Endpoint
+from imagebuild.errors import ConfigError
+from imagebuild.events import Stream
+from imagebuild.models import Plan
+from imagebuild.render import Renderer
+from tests.unit.test_events import T0, T1, log, read, vertex
+
+
+@pytest.fixture
+def request_(project: Project, full_plan: Plan, renderer: Renderer) -> buildx.Request:
+    targets = tuple(t for t in full_plan.targets if t.id.startswith("open-cuda13.5"))
+    return buildx.Request(
+        targets=targets,
+        dockerfiles={t.id: renderer.dockerfile(t) for t in targets},
+        folder=Path("/build"),
+        options=bake.Options(Path("/build/empty")),
+        engine=Endpoint("unix:///x", "private"),
+        components=frozenset(project.components),
+    )
+
+
+class Started(Exception):
+    """Instead of a started program."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        (Endpoint("unix:///x", "private"), "unix:///x"),
+        (Endpoint("tcp://192.0.2.1:1", "DOCKER_HOST"), "tcp://192.0.2.1:1"),
+        (Endpoint("tcp://192.0.2.2:1", "context"), None),
+    ],
+)
+def test_buildx_is_led_to_the_engine_but_not_past_a_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Endpoint, expected: str | None
+) -> None:
+    environments = []
+
+    def start(command: list[str], *, env: dict[str, str], **_: object) -> None:
+        environments.append(env)
+        raise Started
+
+    monkeypatch.setattr("subprocess.Popen", start)
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    request = buildx.Request((), {}, tmp_path, bake.Options(tmp_path / "empty"), engine)
+    with pytest.raises(Started):
+        buildx.run(request, console.Plain())
+    assert [env.get("DOCKER_HOST") for env in environments] == [expected]
+
+
+def failed(stage: str) -> Stream:
+    name = f"[open-cuda13_5-debian13-devel {stage} 2/3] RUN make"
+    return read(
+        vertex("a", name, started=T0),
+        log("a", "".join(f"line {n}\n" for n in range(60)) + "cc: error: no such file\n"),
+        vertex("a", name, started=T0, completed=T1, error="process did not complete: exit code: 2"),
+    )
+
+
+@pytest.mark.parametrize("stage", ["ucx", "ucx-source"])
+def test_a_failed_step_names_target_component_last_lines_and_how_to_see_it_again(
+    request_: buildx.Request, stage: str
+) -> None:
+    text = buildx.explain(request_, failed(stage), 1)
+    assert text.startswith("open-cuda13.5-debian13-devel: component ucx: a step failed\n")
+    assert "exit code: 2" in text
+    assert text.count("line ") == 24
+    assert "cc: error: no such file" in text
+    assert f"imagebuild build open-cuda13.5-debian13-devel --stage {stage} -v" in text
+
+
+def test_without_a_failed_step_buildx_speaks(request_: buildx.Request) -> None:
+    text = buildx.explain(request_, read("ERROR: Cannot connect to the Docker daemon"), 1)
+    assert text == "docker buildx bake exited with 1:\nERROR: Cannot connect to the Docker daemon"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("ucx", "write it as NAME=FOLDER"),
+        ("ucy={}", "no component 'ucy' with a source in git; did you mean 'ucx'"),
+        ("sshd={}", "no component 'sshd' with a source"),
+        ("ucx=/does/not/exist", "is not a folder"),
+        ("ucx={}", "is not a folder with something in it"),
+    ],
+)
+def test_wrong_sources(project: Project, full_plan: Plan, tmp_path: Path, given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        buildx.sources(project, full_plan.targets, [given.format(tmp_path)])
+
+
+def test_a_source_that_no_selected_target_uses(project: Project, full_plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "configure").touch()
+    quickstart = [t for t in full_plan.targets if t.image == "quickstart"]
+    with pytest.raises(ConfigError, match="no selected target uses ucx"):
+        buildx.sources(project, quickstart, [f"ucx={tmp_path}"])
+    assert buildx.sources(project, full_plan.targets, [f"ucx={tmp_path}"]) == {"ucx-source": str(tmp_path)}
+
+
+def test_the_ca_bundle_is_the_one_given_or_the_one_the_machine_uses(tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.crt"
+    bundle.touch()
+    assert buildx.ca_bundle(bundle, {}) == bundle
+    assert buildx.ca_bundle(None, {"PIP_CERT": "/gone", "CURL_CA_BUNDLE": str(bundle)}) == bundle
+    with pytest.raises(ConfigError, match="no such file"):
+        buildx.ca_bundle(tmp_path / "gone", {})

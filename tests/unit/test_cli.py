@@ -1,0 +1,83 @@
+"""Exit codes, and what is printed, without an engine."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from imagebuild import __main__, __version__
+from tests.conftest import Files
+
+
+@pytest.fixture
+def call(tiny: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tiny.root)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["imagebuild", *arguments])
+        try:
+            __main__.main()
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+def test_version(call) -> None:  # type: ignore[no-untyped-def]
+    assert call("--version") == (0, f"imagebuild {__version__}\n", "")
+
+
+def test_plan_json_is_the_full_plan(call) -> None:  # type: ignore[no-untyped-def]
+    status, out, _ = call("plan", "--json")
+    made = json.loads(out)
+    assert status == 0
+    assert {"id", "image", "axes", "platforms", "components", "tags", "stages"} <= set(made["targets"][0])
+    assert set(made["excluded"][0]) == {"image", "axes", "rule", "reason"}
+
+
+def test_plan_why_names_rule_and_reason(call) -> None:  # type: ignore[no-untyped-def]
+    _, out, _ = call("plan", "--why")
+    assert "no-old-devel" in out
+    assert "nobody asked for it" in out
+
+
+def test_plan_github_is_one_line_of_json(call) -> None:  # type: ignore[no-untyped-def]
+    _, out, _ = call("plan", "--github", "cuda=12.9")
+    assert len(out.splitlines()) == 1
+    assert [e["target"] for e in json.loads(out)["include"]] == ["tiny-cuda12.9-debian13-runtime"]
+
+
+def test_render_to_a_file_equals_render_to_the_terminal(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    _, out, _ = call("render", "tiny-cuda12.9*")
+    assert call("render", "tiny-cuda12.9*", "-o", "D")[0] == 0
+    assert (tmp_path / "D").read_text() == out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["plan", "nothing"], 3, "no target fits nothing"),
+        (["plan", "--matrix", "gone.yaml"], 2, "gone.yaml: cannot be read"),
+        (["plan", "--set", "x"], 2, "write it as name=value"),
+        (["plan", "--sett", "x"], 2, "No such option"),
+        (["plann"], 2, "No such command 'plann'"),
+        (["render"], 2, "Missing argument"),
+        (["render", "tiny-*"], 2, "3 targets fit"),
+        (["render", "tiny-cuda12.9*", "--append", "gone"], 2, "gone: cannot be read"),
+        (["render", "tiny-cuda12.9*", "-o", "/proc/no/file"], 2, "cannot be written"),
+        (["render", "tiny-cuda12.9*", "--with", "libary"], 2, "did you mean 'library'"),
+        (["render", "tiny-cuda12.9*", "--without", "library"], 0, ""),
+        (["build", "--load", "--push"], 2, "exclude each other"),
+        (["build", "--platform", "linux/riscv64"], 2, "is not for linux/riscv64"),
+        (["build", "--stage", "gone"], 2, "no selected target has it"),
+        (["build", "--source", "tool=/gone"], 2, "is not a folder"),
+    ],
+)
+def test_exit_codes(call, arguments: list[str], status: int, message: str) -> None:  # type: ignore[no-untyped-def]
+    got, _, error = call(*arguments)
+    assert (got, message in error) == (status, True), error
+    assert "Traceback" not in error

@@ -1,0 +1,89 @@
+"""Events as BuildKit writes them, whole and in pieces."""
+
+import base64
+import json
+from typing import Any
+
+from imagebuild.events import Stream, summary
+
+T0, T1, T2 = (f"2026-01-01T00:00:0{n}.123456789Z" for n in range(3))
+
+
+def vertex(digest: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"vertexes": [{"digest": digest, "name": name, **more}]}
+
+
+def log(digest: str, text: str) -> dict[str, Any]:
+    return {"logs": [{"vertex": digest, "stream": 2, "data": base64.b64encode(text.encode()).decode()}]}
+
+
+def read(*events: Any, indent: int | None = None, size: int = 7) -> Stream:
+    text = "\n".join(e if isinstance(e, str) else json.dumps(e, indent=indent) for e in events) + "\n"
+    stream = Stream()
+    for start in range(0, len(text), size):
+        list(stream.feed(text[start : start + size]))
+    stream.close()
+    return stream
+
+
+RUN = "[open-cuda13_0 linux/amd64->arm64 ucx 2/3] RUN make"
+
+
+def test_one_object_a_line_and_indented_objects_are_read_alike() -> None:
+    events = [vertex("a", RUN, started=T0), vertex("a", RUN, started=T0, completed=T2)]
+    steps = [read(*events, indent=i).steps({"ucx": "ucx"}) for i in (None, 2)]
+    assert steps[0] == steps[1]
+    (step,) = steps[0]
+    assert (step.target, step.stage, step.component, step.cached, step.seconds) == (
+        "open-cuda13_0", "ucx", "ucx", False, 2.0,
+    )  # fmt: skip
+
+
+def test_lines_that_are_no_events_are_kept_as_messages() -> None:
+    stream = read("WARNING: something", vertex("a", RUN), "ERROR: failed to solve", "and why")
+    assert stream.messages == ["WARNING: something", "ERROR: failed to solve", "and why"]
+
+
+def test_a_step_that_two_targets_share_ran_once() -> None:
+    ran = vertex("a", RUN, started=T0, completed=T1)
+    again = vertex("a", RUN.replace("13_0", "13_5"), started=T2, completed=T2, cached=True)
+    (step,) = read(ran, again).steps({})
+    assert not step.cached
+    assert step.seconds == 1.0
+
+
+def test_a_step_that_was_looked_up_and_then_run_ran() -> None:
+    (step,) = read(
+        vertex("a", RUN, started=T0, completed=T0, cached=True), vertex("a", RUN, started=T0, completed=T2)
+    ).steps({})
+    assert (step.cached, step.seconds) == (False, 2.0)
+
+
+def test_internal_steps_and_halves_of_copy_link_are_no_steps() -> None:
+    done = {"started": T0, "completed": T1}
+    assert not read(
+        vertex("a", "[internal] load build definition", **done),
+        vertex("b", "[image 3/9] LINK COPY --link --from=a / /", **done),
+        vertex("c", "exporting to image", **done),
+    ).steps({})
+
+
+def test_logs_are_joined_to_lines() -> None:
+    stream = read(
+        vertex("a", RUN, started=T0), log("a", "first\nsec"), log("a", "ond\nthird"),
+        vertex("a", RUN, started=T0, completed=T1),
+    )  # fmt: skip
+    assert list(stream.vertices["a"].log) == ["first", "second", "third"]
+
+
+def test_a_step_that_others_took_down_did_not_fail_itself() -> None:
+    stream = read(
+        vertex("a", RUN, started=T0, completed=T1, error="exit code: 2"),
+        vertex("b", RUN, started=T0, completed=T1, error="context canceled: stopped"),
+    )
+    assert [v.digest for v in stream.failed()] == ["a"]
+
+
+def test_summary_is_one_short_line() -> None:
+    assert summary("RUN --mount=type=bind,from=a,target=/b \\\n   make\n  all") == "RUN make all"
+    assert len(summary("RUN " + "x" * 500)) == 80

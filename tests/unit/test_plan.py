@@ -1,0 +1,99 @@
+import json
+from collections.abc import Callable
+
+import pytest
+
+from imagebuild import plan
+from imagebuild.config import Project
+from imagebuild.errors import ConfigError, NothingSelected
+from imagebuild.models import Plan
+from tests.conftest import LIBRARY, TOOL, Files
+
+
+def test_the_plan_of_this_project(full_plan: Plan, golden: Callable[[str, str], None]) -> None:
+    golden("tests/golden/plan.json", full_plan.model_dump_json(indent=1) + "\n")
+
+
+def test_excluded_combinations_have_a_rule_and_a_reason(tiny: Files) -> None:
+    made = plan.make_plan(tiny.load())
+    assert [t.id for t in made.targets] == [
+        "tiny-cuda12.9-debian13-runtime",
+        "tiny-cuda13.0-debian13-runtime",
+        "tiny-cuda13.0-debian13-devel",
+    ]
+    assert [(e.axes["cuda"], e.rule, e.reason) for e in made.excluded] == [
+        ("12.9", "no-old-devel", "nobody asked for it")
+    ]
+
+
+def test_components_say_what_they_support(tiny: Files) -> None:
+    tiny.component("tool", TOOL + 'supports: [{when: {cuda-major: ">=13"}, reason: it needs 13}]\n')
+    made = plan.make_plan(tiny.load())
+    assert {t.axes["cuda"] for t in made.targets} == {"13.0"}
+    assert {e.rule for e in made.excluded} == {"no-old-devel", "tool-supports"}
+
+
+def test_requirements_come_first_and_by_what_they_provide(tiny: Files) -> None:
+    tiny.component("other", LIBRARY + "provides: [library]\n")
+    tiny.replace("matrix.yaml", "components: [tool, library]", "components: [tool, other]")
+    tiny.replace("matrix.yaml", 'library: "1.2"', 'other: "1.2"')
+    assert list(plan.make_plan(tiny.load()).targets[0].components) == ["other", "tool"]
+
+
+def test_what_is_required_is_added(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", "components: [tool, library]", "components: [tool]")
+    assert list(plan.make_plan(tiny.load()).targets[0].components) == ["library", "tool"]
+
+
+def test_a_component_may_be_for_one_variant(tiny: Files) -> None:
+    tiny.component("extra", LIBRARY + "variants: [devel]\nversion-axis: os\n")
+    tiny.replace("matrix.yaml", "components: [tool, library]", "components: [tool, library, extra]")
+    has = {t.axes["variant"]: "extra" in t.components for t in plan.make_plan(tiny.load()).targets}
+    assert has == {"runtime": False, "devel": True}
+
+
+@pytest.mark.parametrize(
+    ("selectors", "number"),
+    [([], 3), (["*-devel"], 1), (["cuda=13.0"], 2), (["cuda=13.0", "*-devel"], 1), (["image=tiny", "variant=r*"], 2)],
+)
+def test_select(tiny: Files, selectors: list[str], number: int) -> None:
+    assert len(plan.select(plan.make_plan(tiny.load()).targets, selectors)) == number
+
+
+def test_selecting_nothing_suggests(tiny: Files) -> None:
+    with pytest.raises(NothingSelected, match="did you mean 'tiny-cuda13.0-debian13-devel'"):
+        plan.select(plan.make_plan(tiny.load()).targets, ["tiny-cuda13.0-debian13-devl"])
+
+
+def test_set_changes_an_axis_or_a_pin(tiny: Files) -> None:
+    project = tiny.load()
+    made = plan.make_plan(project, plan.parse_changes(["cuda=13.1", "library=9", f"tool=4@{'c' * 40}"]))
+    assert {t.axes["cuda"] for t in made.targets} == {"13.1"}
+    assert made.targets[0].components == {"library": "9", "tool": "4"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("cuda", "name=value"),
+        ("kuda=13", "neither an axis nor a pin; did you mean 'cuda'"),
+        ("tool=4", "write it as tool=4@<40-digit commit>"),
+    ],
+)
+def test_wrong_settings(tiny: Files, setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan.make_plan(tiny.load(), plan.parse_changes([setting]))
+
+
+def test_with_and_without(tiny: Files) -> None:
+    tiny.component("extra", LIBRARY + "version-axis: os\n")
+    made = plan.make_plan(tiny.load(), plan.parse_changes([], with_=["extra"], without=["tool"]))
+    assert list(made.targets[0].components) == ["extra", "library"]
+    with pytest.raises(ConfigError, match="--with extr: unknown component; did you mean 'extra'"):
+        plan.make_plan(tiny.load(), plan.parse_changes([], with_=["extr"]))
+
+
+def test_a_github_matrix_has_an_entry_for_each_target_and_platform(project: Project, full_plan: Plan) -> None:
+    entries = plan.github_matrix(full_plan.targets)["include"]
+    assert len(entries) == sum(len(t.platforms) for t in full_plan.targets)
+    assert json.loads(json.dumps(entries))[0]["platform"] == "linux/amd64"

@@ -1,0 +1,68 @@
+"""What this repository ships fits together: components have checks, shell and Dockerfiles are clean, schemas fresh."""
+
+import json
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagebuild import checks
+from imagebuild.config import Project
+from imagebuild.models import Component, Lock, Matrix, Plan
+from imagebuild.render import Renderer
+from tests.conftest import ROOT
+
+PROGRAMS = Path(sysconfig.get_path("scripts"))
+SCRIPTS = sorted(p for p in (ROOT / "dockerfiles").glob("components/*/*/*") if p.parent.name in ("checks", "files"))
+
+
+def test_every_installed_component_has_checks_with_scripts(project: Project) -> None:
+    for name in {c for image in project.matrix.model.images.values() for c in image.components}:
+        assert project.components[name].model.checks, f"{name} has no check"
+        for check in project.components[name].model.checks:
+            assert checks.script_of(project, name, check)
+
+
+def test_no_pin_is_unused(project: Project) -> None:
+    used = {c for image in project.matrix.model.images.values() for c in image.components}
+    used |= {b for d in project.components.values() for b in d.model.build_requires}
+    assert set(project.matrix.model.versions) <= used
+
+
+@pytest.mark.parametrize("model", [Matrix, Component, Lock])
+def test_schemas(model: type[Matrix | Component | Lock], golden: Callable[[str, str], None]) -> None:
+    text = json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n"
+    golden(f"schemas/{model.__name__.lower()}.json", text)
+
+
+@pytest.mark.programs
+def test_shell_passes_shellcheck(project: Project, tmp_path: Path) -> None:
+    files = [p for p in SCRIPTS if p.suffix == ".sh" or p.read_text().startswith("#!/bin/")]
+    assert files
+    for name, document in project.components.items():
+        for check in document.model.checks:
+            if check.run is not None:
+                file = tmp_path / f"{name}-{check.name}.sh"
+                file.write_text(check.run)
+                files.append(file)
+    # SC2164: checks run under `bash -e`, so a failed cd ends them.
+    done = subprocess.run(
+        [str(PROGRAMS / "shellcheck"), "--shell=bash", "--severity=warning", "--exclude=SC2164", *map(str, files)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.stdout
+
+
+@pytest.mark.programs
+def test_rendered_dockerfiles_pass_hadolint(full_plan: Plan, renderer: Renderer, tmp_path: Path) -> None:
+    files = []
+    for target in full_plan.targets:
+        files.append(tmp_path / f"{target.id}.Dockerfile")
+        files[-1].write_text(renderer.dockerfile(target).text)
+    done = subprocess.run(
+        [str(PROGRAMS / "hadolint"), "--config", str(ROOT / ".hadolint.yaml"), "--no-color", *map(str, files)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.stdout + done.stderr
