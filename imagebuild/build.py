@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import platform as machine
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagebuild import bake, base, buildx, console, docker, engine
+from imagebuild import bake, base, buildx, console, engine
 from imagebuild.config import Project
 from imagebuild.console import out
 from imagebuild.dockerfile import Dockerfile
-from imagebuild.errors import CommandError, ConfigError
+from imagebuild.errors import ConfigError
 from imagebuild.files import write_text
 from imagebuild.models import BuildResult, Target
 from imagebuild.render import Renderer
 
+PIP_CONFIGURATIONS = (Path("~/.config/pip/pip.conf"), Path("~/.pip/pip.conf"), Path("/etc/pip.conf"))
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -142,21 +143,23 @@ def _secrets(wish: Wish) -> Iterator[dict[str, Path]]:
 
 
 def _pip_index() -> str | None:
-    done = subprocess.run(
-        ["python3", "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
-    )
-    found = os.environ.get("PIP_INDEX_URL") or done.stdout.strip()
+    """Address of the Python package index, if this machine's pip has another than its default."""
+    found = os.environ.get("PIP_INDEX_URL", "")
+    for path in PIP_CONFIGURATIONS:
+        parser = configparser.ConfigParser(interpolation=None)
+        with suppress(configparser.Error):
+            parser.read(path.expanduser())
+            found = found or parser.get("global", "index-url", fallback="")
     return found if found.startswith("http") else None
 
 
 def _with_sizes(results: list[BuildResult], host: str, folder: Path) -> list[BuildResult]:
+    from imagebuild import docker  # noqa: PLC0415 - slow to import, and needed only now
+
     client = docker.connect(host)
     sized = []
     for result in results:
-        try:
-            size = docker.compressed_size(client, result.tags[0])
-        except CommandError:
-            size = None  # another builder than the engine's own: the image is not in its store
+        size = docker.compressed_size(client, result.tags[0])
         sized.append(result.model_copy(update={"size_bytes": size}))
         write_text(folder / result.target / "result.json", sized[-1].model_dump_json(indent=1) + "\n")
     return sized

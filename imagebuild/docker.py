@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import tarfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -90,38 +88,23 @@ def execute(
 
 
 def compressed_size(client: docker.DockerClient, image: str) -> int | None:
-    """Bytes of the layers as a registry keeps them; None where the engine stores them uncompressed."""
-    with _explained(image), _stream(client, image) as tar:
-        sizes = {member.name.rpartition("/")[2]: member.size for member in tar if member.name.startswith("blobs/")}
-    return sum(sizes.values()) if sizes else None
+    """Bytes of the image as a registry keeps it; None if the engine does not know, because it keeps it unpacked only.
 
-
-def _stream(client: docker.DockerClient, image: str) -> tarfile.TarFile:
-    reader: Any = _Reader(client.images.get(image).save(named=False))
-    return tarfile.open(mode="r|", fileobj=reader)
-
-
-class _Reader:
-    """An iterator of bytes as something with `read`."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self.chunks = iter(chunks)
-        self.rest = b""
-
-    def read(self, number: int) -> bytes:
-        while len(self.rest) < number:
-            chunk = next(self.chunks, b"")
-            if not chunk:
-                break
-            self.rest += chunk
-        result, self.rest = self.rest[:number], self.rest[number:]
-        return result
+    Raises CommandError if the engine fails.
+    """
+    with _explained(image):
+        if not any("containerd.snapshotter" in value for _, value in client.info().get("DriverStatus") or ()):
+            return None
+        try:
+            return int(client.images.get(image).attrs["Size"])
+        except ImageNotFound:
+            return None  # built by another builder, and not loaded
 
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
     try:
         yield
-    except (APIError, DockerException, OSError, json.JSONDecodeError) as error:
+    except (DockerException, OSError) as error:
         text = getattr(error, "explanation", None) or str(error)
         raise CommandError(f"{what}: the engine refused or stopped: {text}") from None

@@ -252,6 +252,7 @@ make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" \
   prefix=/opt/gdrcopy DESTDIR=/out/devel lib_install exes_install
 install -D -m 644 LICENSE /out/devel/opt/gdrcopy/LICENSE
 chmod 644 /out/devel/opt/gdrcopy/include/*
+find /out/devel/opt/gdrcopy/bin -type l -delete # second names such as "sanity", too general for a PATH
 mkdir -p /out/devel/etc/ld.so.conf.d
 echo /opt/gdrcopy/lib > /out/devel/etc/ld.so.conf.d/gdrcopy.conf
 split-runtime
@@ -359,6 +360,9 @@ cd /build
 ./autogen.sh
 # configure looks for CUDA in /usr/local/cuda by itself, and takes dma-buf only if it can link the driver.
 # The programs open CUDA when asked to use it, so they run on machines without.
+# Data is compared by vector instructions, chosen by the CPU that compiles: say AVX2, which every server with
+# such GPUs has. (Without any, this release does not compile on amd64.) On arm64 there is no choice.
+if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
 NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") LDFLAGS=-L/usr/local/cuda/lib/stubs \
   ./configure $CROSS --prefix=/usr/local
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV HAVE_SRD; do
