@@ -87,14 +87,15 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
     return results
 
 
-def show(results: Sequence[BuildResult]) -> None:
-    """Print what was built."""
+def show(results: Sequence[BuildResult], targets: Sequence[Target]) -> None:
+    """Print what was built, and what it contains."""
     rows = []
-    for result in results:
+    for result, target in zip(results, targets, strict=True):
         run = [s for s in result.steps if not s.cached]
         steps = f"{len(run)} run, {len(result.steps) - len(run)} cached"
-        rows.append((result.tags[0], console.size(result.size_bytes), steps, (result.digest or "")[:19]))
-    console.table(("image", "compressed", "steps", "digest"), rows)
+        contains = ", ".join(f"{name} {version}" for name, version in target.components.items())
+        rows.append((result.tags[0], console.size(result.size_bytes), steps, (result.digest or "")[:19], contains))
+    console.table(("image", "compressed", "steps", "digest", "contains"), rows)
     out.print(f"built in {console.duration(max(r.seconds for r in results))}")
 
 

@@ -65,7 +65,7 @@ def prepare(matrix: Path, dockerfiles: Path, lock: Path, changes: planning.Chang
 
 def one_target(plan: Plan, name: str) -> Target:
     """The target of an id. Raises NothingSelected or ConfigError."""
-    chosen = planning.select(plan.targets, [name])
+    chosen = planning.select(plan, [name])
     if len(chosen) > 1:
         shown = ", ".join(t.id for t in chosen[:5])
         raise ConfigError(f"{name}: {len(chosen)} targets fit ({shown}, …); name one")
@@ -92,11 +92,11 @@ def plan(
 ) -> None:
     """List the targets that a build would build."""
     work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
-    targets = planning.select(work.plan.targets, select or ())
+    targets = planning.select(work.plan, select or ())
     if as_json:
         renderer = work.renderer
         full = [t.model_copy(update={"stages": renderer.dockerfile(t).stages}) for t in targets]
-        shown = Plan(targets=tuple(full), excluded=work.plan.excluded)
+        shown = Plan(targets=tuple(full), excluded=planning.select_excluded(work.plan, select or ()))
         out.print(shown.model_dump_json(indent=1), markup=False)
     elif github:
         out.print(json.dumps(planning.github_matrix(targets)), markup=False)
@@ -105,10 +105,7 @@ def plan(
         console.table(("target", "platforms", "tag"), rows)
         if why:
             out.print()
-            rows = [
-                (" ".join([e.image, *(f"{a}={v}" for a, v in e.axes.items())]), e.rule, e.reason)
-                for e in work.plan.excluded
-            ]
+            rows = [(e.id, e.rule, e.reason) for e in planning.select_excluded(work.plan, select or ())]
             console.table(("not built", "rule", "reason"), rows)
 
 
@@ -190,7 +187,7 @@ def build(
     if repository:
         work = prepare_again(work, repository, settings or ())
     wish = building.Wish(
-        targets=planning.select(work.plan.targets, select or ()),
+        targets=planning.select(work.plan, select or ()),
         platforms=tuple(platform or ()),
         output="push" if push else str(output.resolve()) if output else "load",
         builder=builder,
@@ -205,7 +202,7 @@ def build(
     )
     results = building.build(work.project, work.renderer, wish)
     if not stage:
-        building.show(results)
+        building.show(results, wish.targets)
 
 
 def prepare_again(work: Work, repository: str, settings: list[str] | tuple[str, ...]) -> Work:

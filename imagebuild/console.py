@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -28,7 +29,14 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str = ""
     result = Table(*columns, title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for row in rows:
         result.add_row(*row)
-    Console(highlight=False, width=None if out.is_terminal else 160).print(result)
+    if out.is_terminal:
+        out.print(result)
+        return
+    # In a file or a log, cells have room and lines end where their text ends.
+    plain = Console(highlight=False, width=200, file=io.StringIO())
+    with plain.capture() as captured:
+        plain.print(result)
+    out.print("\n".join(line.rstrip() for line in captured.get().splitlines()), markup=False)
 
 
 def duration(seconds: float) -> str:
@@ -122,22 +130,27 @@ class Screen:
             if vertex.parts:
                 self.done[vertex.digest] = vertex
                 if not vertex.cached and not vertex.error:
-                    self.live.console.print(f"[green]✓[/] {escape(vertex.title)} [dim]{duration(vertex.seconds)}[/]")
+                    self.live.console.print(_line(f"{duration(vertex.seconds):>10}  {vertex.title}", "green"))
 
     def _draw(self) -> Group:
         cached = sum(v.cached for v in self.done.values())
-        names = ", ".join(self.targets[:3]) + (f" and {len(self.targets) - 3} more" if len(self.targets) > 3 else "")
-        head = Text.assemble(
-            (f"{names}  ", "bold"),
-            f"{len(self.done) - cached} steps run, {cached} cached, {duration(time.monotonic() - self.began)}",
-        )
-        lines = [head, Text(self.phase, "dim")] if self.phase and not self.done else [head]
+        head = Text(no_wrap=True, overflow="ellipsis")
+        head.append(f"{duration(time.monotonic() - self.began):>10}  ", "bold")
+        head.append(f"{len(self.done) - cached} steps run, {cached} cached  ")
+        head.append(", ".join(self.targets), "dim")
+        lines = [head]
+        if self.phase and not self.done:
+            lines.append(_line(self.phase, "dim"))
         now = time.time()
         for vertex in [v for v in self.running.values() if v.name][-8:]:
-            lines.append(Text(f"  ⋯ {vertex.title}  {duration(max(0.0, now - (vertex.started or now)))}", "cyan"))
+            lines.append(_line(f"{duration(max(0.0, now - (vertex.started or now))):>10}  {vertex.title}", "cyan"))
             if vertex.log:
-                lines.append(Text(f"    {vertex.log[-1][:110]}", "dim", no_wrap=True))
+                lines.append(_line(f"{'':>10}  {vertex.log[-1]}", "dim"))
         return Group(*lines)
+
+
+def _line(text: str, style: str) -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def progress(targets: Iterable[str], *, verbose: bool) -> Progress:

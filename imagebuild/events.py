@@ -19,6 +19,7 @@ NAME = re.compile(
     r"(?P<text>(?!LINK ).*)",  # the second half of COPY --link, which is no step of the Dockerfile
     re.DOTALL,
 )
+FINAL_STAGE = "image"
 LOG_LINES = 400
 """Lines of output kept per step."""
 
@@ -57,7 +58,9 @@ class Vertex:
         """One line: the stage, its platform, and the start of the command."""
         if not self.parts:
             return self.name.splitlines()[0][:100] if self.name else self.digest
-        words = [self.target, self.stage, f"({self.parts['platform']})" if self.parts["platform"] else ""]
+        # Targets share all stages but the last; only there does it matter whose it is.
+        whose = self.target if self.stage == FINAL_STAGE else ""
+        words = [whose, self.stage, f"({self.parts['platform']})" if self.parts["platform"] else ""]
         where = " ".join(word for word in words if word)
         return f"{where} {self.parts['n']}: {summary(self.parts['text'])}"
 

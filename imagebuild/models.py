@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -190,6 +191,12 @@ class Lock(Model):
     """Component → version → wheels."""
 
 
+def combination_id(image: str, axes: Mapping[str, str]) -> str:
+    """`<image>-cuda<V>-<os>-<variant>`: of the values, only the one of `cuda` does not say by itself what it is."""
+    values = [f"{axis}{value}" if axis == "cuda" else value for axis, value in axes.items()]
+    return "-".join([image, *values])
+
+
 class Target(Model):
     """One point of an image's axes: what one tag names."""
 
@@ -216,6 +223,11 @@ class Excluded(Model):
     axes: dict[Name, str]
     rule: str
     reason: str
+
+    @property
+    def id(self) -> str:
+        """The id that the target would have."""
+        return combination_id(self.image, self.axes)
 
 
 class Plan(Model):

@@ -13,7 +13,7 @@ from itertools import product
 from imagebuild import validate
 from imagebuild.config import Mistakes, Project, suggestion
 from imagebuild.errors import ConfigError, NothingSelected
-from imagebuild.models import Component, Excluded, Image, Pin, Plan, Target
+from imagebuild.models import Component, Excluded, Image, Pin, Plan, Target, combination_id
 from imagebuild.versions import facts, matches
 
 TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
@@ -71,26 +71,34 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     return Plan(targets=tuple(targets), excluded=tuple(excluded))
 
 
-def select(targets: Iterable[Target], selectors: Iterable[str]) -> tuple[Target, ...]:
-    """Targets whose id fits a glob, and which have every `axis=value` given; all without selectors.
+def select(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
+    """Targets whose id fits a glob or whose image is named, with every `axis=value` given; all without selectors.
 
-    Raises NothingSelected if none fits.
+    Raises NothingSelected if none fits, with the reason if a rule is why.
     """
-    targets = tuple(targets)
     selectors = tuple(selectors)
+    if chosen := tuple(t for t in plan.targets if _fits(t, selectors)):
+        return chosen
+    asked = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"
+    if excluded := select_excluded(plan, selectors):
+        raise NothingSelected(f"{asked}: {excluded[0].rule} excludes {excluded[0].id}: {excluded[0].reason}")
+    near = [suggestion(s, [t.id for t in plan.targets]) for s in selectors if "=" not in s]
+    shown = next((text for text in near if "did you mean" in text), "; `imagebuild plan` lists the targets")
+    raise NothingSelected(asked + shown)
+
+
+def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...]:
+    """Excluded combinations that would fit the selectors."""
+    return tuple(e for e in plan.excluded if _fits(e, tuple(selectors)))
+
+
+def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
     pairs = [s.partition("=")[::2] for s in selectors if "=" in s]
     globs = [s for s in selectors if "=" not in s]
-    chosen = tuple(
-        t
-        for t in targets
-        if all(fnmatchcase({"image": t.image, **t.axes}.get(axis, ""), value) for axis, value in pairs)
-        and (not globs or any(fnmatchcase(t.id, g) for g in globs))
+    values = {"image": item.image, **item.axes}
+    return all(fnmatchcase(values.get(axis, ""), value) for axis, value in pairs) and (
+        not globs or any(g == item.image or fnmatchcase(item.id, g) for g in globs)
     )
-    if not chosen:
-        near = suggestion(globs[0], [t.id for t in targets]) if globs else ""
-        shown = near if "did you mean" in near else "; `imagebuild plan` lists the targets"
-        raise NothingSelected(f"no target fits {' '.join(selectors) or 'an empty matrix'}{shown}")
-    return chosen
 
 
 def resolve(project: Project, image: str, names: Iterable[str], mistakes: Mistakes) -> tuple[str, ...]:
@@ -204,9 +212,8 @@ def _target(
         tags.append(tag)
         if not TAG.match(tag):
             mistakes.add(where, f"images.{image}.tags.{i}: {tag!r} is not a valid image name and tag")
-    names = [f"{axis}{value}" if axis == "cuda" else value for axis, value in axes.items()]
     return Target(
-        id="-".join([image, *names]),
+        id=combination_id(image, axes),
         image=image,
         axes=axes,
         platforms=matrix.images[image].platforms,

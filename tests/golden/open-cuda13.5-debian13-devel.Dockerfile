@@ -390,7 +390,6 @@ rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   libibverbs-dev:$TARGETARCH \
-  libnuma-dev:$TARGETARCH \
   librdmacm-dev:$TARGETARCH
 EOF
 
@@ -444,7 +443,7 @@ cd /build
 ./autogen.sh
 ./configure $CROSS --prefix=/opt/ucc --disable-static --with-ucx=/opt/ucx --with-nccl=/opt/nccl \
   --with-cuda=/usr/local/cuda --with-nvcc-gencode="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH")" \
-  --without-rocm LDFLAGS=-Wl,-rpath-link=/opt/ucx/lib
+  --without-rocm LDFLAGS=-Wl,-rpath=/opt/ucx/lib
 make
 make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
@@ -499,7 +498,7 @@ export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
   --with-pmix=external --with-hwloc=external --with-libevent=external --with-slurm \
   --with-ucx=/opt/ucx --with-ucc=/opt/ucc \
   --with-cuda=/usr/local/cuda --with-cuda-libdir=/usr/local/cuda/lib/stubs \
-  --with-wrapper-cc=gcc --with-wrapper-cxx=g++ LDFLAGS=-Wl,-rpath-link=/opt/ucx/lib
+  --with-wrapper-cc=gcc --with-wrapper-cxx=g++ LDFLAGS=-Wl,-rpath=/opt/ucx/lib
 make
 make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
@@ -564,6 +563,7 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   'infiniband-diags=56.1-1*' \
   libevent-core-2.1-7t64 \
   libevent-pthreads-2.1-7t64 \
+  libgomp1 \
   libhwloc15 \
   'libibumad-dev=56.1-1*' \
   'libibumad3=56.1-1*' \

@@ -54,15 +54,29 @@ def test_a_component_may_be_for_one_variant(tiny: Files) -> None:
 
 @pytest.mark.parametrize(
     ("selectors", "number"),
-    [([], 3), (["*-devel"], 1), (["cuda=13.0"], 2), (["cuda=13.0", "*-devel"], 1), (["image=tiny", "variant=r*"], 2)],
+    [
+        ([], 3),
+        (["tiny"], 3),
+        (["*-devel"], 1),
+        (["cuda=13.0"], 2),
+        (["cuda=13.0", "*-devel"], 1),
+        (["image=tiny", "variant=r*"], 2),
+    ],
 )
 def test_select(tiny: Files, selectors: list[str], number: int) -> None:
-    assert len(plan.select(plan.make_plan(tiny.load()).targets, selectors)) == number
+    assert len(plan.select(plan.make_plan(tiny.load()), selectors)) == number
 
 
 def test_selecting_nothing_suggests(tiny: Files) -> None:
     with pytest.raises(NothingSelected, match="did you mean 'tiny-cuda13.0-debian13-devel'"):
-        plan.select(plan.make_plan(tiny.load()).targets, ["tiny-cuda13.0-debian13-devl"])
+        plan.select(plan.make_plan(tiny.load()), ["tiny-cuda13.0-debian13-devl"])
+
+
+def test_selecting_what_a_rule_excludes_says_the_reason(tiny: Files) -> None:
+    with pytest.raises(
+        NothingSelected, match="no-old-devel excludes tiny-cuda12.9-debian13-devel: nobody asked for it"
+    ):
+        plan.select(plan.make_plan(tiny.load()), ["cuda=12.9", "variant=devel"])
 
 
 def test_set_changes_an_axis_or_a_pin(tiny: Files) -> None:

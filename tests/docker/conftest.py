@@ -1,0 +1,338 @@
+"""Fixtures of the tests that run the real engine. Nothing is mocked, and what a test starts is gone when it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+from uuid import uuid4
+
+import pytest
+from docker import DockerClient
+from docker.errors import ImageNotFound
+
+from imagebuild import apt, docker, engine, private_engine, programs
+from imagebuild.models import BuildResult
+from tests.conftest import ROOT, Files
+
+MARK = uuid4().hex[:8]
+REPOSITORY = f"imagebuild-test-{MARK}"
+"""Names every image made here, so that nobody's is overwritten or removed."""
+TARGET = "quickstart-cuda13.5-debian13-runtime"
+OURS = {"DOCKER_HOST", "FORCE_COLOR", "GITHUB_ACTIONS", "IMAGEBUILD_MATRIX", "IMAGEBUILD_STATE", "NO_COLOR"}
+"""Variables that decide what is tested; those of whoever runs the tests do not count."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Imagebuild:
+    """`imagebuild …`, called in a folder as people call it."""
+
+    folder: Path
+    environ: Mapping[str, str]
+
+    def start(self, *args: str | Path, **environ: str) -> subprocess.Popen[str]:
+        """Without waiting for the end, so that a test can interfere."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "imagebuild", *map(str, args)], cwd=self.folder, env={**self.environ, **environ},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # What is started from a shell's background ignores Ctrl-C, and hands that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
+        )  # fmt: skip
+
+    def __call__(self, *args: str | Path, expect: int = 0, **environ: str) -> Done:
+        began = time.monotonic()
+        done = finish(self.start(*args, **environ), 600)
+        assert done.status == expect, f"exit status {done.status}\n{done.out}\n{done.err}"
+        assert "Traceback" not in done.err
+        return Done(done.status, done.out, done.err, time.monotonic() - began)
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 60) -> Done:
+    """Wait for the end; a command that does not end in time is a failure."""
+    began = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail(f"did not end within {seconds:.0f} s: {process.args!r}\n{process.communicate()}")
+    return Done(process.returncode, out, err, time.monotonic() - began)
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    """Whether the condition comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def processes(*, argv: str = "", environ: str = "") -> dict[int, list[str]]:
+    """Processes of this machine that have these in their arguments and their environment: pid → arguments."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
+            if any(argv in word for word in words) and environ.encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = words
+    return found
+
+
+def half_written(folder: Path) -> list[str]:
+    """Files that only a build which has not ended may have."""
+    return [str(p) for p in folder.rglob("*") if p.name.startswith(".") or p.name == "metadata.json"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def host() -> Iterator[str]:
+    """Address of the engine, found as imagebuild finds it; pytest-docker reads it from the environment."""
+    with pytest.MonkeyPatch.context() as patched:
+        found = engine.find(os.environ).host
+        patched.setenv("DOCKER_HOST", found)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def client(host: str) -> Iterator[DockerClient]:
+    connected = docker.connect(host)
+    yield connected
+    # Those without a name too: a rebuilt image takes the name from the one before.
+    about = {"label": f"org.opencontainers.image.description={MARK}"}
+    images = [*connected.images.list(filters={"reference": f"{REPOSITORY}/*"}), *connected.images.list(filters=about)]
+    for image in images:
+        for name in [*image.tags, str(image.id)]:
+            with suppress(ImageNotFound):
+                connected.images.remove(name, force=True)
+    connected.close()
+
+
+@contextmanager
+def watched(client: DockerClient, host: str) -> Iterator[dict[str, str]]:
+    """An environment for commands. What they leave running or lying about is a failure, and is removed."""
+    mark = uuid4().hex
+    # Not in pytest's folder, which apt's own user cannot enter.
+    with tempfile.TemporaryDirectory(prefix="imagebuild-test-") as folder:
+        Path(folder).chmod(0o755)
+        inherited = {name: value for name, value in os.environ.items() if name not in OURS}
+        yield {**inherited, "DOCKER_HOST": host, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "IMAGEBUILD_TEST": mark}
+        until(lambda: not processes(environ=mark), 5)
+        left = [*processes(environ=mark).values(), *containers(client), *Path(folder).iterdir()]
+        for pid in processes(environ=mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert not left
+
+
+def containers(client: DockerClient) -> list[str]:
+    """Containers of our images that imagebuild started."""
+    found = client.containers.list(all=True, filters={"label": docker.LABEL}, ignore_removed=True)
+    return [str(c.name) for c in found if c.image and any(t.startswith(REPOSITORY) for t in c.image.tags)]
+
+
+@pytest.fixture
+def environ(client: DockerClient, host: str) -> Iterator[dict[str, str]]:
+    with watched(client, host) as values:
+        yield values
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This project, with another name for its images."""
+    return copy_of_project(tmp_path_factory.mktemp("checkout"))
+
+
+def copy_of_project(folder: Path) -> Path:
+    shutil.copytree(ROOT / "dockerfiles", folder / "dockerfiles")
+    shutil.copy(ROOT / "imagebuild.lock", folder)
+    matrix = (ROOT / "matrix.yaml").read_text()
+    (folder / "matrix.yaml").write_text(re.sub(r"(?m)^repository: .*", f"repository: {REPOSITORY}", matrix))
+    return folder
+
+
+@pytest.fixture
+def imagebuild(checkout: Path, environ: dict[str, str]) -> Imagebuild:
+    return Imagebuild(checkout, environ)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A target of this project, built."""
+
+    folder: Path
+    done: Done
+
+    @property
+    def result(self) -> BuildResult:
+        return BuildResult.model_validate_json((self.folder / "result.json").read_text())
+
+    @property
+    def tag(self) -> str:
+        return self.result.tags[0]
+
+
+def build_of(checkout: Path, target: str, client: DockerClient, host: str) -> Built:
+    with watched(client, host) as environ:
+        done = Imagebuild(checkout, environ)("build", target, "--platform", "local", "--load")
+    return Built(checkout / "build" / target, done)
+
+
+@pytest.fixture(scope="session")
+def quickstart(checkout: Path, client: DockerClient, host: str) -> Built:
+    """The image that `make image` builds."""
+    return build_of(checkout, TARGET, client, host)
+
+
+TINY = f"""\
+repository: {REPOSITORY}
+bases:
+  debian13: {{image: "debian:13-slim", digest: "sha256:{"a" * 64}", release: trixie}}
+versions: {{library: "1.NONCE", tool: "2.NONCE", plugin: "3.NONCE"}}
+images:
+  tiny:
+    description: {MARK}
+    axes:
+      cuda: ["12.9", "13.0"]
+      os: [debian13]
+      variant: [runtime, devel]
+    platforms: [linux/amd64, linux/arm64]
+    components: [library, tool, plugin]
+    tags: ["{{repository}}/{{image}}:NONCE-{{cuda}}-{{variant}}"]
+"""
+COMPONENT = """\
+title: {name}
+description: for a test
+homepage: https://example.org
+license: MIT
+"""
+STAGE = """\
+FROM {{ base }} AS {{ name }}
+RUN mkdir -p /out/runtime && \\
+    echo "{{ version }} $(cat /proc/sys/kernel/random/uuid)" > /out/runtime/{{ name }} && cp -r /out/runtime /out/devel
+"""
+
+
+@dataclass
+class Tiny(Files):
+    """A project whose stages take a moment and no network, and are in no cache: versions are new in each test.
+
+    `library` is one stage for all targets, `tool` one for each CUDA, `plugin` is in devel images only. What they
+    make says when it was made.
+    """
+
+    root: Path
+    environ: Mapping[str, str]
+    nonce: str = field(default_factory=lambda: uuid4().hex[:12])
+
+    def __post_init__(self) -> None:
+        super().__init__(self.root)
+        self.write("matrix.yaml", TINY.replace("NONCE", self.nonce))
+        self.add("library")
+        self.add("tool", "key: [cuda]\nrequires: [library]\nbuild-requires: [library]\n", with_="{{ key.cuda }}")
+        self.add("plugin", "variants: [devel]\nbuild-requires: [library]\n", with_="plugin")
+
+    def add(self, name: str, more: str = "", with_: str = "") -> None:
+        """A component; `with_` is a word that its step has, together with what `library` made."""
+        stage = STAGE.replace("RUN", f"RUN --mount=type=bind,from=library,target=/{with_} \\\n   ") if with_ else STAGE
+        self.component(name, COMPONENT.format(name=name) + more, build=stage)
+
+    def from_git(self, address: str) -> None:
+        """Let `tool` copy its source, which is in git."""
+        self.component("tool", COMPONENT.format(name="tool") + f"git: {address}\n", build=(
+            "{{ source(name, git, commit) }}\nFROM {{ base }} AS tool\n"
+            "COPY --from=tool-source / /src\n" + STAGE.partition("\n")[2].replace("RUN", "RUN cat /src/*;")
+        ))  # fmt: skip
+        self.replace("matrix.yaml", f'tool: "2.{self.nonce}"', f"tool: {{version: 2.{self.nonce}, commit: {'b' * 40}}}")
+
+    def step(self, command: str) -> None:
+        """Let `library` run this command."""
+        self.write("dockerfiles/components/library/build.j2", f"FROM {{{{ base }}}} AS library\nRUN {command}\n")
+
+    @property
+    def imagebuild(self) -> Imagebuild:
+        return Imagebuild(self.root, self.environ)
+
+    def result(self, target: str = "tiny-cuda13.0-debian13-runtime") -> BuildResult:
+        return BuildResult.model_validate_json((self.root / "build" / target / "result.json").read_text())
+
+    def build(self, *args: str | Path, expect: int = 0, **environ: str) -> Done:
+        """`imagebuild build` for this machine's platform. One that fails leaves no result."""
+        done = self.imagebuild("build", "--platform", "local", *args, expect=expect, **environ)
+        assert not half_written(self.root)
+        assert not expect or not list(self.root.rglob("result.json"))
+        return done
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, environ: dict[str, str]) -> Tiny:
+    return Tiny(tmp_path, environ)
+
+
+@dataclass(frozen=True)
+class SecondEngine:
+    """A private engine that a test may fill up or stop."""
+
+    environ: dict[str, str]
+
+    @property
+    def host(self) -> str:
+        return engine.Paths.of(self.environ).host
+
+    def stop(self) -> None:
+        private_engine.down(self.environ)
+
+
+@pytest.fixture
+def second_engine(tmp_path: Path) -> Iterator[SecondEngine]:
+    """On a disk of its own, of 400 MB."""
+    if os.geteuid():
+        pytest.skip("a second engine needs root")
+    state = tmp_path / "engine"
+    state.mkdir()
+    environ = {**os.environ, "IMAGEBUILD_STATE": str(state)}
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "imagebuild-test", state], check=True)
+    try:
+        private_engine.up(environ)
+        yield SecondEngine(environ)
+    finally:
+        private_engine.down(environ, purge=True)
+        subprocess.run(["umount", state], check=True)
+    assert not private_engine.status(environ).running
+
+
+def install(*packages: str) -> None:
+    """What a test needs and this machine lacks."""
+    if os.geteuid():
+        pytest.skip(f"installing {' '.join(packages)} needs root")
+    # Debian 12 has version 1 of docker-compose, which pytest-docker does not know any more.
+    with patch.object(apt, "FROM_NEXT", apt.FROM_NEXT | {"docker-compose"}):
+        apt.install(packages, programs.run)
+
+
+@pytest.fixture(scope="session")
+def docker_compose_command(host: str) -> str:
+    """For pytest-docker: compose as a plug-in of docker's client."""
+    words = ["docker", "compose", "version"]
+    if subprocess.run(words, capture_output=True, check=False).returncode:
+        install("docker-compose-v2" if apt.machine().id == "ubuntu" else "docker-compose")
+    return "docker compose"

@@ -1,0 +1,81 @@
+"""What a build shows: a live display on a terminal, plain lines elsewhere, groups under GitHub Actions."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.docker.conftest import Tiny
+
+pytestmark = pytest.mark.docker
+
+TARGET = "tiny-cuda13.0-debian13-runtime"
+
+
+def on_a_terminal(tiny: Tiny, *args: str) -> tuple[int, str]:
+    """Status and output of imagebuild where all three streams are a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "imagebuild", *args], cwd=tiny.root,
+        env={**tiny.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
+        stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    output = b""
+    try:
+        while chunk := os.read(ours, 1 << 16):
+            output += chunk
+    except OSError:  # how a terminal ends
+        pass
+    os.close(ours)
+    return process.wait(), output.decode()
+
+
+def test_a_terminal_sees_running_steps(tiny: Tiny) -> None:
+    tiny.step("mkdir -p /out/runtime && echo working && sleep 1.5")
+    status, output = on_a_terminal(tiny, "build", TARGET, "--platform", "local")
+    assert status == 0, output
+    assert "Traceback" not in output
+    assert "\x1b[2K" in output  # redrawn
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
+    assert re.search(r"⋯ library 1/1: RUN mkdir", text)
+    assert "working" in text
+    assert re.search(r"✓ library 1/1: RUN mkdir.* \d+\.\d s", text)
+    assert re.search(r"\d+ steps run, \d+ cached", text)
+    assert output.rstrip().endswith("s")
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_a_terminal_sees_why_it_failed(tiny: Tiny) -> None:
+    tiny.step(f"echo {tiny.nonce} && false")
+    status, output = on_a_terminal(tiny, "build", TARGET, "--platform", "local")
+    assert status == 4
+    assert "component library: a step failed" in output
+    assert "Traceback" not in output
+
+
+def test_plain_lines(tiny: Tiny) -> None:
+    done = tiny.build(TARGET)
+    assert "\x1b" not in done.err + done.out
+    assert re.search(r"^ +\d+\.\d  library 1/1: RUN mkdir.* \(\d+\.\d s\)$", done.err, re.M)
+    assert re.search(r"^ +\d+\.\d  library 1/1: RUN mkdir.* \(cached\)$", tiny.build(TARGET).err, re.M)
+    assert f"{TARGET}" not in done.out or "steps" in done.out
+
+
+def test_verbose_shows_what_steps_print(tiny: Tiny) -> None:
+    tiny.step(f"mkdir -p /out/runtime && echo from the step {tiny.nonce}")
+    assert f"library | from the step {tiny.nonce}" in tiny.build(TARGET, "-v").err
+
+
+def test_github_actions_folds_each_step(tiny: Tiny) -> None:
+    tiny.step(f"mkdir -p /out/runtime && echo from the step {tiny.nonce}")
+    done = tiny.build(TARGET, GITHUB_ACTIONS="true")
+    group = re.search(r"^::group::library 1/1: RUN .*\n(.*)\n::endgroup::$", done.err, re.M)
+    assert group, done.err
+    assert group[1] == f"from the step {tiny.nonce}"
+    assert done.err.count("::group::") == done.err.count("::endgroup::")

@@ -1,0 +1,152 @@
+"""The image that `make image` builds: its result, its layers, and what verify says about it when it is broken."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docker import DockerClient
+
+from imagebuild.models import VerifyResult
+from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, Tiny
+
+pytestmark = pytest.mark.docker
+
+
+def docker_build(text: str, *options: str) -> None:
+    """`docker buildx build - < Dockerfile`, as someone without imagebuild would."""
+    command = ["docker", "buildx", "build", "--load", *options, "-"]
+    done = subprocess.run(command, input=text, text=True, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_result_says_what_was_built(quickstart: Built, client: DockerClient) -> None:
+    result = quickstart.result
+    assert result.target == TARGET
+    assert client.images.get(quickstart.tag).id == result.digest
+    assert result.size_bytes is not None
+    assert 100e6 < result.size_bytes < 500e6
+    assert {s.component for s in result.steps} >= {"fetch", "cuda", "nccl"}
+    assert all(s.cached or s.seconds > 0 for s in result.steps)
+    assert not any(s.error for s in result.steps)
+    assert quickstart.tag in quickstart.done.out
+
+
+def test_again_everything_is_cached(quickstart: Built, imagebuild: Imagebuild) -> None:
+    before = quickstart.result
+    again = imagebuild("build", TARGET, "--platform", "local")
+    assert again.seconds <= 20
+    assert quickstart.result.digest == before.digest
+    assert all(step.cached for step in quickstart.result.steps)
+    assert {s.stage for s in quickstart.result.steps} == {s.stage for s in before.steps}
+
+
+def test_what_is_rendered_is_what_is_built(quickstart: Built, imagebuild: Imagebuild, client: DockerClient) -> None:
+    text = imagebuild("render", TARGET).out
+    assert text == (quickstart.folder / "Dockerfile").read_text()
+    bake = json.loads((quickstart.folder.parent / "bake.json").read_text())
+    (target,) = bake["target"].values()
+    contexts = [f"--build-context={name}={value}" for name, value in target["contexts"].items()]
+    tag = f"{REPOSITORY}/by-hand:1"
+    docker_build(text, "--provenance=false", "--tag", tag, *contexts)
+    assert client.images.get(tag).id == quickstart.result.digest
+
+
+def test_verify_proves_every_component(quickstart: Built, imagebuild: Imagebuild, tmp_path: Path) -> None:
+    done = imagebuild("verify", TARGET, "--json", tmp_path / "verify.json")
+    result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
+    assert not [c for c in result.checks if c.outcome == "failed"]
+    assert all(c.reason for c in result.checks if c.outcome == "skipped")
+    components = imagebuild("plan", TARGET, "--json").out
+    proven = {c.component for c in result.checks if c.outcome == "passed"}
+    assert proven == set(json.loads(components)["targets"][0]["components"])
+    assert result.digest == quickstart.result.digest
+    assert f"{len(result.checks) - done.out.count('skipped') + 1} passed, 0 failed" in done.out
+
+
+@pytest.mark.parametrize(
+    ("damage", "failing"),
+    [
+        ("rm /opt/nccl/lib/libnccl.so.2 && ldconfig", {"nccl loads", "nccl version"}),
+        ("ssh-keygen -q -A", {"sshd no-host-keys"}),
+        ("echo PasswordAuthentication yes > /etc/ssh/sshd_config.d/00-mine.conf", {"sshd settings"}),
+    ],
+)
+def test_verify_finds_what_was_broken(
+    quickstart: Built, imagebuild: Imagebuild, tmp_path: Path, damage: str, failing: set[str]
+) -> None:
+    tag = f"{REPOSITORY}/broken:1"
+    docker_build(f"FROM {quickstart.tag}\nRUN {damage}\n", "--tag", tag)
+    done = imagebuild("verify", tag, "--json", tmp_path / "verify.json", expect=1)
+    result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
+    assert {f"{c.component} {c.check}" for c in result.checks if c.outcome == "failed"} == failing
+    assert f"{len(failing)} failed" in done.out
+
+
+def test_verify_of_an_image_that_was_not_built_here(imagebuild: Imagebuild) -> None:
+    tag = f"{REPOSITORY}/foreign:1"
+    docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
+    assert "it was not built here" in imagebuild("verify", tag, expect=2).err
+    assert "not in the engine's image store" in imagebuild("verify", f"{REPOSITORY}/absent:1", expect=2).err
+
+
+def files(client: DockerClient, tag: str, folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Path and content of everything in any layer of an image, and of its configuration."""
+    saved = folder / "image.tar"
+    with saved.open("wb") as file:
+        file.writelines(client.images.get(tag).save())
+    with tarfile.open(saved) as outer:
+        for blob in (member for member in outer if member.isfile()):
+            content = outer.extractfile(blob)
+            assert content
+            if content.peek(2)[:2] != b"\x1f\x8b":  # type: ignore[attr-defined]
+                yield f"configuration {blob.name}", content.read()
+                continue
+            with gzip.open(content) as layer, tarfile.open(fileobj=layer, mode="r|") as inner:
+                for member in inner:
+                    data = inner.extractfile(member) if member.isfile() else None
+                    yield member.name.removeprefix("./"), data.read() if data else b""
+    saved.unlink()
+
+
+UNWANTED_NAMES = re.compile(
+    r"""ssh_host_ | ^run/secrets | ^tmp/. | ^wheels
+    | ^var/lib/apt/lists/(?!lock$|partial/?$|$). | ^var/cache/apt/(?!archives/?$|archives/(lock|partial/?)$|$).
+    | ^root/\.(cache|pip|netrc|bash_history) | /\.ssh/.""",
+    re.VERBOSE,
+)
+UNWANTED_CONTENT = re.compile(rb"-----BEGIN (?:[A-Z ]*PRIVATE KEY|CERTIFICATE)-----\r?\n[\w+/=]{32}")
+CA_PACKAGE = ("etc/ssl/certs/", "usr/share/ca-certificates/")
+"""In bases for an archive that is reached by https."""
+
+
+def test_layers_hold_no_secret_key_or_download(quickstart: Built, client: DockerClient, tmp_path: Path) -> None:
+    seen = 0
+    for name, content in files(client, quickstart.tag, tmp_path):
+        seen += 1
+        assert not UNWANTED_NAMES.search(name), name
+        assert name.startswith(CA_PACKAGE) or not UNWANTED_CONTENT.search(content), name
+    assert seen > 1000
+
+
+def test_secrets_reach_the_step_and_nothing_else(tiny: Tiny, client: DockerClient, tmp_path: Path) -> None:
+    """The CA bundle may show who inspects the traffic, and the index's address may hold a password."""
+    secrets = [f"certificate-of-{tiny.nonce}", f"password-of-{tiny.nonce}"]
+    (tiny.root / "ca.pem").write_text(secrets[0])
+    tiny.step(
+        "--mount=type=secret,id=ca --mount=type=secret,id=pip.conf mkdir -p /out/runtime && "
+        "sha256sum /run/secrets/ca > /out/runtime/ca && grep -c password-of /run/secrets/pip.conf"
+    )
+    index = f"https://me:{secrets[1]}@example.org/simple"
+    tiny.build("tiny-cuda13.0*runtime", "--ca", tiny.root / "ca.pem", PIP_INDEX_URL=index)
+    (tiny.root / "ca.pem").unlink()
+    found = dict(files(client, tiny.result().tags[0], tmp_path))
+    assert "ca" in found
+    found |= {str(p): p.read_bytes() for p in tiny.root.rglob("*") if p.is_file()}
+    assert not [name for name, content in found.items() for s in secrets if s.encode() in content]

@@ -1,0 +1,105 @@
+"""What is built can be pushed, and what is pulled is what was built."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from docker import DockerClient
+
+from imagebuild.models import BuildResult, VerifyResult
+from tests.docker.conftest import TARGET, Built, Imagebuild, Tiny, install, until
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """The distribution's docker-registry, on a free port of the loopback."""
+    if not shutil.which("docker-registry"):
+        install("docker-registry")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    config = {
+        "version": "0.1",
+        "log": {"level": "warn"},
+        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
+        "http": {"addr": address},
+    }
+    (tmp_path / "registry.yml").write_text(json.dumps(config))
+    with (tmp_path / "registry.log").open("w") as log:
+        process = subprocess.Popen(["docker-registry", "serve", tmp_path / "registry.yml"], stdout=log, stderr=log)
+
+    def answers() -> bool:
+        try:
+            with urlopen(f"http://{address}/v2/", timeout=1):
+                return True
+        except OSError:
+            return False
+
+    try:
+        assert until(answers), (tmp_path / "registry.log").read_text()
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def blob(layout: Path, digest: str) -> bytes:
+    content = (layout / "blobs" / digest.replace(":", "/")).read_bytes()
+    assert digest == f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return content
+
+
+def test_push_pull_verify(
+    registry: str, quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
+) -> None:
+    out = tmp_path / "build"
+    imagebuild("build", TARGET, "--platform", "local", "--push", "--repository", f"{registry}/x", "--folder", out)
+    result = BuildResult.model_validate_json((out / TARGET / "result.json").read_text())
+    name, _, tag = result.tags[0].rpartition(":")
+    assert name == f"{registry}/x/quickstart"
+
+    accept = {"Accept": "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json"}
+    with urlopen(Request(f"http://{registry}/v2/x/quickstart/manifests/{tag}", headers=accept)) as answer:
+        assert result.digest == f"sha256:{hashlib.sha256(answer.read()).hexdigest()}"
+
+    pulled = f"{name}@{result.digest}"
+    assert not client.images.list(name)
+    client.images.pull(pulled)
+    try:
+        imagebuild("verify", pulled, "--json", tmp_path / "verify.json")
+    finally:
+        client.images.remove(pulled, force=True)
+    verified = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
+    assert verified.digest == result.digest
+    assert verified.target == TARGET
+
+
+def test_push_to_a_registry_that_does_not_answer(tiny: Tiny) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    done = tiny.build("tiny-cuda13.0*runtime", "--push", "--repository", f"{address}/x", expect=4)
+    assert "connection refused" in done.err
+    assert address in done.err
+
+
+def test_output_is_an_oci_layout(tiny: Tiny) -> None:
+    tiny.build("cuda=13.0", "--output", tiny.root / "layouts")
+    for target in ("tiny-cuda13.0-debian13-runtime", "tiny-cuda13.0-debian13-devel"):
+        layout = tiny.root / "layouts" / target
+        assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+        (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
+        assert entry["digest"] == tiny.result(target).digest
+        manifest = json.loads(blob(layout, entry["digest"]))
+        for part in [manifest["config"], *manifest["layers"]]:
+            assert len(blob(layout, part["digest"])) == part["size"]
+        labels = json.loads(blob(layout, manifest["config"]["digest"]))["config"]["Labels"]
+        assert labels["imagebuild.target"] == target
