@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,7 +18,7 @@ from imagebuild import bake
 from imagebuild.config import Project, suggestion
 from imagebuild.console import Progress
 from imagebuild.dockerfile import Dockerfile
-from imagebuild.engine import Endpoint
+from imagebuild.engine import Endpoint, flaw
 from imagebuild.errors import CommandError, ConfigError, ResultError
 from imagebuild.events import Stream, Vertex
 from imagebuild.files import write_text
@@ -26,6 +27,8 @@ from imagebuild.models import BuildResult, Target
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 ERROR_LINES = 25
+# containerd's garbage collector was faster: https://github.com/containerd/containerd/issues/10835
+LOST_LAYER = re.compile(r"parent snapshot \S+ does not exist")
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,15 @@ def run(request: Request, progress: Progress) -> Outcome:
     """
     began = time.monotonic()
     metadata_file = _write_inputs(request)
-    stream, status = _bake(request, metadata_file, progress)
-    if status:
-        raise CommandError(explain(request, stream, status))
+    stream = Stream()
     try:
+        status = _bake(request, metadata_file, progress, stream)
+        if status and any(LOST_LAYER.search(text) for text in stream.said()):
+            progress.note("the engine lost a layer that it was unpacking; exporting once more")
+            stream.forget_failures()
+            status = _bake(request, metadata_file, progress, stream)
+        if status:
+            raise CommandError(_engine_gone(request, stream) + explain(request, stream, status))
         metadata = json.loads(metadata_file.read_text()) if metadata_file.exists() else {}
     except ValueError as error:
         raise ResultError(f"{metadata_file}: buildx wrote what is not JSON: {error}") from None
@@ -105,7 +113,10 @@ def run(request: Request, progress: Progress) -> Outcome:
 
 
 def _write_inputs(request: Request) -> Path:
-    request.options.context.mkdir(parents=True, exist_ok=True)
+    try:
+        request.options.context.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{request.folder}: cannot be written: {error.strerror}") from None
     for target in request.targets:
         write_text(request.folder / target.id / "Dockerfile", request.dockerfiles[target.id].text)
         (request.folder / target.id / "result.json").unlink(missing_ok=True)
@@ -117,7 +128,7 @@ def _write_inputs(request: Request) -> Path:
     return request.folder / "metadata.json"
 
 
-def _bake(request: Request, metadata_file: Path, progress: Progress) -> tuple[Stream, int]:
+def _bake(request: Request, metadata_file: Path, progress: Progress, stream: Stream) -> int:
     command = [
         "docker",
         "buildx",
@@ -136,7 +147,6 @@ def _bake(request: Request, metadata_file: Path, progress: Progress) -> tuple[St
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it
     }
-    stream = Stream()
     process = subprocess.Popen(
         command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         start_new_session=True,
@@ -146,7 +156,7 @@ def _bake(request: Request, metadata_file: Path, progress: Progress) -> tuple[St
         while chunk := os.read(process.stderr.fileno(), 1 << 16):
             for event in stream.feed(chunk.decode("utf-8", "replace")):
                 progress.update(*event)
-        return stream, process.wait()
+        return process.wait()
     finally:
         stream.close()
         _stop(process)
@@ -163,12 +173,21 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.wait(patience)
 
 
+def _engine_gone(request: Request, stream: Stream) -> str:
+    """Whether the engine has stopped, for when no step failed: what buildx says then does not tell."""
+    if request.builder or any(v.parts for v in stream.failed()):
+        return ""
+    why = flaw(request.engine.host, flags=() if request.engine.origin == "context" else None)
+    return f"the engine at {request.engine.host} stopped during the build ({why}); start it again\n" if why else ""
+
+
 def explain(request: Request, stream: Stream, status: int) -> str:
     """What failed, in which component, with its last lines, and how to see it again."""
     failed = [v for v in stream.failed() if v.parts]
     if not failed:
-        said = [v.error for v in stream.failed()] + [m for m in stream.messages if m.strip()]
-        return f"docker buildx bake exited with {status}:\n" + "\n".join(said[-ERROR_LINES:])
+        said = stream.said()[-ERROR_LINES:] or ["it said nothing; was it killed?"]
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
+        return f"docker buildx bake {how}:\n" + "\n".join(said)
     return "\n\n".join(_explain_step(request, v) for v in failed[:3])
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import docker
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, ImageNotFound
 from docker.models.containers import Container
 
 from imagebuild.errors import CommandError, ConfigError
@@ -66,7 +66,7 @@ def container(client: docker.DockerClient, image: str, **options: Any) -> Iterat
             )  # fmt: skip
         yield started
     finally:
-        with suppress(NotFound, APIError):
+        with suppress(DockerException, OSError):  # it was never made, or the engine is gone and the error above says so
             client.containers.get(name).remove(force=True)
 
 

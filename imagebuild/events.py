@@ -127,6 +127,15 @@ class Stream:
         """Steps that failed by themselves, not because others did."""
         return [v for v in self.vertices.values() if v.error and "context canceled" not in v.error]
 
+    def said(self) -> list[str]:
+        """What failed outside steps, and lines that are no events."""
+        return [v.error for v in self.failed() if not v.parts] + [m for m in self.messages if m.strip()]
+
+    def forget_failures(self) -> None:
+        """Before the same build is tried again: what ran stays known as having run."""
+        self.vertices = {digest: v for digest, v in self.vertices.items() if not v.error}
+        self.messages.clear()
+
     def _event(self, event: dict[str, Any]) -> Iterator[tuple[str, Vertex, str]]:
         for raw in event.get("vertexes") or ():
             yield from self._vertex(raw)

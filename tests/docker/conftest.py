@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +99,12 @@ def processes(*, argv: str = "", environ: str = "") -> dict[int, list[str]]:
     return found
 
 
+def kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def half_written(folder: Path) -> list[str]:
     """Files that only a build which has not ended may have."""
     return [str(p) for p in folder.rglob("*") if p.name.startswith(".") or p.name == "metadata.json"]
@@ -117,11 +123,11 @@ def host() -> Iterator[str]:
 def client(host: str) -> Iterator[DockerClient]:
     connected = docker.connect(host)
     yield connected
-    # Those without a name too: a rebuilt image takes the name from the one before.
-    about = {"label": f"org.opencontainers.image.description={MARK}"}
-    images = [*connected.images.list(filters={"reference": f"{REPOSITORY}/*"}), *connected.images.list(filters=about)]
-    for image in images:
-        for name in [*image.tags, str(image.id)]:
+    for image in connected.images.list():
+        names = [*image.attrs["RepoTags"], *image.attrs["RepoDigests"]]
+        # A rebuilt image takes its name from the one before.
+        unnamed = image.labels.get("org.opencontainers.image.description") == MARK
+        for name in [str(image.id)] if unnamed else [name for name in names if REPOSITORY in name]:
             with suppress(ImageNotFound):
                 connected.images.remove(name, force=True)
     connected.close()
@@ -135,19 +141,18 @@ def watched(client: DockerClient, host: str) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="imagebuild-test-") as folder:
         Path(folder).chmod(0o755)
         inherited = {name: value for name, value in os.environ.items() if name not in OURS}
-        yield {**inherited, "DOCKER_HOST": host, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "IMAGEBUILD_TEST": mark}
-        until(lambda: not processes(environ=mark), 5)
-        left = [*processes(environ=mark).values(), *containers(client), *Path(folder).iterdir()]
-        for pid in processes(environ=mark):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        assert not left
+        try:
+            yield {**inherited, "DOCKER_HOST": host, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "IMAGEBUILD_TEST": mark}
+            until(lambda: not processes(environ=mark), 5)
+            assert not [*processes(environ=mark).values(), *containers(client), *Path(folder).iterdir()]
+        finally:
+            kill(processes(environ=mark))
 
 
 def containers(client: DockerClient) -> list[str]:
     """Containers of our images that imagebuild started."""
     found = client.containers.list(all=True, filters={"label": docker.LABEL}, ignore_removed=True)
-    return [str(c.name) for c in found if c.image and any(t.startswith(REPOSITORY) for t in c.image.tags)]
+    return [str(c.name) for c in found if c.image and any(REPOSITORY in tag for tag in c.image.tags)]
 
 
 @pytest.fixture
@@ -195,6 +200,12 @@ def build_of(checkout: Path, target: str, client: DockerClient, host: str) -> Bu
     with watched(client, host) as environ:
         done = Imagebuild(checkout, environ)("build", target, "--platform", "local", "--load")
     return Built(checkout / "build" / target, done)
+
+
+@pytest.fixture(scope="session")
+def devel(checkout: Path, client: DockerClient, host: str) -> Built:
+    """What programs for that image are compiled in."""
+    return build_of(checkout, TARGET.replace("runtime", "devel"), client, host)
 
 
 @pytest.fixture(scope="session")
@@ -265,8 +276,14 @@ class Tiny(Files):
         self.replace("matrix.yaml", f'tool: "2.{self.nonce}"', f"tool: {{version: 2.{self.nonce}, commit: {'b' * 40}}}")
 
     def step(self, command: str) -> None:
-        """Let `library` run this command."""
-        self.write("dockerfiles/components/library/build.j2", f"FROM {{{{ base }}}} AS library\nRUN {command}\n")
+        """Let `library` run this command, which no cache has."""
+        stage = f"FROM {{{{ base }}}} AS library\nRUN {command} # {self.nonce}\n"
+        self.write("dockerfiles/components/library/build.j2", stage)
+
+    @property
+    def forever(self) -> str:
+        """Seconds to sleep: far too many, and no other process sleeps as many."""
+        return f"1000{int(self.nonce, 16)}"
 
     @property
     def imagebuild(self) -> Imagebuild:
@@ -278,14 +295,16 @@ class Tiny(Files):
     def build(self, *args: str | Path, expect: int = 0, **environ: str) -> Done:
         """`imagebuild build` for this machine's platform. One that fails leaves no result."""
         done = self.imagebuild("build", "--platform", "local", *args, expect=expect, **environ)
-        assert not half_written(self.root)
-        assert not expect or not list(self.root.rglob("result.json"))
+        assert not half_written(self.root / "build")
+        assert not expect or not list(self.root.glob("build/*/result.json"))
         return done
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, environ: dict[str, str]) -> Tiny:
-    return Tiny(tmp_path, environ)
+def tiny(tmp_path: Path, environ: dict[str, str]) -> Iterator[Tiny]:
+    project = Tiny(tmp_path, environ)
+    yield project
+    kill(processes(argv=project.forever))
 
 
 @dataclass(frozen=True)
@@ -303,12 +322,11 @@ class SecondEngine:
 
 
 @pytest.fixture
-def second_engine(tmp_path: Path) -> Iterator[SecondEngine]:
+def second_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondEngine]:
     """On a disk of its own, of 400 MB."""
     if os.geteuid():
         pytest.skip("a second engine needs root")
-    state = tmp_path / "engine"
-    state.mkdir()
+    state = tmp_path_factory.mktemp("engine")
     environ = {**os.environ, "IMAGEBUILD_STATE": str(state)}
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "imagebuild-test", state], check=True)
     try:
@@ -317,7 +335,9 @@ def second_engine(tmp_path: Path) -> Iterator[SecondEngine]:
     finally:
         private_engine.down(environ, purge=True)
         subprocess.run(["umount", state], check=True)
-    assert not private_engine.status(environ).running
+    paths = engine.Paths.of(environ)
+    assert not private_engine.family(programs.processes(), paths)
+    assert not [path for path in (paths.run, Path("/sys/class/net") / paths.bridge) if path.exists()]
 
 
 def install(*packages: str) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ TINY_TARGET = "tiny-cuda13.0-debian13-runtime"
 def test_a_step_that_fails(tiny: Tiny) -> None:
     tiny.build(TINY_TARGET)
     assert tiny.result().digest
-    tiny.step(f"echo {tiny.nonce}; for i in $(seq 99); do echo line $i; done; echo last words >&2; exit 7")
+    tiny.step("for i in $(seq 99); do echo line $i; done; echo last words; exit 7")
     done = tiny.build(TINY_TARGET, expect=4)
     assert f"error: {TINY_TARGET}: component library: a step failed" in done.err
     assert "exit code: 7" in done.err
@@ -77,8 +77,24 @@ def test_a_wheel_with_another_hash(tmp_path: Path, environ: dict[str, str]) -> N
     assert f"{TARGET}: component nccl: a step failed" in done.err
     assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.err
     assert f"Expected sha256 {'0' * 64}" in done.err
-    assert not half_written(tmp_path)
-    assert not list(tmp_path.rglob("result.json"))
+    assert not half_written(tmp_path / "build")
+
+
+def test_a_layer_that_the_engine_loses(tiny: Tiny) -> None:
+    """containerd does so at random while it unpacks; here the client says so after its first build."""
+    client = shutil.which("docker")
+    lost = "ERROR: failed to solve: failed to prepare extraction snapshot: parent snapshot x does not exist: not found"
+    tiny.write("bin/docker", f"""#!/bin/sh
+if [ "$2" = bake ] && mkdir {tiny.root}/once 2> /dev/null; then
+  {client} "$@" && echo '{lost}' >&2
+  exit 1
+fi
+exec {client} "$@"
+""")  # fmt: skip
+    (tiny.root / "bin" / "docker").chmod(0o755)
+    done = tiny.build(TINY_TARGET, PATH=f"{tiny.root}/bin:{tiny.environ['PATH']}")
+    assert "exporting once more" in done.err
+    assert {"library", "tool"} <= {step.stage for step in tiny.result().steps if not step.cached}
 
 
 def test_a_full_disk(tiny: Tiny, second_engine: SecondEngine) -> None:
@@ -94,14 +110,34 @@ def test_an_engine_that_stops(tiny: Tiny, second_engine: SecondEngine) -> None:
     done = finish(building)
     assert done.status == 4, done.err
     assert "Traceback" not in done.err
-    assert "engine" in done.err
-    nothing_left(tiny)
-    assert "does not answer" in tiny.build(TINY_TARGET, expect=4, DOCKER_HOST=second_engine.host).err
+    assert f"error: the engine at {second_engine.host} stopped during the build (no socket there)" in done.err
+    assert not half_written(tiny.root / "build")
+
+
+@pytest.mark.xfail(strict=True, reason="private_engine._clear does not know the steps of a build once dockerd is gone")
+def test_an_engine_that_stops_ends_the_steps_of_builds(tiny: Tiny, second_engine: SecondEngine) -> None:
+    building = start_sleeping(tiny, DOCKER_HOST=second_engine.host)
+    second_engine.stop()
+    finish(building)
+    assert until(lambda: not sleeps(tiny), 3)
+
+
+def test_an_engine_that_stops_while_verify_runs(tiny: Tiny, second_engine: SecondEngine) -> None:
+    slow_check(tiny)
+    tiny.build(TINY_TARGET, DOCKER_HOST=second_engine.host)
+    verifying = tiny.imagebuild.start("verify", TINY_TARGET, "--json", "verify.json", DOCKER_HOST=second_engine.host)
+    assert until(lambda: sleeps(tiny))
+    second_engine.stop()
+    done = finish(verifying)
+    assert done.status == 4, done.err
+    assert "Traceback" not in done.err
+    assert "the engine refused or stopped" in done.err
+    assert not (tiny.root / "verify.json").exists()
 
 
 def start_sleeping(tiny: Tiny, *args: str, **environ: str) -> subprocess.Popen[str]:
     """A build that has come to a step that takes forever."""
-    tiny.step(f"exec sleep 1000{int(tiny.nonce, 16)}")
+    tiny.step(f"exec sleep {tiny.forever}")
     building = tiny.imagebuild.start("build", TINY_TARGET, "--platform", "local", *args, **environ)
     assert until(lambda: sleeps(tiny) or building.poll() is not None), "the step does not start"
     assert building.poll() is None, building.communicate()
@@ -109,24 +145,25 @@ def start_sleeping(tiny: Tiny, *args: str, **environ: str) -> subprocess.Popen[s
 
 
 def sleeps(tiny: Tiny) -> bool:
-    """Whether the step of `start_sleeping` runs, in a container of BuildKit's."""
-    return bool(processes(argv=f"1000{int(tiny.nonce, 16)}"))
+    """Whether a process sleeps for this test, in a container or a step."""
+    return any(words[0] == "sleep" for words in processes(argv=tiny.forever).values())
 
 
 def nothing_left(tiny: Tiny) -> None:
     assert until(lambda: not sleeps(tiny)), "BuildKit still runs the step"
-    assert not half_written(tiny.root)
-    assert not list(tiny.root.rglob("result.json"))
+    assert not half_written(tiny.root / "build")
+    assert not list(tiny.root.glob("build/*/result.json"))
 
 
 @pytest.mark.parametrize("display", ["plain", "verbose"])
-def test_ctrl_c_ends_the_build(tiny: Tiny, display: str) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
+def test_a_build_is_told_to_end(tiny: Tiny, display: str, number: signal.Signals, status: int) -> None:
     building = start_sleeping(tiny, *(["-v"] if display == "verbose" else []))
-    building.send_signal(signal.SIGINT)
+    building.send_signal(number)
     done = finish(building, 15)
-    assert done.status == 130
-    assert done.err.endswith("interrupted\n")
+    assert done.status == status
     assert "Traceback" not in done.err
+    assert "error" not in done.err
     nothing_left(tiny)
 
 
@@ -138,22 +175,26 @@ def test_buildx_is_killed(tiny: Tiny, program: str) -> None:
     os.kill(pid, signal.SIGKILL)
     done = finish(building)
     assert done.status == 4
-    assert "docker buildx" in done.err
-    assert "killed" in done.err.lower()
+    assert re.search("error: docker buildx bake .*killed", done.err, re.DOTALL)
     assert "Traceback" not in done.err
     nothing_left(tiny)
 
 
-def test_ctrl_c_in_verify_removes_the_container(tiny: Tiny, client: DockerClient) -> None:
+def slow_check(tiny: Tiny) -> None:
     path = "dockerfiles/components/library/component.yaml"
-    tiny.write(path, (tiny.root / path).read_text() + "checks: [{name: slow, description: x, run: sleep 600}]\n")
+    check = f"{{name: slow, description: for a test, run: sleep {tiny.forever}}}"
+    tiny.write(path, (tiny.root / path).read_text() + f"checks: [{check}]\n")
+
+
+def test_ctrl_c_in_verify_removes_the_container(tiny: Tiny, client: DockerClient) -> None:
+    slow_check(tiny)
     tiny.build(TINY_TARGET)
     verifying = tiny.imagebuild.start("verify", TINY_TARGET, "--json", "verify.json")
-    assert until(lambda: bool(containers(client)))
-    time.sleep(1)  # into the check
+    assert until(lambda: sleeps(tiny))
+    assert containers(client)
     verifying.send_signal(signal.SIGINT)
     done = finish(verifying, 20)
-    assert (done.status, done.err) == (130, "interrupted\n")
+    assert (done.status, done.err) == (130, "")
     assert not containers(client)
     assert not (tiny.root / "verify.json").exists()
 
@@ -161,3 +202,8 @@ def test_ctrl_c_in_verify_removes_the_container(tiny: Tiny, client: DockerClient
 def test_no_engine(tiny: Tiny) -> None:
     done = tiny.build(expect=4, DOCKER_HOST="unix:///nowhere.sock")
     assert "DOCKER_HOST=unix:///nowhere.sock: no socket there" in done.err
+
+
+def test_a_folder_that_cannot_be_written(tiny: Tiny) -> None:
+    done = tiny.imagebuild("build", TINY_TARGET, "--platform", "local", "--folder", "/proc/nowhere", expect=2)
+    assert re.search("error: /proc/nowhere.*: cannot be written: No such file", done.err)

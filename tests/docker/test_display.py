@@ -43,16 +43,15 @@ def test_a_terminal_sees_running_steps(tiny: Tiny) -> None:
     assert "Traceback" not in output
     assert "\x1b[2K" in output  # redrawn
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
-    assert re.search(r"⋯ library 1/1: RUN mkdir", text)
-    assert "working" in text
-    assert re.search(r"✓ library 1/1: RUN mkdir.* \d+\.\d s", text)
+    assert re.search(r"^ +0\.\d s  library 1/.: RUN mkdir.*\r\n +working", text, re.M)
+    assert re.search(r"^ +1\.\d s  library 1/.: RUN mkdir", text, re.M)
     assert re.search(r"\d+ steps run, \d+ cached", text)
     assert output.rstrip().endswith("s")
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is back
 
 
 def test_a_terminal_sees_why_it_failed(tiny: Tiny) -> None:
-    tiny.step(f"echo {tiny.nonce} && false")
+    tiny.step("false")
     status, output = on_a_terminal(tiny, "build", TARGET, "--platform", "local")
     assert status == 4
     assert "component library: a step failed" in output
@@ -62,20 +61,19 @@ def test_a_terminal_sees_why_it_failed(tiny: Tiny) -> None:
 def test_plain_lines(tiny: Tiny) -> None:
     done = tiny.build(TARGET)
     assert "\x1b" not in done.err + done.out
-    assert re.search(r"^ +\d+\.\d  library 1/1: RUN mkdir.* \(\d+\.\d s\)$", done.err, re.M)
-    assert re.search(r"^ +\d+\.\d  library 1/1: RUN mkdir.* \(cached\)$", tiny.build(TARGET).err, re.M)
-    assert f"{TARGET}" not in done.out or "steps" in done.out
+    assert re.search(r"^ +\d+\.\d  library 1/.: RUN mkdir.* \(\d+\.\d s\)$", done.err, re.M)
+    assert re.search(r"^ +\d+\.\d  library 1/.: RUN mkdir.* \(cached\)$", tiny.build(TARGET).err, re.M)
 
 
 def test_verbose_shows_what_steps_print(tiny: Tiny) -> None:
-    tiny.step(f"mkdir -p /out/runtime && echo from the step {tiny.nonce}")
-    assert f"library | from the step {tiny.nonce}" in tiny.build(TARGET, "-v").err
+    tiny.step("mkdir -p /out/runtime && echo from the step")
+    assert "library | from the step\n" in tiny.build(TARGET, "-v").err
 
 
 def test_github_actions_folds_each_step(tiny: Tiny) -> None:
-    tiny.step(f"mkdir -p /out/runtime && echo from the step {tiny.nonce}")
+    tiny.step("mkdir -p /out/runtime && echo from the step")
     done = tiny.build(TARGET, GITHUB_ACTIONS="true")
-    group = re.search(r"^::group::library 1/1: RUN .*\n(.*)\n::endgroup::$", done.err, re.M)
+    group = re.search(r"^::group::library 1/.: RUN .*\n(.*)\n::endgroup::$", done.err, re.M)
     assert group, done.err
-    assert group[1] == f"from the step {tiny.nonce}"
+    assert group[1] == "from the step"
     assert done.err.count("::group::") == done.err.count("::endgroup::")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,6 +18,20 @@ from tests.docker.conftest import MARK, Built, until
 pytestmark = pytest.mark.docker
 
 OWNERS = {"root": 0, "mpiuser": 1000}
+SUM = r"""
+#include <mpi.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+  int rank, sum = 0, length;
+  char host[MPI_MAX_PROCESSOR_NAME];
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  MPI_Get_processor_name(host, &length);
+  printf("%s: 0 + 1 + 2 + 3 = %d\n", host, sum);
+  return MPI_Finalize();
+}
+"""
 Execute = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -27,11 +42,17 @@ def execute_in(container: str, *argv: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="session")
-def docker_compose_file(quickstart: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """For pytest-docker: the services, with a key that logs in and one that does not."""
-    keys = tmp_path_factory.mktemp("keys")
+def docker_compose_file(
+    quickstart: Built, devel: Built, client: DockerClient, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """For pytest-docker: the services, with a key that logs in, one that does not, and an MPI program."""
+    shared = tmp_path_factory.mktemp("shared")
+    (shared / "programs").mkdir()
+    (shared / "programs" / "sum.c").write_text(SUM)
+    compiled = ["mpicc", "/programs/sum.c", "-o", "/programs/sum"]
+    client.containers.run(devel.tag, compiled, volumes=[f"{shared}/programs:/programs"], remove=True)
     for user, uid in OWNERS.items():
-        folder = keys / user
+        folder = shared / user
         folder.mkdir(mode=0o700)
         for name in ("id_ed25519", "wrong"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
@@ -40,9 +61,9 @@ def docker_compose_file(quickstart: Built, tmp_path_factory: pytest.TempPathFact
             os.chown(path, uid, uid)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("IMAGE", quickstart.tag)
-        patched.setenv("KEYS", str(keys))
+        patched.setenv("SHARED", str(shared))
         yield str(Path(__file__).parent / "docker-compose.yml")
-    shutil.rmtree(keys)
+    shutil.rmtree(shared)
 
 
 @pytest.fixture(scope="session")
@@ -83,14 +104,23 @@ def test_ranks_run_on_both_hosts(execute: Execute, who: str, name: str) -> None:
     assert sorted(done.stdout.splitlines()) == sorted(expected)
 
 
+@pytest.mark.parametrize("who", ["root", "user"])
+def test_a_program_adds_up_over_both_hosts(execute: Execute, who: str) -> None:
+    """Compiled in the devel image, run in the runtime image."""
+    done = execute(f"{who}1", *MPIRUN[who], "-n", "4", "--host", f"{who}1:2,{who}2:2", "/programs/sum")
+    assert done.returncode == 0, done.stderr
+    hosts = [f"{who}1", f"{who}1", f"{who}2", f"{who}2"]
+    assert sorted(done.stdout.splitlines()) == [f"{host}: 0 + 1 + 2 + 3 = 6" for host in hosts]
+
+
 @pytest.mark.parametrize(("who", "port"), [("root", "22"), ("user", "2222")])
 def test_only_the_right_key_logs_in(execute: Execute, who: str, port: str) -> None:
     ssh = ["ssh", "-p", port, "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes"]
     right = execute(f"{who}1", *ssh, f"{who}2", "hostname")
     assert (right.returncode, right.stdout.strip()) == (0, f"{who}2"), right.stderr
-    wrong = execute(f"{who}1", *ssh, "-i", f"{'~' if who == 'user' else '/root'}/.ssh/wrong",
-                    "-o", "IdentityFile=none", f"{who}2", "hostname")  # fmt: skip
+    wrong = execute(f"{who}1", *ssh, "-v", "-i", "~/.ssh/wrong", f"{who}2", "hostname")
     assert wrong.returncode == 255
+    assert re.search("Offering public key: .*/wrong ", wrong.stderr)
     # No other way is even offered.
     assert "Permission denied (publickey)" in wrong.stderr
 
@@ -103,7 +133,7 @@ def test_a_normal_user_s_server_lets_only_that_user_in(execute: Execute) -> None
 
 def test_every_container_has_its_own_host_key(execute: Execute, client: DockerClient, quickstart: Built) -> None:
     scanned = execute("root1", "ssh-keyscan", "-t", "ed25519", "root1", "root2").stdout
-    keys = {line.split()[2] for line in scanned.splitlines()}
+    keys = {line.split()[2] for line in scanned.splitlines() if not line.startswith("#")}
     assert len(keys) == 2
     fresh = client.containers.run(quickstart.tag, ["/usr/sbin/sshd", "-D", "-e"], detach=True)
 

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,16 +59,21 @@ def test_what_is_rendered_is_what_is_built(quickstart: Built, imagebuild: Imageb
     assert client.images.get(tag).id == quickstart.result.digest
 
 
-def test_verify_proves_every_component(quickstart: Built, imagebuild: Imagebuild, tmp_path: Path) -> None:
-    done = imagebuild("verify", TARGET, "--json", tmp_path / "verify.json")
+@pytest.mark.parametrize("variant", ["quickstart", "devel"])
+def test_verify_proves_every_component(
+    request: pytest.FixtureRequest, variant: str, imagebuild: Imagebuild, tmp_path: Path
+) -> None:
+    built: Built = request.getfixturevalue(variant)
+    target = built.result.target
+    done = imagebuild("verify", target, "--json", tmp_path / "verify.json")
     result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
-    assert not [c for c in result.checks if c.outcome == "failed"]
-    assert all(c.reason for c in result.checks if c.outcome == "skipped")
-    components = imagebuild("plan", TARGET, "--json").out
-    proven = {c.component for c in result.checks if c.outcome == "passed"}
-    assert proven == set(json.loads(components)["targets"][0]["components"])
-    assert result.digest == quickstart.result.digest
-    assert f"{len(result.checks) - done.out.count('skipped') + 1} passed, 0 failed" in done.out
+    assert (result.target, result.digest) == (target, built.result.digest)
+    outcomes = Counter(check.outcome for check in result.checks)
+    assert not outcomes["failed"]
+    assert f"{outcomes['passed']} passed, 0 failed, {outcomes['skipped']} skipped" in done.out
+    assert all(check.reason for check in result.checks if check.outcome == "skipped")
+    (planned,) = json.loads(imagebuild("plan", target, "--json").out)["targets"]
+    assert {check.component for check in result.checks if check.outcome == "passed"} == set(planned["components"])
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,7 @@ def test_verify_proves_every_component(quickstart: Built, imagebuild: Imagebuild
         ("ssh-keygen -q -A", {"sshd no-host-keys"}),
         ("echo PasswordAuthentication yes > /etc/ssh/sshd_config.d/00-mine.conf", {"sshd settings"}),
     ],
+    ids=["library", "host-key", "passwords"],
 )
 def test_verify_finds_what_was_broken(
     quickstart: Built, imagebuild: Imagebuild, tmp_path: Path, damage: str, failing: set[str]
@@ -94,6 +101,15 @@ def test_verify_of_an_image_that_was_not_built_here(imagebuild: Imagebuild) -> N
     docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
     assert "it was not built here" in imagebuild("verify", tag, expect=2).err
     assert "not in the engine's image store" in imagebuild("verify", f"{REPOSITORY}/absent:1", expect=2).err
+
+
+def test_verify_of_a_target_whose_image_is_older(tiny: Tiny) -> None:
+    target = "tiny-cuda13.0-debian13-runtime"
+    assert "not in the engine's image store" in tiny.imagebuild("verify", target, expect=2).err
+    tiny.build(target)
+    assert "0 passed, 0 failed" in tiny.imagebuild("verify", target).out
+    tiny.replace("matrix.yaml", f"1.{tiny.nonce}", "1.9")
+    assert "has other versions; build it again" in tiny.imagebuild("verify", target, expect=2).err
 
 
 def files(client: DockerClient, tag: str, folder: Path) -> Iterator[tuple[str, bytes]]:

@@ -15,7 +15,7 @@ import pytest
 from docker import DockerClient
 
 from imagebuild.models import BuildResult, VerifyResult
-from tests.docker.conftest import TARGET, Built, Imagebuild, Tiny, install, until
+from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, Tiny, install, until
 
 pytestmark = pytest.mark.docker
 
@@ -50,6 +50,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
+        shutil.rmtree(tmp_path / "registry")
 
 
 def blob(layout: Path, digest: str) -> bytes:
@@ -58,26 +59,37 @@ def blob(layout: Path, digest: str) -> bytes:
     return content
 
 
+MANIFESTS = ("oci.image.manifest.v1", "oci.image.index.v1", "docker.distribution.manifest.v2")
+
+
 def test_push_pull_verify(
     registry: str, quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
 ) -> None:
-    out = tmp_path / "build"
-    imagebuild("build", TARGET, "--platform", "local", "--push", "--repository", f"{registry}/x", "--folder", out)
+    out, repository = tmp_path / "build", f"{registry}/{REPOSITORY}"
+    imagebuild("build", TARGET, "--platform", "local", "--push", "--repository", repository, "--folder", out)
     result = BuildResult.model_validate_json((out / TARGET / "result.json").read_text())
+    assert result.digest == quickstart.result.digest
     name, _, tag = result.tags[0].rpartition(":")
-    assert name == f"{registry}/x/quickstart"
+    assert name == f"{repository}/quickstart"
 
-    accept = {"Accept": "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json"}
-    with urlopen(Request(f"http://{registry}/v2/x/quickstart/manifests/{tag}", headers=accept)) as answer:
-        assert result.digest == f"sha256:{hashlib.sha256(answer.read()).hexdigest()}"
+    # What the registry has under the tag is what the result says, and it is all there.
+    address = f"http://{registry}/v2/{REPOSITORY}/quickstart"
+    accept = {"Accept": ", ".join(f"application/vnd.{kind}+json" for kind in MANIFESTS)}
+    with urlopen(Request(f"{address}/manifests/{tag}", headers=accept)) as answer:
+        manifest = answer.read()
+    assert result.digest == f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+    layers = json.loads(manifest)["layers"]
+    assert sum(layer["size"] for layer in layers) == pytest.approx(quickstart.result.size_bytes, rel=0.001)
+    for layer in layers:
+        with urlopen(Request(f"{address}/blobs/{layer['digest']}", method="HEAD")) as answer:
+            assert int(answer.headers["Content-Length"]) == layer["size"]
 
-    pulled = f"{name}@{result.digest}"
+    for _ in client.images.list(name):  # a push also names it here
+        client.images.remove(f"{name}:{tag}", force=True)
     assert not client.images.list(name)
+    pulled = f"{name}@{result.digest}"
     client.images.pull(pulled)
-    try:
-        imagebuild("verify", pulled, "--json", tmp_path / "verify.json")
-    finally:
-        client.images.remove(pulled, force=True)
+    imagebuild("verify", pulled, "--json", tmp_path / "verify.json")
     verified = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
     assert verified.digest == result.digest
     assert verified.target == TARGET

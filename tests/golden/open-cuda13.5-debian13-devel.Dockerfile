@@ -302,6 +302,17 @@ RUN --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/include,target=
 # NCCL: GPU collectives, the library that everything else in the image serves. Apache-2.0 AND
 # BSD-3-Clause, https://github.com/NVIDIA/nccl
 FROM fetch AS nccl
+# A strip that knows both architectures.
+RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  binutils-multiarch
+EOF
+
 ARG TARGETARCH
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip.conf <<'EOF'
 fetch-wheels "$TARGETARCH" /wheels <<'WHEELS'
@@ -327,7 +338,8 @@ PC
 ln -s ../../../opt/nccl/lib/pkgconfig/nccl.pc /out/devel/usr/lib/pkgconfig/nccl.pc
 mkdir -p /out/runtime/opt/nccl/lib
 cp -a /out/devel/etc /out/runtime
-cp -a "$nccl/lib/libnccl.so.2" /out/runtime/opt/nccl/lib
+# A fifth of the library is debug information.
+strip --strip-unneeded -o /out/runtime/opt/nccl/lib/libnccl.so.2 "$nccl/lib/libnccl.so.2"
 cp -a "$nccl/LICENSE" /out/runtime/opt/nccl
 EOF
 
@@ -489,6 +501,11 @@ cd /build
 sed -i 's/^greek=.*/greek=/' VERSION
 # autogen.pl asks git about submodules if it sees this file; what was fetched is complete and has no repository.
 find . -name .gitmodules -delete
+# Whether 128-bit atomics need no lock is known when compiling. A cross build does not run the test made for it
+# and would assume yes, which is wrong and brings in libatomic.
+sed -i '/__atomic_always_lock_free/ { s/AC_RUN_IFELSE/AC_COMPILE_IFELSE/; s/if (!\(.*0)\)) { return 1; }/_Static_assert(\1, "");/ }' \
+  config/opal_config_asm.m4
+grep -F '_Static_assert(__atomic_always_lock_free(16, 0), "");' config/opal_config_asm.m4
 # The same input gives the same output: ompi_info reports who compiled, where and when.
 export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
 ./autogen.pl --no-3rdparty hwloc,libevent,openpmix
@@ -498,10 +515,11 @@ export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
   --with-pmix=external --with-hwloc=external --with-libevent=external --with-slurm \
   --with-ucx=/opt/ucx --with-ucc=/opt/ucc \
   --with-cuda=/usr/local/cuda --with-cuda-libdir=/usr/local/cuda/lib/stubs \
-  --with-wrapper-cc=gcc --with-wrapper-cxx=g++ LDFLAGS=-Wl,-rpath=/opt/ucx/lib
+  --with-wrapper-cc=gcc ompi_cv_c_word_size_align=no LDFLAGS=-Wl,-rpath=/opt/ucx/lib:/opt/ucc/lib
 make
 make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
+sed -i 's/^compiler=.*-g++$/compiler=g++/' /out/devel/opt/ompi/share/openmpi/*-wrapper-data.txt
 install -m 644 LICENSE /out/devel/opt/ompi/LICENSE
 # A node that only launches has no driver, and the components that need it should not complain there.
 echo 'mca_base_component_show_load_errors = ^accelerator/cuda,rcache/gpusm,rcache/rgpusm' \
@@ -529,8 +547,11 @@ RUN --mount=type=bind,from=nccl-tests-source,target=/src \
 cp -a /src /build
 cd /build
 # With MPI the programs run alone as well; without it every rank under mpirun would test alone, unnoticed.
-# The verification kernels are in one library instead of in each program. What libmpi itself needs is not here.
-export NVCC_APPEND_FLAGS='-Xlinker --allow-shlib-undefined'
+# The verification kernels are in one library instead of in each program.
+# One file takes as long as all others: threads compile it for several GPUs at a time.
+# What libmpi itself needs is not here and need not be.
+threads=$(nproc)
+export NVCC_APPEND_FLAGS="--threads $threads -Xlinker --allow-shlib-undefined"
 make -C src MPI=1 DSO=1 CUDA_HOME=/usr/local/cuda NCCL_HOME=/opt/nccl MPI_HOME=/opt/ompi CC="$CC" CXX="$CXX" \
   NVCC_GENCODE="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH")" BUILDDIR=/build/out
 tests=/out/devel/opt/nccl-tests

@@ -174,6 +174,17 @@ RUN --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/include,target=
 # NCCL: GPU collectives, the library that everything else in the image serves. Apache-2.0 AND
 # BSD-3-Clause, https://github.com/NVIDIA/nccl
 FROM fetch AS nccl
+# A strip that knows both architectures.
+RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  binutils-multiarch
+EOF
+
 ARG TARGETARCH
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip.conf <<'EOF'
 fetch-wheels "$TARGETARCH" /wheels <<'WHEELS'
@@ -199,7 +210,8 @@ PC
 ln -s ../../../opt/nccl/lib/pkgconfig/nccl.pc /out/devel/usr/lib/pkgconfig/nccl.pc
 mkdir -p /out/runtime/opt/nccl/lib
 cp -a /out/devel/etc /out/runtime
-cp -a "$nccl/lib/libnccl.so.2" /out/runtime/opt/nccl/lib
+# A fifth of the library is debug information.
+strip --strip-unneeded -o /out/runtime/opt/nccl/lib/libnccl.so.2 "$nccl/lib/libnccl.so.2"
 cp -a "$nccl/LICENSE" /out/runtime/opt/nccl
 EOF
 

@@ -22,5 +22,5 @@ for my $path (@paths) {
   die "no PTX for $wanted[-1]\n" unless $ptx{$wanted[-1]};
 }
 EOF
-cd /opt/nccl-tests
-perl /tmp/capabilities.pl capabilities build/all_reduce_perf build/verifiable/libverifiable.so
+tests=/opt/nccl-tests
+perl /tmp/capabilities.pl $tests/capabilities $tests/build/all_reduce_perf $tests/build/verifiable/libverifiable.so

@@ -1,4 +1,3 @@
-# Host memory only: UCX here means shared memory, and ob1 is the way without UCX.
 cd "$(mktemp -d)"
 cat > sum.c <<'EOF'
 #include <mpi.h>
@@ -18,5 +17,10 @@ int main(int argc, char **argv) {
 EOF
 mpicc sum.c -o sum
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-mpirun -n 2 --oversubscribe --mca pml ucx ./sum
+# Open MPI leaves UCX alone where it finds no InfiniBand, unless told that any transport will do.
+ucx=(--mca pml ucx --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any)
+ucc=(--mca coll_ucc_enable 1 --mca coll_ucc_priority 100 --mca coll_ucc_verbose 3)
+mpirun -n 2 --oversubscribe "${ucx[@]}" ./sum
+mpirun -n 2 --oversubscribe "${ucx[@]}" "${ucc[@]}" ./sum 2>&1 | tee ucc
+grep 'running ucc allreduce' ucc
 mpirun -n 2 --oversubscribe --mca pml ob1 ./sum
