@@ -6,12 +6,13 @@ import configparser
 import os
 import platform as machine
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagebuild import bake, base, buildx, console, engine
+from imagebuild import bake, base, buildx, console, emulation, engine
 from imagebuild.config import Project
 from imagebuild.console import out
 from imagebuild.dockerfile import Dockerfile
@@ -40,6 +41,14 @@ class Wish:
     stage: str | None = None
     folder: Path = Path("build")
     verbose: bool = False
+    settings: tuple[str, ...] = ()
+
+    @property
+    def again(self) -> tuple[str, ...]:
+        """The options that another command needs to build the same."""
+        given = {"--platform": self.platforms, "--source": self.sources, "--set": self.settings}
+        given |= {"--builder": (self.builder,) if self.builder else ()}
+        return tuple(word for option, values in given.items() for value in values for word in (option, value))
 
 
 def native_platform() -> str:
@@ -51,13 +60,20 @@ def native_platform() -> str:
 
 
 def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]:
-    """Build the targets. Raises ConfigError, CommandError or ResultError; what ran until then stays cached."""
+    """Build the targets, show progress, and print what was built.
+
+    Raises ConfigError, CommandError or ResultError; what ran until then stays cached.
+    """
     wish = replace(wish, platforms=tuple(native_platform() if p == "local" else p for p in wish.platforms))
     platforms: set[str] = {p for t in wish.targets for p in bake.platforms_of(t, wish.platforms)}
     dockerfiles = {t.id: renderer.dockerfile(t) for t in wish.targets}
     _check_stage(wish, dockerfiles)
     sources = buildx.sources(project, wish.targets, wish.sources)
     found = engine.find(os.environ)
+    if not wish.builder and found.host.startswith("unix://"):
+        for name in sorted(platforms - {native_platform()}):
+            emulation.ensure_emulation(name.removeprefix("linux/"))
+    began = time.monotonic()
     shown = console.progress([t.id for t in wish.targets], verbose=wish.verbose)
     results: list[BuildResult] = []
     with shown, _secrets(wish) as secrets:
@@ -80,14 +96,18 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
                 builder=wish.builder,
                 stage=wish.stage,
                 components=frozenset(project.components),
+                again=wish.again,
             )
-            results += buildx.run(request, shown).results
-    if wish.output == "load" and not wish.stage:
-        results = _with_sizes(results, found.host, wish.folder)
+            results += buildx.run(request, shown)
+    if not wish.stage:
+        if wish.output == "load":
+            results = _with_sizes(results, found, wish.folder)
+        _show(results, wish.targets)
+    out.print(f"built in {console.duration(time.monotonic() - began)}")
     return results
 
 
-def show(results: Sequence[BuildResult], targets: Sequence[Target]) -> None:
+def _show(results: Sequence[BuildResult], targets: Sequence[Target]) -> None:
     """Print what was built, and what it contains."""
     rows = []
     for result, target in zip(results, targets, strict=True):
@@ -96,7 +116,6 @@ def show(results: Sequence[BuildResult], targets: Sequence[Target]) -> None:
         contains = ", ".join(f"{name} {version}" for name, version in target.components.items())
         rows.append((result.tags[0], console.size(result.size_bytes), steps, (result.digest or "")[:19], contains))
     console.table(("image", "compressed", "steps", "digest", "contains"), rows)
-    out.print(f"built in {console.duration(max(r.seconds for r in results))}")
 
 
 def _check_stage(wish: Wish, dockerfiles: dict[str, Dockerfile]) -> None:
@@ -154,10 +173,10 @@ def _pip_index() -> str | None:
     return found if found.startswith("http") else None
 
 
-def _with_sizes(results: list[BuildResult], host: str, folder: Path) -> list[BuildResult]:
+def _with_sizes(results: list[BuildResult], found: engine.Endpoint, folder: Path) -> list[BuildResult]:
     from imagebuild import docker  # noqa: PLC0415 - slow to import, and needed only now
 
-    client = docker.connect(host)
+    client = docker.connect(found)
     sized = []
     for result in results:
         size = docker.compressed_size(client, result.tags[0])

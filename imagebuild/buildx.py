@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -45,14 +47,8 @@ class Request:
     stage: str | None = None
     """Build only this stage, to see a failed step again."""
     components: frozenset[str] = field(default_factory=frozenset)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A build that succeeded."""
-
-    results: tuple[BuildResult, ...]
-    seconds: float
+    again: tuple[str, ...] = ()
+    """Options that a command needs to repeat a step of this build."""
 
 
 def sources(project: Project, targets: Sequence[Target], given: Sequence[str]) -> dict[str, str]:
@@ -84,7 +80,7 @@ def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
     return next((path for path in (*found, SYSTEM_CA) if path.is_file()), None)
 
 
-def run(request: Request, progress: Progress) -> Outcome:
+def run(request: Request, progress: Progress) -> tuple[BuildResult, ...]:
     """Build all targets at once and write `result.json` beside each Dockerfile.
 
     Raises CommandError if a step or buildx itself fails, ResultError if buildx's answer cannot be read.
@@ -109,7 +105,7 @@ def run(request: Request, progress: Progress) -> Outcome:
     results = tuple(_result(t, request, stream, metadata, seconds) for t in request.targets)
     for result in results:
         write_text(request.folder / result.target / "result.json", result.model_dump_json(indent=1) + "\n")
-    return Outcome(results, seconds)
+    return results
 
 
 def _write_inputs(request: Request) -> Path:
@@ -129,16 +125,8 @@ def _write_inputs(request: Request) -> Path:
 
 
 def _bake(request: Request, metadata_file: Path, progress: Progress, stream: Stream) -> int:
-    command = [
-        "docker",
-        "buildx",
-        "bake",
-        "--file",
-        str(request.folder / "bake.json"),
-        "--progress",
-        "rawjson",
-    ]
-    command += ["--metadata-file", str(metadata_file)]
+    command = ["docker", "buildx", "bake", "--file", str(request.folder / "bake.json")]
+    command += ["--progress", "rawjson", "--metadata-file", str(metadata_file)]
     if request.builder:
         command += ["--builder", request.builder]
     environ = {
@@ -152,9 +140,10 @@ def _bake(request: Request, metadata_file: Path, progress: Progress, stream: Str
         start_new_session=True,
     )  # fmt: skip
     assert process.stderr
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     try:
         while chunk := os.read(process.stderr.fileno(), 1 << 16):
-            for event in stream.feed(chunk.decode("utf-8", "replace")):
+            for event in stream.feed(decoder.decode(chunk)):
                 progress.update(*event)
         return process.wait()
     finally:
@@ -202,7 +191,7 @@ def _explain_step(request: Request, vertex: Vertex) -> str:
             f"  step    {vertex.title}",
             f"  reason  {vertex.error.strip().splitlines()[-1]}",
             *([f"  its last {len(lines)} lines:", *(f"    {line}" for line in lines)] if lines else []),
-            f"  again   imagebuild build {target.id} --stage {vertex.stage} -v",
+            f"  again   imagebuild build {target.id} {shlex.join([*request.again, '--stage', vertex.stage])} -v",
         ]
     )
 

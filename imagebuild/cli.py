@@ -199,10 +199,9 @@ def build(
         stage=stage,
         folder=folder,
         verbose=verbose,
+        settings=tuple(settings or ()),
     )
-    results = building.build(work.project, work.renderer, wish)
-    if not stage:
-        building.show(results, wish.targets)
+    building.build(work.project, work.renderer, wish)
 
 
 def prepare_again(work: Work, repository: str, settings: list[str] | tuple[str, ...]) -> Work:

@@ -89,7 +89,10 @@ class Plain:
             self._line(f"{vertex.stage or 'build'} | {line}")
         if kind != "completed" or not vertex.parts:
             return
-        state = "cached" if vertex.cached else "failed" if vertex.error else duration(vertex.seconds)
+        if vertex.error:
+            state = "cancelled" if vertex.cancelled else "failed"
+        else:
+            state = "cached" if vertex.cached else duration(vertex.seconds)
         if self.groups and vertex.log:
             sys.stderr.write("\n".join([f"::group::{vertex.title} ({state})", *vertex.log, "::endgroup::\n"]))
         else:

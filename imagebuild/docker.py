@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import docker
+from docker.context import ContextAPI
 from docker.errors import APIError, DockerException, ImageNotFound
 from docker.models.containers import Container
 
+from imagebuild.engine import Endpoint
 from imagebuild.errors import CommandError, ConfigError
+
+TIMEOUT_S = 600
 
 LABEL = "imagebuild.process"
 """Marks containers that we started, so that leftovers can be found."""
@@ -29,12 +33,20 @@ class ImageInfo:
     labels: Mapping[str, str]
 
 
-def connect(host: str) -> docker.DockerClient:
-    """A client of the engine at `host`. Raises CommandError if it does not answer."""
+def connect(engine: Endpoint) -> docker.DockerClient:
+    """A client of the engine, with the TLS keys of the context or environment that chose it.
+
+    Raises CommandError if it does not answer.
+    """
+    options: dict[str, Any] = {"base_url": engine.host}
     try:
-        return docker.DockerClient(base_url=host, timeout=600)
+        if engine.origin == "DOCKER_HOST":
+            return docker.DockerClient.from_env(timeout=TIMEOUT_S)
+        if engine.origin == "context" and (context := ContextAPI.get_current_context()) and context.TLSConfig:
+            options["tls"] = context.TLSConfig
+        return docker.DockerClient(timeout=TIMEOUT_S, use_ssh_client=engine.host.startswith("ssh://"), **options)
     except DockerException as error:
-        raise CommandError(f"{host}: the engine does not answer: {error}") from None
+        raise CommandError(f"{engine.host}: the engine does not answer: {error}") from None
 
 
 def inspect(client: docker.DockerClient, image: str) -> ImageInfo:

@@ -54,6 +54,11 @@ class Vertex:
         return max(0.0, (self.completed or 0) - (self.started or 0)) if self.completed and self.started else 0.0
 
     @property
+    def cancelled(self) -> bool:
+        """Did it end because the build or the target that wanted it did?"""
+        return "context canceled" in self.error
+
+    @property
     def title(self) -> str:
         """One line: the stage, its platform, and the start of the command."""
         if not self.parts:
@@ -125,7 +130,7 @@ class Stream:
 
     def failed(self) -> list[Vertex]:
         """Steps that failed by themselves, not because others did."""
-        return [v for v in self.vertices.values() if v.error and "context canceled" not in v.error]
+        return [v for v in self.vertices.values() if v.error and not v.cancelled]
 
     def said(self) -> list[str]:
         """What failed outside steps, and lines that are no events."""
@@ -154,16 +159,15 @@ class Stream:
         vertex = self.vertices.setdefault(raw["digest"], Vertex(raw["digest"]))
         vertex.name = raw.get("name") or vertex.name
         # Two targets that share a step each report it; it was cached only if it never ran.
-        ran_before = vertex.completed is not None and not vertex.cached
+        ran_before = vertex.completed is not None and not vertex.cached and not vertex.error
         started, completed = _time(raw.get("started")), _time(raw.get("completed"))
-        vertex.error = raw.get("error") or vertex.error
         if started and vertex.started is None:
             vertex.started = started
             yield "started", vertex, ""
         if completed and not ran_before:
-            if vertex.completed is None or vertex.cached != bool(raw.get("cached")):
-                vertex.started = started or vertex.started
-            vertex.cached = bool(raw.get("cached"))
+            # A step that was looked up, or cancelled for one target, may then run for another that wants it.
+            vertex.started = started or vertex.started
+            vertex.cached, vertex.error = bool(raw.get("cached")), raw.get("error") or ""
             vertex.completed = completed
             if vertex.partial:
                 vertex.log.append(vertex.partial)

@@ -19,7 +19,7 @@ def verify(project: Project, plan: Plan, image: str) -> VerifyResult:
     `image` is a target's id, or any image that was built from a target. Raises ConfigError if it is neither,
     CommandError if the engine fails.
     """
-    client = docker.connect(engine.find(os.environ).host)
+    client = docker.connect(engine.find(os.environ))
     target = next((t for t in plan.targets if t.id == image), None)
     info = docker.inspect(client, target.tags[0] if target else image)
     components = checks.components_of(info.labels)

@@ -121,7 +121,7 @@ def host() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def client(host: str) -> Iterator[DockerClient]:
-    connected = docker.connect(host)
+    connected = docker.connect(engine.Endpoint(host, "DOCKER_HOST"))
     yield connected
     for image in connected.images.list():
         names = [*image.attrs["RepoTags"], *image.attrs["RepoDigests"]]
@@ -143,7 +143,7 @@ def watched(client: DockerClient, host: str) -> Iterator[dict[str, str]]:
         inherited = {name: value for name, value in os.environ.items() if name not in OURS}
         try:
             yield {**inherited, "DOCKER_HOST": host, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "IMAGEBUILD_TEST": mark}
-            until(lambda: not processes(environ=mark), 5)
+            until(lambda: not processes(environ=mark), 10)
             assert not [*processes(environ=mark).values(), *containers(client), *Path(folder).iterdir()]
         finally:
             kill(processes(environ=mark))

@@ -160,7 +160,7 @@ def nothing_left(tiny: Tiny) -> None:
 def test_a_build_is_told_to_end(tiny: Tiny, display: str, number: signal.Signals, status: int) -> None:
     building = start_sleeping(tiny, *(["-v"] if display == "verbose" else []))
     building.send_signal(number)
-    done = finish(building, 15)
+    done = finish(building, 30)
     assert done.status == status
     assert "Traceback" not in done.err
     assert "error" not in done.err

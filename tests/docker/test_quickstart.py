@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import tarfile
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.docker
 def docker_build(text: str, *options: str) -> None:
     """`docker buildx build - < Dockerfile`, as someone without imagebuild would."""
     command = ["docker", "buildx", "build", "--load", *options, "-"]
-    done = subprocess.run(command, input=text, text=True, stderr=subprocess.PIPE, check=False)
+    with tempfile.TemporaryDirectory() as folder:  # where it forgets what it read
+        environ = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(command, input=text, text=True, stderr=subprocess.PIPE, env=environ, check=False)
     assert done.returncode == 0, done.stderr
 
 

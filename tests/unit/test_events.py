@@ -59,6 +59,16 @@ def test_a_step_that_was_looked_up_and_then_run_ran() -> None:
     assert (step.cached, step.seconds) == (False, 2.0)
 
 
+def test_a_step_that_was_cancelled_and_then_run_ran() -> None:
+    stream = read(
+        vertex("a", RUN, started=T0, completed=T0, error="context canceled: context canceled"),
+        vertex("a", RUN, started=T1, completed=T2),
+    )
+    (step,) = stream.steps({})
+    assert (step.cached, step.seconds, step.error) == (False, 1.0, None)
+    assert not stream.failed()
+
+
 def test_internal_steps_and_halves_of_copy_link_are_no_steps() -> None:
     done = {"started": T0, "completed": T1}
     assert not read(
