@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild import apt, emulation, files, oci, programs, rootfs
-from imagebuild.errors import ConfigError, ResultError
+from imagebuild.errors import CommandError, ConfigError, ResultError
 from imagebuild.rootfs import Log, Recipe
 
 LAYOUT = "layout"
@@ -105,6 +105,26 @@ def bootstrap(
     except OSError as error:
         raise ConfigError(f"{error.filename or cache}: cannot be written: {error.strerror}") from error
     return BaseImage(cache / LAYOUT, digest, {name: item.packages for name, item in made.items()})
+
+
+def load(image: BaseImage, environ: Mapping[str, str], run: apt.Run = programs.run) -> str:
+    """Import the image into an engine with the classic image store; returns what BuildKit takes as a named context.
+
+    Such an engine builds for one platform, its own. Raises ConfigError for more, CommandError if docker fails.
+    """
+    if len(image.packages) > 1:
+        raise ConfigError(
+            f"this engine's image store holds one platform at a time, not {' and '.join(image.packages)}; "
+            "use --platform local, or enable the containerd image store"
+        )
+    (platform,) = image.packages
+    name = f"imagebuild/base:{image.digest.removeprefix('sha256:')[:16]}"
+    try:
+        run("docker", "image", "inspect", name, env=environ, timeout=20)
+    except CommandError:
+        layer = oci.layer_of(image.layout, platform)
+        run("docker", "import", "--platform", platform, "--change", f"ENV {PATH}", str(layer), name, env=environ)
+    return f"docker-image://{name}"
 
 
 def _recipe(release: str, name: str, sources: tuple[str, ...]) -> Recipe:

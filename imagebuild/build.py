@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagebuild import bake, base, buildx, console, emulation, engine
+from imagebuild import bake, base, buildx, console, emulation, engine, programs
 from imagebuild.config import Project
 from imagebuild.console import out
 from imagebuild.dockerfile import Dockerfile
@@ -81,7 +81,7 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
             context=wish.folder.resolve() / "empty",
             output=wish.output,
             platforms=wish.platforms,
-            replaced={**_bases(project, wish, platforms, shown), **sources},
+            replaced={**_bases(project, wish, platforms, found, shown), **sources},
             secrets=secrets,
             no_cache=wish.no_cache,
         )
@@ -124,7 +124,9 @@ def _check_stage(wish: Wish, dockerfiles: dict[str, Dockerfile]) -> None:
         raise ConfigError(f"--stage {wish.stage}: no selected target has it; stages: {', '.join(sorted(known))}")
 
 
-def _bases(project: Project, wish: Wish, platforms: set[str], shown: console.Progress) -> dict[str, str]:
+def _bases(
+    project: Project, wish: Wish, platforms: set[str], found: engine.Endpoint, shown: console.Progress
+) -> dict[str, str]:
     """Official image → its bootstrapped replacement, for every base that the targets start from."""
     if wish.base == "registry":
         return {}
@@ -137,8 +139,15 @@ def _bases(project: Project, wish: Wish, platforms: set[str], shown: console.Pro
         made = base.bootstrap(
             sorted(platforms | {native_platform()}), cache_folder(), release=entry.release, log=shown.note
         )
-        result[f"{entry.image}@{entry.digest}"] = made.context
+        classic = not wish.builder and not has_containerd_store(found)
+        result[f"{entry.image}@{entry.digest}"] = base.load(made, found.environment) if classic else made.context
     return result
+
+
+def has_containerd_store(found: engine.Endpoint) -> bool:
+    """Does the engine keep images in containerd? The classic store takes no OCI layouts, and one platform at a time."""
+    status = programs.run("docker", "info", "--format", "{{.DriverStatus}}", env=found.environment, timeout=20)
+    return "io.containerd.snapshotter" in status
 
 
 def cache_folder() -> Path:

@@ -118,6 +118,12 @@ def read_index(layout: Path) -> tuple[Descriptor, ...]:
         raise ResultError(message) from error
 
 
+def layer_of(layout: Path, platform: str) -> Path:
+    """The layer of the image that `write_index` wrote last, for a platform. Raises ResultError as `read_index`."""
+    manifest = next(item for item in read_index(layout) if item.platform == platform)
+    return blob_path(layout, json.loads(blob_path(layout, manifest.digest).read_bytes())["layers"][0]["digest"])
+
+
 def is_complete(layout: Path, manifest: Descriptor) -> bool:
     """Whether the manifest and all that it names are there, in full length."""
     return all(_has(layout, item) for item in _reachable(layout, manifest))

@@ -28,6 +28,10 @@ LAUNCH = 'cd /; exec >"$1" 2>&1; exec unshare --mount --propagation slave sh -c 
 HIDDEN = 'mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && exec dockerd --config-file "$0"'
 
 
+Table = Mapping[int, tuple[int, list[str]]]
+"""Processes: pid → parent and argv."""
+
+
 @dataclass(frozen=True)
 class EngineStatus:
     """The private engine. What only a running engine (or, for `disk_used`, only root) can tell is None."""
@@ -53,6 +57,7 @@ def missing_packages(run: Run = programs.run, which: Callable[[str], str | None]
         "docker-buildx": buildx < BUILDX_MIN,
         "iptables": not which("iptables"),
         "iproute2": not which("ip"),
+        "git": not which("git"),  # BuildKit calls it for sources in git
     }
     return [package for package, wanted in need.items() if wanted]
 
@@ -88,7 +93,7 @@ def _is_ours(argv: list[str], paths: Paths) -> bool:
     return helper and any(f"{paths.exec_root}/" in word for word in argv)
 
 
-def family(table: Mapping[int, tuple[int, list[str]]], paths: Paths) -> set[int]:
+def family(table: Table, paths: Paths) -> set[int]:
     """The processes of this engine and their descendants, from `table`: pid → (parent, argv)."""
     found = {pid for pid, (_, argv) in table.items() if _is_ours(argv, paths)}
     while more := {pid for pid, (parent, _) in table.items() if parent in found} - found:
@@ -150,18 +155,25 @@ def _install(run: Run) -> None:
 def _clear(paths: Paths, run: Run, seconds: float = 20) -> None:
     """End the engine and remove all it made but its data. Also removes what a crash or a `kill -9` left."""
     deadline = time.monotonic() + seconds
+    before = _known(programs.processes(), paths, {})
     if pid := pid_of(paths):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)  # it stops its containers first
     while pid_of(paths) and time.monotonic() < deadline:
         time.sleep(0.1)
-    while (left := family(programs.processes(), paths)) and time.monotonic() < deadline + 10:
+    while (left := _known(programs.processes(), paths, before)) and time.monotonic() < deadline + 10:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
     bridge.remove_network(paths.bridge, _pool_before(paths), run)
     shutil.rmtree(paths.run, ignore_errors=True)
+
+
+def _known(table: Table, paths: Paths, before: Mapping[int, list[str]]) -> dict[int, list[str]]:
+    """Processes of the engine by pid, and what is left of those `before`: steps of builds outlive their parents."""
+    found = family(table, paths) | {pid for pid, argv in before.items() if table.get(pid, (0, []))[1] == argv}
+    return {pid: table[pid][1] for pid in found}
 
 
 def up(environ: Mapping[str, str] = os.environ, run: Run = programs.run) -> EngineStatus:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
@@ -344,9 +343,7 @@ def install(*packages: str) -> None:
     """What a test needs and this machine lacks."""
     if os.geteuid():
         pytest.skip(f"installing {' '.join(packages)} needs root")
-    # Debian 12 has version 1 of docker-compose, which pytest-docker does not know any more.
-    with patch.object(apt, "FROM_NEXT", apt.FROM_NEXT | {"docker-compose"}):
-        apt.install(packages, programs.run)
+    apt.install(packages, programs.run)
 
 
 @pytest.fixture(scope="session")

@@ -114,7 +114,6 @@ def test_an_engine_that_stops(tiny: Tiny, second_engine: SecondEngine) -> None:
     assert not half_written(tiny.root / "build")
 
 
-@pytest.mark.xfail(strict=True, reason="private_engine._clear does not know the steps of a build once dockerd is gone")
 def test_an_engine_that_stops_ends_the_steps_of_builds(tiny: Tiny, second_engine: SecondEngine) -> None:
     building = start_sleeping(tiny, DOCKER_HOST=second_engine.host)
     second_engine.stop()

@@ -197,3 +197,26 @@ def test_labels_hold_no_time_and_no_place() -> None:
     text = json.dumps(dict(base.settings("trixie", "13.1").labels))
     assert "13.1" in text
     assert "http" not in text
+
+
+def test_a_classic_image_store_gets_the_layer_of_its_one_platform(tmp_path: Path) -> None:
+    called: list[tuple[str, ...]] = []
+
+    def run(*argv: str, **_: object) -> str:
+        called.append(argv)
+        if "inspect" in argv:
+            raise CommandError("no such image")
+        return ""
+
+    tar = tmp_path / "root.tar"
+    with tarfile.open(tar, "w"):
+        pass
+    manifest = oci.add_image(tmp_path / "layout", tar, "linux/amd64", base.settings("trixie", "13.0"))
+    digest = oci.write_index(tmp_path / "layout", [manifest])
+    image = base.BaseImage(tmp_path / "layout", digest, {"linux/amd64": {}})
+    assert base.load(image, {}, run) == f"docker-image://{called[1][-1]}"
+    assert called[1][:2] == ("docker", "import")
+    assert Path(called[1][-2]).is_file()
+    two = base.BaseImage(tmp_path / "layout", digest, {"linux/amd64": {}, "linux/arm64": {}})
+    with pytest.raises(ConfigError, match="one platform at a time"):
+        base.load(two, {}, run)

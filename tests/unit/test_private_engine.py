@@ -27,19 +27,19 @@ def process(machine: Path, pid: int, parent: int, *argv: str) -> None:
 @pytest.mark.parametrize(
     ("answers", "there", "missing"),
     [
-        ({}, (), ["docker.io", "docker-cli", "docker-buildx", "iptables", "iproute2"]),
+        ({}, (), ["docker.io", "docker-cli", "docker-buildx", "iptables", "iproute2", "git"]),
         (
             {**BUILDX, "docker --version": "Docker version 28.2.2", "dockerd": "Docker version 26.1.5+dfsg1"},
-            ("ip", "iptables"),
+            ("git", "ip", "iptables"),
             [],
         ),
         # The old package contains the old client, and loses it.
         (
             {"docker --version": "Docker version 20.10.24", "dockerd": "Docker version 20.10.24"},
-            ("ip", "iptables"),
+            ("git", "ip", "iptables"),
             ["docker.io", "docker-cli", "docker-buildx"],
         ),
-        ({**BUILDX, "docker --version": "Docker version 28.2.2"}, ("ip", "iptables"), ["docker.io"]),
+        ({**BUILDX, "docker --version": "Docker version 28.2.2"}, ("git", "ip", "iptables"), ["docker.io"]),
     ],
 )
 def test_only_missing_pieces_are_installed(answers: dict[str, str], there: tuple[str, ...], missing: list[str]) -> None:
@@ -124,7 +124,7 @@ def installed(machine: Path, paths: Paths, **more: str | Callable[[], str]) -> R
 
 @pytest.fixture
 def _all_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    tools = {"ip", "iptables"}
+    tools = {"git", "ip", "iptables"}
     monkeypatch.setattr("shutil.which", lambda program, path=None: program if program in tools else None)
 
 
