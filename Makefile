@@ -30,7 +30,7 @@ open-proof: $(VENV)/installed-dev ## all targets of `open`, shared stages counte
 	$(VENV)/bin/python tests/open_proof.py $(SOURCES)
 
 bench: $(VENV)/installed-dev ## the figures of docs/benchmarks.md
-	$(VENV)/bin/python tests/bench.py
+	$(VENV)/bin/python tests/bench.py --engine
 
 golden schemas: $(VENV)/installed-dev ## write the expected files anew; review the diff
 	$(VENV)/bin/pytest -q -m "not docker" tests --update-golden
