@@ -164,7 +164,8 @@ class Stream:
         if started and vertex.started is None:
             vertex.started = started
             yield "started", vertex, ""
-        if completed and not ran_before:
+        # A source is completed once when it is identified, and may fail when it is fetched.
+        if completed and (not ran_before or raw.get("error")):
             # A step that was looked up, or cancelled for one target, may then run for another that wants it.
             vertex.started = started or vertex.started
             vertex.cached, vertex.error = bool(raw.get("cached")), raw.get("error") or ""

@@ -13,7 +13,7 @@ import pytest
 from docker import DockerClient
 from pytest_docker.plugin import Services
 
-from tests.docker.conftest import MARK, Built, until
+from tests.docker.conftest import MARK, Built, install, until
 
 pytestmark = pytest.mark.docker
 
@@ -46,6 +46,8 @@ def docker_compose_file(
     quickstart: Built, devel: Built, client: DockerClient, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """For pytest-docker: the services, with a key that logs in, one that does not, and an MPI program."""
+    if not shutil.which("ssh-keygen"):
+        install("openssh-client")
     shared = tmp_path_factory.mktemp("shared")
     (shared / "programs").mkdir()
     (shared / "programs" / "sum.c").write_text(SUM)

@@ -69,6 +69,13 @@ def test_a_step_that_was_cancelled_and_then_run_ran() -> None:
     assert not stream.failed()
 
 
+def test_a_source_that_is_known_and_then_cannot_be_fetched_failed() -> None:
+    stream = read(
+        vertex("a", RUN, started=T0, completed=T1), vertex("a", RUN, started=T1, completed=T2, error="failed to fetch")
+    )
+    assert [v.error for v in stream.failed()] == ["failed to fetch"]
+
+
 def test_internal_steps_and_halves_of_copy_link_are_no_steps() -> None:
     done = {"started": T0, "completed": T1}
     assert not read(
