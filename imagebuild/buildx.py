@@ -29,8 +29,9 @@ from imagebuild.models import BuildResult, Target
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 ERROR_LINES = 25
-# containerd's garbage collector was faster: https://github.com/containerd/containerd/issues/10835
-LOST_LAYER = re.compile(r"parent snapshot \S+ does not exist")
+# Faults of exporting, after which all steps are in the cache: containerd's garbage collector was faster than the export
+# (https://github.com/containerd/containerd/issues/10835), or a dozen large images at once took it too long.
+EXPORT_FAULT = re.compile(r"parent snapshot \S+ does not exist|DeadlineExceeded: context deadline exceeded")
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ def run(request: Request, progress: Progress) -> tuple[BuildResult, ...]:
     stream = Stream()
     try:
         status = _bake(request, metadata_file, progress, stream)
-        if status and any(LOST_LAYER.search(text) for text in stream.said()):
-            progress.note("the engine lost a layer that it was unpacking; exporting once more")
+        if status and any(EXPORT_FAULT.search(text) for text in stream.said()):
+            progress.note("the engine failed to export what was built; trying once more")
             stream.forget_failures()
             status = _bake(request, metadata_file, progress, stream)
         if status:

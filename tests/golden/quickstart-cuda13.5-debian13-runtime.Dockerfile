@@ -150,7 +150,6 @@ apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   'ibverbs-providers=56.1-1*' \
   'ibverbs-utils=56.1-1*' \
-  'infiniband-diags=56.1-1*' \
   'libibumad3=56.1-1*' \
   'libibverbs1=56.1-1*' \
   'libopenmpi40=5.0.7-1*' \
