@@ -17,7 +17,7 @@ from imagebuild.models import Arch, Lock, Pin, Target, Wheel
 from imagebuild.versions import matches
 
 CPUS: Mapping[Arch, str] = {"amd64": "x86_64", "arm64": "aarch64"}
-GLIBC = ("manylinux_2_28", "manylinux_2_27", "manylinux2014", "manylinux2010")
+GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
 """Platform tags that the images' glibc satisfies; `fetch-wheels` accepts the same."""
 
 Resolver = Callable[[tuple[str, ...], Arch], dict[str, tuple[str, str]]]

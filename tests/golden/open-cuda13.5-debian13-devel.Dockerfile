@@ -43,10 +43,12 @@ cpu=$(awk -v arch="$1" '$1 == arch {print $2}' /usr/share/dpkg/cputable)
 if [ -e /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi
 if [ -e /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi
 cat > /tmp/requirements
+# Wheels name the oldest glibc they run with; the images' is 2.35 or newer. The two names are those of 2.12 and 2.17.
+platforms="manylinux2010_$cpu manylinux2014_$cpu $(seq -f "manylinux_2_%.0f_$cpu" 12 35)"
+# shellcheck disable=SC2046 # options are words
 pip install --quiet --no-cache-dir --no-compile --root-user-action ignore --disable-pip-version-check \
   --no-deps --require-hashes --only-binary :all: --target "$2" --requirement /tmp/requirements \
-  --platform "manylinux_2_28_$cpu" --platform "manylinux_2_27_$cpu" --platform "manylinux2014_$cpu" \
-  --platform "manylinux2010_$cpu"
+  $(printf -- '--platform %s ' $platforms)
 EOF
 
 # ---- cuda ------------------------------------------------------------------------------------------
