@@ -28,6 +28,8 @@ LAUNCH = 'cd /; exec >"$1" 2>&1; exec unshare --mount --propagation slave sh -c 
 HIDDEN = 'mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && exec dockerd --config-file "$0"'
 
 
+ABSENT_POLLS = 8
+"""How often in a row, 0.2 s apart, no process of the engine must be seen before it counts as ended."""
 Table = Mapping[int, tuple[int, list[str]]]
 """Processes: pid → parent and argv."""
 
@@ -120,8 +122,12 @@ def _pool_before(paths: Paths) -> IPv4Network | None:
 def _await(paths: Paths, run: Run, seconds: float = 60) -> None:
     """Wait until the engine answers. Raises CommandError with the end of its log if it ends or is too slow."""
     deadline = time.monotonic() + seconds
+    absent = 0
     while why := flaw(paths.host, run):
-        ended = not any(str(paths.config) in argv for _, argv in programs.processes().values())
+        # Its launch is a chain of programs, and a process that starts the next one has no argv for a moment.
+        there = any(str(paths.config) in argv for _, argv in programs.processes().values())
+        absent = 0 if there else absent + 1
+        ended = absent >= ABSENT_POLLS
         if ended or time.monotonic() > deadline:
             log = paths.log.read_text(errors="replace") if paths.log.exists() else ""
             lines = "\n  ".join(log.splitlines()[-10:])
