@@ -55,10 +55,14 @@ class Work:
         return Renderer(self.project, self.versions)
 
 
+def lock_path(matrix: Path, lock: Path) -> Path:
+    """The lock that was named, or the one beside the matrix."""
+    return matrix.parent / "imagebuild.lock" if lock == BESIDE_MATRIX else lock
+
+
 def prepare(matrix: Path, dockerfiles: Path, lock: Path, changes: planning.Changes | None = None) -> Work:
     """Read the project and make its plan. Raises ConfigError."""
-    path = matrix.parent / "imagebuild.lock" if lock == BESIDE_MATRIX else lock
-    project = config.load_project(matrix, dockerfiles, path)
+    project = config.load_project(matrix, dockerfiles, lock_path(matrix, lock))
     changes = changes or planning.Changes()
     return Work(project, planning.versions_with(project, changes), planning.make_plan(project, changes))
 
@@ -142,7 +146,7 @@ def lock_command(
 ) -> None:
     """Add the hashes of wheels that the lock lacks."""
     work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
-    path = matrix.parent / "imagebuild.lock" if lock == BESIDE_MATRIX else lock
+    path = lock_path(matrix, lock)
     pairs = locking.wanted(work.project, work.plan.targets, work.versions)
     new = locking.resolve(work.project, pairs, update=update)
     if new == work.project.lock:

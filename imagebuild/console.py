@@ -24,9 +24,9 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skipped": "[yellow]- skipped[/]"}
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str = "") -> None:
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     """Print a table; on something narrower than its content, cells wrap."""
-    result = Table(*columns, title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    result = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         result.add_row(*row)
     if out.is_terminal:

@@ -16,8 +16,6 @@ class Dockerfile:
     text: str
     stages: Mapping[str, str]
     """Stage → key: digest of its text and of the stages it builds on, in order of appearance."""
-    bases: tuple[str, ...]
-    """Images in FROM that come from a registry unless a build replaces them."""
 
 
 def stage_keys(text: str) -> dict[str, str]:

@@ -63,7 +63,7 @@ class Renderer:
             labels=self._labels(target, present, lock_hash),
             append=append.strip(),
         )
-        return Dockerfile(text, stage_keys(text), (reference,))
+        return Dockerfile(text, stage_keys(text))
 
     def base_of(self, target: Target) -> str:
         """Official image that the target starts from, with its digest."""
