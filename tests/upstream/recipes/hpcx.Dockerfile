@@ -5,16 +5,16 @@ RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y 
       rm -rf /var/lib/apt/lists/*
 
 FROM tools AS ucx
-RUN --mount=type=bind,target=/recipe bash /recipe/ucx.sh /out/ucx
+RUN --mount=type=bind,source=ucx.sh,target=/ucx.sh bash /ucx.sh /out/ucx
 
 FROM tools AS ucc
-RUN --mount=type=bind,target=/recipe bash /recipe/ucc.sh /out/ucc
+RUN --mount=type=bind,source=ucc.sh,target=/ucc.sh bash /ucc.sh /out/ucc
 
 FROM tools AS stubs
-RUN --mount=type=bind,target=/recipe bash /recipe/stubs.sh /out
+RUN --mount=type=bind,source=stubs.sh,target=/stubs.sh bash /stubs.sh /out
 
 FROM tools AS openmpi
-RUN --mount=type=bind,target=/recipe bash /recipe/openmpi.sh /out/sources
+RUN --mount=type=bind,source=openmpi.sh,target=/openmpi.sh bash /openmpi.sh /out/sources
 
 FROM scratch
 COPY --from=stubs /out /
