@@ -67,7 +67,9 @@ def push(workshop: Workshop, registry: str, packages: Path, keys: Path, toolkits
 def _push(workshop: Workshop, registry: str, name: str, *options: str, **contexts: Path) -> str:
     workshop.log(f"building and pushing {name}")
     part = f"{name}-amd64"
-    workshop.build("bases", *options, f"--output=type=image,name={registry}/{part},push=true", **contexts)
+    workshop.build(
+        "bases", *options, f"--output=type=image,name={registry}/{part},push=true,compression-level=1", **contexts
+    )
     return make_index(registry, name, part)
 
 

@@ -20,6 +20,11 @@ class Keys:
 
     home: Path
 
+    @property
+    def public(self) -> Path:
+        """The folder of `<name>.asc` and `<name>.gpg`, the public keys in both forms."""
+        return self.home / "public"
+
     @classmethod
     def make(cls, folder: Path) -> None:
         """Make the keys in an empty folder."""
@@ -28,9 +33,10 @@ class Keys:
         for name in (CUDA, DOCA, STRANGER):
             keys._create(name, "0")
         keys._create(EXPIRED, "3d", "--faked-system-time", PAST)
+        keys.public.mkdir()
         for name in (CUDA, DOCA, EXPIRED):
-            keys._gpg("--armor", "--output", str(folder / f"{name}.asc"), "--export", keys.fingerprint(name))
-            keys._gpg("--output", str(folder / f"{name}.gpg"), "--export", keys.fingerprint(name))
+            for ending, form in (("asc", ("--armor",)), ("gpg", ())):
+                keys._gpg(*form, "--output", f"{keys.public / name}.{ending}", "--export", keys.fingerprint(name))
 
     def fingerprint(self, name: str) -> str:
         """40 hex digits."""

@@ -24,11 +24,11 @@ def publish(built: Path, folder: Path, keys: Keys) -> None:
             for name, content in signatures.items():
                 (folder / target / name).write_bytes(content)
     for target in NVIDIA_FOLDERS:
-        shutil.copy(keys.home / f"{CUDA}.asc", folder / target / "3bf863cc.pub")
-    shutil.copy(keys.home / f"{DOCA}.asc", folder / DOCA_FOLDER / "GPG-KEY-Mellanox.pub")
+        shutil.copy(keys.public / f"{CUDA}.asc", folder / target / "3bf863cc.pub")
+    shutil.copy(keys.public / f"{DOCA}.asc", folder / DOCA_FOLDER / "GPG-KEY-Mellanox.pub")
     for target in DOCA_FOLDERS:
-        shutil.copy(keys.home / f"{DOCA}.gpg", folder / target / "doca_keyring.gpg")
-        shutil.copy(keys.home / f"{DOCA}.asc", folder / target / "GPG-KEY-Mellanox.pub")
+        shutil.copy(keys.public / f"{DOCA}.gpg", folder / target / "doca_keyring.gpg")
+        shutil.copy(keys.public / f"{DOCA}.asc", folder / target / "GPG-KEY-Mellanox.pub")
 
 
 def _link(source: str, target: str) -> None:

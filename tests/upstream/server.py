@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
     """Seconds that a connection may be idle."""
 
-    def do_GET(self) -> None:  # noqa: N802 - http.server calls it so
+    def do_GET(self) -> None:
         address = urlsplit(self.path)
         path = unquote(address.path)
         if status := self.owner.failure(path):

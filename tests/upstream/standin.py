@@ -56,8 +56,8 @@ class Upstream:
     def make(cls, cache: Path, log: Callable[[str], None] = lambda _line: None) -> Upstream:
         """Make what the cache folder lacks. Raises imagebuild's errors where that fails."""
         workshop = Workshop.open(cache, log)
-        recipe = {name: (RECIPES / name, RECIPES / f"{name}.Dockerfile", workshop.base)
-                  for name in ("packages", "hpcx", "bases")}  # fmt: skip
+        # A fresher base is no reason to make anything anew: nobody relies on what this holds.
+        recipe = {n: (RECIPES / n, RECIPES / f"{n}.Dockerfile") for n in ("packages", "hpcx", "bases")}
         code = {name: HERE / f"{name}.py" for name in ("bases", "hpcx", "keys", "packages", "repositories", "wheels")}
         keys = Keys(workshop.piece("keys", [code["keys"]], Keys.make))
         header = workshop.piece("nccl-header", [code["wheels"], str(wheels.pins("nccl", "2.32.3"))], wheels.nccl_header)
@@ -71,8 +71,8 @@ class Upstream:
             lambda folder: packages.publish(built, folder, keys),
         )  # fmt: skip
         content = workshop.piece(
-            "hpcx-content", [*(p for p in (RECIPES / "hpcx").iterdir() if p.is_file()), *recipe["hpcx"][1:]],
-            lambda folder: workshop.build("hpcx", f"--output=type=local,dest={folder}") and None,
+            "hpcx-content", [*(p for p in (RECIPES / "hpcx").iterdir() if p.is_file()), recipe["hpcx"][1]],
+            lambda folder: workshop.build("hpcx", f"--output=type=local,dest={folder}"),
         )  # fmt: skip
         archives = workshop.piece(
             "archives", [content, hpcx.TEXTS, code["hpcx"]], lambda folder: hpcx.make(content, folder)
@@ -83,7 +83,7 @@ class Upstream:
 
         def push(folder: Path) -> None:
             with registry.running(folder / "registry", _free_port()) as address:
-                made = bases.push(workshop, address, signed / packages.NVIDIA_UBUNTU, keys.home, toolkits)
+                made = bases.push(workshop, address, signed / packages.NVIDIA_UBUNTU, keys.public, toolkits)
             (folder / "images.json").write_text(json.dumps(made))
 
         stored = workshop.piece("images", [*recipe["bases"], code["bases"], signed, *map(str, toolkits)], push)

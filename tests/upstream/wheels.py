@@ -36,7 +36,7 @@ def unpack(wheels: list[dict[str, Any]], folder: Path) -> None:
 def toolkit(version: str, folder: Path) -> None:
     """Fill `folder` with the tree of the CUDA toolkit `version` (`13.0`): bin, include, lib, nvvm."""
     unpack(pins("cuda", version), folder)
-    (folder / "tree" / "nvidia" / f"cu{version.split('.')[0]}").replace(folder / "cuda")
+    (folder / "tree" / "nvidia" / f"cu{version.partition('.')[0]}").replace(folder / "cuda")
     shutil.rmtree(folder / "tree")
 
 

@@ -66,10 +66,10 @@ class Workshop:
         stamp.write_text(wanted)
         return folder
 
-    def build(self, recipe: str, *options: str, **contexts: Path) -> str:
+    def build(self, recipe: str, *options: str, **contexts: Path) -> None:
         """Run `recipes/<recipe>.Dockerfile` with its folder as context, and other folders by name."""
         named = {BASE: self.base, **{name: str(path) for name, path in contexts.items()}}
-        return programs.run(
+        programs.run(
             "docker", "buildx", "build", "--progress=plain", "--provenance=false", "--platform=linux/amd64",
             *(word for name, value in named.items() for word in ("--build-context", f"{name}={value}")),
             "--file", str(RECIPES / f"{recipe}.Dockerfile"), *options, str(RECIPES / recipe),

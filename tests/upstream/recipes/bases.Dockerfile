@@ -14,22 +14,26 @@ RUN apt-get update -qq && \
     DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends build-essential && \
     rm -rf /var/lib/apt/lists/*
 
-FROM devel-packages AS toolkit
+# The bulk, which versions share.
+FROM devel-packages AS tree
+ARG TOOLKIT
+RUN --mount=type=bind,source=toolkit.sh,target=/toolkit.sh --mount=type=bind,from=toolkit,target=/wheels \
+    bash /toolkit.sh "$TOOLKIT"
+
+FROM devel-packages AS version
 RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends patchelf
 ARG TOOLKIT
 ARG CUDA
-RUN --mount=type=bind,target=/recipe --mount=type=bind,from=toolkit,target=/wheels \
-    bash /recipe/toolkit.sh "$TOOLKIT" "$CUDA"
+RUN --mount=type=bind,source=version.sh,target=/version.sh --mount=type=bind,from=toolkit,target=/wheels \
+    bash /version.sh "$TOOLKIT" "$CUDA"
 
-# What all images of CUDA have.
 FROM runtime-packages AS runtime
-ARG TOOLKIT
 ARG CUDA
 ARG OS
 ARG NCCL
-COPY --link --from=toolkit /out/runtime /
-RUN --mount=type=bind,target=/recipe --mount=type=bind,from=packages,target=/packages \
-    --mount=type=bind,from=keys,target=/keys bash /recipe/image.sh runtime "$TOOLKIT" "$CUDA" "$OS" "$NCCL"
+COPY --link --from=version /out/runtime /
+RUN --mount=type=bind,source=image.sh,target=/image.sh --mount=type=bind,from=packages,target=/packages \
+    --mount=type=bind,from=keys,target=/keys bash /image.sh runtime "$OS" "$NCCL"
 ENV NVARCH=x86_64 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
@@ -42,13 +46,13 @@ LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN 
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]
 
 FROM devel-packages AS devel
-ARG TOOLKIT
+COPY --link --from=tree /out /
 ARG CUDA
 ARG OS
 ARG NCCL
-COPY --link --from=toolkit /out/devel /
-RUN --mount=type=bind,target=/recipe --mount=type=bind,from=packages,target=/packages \
-    --mount=type=bind,from=keys,target=/keys bash /recipe/image.sh devel "$TOOLKIT" "$CUDA" "$OS" "$NCCL"
+COPY --link --from=version /out/devel /
+RUN --mount=type=bind,source=image.sh,target=/image.sh --mount=type=bind,from=packages,target=/packages \
+    --mount=type=bind,from=keys,target=/keys bash /image.sh devel "$OS" "$NCCL"
 ENV NVARCH=x86_64 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \

@@ -1,6 +1,6 @@
-# image.sh VARIANT TOOLKIT CUDA OS NCCL: what the vendor's images have besides the toolkit.
+# image.sh VARIANT OS NCCL: what the vendor's images have besides the toolkit.
 set -euo pipefail
-variant=$1 os=$4 nccl=$5
+variant=$1 os=$2 nccl=$3
 repository=https://developer.download.nvidia.com/compute/cuda/repos/${os/./}/x86_64/
 install -D -m 644 /keys/cuda.gpg /usr/share/keyrings/cuda-archive-keyring.gpg
 echo "deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] $repository /" \
