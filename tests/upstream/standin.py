@@ -78,7 +78,7 @@ class Upstream:
             "archives", [content, hpcx.TEXTS, code["hpcx"]], lambda folder: hpcx.make(content, folder)
         )
         git = workshop.piece("git", [code["repositories"], repositories.PROJECTS], repositories.make)
-        versions = {c.toolkit for c in bases.CUDA}
+        versions = sorted({c.toolkit for c in bases.CUDA})
         toolkits = {v: workshop.piece(f"toolkit-{v}", [str(wheels.pins("cuda", v))], _toolkit(v)) for v in versions}
 
         def push(folder: Path) -> None:
