@@ -19,5 +19,3 @@ find "$out/lib/ucc" -name '*.so.*' -type f -exec patchelf --set-rpath '$ORIGIN:$
 patchelf --set-rpath '$ORIGIN/../lib:$ORIGIN/../../ucx/lib' "$out/bin/ucc_info"
 sed "s,^prefix=.*,prefix=@PREFIX@/ucc,; s,^exec_prefix=.*,exec_prefix=@PREFIX@/ucc,; s,^libdir=.*,libdir=@PREFIX@/ucc/lib,
   s,^includedir=.*,includedir=@PREFIX@/ucc/include," "$triplet/pkgconfig/ucc.pc" > "$out/lib/pkgconfig/ucc.pc"
-printf "# libucc.la\ndlname='libucc.so.1'\nlibrary_names='libucc.so.1.0.0 libucc.so.1 libucc.so'\nlibdir='@PREFIX@/ucc/lib'\n" \
-  > "$out/lib/libucc.la"

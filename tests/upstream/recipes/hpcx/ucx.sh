@@ -22,10 +22,6 @@ find "$out/lib" "$out/bin" -type f \( -name '*.so.*' -o -path '*/bin/*' \) -exec
 sed -i "s,^prefix=.*,prefix=@PREFIX@/ucx,; s,^exec_prefix=.*,exec_prefix=@PREFIX@/ucx,
   s,^libdir=.*,libdir=@PREFIX@/ucx/lib,; s,^includedir=.*,includedir=@PREFIX@/ucx/include," "$out"/lib/pkgconfig/*.pc
 sed -i 's,/usr/lib/x86_64-linux-gnu,@PREFIX@/ucx/lib,g; s,"/usr",@PREFIX@/ucx,g; s,/usr/,@PREFIX@/ucx/,g' "$out"/lib/cmake/ucx/*
-for name in ucp uct ucs ucm; do
-  printf "# lib%s.la\ndlname='lib%s.so.0'\nlibrary_names='lib%s.so.0.0.0 lib%s.so.0 lib%s.so'\nlibdir='@PREFIX@/ucx/lib'\n" \
-    "$name" "$name" "$name" "$name" "$name" > "$out/lib/lib$name.la"
-done
 for variant in mt debug; do
   mkdir -p "$out/$variant/lib/pkgconfig"
   cp -a "$out"/lib/libuc[pstm].so* "$out/$variant/lib"
