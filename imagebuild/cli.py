@@ -18,7 +18,7 @@ from imagebuild import lock as locking
 from imagebuild import plan as planning
 from imagebuild.console import err, out
 from imagebuild.errors import CommandError, ConfigError, ImagebuildError
-from imagebuild.models import Pin, Plan, Target
+from imagebuild.models import Plan, Target
 from imagebuild.render import Renderer
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -47,7 +47,7 @@ class Work:
     """What every command starts from."""
 
     project: config.Project
-    versions: dict[str, Pin]
+    versions: planning.Pins
     plan: Plan
 
     @property
@@ -147,8 +147,9 @@ def lock_command(
     """Add the hashes of wheels that the lock lacks."""
     work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
     path = lock_path(matrix, lock)
-    pairs = locking.wanted(work.project, work.plan.targets, work.versions)
-    new = locking.resolve(work.project, pairs, update=update)
+    renderer = work.renderer
+    sources = dict.fromkeys(s for t in work.plan.targets for s in renderer.recipe(t).sources())
+    new = locking.resolve(work.project.lock, sources, update=update)
     if new == work.project.lock:
         out.print(f"{path}: complete")
         return

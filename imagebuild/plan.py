@@ -20,12 +20,16 @@ TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za
 """A repository and a tag, as the OCI distribution specification allows them."""
 
 
+Pins = Mapping[str, tuple[Pin, ...]]
+"""Name → rows of versions."""
+
+
 @dataclass(frozen=True)
 class Changes:
     """What the command line changes about the matrix."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    """Axis → its only value, or component → version (`version@commit` for a source in git)."""
+    """Axis → its only value, or pin → version (`version@commit` for a commit that is no tag)."""
     with_: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
 
@@ -63,7 +67,11 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
                 variant = axes.get("variant", "")
                 present = [c for c in components if not variant or variant in _component(project, c).variants]
                 chosen = {c: version_of(project, versions, c, axes) for c in present}
-                targets.append(_target(project, name, axes, chosen, mistakes))
+                for c in [c for c, version in chosen.items() if version is None]:
+                    where = project.matrix.at("versions", c)
+                    mistakes.add(where, f"versions: no version of {c} for {combination_id(name, axes)}")
+                found = {c: version for c, version in chosen.items() if version}
+                targets.append(_target(project, name, axes, found, mistakes))
     if not changes.values:
         validate.check_rules_used(project, used, mistakes)
     validate.check_tags(project, targets, mistakes)
@@ -139,13 +147,21 @@ def provider(project: Project, wanted: str, present: Iterable[str]) -> str | Non
     return offers[0] if offers else (wanted if wanted in project.components else None)
 
 
-def version_of(project: Project, versions: Mapping[str, Pin], name: str, axes: Mapping[str, str]) -> str:
-    """Version of a component in a target."""
-    axis = _component(project, name).version_axis
-    return axes[axis] if axis else versions[name].version
+def pin_of(versions: Pins, name: str, axes: Mapping[str, str]) -> Pin | None:
+    """The first pin of that name whose condition holds."""
+    return next((pin for pin in versions.get(name, ()) if matches(pin.when, facts(axes))), None)
 
 
-def versions_with(project: Project, changes: Changes) -> dict[str, Pin]:
+def version_of(project: Project, versions: Pins, name: str, axes: Mapping[str, str]) -> str | None:
+    """Version of a component in a target; None if no pin is for it."""
+    component = _component(project, name)
+    if component.version_axis:
+        return axes[component.version_axis]
+    pin = pin_of(versions, component.pin or name, axes)
+    return pin.version if pin else None
+
+
+def versions_with(project: Project, changes: Changes) -> dict[str, tuple[Pin, ...]]:
     """The pins of the matrix with the changes of the command line. Raises ConfigError."""
     mistakes = Mistakes()
     versions = _changed_versions(project, changes, mistakes)
@@ -165,7 +181,7 @@ def _changed_components(image: Image, changes: Changes) -> tuple[str, ...]:
     return tuple(c for c in (*image.components, *changes.with_) if c not in changes.without)
 
 
-def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) -> dict[str, Pin]:
+def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) -> dict[str, tuple[Pin, ...]]:
     versions = dict(project.matrix.model.versions)
     axes = {axis for image in project.matrix.model.images.values() for axis in image.axes}
     for name, value in changes.values.items():
@@ -174,12 +190,11 @@ def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) ->
         if name not in versions:
             mistakes.add(f"--set {name}={value}", f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}")
             continue
-        version, _, commit = value.partition("@")
-        git = name in project.components and _component(project, name).git
-        if git and not re.fullmatch("[0-9a-f]{40}", commit):
-            mistakes.add(f"--set {name}={value}", f"comes from git: write it as {name}={version}@<40-digit commit>")
+        version, at, commit = value.partition("@")
+        if at and not re.fullmatch("[0-9a-f]{40}", commit):
+            mistakes.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")
             continue
-        versions[name] = Pin(version=version, commit=commit or None)
+        versions[name] = (Pin(version=version, commit=commit or None),)
     return versions
 
 

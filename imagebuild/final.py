@@ -1,0 +1,105 @@
+"""What the final stage of a target holds besides files of other stages: packages, environment, labels. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from imagebuild.errors import ConfigError
+from imagebuild.lockfile import UNRESOLVED, Lock
+from imagebuild.models import Arch
+from imagebuild.recipe import ARCHS, Recipe
+from imagebuild.sources import PackageSource, pinned, repository_of
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
+"""Variables that are lists of folders: components prepend to them instead of setting them."""
+
+
+def lock_hash(recipe: Recipe, lock: Lock) -> str:
+    """Digest of all versions and pins that the target's Dockerfile contains, 12 hex digits."""
+    names = dict.fromkeys((*recipe.target.components, *recipe.stages))
+    versions = [f"{name} {recipe.version(name)}" for name in names]
+    pins = [pinned(lock, source) for source in dict.fromkeys(recipe.sources())]
+    return hashlib.sha256("\n".join([*versions, *pins]).encode()).hexdigest()[:12]
+
+
+def packages(recipe: Recipe, lock: Lock) -> list[str]:
+    """Packages to install, as apt-get takes them. Raises ConfigError if the lock lacks a version."""
+    chosen: set[str] = set()
+    for name in recipe.target.components:
+        own = recipe.of(name).repository is not None
+        for package in recipe.packages(name):
+            if "=" not in package:
+                chosen.add(f"{package}={_exact(recipe, name, package, lock)}" if own else package)
+            else:
+                # The archive keeps one version; what may change is a stable update's or a rebuild's suffix.
+                chosen.add(package if own else f"'{package}*'")
+    return sorted(chosen, key=lambda p: p.strip("'"))
+
+
+def repository(recipe: Recipe, name: str, lock: Lock) -> dict[str, Any] | None:
+    """What templates need to know of a component's repository of packages."""
+    urls = _urls(recipe, name)
+    if not urls:
+        return None
+    arch, url = next(iter(urls.items()))
+    first = recipe.repository(name, arch)
+    assert first
+    entry = repository_of(lock, PackageSource(url, first.suite, first.key, ()))
+    fingerprint = entry if isinstance(entry, str) else entry.fingerprint
+    about = {"name": first.name, "suite": first.suite, "key": first.key, "urls": urls}
+    return {**about, "fingerprint": fingerprint, "stage": name}
+
+
+def environment(recipe: Recipe) -> dict[str, str]:
+    """Variables of the image. Raises ConfigError if two components contradict each other."""
+    env: dict[str, str] = {"PATH": SYSTEM_PATH}
+    for name in recipe.target.components:
+        for variable, value in recipe.env(name).items():
+            if variable in LISTS:
+                env[variable] = f"{value}:{env[variable]}" if variable in env else value
+            elif env.setdefault(variable, value) != value:
+                where = recipe.project.components[name].at("env", variable)
+                raise ConfigError(f"{where}: env.{variable}: {value!r}, but another component says {env[variable]!r}")
+    return env
+
+
+def labels(recipe: Recipe, digest: str) -> dict[str, str]:
+    """Labels of the image; `digest` is the lock's hash."""
+    target = recipe.target
+    result = {
+        "org.opencontainers.image.title": target.image,
+        "org.opencontainers.image.description": recipe.image.description,
+        "org.opencontainers.image.version": target.tags[0].rpartition(":")[2],
+        "org.opencontainers.image.base.name": recipe.image_base(),
+        "org.opencontainers.image.licenses": " AND ".join(
+            sorted({f"({recipe.of(c).license})" for c in target.components})
+        ),
+        "imagebuild.target": target.id,
+        "imagebuild.lock": digest,
+    }
+    result |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()}
+    return result | {f"imagebuild.component.{c}": version for c, version in target.components.items()}
+
+
+def _exact(recipe: Recipe, name: str, package: str, lock: Lock) -> str:
+    """Version of a package of a repository; all architectures must agree, as one Dockerfile is for all."""
+    urls = _urls(recipe, name)
+    found = set()
+    for url in urls.values():
+        entry = repository_of(lock, PackageSource(url, "", "", ()))
+        found.add(UNRESOLVED if isinstance(entry, str) else entry.packages.get(package, "none"))
+    if len(found) > 1 or "none" in found:
+        raise ConfigError(
+            f"imagebuild.lock: {package} has the versions {', '.join(sorted(found))} in {', '.join(urls.values())}; "
+            f"`imagebuild lock --update {name}` reads them anew"
+        )
+    return str(found.pop())
+
+
+def _urls(recipe: Recipe, name: str) -> dict[Arch, str]:
+    """Architecture → address of a component's repository, for the target's platforms."""
+    archs = [arch for arch in ARCHS if f"linux/{arch}" in recipe.target.platforms]
+    found = {arch: recipe.repository(name, arch) for arch in archs}
+    return {arch: repository.url for arch, repository in found.items() if repository}
