@@ -65,14 +65,16 @@ def environment(recipe: Recipe) -> dict[str, str]:
     return env
 
 
-def labels(recipe: Recipe, digest: str) -> dict[str, str]:
-    """Labels of the image; `digest` is the lock's hash."""
+def labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
+    """Labels of the image; `digest` is the lock's hash, `base` the image it starts from."""
     target = recipe.target
+    base_name, _, base_digest = base.partition("@")
     result = {
         "org.opencontainers.image.title": target.image,
         "org.opencontainers.image.description": recipe.image.description,
         "org.opencontainers.image.version": target.tags[0].rpartition(":")[2],
-        "org.opencontainers.image.base.name": recipe.image_base(),
+        "org.opencontainers.image.base.name": base_name,
+        "org.opencontainers.image.base.digest": base_digest,
         "org.opencontainers.image.licenses": " AND ".join(
             sorted({f"({recipe.of(c).license})" for c in target.components})
         ),
@@ -80,7 +82,11 @@ def labels(recipe: Recipe, digest: str) -> dict[str, str]:
         "imagebuild.lock": digest,
     }
     result |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()}
-    return result | {f"imagebuild.component.{c}": version for c, version in target.components.items()}
+    result |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
+    for name in target.components:
+        values = recipe.values(name)
+        result |= {f"imagebuild.{k}": recipe.fill(name, v, values, "labels") for k, v in recipe.of(name).labels.items()}
+    return {label: value for label, value in result.items() if value}
 
 
 def _exact(recipe: Recipe, name: str, package: str, lock: Lock) -> str:

@@ -221,6 +221,8 @@ class Component(Model):
     """Folders below `/out/<variant>` of the build stage where the loader shall look, in this order."""
     env: Annotated[tuple[Row, ...], BeforeValidator(_rows)] = ()
     """Environment of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to."""
+    labels: dict[Name, str] = Field(default_factory=dict)
+    """What else the image declares, as `imagebuild.<name>`; templates as in `archive`."""
     checks: tuple[Check, ...] = ()
 
 
