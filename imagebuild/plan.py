@@ -33,6 +33,11 @@ class Changes:
     with_: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
 
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """`values` as `--set` takes them."""
+        return tuple(f"{name}={value}" for name, value in self.values.items())
+
 
 def parse_changes(settings: Iterable[str], with_: Iterable[str] = (), without: Iterable[str] = ()) -> Changes:
     """`["cuda=13.1"]` to Changes. Raises ConfigError for text that is not `name=value`."""
@@ -156,7 +161,7 @@ def version_of(project: Project, versions: Pins, name: str, axes: Mapping[str, s
     """Version of a component in a target; None if no pin is for it."""
     component = _component(project, name)
     if component.version_axis:
-        return axes[component.version_axis]
+        return facts(axes)[component.version_axis]
     pin = pin_of(versions, component.pin or name, axes)
     return pin.version if pin else None
 
@@ -215,7 +220,8 @@ def _target(
     project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes
 ) -> Target:
     matrix = project.matrix.model
-    fields = {**axes, **{f"{c}.version": v for c, v in components.items()}}
+    names = {c: (c, *_component(project, c).provides) for c in components}
+    fields = {**axes, **{f"{n}.version": v for c, v in components.items() for n in names[c]}}
     fields |= {"image": image, "repository": matrix.repository}
     tags = []
     for i, template in enumerate(matrix.images[image].tags):

@@ -93,7 +93,7 @@ class Renderer:
     def _stage(self, recipe: Recipe, name: str, base: str | None) -> str:
         lock, component = self.project.lock, recipe.of(name)
         git, wheels = recipe.git(name), recipe.wheels(name)
-        values = recipe.values(name)
+        values = recipe.values(name, stage=True)
         own_base = None if recipe.image.base else base
         context: dict[str, Any] = {
             "name": name,
@@ -108,7 +108,7 @@ class Renderer:
             "key": {k.replace("-", "_"): value for k, value in recipe.key(name).items()},
             "facts": {k.replace("-", "_"): value for k, value in values.items()},
             "stage": {wanted: recipe.provider(wanted) for wanted in component.build_requires},
-            "signed": final.repository(recipe, name, lock),
+            "signed": final.repository(recipe, name, lock, stage=True),
             "env": {wanted: recipe.env(recipe.provider(wanted), "devel") for wanted in component.build_requires},
         }
         if "gpu" in component.key:

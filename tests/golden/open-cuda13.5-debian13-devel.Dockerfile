@@ -156,14 +156,16 @@ EOF
 
 COPY --chmod=755 <<'EOF' /usr/local/bin/split-runtime
 #!/bin/sh
-# split-runtime: make /out/runtime from /out/devel. Programs and libraries lose their symbol tables in both;
-# the runtime tree also loses what only a compiler, a linker or a reader of manuals asks for.
+# split-runtime [--keep-symbols]: make /out/runtime from /out/devel. Programs and libraries lose their symbol tables in
+# both; the runtime tree also loses what only a compiler, a linker or a reader of manuals asks for.
 # Unversioned *.so links stay: plug-ins are opened by that name.
 set -eu
-. /etc/target.env
-find /out/devel -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
-  case $(head -c 4 "$file" | tr -d '\0') in *ELF) $STRIP --strip-unneeded "$file" ;; esac
-done
+if [ "${1:-}" != --keep-symbols ]; then
+  . /etc/target.env
+  find /out/devel -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
+    case $(head -c 4 "$file" | tr -d '\0') in *ELF) $STRIP --strip-unneeded "$file" ;; esac
+  done
+fi
 cp -a /out/devel /out/runtime
 cd /out/runtime
 find . \( -name '*.a' -o -name '*.la' -o -type d \( -name include -o -name man -o -name doc -o -name pkgconfig \
