@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from imagebuild import bake, base, buildx, console, emulation, engine, programs
@@ -43,7 +43,7 @@ class Wish:
     stage: str | None = None
     folder: Path = Path("build")
     verbose: bool = False
-    changes: Changes = Changes()
+    changes: Changes = field(default_factory=Changes)
 
     @property
     def again(self) -> tuple[str, ...]:

@@ -100,13 +100,20 @@ def plan(
     if as_json:
         renderer = work.renderer
         full = [t.model_copy(update={"stages": renderer.dockerfile(t).stages}) for t in targets]
-        shown = Plan(targets=tuple(full), excluded=planning.select_excluded(work.plan, select or ()))
+        shown = Plan(
+            targets=tuple(full),
+            excluded=planning.select_excluded(work.plan, select or ()),
+            restricted=planning.restricted(work.plan, targets),
+        )
         out.print(shown.model_dump_json(indent=1), markup=False)
     elif github:
         out.print(json.dumps(planning.github_matrix(targets)), markup=False)
     else:
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.tags[0]) for t in targets]
         console.table(("target", "platforms", "tag"), rows)
+        if limits := planning.restricted(work.plan, targets):
+            out.print()
+            console.table(("restricted", "to publish images with it"), list(limits.items()))
         if why:
             out.print()
             rows = [(e.id, e.rule, e.reason) for e in planning.select_excluded(work.plan, select or ())]

@@ -183,6 +183,8 @@ class Component(Model):
     homepage: str
     license: str
     """SPDX expression, or `LicenseRef-…` for one that SPDX does not list."""
+    license_files: tuple[str, ...] = ()
+    """Paths or shell patterns of the licence texts in the image; a check `license` comes of it."""
     redistribution: str | None = None
     """What whoever publishes an image with it must accept, where the licence restricts that."""
     version_axis: Name | None = None
@@ -277,6 +279,8 @@ class Plan(Model):
 
     targets: tuple[Target, ...]
     excluded: tuple[Excluded, ...]
+    restricted: dict[Name, str] = Field(default_factory=dict)
+    """Component → what whoever publishes an image with it must accept."""
 
 
 class Step(Model):

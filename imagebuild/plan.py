@@ -81,7 +81,8 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
         validate.check_rules_used(project, used, mistakes)
     validate.check_tags(project, targets, mistakes)
     mistakes.stop_if_any()
-    return Plan(targets=tuple(targets), excluded=tuple(excluded))
+    restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
+    return Plan(targets=tuple(targets), excluded=tuple(excluded), restricted=restricted)
 
 
 def select(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
@@ -98,6 +99,12 @@ def select(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     near = [suggestion(s, [t.id for t in plan.targets]) for s in selectors if "=" not in s]
     shown = next((text for text in near if "did you mean" in text), "; `imagebuild plan` lists the targets")
     raise NothingSelected(asked + shown)
+
+
+def restricted(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
+    """Component of these targets → what whoever publishes them must accept."""
+    used = {component for target in targets for component in target.components}
+    return {name: text for name, text in plan.restricted.items() if name in used}
 
 
 def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...]:

@@ -173,7 +173,10 @@ class Recipe:
         return WheelSet(owner, version, wanted)
 
     def packages(self, name: str, *, every: bool = False) -> tuple[str, ...]:
-        """Packages that a component brings into the image, or `every` one it knows, with versions where it gives them."""
+        """Packages that a component brings into the image, with versions where it gives them.
+
+        `every`: those of all variants.
+        """
         packages, values = self.of(name).packages, self.values(name)
         extra = packages.devel if every or self.target.axes.get("variant") == "devel" else ()
         return tuple(self.fill(name, text, values, "packages") for text in (*packages.runtime, *extra))
@@ -201,8 +204,7 @@ class Recipe:
         return found.model_copy(update={"url": url, "key": key})
 
     def sources(self) -> Iterator[Source]:
-        """Every source that the target is made from. Packages of the distribution's own archive are not listed:
-        its signed index verifies them."""
+        """Every source that the target is made from, but the distribution's own archive, whose index is signed."""
         yield BaseImage(self.image_base())
         archs = tuple(p.removeprefix("linux/") for p in self.target.platforms)
         for name in dict.fromkeys((*self.target.components, *self.stages)):
