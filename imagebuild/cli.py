@@ -32,7 +32,7 @@ SelectArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[SELECT]...", help="Globs of target ids, and axis=value.")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Give an axis or a pin this value.")
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Give an axis values, with commas between, or a pin a version.")
 ]
 WithOption = Annotated[list[str] | None, typer.Option("--with", metavar="COMPONENT", help="Add a component.")]
 WithoutOption = Annotated[list[str] | None, typer.Option("--without", metavar="COMPONENT", help="Leave out.")]

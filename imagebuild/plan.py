@@ -29,7 +29,7 @@ class Changes:
     """What the command line changes about the matrix."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    """Axis → its only value, or pin → version (`version@commit` for a commit that is no tag)."""
+    """Axis → its values, with commas between, or pin → version (`version@commit` for a commit that is no tag)."""
     with_: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
 
@@ -186,7 +186,7 @@ def _component(project: Project, name: str) -> Component:
 
 
 def _changed_axes(image: Image, changes: Changes) -> dict[str, tuple[str, ...]]:
-    return {a: (changes.values[a],) if a in changes.values else v for a, v in image.axes.items()}
+    return {a: tuple(changes.values[a].split(",")) if a in changes.values else v for a, v in image.axes.items()}
 
 
 def _changed_components(image: Image, changes: Changes) -> tuple[str, ...]:
