@@ -174,6 +174,10 @@ class Component(Model):
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of the image. `PATH` is prepended to."""
     checks: tuple[Check, ...] = ()
+    compiles: bool = False
+    """Does the last `RUN` of the build stage run a compiler on upstream source? `imagebuild plan --from` counts those."""
+    link_ignores: tuple[Name, ...] = ()
+    """Components that the build stage uses but what it leaves in `/out/link` does not depend on."""
 
 
 class Wheel(Model):
