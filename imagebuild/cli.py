@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -13,13 +12,14 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from imagebuild import config, console, files
+from imagebuild import config, console, files, listing
 from imagebuild import lock as locking
 from imagebuild import plan as planning
 from imagebuild.console import err, out
 from imagebuild.errors import CommandError, ConfigError, ImagebuildError
 from imagebuild.models import Pin, Plan, Target
 from imagebuild.render import Renderer
+from imagebuild.revision import Places
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 engine_app = typer.Typer(no_args_is_help=True, help="A private Docker Engine, for machines that have none.")
@@ -86,31 +86,45 @@ def imagebuild(
 @app.command()
 def plan(
     select: SelectArgument = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The full plan as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The full plan, or with --from the cost, as JSON.")] = False,
     github: Annotated[bool, typer.Option("--github", help="A GitHub Actions matrix.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Also list what is not built, and why.")] = False,
+    before: Annotated[
+        str | None,
+        typer.Option("--from", metavar="REF", help="What a build executes after that revision, folder, or `nothing`."),
+    ] = None,
+    after: Annotated[str | None, typer.Option("--to", metavar="REF", help="Instead of the working tree.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --from: for a pull request.")] = False,
+    platform: Annotated[list[str] | None, typer.Option("--platform", help="With --from: only this.")] = None,
+    base: Annotated[str, typer.Option("--base", help="With --from: as for build.")] = "bootstrap",
+    timings: Annotated[Path, typer.Option("--timings", help="With --from: past builds.")] = Path("build"),
     settings: SetOption = None,
     matrix: MatrixOption = DEFAULT_MATRIX,
     dockerfiles: FolderOption = DEFAULT_FOLDER,
     lock: LockOption = BESIDE_MATRIX,
 ) -> None:
-    """List the targets that a build would build."""
+    """List the targets that a build would build, or say what a change makes it execute again."""
+    if sum((as_json, github, why, markdown)) > 1 and (before or markdown):
+        raise ConfigError("--json, --github, --why and --markdown exclude each other")
+    if before:
+        from imagebuild import preview  # noqa: PLC0415 - others need it not
+
+        if github or why:
+            raise ConfigError("--from: is for a table, --json or --markdown; not for --github or --why")
+        places = Places(matrix, dockerfiles, lock_path(matrix, lock))
+        form = preview.form(as_json=as_json, markdown=markdown)
+        chosen = (select or (), settings or (), platform or ())
+        preview.show(preview.Wish(before, after, places, *chosen, base, timings, form), prepare)
+        return
+    if after or markdown or platform:
+        raise ConfigError("--to, --markdown and --platform: need --from")
     work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
-    targets = planning.select(work.plan, select or ())
     if as_json:
-        renderer = work.renderer
-        full = [t.model_copy(update={"stages": renderer.dockerfile(t).stages}) for t in targets]
-        shown = Plan(targets=tuple(full), excluded=planning.select_excluded(work.plan, select or ()))
-        out.print(shown.model_dump_json(indent=1), markup=False)
+        listing.as_json(work.plan, work.renderer, select or ())
     elif github:
-        out.print(json.dumps(planning.github_matrix(targets)), markup=False)
+        listing.as_github_matrix(work.plan, select or ())
     else:
-        rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.tags[0]) for t in targets]
-        console.table(("target", "platforms", "tag"), rows)
-        if why:
-            out.print()
-            rows = [(e.id, e.rule, e.reason) for e in planning.select_excluded(work.plan, select or ())]
-            console.table(("not built", "rule", "reason"), rows)
+        listing.as_table(work.plan, select or (), why=why)
 
 
 @app.command()

@@ -106,7 +106,7 @@ def _instructions(lines: list[str]) -> Iterator[Instruction]:
         if not line.strip() or COMMENT.match(line):
             continue
         logical = _joined(line.strip(), rest)
-        word, text = (logical.split(None, 1) + [""])[:2]
+        word, text = [*logical.split(None, 1), ""][:2]
         word, flags = word.upper(), []
         while found := FLAG.match(text):
             flags.append((found[1], found[2] or ""))

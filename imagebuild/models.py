@@ -175,7 +175,7 @@ class Component(Model):
     """Environment of the image. `PATH` is prepended to."""
     checks: tuple[Check, ...] = ()
     compiles: bool = False
-    """Does the last `RUN` of the build stage run a compiler on upstream source? `imagebuild plan --from` counts those."""
+    """Does the last `RUN` of the build stage run a compiler on upstream source?"""
     link_ignores: tuple[Name, ...] = ()
     """Components that the build stage uses but what it leaves in `/out/link` does not depend on."""
 

@@ -57,9 +57,9 @@ class Setting:
     @property
     def arguments(self) -> dict[str, str]:
         """Arguments that BuildKit itself sets."""
-        result = {}
+        result: dict[str, str] = {}
         for prefix, platform in (("TARGET", self.platform), ("BUILD", self.build_platform)):
-            system, arch, variant = (platform.split("/") + [""])[:3]
+            system, arch, variant = [*platform.split("/"), ""][:3]
             values = {"PLATFORM": platform, "OS": system, "ARCH": arch, "VARIANT": variant}
             result |= {prefix + name: value for name, value in values.items()}
         return result
@@ -141,7 +141,9 @@ class _Walk:
                 last_run=n == last_run,
                 key=key,
             )
-            state = replace(state, key=key, steps=(*state.steps, step), used=state.used | used)
+            # With --link, a step does not depend on what is below it; what comes next depends on both.
+            below = _digest("merge", state.key, key) if _is_linked(instruction) else key
+            state = replace(state, key=below, steps=(*state.steps, step), used=state.used | used)
             if instruction.word == "WORKDIR":
                 state = _with(state, "WORKDIR", _folder(state, expand(instruction.text, state.env)))
         return state
@@ -181,12 +183,11 @@ class _Walk:
             settings = [repr(sorted(state.env.items())), repr(state.config), state.platform]
             texts = [h.text for h in step.heredocs]
             return _digest("RUN", state.key, step.text, *flags, *settings, *texts, *keys), used
-        linked = step.flag("link") is not None and step.flag("link") != "false"
         flags = [f"{n}={expand(v, state.env)}" for n, v in sorted(step.flags) if n not in ("from", "checksum")]
         texts = [h.text if h.literal else h.text + _referenced(h.text, state.env) for h in step.heredocs]
         words = _copied(step, expand(step.text, state.env))
         words[-1] = _folder(state, words[-1]) + ("/" if words[-1].endswith("/") else "")
-        parent = "" if linked else state.key
+        parent = "" if _is_linked(step) else state.key
         return _digest(step.word, parent, *flags, *words, *texts, *keys), used
 
     def _configured(self, state: _State, instruction: Instruction) -> _State:
@@ -197,12 +198,16 @@ class _Walk:
             values = {}
             for name, given in _pairs(instruction, {**self.globals, **state.env}):
                 # Declared without a value, it is what BuildKit or an `ARG` before the first `FROM` says, if any.
-                if "=" in instruction.text and given or name in self.globals:
+                if given or name in self.globals:
                     values[name] = given or self.globals[name]
             return replace(state, env={**state.env, **values})
         if instruction.word in ("SHELL", "USER"):
             return _with(state, instruction.word, expand(instruction.text, state.env))
         return state
+
+
+def _is_linked(step: Instruction) -> bool:
+    return step.flag("link") not in (None, "false")
 
 
 def _pairs(instruction: Instruction, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -271,4 +276,5 @@ def _with(state: _State, name: str, value: str) -> _State:
 def _title(step: Instruction) -> str:
     first = next((line for h in step.heredocs for line in h.text.splitlines() if not line.startswith("set -")), "")
     text = f"{step.text} ({first.strip()} …)" if step.word == "RUN" and first else step.text
-    return " ".join(text.split())[:80]
+    source = step.flag("from")
+    return " ".join([*([f"--from={source}"] if source else []), *text.split()])[:80]
