@@ -31,8 +31,8 @@ class CostStep(Model):
     """The start of the instruction."""
     compiles: bool
     """Does it run a compiler on upstream source?"""
-    runs_on: str
-    """Platform whose programs run; another than the build machine's is emulated."""
+    runs_on: str | None
+    """Platform whose programs run; another than the build machine's is emulated. None for a step that runs none."""
     platforms: tuple[str, ...]
     """Platforms of the images that it is for."""
     targets: tuple[str, ...]
@@ -172,7 +172,7 @@ def _cost_step(use: _Use, past: Past) -> CostStep:
         command=step.word,
         title=step.title,
         compiles=use.compiles,
-        runs_on=step.runs_on,
+        runs_on=step.runs_on if step.word == "RUN" else None,
         platforms=tuple(use.platforms),
         targets=tuple(use.targets),
         seconds=past.seconds(step, use.platforms),
