@@ -77,7 +77,7 @@ class Cost(Model):
     """The state to build: `--to`, or the working tree."""
     total: Count
     components: tuple[CostPart, ...]
-    """Those with a step that will be executed, in the order of the first one."""
+    """Those with a step that will be executed; the final stage is the last one."""
     targets: tuple[CostPart, ...]
     """All that were selected."""
     steps: tuple[CostStep, ...]
@@ -136,12 +136,16 @@ def compare(before: Side | None, after: Side, names: tuple[str, str], past: Past
         of_component.setdefault(use.component or use.step.stage, []).append(use)
         for target in use.targets:
             of_target[target].append(use)
-    components = {name: _part(name, used, again) for name, used in of_component.items()}
+    parts = [_part(name, used, again) for name, used in of_component.items()]
     return Cost(
         before=names[0],
         after=names[1],
         total=_count(uses.values(), again),
-        components=tuple(part for part in components.values() if part.run or part.other),
+        components=tuple(
+            part
+            for part in sorted(parts, key=lambda part: part.name not in after.project.components)
+            if part.run or part.other
+        ),
         targets=tuple(_part(name, used, again).model_copy(update={"targets": 1}) for name, used in of_target.items()),
         steps=tuple(again.values()),
     )

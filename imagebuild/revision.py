@@ -27,8 +27,9 @@ class Places:
 def files_of(reference: str, places: Places, run: Run = programs.run) -> Iterator[Places]:
     """Where the files are in a folder that has a copy of them, or as they were in a git revision.
 
-    A folder that holds a file of the matrix's name is taken as such. Files of a revision are gone after the context.
-    Raises ConfigError for what is neither, and shows mistakes in files of a revision as `REF:file:line`.
+    A folder that holds a file of the matrix's name is taken as such. Of a revision, what the repository does not hold
+    is taken as it is, and the files are gone after the context. Raises ConfigError for what is neither, and shows
+    mistakes in files of a revision as `REF:file:line`.
     """
     folder = Path(reference)
     if (folder / places.matrix.name).is_file():
@@ -55,12 +56,8 @@ def _unpack(reference: str, places: Places, folder: Path, run: Run) -> Places:
         commit = run(*git, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{reference}^{{commit}}").strip()
     except CommandError:
         raise ConfigError(f"{reference}: neither a folder with {places.matrix.name} nor a revision of {top}") from None
-    found = {}
-    for role, path in vars(places).items():
-        try:
-            found[role] = path.resolve().relative_to(top)
-        except ValueError:
-            raise ConfigError(f"{path}: is not in the repository {top} of which {reference} is a revision") from None
+    within = {role: path.resolve() for role, path in vars(places).items()}
+    found = {role: path.relative_to(top) for role, path in within.items() if path.is_relative_to(top)}
     listed = run(*git, "ls-tree", "--name-only", commit, "--", *map(str, found.values())).splitlines()
     if str(found["matrix"]) not in listed:
         raise ConfigError(f"{reference}: has no {found['matrix']}")
@@ -68,4 +65,4 @@ def _unpack(reference: str, places: Places, folder: Path, run: Run) -> Places:
     run(*git, "archive", "--format=tar", f"--output={archive}", commit, "--", *listed)
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
-    return Places(**{role: folder / path for role, path in found.items()})
+    return Places(**{role: folder / found[role] if role in found else path for role, path in within.items()})

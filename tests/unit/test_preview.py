@@ -86,6 +86,13 @@ def test_a_matrix_outside_a_repository_or_that_a_revision_lacks(repository: File
     assert "is in no git repository; name a folder instead" in call("plan", "--from", "v1")[2]
 
 
+@pytest.mark.programs
+def test_a_lock_elsewhere_is_that_of_both_sides(repository: Files, call: Call, tmp_path: Path) -> None:
+    lock = tmp_path.parent / "other.lock"
+    lock.write_text("wheels: {}\n")
+    assert call("plan", "--from", "v1", "--to", "v1", "--lock", str(lock))[0] == 0
+
+
 def test_git_is_asked_for_what_there_is(tmp_path: Path) -> None:
     places = Places(tmp_path / "matrix.yaml", tmp_path / "dockerfiles", tmp_path / "imagebuild.lock")
     run = Runner({})
