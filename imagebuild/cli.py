@@ -17,7 +17,7 @@ from imagebuild import lock as locking
 from imagebuild import plan as planning
 from imagebuild.console import err, out
 from imagebuild.errors import CommandError, ConfigError, ImagebuildError
-from imagebuild.models import Pin, Plan, Target
+from imagebuild.models import Pin, Plan
 from imagebuild.render import Renderer
 from imagebuild.revision import Places
 
@@ -67,15 +67,6 @@ def prepare(matrix: Path, dockerfiles: Path, lock: Path, changes: planning.Chang
     return Work(project, planning.versions_with(project, changes), planning.make_plan(project, changes))
 
 
-def one_target(plan: Plan, name: str) -> Target:
-    """The target of an id. Raises NothingSelected or ConfigError."""
-    chosen = planning.select(plan, [name])
-    if len(chosen) > 1:
-        shown = ", ".join(t.id for t in chosen[:5])
-        raise ConfigError(f"{name}: {len(chosen)} targets fit ({shown}, …); name one")
-    return chosen[0]
-
-
 @app.callback()
 def imagebuild(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -104,20 +95,14 @@ def plan(
     lock: LockOption = BESIDE_MATRIX,
 ) -> None:
     """List the targets that a build would build, or say what a change makes it execute again."""
-    if sum((as_json, github, why, markdown)) > 1 and (before or markdown):
-        raise ConfigError("--json, --github, --why and --markdown exclude each other")
-    if before:
+    if before or after or markdown or platform:
         from imagebuild import preview  # noqa: PLC0415 - others need it not
 
-        if github or why:
-            raise ConfigError("--from: is for a table, --json or --markdown; not for --github or --why")
+        form = preview.form_of(before, as_json=as_json, markdown=markdown, other=github or why)
         places = Places(matrix, dockerfiles, lock_path(matrix, lock))
-        form = preview.form(as_json=as_json, markdown=markdown)
-        chosen = (select or (), settings or (), platform or ())
-        preview.show(preview.Wish(before, after, places, *chosen, base, timings, form), prepare)
+        chosen = (select or (), settings or (), platform or (), base, timings)
+        preview.show(preview.Wish(before or "", after, places, *chosen, form), prepare)
         return
-    if after or markdown or platform:
-        raise ConfigError("--to, --markdown and --platform: need --from")
     work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
     if as_json:
         listing.as_json(work.plan, work.renderer, select or ())
@@ -142,7 +127,7 @@ def render(
 ) -> None:
     """Print the self-contained Dockerfile of a target."""
     work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or (), with_ or (), without or ()))
-    chosen = one_target(work.plan, target)
+    chosen = planning.select_one(work.plan, target)
     text = work.renderer.dockerfile(chosen, base=base, append=files.read_text(append) if append else "").text
     if output:
         files.write_text(output, text)

@@ -58,8 +58,14 @@ class Wish:
     form: Form = "table"
 
 
-def form(*, as_json: bool, markdown: bool) -> Form:
-    """How to print it."""
+def form_of(before: str | None, *, as_json: bool, markdown: bool, other: bool) -> Form:
+    """How to print it. Raises ConfigError for options of `plan` that do not go together."""
+    if before is None:
+        raise ConfigError("--to, --markdown and --platform: need --from")
+    if as_json + markdown + other > 1:
+        raise ConfigError("--json, --markdown, --github and --why exclude each other")
+    if other:
+        raise ConfigError("--from: is for a table, --json or --markdown; not for --github or --why")
     return "json" if as_json else "markdown" if markdown else "table"
 
 
