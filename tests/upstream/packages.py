@@ -28,7 +28,7 @@ def publish(built: Path, folder: Path, keys: Keys) -> None:
     shutil.copy(keys.public / f"{DOCA}.asc", folder / DOCA_FOLDER / "GPG-KEY-Mellanox.pub")
     for target in DOCA_FOLDERS:
         shutil.copy(keys.public / f"{DOCA}.gpg", folder / target / "doca_keyring.gpg")
-        shutil.copy(keys.public / f"{DOCA}.asc", folder / target / "doca_keyring.gpg")
+        shutil.copy(keys.public / f"{DOCA}.asc", folder / target / "GPG-KEY-Mellanox.pub")
 
 
 def _link(source: str, target: str) -> None:
