@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from imagebuild import bake, base, buildx, console, emulation, engine, programs
@@ -19,7 +19,9 @@ from imagebuild.dockerfile import Dockerfile
 from imagebuild.errors import ConfigError
 from imagebuild.files import write_text
 from imagebuild.models import BuildResult, Target
+from imagebuild.plan import Changes
 from imagebuild.render import Renderer
+from imagebuild.sources import check_resolved, digest_of
 
 PIP_CONFIGURATIONS = (Path("~/.config/pip/pip.conf"), Path("~/.pip/pip.conf"), Path("/etc/pip.conf"))
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
@@ -41,12 +43,13 @@ class Wish:
     stage: str | None = None
     folder: Path = Path("build")
     verbose: bool = False
-    settings: tuple[str, ...] = ()
+    changes: Changes = field(default_factory=Changes)
 
     @property
     def again(self) -> tuple[str, ...]:
         """The options that another command needs to build the same."""
-        given = {"--platform": self.platforms, "--source": self.sources, "--set": self.settings}
+        given = {"--platform": self.platforms, "--source": self.sources, "--set": self.changes.settings}
+        given |= {"--with": self.changes.with_, "--without": self.changes.without}
         given |= {"--builder": (self.builder,) if self.builder else ()}
         return tuple(word for option, values in given.items() for value in values for word in (option, value))
 
@@ -66,6 +69,7 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
     """
     wish = replace(wish, platforms=tuple(native_platform() if p == "local" else p for p in wish.platforms))
     platforms: set[str] = {p for t in wish.targets for p in bake.platforms_of(t, wish.platforms)}
+    check_resolved(project.lock, (s for t in wish.targets for s in renderer.recipe(t).sources()))
     dockerfiles = {t.id: renderer.dockerfile(t) for t in wish.targets}
     _check_stage(wish, dockerfiles)
     sources = buildx.sources(project, wish.targets, wish.sources)
@@ -135,12 +139,14 @@ def _bases(
     result = {}
     for name in sorted({t.axes["os"] for t in wish.targets}):
         entry = project.matrix.model.bases[name]
+        if not entry.release:
+            continue
         shown.note(f"base {name}: bootstrapping {entry.release} where the cache has none")
         made = base.bootstrap(
             sorted(platforms | {native_platform()}), cache_folder(), release=entry.release, log=shown.note
         )
         classic = not wish.builder and not has_containerd_store(found)
-        result[f"{entry.image}@{entry.digest}"] = base.load(made, found.environment) if classic else made.context
+        result[digest_of(project.lock, entry.image)] = base.load(made, found.environment) if classic else made.context
     return result
 
 

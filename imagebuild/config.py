@@ -14,7 +14,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from imagebuild.errors import ConfigError
-from imagebuild.models import Component, Lock, Matrix
+from imagebuild.lockfile import Lock
+from imagebuild.models import Component, Matrix
 
 M = TypeVar("M", bound=BaseModel)
 Loc = tuple[str | int, ...]

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+Release = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+"""As `Name`, with dots for versions."""
 Platform = Literal["linux/amd64", "linux/arm64"]
 Arch = Literal["amd64", "arm64"]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 
 
@@ -27,8 +28,13 @@ def _one_or_more(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-def _pin(value: Any) -> Any:
-    return {"version": value} if isinstance(value, str) else value
+def _pins(value: Any) -> Any:
+    rows = value if isinstance(value, list | tuple) else [value]
+    return [{"version": row} if isinstance(row, str) else row for row in rows]
+
+
+def _rows(value: Any) -> Any:
+    return [{"values": value}] if isinstance(value, dict) else value
 
 
 Condition = dict[str, Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]]
@@ -39,36 +45,40 @@ Every axis named must match. Besides the axes there is `image`, the name of the 
 
 
 class Pin(Model):
-    """The version of a component, and for sources in git the commit that is that version."""
+    """The version of a component; of several, the first whose condition holds counts."""
 
+    when: Condition = Field(default_factory=dict)
     version: str
     commit: Commit | None = None
+    """For a source in git whose version is no tag: the commit. Commits of tags are in the lock."""
 
 
 class Base(Model):
-    """A distribution release an image starts from: a value of the axis `os`."""
+    """A distribution release: a value of the axis `os`."""
 
     image: str
-    """Official image of the release in a registry, with a tag."""
-    digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-    """Index digest of that image."""
-    release: Name
-    """Code name of the release in the distribution's archive, from which the base is bootstrapped."""
+    """Official image of the release in a registry, with a tag; the lock has its digest."""
+    release: Name | None = None
+    """Code name in the Debian archive, from which the base can be bootstrapped instead."""
+    build_on: Release | None = None
+    """The older base on which programs are compiled that run on both; by default this one."""
 
 
-class GpuRow(Model):
-    """Compute capabilities to compile for; the first row whose condition holds counts."""
+class Gpu(Model):
+    """A compute capability to compile for."""
 
-    when: Condition = Field(default_factory=dict)
-    """Conditions on `cuda` (the toolkit that compiles)."""
-    amd64: tuple[str, ...]
-    arm64: tuple[str, ...]
+    gpus: str
+    """Products that have it."""
+    cuda: str
+    """Versions of the toolkit that can compile for it."""
+    arch: tuple[Arch, ...] = ("amd64", "arm64")
+    """CPU architectures of machines that have such a GPU."""
 
 
 class Rule(Model):
     """Combinations that are not built, and why."""
 
-    name: Name
+    name: Release
     when: Condition
     reason: str
 
@@ -77,11 +87,16 @@ class Image(Model):
     """An image: its axes, components, platforms and tags."""
 
     description: str
+    base: str | None = None
+    """Image it starts from, with axes filled in; by default the one of the axis `os`."""
     axes: dict[Name, Annotated[tuple[str, ...], Field(min_length=1)]]
     platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
     components: Annotated[tuple[Name, ...], Field(min_length=1)]
+    build_with: dict[Name, Name] = Field(default_factory=dict)
+    """What components build with → the component whose stage it is, where that is not in the image."""
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Templates such as `{repository}/{image}:{cuda}-{os}`: axes, `image`, `repository`, `<component>.version`."""
+    """Templates such as `{repository}/{image}:{cuda}-{os}`: axes, `image`, `repository`, and `<name>.version` of
+    a component or of what it provides."""
 
 
 class Matrix(Model):
@@ -89,10 +104,11 @@ class Matrix(Model):
 
     repository: str
     """Where images are named and pushed, for example `ghcr.io/acme` or `imagebuild`."""
-    bases: dict[Name, Base]
-    versions: dict[Name, Annotated[Pin, BeforeValidator(_pin)]]
-    """Component → version. A component whose version is an axis (such as `cuda`) is not listed."""
-    gpu_architectures: tuple[GpuRow, ...] = ()
+    bases: dict[Release, Base]
+    versions: dict[Name, Annotated[tuple[Pin, ...], BeforeValidator(_pins)]]
+    """Pin → version, or rows of versions with conditions on axes."""
+    gpu_architectures: dict[str, Gpu] = Field(default_factory=dict)
+    """Compute capability → what it is for, in ascending order."""
     images: dict[Name, Image]
     rules: tuple[Rule, ...] = ()
 
@@ -126,18 +142,35 @@ class Support(Model):
 
 
 class Row(Model):
-    """Facts that vary by axis; the first row whose condition holds counts."""
+    """Values that vary by axis, version or arch."""
 
     when: Condition = Field(default_factory=dict)
     values: dict[str, str]
 
 
+class Repository(Model):
+    """A signed repository of packages, beside the distribution's own. Templates as in `archive`."""
+
+    name: Name
+    url: str
+    suite: str = "/"
+    key: str
+    """Address of the key that signs it; the lock has the fingerprint."""
+    configured: bool = False
+    """The base image already trusts it."""
+
+
 class Packages(Model):
-    """Packages of the distribution. `name={version}` pins a package to the component's version."""
+    """Packages of the distribution, or of the component's `repository`.
+
+    `name={version}` pins a package; other packages of a `repository` get their exact version from the lock.
+    """
 
     runtime: tuple[str, ...] = ()
     devel: tuple[str, ...] = ()
     """Installed in addition in the `devel` variant."""
+    before_install: str = ""
+    """Shell lines that run in the same step, before."""
     after_install: str = ""
     """Shell lines that run in the same step, so that what they remove is in no layer."""
 
@@ -150,8 +183,14 @@ class Component(Model):
     homepage: str
     license: str
     """SPDX expression, or `LicenseRef-…` for one that SPDX does not list."""
+    license_files: tuple[str, ...] = ()
+    """Paths or shell patterns of the licence texts in the image; a check `license` comes of it."""
+    redistribution: str | None = None
+    """What whoever publishes an image with it must accept, where the licence restricts that."""
     version_axis: Name | None = None
-    """Axis whose value is the version; without it the version is pinned in `matrix.yaml`."""
+    """Axis whose value is the version."""
+    pin: Name | None = None
+    """Name of the pin in `matrix.yaml` that is the version; by default the component's own name."""
     provides: tuple[Name, ...] = ()
     """Other names under which components may require this one."""
     requires: tuple[Name, ...] = ()
@@ -163,32 +202,39 @@ class Component(Model):
     supports: tuple[Support, ...] = ()
     key: tuple[Name, ...] = ()
     """What `build.j2` may mention besides the own version: axes, `<axis>-major`, `gpu`, other components' names."""
+    compiles: bool = False
+    """The last step of its build stage compiles upstream source: the steps that cost most."""
+    portable: bool = False
+    """Built on the base's `build-on`: the result runs on all later releases too."""
+    stage_only: bool = False
+    """The build stage serves other stages; nothing of it is copied into the image."""
     git: str | None = None
-    """Address of the git repository; the commit is pinned beside the version in `matrix.yaml`."""
+    """Address of the git repository."""
+    tag: str = "{version}"
+    """Tag of a version in the git repository; the lock has the commit."""
+    archive: str | None = None
+    """Address of an archive: version, axes, `<axis>-major`, `arch`, `cpu` and facts are filled in."""
+    images: dict[Name, str] = Field(default_factory=dict)
+    """Images that build stages start from or take files from; templates as in `archive`."""
     wheels: tuple[str, ...] = ()
     """Requirements on the Python package index, with `{version}` and facts filled in; hashes are in the lock."""
     wheels_from: Name | None = None
     """Take the wheels of this component, in the own version, instead."""
     facts: tuple[Row, ...] = ()
+    """Of each value, the first row that has it and whose condition holds counts."""
+    repository: Repository | None = None
+    packages_from: Name | None = None
+    """Component whose `repository` the packages come from."""
     packages: Packages = Packages()
-    env: dict[str, str] = Field(default_factory=dict)
-    """Environment of the image. `PATH` is prepended to."""
+    libraries: tuple[str, ...] = ()
+    """Folders below `/out/<variant>` of the build stage where the loader shall look, in this order."""
+    env: Annotated[tuple[Row, ...], BeforeValidator(_rows)] = ()
+    """Environment of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to."""
+    labels: dict[Name, str] = Field(default_factory=dict)
+    """What else the image declares, as `imagebuild.<name>`; templates as in `archive`."""
     checks: tuple[Check, ...] = ()
-
-
-class Wheel(Model):
-    """A wheel of the Python package index, pinned by content for each architecture."""
-
-    name: str
-    version: str
-    sha256: dict[Arch, Sha256]
-
-
-class Lock(Model):
-    """The file `imagebuild.lock`: sources pinned by content."""
-
-    wheels: dict[Name, dict[str, tuple[Wheel, ...]]] = Field(default_factory=dict)
-    """Component → version → wheels."""
+    link_ignores: tuple[Name, ...] = ()
+    """Components that the build stage uses but what it leaves in `/out/link` does not depend on."""
 
 
 def combination_id(image: str, axes: Mapping[str, str]) -> str:
@@ -235,6 +281,8 @@ class Plan(Model):
 
     targets: tuple[Target, ...]
     excluded: tuple[Excluded, ...]
+    restricted: dict[Name, str] = Field(default_factory=dict)
+    """Component → what whoever publishes an image with it must accept."""
 
 
 class Step(Model):

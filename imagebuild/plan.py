@@ -20,14 +20,23 @@ TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za
 """A repository and a tag, as the OCI distribution specification allows them."""
 
 
+Pins = Mapping[str, tuple[Pin, ...]]
+"""Name → rows of versions."""
+
+
 @dataclass(frozen=True)
 class Changes:
     """What the command line changes about the matrix."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    """Axis → its only value, or component → version (`version@commit` for a source in git)."""
+    """Axis → its values, with commas between, or pin → version (`version@commit` for a commit that is no tag)."""
     with_: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """`values` as `--set` takes them."""
+        return tuple(f"{name}={value}" for name, value in self.values.items())
 
 
 def parse_changes(settings: Iterable[str], with_: Iterable[str] = (), without: Iterable[str] = ()) -> Changes:
@@ -63,12 +72,17 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
                 variant = axes.get("variant", "")
                 present = [c for c in components if not variant or variant in _component(project, c).variants]
                 chosen = {c: version_of(project, versions, c, axes) for c in present}
-                targets.append(_target(project, name, axes, chosen, mistakes))
+                for c in [c for c, version in chosen.items() if version is None]:
+                    where = project.matrix.at("versions", c)
+                    mistakes.add(where, f"versions: no version of {c} for {combination_id(name, axes)}")
+                found = {c: version for c, version in chosen.items() if version}
+                targets.append(_target(project, name, axes, found, mistakes))
     if not changes.values:
         validate.check_rules_used(project, used, mistakes)
     validate.check_tags(project, targets, mistakes)
     mistakes.stop_if_any()
-    return Plan(targets=tuple(targets), excluded=tuple(excluded))
+    restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
+    return Plan(targets=tuple(targets), excluded=tuple(excluded), restricted=restricted)
 
 
 def select(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
@@ -85,6 +99,21 @@ def select(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     near = [suggestion(s, [t.id for t in plan.targets]) for s in selectors if "=" not in s]
     shown = next((text for text in near if "did you mean" in text), "; `imagebuild plan` lists the targets")
     raise NothingSelected(asked + shown)
+
+
+def restricted(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
+    """Component of these targets → what whoever publishes them must accept."""
+    used = {component for target in targets for component in target.components}
+    return {name: text for name, text in plan.restricted.items() if name in used}
+
+
+def select_one(plan: Plan, name: str) -> Target:
+    """The target of an id. Raises NothingSelected or ConfigError."""
+    chosen = select(plan, [name])
+    if len(chosen) > 1:
+        shown = ", ".join(t.id for t in chosen[:5])
+        raise ConfigError(f"{name}: {len(chosen)} targets fit ({shown}, …); name one")
+    return chosen[0]
 
 
 def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...]:
@@ -139,13 +168,21 @@ def provider(project: Project, wanted: str, present: Iterable[str]) -> str | Non
     return offers[0] if offers else (wanted if wanted in project.components else None)
 
 
-def version_of(project: Project, versions: Mapping[str, Pin], name: str, axes: Mapping[str, str]) -> str:
-    """Version of a component in a target."""
-    axis = _component(project, name).version_axis
-    return axes[axis] if axis else versions[name].version
+def pin_of(versions: Pins, name: str, axes: Mapping[str, str]) -> Pin | None:
+    """The first pin of that name whose condition holds."""
+    return next((pin for pin in versions.get(name, ()) if matches(pin.when, facts(axes))), None)
 
 
-def versions_with(project: Project, changes: Changes) -> dict[str, Pin]:
+def version_of(project: Project, versions: Pins, name: str, axes: Mapping[str, str]) -> str | None:
+    """Version of a component in a target; None if no pin is for it."""
+    component = _component(project, name)
+    if component.version_axis:
+        return facts(axes)[component.version_axis]
+    pin = pin_of(versions, component.pin or name, axes)
+    return pin.version if pin else None
+
+
+def versions_with(project: Project, changes: Changes) -> dict[str, tuple[Pin, ...]]:
     """The pins of the matrix with the changes of the command line. Raises ConfigError."""
     mistakes = Mistakes()
     versions = _changed_versions(project, changes, mistakes)
@@ -158,14 +195,14 @@ def _component(project: Project, name: str) -> Component:
 
 
 def _changed_axes(image: Image, changes: Changes) -> dict[str, tuple[str, ...]]:
-    return {a: (changes.values[a],) if a in changes.values else v for a, v in image.axes.items()}
+    return {a: tuple(changes.values[a].split(",")) if a in changes.values else v for a, v in image.axes.items()}
 
 
 def _changed_components(image: Image, changes: Changes) -> tuple[str, ...]:
     return tuple(c for c in (*image.components, *changes.with_) if c not in changes.without)
 
 
-def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) -> dict[str, Pin]:
+def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) -> dict[str, tuple[Pin, ...]]:
     versions = dict(project.matrix.model.versions)
     axes = {axis for image in project.matrix.model.images.values() for axis in image.axes}
     for name, value in changes.values.items():
@@ -174,12 +211,11 @@ def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) ->
         if name not in versions:
             mistakes.add(f"--set {name}={value}", f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}")
             continue
-        version, _, commit = value.partition("@")
-        git = name in project.components and _component(project, name).git
-        if git and not re.fullmatch("[0-9a-f]{40}", commit):
-            mistakes.add(f"--set {name}={value}", f"comes from git: write it as {name}={version}@<40-digit commit>")
+        version, at, commit = value.partition("@")
+        if at and not re.fullmatch("[0-9a-f]{40}", commit):
+            mistakes.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")
             continue
-        versions[name] = Pin(version=version, commit=commit or None)
+        versions[name] = (Pin(version=version, commit=commit or None),)
     return versions
 
 
@@ -200,7 +236,8 @@ def _target(
     project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes
 ) -> Target:
     matrix = project.matrix.model
-    fields = {**axes, **{f"{c}.version": v for c, v in components.items()}}
+    names = {c: (c, *_component(project, c).provides) for c in components}
+    fields = {**axes, **{f"{n}.version": v for c, v in components.items() for n in names[c]}}
     fields |= {"image": image, "repository": matrix.repository}
     tags = []
     for i, template in enumerate(matrix.images[image].tags):

@@ -6,86 +6,73 @@ anything else, and two targets with the same key get the same text.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from imagebuild import final
 from imagebuild.config import Project
 from imagebuild.dockerfile import Dockerfile, spaced, stage_keys
 from imagebuild.errors import ConfigError
-from imagebuild.models import Component, Pin, Target, Wheel
-from imagebuild.plan import provider
-from imagebuild.versions import facts, matches
+from imagebuild.models import Target
+from imagebuild.plan import Pins
+from imagebuild.recipe import ARCHS, Recipe
+from imagebuild.sources import commit_of, digest_of, hash_of, wheels_of
+from imagebuild.versions import satisfies
 
-MACROS = ("apt", "requirements", "rule", "source")
+MACROS = ("apt", "apt_mounts", "archive", "install", "keyring", "repository", "requirements", "rule", "source")
 """What `macros.j2` offers to every template."""
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Renderer:
     """Renders targets of one project; stages that several targets share are rendered once."""
 
-    def __init__(self, project: Project, versions: Mapping[str, Pin]) -> None:
+    def __init__(self, project: Project, versions: Pins) -> None:
         self.project = project
         self.versions = versions
         self._texts: dict[str, str] = {}
         self._templates: dict[str, jinja2.Template] = {}
-        self._pins: dict[tuple[str, str], str] = {}
+
+    def recipe(self, target: Target) -> Recipe:
+        """How the target is made."""
+        return Recipe(self.project, self.versions, target, self._staged)
 
     def dockerfile(self, target: Target, *, base: str | None = None, append: str = "") -> Dockerfile:
         """The self-contained Dockerfile of a target.
 
-        `base` replaces the image in FROM; `append` is put at the end of the final stage.
-        Raises ConfigError if a template is wrong or the lock lacks a source.
+        `base` replaces the image that the final stage starts from; `append` is put at the end of the final stage.
+        Raises ConfigError if a template is wrong or the lock lacks a source. What the lock has as unresolved is
+        rendered as that word, which every builder refuses.
         """
-        reference = base or self.base_of(target)
-        lock_hash = self.lock_hash(target)
-        texts = {name: self._stage(name, target, reference) for name in self._stage_order(target)}
+        recipe, lock = self.recipe(target), self.project.lock
+        lock_hash = final.lock_hash(recipe, lock)
+        start = base or digest_of(lock, recipe.image_base())
+        texts = [self._stage(recipe, name, base) for name in recipe.stages]
         present = list(target.components)
+        copied = [c for c in present if c in recipe.stages and not recipe.of(c).stage_only]
         text = self._run(
             "Dockerfile.j2",
             target=target,
-            description=self.project.matrix.model.images[target.image].description,
+            description=recipe.image.description,
             lock_hash=lock_hash,
-            base=reference,
-            stages=[t.strip() for t in texts.values()],
-            packages=self._packages(present, target),
-            after_install="".join(self._of(c).packages.after_install for c in present),
-            copied=[c for c in present if self._has(c, "build.j2")],
+            base=start,
+            stages=[t.strip() for t in texts],
+            packages=final.packages(recipe, lock),
+            repositories=[r for name in recipe.keyrings if (r := final.repository(recipe, name, lock))],
+            before_install="".join(recipe.of(c).packages.before_install for c in present),
+            after_install="".join(recipe.of(c).packages.after_install for c in present),
+            libraries=[(c, folder) for c in present for folder in recipe.of(c).libraries],
+            copied=copied,
             installs=[self._install(c, target) for c in present if self._has(c, "install.j2")],
-            env=self._env(present),
-            labels=self._labels(target, present, lock_hash),
+            env=final.environment(recipe),
+            labels=final.labels(recipe, lock_hash, start),
             append=append.strip(),
         )
         return Dockerfile(text, stage_keys(text))
-
-    def base_of(self, target: Target) -> str:
-        """Official image that the target starts from, with its digest."""
-        base = self.project.matrix.model.bases[target.axes["os"]]
-        return f"{base.image}@{base.digest}"
-
-    def lock_hash(self, target: Target) -> str:
-        """Digest of all pins that the target's Dockerfile contains, 12 hex digits."""
-        names = dict.fromkeys((*target.components, *self._stage_order(target)))
-        pins = [self.base_of(target), *(self._pin(name, self._version(name, target)) for name in names)]
-        return hashlib.sha256("\n".join(pins).encode()).hexdigest()[:12]
-
-    def _pin(self, name: str, version: str) -> str:
-        """What of a component is fixed, as text."""
-        if (name, version) not in self._pins:
-            commit = self.versions[name].commit if name in self.versions else None
-            hashes = [digest for wheel in self._wheels(name, version) for digest in wheel.sha256.values()]
-            self._pins[name, version] = " ".join([name, version, commit or "", *hashes])
-        return self._pins[name, version]
-
-    def _of(self, name: str) -> Component:
-        return self.project.components[name].model
 
     def _folder(self, name: str) -> Path:
         return self.project.root / "components" / name
@@ -99,49 +86,33 @@ class Renderer:
             p.relative_to(self.project.root).as_posix() for p in self.project.root.glob("components/*/*.j2")
         )
 
-    def _version(self, name: str, target: Target) -> str:
-        axis = self._of(name).version_axis
-        if axis:
-            return target.axes[axis]
-        if name in target.components:
-            return target.components[name]
-        if name not in self.versions:
-            where = self.project.matrix.at("versions")
-            raise ConfigError(f"{where}: versions: no version for {name}, which {target.image} is built with")
-        return self.versions[name].version
+    @cached_property
+    def _staged(self) -> frozenset[str]:
+        return frozenset(name for name in self.project.components if self._has(name, "build.j2"))
 
-    def _stage_order(self, target: Target) -> list[str]:
-        """Components with a build stage that the target needs, each after those it builds on."""
-        order: list[str] = []
-
-        def visit(name: str, path: tuple[str, ...]) -> None:
-            if name in path:
-                where = self.project.components[name].at("build-requires")
-                raise ConfigError(f"{where}: build-requires: goes in a circle: {' → '.join((*path, name))}")
-            if name in order or not self._has(name, "build.j2"):
-                return
-            for wanted in self._of(name).build_requires:
-                visit(provider(self.project, wanted, target.components) or wanted, (*path, name))
-            order.append(name)
-
-        for component in target.components:
-            visit(component, ())
-        return order
-
-    def _stage(self, name: str, target: Target, base: str) -> str:
-        component, version = self._of(name), self._version(name, target)
+    def _stage(self, recipe: Recipe, name: str, base: str | None) -> str:
+        lock, component = self.project.lock, recipe.of(name)
+        git, wheels = recipe.git(name), recipe.wheels(name)
+        values = recipe.values(name, stage=True)
+        own_base = None if recipe.image.base else base
         context: dict[str, Any] = {
             "name": name,
-            "version": version,
-            "base": base,
-            "os": target.axes["os"],
+            "version": recipe.version(name),
+            "base": own_base or digest_of(lock, recipe.base(name).image),
+            "os": recipe.os(name),
             "git": component.git,
-            "commit": self.versions[name].commit if name in self.versions else None,
-            "wheels": self._wheels(name, version),
-            "key": self._key(name, target),
+            "commit": commit_of(lock, git) if git else None,
+            "archives": {a: {"url": u, "sha256": hash_of(lock, name, u)} for a, u in recipe.archives(name).items()},
+            "images": {label: digest_of(lock, reference) for label, reference in recipe.images(name).items()},
+            "wheels": wheels_of(lock, wheels) if wheels else (),
+            "key": {k.replace("-", "_"): value for k, value in recipe.key(name).items()},
+            "facts": {k.replace("-", "_"): value for k, value in values.items()},
+            "stage": {wanted: recipe.provider(wanted) for wanted in component.build_requires},
+            "signed": final.repository(recipe, name, lock, stage=True),
+            "env": {wanted: recipe.env(recipe.provider(wanted), "devel") for wanted in component.build_requires},
         }
         if "gpu" in component.key:
-            context["gpu"] = self._gpu(version)
+            context["gpu"] = self._gpu(values.get("toolkit", context["version"]))
         identity = json.dumps(context, sort_keys=True, default=lambda wheel: wheel.model_dump())
         if identity not in self._texts:
             about = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
@@ -150,71 +121,15 @@ class Renderer:
             self._texts[identity] = f"{rule}\n{text}"
         return self._texts[identity]
 
-    def _key(self, name: str, target: Target) -> dict[str, str]:
-        available = {**facts(target.axes), **target.components}
-        component = self._of(name)
-        missing = [k for k in component.key if k != "gpu" and k not in available]
-        if missing:
-            where = self.project.components[name].at("key")
-            raise ConfigError(f"{where}: key: {missing[0]!r} is neither an axis nor a component of {target.id}")
-        return {k.replace("-", "_"): available[k] for k in component.key if k != "gpu"}
-
     def _gpu(self, toolkit: str) -> dict[str, tuple[str, ...]]:
-        for row in self.project.matrix.model.gpu_architectures:
-            if matches(row.when, {"cuda": toolkit}):
-                return {"amd64": row.amd64, "arm64": row.arm64}
-        where = self.project.matrix.at("gpu-architectures")
-        raise ConfigError(f"{where}: gpu-architectures: no row for CUDA {toolkit}")
-
-    def _wheels(self, name: str, version: str) -> tuple[Wheel, ...]:
-        owner = self._of(name).wheels_from or name
-        if not self._of(owner).wheels:
-            return ()
-        found = self.project.lock.wheels.get(owner, {}).get(version, ())
-        if not found:
-            setting = self._of(owner).version_axis or owner
-            raise ConfigError(
-                f"imagebuild.lock: has no wheels for {owner} {version}; add them with "
-                f"`imagebuild lock --set {setting}={version}`"
-            )
+        """Architecture → compute capabilities that the toolkit can compile for."""
+        table = self.project.matrix.model.gpu_architectures
+        able = {number: gpu for number, gpu in table.items() if satisfies(toolkit, gpu.cuda)}
+        found = {str(arch): tuple(n for n, gpu in able.items() if arch in gpu.arch) for arch in ARCHS}
+        if not all(found.values()):
+            where = self.project.matrix.at("gpu-architectures")
+            raise ConfigError(f"{where}: gpu-architectures: none for CUDA {toolkit}")
         return found
-
-    def _packages(self, names: Iterable[str], target: Target) -> list[str]:
-        chosen: set[str] = set()
-        for name in names:
-            packages = self._of(name).packages
-            extra = packages.devel if target.axes.get("variant") == "devel" else ()
-            chosen |= {
-                # The archive keeps one version; what may change is a stable update's or a rebuild's suffix.
-                f"'{p.replace('{version}', self._version(name, target))}*'" if "{version}" in p else p
-                for p in (*packages.runtime, *extra)
-            }
-        return sorted(chosen, key=lambda p: p.strip("'"))
-
-    def _env(self, names: Iterable[str]) -> dict[str, str]:
-        env: dict[str, str] = {"PATH": SYSTEM_PATH}
-        for name in names:
-            for variable, value in self._of(name).env.items():
-                if variable == "PATH":
-                    env["PATH"] = f"{value}:{env['PATH']}"
-                elif env.setdefault(variable, value) != value:
-                    where = self.project.components[name].at("env", variable)
-                    raise ConfigError(
-                        f"{where}: env.{variable}: {value!r}, but another component says {env[variable]!r}"
-                    )
-        return env
-
-    def _labels(self, target: Target, present: Iterable[str], lock_hash: str) -> dict[str, str]:
-        labels = {
-            "org.opencontainers.image.title": target.image,
-            "org.opencontainers.image.description": self.project.matrix.model.images[target.image].description,
-            "org.opencontainers.image.version": target.tags[0].rpartition(":")[2],
-            "org.opencontainers.image.licenses": " AND ".join(sorted({f"({self._of(c).license})" for c in present})),
-            "imagebuild.target": target.id,
-            "imagebuild.lock": lock_hash,
-        }
-        labels |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()}
-        return labels | {f"imagebuild.component.{c}": target.components[c] for c in present}
 
     def _install(self, name: str, target: Target) -> str:
         return self._run(
@@ -226,7 +141,8 @@ class Renderer:
 
     def _file_reader(self, name: str) -> Any:
         def read(file: str) -> str:
-            path = self._folder(name) / "files" / file
+            owner, _, own = file.rpartition("/")
+            path = self._folder(owner or name) / "files" / own
             try:
                 text = path.read_text(encoding="utf-8").rstrip("\n")
             except OSError as error:

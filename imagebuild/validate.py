@@ -21,6 +21,12 @@ def check_names(project: Project, with_: Iterable[str], without: Iterable[str], 
                     at("images", name, "components", i),
                     f"images.{name}.components: unknown component {component!r}{suggestion(component, known)}",
                 )
+        for wanted, component in image.build_with.items():
+            if component not in known:
+                where = at("images", name, "build-with", wanted)
+                mistakes.add(
+                    where, f"images.{name}.build-with: unknown component {component!r}{suggestion(component, known)}"
+                )
         for i, value in enumerate(image.axes.get("os", ())):
             if value not in matrix.bases:
                 what = f"images.{name}.axes.os: no base {value!r}{suggestion(value, matrix.bases)}"
@@ -31,10 +37,14 @@ def check_names(project: Project, with_: Iterable[str], without: Iterable[str], 
         for component in names:
             if component not in known:
                 mistakes.add(f"{option} {component}", f"unknown component{suggestion(component, known)}")
-    for component in matrix.versions:
-        if component not in known:
-            what = f"versions.{component}: unknown component{suggestion(component, known)}"
-            mistakes.add(at("versions", component), what)
+    pins = {*known, *(d.model.pin for d in known.values() if d.model.pin)}
+    for pin in matrix.versions:
+        if pin not in pins:
+            mistakes.add(at("versions", pin), f"versions.{pin}: unknown component{suggestion(pin, pins)}")
+    for name, base in matrix.bases.items():
+        if base.build_on and base.build_on not in matrix.bases:
+            near = suggestion(base.build_on, matrix.bases)
+            mistakes.add(at("bases", name, "build-on"), f"bases.{name}.build-on: no base {base.build_on!r}{near}")
     for i, rule in enumerate(matrix.rules):
         axes = {
             "image",
@@ -58,12 +68,10 @@ def _check_component(project: Project, name: str, at: object, mistakes: Mistakes
                 near = suggestion(wanted, {*project.components, *provided})
                 dashed = key.replace("_", "-")
                 mistakes.add(at(dashed, i), f"{dashed}: unknown component {wanted!r}{near}")
-    if not component.version_axis and name not in versions:
+    if not component.version_axis and (component.pin or name) not in versions:
         used = [i for i, image in project.matrix.model.images.items() if name in image.components]
         if used:
             mistakes.add(project.matrix.at("versions"), f"versions: no version for {name}, which {used[0]} uses")
-    if component.git and name in versions and not versions[name].commit:
-        mistakes.add(project.matrix.at("versions", name), f"versions.{name}: comes from git, so it needs a commit")
 
 
 def _check_conditions(project: Project, mistakes: Mistakes) -> None:
@@ -74,7 +82,10 @@ def _check_conditions(project: Project, mistakes: Mistakes) -> None:
     for document in project.components.values():
         conditions += [(document.at("supports", i), s.when) for i, s in enumerate(document.model.supports)]
         conditions += [(document.at("facts", i), r.when) for i, r in enumerate(document.model.facts)]
+        conditions += [(document.at("env", i), r.when) for i, r in enumerate(document.model.env)]
         conditions += [(document.at("checks", i), c.when) for i, c in enumerate(document.model.checks)]
+    for name, rows in project.matrix.model.versions.items():
+        conditions += [(project.matrix.at("versions", name, i), row.when) for i, row in enumerate(rows)]
     for where, condition in conditions:
         for axis, alternatives in condition.items():
             try:

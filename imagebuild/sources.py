@@ -1,0 +1,179 @@
+"""Sources, and what the lock says about them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from imagebuild.errors import ConfigError
+from imagebuild.lockfile import UNRESOLVED, Lock, LockedImage, LockedRepository, Unresolved, Wheel
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BaseImage:
+    """An image of a registry."""
+
+    reference: str
+    """With a tag, as in FROM."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file that a component is unpacked from."""
+
+    component: str
+    url: str
+
+
+@dataclass(frozen=True)
+class GitRef:
+    """A tag or a commit of a git repository."""
+
+    url: str
+    tag: str
+    commit: str | None = None
+    """Given in the matrix or on the command line; else the lock has it."""
+
+
+@dataclass(frozen=True)
+class WheelSet:
+    """Wheels of the Python package index."""
+
+    component: str
+    version: str
+    requirements: tuple[str, ...]
+    """As pip takes them."""
+
+
+@dataclass(frozen=True)
+class PackageSource:
+    """A signed repository of packages."""
+
+    url: str
+    suite: str
+    key: str
+    """Address of the key."""
+    packages: tuple[str, ...]
+    """Names, some with `=version`."""
+
+
+Source = BaseImage | Archive | GitRef | WheelSet | PackageSource
+
+
+def title(source: Source) -> str:
+    """The source in one line."""
+    match source:
+        case BaseImage(reference):
+            return f"image {reference}"
+        case Archive(_, url):
+            return f"archive {url}"
+        case GitRef(url, tag, _):
+            return f"git {url} {tag}"
+        case WheelSet(component, version, _):
+            return f"wheels {component} {version}"
+        case PackageSource(url):
+            return f"packages {url}"
+
+
+def locked_image(lock: Lock, reference: str) -> LockedImage | Unresolved:
+    """What the lock has for an image. Raises ConfigError if it lacks it; so do the functions below."""
+    return _found(lock.images.get(reference), BaseImage(reference))
+
+
+def digest_of(lock: Lock, reference: str) -> str:
+    """`image:tag@digest`. Without digest, the text `sha256:unresolved` makes any builder refuse it."""
+    found = locked_image(lock, reference)
+    return f"{reference}@{found.digest if isinstance(found, LockedImage) else f'sha256:{UNRESOLVED}'}"
+
+
+def hash_of(lock: Lock, component: str, url: str) -> str:
+    """sha256 of an archive, or `unresolved`, which any builder refuses."""
+    return _found(lock.archives.get(url), Archive(component, url))
+
+
+def commit_of(lock: Lock, git: GitRef) -> str:
+    """Commit of a source in git, or `unresolved`."""
+    return git.commit or _found(lock.git.get(git.url, {}).get(git.tag), git)
+
+
+def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:
+    """Wheels with their hashes; none if they are unresolved, which pip refuses."""
+    found = _found(lock.wheels.get(wheels.component, {}).get(wheels.version), wheels)
+    return found if isinstance(found, tuple) else ()
+
+
+def repository_of(lock: Lock, repository: PackageSource) -> LockedRepository | Unresolved:
+    """Key and versions of a repository of packages."""
+    return _found(lock.repositories.get(repository.url), repository)
+
+
+def pinned(lock: Lock, source: Source) -> str:
+    """The source with what the lock has for it, as text. Raises ConfigError if it lacks the source."""
+    match source:
+        case BaseImage(reference):
+            pin: object = digest_of(lock, reference)
+        case Archive(component, url):
+            pin = hash_of(lock, component, url)
+        case GitRef():
+            pin = commit_of(lock, source)
+        case WheelSet():
+            pin = [sorted(wheel.sha256.values()) for wheel in wheels_of(lock, source)]
+        case PackageSource():
+            found = repository_of(lock, source)
+            pin = found if isinstance(found, str) else (found.fingerprint, sorted(found.packages.items()))
+    return f"{title(source)} {pin}"
+
+
+def is_unresolved(lock: Lock, source: Source) -> bool:
+    """Does the lock say that the source could not be resolved yet? Raises ConfigError if it lacks the source."""
+    match source:
+        case BaseImage(reference):
+            return locked_image(lock, reference) == UNRESOLVED
+        case Archive(component, url):
+            return hash_of(lock, component, url) == UNRESOLVED
+        case GitRef():
+            return commit_of(lock, source) == UNRESOLVED
+        case WheelSet():
+            return not wheels_of(lock, source)
+        case PackageSource():
+            return repository_of(lock, source) == UNRESOLVED
+
+
+def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
+    """The lock with `unresolved` for every source that it lacks: enough to render, not to build."""
+    entries = lock.model_dump(by_alias=True)
+    for source in sources:
+        match source:
+            case BaseImage(reference):
+                entries["images"].setdefault(reference, UNRESOLVED)
+            case Archive(_, url):
+                entries["archives"].setdefault(url, UNRESOLVED)
+            case GitRef(url, tag, None):
+                entries["git"].setdefault(url, {}).setdefault(tag, UNRESOLVED)
+            case WheelSet(component, version, _):
+                entries["wheels"].setdefault(component, {}).setdefault(version, UNRESOLVED)
+            case PackageSource(url):
+                entries["repositories"].setdefault(url, UNRESOLVED)
+    return Lock.model_validate(entries)
+
+
+def check_resolved(lock: Lock, sources: Iterable[Source]) -> None:
+    """Stop before building from a source without a pin. Raises ConfigError that lists all of them."""
+    missing = [title(source) for source in dict.fromkeys(sources) if is_unresolved(lock, source)]
+    if missing:
+        listed = "\n".join(f"  {text}" for text in missing)
+        raise ConfigError(
+            f"imagebuild.lock: unresolved, so nothing would verify them; run `imagebuild lock` where they can be "
+            f"reached:\n{listed}"
+        )
+
+
+def _found(entry: T | None, source: Source) -> T:
+    if entry is None:
+        raise ConfigError(
+            f"imagebuild.lock: has no {title(source)}; add it with `imagebuild lock` (and the same --set)"
+        )
+    return entry
