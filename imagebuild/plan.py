@@ -29,7 +29,7 @@ class Changes:
     """What the command line changes about the matrix."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    """Axis → its only value, or pin → version (`version@commit` for a commit that is no tag)."""
+    """Axis → its values, with commas between, or pin → version (`version@commit` for a commit that is no tag)."""
     with_: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
 
@@ -105,6 +105,15 @@ def restricted(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
     """Component of these targets → what whoever publishes them must accept."""
     used = {component for target in targets for component in target.components}
     return {name: text for name, text in plan.restricted.items() if name in used}
+
+
+def select_one(plan: Plan, name: str) -> Target:
+    """The target of an id. Raises NothingSelected or ConfigError."""
+    chosen = select(plan, [name])
+    if len(chosen) > 1:
+        shown = ", ".join(t.id for t in chosen[:5])
+        raise ConfigError(f"{name}: {len(chosen)} targets fit ({shown}, …); name one")
+    return chosen[0]
 
 
 def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...]:
@@ -186,7 +195,7 @@ def _component(project: Project, name: str) -> Component:
 
 
 def _changed_axes(image: Image, changes: Changes) -> dict[str, tuple[str, ...]]:
-    return {a: (changes.values[a],) if a in changes.values else v for a, v in image.axes.items()}
+    return {a: tuple(changes.values[a].split(",")) if a in changes.values else v for a, v in image.axes.items()}
 
 
 def _changed_components(image: Image, changes: Changes) -> tuple[str, ...]:
