@@ -60,16 +60,17 @@ def online(entries: Table, sources: Iterable[Source], upstream: Upstream, displa
     found: list[Finding] = []
     with display, asked(complete, ask, upstream.stop) as answers:
         for source, answer in answers:
-            if isinstance(answer, Absent):
-                answer = Finding("gone", title(source), str(answer))
-            elif isinstance(answer, Unreachable):
-                answer = Finding("not checked", title(source), str(answer))
-            elif isinstance(answer, ImagebuildError):
-                answer = Finding("changed", title(source), str(answer))
-            display.end(title(source), f"{answer.state}: {answer.detail}" if answer else "as locked", good=not answer)
-            if answer:
-                found.append(answer)
+            finding = _from(answer, title(source)) if isinstance(answer, ImagebuildError) else answer
+            display.end(title(source), finding.state if finding else "as locked", good=not finding)
+            if finding:
+                found.append(finding)
     return sorted(found, key=lambda f: (f.state, f.source))
+
+
+def _from(error: ImagebuildError, name: str) -> Finding:
+    if isinstance(error, Absent):
+        return Finding("gone", name, str(error))
+    return Finding("not checked" if isinstance(error, Unreachable) else "changed", name, str(error))
 
 
 def compare(source: Source, entry: Entry, upstream: Upstream, advance: Advance) -> Finding | None:
@@ -87,7 +88,7 @@ def compare(source: Source, entry: Entry, upstream: Upstream, advance: Advance) 
             return _wheels(source, entry, upstream.wheels(WheelSet(component, version, exact_ones)))
         case BaseImage(reference), LockedImage(digest=digest):
             return _image(reference, digest, upstream, advance)
-        case (Archive() | GitRef()), str():
+        case ((Archive() | GitRef()), str()):
             now = upstream.resolve(source, None, advance)
             if now == entry:
                 return None

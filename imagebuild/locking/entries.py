@@ -123,10 +123,13 @@ def stale(entries: Mapping[Key, Entry], sources: Iterable[Source]) -> Iterator[t
             yield from ((key, package) for package in entry.packages if package not in source.packages)
 
 
-def pruned(entries: Mapping[Key, Entry], sources: Iterable[Source]) -> Table:
-    """The entries without stale ones."""
+def pruned(entries: Mapping[Key, Entry], sources: Iterable[Source], before: Iterable[Source] | None = None) -> Table:
+    """The entries without stale ones; `before`: without those only that the sources before that used."""
     result = dict(entries)
+    unused_before = set() if before is None else set(stale(entries, before))
     for key, package in stale(entries, sources):
+        if (key, package) in unused_before:
+            continue
         entry = result[key]
         if package is None:
             del result[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -56,6 +57,7 @@ def _manifest(read: Read, reference: str) -> bytes:
         return read("docker", "buildx", "imagetools", "inspect", "--raw", reference, timeout=TIMEOUT_S)
     except CommandError as error:
         why = str(error).splitlines()[-1].rpartition("ERROR: ")[2]
+        why = re.sub(r'^failed to do request: \w+ "[^"]*": ', "", why)
         if why.endswith("not found"):
             raise Absent(f"{reference}: the registry does not have it") from None
         raise Unreachable(f"{reference}: {why}") from None

@@ -9,10 +9,11 @@ from imagebuild.config import suggestion
 from imagebuild.errors import ConfigError
 from imagebuild.locking.entries import Key, key_of
 from imagebuild.recipe import Recipe
+from imagebuild.sources import BaseImage
 
 
 def owners(recipes: Iterable[Recipe]) -> dict[str, set[Key]]:
-    """Component, pin, base or image of the matrix → its entries.
+    """Component, pin, base or image of the matrix → its entries; packages of a repository as further keys.
 
     An image's name means the image it starts from, unless a component has the same name.
     """
@@ -20,10 +21,14 @@ def owners(recipes: Iterable[Recipe]) -> dict[str, set[Key]]:
     bases: dict[str, set[Key]] = {}
     for recipe in recipes:
         for name, source in recipe.owned_sources():
-            place = bases if name == recipe.target.image else found
-            place.setdefault(name, set()).add(key_of(source))
+            key = key_of(source)
+            keys = {key, *((*key, package) for package in getattr(source, "packages", ()))}
+            if isinstance(source, BaseImage) and name == recipe.target.image:
+                bases.setdefault(name, set()).update(keys)
+                continue
+            found.setdefault(name, set()).update(keys)
             if name in recipe.project.components and (pin := recipe.of(name).pin):
-                found.setdefault(pin, set()).add(key_of(source))
+                found.setdefault(pin, set()).update(keys)
     return {**bases, **found}
 
 

@@ -44,7 +44,7 @@ def asked(
                 return
             try:
                 done.put((item, ask(item)))
-            except BaseException as error:  # noqa: BLE001 - raised again where it can be seen
+            except BaseException as error:  # raised again where it can be seen
                 done.put((item, error))
 
     def answers() -> Iterator[tuple[T, R | ImagebuildError]]:

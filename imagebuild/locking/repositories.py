@@ -35,7 +35,9 @@ def read(run: Run, web: Web, source: PackageSource, names: Iterable[str]) -> Ind
     """
     base = debian.flat_base(source.url, source.suite)
     if base is None:
-        raise ConfigError(f"{source.url}: the suite {source.suite!r} is not flat: only those that end in / can be locked")
+        raise ConfigError(
+            f"{source.url}: the suite {source.suite!r} is not flat: only those that end in / can be locked"
+        )
     try:
         signed = _release(run, web, base, web.read(source.key))
         release = debian.fields(signed.text)
@@ -72,8 +74,8 @@ def check_key(url: str, index: Index, known: LockedRepository | None) -> str:
     if known is None or known.fingerprint in index.fingerprints:
         return known.fingerprint if known else index.fingerprints[0]
     raise ConfigError(
-        f"{url}: is signed by the key {', '.join(index.fingerprints)}, but imagebuild.lock trusts {known.fingerprint}; if "
-        f"its owner announced the change, `imagebuild lock --update {url}` takes the new key"
+        f"{url}: is signed by the key {', '.join(index.fingerprints)}, but imagebuild.lock trusts "
+        f"{known.fingerprint}; if its owner announced the change, `imagebuild lock --update {url}` takes the new key"
     )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from imagebuild.errors import ImagebuildError, Unreachable
-from imagebuild.lockfile import UNRESOLVED
+from imagebuild.lockfile import UNRESOLVED, LockedRepository
 from imagebuild.locking.display import Display
 from imagebuild.locking.entries import Entry, Key, Table, key_of, lacks
 from imagebuild.locking.pool import asked
 from imagebuild.locking.upstream import Upstream
-from imagebuild.sources import Source, title
+from imagebuild.sources import PackageSource, Source, title
 
 
 @dataclass
@@ -47,14 +47,24 @@ def resolve(
     """Ask for every source and change `entries`; `keep` is called after each change, to write it.
 
     What could not be asked becomes `unresolved` if there was nothing, and stays as it was otherwise. For entries in
-    `anew`, what the lock has does not count, not even the key of a repository.
+    `anew`, what the lock has does not count, not even the key of a repository; there also packages are named, as
+    `("repositories", address, package)`, and the others keep their versions.
     """
     outcome = Outcome()
 
     def ask(source: Source) -> Entry:
-        known = None if key_of(source) in anew else entries.get(key_of(source))
+        key = key_of(source)
+        before = entries.get(key)
+        advance = partial(display.advance, title(source))
         display.begin(title(source))
-        return upstream.resolve(source, known, partial(display.advance, title(source)))
+        if key not in anew:
+            return upstream.resolve(source, before, advance)
+        if not (isinstance(source, PackageSource) and isinstance(before, LockedRepository)):
+            return upstream.resolve(source, None, advance)
+        todo = tuple(p for p in source.packages if p not in before.packages or (*key, p) in anew)
+        now = upstream.resolve(replace(source, packages=todo), None, advance)
+        assert isinstance(now, LockedRepository)
+        return now.model_copy(update={"packages": {**before.packages, **now.packages}})
 
     with display, asked(sources, ask, upstream.stop) as answers:
         for source, answer in answers:
@@ -62,15 +72,14 @@ def resolve(
             if isinstance(answer, ImagebuildError):
                 reasons = outcome.unresolved if isinstance(answer, Unreachable) else outcome.wrong
                 reasons[name] = str(answer)
-                display.end(name, str(answer).splitlines()[0], good=False)
-                if isinstance(answer, Unreachable) and key not in entries:
-                    entries[key] = UNRESOLVED
-                    keep()
-                continue
-            outcome.resolved.append(name)
-            display.end(name, shown(answer), good=True)
-            if entries.get(key) != answer:
-                entries[key] = answer
+                display.end(name, "unresolved" if isinstance(answer, Unreachable) else "wrong", good=False)
+                entry: Entry | None = entries.get(key, UNRESOLVED if isinstance(answer, Unreachable) else None)
+            else:
+                entry = answer
+                outcome.resolved.append(name)
+                display.end(name, shown(answer), good=True)
+            if entry is not None and entries.get(key) != entry:
+                entries[key] = entry
                 keep()
     return outcome
 

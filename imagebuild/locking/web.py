@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ Advance = Callable[[int, int | None], None]
 """Called with the bytes that are there and the bytes there will be, if the server says so."""
 
 
-class _Again(Exception):  # noqa: N818 - no error that leaves this module
+class _Again(Exception):
     """Worth another attempt."""
 
 
@@ -93,7 +94,7 @@ class Web:
     def _get(self, url: str, read: Callable[[requests.Response], T]) -> T:
         address = self.rewrite(url)
         where = url if address == url else f"{url} (as {address})"
-        host = urlsplit(address).netloc
+        host = "{0.scheme}://{0.netloc}".format(urlsplit(address))
         why = ""
         for attempt in range(ATTEMPTS):
             if host in self._down:
@@ -158,5 +159,5 @@ def _reason(error: Exception) -> str:
         if not isinstance(deeper, Exception) or deeper is inner:
             break
         inner = deeper
-    text = str(inner)
-    return text.rpartition(">: ")[2] or type(inner).__name__
+    text = re.sub(r"^HTTPS?Connection\(.*?\): ", "", str(inner).rpartition(">: ")[2])
+    return text or type(inner).__name__

@@ -20,7 +20,7 @@ GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in
 TIMEOUT_S = 300
 OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
-    r"Connection refused|Connection reset|Connection aborted|Temporary failure in name resolution|timed out|HTTP error 5"
+    r"Connection (?:refused|reset|aborted)|Temporary failure in name resolution|timed out|HTTP error 5"
 )
 """What pip writes when it could not ask; then it also writes that it found nothing."""
 
