@@ -11,7 +11,17 @@ from imagebuild import files
 from imagebuild import plan as planning
 from imagebuild.config import Project, suggestion
 from imagebuild.errors import ConfigError, ImagebuildError
-from imagebuild.locking.candidates import Asking, PackageVersions, Question, Row, Tags, askings, newer, versions_in
+from imagebuild.locking.candidates import (
+    Asking,
+    PackageVersions,
+    Question,
+    Row,
+    Tags,
+    WheelVersions,
+    askings,
+    newer,
+    versions_in,
+)
 from imagebuild.locking.display import Display
 from imagebuild.locking.entries import Table, merged, pruned, table
 from imagebuild.locking.pool import asked
@@ -19,8 +29,10 @@ from imagebuild.locking.resolve import resolve, todo
 from imagebuild.locking.upstream import Upstream
 from imagebuild.models import Target
 from imagebuild.render import Renderer
-from imagebuild.sources import GitRef, Source, WheelSet, title
+from imagebuild.sources import GitRef, PackageSource, Source, title
 
+Asked = Tags | WheelVersions | PackageSource
+Answer = set[str] | ImagebuildError
 Changes = Mapping[Row, str]
 """Row of a pin → its new version."""
 
@@ -86,32 +98,48 @@ def _obstacle(project: Project, row: Row, asking: Asking | None, *, named: bool)
     return None
 
 
-def _ask(questions: set[Question], upstream: Upstream, display: Display) -> dict[Question, set[str] | ImagebuildError]:
-    """Question → versions, or why there is no answer."""
+def _ask(questions: set[Question], upstream: Upstream, display: Display) -> dict[Question, Answer]:
+    """Question → versions, or why there is no answer. A repository is read once for all its packages."""
+    packages = [question.source for question in questions if isinstance(question, PackageVersions)]
+    repositories = [source for source in merged(packages) if isinstance(source, PackageSource)]
+    wanted: list[Asked] = [*repositories, *(q for q in questions if not isinstance(q, PackageVersions))]
 
-    def ask(question: Question) -> set[str]:
+    def ask(question: Asked) -> dict[str, list[str]]:
         display.begin(_title(question))
-        if isinstance(question, Tags):
-            return versions_in(question.template, upstream.tags(question.url))
-        if isinstance(question, PackageVersions):
-            (package,) = question.source.packages
-            return versions_in(question.template, upstream.index(question.source, (package,)).versions[package])
-        return set(upstream.wheel_versions(question.name))
+        match question:
+            case Tags(url, _):
+                return {"": list(upstream.tags(url))}
+            case WheelVersions(name):
+                return {"": list(upstream.wheel_versions(name))}
+            case PackageSource(packages=names):
+                return dict(upstream.index(question, names).versions)
 
-    found: dict[Question, set[str] | ImagebuildError] = {}
-    with display, asked(sorted(questions, key=_title), ask, upstream.stop) as answers:
+    found: dict[Asked, dict[str, list[str]] | ImagebuildError] = {}
+    with display, asked(sorted(wanted, key=_title), ask, upstream.stop) as answers:
         for question, answer in answers:
             found[question] = answer
             bad = isinstance(answer, ImagebuildError)
-            text = str(answer).splitlines()[0] if isinstance(answer, ImagebuildError) else f"{len(answer)} versions"
-            display.end(_title(question), text, good=not bad)
-    return found
+            display.end(_title(question), "could not be asked" if bad else "asked", good=not bad)
+    by_url = {q.url: answer for q, answer in found.items() if isinstance(q, PackageSource)}
+    return {q: _versions(q, by_url[q.source.url] if isinstance(q, PackageVersions) else found[q]) for q in questions}
+
+
+def _versions(question: Question, answer: dict[str, list[str]] | ImagebuildError) -> Answer:
+    if isinstance(answer, ImagebuildError):
+        return answer
+    match question:
+        case PackageVersions(source, template):
+            return versions_in(template, answer[source.packages[0]])
+        case Tags(_, template):
+            return versions_in(template, answer[""])
+        case WheelVersions():
+            return set(answer[""])
 
 
 def _decide(
     project: Project,
     row: Row,
-    answers: list[tuple[Question, set[str] | ImagebuildError]],
+    answers: list[tuple[Question, Answer]],
     result: Proposals,
     *,
     pre: bool,
@@ -146,12 +174,16 @@ def _version(project: Project, row: Row) -> str:
     return project.matrix.model.versions[row[0]][row[1]].version
 
 
-def _title(question: Question) -> str:
-    if isinstance(question, Tags):
-        return title(GitRef(question.url, question.template))
-    if isinstance(question, PackageVersions):
-        return f"{title(question.source)} {question.source.packages[0]}={question.template}"
-    return title(WheelSet(question.name, "", ())).strip()
+def _title(question: Question | PackageSource) -> str:
+    match question:
+        case Tags(url, template):
+            return title(GitRef(url, template))
+        case PackageVersions(source, template):
+            return f"{title(source)} {source.packages[0]}={template}"
+        case WheelVersions(name):
+            return f"wheels {name}"
+        case PackageSource():
+            return title(question)
 
 
 def with_pins(project: Project, changes: Changes) -> Project:

@@ -24,7 +24,8 @@ def owners(recipes: Iterable[Recipe]) -> dict[str, set[Key]]:
             key = key_of(source)
             keys = {key, *((*key, package) for package in getattr(source, "packages", ()))}
             if isinstance(source, BaseImage) and name == recipe.target.image:
-                bases.setdefault(name, set()).update(keys)
+                for meant in (name, source.reference):
+                    bases.setdefault(meant, set()).update(keys)
                 continue
             found.setdefault(name, set()).update(keys)
             if name in recipe.project.components and (pin := recipe.of(name).pin):
