@@ -82,9 +82,9 @@ def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
         if match := EXACT.match(text):
             yield WheelVersions(match[1])
     wanted = [p for p in (*component.packages.runtime, *component.packages.devel) if VERSION in p and "=" in p]
-    for arch in ARCHS:
+    for arch in recipe.archs:
         repository = recipe.repository(name, arch)
-        if f"linux/{arch}" in recipe.target.platforms and repository and name in recipe.target.components:
+        if repository and name in recipe.target.components:
             for text in wanted:
                 filled = recipe.fill(name, text, {**recipe.values(name, arch), "version": VERSION}, "packages")
                 package, _, template = filled.partition("=")

@@ -9,7 +9,16 @@ from imagebuild.config import Project
 from imagebuild.errors import ConfigError
 from imagebuild.lockfile import LockedImage, LockedRepository, Wheel
 from imagebuild.locking.entries import (
-    Entry, Table, key_of, lacks, lock_of, merged, pruned, stale, table, text_of,
+    Entry,
+    Table,
+    key_of,
+    lacks,
+    lock_of,
+    merged,
+    pruned,
+    stale,
+    table,
+    text_of,
 )  # fmt: skip
 from imagebuild.locking.owners import keys_of, owners
 from imagebuild.models import Plan

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from imagebuild.errors import Absent, CommandError, ConfigError, Unreachable
+from imagebuild.errors import Absent, CommandError, Unreachable
 from imagebuild.lockfile import UNRESOLVED, LockedImage, LockedRepository
 from imagebuild.locking import pool
 from imagebuild.locking.check import offline, online
 from imagebuild.locking.entries import Table
 from imagebuild.locking.repositories import Index
 from imagebuild.locking.resolve import resolve, todo
-from imagebuild.sources import Archive, BaseImage, GitRef, PackageSource, Source, WheelSet
+from imagebuild.sources import Archive, BaseImage, GitRef, Source, WheelSet
 from tests.unit.lock_fakes import KEY, OTHER, A, B, C, Fake, Silent
 from tests.unit.test_lock_entries import REPOSITORY, packages, wheel
 
@@ -207,10 +207,3 @@ def test_a_moved_tag_is_a_note_only() -> None:
         Silent(),
     )  # fmt: skip
     assert not finding.fails
-
-
-def test_a_repository_of_two_components_with_two_keys() -> None:
-    from imagebuild.locking.entries import merged
-
-    with pytest.raises(ConfigError):
-        merged([packages("a"), PackageSource(REPOSITORY, "./", "k", ())])

@@ -42,6 +42,6 @@ def toolkit(version: str, folder: Path) -> None:
 
 def nccl_header(folder: Path) -> None:
     """Fill `folder` with nccl.h alone: the library is large, and its place is taken by a stand-in."""
-    unpack(pins("nccl", "2.32.3"), folder)
+    unpack(pins("nccl-wheel", "2.32.3"), folder)
     (folder / "tree" / "nvidia" / "nccl" / "include" / "nccl.h").replace(folder / "nccl.h")
     shutil.rmtree(folder / "tree")

@@ -103,5 +103,5 @@ for cuda in 12 13; do
   cudnn 9.26.0.51 $cuda
 done
 dcgm 4.5.2
-dcgm 4.6.0
+dcgm 4.6.1
 index "$1" "NVIDIA stand-in"
