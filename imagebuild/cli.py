@@ -13,7 +13,6 @@ import typer
 from rich.markup import escape
 
 from imagebuild import config, console, files, listing
-from imagebuild import lock as locking
 from imagebuild import plan as planning
 from imagebuild.console import err, out
 from imagebuild.errors import CommandError, ConfigError, ImagebuildError
@@ -134,27 +133,6 @@ def render(
         files.write_text(output, text)
     else:
         sys.stdout.write(text)
-
-
-@app.command("lock")
-def lock_command(
-    settings: SetOption = None,
-    update: Annotated[bool, typer.Option("--update", help="Resolve entries anew that are there.")] = False,
-    matrix: MatrixOption = DEFAULT_MATRIX,
-    dockerfiles: FolderOption = DEFAULT_FOLDER,
-    lock: LockOption = BESIDE_MATRIX,
-) -> None:
-    """Add the hashes of wheels that the lock lacks."""
-    work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
-    path = lock_path(matrix, lock)
-    renderer = work.renderer
-    sources = dict.fromkeys(s for t in work.plan.targets for s in renderer.recipe(t).sources())
-    new = locking.resolve(work.project.lock, sources, update=update)
-    if new == work.project.lock:
-        out.print(f"{path}: complete")
-        return
-    locking.write(path, new)
-    out.print(f"{path}: has {sum(len(v) for v in new.wheels.values())} wheel sets")
 
 
 @app.command()
@@ -297,6 +275,9 @@ def main() -> None:
     """Run a command; errors that people meet become one message and an exit code."""
     # Being told to end is a reason to clean up, as Ctrl-C is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    from imagebuild import lock_cli  # noqa: PLC0415 - needs what is in this module
+
+    lock_cli.register(app)
     try:
         app()
     except ImagebuildError as error:

@@ -25,6 +25,14 @@ class CommandError(ImagebuildError):
     exit_code = 4
 
 
+class Unreachable(CommandError):
+    """Nobody answered, or not as a server does that has it: another machine or another time may have more luck."""
+
+
+class Absent(Unreachable):
+    """The server answered that it does not have what was asked for."""
+
+
 class ResultError(ImagebuildError):
     """A program answered, but its answer could not be read."""
 

@@ -38,7 +38,8 @@ class LockedRepository(Model):
     fingerprint: Fingerprint
     """Of the key that signed it."""
     packages: dict[str, str] = Field(default_factory=dict)
-    """Package → exact version, of the packages that are used."""
+    """Package → exact version, of the packages that are used. A package that is asked for with its version
+    (`name=version`) stands here as it is asked for: it was there, and another target may ask for another version."""
 
 
 class Lock(Model):

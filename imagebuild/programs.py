@@ -21,6 +21,11 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def run(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
+    """What a program prints, as text. Raises CommandError as `read` does."""
+    return _text(read(*argv, env=env, timeout=timeout))
+
+
+def read(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> bytes:
     """What a program prints. Raises CommandError with its last lines if it fails, is missing or is too slow.
 
     Ctrl-C reaches the program as one SIGINT, and is raised here after the program has ended: apt, for one,
@@ -29,8 +34,8 @@ def run(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None 
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
-            argv, env=environment(env), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True,
-            errors="replace", start_new_session=True,
+            argv, env=environment(env), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+            start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from error
@@ -45,9 +50,21 @@ def run(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None 
         process.communicate()
         raise
     if process.returncode:
-        lines = "\n".join((err.strip() or out.strip()).splitlines()[-10:])
+        lines = "\n".join((_text(err).strip() or _text(out).strip()).splitlines()[-10:])
         raise CommandError(f"`{' '.join(argv)}` failed ({process.returncode}): {lines}")
     return out
+
+
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def end_children() -> None:
+    """End every program that this process has started and not yet waited for, with what those have started."""
+    for pid, (parent, _) in processes().items():
+        if parent == os.getpid():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGTERM)
 
 
 def which(program: str) -> str | None:

@@ -210,16 +210,20 @@ class Recipe:
 
     def sources(self) -> Iterator[Source]:
         """Every source that the target is made from, but the distribution's own archive, whose index is signed."""
-        yield BaseImage(self.image_base())
+        return (source for _, source in self.owned_sources())
+
+    def owned_sources(self) -> Iterator[tuple[str, Source]]:
+        """The sources with whose they are: a component's, a base's (a value of `os`), or the image's."""
+        yield self.target.image if self.image.base else self.target.axes["os"], BaseImage(self.image_base())
         for name in dict.fromkeys((*self.target.components, *self.stages)):
             if name in self.stages:
-                yield BaseImage(self.base(name).image)
-                yield from (BaseImage(reference) for reference in self.images(name).values())
-                yield from (Archive(name, url) for url in self.archives(name).values())
+                yield self.os(name), BaseImage(self.base(name).image)
+                yield from ((name, BaseImage(reference)) for reference in self.images(name).values())
+                yield from ((name, Archive(name, url)) for url in self.archives(name).values())
                 git = self.git(name)
                 wheels = self.wheels(name)
-                yield from (source for source in (git, wheels) if source)
-            yield from self._repositories(name)
+                yield from ((name, source) for source in (git, wheels) if source)
+            yield from ((name, source) for source in self._repositories(name))
 
     def _repositories(self, name: str) -> Iterator[Source]:
         """The repository of a component's packages: of the image's release, and of the one its stage is built on."""

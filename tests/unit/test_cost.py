@@ -35,6 +35,7 @@ def bumped(project: config.Project, component: str) -> config.Project:
     """The same project with a lock that knows another version of a component's wheels."""
     wheels = project.lock.wheels[component]
     ((version, old),) = wheels.items()
+    assert isinstance(old, tuple)
     new = tuple(w.model_copy(update={"version": "9", "sha256": dict.fromkeys(w.sha256, "9" * 64)}) for w in old)
     lock = project.lock.model_copy(update={"wheels": {**project.lock.wheels, component: {version: old, "9": new}}})
     return config.Project(project.matrix, project.components, lock, project.root)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from imagebuild import programs
-from imagebuild.lock import GLIBC
+from imagebuild.locking.wheels import GLIBC
 
 LOCK = Path(__file__).parents[2] / "imagebuild.lock"
 

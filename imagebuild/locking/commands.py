@@ -1,0 +1,141 @@
+"""What `imagebuild lock` and `imagebuild bump` do and print."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from rich.markup import escape
+
+from imagebuild import buildx, console
+from imagebuild.config import Project
+from imagebuild.console import out
+from imagebuild.errors import CommandError
+from imagebuild.files import write_text
+from imagebuild.lockfile import UNRESOLVED
+from imagebuild.locking import bump as bumping
+from imagebuild.locking import check as checking
+from imagebuild.locking.display import display
+from imagebuild.locking.edit import edited
+from imagebuild.locking.entries import Table, key_of, lock_of, merged, pruned, table, text_of
+from imagebuild.locking.owners import keys_of, owners
+from imagebuild.locking.resolve import Outcome, resolve, todo
+from imagebuild.locking.upstream import Addresses, Real, Upstream
+from imagebuild.models import Target
+from imagebuild.recipe import Recipe
+from imagebuild.render import Renderer
+from imagebuild.sources import Source
+
+
+def upstream(ca: Path | None) -> Upstream:
+    """Where this machine asks, with the CA bundle that is given or that it has. Raises ConfigError."""
+    return Real(Addresses(), buildx.ca_bundle(ca, os.environ))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every command starts from."""
+
+    project: Project
+    renderer: Renderer
+    targets: tuple[Target, ...]
+    path: Path
+    """Of the lock."""
+
+    @property
+    def recipes(self) -> Iterable[Recipe]:
+        return (self.renderer.recipe(target) for target in self.targets)
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """Each entry of the lock that the targets need once. Raises ConfigError."""
+        return merged(source for recipe in self.recipes for source in recipe.sources())
+
+    @cached_property
+    def entries(self) -> Table:
+        return table(self.project.lock)
+
+    def write(self) -> None:
+        write_text(self.path, text_of(lock_of(self.entries)))
+
+
+def complete(job: Job, asked: Upstream, *, whole: bool) -> None:
+    """Add what the lock lacks; if the targets are those of the `whole` matrix, remove what nothing uses.
+
+    Raises CommandError that lists what could not be resolved.
+    """
+    if whole and (kept := pruned(job.entries, job.sources)) != job.entries:
+        job.entries.clear()
+        job.entries.update(kept)
+        job.write()
+    outcome = resolve(job.entries, todo(job.entries, job.sources), asked, display(), keep=job.write)
+    _conclude(job, job.sources, outcome)
+
+
+def update(job: Job, asked: Upstream, names: Collection[str]) -> None:
+    """Resolve anew what belongs to the names, and nothing else. Raises CommandError, or ConfigError for a name."""
+    anew = keys_of(names, owners(job.recipes))
+    sources = tuple(source for source in job.sources if key_of(source) in anew)
+    outcome = resolve(job.entries, sources, asked, display(), keep=job.write, anew=anew)
+    _conclude(job, sources, outcome)
+
+
+def _conclude(job: Job, sources: tuple[Source, ...], outcome: Outcome) -> None:
+    missing = sum(job.entries.get(key_of(source), UNRESOLVED) == UNRESOLVED for source in sources)
+    state = f"{missing} of {len(sources)} sources have no pin" if missing else f"all {len(sources)} sources are pinned"
+    out.print(f"{job.path}: {len(outcome.resolved)} resolved; {state}", markup=False)
+    if complaint := outcome.complaint():
+        raise CommandError(complaint)
+
+
+def check(job: Job, asked: Upstream | None, *, whole: bool) -> bool:
+    """Print a table of what is not right with the lock; whether all is. Without `asked`, upstream is not compared.
+
+    Raises CommandError if all that could be compared is right, but something could not.
+    """
+    findings = list(checking.offline(job.entries, job.sources, whole=whole))
+    if asked:
+        findings += checking.online(job.entries, job.sources, asked, display())
+    if findings:
+        console.table(("state", "source", "what"), [(f.state, escape(f.source), escape(f.detail)) for f in findings])
+    if any(finding.fails for finding in findings):
+        return False
+    if count := sum(finding.state == "not checked" for finding in findings):
+        raise CommandError(f"{job.path}: {count} sources could not be compared with upstream; all else is as locked")
+    how = "" if asked else "; upstream was not asked"
+    out.print(f"{job.path}: all {len(job.sources)} sources are as locked{how}", markup=False)
+    return True
+
+
+def bump(job: Job, asked: Upstream, names: Collection[str], *, write: bool, with_lock: bool, pre: bool) -> None:
+    """Print newer versions as a diff of the matrix, and of the lock if it is wanted, or `write` them.
+
+    Raises ConfigError for a name that is no pin or a line that cannot be edited, CommandError if a new version could
+    not be resolved for the lock.
+    """
+    proposals = bumping.propose(job.project, job.targets, names, asked, display(), pre=pre)
+    if proposals.reasons:
+        rows = [tuple(map(escape, row)) for row in proposals.reasons]
+        console.table(("pin", "version", "stays, because it"), rows)
+    if not proposals.changes:
+        out.print("no newer version", markup=False)
+        return
+    matrix = job.project.matrix
+    wanted = bumping.with_pins(job.project, proposals.changes)
+    texts = {matrix.path: edited(matrix, wanted.matrix, proposals.changes)}
+    complaint = ""
+    if with_lock:
+        entries, complaint = bumping.relocked(job.project, proposals.changes, asked, display())
+        texts[job.path] = text_of(lock_of(entries))
+    for path, text in texts.items():
+        if write:
+            write_text(path, text)
+            out.print(f"{path}: written", markup=False)
+        else:
+            sys.stdout.write(bumping.diff(path, text))
+    if complaint:
+        raise CommandError(complaint)
