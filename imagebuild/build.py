@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from imagebuild import bake, base, buildx, console, emulation, engine, programs
@@ -19,6 +19,7 @@ from imagebuild.dockerfile import Dockerfile
 from imagebuild.errors import ConfigError
 from imagebuild.files import write_text
 from imagebuild.models import BuildResult, Target
+from imagebuild.plan import Changes
 from imagebuild.render import Renderer
 from imagebuild.sources import check_resolved, digest_of
 
@@ -42,12 +43,13 @@ class Wish:
     stage: str | None = None
     folder: Path = Path("build")
     verbose: bool = False
-    settings: tuple[str, ...] = ()
+    changes: Changes = field(default_factory=Changes)
 
     @property
     def again(self) -> tuple[str, ...]:
         """The options that another command needs to build the same."""
-        given = {"--platform": self.platforms, "--source": self.sources, "--set": self.settings}
+        given = {"--platform": self.platforms, "--source": self.sources, "--set": self.changes.settings}
+        given |= {"--with": self.changes.with_, "--without": self.changes.without}
         given |= {"--builder": (self.builder,) if self.builder else ()}
         return tuple(word for option, values in given.items() for value in values for word in (option, value))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError
-from imagebuild.models import Check, CheckResult
+from imagebuild.models import Check, CheckResult, Component
 from imagebuild.versions import facts, matches
 
 TIMEOUT_STATUS, KILLED_STATUS = 124, 137
@@ -55,13 +55,21 @@ def planned(
         raise ConfigError(f"{', '.join(unknown)}: the image says it has it, but no such component is known here")
     result = []
     for name, version in components.items():
-        for check in project.components[name].model.checks:
+        for check in (*license_check(project.components[name].model), *project.components[name].model.checks):
             missing = [need for need in check.needs if need not in set(have)]
             skip = f"no {' and no '.join(missing)} here" if missing else ""
             if not skip and not matches(check.when, facts(axes)):
                 skip = "only for " + ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
             result.append(Planned(name, version, check, script_of(project, name, check), skip))
     return result
+
+
+def license_check(component: Component) -> tuple[Check, ...]:
+    """The check that the licence texts of a component are in the image, if it says where."""
+    if not component.license_files:
+        return ()
+    run = "".join(f"ls {pattern}\n" for pattern in component.license_files)
+    return (Check(name="license", description=f"The texts of {component.license} are in the image", run=run),)
 
 
 def script_of(project: Project, component: str, check: Check) -> str:

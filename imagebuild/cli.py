@@ -32,7 +32,7 @@ SelectArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[SELECT]...", help="Globs of target ids, and axis=value.")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Give an axis or a pin this value.")
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Give an axis values, with commas between, or a pin a version.")
 ]
 WithOption = Annotated[list[str] | None, typer.Option("--with", metavar="COMPONENT", help="Add a component.")]
 WithoutOption = Annotated[list[str] | None, typer.Option("--without", metavar="COMPONENT", help="Leave out.")]
@@ -100,13 +100,20 @@ def plan(
     if as_json:
         renderer = work.renderer
         full = [t.model_copy(update={"stages": renderer.dockerfile(t).stages}) for t in targets]
-        shown = Plan(targets=tuple(full), excluded=planning.select_excluded(work.plan, select or ()))
+        shown = Plan(
+            targets=tuple(full),
+            excluded=planning.select_excluded(work.plan, select or ()),
+            restricted=planning.restricted(work.plan, targets),
+        )
         out.print(shown.model_dump_json(indent=1), markup=False)
     elif github:
         out.print(json.dumps(planning.github_matrix(targets)), markup=False)
     else:
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.tags[0]) for t in targets]
         console.table(("target", "platforms", "tag"), rows)
+        if limits := planning.restricted(work.plan, targets):
+            out.print()
+            console.table(("restricted", "to publish images with it"), list(limits.items()))
         if why:
             out.print()
             rows = [(e.id, e.rule, e.reason) for e in planning.select_excluded(work.plan, select or ())]
@@ -177,6 +184,8 @@ def build(
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="Targets built at a time; 0: all.")] = 0,
     stage: Annotated[str | None, typer.Option("--stage", help="Only this stage of the targets.")] = None,
     settings: SetOption = None,
+    with_: WithOption = None,
+    without: WithoutOption = None,
     folder: Annotated[Path, typer.Option("--folder", help="Where Dockerfiles and results go.")] = Path("build"),
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="All output of all steps.")] = False,
     matrix: MatrixOption = DEFAULT_MATRIX,
@@ -186,11 +195,12 @@ def build(
     """Build targets with BuildKit."""
     from imagebuild import build as building  # noqa: PLC0415 - starts programs; others need it not
 
-    work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
+    changes = planning.parse_changes(settings or (), with_ or (), without or ())
+    work = prepare(matrix, dockerfiles, lock, changes)
     if sum((load, push, output is not None)) > 1:
         raise ConfigError("--load, --push and --output exclude each other")
     if repository:
-        work = prepare_again(work, repository, settings or ())
+        work = prepare_again(work, repository, changes)
     wish = building.Wish(
         targets=planning.select(work.plan, select or ()),
         platforms=tuple(platform or ()),
@@ -204,19 +214,19 @@ def build(
         stage=stage,
         folder=folder,
         verbose=verbose,
-        settings=tuple(settings or ()),
+        changes=changes,
     )
     building.build(work.project, work.renderer, wish)
 
 
-def prepare_again(work: Work, repository: str, settings: list[str] | tuple[str, ...]) -> Work:
+def prepare_again(work: Work, repository: str, changes: planning.Changes) -> Work:
     """The same work with tags in another repository."""
     document = work.project.matrix
     changed = config.Document(
         document.path, document.model.model_copy(update={"repository": repository}), document.lines
     )
     project = config.Project(changed, work.project.components, work.project.lock, work.project.root)
-    return Work(project, work.versions, planning.make_plan(project, planning.parse_changes(settings)))
+    return Work(project, work.versions, planning.make_plan(project, changes))
 
 
 @app.command()

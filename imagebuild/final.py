@@ -28,28 +28,30 @@ def packages(recipe: Recipe, lock: Lock) -> list[str]:
     """Packages to install, as apt-get takes them. Raises ConfigError if the lock lacks a version."""
     chosen: set[str] = set()
     for name in recipe.target.components:
-        own = recipe.of(name).repository is not None
+        own = recipe.of(name).packages_from or recipe.of(name).repository
         for package in recipe.packages(name):
             if "=" not in package:
-                chosen.add(f"{package}={_exact(recipe, name, package, lock)}" if own else package)
+                chosen.add(f"{package}={_exact(recipe, name, package, lock, stage=False)}" if own else package)
             else:
                 # The archive keeps one version; what may change is a stable update's or a rebuild's suffix.
                 chosen.add(package if own else f"'{package}*'")
     return sorted(chosen, key=lambda p: p.strip("'"))
 
 
-def repository(recipe: Recipe, name: str, lock: Lock) -> dict[str, Any] | None:
-    """What templates need to know of a component's repository of packages."""
-    urls = _urls(recipe, name)
-    if not urls:
+def repository(recipe: Recipe, name: str, lock: Lock, *, stage: bool = False) -> dict[str, Any] | None:
+    """What templates need to know of a component's own repository of packages."""
+    urls = _urls(recipe, name, stage=stage)
+    if not urls or not recipe.of(name).repository:
         return None
     arch, url = next(iter(urls.items()))
-    first = recipe.repository(name, arch)
+    first = recipe.repository(name, arch, stage=stage)
     assert first
     entry = repository_of(lock, PackageSource(url, first.suite, first.key, ()))
-    fingerprint = entry if isinstance(entry, str) else entry.fingerprint
-    about = {"name": first.name, "suite": first.suite, "key": first.key, "urls": urls}
-    return {**about, "fingerprint": fingerprint, "stage": name}
+    about = {"name": first.name, "suite": first.suite, "key": first.key, "urls": urls, "stage": name}
+    if first.configured:
+        return about
+    every = [f"{p}={_exact(recipe, name, p, lock, stage=stage)}" for p in recipe.packages(name, every=True)]
+    return {**about, "fingerprint": entry if isinstance(entry, str) else entry.fingerprint, "packages": every}
 
 
 def environment(recipe: Recipe) -> dict[str, str]:
@@ -65,14 +67,16 @@ def environment(recipe: Recipe) -> dict[str, str]:
     return env
 
 
-def labels(recipe: Recipe, digest: str) -> dict[str, str]:
-    """Labels of the image; `digest` is the lock's hash."""
+def labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
+    """Labels of the image; `digest` is the lock's hash, `base` the image it starts from."""
     target = recipe.target
+    base_name, _, base_digest = base.partition("@")
     result = {
         "org.opencontainers.image.title": target.image,
         "org.opencontainers.image.description": recipe.image.description,
         "org.opencontainers.image.version": target.tags[0].rpartition(":")[2],
-        "org.opencontainers.image.base.name": recipe.image_base(),
+        "org.opencontainers.image.base.name": base_name,
+        "org.opencontainers.image.base.digest": base_digest,
         "org.opencontainers.image.licenses": " AND ".join(
             sorted({f"({recipe.of(c).license})" for c in target.components})
         ),
@@ -80,12 +84,16 @@ def labels(recipe: Recipe, digest: str) -> dict[str, str]:
         "imagebuild.lock": digest,
     }
     result |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()}
-    return result | {f"imagebuild.component.{c}": version for c, version in target.components.items()}
+    result |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
+    for name in target.components:
+        values = recipe.values(name)
+        result |= {f"imagebuild.{k}": recipe.fill(name, v, values, "labels") for k, v in recipe.of(name).labels.items()}
+    return {label: value for label, value in result.items() if value}
 
 
-def _exact(recipe: Recipe, name: str, package: str, lock: Lock) -> str:
+def _exact(recipe: Recipe, name: str, package: str, lock: Lock, *, stage: bool) -> str:
     """Version of a package of a repository; all architectures must agree, as one Dockerfile is for all."""
-    urls = _urls(recipe, name)
+    urls = _urls(recipe, name, stage=stage)
     found = set()
     for url in urls.values():
         entry = repository_of(lock, PackageSource(url, "", "", ()))
@@ -98,8 +106,8 @@ def _exact(recipe: Recipe, name: str, package: str, lock: Lock) -> str:
     return str(found.pop())
 
 
-def _urls(recipe: Recipe, name: str) -> dict[Arch, str]:
+def _urls(recipe: Recipe, name: str, *, stage: bool) -> dict[Arch, str]:
     """Architecture → address of a component's repository, for the target's platforms."""
     archs = [arch for arch in ARCHS if f"linux/{arch}" in recipe.target.platforms]
-    found = {arch: recipe.repository(name, arch) for arch in archs}
+    found = {arch: recipe.repository(name, arch, stage=stage) for arch in archs}
     return {arch: repository.url for arch, repository in found.items() if repository}

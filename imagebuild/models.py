@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+Release = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+"""As `Name`, with dots for versions."""
 Platform = Literal["linux/amd64", "linux/arm64"]
 Arch = Literal["amd64", "arm64"]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
@@ -58,7 +60,7 @@ class Base(Model):
     """Official image of the release in a registry, with a tag; the lock has its digest."""
     release: Name | None = None
     """Code name in the Debian archive, from which the base can be bootstrapped instead."""
-    build_on: Name | None = None
+    build_on: Release | None = None
     """The older base on which programs are compiled that run on both; by default this one."""
 
 
@@ -76,7 +78,7 @@ class Gpu(Model):
 class Rule(Model):
     """Combinations that are not built, and why."""
 
-    name: Name
+    name: Release
     when: Condition
     reason: str
 
@@ -93,7 +95,8 @@ class Image(Model):
     build_with: dict[Name, Name] = Field(default_factory=dict)
     """What components build with → the component whose stage it is, where that is not in the image."""
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Templates such as `{repository}/{image}:{cuda}-{os}`: axes, `image`, `repository`, `<component>.version`."""
+    """Templates such as `{repository}/{image}:{cuda}-{os}`: axes, `image`, `repository`, and `<name>.version` of
+    a component or of what it provides."""
 
 
 class Matrix(Model):
@@ -101,7 +104,7 @@ class Matrix(Model):
 
     repository: str
     """Where images are named and pushed, for example `ghcr.io/acme` or `imagebuild`."""
-    bases: dict[Name, Base]
+    bases: dict[Release, Base]
     versions: dict[Name, Annotated[tuple[Pin, ...], BeforeValidator(_pins)]]
     """Pin → version, or rows of versions with conditions on axes."""
     gpu_architectures: dict[str, Gpu] = Field(default_factory=dict)
@@ -180,6 +183,8 @@ class Component(Model):
     homepage: str
     license: str
     """SPDX expression, or `LicenseRef-…` for one that SPDX does not list."""
+    license_files: tuple[str, ...] = ()
+    """Paths or shell patterns of the licence texts in the image; a check `license` comes of it."""
     redistribution: str | None = None
     """What whoever publishes an image with it must accept, where the licence restricts that."""
     version_axis: Name | None = None
@@ -197,6 +202,8 @@ class Component(Model):
     supports: tuple[Support, ...] = ()
     key: tuple[Name, ...] = ()
     """What `build.j2` may mention besides the own version: axes, `<axis>-major`, `gpu`, other components' names."""
+    compiles: bool = False
+    """The last step of its build stage compiles upstream source: the steps that cost most."""
     portable: bool = False
     """Built on the base's `build-on`: the result runs on all later releases too."""
     stage_only: bool = False
@@ -216,11 +223,15 @@ class Component(Model):
     facts: tuple[Row, ...] = ()
     """Of each value, the first row that has it and whose condition holds counts."""
     repository: Repository | None = None
+    packages_from: Name | None = None
+    """Component whose `repository` the packages come from."""
     packages: Packages = Packages()
     libraries: tuple[str, ...] = ()
     """Folders below `/out/<variant>` of the build stage where the loader shall look, in this order."""
     env: Annotated[tuple[Row, ...], BeforeValidator(_rows)] = ()
     """Environment of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to."""
+    labels: dict[Name, str] = Field(default_factory=dict)
+    """What else the image declares, as `imagebuild.<name>`; templates as in `archive`."""
     checks: tuple[Check, ...] = ()
 
 
@@ -268,6 +279,8 @@ class Plan(Model):
 
     targets: tuple[Target, ...]
     excluded: tuple[Excluded, ...]
+    restricted: dict[Name, str] = Field(default_factory=dict)
+    """Component → what whoever publishes an image with it must accept."""
 
 
 class Step(Model):

@@ -29,9 +29,14 @@ class Changes:
     """What the command line changes about the matrix."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    """Axis → its only value, or pin → version (`version@commit` for a commit that is no tag)."""
+    """Axis → its values, with commas between, or pin → version (`version@commit` for a commit that is no tag)."""
     with_: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """`values` as `--set` takes them."""
+        return tuple(f"{name}={value}" for name, value in self.values.items())
 
 
 def parse_changes(settings: Iterable[str], with_: Iterable[str] = (), without: Iterable[str] = ()) -> Changes:
@@ -76,7 +81,8 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
         validate.check_rules_used(project, used, mistakes)
     validate.check_tags(project, targets, mistakes)
     mistakes.stop_if_any()
-    return Plan(targets=tuple(targets), excluded=tuple(excluded))
+    restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
+    return Plan(targets=tuple(targets), excluded=tuple(excluded), restricted=restricted)
 
 
 def select(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
@@ -93,6 +99,12 @@ def select(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     near = [suggestion(s, [t.id for t in plan.targets]) for s in selectors if "=" not in s]
     shown = next((text for text in near if "did you mean" in text), "; `imagebuild plan` lists the targets")
     raise NothingSelected(asked + shown)
+
+
+def restricted(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
+    """Component of these targets → what whoever publishes them must accept."""
+    used = {component for target in targets for component in target.components}
+    return {name: text for name, text in plan.restricted.items() if name in used}
 
 
 def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...]:
@@ -156,7 +168,7 @@ def version_of(project: Project, versions: Pins, name: str, axes: Mapping[str, s
     """Version of a component in a target; None if no pin is for it."""
     component = _component(project, name)
     if component.version_axis:
-        return axes[component.version_axis]
+        return facts(axes)[component.version_axis]
     pin = pin_of(versions, component.pin or name, axes)
     return pin.version if pin else None
 
@@ -174,7 +186,7 @@ def _component(project: Project, name: str) -> Component:
 
 
 def _changed_axes(image: Image, changes: Changes) -> dict[str, tuple[str, ...]]:
-    return {a: (changes.values[a],) if a in changes.values else v for a, v in image.axes.items()}
+    return {a: tuple(changes.values[a].split(",")) if a in changes.values else v for a, v in image.axes.items()}
 
 
 def _changed_components(image: Image, changes: Changes) -> tuple[str, ...]:
@@ -215,7 +227,8 @@ def _target(
     project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes
 ) -> Target:
     matrix = project.matrix.model
-    fields = {**axes, **{f"{c}.version": v for c, v in components.items()}}
+    names = {c: (c, *_component(project, c).provides) for c in components}
+    fields = {**axes, **{f"{n}.version": v for c, v in components.items() for n in names[c]}}
     fields |= {"image": image, "repository": matrix.repository}
     tags = []
     for i, template in enumerate(matrix.images[image].tags):

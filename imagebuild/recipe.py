@@ -71,7 +71,7 @@ class Recipe:
     def version(self, name: str) -> str:
         axis = self.of(name).version_axis
         if axis:
-            return self.target.axes[axis]
+            return facts(self.target.axes)[axis]
         pin = self.pin(name)
         if pin is None:
             where = self.project.matrix.at("versions")
@@ -97,10 +97,14 @@ class Recipe:
                 raise ConfigError(f"{where}: key: {entry!r} is neither an axis nor a component of {self.target.id}")
         return {k: available[k] for k in wanted}
 
-    def values(self, name: str, arch: Arch | None = None) -> dict[str, str]:
-        """What templates of a component's sources and packages may use; for each value the first row that fits."""
-        axes = {**facts(self.target.axes), "version": self.version(name), "image": self.target.image}
-        result = {"version": self.version(name), "os": self.os(name), **self.key(name)}
+    def values(self, name: str, arch: Arch | None = None, *, stage: bool = False) -> dict[str, str]:
+        """What templates of a component's sources and packages may use; for each value the first row that fits.
+
+        `stage`: for the build stage, which may be on an older base than the image.
+        """
+        here = {**self.target.axes, "os": self.os(name)} if stage else self.target.axes
+        axes = {**facts(here), "version": self.version(name), "image": self.target.image}
+        result = {"version": self.version(name), "os": here["os"], **self.key(name)}
         if arch:
             axes["arch"] = arch
             result |= {"arch": arch, "cpu": CPUS[arch]}
@@ -135,7 +139,8 @@ class Recipe:
     def images(self, name: str) -> dict[str, str]:
         """Label → image, with its tag, that a component's stage starts from or takes files from."""
         return {
-            label: self.fill(name, text, self.values(name), "images") for label, text in self.of(name).images.items()
+            label: self.fill(name, text, self.values(name, stage=True), "images")
+            for label, text in self.of(name).images.items()
         }
 
     def archives(self, name: str) -> dict[Arch, str]:
@@ -143,7 +148,7 @@ class Recipe:
         template = self.of(name).archive
         if not template:
             return {}
-        return {arch: self.fill(name, template, self.values(name, arch), "archive") for arch in ARCHS}
+        return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in ARCHS}
 
     def git(self, name: str) -> GitRef | None:
         """The source of a component in git."""
@@ -167,10 +172,13 @@ class Recipe:
         wanted = tuple(self.fill(owner, text, values, "wheels") for text in self.of(owner).wheels)
         return WheelSet(owner, version, wanted)
 
-    def packages(self, name: str) -> tuple[str, ...]:
-        """Packages that a component brings into the image, with versions where the component gives them."""
+    def packages(self, name: str, *, every: bool = False) -> tuple[str, ...]:
+        """Packages that a component brings into the image, with versions where it gives them.
+
+        `every`: those of all variants.
+        """
         packages, values = self.of(name).packages, self.values(name)
-        extra = packages.devel if self.target.axes.get("variant") == "devel" else ()
+        extra = packages.devel if every or self.target.axes.get("variant") == "devel" else ()
         return tuple(self.fill(name, text, values, "packages") for text in (*packages.runtime, *extra))
 
     def env(self, name: str, variant: str | None = None) -> dict[str, str]:
@@ -185,18 +193,18 @@ class Recipe:
                     result.setdefault(variable, value)
         return result
 
-    def repository(self, name: str, arch: Arch) -> Repository | None:
-        """A component's repository of packages for one architecture, filled in."""
-        found = self.of(name).repository
+    def repository(self, name: str, arch: Arch, *, stage: bool = False) -> Repository | None:
+        """The repository of a component's packages for one architecture, filled in."""
+        owner = self.of(name).packages_from or name
+        found = self.of(owner).repository
         if found is None:
             return None
-        values = self.values(name, arch)
-        url, key = (self.fill(name, text, values, "repository") for text in (found.url, found.key))
+        values = self.values(owner, arch, stage=stage)
+        url, key = (self.fill(owner, text, values, "repository") for text in (found.url, found.key))
         return found.model_copy(update={"url": url, "key": key})
 
     def sources(self) -> Iterator[Source]:
-        """Every source that the target is made from. Packages of the distribution's own archive are not listed:
-        its signed index verifies them."""
+        """Every source that the target is made from, but the distribution's own archive, whose index is signed."""
         yield BaseImage(self.image_base())
         archs = tuple(p.removeprefix("linux/") for p in self.target.platforms)
         for name in dict.fromkeys((*self.target.components, *self.stages)):
@@ -207,8 +215,13 @@ class Recipe:
                 git = self.git(name)
                 wheels = self.wheels(name)
                 yield from (source for source in (git, wheels) if source)
-            for arch in ARCHS:
-                repository = self.repository(name, arch)
-                if repository and arch in archs:
-                    packages = self.packages(name) if name in self.target.components else ()
-                    yield PackageSource(repository.url, repository.suite, repository.key, packages)
+            yield from self._repositories(name, archs)
+
+    def _repositories(self, name: str, archs: tuple[str, ...]) -> Iterator[Source]:
+        """The repository of a component's packages: of the image's release, and of the one its stage is built on."""
+        for arch in ARCHS:
+            for stage in (False, True):
+                found = self.repository(name, arch, stage=stage)
+                if found and arch in archs and (name in self.stages if stage else name in self.target.components):
+                    wanted = self.packages(name, every=stage)
+                    yield PackageSource(found.url, found.suite, found.key, wanted)

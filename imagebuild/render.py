@@ -50,6 +50,7 @@ class Renderer:
         """
         recipe, lock = self.recipe(target), self.project.lock
         lock_hash = final.lock_hash(recipe, lock)
+        start = base or digest_of(lock, recipe.image_base())
         texts = [self._stage(recipe, name, base) for name in recipe.stages]
         present = list(target.components)
         copied = [c for c in present if c in recipe.stages and not recipe.of(c).stage_only]
@@ -58,7 +59,7 @@ class Renderer:
             target=target,
             description=recipe.image.description,
             lock_hash=lock_hash,
-            base=base or digest_of(lock, recipe.image_base()),
+            base=start,
             stages=[t.strip() for t in texts],
             packages=final.packages(recipe, lock),
             repositories=[r for name in recipe.keyrings if (r := final.repository(recipe, name, lock))],
@@ -68,7 +69,7 @@ class Renderer:
             copied=copied,
             installs=[self._install(c, target) for c in present if self._has(c, "install.j2")],
             env=final.environment(recipe),
-            labels=final.labels(recipe, lock_hash),
+            labels=final.labels(recipe, lock_hash, start),
             append=append.strip(),
         )
         return Dockerfile(text, stage_keys(text))
@@ -92,7 +93,7 @@ class Renderer:
     def _stage(self, recipe: Recipe, name: str, base: str | None) -> str:
         lock, component = self.project.lock, recipe.of(name)
         git, wheels = recipe.git(name), recipe.wheels(name)
-        values = recipe.values(name)
+        values = recipe.values(name, stage=True)
         own_base = None if recipe.image.base else base
         context: dict[str, Any] = {
             "name": name,
@@ -107,7 +108,7 @@ class Renderer:
             "key": {k.replace("-", "_"): value for k, value in recipe.key(name).items()},
             "facts": {k.replace("-", "_"): value for k, value in values.items()},
             "stage": {wanted: recipe.provider(wanted) for wanted in component.build_requires},
-            "signed": final.repository(recipe, name, lock),
+            "signed": final.repository(recipe, name, lock, stage=True),
             "env": {wanted: recipe.env(recipe.provider(wanted), "devel") for wanted in component.build_requires},
         }
         if "gpu" in component.key:

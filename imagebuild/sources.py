@@ -142,6 +142,24 @@ def is_unresolved(lock: Lock, source: Source) -> bool:
             return repository_of(lock, source) == UNRESOLVED
 
 
+def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
+    """The lock with `unresolved` for every source that it lacks: enough to render, not to build."""
+    entries = lock.model_dump(by_alias=True)
+    for source in sources:
+        match source:
+            case BaseImage(reference):
+                entries["images"].setdefault(reference, UNRESOLVED)
+            case Archive(_, url):
+                entries["archives"].setdefault(url, UNRESOLVED)
+            case GitRef(url, tag, None):
+                entries["git"].setdefault(url, {}).setdefault(tag, UNRESOLVED)
+            case WheelSet(component, version, _):
+                entries["wheels"].setdefault(component, {}).setdefault(version, UNRESOLVED)
+            case PackageSource(url):
+                entries["repositories"].setdefault(url, UNRESOLVED)
+    return Lock.model_validate(entries)
+
+
 def check_resolved(lock: Lock, sources: Iterable[Source]) -> None:
     """Stop before building from a source without a pin. Raises ConfigError that lists all of them."""
     missing = [title(source) for source in dict.fromkeys(sources) if is_unresolved(lock, source)]

@@ -24,7 +24,9 @@ def check_names(project: Project, with_: Iterable[str], without: Iterable[str], 
         for wanted, component in image.build_with.items():
             if component not in known:
                 where = at("images", name, "build-with", wanted)
-                mistakes.add(where, f"images.{name}.build-with: unknown component {component!r}{suggestion(component, known)}")
+                mistakes.add(
+                    where, f"images.{name}.build-with: unknown component {component!r}{suggestion(component, known)}"
+                )
         for i, value in enumerate(image.axes.get("os", ())):
             if value not in matrix.bases:
                 what = f"images.{name}.axes.os: no base {value!r}{suggestion(value, matrix.bases)}"

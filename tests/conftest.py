@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -61,12 +62,12 @@ MATRIX = """\
 repository: example
 bases:
   debian13:
-    image: debian:13-slim
-    digest: sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+    image: debian:13-slim # its digest is in the lock
+    build-on: debian13
     release: trixie
 versions:
   library: "1.2"
-  tool: {version: "3.4", commit: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb}
+  tool: "3.4"
 images:
   tiny:
     description: A small image
@@ -100,12 +101,19 @@ git: https://example.org/tool.git
 """
 
 
+LOCK = {
+    "git": {"https://example.org/tool.git": {"3.4": "b" * 40}},
+    "images": {"debian:13-slim": {"digest": f"sha256:{'a' * 64}"}},
+}
+
+
 class Files:
     """A small project on disk that a test can change before it is read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.write("matrix.yaml", MATRIX)
+        self.lock(LOCK)
         self.component("library", LIBRARY, build="FROM {{ base }} AS library\nRUN echo {{ version }} > /out\n")
         self.component("tool", TOOL, build="{{ source(name, git, commit) }}\nFROM {{ base }} AS tool\nRUN make\n")
         for name in ("Dockerfile.j2", "macros.j2"):
@@ -120,6 +128,9 @@ class Files:
         text = (self.root / name).read_text()
         assert old in text
         self.write(name, text.replace(old, new))
+
+    def lock(self, content: object) -> None:
+        self.write("imagebuild.lock", json.dumps(content))
 
     def component(self, name: str, text: str, build: str | None = None) -> None:
         self.write(f"dockerfiles/components/{name}/component.yaml", text)

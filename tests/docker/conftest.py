@@ -22,7 +22,7 @@ from docker.errors import ImageNotFound
 
 from imagebuild import apt, docker, engine, private_engine, programs
 from imagebuild.models import BuildResult
-from tests.conftest import ROOT, Files
+from tests.conftest import LOCK, ROOT, Files
 
 MARK = uuid4().hex[:8]
 REPOSITORY = f"imagebuild-test-{MARK}"
@@ -216,7 +216,7 @@ def quickstart(checkout: Path, client: DockerClient, host: str) -> Built:
 TINY = f"""\
 repository: {REPOSITORY}
 bases:
-  debian13: {{image: "debian:13-slim", digest: "sha256:{"a" * 64}", release: trixie}}
+  debian13: {{image: "debian:13-slim", release: trixie}}
 versions: {{library: "1.NONCE", tool: "2.NONCE", plugin: "3.NONCE"}}
 images:
   tiny:
@@ -272,7 +272,7 @@ class Tiny(Files):
             "{{ source(name, git, commit) }}\nFROM {{ base }} AS tool\n"
             "COPY --from=tool-source / /src\n" + STAGE.partition("\n")[2].replace("RUN", "RUN cat /src/*;")
         ))  # fmt: skip
-        self.replace("matrix.yaml", f'tool: "2.{self.nonce}"', f"tool: {{version: 2.{self.nonce}, commit: {'b' * 40}}}")
+        self.lock({**LOCK, "git": {address: {f"2.{self.nonce}": "b" * 40}}})
 
     def step(self, command: str) -> None:
         """Let `library` run this command, which no cache has."""

@@ -1,21 +1,21 @@
 # open-cuda13.5-debian13-devel
 # UCX, UCC, Open MPI and the benchmarks from upstream source, with CUDA, verbs and GDRCopy
 #
-#   cuda             13.5
-#   gdrcopy          2.6
-#   nvbandwidth      0.8
-#   pmix             5.0.7-1
-#   rdma-core        56.1-1
-#   sshd             1:10.0p1-7
-#   cuda-stubs       13.5
-#   nccl             2.32.3
-#   perftest         26.04.17
-#   ucx              1.22.0
-#   ucc              1.8.0
-#   openmpi          5.0.10
-#   nccl-tests       2.19.6
+#   cuda               13.5
+#   gdrcopy            2.6
+#   nvbandwidth        0.8
+#   pmix               5.0.7-1
+#   rdma-core          56.1-1
+#   sshd               1:10.0p1-7
+#   cuda-stubs         13.5
+#   nccl-wheel         2.32.3
+#   perftest           26.04.17
+#   ucx                1.22.0
+#   ucc                1.8.0
+#   openmpi-git        5.0.10
+#   nccl-tests         2.19.6
 #
-# Written by `imagebuild render open-cuda13.5-debian13-devel`, lock c15fd3798081.
+# Written by `imagebuild render open-cuda13.5-debian13-devel`, lock a555eb32a24b.
 # Needs no build context:  docker buildx build -t open - < Dockerfile
 
 # ---- fetch -----------------------------------------------------------------------------------------
@@ -26,12 +26,14 @@ FROM --platform=$BUILDPLATFORM debian:13.7-slim@sha256:a99cfc517144bc59b1978475e
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   python3-pip
+
 EOF
 
 COPY --chmod=755 <<'EOF' /usr/local/bin/fetch-wheels
@@ -78,7 +80,7 @@ nvidia-nvvm==13.5.37 \
   --hash=sha256:b659bd3115b7ac7ec8931e67d0e2c0dd09cd35b08a6a7372df6f8f22c67da80a
 WHEELS
 toolkit=/out/devel/usr/local/cuda
-mkdir -p "$toolkit" /out/devel/etc/ld.so.conf.d
+mkdir -p "$toolkit"
 cp -a /wheels/nvidia/cu13/. "$toolkit"
 # The wheels have neither the link for `-lcudart` nor lib64, where many configure scripts look.
 ln -s "$(basename "$toolkit"/lib/libcudart.so.*)" "$toolkit/lib/libcudart.so"
@@ -87,13 +89,11 @@ for info in /wheels/*.dist-info; do
   sed -n 's/^Name: //p; s/^Version: //p' "$info/METADATA" | paste -sd ' '
 done | sort > "$toolkit/version.txt"
 cp -a /wheels/nvidia_cuda_runtime-*.dist-info/licenses/License.txt "$toolkit/EULA.txt"
-echo /usr/local/cuda/lib > /out/devel/etc/ld.so.conf.d/cuda.conf
-# perftest opens the library under its unversioned name, which ld.so.conf does not help to find.
+echo /usr/local/cuda/lib >/cuda.conf
 mkdir -p /out/devel/usr/lib
 ln -s ../local/cuda/lib/libcudart.so /out/devel/usr/lib/libcudart.so
 # A runtime image holds the runtime library only: that is what may be redistributed.
 mkdir -p /out/runtime/usr/local/cuda/lib
-cp -a /out/devel/etc /out/runtime
 cp -a /out/devel/usr/lib /out/runtime/usr
 cp -a "$toolkit"/lib/libcudart.so* /out/runtime/usr/local/cuda/lib
 cp -a "$toolkit"/version.txt "$toolkit"/EULA.txt "$toolkit"/lib64 /out/runtime/usr/local/cuda
@@ -107,11 +107,12 @@ ARG TARGETARCH
 # One way for all: compilers are called by their target's name, native or not.
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
-rm -f /etc/apt/apt.conf.d/docker-clean
 cpu=$(awk -v arch="$TARGETARCH" '$1 == arch {print $2}' /usr/share/dpkg/cputable)
 dpkg --add-architecture "$TARGETARCH"
+rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   autoconf \
@@ -126,6 +127,7 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   perl \
   pkgconf \
   "g++-$(echo "$cpu" | tr _ -)-linux-gnu"
+
 cat > /etc/target.env <<ENV
 export CPU=$cpu TRIPLET=$cpu-linux-gnu
 export CC=$cpu-linux-gnu-gcc CXX=$cpu-linux-gnu-g++ AR=$cpu-linux-gnu-gcc-ar STRIP=$cpu-linux-gnu-strip
@@ -154,14 +156,16 @@ EOF
 
 COPY --chmod=755 <<'EOF' /usr/local/bin/split-runtime
 #!/bin/sh
-# split-runtime: make /out/runtime from /out/devel. Programs and libraries lose their symbol tables in both;
-# the runtime tree also loses what only a compiler, a linker or a reader of manuals asks for.
+# split-runtime [--keep-symbols]: make /out/runtime from /out/devel. Programs and libraries lose their symbol tables in
+# both; the runtime tree also loses what only a compiler, a linker or a reader of manuals asks for.
 # Unversioned *.so links stay: plug-ins are opened by that name.
 set -eu
-. /etc/target.env
-find /out/devel -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
-  case $(head -c 4 "$file" | tr -d '\0') in *ELF) $STRIP --strip-unneeded "$file" ;; esac
-done
+if [ "${1:-}" != --keep-symbols ]; then
+  . /etc/target.env
+  find /out/devel -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
+    case $(head -c 4 "$file" | tr -d '\0') in *ELF) $STRIP --strip-unneeded "$file" ;; esac
+  done
+fi
 cp -a /out/devel /out/runtime
 cd /out/runtime
 find . \( -name '*.a' -o -name '*.la' -o -type d \( -name include -o -name man -o -name doc -o -name pkgconfig \
@@ -255,8 +259,6 @@ make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" \
 install -D -m 644 LICENSE /out/devel/opt/gdrcopy/LICENSE
 chmod 644 /out/devel/opt/gdrcopy/include/*
 find /out/devel/opt/gdrcopy/bin -type l -delete # second names such as "sanity", too general for a PATH
-mkdir -p /out/devel/etc/ld.so.conf.d
-echo /opt/gdrcopy/lib > /out/devel/etc/ld.so.conf.d/gdrcopy.conf
 split-runtime
 rm -rf /build
 EOF
@@ -270,12 +272,14 @@ ADD https://github.com/NVIDIA/nvbandwidth.git#66746a3bef61c8c2e12ab34955310da70b
 FROM compiler AS nvbandwidth
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   libboost-program-options-dev:$TARGETARCH
+
 EOF
 
 RUN --mount=type=bind,from=nvbandwidth-source,target=/src \
@@ -285,7 +289,7 @@ cmake -S /src -B /build -D CMAKE_BUILD_TYPE=Release \
   -D CMAKE_SYSTEM_NAME=Linux -D CMAKE_SYSTEM_PROCESSOR="$CPU" -D CMAKE_CXX_COMPILER="$CXX" \
   -D CMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc -D CMAKE_CUDA_HOST_COMPILER="$CXX" \
   -D CMAKE_CUDA_ARCHITECTURES="$(/usr/local/cuda/bin/capabilities cmake "$TARGETARCH")" \
-  -D CMAKE_EXE_LINKER_FLAGS=-L/usr/local/cuda/lib/stubs
+  -D CMAKE_EXE_LINKER_FLAGS=-L/usr/local/cuda/lib64/stubs
 cmake --build /build --verbose
 install -D /build/nvbandwidth /out/devel/usr/local/bin/nvbandwidth
 install -D -m 644 /src/LICENSE /out/devel/usr/share/licenses/nvbandwidth/LICENSE
@@ -300,19 +304,21 @@ FROM compiler AS cuda-stubs
 RUN --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/include,target=/include \
     driver-stubs /include /out/devel/usr/local/cuda/lib/stubs
 
-# ---- nccl ------------------------------------------------------------------------------------------
+# ---- nccl-wheel ------------------------------------------------------------------------------------
 # NCCL: GPU collectives, the library that everything else in the image serves. Apache-2.0 AND
 # BSD-3-Clause, https://github.com/NVIDIA/nccl
-FROM fetch AS nccl
+FROM fetch AS nccl-wheel
 # A strip that knows both architectures.
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   binutils-multiarch
+
 EOF
 
 ARG TARGETARCH
@@ -323,12 +329,12 @@ nvidia-nccl-cu13==2.32.3 \
   --hash=sha256:a5bee92b2f4af218c109f8d221c3c9adcc752b94ae0ffcb0ed5abf9341a7724c
 WHEELS
 nccl=/out/devel/opt/nccl
-mkdir -p "$nccl/lib/pkgconfig" /out/devel/etc/ld.so.conf.d /out/devel/usr/lib/pkgconfig
+mkdir -p "$nccl/lib/pkgconfig" /out/devel/usr/lib/pkgconfig
 cp -a /wheels/nvidia/nccl/include "$nccl"
 cp -a /wheels/nvidia/nccl/lib/libnccl.so.2 "$nccl/lib"
 ln -s libnccl.so.2 "$nccl/lib/libnccl.so"
 cp -a /wheels/nvidia_nccl_cu*.dist-info/licenses/License.txt "$nccl/LICENSE"
-echo /opt/nccl/lib > /out/devel/etc/ld.so.conf.d/nccl.conf
+echo /opt/nccl/lib >/nccl.conf
 cat > "$nccl/lib/pkgconfig/nccl.pc" <<'PC'
 prefix=/opt/nccl
 Name: nccl
@@ -339,10 +345,27 @@ Cflags: -I${prefix}/include
 PC
 ln -s ../../../opt/nccl/lib/pkgconfig/nccl.pc /out/devel/usr/lib/pkgconfig/nccl.pc
 mkdir -p /out/runtime/opt/nccl/lib
-cp -a /out/devel/etc /out/runtime
 # A fifth of the library is debug information.
 strip --strip-unneeded -o /out/runtime/opt/nccl/lib/libnccl.so.2 "$nccl/lib/libnccl.so.2"
 cp -a "$nccl/LICENSE" /out/runtime/opt/nccl
+EOF
+
+# ---- rdma-core -------------------------------------------------------------------------------------
+# RDMA userspace: libibverbs with its providers and librdmacm; NCCL, UCX and perftest open them at
+# run time. GPL-2.0-only OR Linux-OpenIB, https://github.com/linux-rdma/rdma-core
+FROM compiler AS rdma-core
+RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libibumad-dev:$TARGETARCH \
+  libibverbs-dev:$TARGETARCH \
+  librdmacm-dev:$TARGETARCH
+
 EOF
 
 # ---- perftest --------------------------------------------------------------------------------------
@@ -351,19 +374,18 @@ EOF
 FROM scratch AS perftest-source
 ADD https://github.com/linux-rdma/perftest.git#720b61082454e189b1f21835ec175536a944afc3 /
 
-FROM compiler AS perftest
+FROM rdma-core AS perftest
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-  libibumad-dev:$TARGETARCH \
-  libibverbs-dev:$TARGETARCH \
   libnuma-dev:$TARGETARCH \
-  libpci-dev:$TARGETARCH \
-  librdmacm-dev:$TARGETARCH
+  libpci-dev:$TARGETARCH
+
 EOF
 
 RUN --mount=type=bind,from=perftest-source,target=/src \
@@ -377,7 +399,7 @@ cd /build
 # Data is compared by vector instructions, chosen by the CPU that compiles: say AVX2, which every server with
 # such GPUs has. (Without any, this release does not compile on amd64.) On arm64 there is no choice.
 if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
-NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") LDFLAGS=-L/usr/local/cuda/lib/stubs \
+NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") LDFLAGS=-L/usr/local/cuda/lib64/stubs \
   ./configure $CROSS --prefix=/usr/local
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV HAVE_SRD; do
   grep "^#define $feature 1" config.h
@@ -395,18 +417,7 @@ EOF
 FROM scratch AS ucx-source
 ADD https://github.com/openucx/ucx.git#8a6b06fb880accbb933a79cda893883872c68d9d /
 
-FROM compiler AS ucx
-RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
-    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
-set -eu
-rm -f /etc/apt/apt.conf.d/docker-clean
-apt-get update -qq
-DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-  libibverbs-dev:$TARGETARCH \
-  librdmacm-dev:$TARGETARCH
-EOF
-
+FROM rdma-core AS ucx
 RUN --mount=type=bind,from=ucx-source,target=/src \
     --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda \
     --mount=type=bind,from=gdrcopy,source=/out/devel/opt/gdrcopy,target=/opt/gdrcopy <<'EOF'
@@ -424,8 +435,6 @@ make
 make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
 install -m 644 LICENSE /out/devel/opt/ucx/LICENSE
-mkdir -p /out/devel/etc/ld.so.conf.d
-echo /opt/ucx/lib > /out/devel/etc/ld.so.conf.d/ucx.conf
 split-runtime
 rm -rf /build
 EOF
@@ -435,21 +444,10 @@ EOF
 FROM scratch AS ucc-source
 ADD https://github.com/openucx/ucc.git#211e2f60436cba7c044195acb43752aa70eab38f /
 
-FROM compiler AS ucc
-RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
-    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
-set -eu
-rm -f /etc/apt/apt.conf.d/docker-clean
-apt-get update -qq
-DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-  libibverbs-dev:$TARGETARCH \
-  librdmacm-dev:$TARGETARCH
-EOF
-
+FROM rdma-core AS ucc
 RUN --mount=type=bind,from=ucc-source,target=/src \
     --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda \
-    --mount=type=bind,from=nccl,source=/out/devel/opt/nccl,target=/opt/nccl \
+    --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl,target=/opt/nccl \
     --mount=type=bind,from=ucx,source=/out/devel/opt/ucx,target=/opt/ucx <<'EOF'
 . /etc/target.env
 cp -a /src /build
@@ -462,8 +460,6 @@ make
 make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
 install -m 644 LICENSE /out/devel/opt/ucc/LICENSE
-mkdir -p /out/devel/etc/ld.so.conf.d
-echo /opt/ucc/lib > /out/devel/etc/ld.so.conf.d/ucc.conf
 split-runtime
 # All that Open MPI is compiled with. The plug-ins change with every NCCL, this does not.
 mkdir -p /out/link/opt/ucc/lib
@@ -472,16 +468,17 @@ cp -a /out/devel/opt/ucc/lib/libucc.so* /out/link/opt/ucc/lib
 rm -rf /build
 EOF
 
-# ---- openmpi ---------------------------------------------------------------------------------------
+# ---- openmpi-git -----------------------------------------------------------------------------------
 # Open MPI: mpirun and libmpi with UCX, UCC, CUDA and Slurm, wired up by the distribution's PMIx.
 # BSD-3-Clause-Open-MPI, https://www.open-mpi.org
-FROM scratch AS openmpi-source
+FROM scratch AS openmpi-git-source
 ADD https://github.com/open-mpi/ompi.git#0d48030d410ae8f56790933135b28be1b3920ba1 /
 
-FROM compiler AS openmpi
+FROM compiler AS openmpi-git
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
@@ -489,11 +486,12 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   libevent-dev:$TARGETARCH \
   libhwloc-dev:$TARGETARCH \
   libpmix-dev:$TARGETARCH
+
 EOF
 
-RUN --mount=type=bind,from=openmpi-source,target=/src \
+RUN --mount=type=bind,from=openmpi-git-source,target=/src \
     --mount=type=bind,from=nvcc,source=/usr/local/cuda/include,target=/usr/local/cuda/include \
-    --mount=type=bind,from=nvcc,source=/usr/local/cuda/lib/stubs,target=/usr/local/cuda/lib/stubs \
+    --mount=type=bind,from=nvcc,source=/usr/local/cuda/lib64,target=/usr/local/cuda/lib64 \
     --mount=type=bind,from=ucx,source=/out/devel/opt/ucx,target=/opt/ucx \
     --mount=type=bind,from=ucc,source=/out/link/opt/ucc,target=/opt/ucc <<'EOF'
 . /etc/target.env
@@ -516,7 +514,7 @@ export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
   --disable-io-romio --enable-mca-no-build=btl-uct --without-ofi \
   --with-pmix=external --with-hwloc=external --with-libevent=external --with-slurm \
   --with-ucx=/opt/ucx --with-ucc=/opt/ucc \
-  --with-cuda=/usr/local/cuda --with-cuda-libdir=/usr/local/cuda/lib/stubs \
+  --with-cuda=/usr/local/cuda --with-cuda-libdir=/usr/local/cuda/lib64/stubs \
   --with-wrapper-cc=gcc ompi_cv_c_word_size_align=no LDFLAGS=-Wl,-rpath=/opt/ucx/lib:/opt/ucc/lib
 make
 make install DESTDIR=/out/devel
@@ -526,8 +524,6 @@ install -m 644 LICENSE /out/devel/opt/ompi/LICENSE
 # A node that only launches has no driver, and the components that need it should not complain there.
 echo 'mca_base_component_show_load_errors = ^accelerator/cuda,rcache/gpusm,rcache/rgpusm' \
   >> /out/devel/opt/ompi/etc/openmpi-mca-params.conf
-mkdir -p /out/devel/etc/ld.so.conf.d
-echo /opt/ompi/lib > /out/devel/etc/ld.so.conf.d/openmpi.conf
 split-runtime
 # Wrapper compilers have nothing to compile with.
 find /out/runtime/opt/ompi \( -name 'mpi[cC]*' -o -name opal_wrapper -o -name '*-wrapper-data.txt' \) -delete
@@ -543,8 +539,8 @@ ADD https://github.com/NVIDIA/nccl-tests.git#a0b82b2260cf5152b9f8c061bbf7eaf0ba0
 FROM compiler AS nccl-tests
 RUN --mount=type=bind,from=nccl-tests-source,target=/src \
     --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda \
-    --mount=type=bind,from=nccl,source=/out/devel/opt/nccl,target=/opt/nccl \
-    --mount=type=bind,from=openmpi,source=/out/devel/opt/ompi,target=/opt/ompi <<'EOF'
+    --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl,target=/opt/nccl \
+    --mount=type=bind,from=openmpi-git,source=/out/devel/opt/ompi,target=/opt/ompi <<'EOF'
 . /etc/target.env
 cp -a /src /build
 cd /build
@@ -572,11 +568,19 @@ EOF
 # ---- image -----------------------------------------------------------------------------------------
 # assembled from what the stages above left in /out/devel
 FROM debian:13.7-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a AS image
-
+# One step, so that a new version of one thing is one step: packages, the loader's cache, a normal user, and the
+# same environment in a container, a login shell and an ssh session.
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
-set -eu
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 \
+    --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/lib,target=/usr/local/cuda/lib \
+    --mount=type=bind,from=gdrcopy,source=/out/devel/opt/gdrcopy/lib,target=/opt/gdrcopy/lib \
+    --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl/lib,target=/opt/nccl/lib \
+    --mount=type=bind,from=ucx,source=/out/devel/opt/ucx/lib,target=/opt/ucx/lib \
+    --mount=type=bind,from=ucc,source=/out/devel/opt/ucc/lib,target=/opt/ucc/lib \
+    --mount=type=bind,from=openmpi-git,source=/out/devel/opt/ompi/lib,target=/opt/ompi/lib \
+    bash -eu <<'EOF'
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
@@ -603,21 +607,42 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   'openssh-server=1:10.0p1-7*' \
   pkgconf \
   'rdmacm-utils=56.1-1*'
+
 # The package makes host keys; whoever has the image would have them too.
 rm -f /etc/ssh/ssh_host_*
 # Our sshd makes keys and then starts the distribution's, whichever way it is called.
 dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
+cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
+/usr/local/cuda/lib
+/opt/gdrcopy/lib
+/opt/nccl/lib
+/opt/ucx/lib
+/opt/ucc/lib
+/opt/ompi/lib
+FOLDERS
+ldconfig
+# Some distributions have given this number to a user of their own.
+if getent passwd 1000 > /dev/null; then userdel --remove "$(getent passwd 1000 | cut -d: -f1)"; fi
+useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
+cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
+export PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+export NVIDIA_VISIBLE_DEVICES="all"
+export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+PROFILE
+cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
+SetEnv PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+CONFIG
 EOF
 
 COPY --link --from=cuda /out/devel/ /
 COPY --link --from=gdrcopy /out/devel/ /
 COPY --link --from=nvbandwidth /out/devel/ /
 COPY --link --from=cuda-stubs /out/devel/ /
-COPY --link --from=nccl /out/devel/ /
+COPY --link --from=nccl-wheel /out/devel/ /
 COPY --link --from=perftest /out/devel/ /
 COPY --link --from=ucx /out/devel/ /
 COPY --link --from=ucc /out/devel/ /
-COPY --link --from=openmpi /out/devel/ /
+COPY --link --from=openmpi-git /out/devel/ /
 COPY --link --from=nccl-tests /out/devel/ /
 
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
@@ -658,30 +683,18 @@ Host *
     StrictHostKeyChecking accept-new
 EOF
 
-# A normal user to run as, and the same environment in a container, a login shell and an ssh session.
 ENV PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility"
-RUN <<'EOF'
-set -eu
-ldconfig
-useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
-cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
-export PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-export NVIDIA_VISIBLE_DEVICES="all"
-export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
-PROFILE
-cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
-SetEnv PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
-CONFIG
-EOF
 
 LABEL org.opencontainers.image.title="open" \
       org.opencontainers.image.description="UCX, UCC, Open MPI and the benchmarks from upstream source, with CUDA, verbs and GDRCopy" \
       org.opencontainers.image.version="cuda13.5-debian13-devel" \
+      org.opencontainers.image.base.name="debian:13.7-slim" \
+      org.opencontainers.image.base.digest="sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a" \
       org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (MIT)" \
       imagebuild.target="open-cuda13.5-debian13-devel" \
-      imagebuild.lock="c15fd3798081" \
+      imagebuild.lock="a555eb32a24b" \
       imagebuild.axis.cuda="13.5" \
       imagebuild.axis.os="debian13" \
       imagebuild.axis.variant="devel" \
@@ -692,10 +705,10 @@ LABEL org.opencontainers.image.title="open" \
       imagebuild.component.rdma-core="56.1-1" \
       imagebuild.component.sshd="1:10.0p1-7" \
       imagebuild.component.cuda-stubs="13.5" \
-      imagebuild.component.nccl="2.32.3" \
+      imagebuild.component.nccl-wheel="2.32.3" \
       imagebuild.component.perftest="26.04.17" \
       imagebuild.component.ucx="1.22.0" \
       imagebuild.component.ucc="1.8.0" \
-      imagebuild.component.openmpi="5.0.10" \
+      imagebuild.component.openmpi-git="5.0.10" \
       imagebuild.component.nccl-tests="2.19.6"
 CMD ["bash"]

@@ -1,17 +1,17 @@
 # quickstart-cuda13.5-debian13-devel
 # Everything that the distribution's archive and the Python package index offer; built in minutes
 #
-#   cuda             13.5
-#   pmix             5.0.7-1
-#   rdma-core        56.1-1
-#   sshd             1:10.0p1-7
-#   cuda-stubs       13.5
-#   nccl             2.32.3
-#   perftest-distro  25.01.0+0.80-1
-#   ucx-distro       1.18.1+ds-2
-#   openmpi-distro   5.0.7-1
+#   cuda               13.5
+#   pmix               5.0.7-1
+#   rdma-core          56.1-1
+#   sshd               1:10.0p1-7
+#   cuda-stubs         13.5
+#   nccl-wheel         2.32.3
+#   perftest-distro    25.01.0+0.80-1
+#   ucx-distro         1.18.1+ds-2
+#   openmpi-distro     5.0.7-1
 #
-# Written by `imagebuild render quickstart-cuda13.5-debian13-devel`, lock aefb03855faf.
+# Written by `imagebuild render quickstart-cuda13.5-debian13-devel`, lock affff1551b1d.
 # Needs no build context:  docker buildx build -t quickstart - < Dockerfile
 
 # ---- fetch -----------------------------------------------------------------------------------------
@@ -22,12 +22,14 @@ FROM --platform=$BUILDPLATFORM debian:13.7-slim@sha256:a99cfc517144bc59b1978475e
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   python3-pip
+
 EOF
 
 COPY --chmod=755 <<'EOF' /usr/local/bin/fetch-wheels
@@ -74,7 +76,7 @@ nvidia-nvvm==13.5.37 \
   --hash=sha256:b659bd3115b7ac7ec8931e67d0e2c0dd09cd35b08a6a7372df6f8f22c67da80a
 WHEELS
 toolkit=/out/devel/usr/local/cuda
-mkdir -p "$toolkit" /out/devel/etc/ld.so.conf.d
+mkdir -p "$toolkit"
 cp -a /wheels/nvidia/cu13/. "$toolkit"
 # The wheels have neither the link for `-lcudart` nor lib64, where many configure scripts look.
 ln -s "$(basename "$toolkit"/lib/libcudart.so.*)" "$toolkit/lib/libcudart.so"
@@ -83,13 +85,11 @@ for info in /wheels/*.dist-info; do
   sed -n 's/^Name: //p; s/^Version: //p' "$info/METADATA" | paste -sd ' '
 done | sort > "$toolkit/version.txt"
 cp -a /wheels/nvidia_cuda_runtime-*.dist-info/licenses/License.txt "$toolkit/EULA.txt"
-echo /usr/local/cuda/lib > /out/devel/etc/ld.so.conf.d/cuda.conf
-# perftest opens the library under its unversioned name, which ld.so.conf does not help to find.
+echo /usr/local/cuda/lib >/cuda.conf
 mkdir -p /out/devel/usr/lib
 ln -s ../local/cuda/lib/libcudart.so /out/devel/usr/lib/libcudart.so
 # A runtime image holds the runtime library only: that is what may be redistributed.
 mkdir -p /out/runtime/usr/local/cuda/lib
-cp -a /out/devel/etc /out/runtime
 cp -a /out/devel/usr/lib /out/runtime/usr
 cp -a "$toolkit"/lib/libcudart.so* /out/runtime/usr/local/cuda/lib
 cp -a "$toolkit"/version.txt "$toolkit"/EULA.txt "$toolkit"/lib64 /out/runtime/usr/local/cuda
@@ -103,11 +103,12 @@ ARG TARGETARCH
 # One way for all: compilers are called by their target's name, native or not.
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
-rm -f /etc/apt/apt.conf.d/docker-clean
 cpu=$(awk -v arch="$TARGETARCH" '$1 == arch {print $2}' /usr/share/dpkg/cputable)
 dpkg --add-architecture "$TARGETARCH"
+rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   autoconf \
@@ -122,6 +123,7 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   perl \
   pkgconf \
   "g++-$(echo "$cpu" | tr _ -)-linux-gnu"
+
 cat > /etc/target.env <<ENV
 export CPU=$cpu TRIPLET=$cpu-linux-gnu
 export CC=$cpu-linux-gnu-gcc CXX=$cpu-linux-gnu-g++ AR=$cpu-linux-gnu-gcc-ar STRIP=$cpu-linux-gnu-strip
@@ -150,14 +152,16 @@ EOF
 
 COPY --chmod=755 <<'EOF' /usr/local/bin/split-runtime
 #!/bin/sh
-# split-runtime: make /out/runtime from /out/devel. Programs and libraries lose their symbol tables in both;
-# the runtime tree also loses what only a compiler, a linker or a reader of manuals asks for.
+# split-runtime [--keep-symbols]: make /out/runtime from /out/devel. Programs and libraries lose their symbol tables in
+# both; the runtime tree also loses what only a compiler, a linker or a reader of manuals asks for.
 # Unversioned *.so links stay: plug-ins are opened by that name.
 set -eu
-. /etc/target.env
-find /out/devel -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
-  case $(head -c 4 "$file" | tr -d '\0') in *ELF) $STRIP --strip-unneeded "$file" ;; esac
-done
+if [ "${1:-}" != --keep-symbols ]; then
+  . /etc/target.env
+  find /out/devel -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
+    case $(head -c 4 "$file" | tr -d '\0') in *ELF) $STRIP --strip-unneeded "$file" ;; esac
+  done
+fi
 cp -a /out/devel /out/runtime
 cd /out/runtime
 find . \( -name '*.a' -o -name '*.la' -o -type d \( -name include -o -name man -o -name doc -o -name pkgconfig \
@@ -172,19 +176,21 @@ FROM compiler AS cuda-stubs
 RUN --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/include,target=/include \
     driver-stubs /include /out/devel/usr/local/cuda/lib/stubs
 
-# ---- nccl ------------------------------------------------------------------------------------------
+# ---- nccl-wheel ------------------------------------------------------------------------------------
 # NCCL: GPU collectives, the library that everything else in the image serves. Apache-2.0 AND
 # BSD-3-Clause, https://github.com/NVIDIA/nccl
-FROM fetch AS nccl
+FROM fetch AS nccl-wheel
 # A strip that knows both architectures.
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   binutils-multiarch
+
 EOF
 
 ARG TARGETARCH
@@ -195,12 +201,12 @@ nvidia-nccl-cu13==2.32.3 \
   --hash=sha256:a5bee92b2f4af218c109f8d221c3c9adcc752b94ae0ffcb0ed5abf9341a7724c
 WHEELS
 nccl=/out/devel/opt/nccl
-mkdir -p "$nccl/lib/pkgconfig" /out/devel/etc/ld.so.conf.d /out/devel/usr/lib/pkgconfig
+mkdir -p "$nccl/lib/pkgconfig" /out/devel/usr/lib/pkgconfig
 cp -a /wheels/nvidia/nccl/include "$nccl"
 cp -a /wheels/nvidia/nccl/lib/libnccl.so.2 "$nccl/lib"
 ln -s libnccl.so.2 "$nccl/lib/libnccl.so"
 cp -a /wheels/nvidia_nccl_cu*.dist-info/licenses/License.txt "$nccl/LICENSE"
-echo /opt/nccl/lib > /out/devel/etc/ld.so.conf.d/nccl.conf
+echo /opt/nccl/lib >/nccl.conf
 cat > "$nccl/lib/pkgconfig/nccl.pc" <<'PC'
 prefix=/opt/nccl
 Name: nccl
@@ -211,7 +217,6 @@ Cflags: -I${prefix}/include
 PC
 ln -s ../../../opt/nccl/lib/pkgconfig/nccl.pc /out/devel/usr/lib/pkgconfig/nccl.pc
 mkdir -p /out/runtime/opt/nccl/lib
-cp -a /out/devel/etc /out/runtime
 # A fifth of the library is debug information.
 strip --strip-unneeded -o /out/runtime/opt/nccl/lib/libnccl.so.2 "$nccl/lib/libnccl.so.2"
 cp -a "$nccl/LICENSE" /out/runtime/opt/nccl
@@ -220,11 +225,15 @@ EOF
 # ---- image -----------------------------------------------------------------------------------------
 # assembled from what the stages above left in /out/devel
 FROM debian:13.7-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a AS image
-
+# One step, so that a new version of one thing is one step: packages, the loader's cache, a normal user, and the
+# same environment in a container, a login shell and an ssh session.
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
-    --mount=type=tmpfs,target=/var/log <<'EOF'
-set -eu
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 \
+    --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/lib,target=/usr/local/cuda/lib \
+    --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl/lib,target=/opt/nccl/lib \
+    bash -eu <<'EOF'
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
@@ -252,15 +261,32 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   pkgconf \
   'rdmacm-utils=56.1-1*' \
   'ucx-utils=1.18.1+ds-2*'
+
 # The package makes host keys; whoever has the image would have them too.
 rm -f /etc/ssh/ssh_host_*
 # Our sshd makes keys and then starts the distribution's, whichever way it is called.
 dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
+cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
+/usr/local/cuda/lib
+/opt/nccl/lib
+FOLDERS
+ldconfig
+# Some distributions have given this number to a user of their own.
+if getent passwd 1000 > /dev/null; then userdel --remove "$(getent passwd 1000 | cut -d: -f1)"; fi
+useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
+cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
+export PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+export NVIDIA_VISIBLE_DEVICES="all"
+export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+PROFILE
+cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
+SetEnv PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+CONFIG
 EOF
 
 COPY --link --from=cuda /out/devel/ /
 COPY --link --from=cuda-stubs /out/devel/ /
-COPY --link --from=nccl /out/devel/ /
+COPY --link --from=nccl-wheel /out/devel/ /
 
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
 #!/bin/sh
@@ -300,30 +326,18 @@ Host *
     StrictHostKeyChecking accept-new
 EOF
 
-# A normal user to run as, and the same environment in a container, a login shell and an ssh session.
 ENV PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility"
-RUN <<'EOF'
-set -eu
-ldconfig
-useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
-cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
-export PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-export NVIDIA_VISIBLE_DEVICES="all"
-export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
-PROFILE
-cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
-SetEnv PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
-CONFIG
-EOF
 
 LABEL org.opencontainers.image.title="quickstart" \
       org.opencontainers.image.description="Everything that the distribution's archive and the Python package index offer; built in minutes" \
       org.opencontainers.image.version="cuda13.5-debian13-devel" \
+      org.opencontainers.image.base.name="debian:13.7-slim" \
+      org.opencontainers.image.base.digest="sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a" \
       org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA)" \
       imagebuild.target="quickstart-cuda13.5-debian13-devel" \
-      imagebuild.lock="aefb03855faf" \
+      imagebuild.lock="affff1551b1d" \
       imagebuild.axis.cuda="13.5" \
       imagebuild.axis.os="debian13" \
       imagebuild.axis.variant="devel" \
@@ -332,7 +346,7 @@ LABEL org.opencontainers.image.title="quickstart" \
       imagebuild.component.rdma-core="56.1-1" \
       imagebuild.component.sshd="1:10.0p1-7" \
       imagebuild.component.cuda-stubs="13.5" \
-      imagebuild.component.nccl="2.32.3" \
+      imagebuild.component.nccl-wheel="2.32.3" \
       imagebuild.component.perftest-distro="25.01.0+0.80-1" \
       imagebuild.component.ucx-distro="1.18.1+ds-2" \
       imagebuild.component.openmpi-distro="5.0.7-1"

@@ -15,7 +15,7 @@ def complaint(tiny: Files) -> str:
 
 def test_versions_stay_text(tiny: Files) -> None:
     tiny.replace("matrix.yaml", 'library: "1.2"', "library: 1.10")
-    assert tiny.load().matrix.model.versions["library"].version == "1.10"
+    assert tiny.load().matrix.model.versions["library"][0].version == "1.10"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_versions_stay_text(tiny: Files) -> None:
         (":{cuda}-{os}", ":+{cuda}-{os}", "is not a valid image name and tag"),
         ('  library: "1.2"\n', "", "matrix.yaml:7: versions: no version for library, which tiny uses"),
         ('  library: "1.2"\n', '  library: "1.2"\n  libary: "1"\n', "matrix.yaml:9: versions.libary: unknown component; did you mean 'library'?"),
-        (", commit: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb", "", "matrix.yaml:9: versions.tool: comes from git, so it needs a commit"),
+        ("build-on: debian13", "build-on: debain13", "matrix.yaml:5: bases.debian13.build-on: no base 'debain13'; did you mean 'debian13'?"),
         ("    description: A small image\n", "", "matrix.yaml:11: images.tiny.description: is missing"),
         ("repository: example", "repository: [example]", "matrix.yaml:1: repository: Input should be a valid string (got a list)"),
         ("repository: example", "repository: example\nrepository: other", "matrix.yaml:2: repository: the key is there twice"),

@@ -91,7 +91,7 @@ def test_set_changes_an_axis_or_a_pin(tiny: Files) -> None:
     [
         ("cuda", "name=value"),
         ("kuda=13", "neither an axis nor a pin; did you mean 'cuda'"),
-        ("tool=4", "write it as tool=4@<40-digit commit>"),
+        ("tool=4@main", "write it as tool=<tag> or tool=4@<40-digit commit>"),
     ],
 )
 def test_wrong_settings(tiny: Files, setting: str, message: str) -> None:
