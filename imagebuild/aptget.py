@@ -110,7 +110,7 @@ def _schemes(prefix: str, downloads: Mapping[str, str]) -> str:
 
 
 def _host(url: str) -> str:
-    """apt's `origin`: the host without port."""
+    """Apt's `origin`: the host without port."""
     return urlsplit(url).hostname or ""
 
 

@@ -52,7 +52,8 @@ class Fetcher:
 
     def open(self, url: str, accept: str = "*/*") -> Any:
         """The answer, to be read with `parts` and closed. Raises NotThere, or CommandError if the server cannot be
-        reached or fails again and again."""
+        reached or fails again and again.
+        """
         try:
             return self._answer(url, accept)
         except (HTTPException, OSError) as error:

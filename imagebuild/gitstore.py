@@ -33,7 +33,8 @@ class Submodule:
 
 def parse_modules(listing: str, links: Mapping[str, Commit], url: str) -> Iterator[Submodule]:
     """Submodules of a commit: `listing` is its .gitmodules as `git config --null --list` prints it, `links` are the
-    paths that the commit has. Raises ConfigError for a link without address."""
+    paths that the commit has. Raises ConfigError for a link without address.
+    """
     modules: dict[str, dict[str, str]] = {}
     for entry in filter(None, listing.split("\0")):
         if found := MODULE.fullmatch(entry):

@@ -78,7 +78,8 @@ class RecordingShelf(Shelf):
 
     def get(self, url: str, start: Start = lambda _: lambda _: None) -> Path:
         """The file of an address. While it is fetched, `start`'s sink is given each part; of one that is here
-        already it is given nothing. Raises NotThere and CommandError as the fetcher, OSError as the sink."""
+        already it is given nothing. Raises NotThere and CommandError as the fetcher, OSError as the sink.
+        """
         with self._locks[url]:
             return self.find(url) or self._fetch(url, start)
 
@@ -99,4 +100,3 @@ class RecordingShelf(Shelf):
             partial.replace(path)
         self.files[url] = StoredFile(path=path_of(url), sha256=content.hexdigest(), size=size)
         return path
-

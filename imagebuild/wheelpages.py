@@ -23,7 +23,8 @@ class _Links(HTMLParser):
 
 def read(text: str, page: str) -> dict[str, tuple[str, str]]:
     """File name → address and sha256, from the page of a project at the address `page`; files without sha256 are
-    left out: a lock has it for each."""
+    left out: a lock has it for each.
+    """
     if text.lstrip().startswith("{"):
         entries = [(f["url"], f.get("hashes", {}).get("sha256", "")) for f in json.loads(text).get("files", ())]
     else:
