@@ -71,6 +71,7 @@ class Fetcher:
             try:
                 return self._opener().open(request, timeout=TIMEOUT_S)
             except HTTPError as error:
+                error.close()
                 if error.code in (404, 410):
                     raise NotThere(f"{url}: not found") from None
                 if error.code < 500 and error.code != 429:

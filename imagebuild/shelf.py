@@ -90,13 +90,16 @@ class RecordingShelf(Shelf):
         with temporary(self.folder / FILES) as partial:
             with self.fetcher.open(where) as answer, partial.open("wb") as file:
                 sink = start(length_of(answer))
+                held = b""
                 for chunk in parts(answer, where):
                     file.write(chunk)
                     content.update(chunk)
                     size += len(chunk)
-                    sink(chunk)
+                    sink(held)
+                    held = chunk
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.chmod(0o644)
             partial.replace(path)
         self.files[url] = StoredFile(path=path_of(url), sha256=content.hexdigest(), size=size)
+        sink(held)  # the end comes last: whoever has all of it may rely on it being kept
         return path

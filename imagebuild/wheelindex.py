@@ -67,8 +67,12 @@ class RecordingIndex:
         if name not in self._offered:
             raise NotThere(f"no page offered {name}")
         url, digest = self._offered[name]
-        path = self.shelf.get(url, start)
-        if self.shelf.files[url].sha256 != digest:
-            raise ResultError(f"{url}: its sha256 is not {digest}, as the index says")
-        self.wheels[name] = url
+        self.wheels[name] = url  # before pip has all of it, for the build may end then
+        try:
+            path = self.shelf.get(url, start)
+            if self.shelf.files[url].sha256 != digest:
+                raise ResultError(f"{url}: its sha256 is not {digest}, as the index says")
+        except BaseException:
+            del self.wheels[name]
+            raise
         return path
