@@ -52,7 +52,10 @@ class Image:
 def image(tmp_path: Path) -> Image:
     made = Image(tmp_path)
     made.write("sources.list", "deb http://archive.example/debian trixie main\n")
-    made.write("sources.list.d/a.list", "deb [signed-by=/k.gpg] https://packages.example/cuda/ /\ndeb http://other.example x y\n")
+    made.write(
+        "sources.list.d/a.list",
+        "deb [signed-by=/k.gpg] https://packages.example/cuda/ /\ndeb http://other.example x y\n",
+    )
     made.write("sources.list.d/b.sources", "Types: deb\nURIs: https://archive.example/debian-security\nSuites: s\n")
     made.write("preferences.d/cuda", "Package: *\nPin: origin packages.example\nPin-Priority: 100\n")
     return made

@@ -82,7 +82,9 @@ class Depots:
         self.index = RecordingIndex(self.shelf, f"{upstream.url}/simple/", frozenset({SHA}))
 
     def record(self) -> str:
-        return self.stack.enter_context(depot.serving("127.0.0.1", depot.Content(self.shelf, self.index, self.said.append)))
+        return self.stack.enter_context(
+            depot.serving("127.0.0.1", depot.Content(self.shelf, self.index, self.said.append))
+        )
 
     def replay(self) -> str:
         shelf = Shelf(self.folder, self.shelf.files)
@@ -183,7 +185,10 @@ def test_passwords_go_to_their_host_only(upstream: Upstream, tmp_path: Path) -> 
 
 
 def test_a_password_in_an_address_is_taken_out() -> None:
-    assert without_login("https://me:a%40b@i.example:1/s/") == ("https://i.example:1/s/", {"i.example:1": ("me", "a@b")})
+    assert without_login("https://me:a%40b@i.example:1/s/") == (
+        "https://i.example:1/s/",
+        {"i.example:1": ("me", "a@b")},
+    )
     assert without_login("https://i.example/s/") == ("https://i.example/s/", {})
 
 

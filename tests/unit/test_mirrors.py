@@ -11,7 +11,11 @@ from imagebuild.errors import ConfigError
 from imagebuild.mirrors import Mirrors
 
 MIRRORS = Mirrors(
-    images={"docker.io": "10.0.0.1:5000", "docker.io/library": "10.0.0.1:5000/official", "nvcr.io/nvidia": "m.example/n"},
+    images={
+        "docker.io": "10.0.0.1:5000",
+        "docker.io/library": "10.0.0.1:5000/official",
+        "nvcr.io/nvidia": "m.example/n",
+    },
     downloads={
         "https://example.org/": "http://10.0.0.1/all/",
         "https://example.org/deep/": "http://10.0.0.1/deep/",
