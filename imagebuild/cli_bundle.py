@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -49,19 +50,20 @@ def create(
         for key in work.renderer.dockerfile(target).stages.values():
             keys.setdefault(key, set()).update(bake.platforms_of(target, platforms))
     record = Recording.start(directory, keys)
-    wish = building.Wish(
-        targets=targets,
-        platforms=platforms,
-        output="cacheonly",
-        base=base,
-        ca=ca,
-        no_cache=True,  # a step that is cached fetches nothing
-        folder=record.folder.with_name(f"{record.folder.name}-build"),
-        verbose=verbose,
-        changes=changes,
-        record=record,
-    )
-    building.build(work.project, work.renderer, wish)
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+        wish = building.Wish(
+            targets=targets,
+            platforms=platforms,
+            output="cacheonly",
+            base=base,
+            ca=ca,
+            no_cache=True,  # a step that is cached fetches nothing
+            folder=Path(folder),
+            verbose=verbose,
+            changes=changes,
+            record=record,
+        )
+        building.build(work.project, work.renderer, wish)
     files = Bundle.read(directory).manifest.files.values()
     size = sum(file.size for file in files)
     out.print(f"{directory}: {len(files)} downloads of {console.size(size)}, for {len(targets)} targets", markup=False)

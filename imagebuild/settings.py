@@ -59,9 +59,14 @@ def load(environ: Mapping[str, str]) -> Settings:
 
 
 def remember_bundle(environ: Mapping[str, str], folder: Path) -> Path:
-    """Write the bundle's folder into the configuration, leaving its other lines alone; returns the file."""
+    """Write the bundle's folder into the configuration, leaving its other lines alone; returns the file.
+
+    Raises ConfigError if the file cannot be written, or its keys do not stand on lines of their own.
+    """
     file = path(environ)
     text = read_text(file) if file.exists() else ""
+    if text.lstrip().startswith("{"):
+        raise ConfigError(f"{file}:1: is all in braces, so no line can be added; write `bundle: {folder}` by hand")
     line = f"bundle: {folder}\n"
     changed, count = re.subn(r"(?m)^bundle:.*\n?", lambda _: line, text, count=1)
     write_text(file, changed if count else f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}")

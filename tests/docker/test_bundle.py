@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from imagebuild.build import cache_folder
-from tests.conftest import LOCK
 from tests.docker.conftest import REPOSITORY, TARGET, Imagebuild, Tiny
 from tests.docker.site import Content, served
 from tests.docker.test_mirrors import fetch_all
@@ -40,7 +39,7 @@ def push_base(registry: str, folder: Path) -> str:
     digest = json.loads((layout / "index.json").read_text())["manifests"][0]["digest"]
     tag = f"{registry}/library/debian:13-slim"
     options = ["--push", "--provenance=false", "--tag", tag, f"--build-context=base=oci-layout://{layout}@{digest}"]
-    command = ["docker", "buildx", "build", *options, "--metadata-file", folder / "pushed.json", "-"]
+    command = ["docker", "buildx", "build", *options, "--metadata-file", f"{folder}/pushed.json", "-"]
     environ = {**os.environ, "TMPDIR": str(folder)}
     subprocess.run(command, input=b"FROM base\nLABEL pushed=1\n", check=True, capture_output=True, env=environ)
     pushed: str = json.loads((folder / "pushed.json").read_text())["containerimage.digest"]
@@ -59,27 +58,32 @@ def test_all_kinds_of_sources(tiny: Tiny, registry: str, tmp_path: Path) -> None
         tiny.lock({**lock, "images": {"debian:13-slim": {"digest": push_base(registry, tmp_path / "pushing")}}})
         tiny.write("config.yaml", json.dumps({"mirrors": {"images": {"docker.io": registry}}}))
         environ = {"IMAGEBUILD_CONFIG": str(tiny.root / "config.yaml")}
-        tiny.imagebuild("bundle", "create", bundle, TINY_TARGET, "--platform", "local", "--base", "registry", **environ)
+        tiny.imagebuild(
+            "bundle", "create", bundle, TINY_TARGET, "--platform", "local", "--base", "registry", expect=0, **environ
+        )
         recorded = len(site.asked)
     shutil.rmtree(content.folder)
 
     assert TINY_TARGET in tiny.imagebuild("bundle", "verify", bundle).out
     own = {"IMAGEBUILD_CONFIG": str(tiny.root / "own.yaml"), "XDG_CACHE_HOME": str(tiny.root / "cache")}
-    tiny.write("own.yaml", "{}\n")
-    tiny.imagebuild("bundle", "use", bundle, **own)
-    tiny.build(TINY_TARGET, "--offline", "--no-cache", **own)
+    tiny.write("own.yaml", "mirrors: {}\n")
+    tiny.imagebuild("bundle", "use", bundle, expect=0, **own)
+    tiny.build(TINY_TARGET, "--offline", "--no-cache", expect=0, **own)
     assert {"library", "tool", "plugin"} <= {s.stage for s in tiny.result().steps if not s.cached}
     assert len(site.asked) == recorded
 
-    other = tiny.build("tiny-cuda12.9-debian13-devel", "--bundle", bundle, expect=2)
+    local = ("build", "--platform", "local")
+    other = tiny.imagebuild(*local, "tiny-cuda12.9-debian13-devel", "--bundle", bundle, expect=2)
     assert "tiny-cuda12.9-debian13-devel: the stage " in other.err
+    whole = (tiny.root / "imagebuild.lock").read_text()
+    tiny.write("imagebuild.lock", whole.replace(content.sha256, "0" * 64))
+    assert "serves no target" in tiny.imagebuild("bundle", "verify", bundle, expect=2).err
+    tiny.write("imagebuild.lock", whole)
     (archive,) = bundle.glob("files/http/*/tool.tar")
     archive.write_bytes(b"X" * archive.stat().st_size)
     assert f"{archive}: has changed" in tiny.imagebuild("bundle", "verify", bundle, expect=5).err
     shutil.rmtree(tiny.root / "cache")
-    assert "has changed" in tiny.build(TINY_TARGET, "--offline", expect=5, **own).err
-    tiny.lock({**LOCK, **lock, "archives": {f"{site.url}/tool.tar": "0" * 64}})
-    assert "serves no target" in tiny.imagebuild("bundle", "verify", bundle, expect=5).err
+    assert "has changed" in tiny.imagebuild(*local, TINY_TARGET, "--offline", expect=5, **own).err
 
 
 def test_what_is_no_bundle(tiny: Tiny) -> None:
@@ -87,7 +91,7 @@ def test_what_is_no_bundle(tiny: Tiny) -> None:
     assert "no bundle is here" in tiny.imagebuild("bundle", "verify", "folder", expect=2).err
     tiny.write("folder/file", "mine")
     assert "is not empty" in tiny.imagebuild("bundle", "create", "folder", expect=2).err
-    tiny.write("own.yaml", "{}\n")
+    tiny.write("own.yaml", "mirrors: {}\n")
     own = {"IMAGEBUILD_CONFIG": str(tiny.root / "own.yaml")}
     assert "no bundle is set" in tiny.build(TINY_TARGET, "--offline", expect=2, **own).err
 

@@ -114,3 +114,10 @@ def test_the_bundle_is_written_and_other_lines_stay(tmp_path: Path) -> None:
     settings.remember_bundle(where, Path("/new"))
     assert file.read_text() == "mirrors: {}\nbundle: /new\n"
     assert settings.load(where).bundle == "/new"
+
+
+def test_a_configuration_in_braces_stays_as_it_is(tmp_path: Path) -> None:
+    where = environ(tmp_path, "{}\n")
+    with pytest.raises(ConfigError, match="by hand"):
+        settings.remember_bundle(where, Path("/new"))
+    assert (tmp_path / "config.yaml").read_text() == "{}\n"
