@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -13,13 +12,14 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from imagebuild import config, console, files
+from imagebuild import config, console, files, listing
 from imagebuild import lock as locking
 from imagebuild import plan as planning
 from imagebuild.console import err, out
 from imagebuild.errors import CommandError, ConfigError, ImagebuildError
-from imagebuild.models import Plan, Target
+from imagebuild.models import Plan
 from imagebuild.render import Renderer
+from imagebuild.revision import Places
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 engine_app = typer.Typer(no_args_is_help=True, help="A private Docker Engine, for machines that have none.")
@@ -33,7 +33,7 @@ SelectArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Give an axis values, with commas between, or a pin a version."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Give an axis values (a,b,…) or a pin a version."),
 ]
 WithOption = Annotated[list[str] | None, typer.Option("--with", metavar="COMPONENT", help="Add a component.")]
 WithoutOption = Annotated[list[str] | None, typer.Option("--without", metavar="COMPONENT", help="Leave out.")]
@@ -68,15 +68,6 @@ def prepare(matrix: Path, dockerfiles: Path, lock: Path, changes: planning.Chang
     return Work(project, planning.versions_with(project, changes), planning.make_plan(project, changes))
 
 
-def one_target(plan: Plan, name: str) -> Target:
-    """The target of an id. Raises NothingSelected or ConfigError."""
-    chosen = planning.select(plan, [name])
-    if len(chosen) > 1:
-        shown = ", ".join(t.id for t in chosen[:5])
-        raise ConfigError(f"{name}: {len(chosen)} targets fit ({shown}, …); name one")
-    return chosen[0]
-
-
 @app.callback()
 def imagebuild(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -87,38 +78,39 @@ def imagebuild(
 @app.command()
 def plan(
     select: SelectArgument = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The full plan as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The full plan, or with --from the cost, as JSON.")] = False,
     github: Annotated[bool, typer.Option("--github", help="A GitHub Actions matrix.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Also list what is not built, and why.")] = False,
+    before: Annotated[
+        str | None,
+        typer.Option("--from", metavar="REF", help="What a build executes after that revision, folder, or `nothing`."),
+    ] = None,
+    after: Annotated[str | None, typer.Option("--to", metavar="REF", help="Instead of the working tree.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --from: for a pull request.")] = False,
+    platform: Annotated[list[str] | None, typer.Option("--platform", help="With --from: only this.")] = None,
+    base: Annotated[str, typer.Option("--base", help="With --from: as for build.")] = "bootstrap",
+    timings: Annotated[Path, typer.Option("--timings", help="With --from: past builds.")] = Path("build"),
     settings: SetOption = None,
     matrix: MatrixOption = DEFAULT_MATRIX,
     dockerfiles: FolderOption = DEFAULT_FOLDER,
     lock: LockOption = BESIDE_MATRIX,
 ) -> None:
-    """List the targets that a build would build."""
+    """List the targets that a build would build, or say what a change makes it execute again."""
+    if before or after or markdown or platform:
+        from imagebuild import preview  # noqa: PLC0415 - others need it not
+
+        form = preview.form_of(before, as_json=as_json, markdown=markdown, other=github or why)
+        places = Places(matrix, dockerfiles, lock_path(matrix, lock))
+        chosen = (select or (), settings or (), platform or (), base, timings)
+        preview.show(preview.Wish(before or "", after, places, *chosen, form), prepare)
+        return
     work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or ()))
-    targets = planning.select(work.plan, select or ())
     if as_json:
-        renderer = work.renderer
-        full = [t.model_copy(update={"stages": renderer.dockerfile(t).stages}) for t in targets]
-        shown = Plan(
-            targets=tuple(full),
-            excluded=planning.select_excluded(work.plan, select or ()),
-            restricted=planning.restricted(work.plan, targets),
-        )
-        out.print(shown.model_dump_json(indent=1), markup=False)
+        listing.as_json(work.plan, work.renderer, select or ())
     elif github:
-        out.print(json.dumps(planning.github_matrix(targets)), markup=False)
+        listing.as_github_matrix(work.plan, select or ())
     else:
-        rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.tags[0]) for t in targets]
-        console.table(("target", "platforms", "tag"), rows)
-        if limits := planning.restricted(work.plan, targets):
-            out.print()
-            console.table(("restricted", "to publish images with it"), list(limits.items()))
-        if why:
-            out.print()
-            rows = [(e.id, e.rule, e.reason) for e in planning.select_excluded(work.plan, select or ())]
-            console.table(("not built", "rule", "reason"), rows)
+        listing.as_table(work.plan, select or (), why=why)
 
 
 @app.command()
@@ -136,7 +128,7 @@ def render(
 ) -> None:
     """Print the self-contained Dockerfile of a target."""
     work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or (), with_ or (), without or ()))
-    chosen = one_target(work.plan, target)
+    chosen = planning.select_one(work.plan, target)
     text = work.renderer.dockerfile(chosen, base=base, append=files.read_text(append) if append else "").text
     if output:
         files.write_text(output, text)

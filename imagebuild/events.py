@@ -34,6 +34,8 @@ class Vertex:
     completed: float | None = None
     cached: bool = False
     error: str = ""
+    inputs: tuple[str, ...] = ()
+    """Digests of the vertices that it starts from; a source has none."""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
     partial: str = ""
 
@@ -52,6 +54,11 @@ class Vertex:
     @property
     def seconds(self) -> float:
         return max(0.0, (self.completed or 0) - (self.started or 0)) if self.completed and self.started else 0.0
+
+    @property
+    def identified(self) -> bool:
+        """Is it the source of an `ADD`? It is looked up in every build; the step is the vertex that copies from it."""
+        return not self.inputs and bool(self.parts) and self.name.partition("] ")[2].startswith("ADD ")
 
     @property
     def cancelled(self) -> bool:
@@ -113,8 +120,12 @@ class Stream:
         self._buffer = ""
 
     def steps(self, component_of: dict[str, str]) -> tuple[Step, ...]:
-        """Steps of stages that ran or were cached, each once, in the order they started."""
-        done = [v for v in self.vertices.values() if v.parts and (v.completed or v.cached)]
+        """Steps of stages that ran or were cached, each once, in the order they started.
+
+        The time of an `ADD` includes the time in which its source was fetched.
+        """
+        sources = {v.digest: v.seconds for v in self.vertices.values() if v.identified}
+        done = [v for v in self.vertices.values() if v.parts and (v.completed or v.cached) and v.digest not in sources]
         return tuple(
             Step(
                 name=" ".join(v.name.split())[:200],
@@ -122,7 +133,7 @@ class Stream:
                 stage=v.stage,
                 component=component_of.get(v.stage),
                 cached=v.cached,
-                seconds=round(v.seconds, 3),
+                seconds=round(v.seconds + sum(sources.get(i, 0) for i in v.inputs if not v.cached), 3),
                 error=v.error or None,
             )
             for v in sorted(done, key=lambda v: v.started or 0)
@@ -158,6 +169,7 @@ class Stream:
     def _vertex(self, raw: dict[str, Any]) -> Iterator[tuple[str, Vertex, str]]:
         vertex = self.vertices.setdefault(raw["digest"], Vertex(raw["digest"]))
         vertex.name = raw.get("name") or vertex.name
+        vertex.inputs = tuple(raw.get("inputs") or vertex.inputs)
         # Two targets that share a step each report it; it was cached only if it never ran.
         ran_before = vertex.completed is not None and not vertex.cached and not vertex.error
         started, completed = _time(raw.get("started")), _time(raw.get("completed"))
@@ -174,6 +186,8 @@ class Stream:
                 vertex.log.append(vertex.partial)
                 vertex.partial = ""
             yield "completed", vertex, ""
+        elif completed and started and vertex.identified and completed - started > vertex.seconds:
+            vertex.started, vertex.completed = started, completed  # now it was fetched
 
 
 def _time(text: str | None) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 from imagebuild.errors import ConfigError
 from imagebuild.lockfile import UNRESOLVED, Lock
 from imagebuild.models import Arch
-from imagebuild.recipe import ARCHS, Recipe
+from imagebuild.recipe import Recipe
 from imagebuild.sources import PackageSource, pinned, repository_of
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -108,6 +108,5 @@ def _exact(recipe: Recipe, name: str, package: str, lock: Lock, *, stage: bool) 
 
 def _urls(recipe: Recipe, name: str, *, stage: bool) -> dict[Arch, str]:
     """Architecture → address of a component's repository, for the target's platforms."""
-    archs = [arch for arch in ARCHS if f"linux/{arch}" in recipe.target.platforms]
-    found = {arch: recipe.repository(name, arch, stage=stage) for arch in archs}
+    found = {arch: recipe.repository(name, arch, stage=stage) for arch in recipe.archs}
     return {arch: repository.url for arch, repository in found.items() if repository}

@@ -233,6 +233,8 @@ class Component(Model):
     labels: dict[Name, str] = Field(default_factory=dict)
     """What else the image declares, as `imagebuild.<name>`; templates as in `archive`."""
     checks: tuple[Check, ...] = ()
+    link_ignores: tuple[Name, ...] = ()
+    """Components that the build stage uses but what it leaves in `/out/link` does not depend on."""
 
 
 def combination_id(image: str, axes: Mapping[str, str]) -> str:

@@ -107,6 +107,15 @@ def restricted(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
     return {name: text for name, text in plan.restricted.items() if name in used}
 
 
+def select_one(plan: Plan, name: str) -> Target:
+    """The target of an id. Raises NothingSelected or ConfigError."""
+    chosen = select(plan, [name])
+    if len(chosen) > 1:
+        shown = ", ".join(t.id for t in chosen[:5])
+        raise ConfigError(f"{name}: {len(chosen)} targets fit ({shown}, …); name one")
+    return chosen[0]
+
+
 def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...]:
     """Excluded combinations that would fit the selectors."""
     return tuple(e for e in plan.excluded if _fits(e, tuple(selectors)))

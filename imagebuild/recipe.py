@@ -59,6 +59,11 @@ class Recipe:
         return tuple(order)
 
     @cached_property
+    def archs(self) -> tuple[Arch, ...]:
+        """CPU architectures of the target's platforms."""
+        return tuple(arch for arch in ARCHS if f"linux/{arch}" in self.target.platforms)
+
+    @cached_property
     def keyrings(self) -> tuple[str, ...]:
         """Components of the image whose repository the base image does not trust yet; their stages hold the key."""
         found = ((name, self.of(name).repository) for name in self.target.components)
@@ -148,7 +153,7 @@ class Recipe:
         template = self.of(name).archive
         if not template:
             return {}
-        return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in ARCHS}
+        return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in self.archs}
 
     def git(self, name: str) -> GitRef | None:
         """The source of a component in git."""
@@ -206,22 +211,21 @@ class Recipe:
     def sources(self) -> Iterator[Source]:
         """Every source that the target is made from, but the distribution's own archive, whose index is signed."""
         yield BaseImage(self.image_base())
-        archs = tuple(p.removeprefix("linux/") for p in self.target.platforms)
         for name in dict.fromkeys((*self.target.components, *self.stages)):
             if name in self.stages:
                 yield BaseImage(self.base(name).image)
                 yield from (BaseImage(reference) for reference in self.images(name).values())
-                yield from (Archive(name, url) for arch, url in self.archives(name).items() if arch in archs)
+                yield from (Archive(name, url) for url in self.archives(name).values())
                 git = self.git(name)
                 wheels = self.wheels(name)
                 yield from (source for source in (git, wheels) if source)
-            yield from self._repositories(name, archs)
+            yield from self._repositories(name)
 
-    def _repositories(self, name: str, archs: tuple[str, ...]) -> Iterator[Source]:
+    def _repositories(self, name: str) -> Iterator[Source]:
         """The repository of a component's packages: of the image's release, and of the one its stage is built on."""
-        for arch in ARCHS:
+        for arch in self.archs:
             for stage in (False, True):
                 found = self.repository(name, arch, stage=stage)
-                if found and arch in archs and (name in self.stages if stage else name in self.target.components):
+                if found and (name in self.stages if stage else name in self.target.components):
                     wanted = self.packages(name, every=stage)
                     yield PackageSource(found.url, found.suite, found.key, wanted)

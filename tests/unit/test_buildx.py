@@ -110,3 +110,11 @@ def test_the_ca_bundle_is_the_one_given_or_the_one_the_machine_uses(tmp_path: Pa
     assert buildx.ca_bundle(None, {"PIP_CERT": "/gone", "CURL_CA_BUNDLE": str(bundle)}) == bundle
     with pytest.raises(ConfigError, match="no such file"):
         buildx.ca_bundle(tmp_path / "gone", {})
+
+
+@pytest.mark.parametrize(
+    ("stage", "component"),
+    [("ucx", "ucx"), ("ucx-source", "ucx"), ("ucx-source-arm64", "ucx"), ("image", None), ("ucx-other", None)],
+)
+def test_the_component_of_a_stage(stage: str, component: str | None) -> None:
+    assert buildx.component_of(stage, frozenset({"ucx", "nccl"})) == component

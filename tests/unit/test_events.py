@@ -104,3 +104,17 @@ def test_a_step_that_others_took_down_did_not_fail_itself() -> None:
 def test_summary_is_one_short_line() -> None:
     assert summary("RUN --mount=type=bind,from=a,target=/b \\\n   make\n  all") == "RUN make all"
     assert len(summary("RUN " + "x" * 500)) == 80
+
+
+def test_the_source_of_an_add_is_no_step_and_its_time_counts() -> None:
+    """Each build identifies it, cached or not; then it is fetched if the step is executed."""
+    name = "[ucx-source 1/1] ADD https://example.org/a.tar /"
+    identified = vertex("a", name, started=T0, completed=T0)
+    assert read(identified).steps({}) == ()
+    cached = vertex("b", name, inputs=["a"], started=T0, completed=T0, cached=True)
+    assert [step.cached for step in read(identified, cached).steps({})] == [True]
+    fetched = vertex("a", name, started=T0, completed=T1)
+    (step,) = read(identified, fetched, vertex("b", name, inputs=["a"], started=T1, completed=T2)).steps({})
+    assert (step.cached, step.seconds) == (False, 2.0)
+    # Other steps that start from nothing are steps.
+    assert len(read(vertex("c", "[x 1/2] FROM docker.io/x", completed=T0)).steps({})) == 1

@@ -1,0 +1,263 @@
+"""What `plan --from` predicts is what BuildKit then executes, step for step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from imagebuild.build import native_platform
+from imagebuild.cost import Cost, CostStep
+from imagebuild.events import NAME
+from imagebuild.models import BuildResult, Step
+from tests.docker.conftest import COMPONENT, TARGET, Built, Imagebuild, Tiny
+
+pytestmark = pytest.mark.docker
+
+UUID = "$(cat /proc/sys/kernel/random/uuid)"
+BOTH = ("--platform", "linux/amd64", "--platform", "linux/arm64")
+LOCAL = ("--platform", "local")
+
+
+def executed(root: Path) -> list[tuple[str, Step]]:
+    """Steps that the last build ran, each with the target whose name it ran under."""
+    results = [BuildResult.model_validate_json(f.read_text()) for f in root.glob("build/*/result.json")]
+    targets = {result.target.replace(".", "_"): result.target for result in results}
+    found = {}
+    for result in results:
+        for step in result.steps:
+            if not step.cached and not step.error:
+                found[step.name, step.seconds] = (targets.get(step.target, result.target), step)
+    return list(found.values())
+
+
+def assert_same(predicted: Cost, ran: list[tuple[str, Step]]) -> None:
+    """Every step that ran was predicted, and every predicted one ran once."""
+    times = Counter({step.key: 0 for step in predicted.steps})
+    unforeseen = []
+    for target, step in ran:
+        keys = [p.key for p in predicted.steps if fits(p, target, step)]
+        times.update(keys[:1])
+        unforeseen += [] if len(keys) == 1 else [(step.name, keys)]
+    assert not unforeseen
+    titles = {step.key: f"{step.stage} {step.number} {step.platforms}: {step.title}" for step in predicted.steps}
+    assert {titles[key]: n for key, n in times.items() if n != 1} == {}
+    assert (predicted.total.run, predicted.total.other) == tuple(
+        sum((p.command == "RUN") is wanted for p in predicted.steps) for wanted in (True, False)
+    )
+
+
+def fits(predicted: CostStep, target: str, step: Step) -> bool:
+    found = NAME.match(step.name)
+    assert found
+    runs_on, arrow, arch = (found["platform"] or native_platform()).partition("->")
+    return (
+        (predicted.component, predicted.stage, predicted.number) == (step.component, step.stage, int(found["n"].split("/")[0]))
+        and predicted.command == found["text"].split()[0]
+        and predicted.runs_on in (None, runs_on)
+        and (f"linux/{arch}" if arrow else runs_on) in predicted.platforms
+        and target in predicted.targets
+    )  # fmt: skip
+
+
+def predict(imagebuild: Imagebuild, *args: str | Path) -> Cost:
+    return Cost.model_validate_json(imagebuild("plan", "--json", "--from", *args).out)
+
+
+def copied(project: Path, folder: Path) -> Path:
+    """A copy of a project's files as they are."""
+    shutil.copytree(project / "dockerfiles", folder / "dockerfiles")
+    for file in (project / "matrix.yaml", project / "imagebuild.lock"):
+        if file.exists():
+            shutil.copy(file, folder)
+    return folder
+
+
+def build(tiny: Tiny, *platforms: str) -> list[tuple[str, Step]]:
+    shutil.rmtree(tiny.root / "build", ignore_errors=True)
+    tiny.imagebuild("build", *platforms)
+    return executed(tiny.root)
+
+
+def edit(name: str, old: str, new: str) -> Callable[[Tiny], None]:
+    """A change of a file; NONCE stands for what makes the project unlike all others."""
+    return lambda tiny: tiny.replace(name, old.replace("NONCE", tiny.nonce), new.replace("NONCE", tiny.nonce))
+
+
+TOOL = "dockerfiles/components/tool/build.j2"
+CHANGES = {
+    "nothing": lambda tiny: None,
+    "library": edit("matrix.yaml", 'library: "1.NONCE', 'library: "9.NONCE'),
+    "tool": edit("matrix.yaml", 'tool: "2.NONCE', 'tool: "9.NONCE'),
+    "plugin": edit("matrix.yaml", 'plugin: "3.NONCE', 'plugin: "9.NONCE'),
+    "a-new-cuda": edit("matrix.yaml", '"13.0"]', '"13.0", "13.1"]'),
+    "a-comment": edit(TOOL, "RUN", "# why\n# and how\nRUN"),
+    "a-line-break": edit(TOOL, "RUN ", "RUN \\\n# why\n "),
+    "a-description": edit("dockerfiles/components/tool/component.yaml", "for a test", "for another test"),
+    "a-digest-of-an-image-that-is-replaced": edit("imagebuild.lock", "a" * 64, "c" * 64),
+    "a-stage-on-another": edit(TOOL, "FROM {{ base }}", "FROM library"),
+    "a-variable": edit(
+        "dockerfiles/components/tool/component.yaml", "license: MIT", "license: MIT\nenv: {TOOL: NONCE}"
+    ),
+    "a-stage-without-use": edit(TOOL, "FROM", "FROM {{ base }} AS unused\nRUN exit 1\n\nFROM"),
+    "a-step-before": edit(TOOL, "RUN", "RUN echo NONCE\nRUN"),
+    "a-mount-elsewhere": edit(TOOL, "target=/", "target=/mnt/"),
+    "no-plugin": edit("matrix.yaml", ", plugin]", "]"),
+}
+WITHOUT_STEPS = {
+    "nothing", "a-comment", "a-line-break", "a-description", "a-digest-of-an-image-that-is-replaced",
+    "a-stage-without-use",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change(tiny: Tiny, change: str) -> None:
+    build(tiny, *LOCAL)
+    before = copied(tiny.root, tiny.root / "before")
+    CHANGES[change](tiny)
+    predicted = predict(tiny.imagebuild, before, *LOCAL)
+    assert (not predicted.steps) == (change in WITHOUT_STEPS)
+    assert_same(predicted, build(tiny, *LOCAL))
+
+
+def test_a_cold_start_and_an_option(tiny: Tiny) -> None:
+    cold = predict(tiny.imagebuild, "nothing", *LOCAL)
+    assert cold.total.run == cold.total.run_of
+    assert_same(cold, build(tiny, *LOCAL))
+    setting = ("--set", f"tool=9.{tiny.nonce}")
+    predicted = predict(tiny.imagebuild, tiny.root, *LOCAL, *setting)
+    assert {step.stage for step in predicted.steps} == {"tool", "image"}
+    # Past times come from the build before.
+    assert not predicted.total.untimed
+    assert predicted.total.seconds == pytest.approx(sum(step.seconds or 0 for step in predicted.steps))
+    tiny.build(*setting)
+    assert_same(predicted, executed(tiny.root))
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """Address of a server on this machine with one file."""
+    folder = tmp_path / "www"
+    folder.mkdir()
+    (folder / "source.txt").write_text("what is served\n")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+def cross(tiny: Tiny, server: str) -> None:
+    """Stages of all kinds: on the build machine, with and without the image's architecture, chosen by it, downloaded."""
+    checksum = hashlib.sha256(b"what is served\n").hexdigest()
+    tiny.component("library", COMPONENT.format(name="library"), build=f"""\
+FROM --platform=$BUILDPLATFORM {{{{ base }}}} AS native
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+RUN echo "{{{{ version }}}} {UUID}" > /native
+COPY --chmod=755 <<'EOF' /usr/local/bin/hello
+#!/bin/sh
+echo $TARGETARCH {tiny.nonce}
+EOF
+
+FROM native AS library
+ARG TARGETARCH
+RUN mkdir -p /out/runtime && echo "$TARGETARCH {UUID}" > /out/runtime/library && cp -r /out/runtime /out/devel
+""")  # fmt: skip
+    tiny.component("tool", COMPONENT.format(name="tool") + "key: [cuda]\nrequires: [library]\nbuild-requires: [library]\n", build=f"""\
+FROM scratch AS tool-source-amd64
+ADD --checksum=sha256:{checksum} {server}/source.txt /{tiny.nonce}-amd64
+FROM scratch AS tool-source-arm64
+ADD --checksum=sha256:{checksum} {server}/source.txt /{tiny.nonce}-arm64
+FROM scratch AS tool-common
+COPY <<EOF /common
+{tiny.nonce} common
+EOF
+FROM tool-source-$TARGETARCH AS tool-source
+COPY --from=tool-common / /
+FROM {{{{ base }}}} AS tool
+ENV A=1 B="two $A"
+WORKDIR /{tiny.nonce}
+USER root
+COPY --from=tool-source / src/
+RUN --mount=type=bind,from=library,target=/{{{{ key.cuda }}}} \\
+    mkdir -p /out/runtime && echo "{{{{ version }}}} {UUID}" > /out/runtime/tool && cp -r /out/runtime /out/devel
+""")  # fmt: skip
+
+
+def test_both_platforms(tiny: Tiny, server: str) -> None:
+    cross(tiny, server)
+    cold = predict(tiny.imagebuild, "nothing", *BOTH)
+    assert_same(cold, build(tiny, *BOTH))
+    shared = {s.stage for s in cold.steps if len(s.platforms) == 2}
+    assert shared == {"native", "tool-common"}
+    for old, new, stages in (
+        (f"/{tiny.nonce}-arm64", f"/{tiny.nonce}-other", {"tool-source-arm64", "tool-source", "tool", "image"}),
+        (server, server.replace("127.0.0.1", "localhost"), set()),  # the checksum says what it is
+        ("tool-common", "tool-shared", set()),
+        ("A=1", "A=2", {"tool", "image"}),
+        ("WORKDIR /", "WORKDIR /to/", {"tool", "image"}),
+    ):
+        before = copied(tiny.root, tiny.root / "before")
+        tiny.replace(TOOL, old, new)
+        predicted = predict(tiny.imagebuild, before, *BOTH)
+        assert {step.stage for step in predicted.steps} == stages
+        assert_same(predicted, build(tiny, *BOTH))
+        shutil.rmtree(before)
+
+
+def test_what_others_are_compiled_with_may_change_less_often(tiny: Tiny) -> None:
+    """`link-ignores` is the promise that `/out/link` stays the same; BuildKit sees that it does."""
+    link = "\nRUN mkdir -p /out/link && echo {{ version }} > /out/link/header\n"
+    stage = (tiny.root / TOOL).read_text()
+    more = "build-requires: [library]\nrequires: [library]\nlink-ignores: [library]\n"
+    tiny.component("tool", COMPONENT.format(name="tool") + more, build=stage.replace("{{ key.cuda }}", "mnt/l") + link)
+    user = stage.replace("from=library,", "from=tool,source=/out/link,").replace("{{ key.cuda }}", "mnt/t")
+    tiny.component("plugin", COMPONENT.format(name="plugin") + "build-requires: [tool]\n", build=user)
+    build(tiny, *LOCAL)
+    for component, users in (("library", {"library", "tool", "image"}), ("tool", {"tool", "plugin", "image"})):
+        before = copied(tiny.root, tiny.root / "before")
+        text = (tiny.root / "matrix.yaml").read_text()
+        (tiny.root / "matrix.yaml").write_text(re.sub(rf'{component}: "\d', f'{component}: "9', text))
+        predicted = predict(tiny.imagebuild, before, *LOCAL)
+        assert {step.stage for step in predicted.steps} == users
+        assert_same(predicted, build(tiny, *LOCAL))
+        shutil.rmtree(before)
+
+
+def test_equal_content_makes_the_prediction_an_upper_bound(tiny: Tiny) -> None:
+    """The limit that docs/cost.md names: a changed instruction whose result is the same ends the chain."""
+    tiny.step("mkdir -p /out/runtime /out/devel")
+    build(tiny, *LOCAL)
+    before = copied(tiny.root, tiny.root / "before")
+    tiny.step("true && mkdir -p /out/runtime /out/devel")
+    predicted = predict(tiny.imagebuild, before, *LOCAL)
+    ran = build(tiny, *LOCAL)
+    assert {step.stage for _, step in ran} == {"library"}
+    assert {step.stage for step in predicted.steps} == {"library", "tool", "plugin", "image"}
+
+
+def test_a_file_of_the_quickstart_image(
+    checkout: Path, environ: dict[str, str], quickstart: Built, tmp_path: Path
+) -> None:
+    copied(checkout, tmp_path)
+    file = tmp_path / "dockerfiles/components/sshd/files/10-imagebuild.conf"
+    file.write_text(f"{file.read_text()}# {tmp_path.name} {hashlib.sha256(str(tmp_path).encode()).hexdigest()}\n")
+    imagebuild = Imagebuild(tmp_path, environ)
+    predicted = predict(imagebuild, checkout, TARGET, *LOCAL)
+    assert [(step.stage, step.command) for step in predicted.steps] == [("image", "COPY"), ("image", "RUN")]
+    imagebuild("build", TARGET, *LOCAL)
+    assert_same(predicted, executed(tmp_path))
+    assert json.loads(imagebuild("plan", "--from", checkout, TARGET, "--json", *LOCAL).out)["total"]["untimed"] == 0

@@ -1,0 +1,40 @@
+"""`python -m tests.upstream make|serve [--cache DIR]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from imagebuild.build import cache_folder
+from imagebuild.errors import ImagebuildError
+from tests.upstream.standin import Upstream, missing
+
+CACHE = cache_folder().parent / "upstream"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.upstream", description=__doc__)
+    parser.add_argument("command", choices=("make", "serve"), help="serve makes what is missing, too")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="default: %(default)s")
+    given = parser.parse_args()
+    if wanted := missing():
+        print(f"install {' '.join(wanted)} first", file=sys.stderr)  # noqa: T201
+        return 2
+    try:
+        upstream = Upstream.make(given.cache, log=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
+        if given.command == "serve":
+            with upstream.serve(), suppress(KeyboardInterrupt):
+                print(upstream.configuration, flush=True)  # noqa: T201
+                while True:
+                    time.sleep(3600)
+    except ImagebuildError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Keys that sign the stand-in's repositories, and the signatures of a repository's Release file."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagebuild import programs
+
+CUDA, DOCA, STRANGER, EXPIRED = "cuda", "doca", "stranger", "expired"
+"""STRANGER's public key is published nowhere; EXPIRED could sign on the first days of 2020 only."""
+PAST = "20200102T000000!"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A GnuPG home with one key a name; none has a passphrase."""
+
+    home: Path
+
+    @property
+    def public(self) -> Path:
+        """The folder of `<name>.asc` and `<name>.gpg`, the public keys in both forms."""
+        return self.home / "public"
+
+    @classmethod
+    def make(cls, folder: Path) -> None:
+        """Make the keys in an empty folder."""
+        folder.chmod(0o700)
+        keys = cls(folder)
+        for name in (CUDA, DOCA, STRANGER):
+            keys._create(name, "0")
+        keys._create(EXPIRED, "3d", "--faked-system-time", PAST)
+        keys.public.mkdir()
+        for name in (CUDA, DOCA, EXPIRED):
+            for ending, form in (("asc", ("--armor",)), ("gpg", ())):
+                keys._gpg(*form, "--output", f"{keys.public / name}.{ending}", "--export", keys.fingerprint(name))
+
+    def fingerprint(self, name: str) -> str:
+        """40 hex digits."""
+        listing = self._gpg("--with-colons", "--list-keys", _address(name))
+        return next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
+
+    def sign(self, release: bytes, name: str) -> dict[str, bytes]:
+        """`InRelease` and `Release.gpg` for the content of a Release file."""
+        when = ("--faked-system-time", PAST) if name == EXPIRED else ()
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / "Release"
+            plain.write_bytes(release)
+            for output, kind in (("InRelease", "--clear-sign"), ("Release.gpg", "--detach-sign")):
+                self._gpg(*when, "--local-user", _address(name), "--armor", "--digest-algo", "SHA512",
+                          "--output", f"{folder}/{output}", kind, str(plain))  # fmt: skip
+            return {output: (Path(folder) / output).read_bytes() for output in ("InRelease", "Release.gpg")}
+
+    def _create(self, name: str, expires: str, *when: str) -> None:
+        self._gpg(*when, "--passphrase", "", "--quick-generate-key", _address(name), "ed25519", "sign", expires)
+
+    def _gpg(self, *words: str) -> str:
+        # The path of the agent's socket is limited to 107 bytes, so the home is reached by a short name.
+        with tempfile.TemporaryDirectory(prefix="k") as folder:
+            link = Path(folder) / "h"
+            link.symlink_to(self.home.absolute())
+            try:
+                return programs.run("gpg", "--homedir", str(link), "--batch", "--yes", "--quiet", *words)
+            finally:
+                # An agent of its own starts with every call that needs a secret key.
+                if shutil.which("gpgconf"):
+                    programs.run("gpgconf", "--homedir", str(link), "--kill", "all")
+
+
+def _address(name: str) -> str:
+    return f"imagebuild stand-in, not the vendor ({name}) <{name}@localhost>"

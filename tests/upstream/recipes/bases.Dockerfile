@@ -1,0 +1,67 @@
+# Stand-ins for the base images. All are Debian 13, whatever their names say, and /etc/os-release says so.
+FROM debian:13-standin AS ubuntu
+LABEL imagebuild.standin="true" \
+      org.opencontainers.image.title="ubuntu" \
+      org.opencontainers.image.description="STAND-IN made for tests: this is Debian 13"
+
+FROM ubuntu AS runtime-packages
+RUN apt-get update -qq && \
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends ca-certificates gnupg && \
+    rm -rf /var/lib/apt/lists/*
+
+FROM runtime-packages AS devel-packages
+RUN apt-get update -qq && \
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends build-essential && \
+    rm -rf /var/lib/apt/lists/*
+
+# The bulk, which versions share.
+FROM devel-packages AS tree
+ARG TOOLKIT
+RUN --mount=type=bind,source=toolkit.sh,target=/toolkit.sh --mount=type=bind,from=toolkit,target=/wheels \
+    bash /toolkit.sh "$TOOLKIT"
+
+FROM devel-packages AS version
+RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends patchelf
+ARG TOOLKIT
+ARG CUDA
+RUN --mount=type=bind,source=version.sh,target=/version.sh --mount=type=bind,from=toolkit,target=/wheels \
+    bash /version.sh "$TOOLKIT" "$CUDA"
+
+FROM runtime-packages AS runtime
+ARG CUDA
+ARG OS
+ARG NCCL
+COPY --link --from=version /out/runtime /
+RUN --mount=type=bind,source=image.sh,target=/image.sh --mount=type=bind,from=packages,target=/packages \
+    --mount=type=bind,from=keys,target=/keys bash /image.sh runtime "$OS" "$NCCL"
+ENV NVARCH=x86_64 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_PRODUCT_NAME=CUDA \
+    CUDA_VERSION=$CUDA \
+    PATH=/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+ARG LIBRARIES
+ENV LD_LIBRARY_PATH=$LIBRARIES NV_LIBNCCL_PACKAGE=libnccl2=$NCCL
+LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN made for tests"
+ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]
+
+FROM devel-packages AS devel
+COPY --link --from=tree /out /
+ARG CUDA
+ARG OS
+ARG NCCL
+COPY --link --from=version /out/devel /
+RUN --mount=type=bind,source=image.sh,target=/image.sh --mount=type=bind,from=packages,target=/packages \
+    --mount=type=bind,from=keys,target=/keys bash /image.sh devel "$OS" "$NCCL"
+ENV NVARCH=x86_64 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_PRODUCT_NAME=CUDA \
+    CUDA_VERSION=$CUDA \
+    NV_CUDA_LIB_VERSION=$CUDA-1 \
+    LIBRARY_PATH=/usr/local/cuda/lib64/stubs \
+    PATH=/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+ARG LIBRARIES
+ENV LD_LIBRARY_PATH=$LIBRARIES NV_LIBNCCL_PACKAGE=libnccl2=$NCCL
+LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN made for tests"
+ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]

@@ -1,0 +1,4 @@
+#!/bin/sh
+# STAND-IN for perftest.
+set -e
+autoreconf --force --install

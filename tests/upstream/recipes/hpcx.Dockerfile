@@ -1,0 +1,23 @@
+# The parts of HPC-X that are compiled or come from the distribution. The text files are in the folder beside.
+FROM debian:13-standin AS tools
+RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+      autoconf automake build-essential bzip2 flex libibverbs-dev libtool patchelf perl pkgconf xz-utils && \
+      rm -rf /var/lib/apt/lists/*
+
+FROM tools AS ucx
+RUN --mount=type=bind,source=ucx.sh,target=/ucx.sh bash /ucx.sh /out/ucx
+
+FROM tools AS ucc
+RUN --mount=type=bind,source=ucc.sh,target=/ucc.sh bash /ucc.sh /out/ucc
+
+FROM tools AS stubs
+RUN --mount=type=bind,source=stubs.sh,target=/stubs.sh bash /stubs.sh /out
+
+FROM tools AS openmpi
+RUN --mount=type=bind,source=openmpi.sh,target=/openmpi.sh bash /openmpi.sh /out/sources
+
+FROM scratch
+COPY --from=stubs /out /
+COPY --from=ucx /out/ucx /all/ucx
+COPY --from=ucc /out/ucc /all/ucc
+COPY --from=openmpi /out/sources /all/sources

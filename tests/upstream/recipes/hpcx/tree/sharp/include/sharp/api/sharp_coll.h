@@ -1,0 +1,4 @@
+// STAND-IN
+#pragma once
+int sharp_coll_init(void);
+int sharp_coll_finalize(void);

@@ -1,0 +1,47 @@
+"""The CUDA toolkit and NCCL's header, from the wheels that the project's lock pins."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from imagebuild import programs
+from imagebuild.lock import GLIBC
+
+LOCK = Path(__file__).parents[2] / "imagebuild.lock"
+
+
+def pins(component: str, version: str) -> list[dict[str, Any]]:
+    """What the lock says about a component; `KeyError` if it knows no such version."""
+    found: list[dict[str, Any]] = json.loads(LOCK.read_text())["wheels"][component][version]
+    return found
+
+
+def unpack(wheels: list[dict[str, Any]], folder: Path) -> None:
+    """Download the wheels for amd64, verify them and unpack them. Raises CommandError if pip fails."""
+    lines = [f"{w['name']}=={w['version']} --hash=sha256:{w['sha256']['amd64']}\n" for w in wheels]
+    wanted = folder / "requirements.txt"
+    wanted.write_text("".join(lines))
+    tags = [word for glibc in GLIBC for word in ("--platform", f"{glibc}_x86_64")]
+    programs.run(
+        sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile", "--no-deps",
+        "--require-hashes", "--only-binary", ":all:", *tags, "--target", str(folder / "tree"),
+        "--requirement", str(wanted),
+    )  # fmt: skip
+
+
+def toolkit(version: str, folder: Path) -> None:
+    """Fill `folder` with the tree of the CUDA toolkit `version` (`13.0`): bin, include, lib, nvvm."""
+    unpack(pins("cuda", version), folder)
+    (folder / "tree" / "nvidia" / f"cu{version.partition('.')[0]}").replace(folder / "cuda")
+    shutil.rmtree(folder / "tree")
+
+
+def nccl_header(folder: Path) -> None:
+    """Fill `folder` with nccl.h alone: the library is large, and its place is taken by a stand-in."""
+    unpack(pins("nccl-wheel", "2.32.3"), folder)
+    (folder / "tree" / "nvidia" / "nccl" / "include" / "nccl.h").replace(folder / "nccl.h")
+    shutil.rmtree(folder / "tree")
