@@ -18,11 +18,13 @@ class Options:
     context: Path
     """An empty folder: the Dockerfiles need no build context."""
     output: str = "load"
-    """`load` into the engine's image store, `push`, or a folder for OCI layouts."""
+    """`load` into the engine's image store, `push`, `cacheonly`, or a folder for OCI layouts."""
     platforms: tuple[str, ...] = ()
     """Empty: the platforms of each target."""
     replaced: Mapping[str, str] | None = None
     """Stage or image → what replaces it: a folder, `oci-layout://…` or `docker-image://…`."""
+    stages: Mapping[str, Mapping[str, str]] | None = None
+    """Target → stage → what replaces it there; what is in `replaced` counts more."""
     secrets: Mapping[str, Path] | None = None
     no_cache: bool = False
 
@@ -44,8 +46,9 @@ def _target(target: Target, dockerfile: Path, options: Options) -> dict[str, Any
         "tags": list(target.tags),
         "output": [_output(target, options.output)],
     }
-    if options.replaced:
-        result["contexts"] = dict(options.replaced)
+    contexts = {**(options.stages or {}).get(target.id, {}), **(options.replaced or {})}
+    if contexts:
+        result["contexts"] = contexts
     if options.secrets:
         result["secret"] = [f"id={name},src={path}" for name, path in sorted(options.secrets.items())]
     if options.no_cache:
@@ -64,6 +67,8 @@ def platforms_of(target: Target, wanted: Sequence[str]) -> tuple[Platform, ...]:
 def _output(target: Target, output: str) -> str:
     if output == "load":
         return "type=docker"
+    if output == "cacheonly":
+        return "type=cacheonly"
     if output == "push":
         return "type=registry"
     return f"type=oci,tar=false,dest={Path(output) / target.id}"

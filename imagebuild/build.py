@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import configparser
 import os
 import platform as machine
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from imagebuild import bake, base, buildx, console, emulation, engine, programs
+from imagebuild import bake, base, buildx, console, emulation, engine, pipconf, programs, settings, supply
+from imagebuild.bundle import Bundle, Recording
 from imagebuild.config import Project
 from imagebuild.console import out
 from imagebuild.dockerfile import Dockerfile
 from imagebuild.errors import ConfigError
 from imagebuild.files import write_text
+from imagebuild.inputs import Needs, needs
 from imagebuild.models import BuildResult, Target
 from imagebuild.plan import Changes
 from imagebuild.render import Renderer
 from imagebuild.sources import check_resolved, digest_of
+from imagebuild.trees import Trees
 
-PIP_CONFIGURATIONS = (Path("~/.config/pip/pip.conf"), Path("~/.pip/pip.conf"), Path("/etc/pip.conf"))
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -44,6 +45,10 @@ class Wish:
     folder: Path = Path("build")
     verbose: bool = False
     changes: Changes = field(default_factory=Changes)
+    bundle: Bundle | None = None
+    """Build from this, without a network."""
+    record: Recording | None = None
+    """Keep here what the build fetches."""
 
     @property
     def again(self) -> tuple[str, ...]:
@@ -51,6 +56,7 @@ class Wish:
         given = {"--platform": self.platforms, "--source": self.sources, "--set": self.changes.settings}
         given |= {"--with": self.changes.with_, "--without": self.changes.without}
         given |= {"--builder": (self.builder,) if self.builder else ()}
+        given |= {"--bundle": (str(self.bundle.folder),) if self.bundle else ()}
         return tuple(word for option, values in given.items() for value in values for word in (option, value))
 
 
@@ -72,6 +78,11 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
     check_resolved(project.lock, (s for t in wish.targets for s in renderer.recipe(t).sources()))
     dockerfiles = {t.id: renderer.dockerfile(t) for t in wish.targets}
     _check_stage(wish, dockerfiles)
+    _check_bundle(wish, dockerfiles)
+    wanted = {
+        t.id: needs(renderer.recipe(t), project.lock, dockerfiles[t.id].stages, bake.platforms_of(t, wish.platforms))
+        for t in wish.targets
+    }
     sources = buildx.sources(project, wish.targets, wish.sources)
     found = engine.find(os.environ)
     if not wish.builder and found.host.startswith("unix://"):
@@ -80,13 +91,18 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
     began = time.monotonic()
     shown = console.progress([t.id for t in wish.targets], verbose=wish.verbose)
     results: list[BuildResult] = []
-    with shown, _secrets(wish) as secrets:
+    with (
+        shown,
+        _secrets(wish) as secrets,
+        _supplied(project, wish, found, wanted, ca=secrets.get("ca"), shown=shown) as supplied,
+    ):
         options = bake.Options(
             context=wish.folder.resolve() / "empty",
             output=wish.output,
             platforms=wish.platforms,
-            replaced={**_bases(project, wish, platforms, found, shown), **sources},
-            secrets=secrets,
+            replaced={**supplied.images, **sources},
+            stages=supplied.stages,
+            secrets={**secrets, **supplied.secrets},
             no_cache=wish.no_cache,
         )
         size = wish.jobs or len(wish.targets)
@@ -128,6 +144,49 @@ def _check_stage(wish: Wish, dockerfiles: dict[str, Dockerfile]) -> None:
         raise ConfigError(f"--stage {wish.stage}: no selected target has it; stages: {', '.join(sorted(known))}")
 
 
+def _check_bundle(wish: Wish, dockerfiles: dict[str, Dockerfile]) -> None:
+    """Raise ConfigError that lists the targets which the bundle cannot build."""
+    if wish.bundle is None:
+        return
+    reasons = {
+        t.id: wish.bundle.lacks(dockerfiles[t.id].stages, bake.platforms_of(t, wish.platforms)) for t in wish.targets
+    }
+    if listed := "\n".join(f"  {name}: {why}" for name, why in reasons.items() if why):
+        raise ConfigError(f"{wish.bundle.folder}: these targets cannot be built from it:\n{listed}")
+
+
+@contextmanager
+def _supplied(
+    project: Project, wish: Wish, found: engine.Endpoint, wanted: Mapping[str, Needs], *, ca: Path | None,
+    shown: console.Progress,
+) -> Iterator[supply.Supply]:  # fmt: skip
+    """Where the build's inputs come from: the network, mirrors or a bundle."""
+    configured = settings.load(os.environ)
+    special = bool(wish.bundle or wish.record)
+    if special and wish.builder:
+        raise ConfigError("--builder: bundles are made and used with the engine on this machine")
+    if (special or configured.mirrors.downloads) and not wish.builder and not has_containerd_store(found):
+        raise ConfigError("mirrors and bundles need an engine with the containerd image store; enable it")
+    platforms: set[str] = {p for t in wish.targets for p in bake.platforms_of(t, wish.platforms)}
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+        order = supply.Order(
+            needs=wanted,
+            bases={} if wish.bundle else _bases(project, wish, platforms, found, shown),
+            engine=found,
+            settings=configured,
+            ca=ca,
+            trees=Trees(cache_folder("sources")),
+            secrets=Path(folder),
+            note=shown.note,
+        )
+        if wish.bundle:
+            chosen = supply.replaying(order, wish.bundle)
+        else:
+            chosen = supply.recording(order, wish.record) if wish.record else supply.mirrored(order)
+        with chosen as supplied:
+            yield supplied
+
+
 def _bases(
     project: Project, wish: Wish, platforms: set[str], found: engine.Endpoint, shown: console.Progress
 ) -> dict[str, str]:
@@ -156,10 +215,10 @@ def has_containerd_store(found: engine.Endpoint) -> bool:
     return "io.containerd.snapshotter" in status
 
 
-def cache_folder() -> Path:
-    """Where bootstrapped bases are kept, by the XDG base directory specification."""
+def cache_folder(name: str = "base") -> Path:
+    """Where bootstrapped bases, or `sources`, are kept, by the XDG base directory specification."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "imagebuild" / "base"
+    return Path(home) / "imagebuild" / name
 
 
 @contextmanager
@@ -169,23 +228,12 @@ def _secrets(wish: Wish) -> Iterator[dict[str, Path]]:
         result = {}
         if ca := buildx.ca_bundle(wish.ca, os.environ):
             result["ca"] = ca
-        if index := _pip_index():
+        if index := pipconf.configured():
             path = Path(folder) / "pip.conf"
             path.touch(mode=0o600)
-            path.write_text(f"[global]\nindex-url = {index}\n")
+            path.write_text(pipconf.text(index))
             result["pip.conf"] = path
         yield result
-
-
-def _pip_index() -> str | None:
-    """Address of the Python package index, if this machine's pip has another than its default."""
-    found = os.environ.get("PIP_INDEX_URL", "")
-    for path in PIP_CONFIGURATIONS:
-        parser = configparser.ConfigParser(interpolation=None)
-        with suppress(configparser.Error):
-            parser.read(path.expanduser())
-            found = found or parser.get("global", "index-url", fallback="")
-    return found if found.startswith("http") else None
 
 
 def _with_sizes(results: list[BuildResult], found: engine.Endpoint, folder: Path) -> list[BuildResult]:

@@ -198,8 +198,8 @@ def _explain_step(request: Request, vertex: Vertex) -> str:
 
 
 def component_of(stage: str, components: frozenset[str]) -> str | None:
-    """The component that a stage belongs to: its own name, or the name before `-source` or `-source-<arch>`."""
-    for name in (stage, re.sub(r"-source(-(amd64|arm64))?$", "", stage)):
+    """The component that a stage belongs to: its own name, or the name before `-key`, `-source` or `-source-<arch>`."""
+    for name in (stage, re.sub(r"-(key|source(-(amd64|arm64))?)$", "", stage)):
         if name in components:
             return name
     return None

@@ -154,6 +154,8 @@ def build(
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step again.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="Targets built at a time; 0: all.")] = 0,
     stage: Annotated[str | None, typer.Option("--stage", help="Only this stage of the targets.")] = None,
+    bundle: Annotated[Path | None, typer.Option("--bundle", metavar="DIR", help="Offline, from this bundle.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="From the bundle of `bundle use`.")] = False,
     settings: SetOption = None,
     with_: WithOption = None,
     without: WithoutOption = None,
@@ -165,6 +167,7 @@ def build(
 ) -> None:
     """Build targets with BuildKit."""
     from imagebuild import build as building  # noqa: PLC0415 - starts programs; others need it not
+    from imagebuild import cli_bundle  # noqa: PLC0415 - needs what is in this module
 
     changes = planning.parse_changes(settings or (), with_ or (), without or ())
     work = prepare(matrix, dockerfiles, lock, changes)
@@ -186,6 +189,7 @@ def build(
         folder=folder,
         verbose=verbose,
         changes=changes,
+        bundle=cli_bundle.chosen(bundle, offline),
     )
     building.build(work.project, work.renderer, wish)
 
@@ -275,9 +279,10 @@ def main() -> None:
     """Run a command; errors that people meet become one message and an exit code."""
     # Being told to end is a reason to clean up, as Ctrl-C is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    from imagebuild import lock_cli  # noqa: PLC0415 - needs what is in this module
+    from imagebuild import cli_bundle, cli_lock  # noqa: PLC0415 - need what is in this module
 
-    lock_cli.register(app)
+    cli_lock.register(app)
+    app.add_typer(cli_bundle.app, name="bundle")
     try:
         app()
     except ImagebuildError as error:

@@ -99,6 +99,43 @@ def add_image(layout: Path, tar: Path, platform: str, settings: Settings) -> Des
     return Descriptor(manifest.media_type, manifest.digest, manifest.size, platform)
 
 
+def add_tree(layout: Path, tar: Path, platforms: Iterable[str], settings: Settings) -> str:
+    """Add `tar` as an image that is the same for all `platforms`, not compressed; returns its index's digest."""
+    layer, diff_id = _write_layer(layout, tar, level=0)
+    manifests = []
+    for platform in platforms:
+        config = _write_json(layout, CONFIG, config_json(platform, diff_id, settings))
+        manifest = _write_json(layout, MANIFEST, manifest_json(config, layer))
+        manifests.append(Descriptor(manifest.media_type, manifest.digest, manifest.size, platform))
+    return write_index(layout, manifests)
+
+
+def has_image(layout: Path, digest: str) -> bool:
+    """Whether an image, or an index with all its images, is there in full length."""
+    return (layout / "oci-layout").is_file() and not any(True for _ in missing(layout, digest))
+
+
+def missing(layout: Path, digest: str) -> Iterator[str]:
+    """Digests of what an image or an index names and the layout does not have in full."""
+    for found, size in closure(layout, digest):
+        path = blob_path(layout, found)
+        if not path.is_file() or size not in (None, path.stat().st_size):
+            yield found
+
+
+def closure(layout: Path, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
+    """Digest and size of an image or an index, and of all that it names, as far as the layout has it."""
+    yield digest, size
+    path = blob_path(layout, digest)
+    if not path.is_file():
+        return
+    document = json.loads(path.read_bytes())
+    for item in document.get("manifests", ()):
+        yield from closure(layout, item["digest"], item["size"])
+    for item in [*([document["config"]] if "config" in document else []), *document.get("layers", ())]:
+        yield item["digest"], item["size"]
+
+
 def write_index(layout: Path, manifests: Sequence[Descriptor]) -> str:
     """Make one image of `manifests`, one a platform; its digest is what `oci-layout://…@digest` takes."""
     index = _write_json(layout, INDEX, index_json(sorted(manifests, key=lambda item: item.platform or "")))
@@ -163,11 +200,11 @@ def _write_json(layout: Path, media_type: str, document: Mapping[str, Any]) -> D
     return Descriptor(media_type, digest, len(data))
 
 
-def _write_layer(layout: Path, tar: Path) -> tuple[Descriptor, str]:
+def _write_layer(layout: Path, tar: Path, level: int = 6) -> tuple[Descriptor, str]:
     """The compressed layer, and the digest of the tar itself."""
     with _temporary(layout) as path:
         with tar.open("rb") as source, path.open("wb") as target:
-            unpacked = _compress(source, target)
+            unpacked = _compress(source, target, level)
         with path.open("rb") as packed:
             digest = f"sha256:{hashlib.file_digest(packed, 'sha256').hexdigest()}"
         layer = Descriptor(LAYER, digest, path.stat().st_size)
@@ -175,10 +212,10 @@ def _write_layer(layout: Path, tar: Path) -> tuple[Descriptor, str]:
     return layer, f"sha256:{unpacked}"
 
 
-def _compress(source: BinaryIO, target: BinaryIO) -> str:
+def _compress(source: BinaryIO, target: BinaryIO, level: int) -> str:
     """Pack `source` and tell its sha256; no name and no time get in: the digest depends on content alone."""
     content = hashlib.sha256()
-    with gzip.GzipFile("", "wb", 6, target, mtime=0) as packed:
+    with gzip.GzipFile("", "wb", level, target, mtime=0) as packed:
         while chunk := source.read(_CHUNK):
             content.update(chunk)
             packed.write(chunk)

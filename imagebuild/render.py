@@ -24,7 +24,18 @@ from imagebuild.recipe import ARCHS, Recipe
 from imagebuild.sources import commit_of, digest_of, hash_of, wheels_of
 from imagebuild.versions import satisfies
 
-MACROS = ("apt", "apt_mounts", "archive", "install", "keyring", "repository", "requirements", "rule", "source")
+MACROS = (
+    "apt",
+    "apt_mounts",
+    "archive",
+    "install",
+    "key_stage",
+    "keyring",
+    "repository",
+    "requirements",
+    "rule",
+    "source",
+)
 """What `macros.j2` offers to every template."""
 
 
@@ -118,6 +129,8 @@ class Renderer:
             about = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
             rule = self._macros["rule"](name, about)
             text = self._run(f"components/{name}/build.j2", file=self._file_reader(name), **context)
+            if f"from={name}-key," in text:
+                text = f"{self._macros['key_stage'](context['signed'])}\n\n{text}"
             self._texts[identity] = f"{rule}\n{text}"
         return self._texts[identity]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.request import urlopen
 from uuid import uuid4
 
 import pytest
@@ -353,3 +356,36 @@ def docker_compose_command(host: str) -> str:
     if subprocess.run(words, capture_output=True, check=False).returncode:
         install("docker-compose-v2" if apt.machine().id == "ubuntu" else "docker-compose")
     return "docker compose"
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """The distribution's docker-registry, on a free port of the loopback."""
+    if not shutil.which("docker-registry"):
+        install("docker-registry")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    config = {
+        "version": "0.1",
+        "log": {"level": "warn"},
+        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
+        "http": {"addr": address},
+    }
+    (tmp_path / "registry.yml").write_text(json.dumps(config))
+    with (tmp_path / "registry.log").open("w") as log:
+        process = subprocess.Popen(["docker-registry", "serve", tmp_path / "registry.yml"], stdout=log, stderr=log)
+
+    def answers() -> bool:
+        try:
+            with urlopen(f"http://{address}/v2/", timeout=1):
+                return True
+        except OSError:
+            return False
+
+    try:
+        assert until(answers), (tmp_path / "registry.log").read_text()
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+        shutil.rmtree(tmp_path / "registry")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import socket
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -15,42 +12,9 @@ import pytest
 from docker import DockerClient
 
 from imagebuild.models import BuildResult, VerifyResult
-from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, Tiny, install, until
+from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, Tiny
 
 pytestmark = pytest.mark.docker
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    """The distribution's docker-registry, on a free port of the loopback."""
-    if not shutil.which("docker-registry"):
-        install("docker-registry")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    config = {
-        "version": "0.1",
-        "log": {"level": "warn"},
-        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
-        "http": {"addr": address},
-    }
-    (tmp_path / "registry.yml").write_text(json.dumps(config))
-    with (tmp_path / "registry.log").open("w") as log:
-        process = subprocess.Popen(["docker-registry", "serve", tmp_path / "registry.yml"], stdout=log, stderr=log)
-
-    def answers() -> bool:
-        try:
-            with urlopen(f"http://{address}/v2/", timeout=1):
-                return True
-        except OSError:
-            return False
-
-    try:
-        assert until(answers), (tmp_path / "registry.log").read_text()
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
-        shutil.rmtree(tmp_path / "registry")
 
 
 def blob(layout: Path, digest: str) -> bytes:

@@ -1,0 +1,137 @@
+"""A bundle holds all that a build fetches: the same is built from it where no network is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imagebuild.build import cache_folder
+from tests.docker.conftest import REPOSITORY, TARGET, Imagebuild, Tiny
+from tests.docker.site import Content, served
+from tests.docker.test_mirrors import fetch_all
+
+pytestmark = pytest.mark.docker
+
+TINY_TARGET = "tiny-cuda13.0-debian13-runtime"
+NETLESS = """\
+set -e
+ip link set lo up
+# /sys shows the network that it was mounted in; what is under it must stay.
+mount --rbind /sys/fs/cgroup "$1/cgroup"
+mount -t sysfs sysfs /sys
+mount --rbind "$1/cgroup" /sys/fs/cgroup
+shift
+exec "$@"
+"""
+
+
+def push_base(registry: str, folder: Path) -> str:
+    """Push a base image, which stands for one that only a registry has; returns its digest."""
+    layout = cache_folder() / "layout"
+    digest = json.loads((layout / "index.json").read_text())["manifests"][0]["digest"]
+    tag = f"{registry}/library/debian:13-slim"
+    options = ["--push", "--provenance=false", "--tag", tag, f"--build-context=base=oci-layout://{layout}@{digest}"]
+    command = ["docker", "buildx", "build", *options, "--metadata-file", f"{folder}/pushed.json", "-"]
+    environ = {**os.environ, "TMPDIR": str(folder)}
+    subprocess.run(command, input=b"FROM base\nLABEL pushed=1\n", check=True, capture_output=True, env=environ)
+    pushed: str = json.loads((folder / "pushed.json").read_text())["containerimage.digest"]
+    return pushed
+
+
+def test_all_kinds_of_sources(tiny: Tiny, registry: str, tmp_path: Path) -> None:
+    """An image of a registry, an archive, a source in git with a submodule, packages; then the servers are gone."""
+    tiny.build(TINY_TARGET)  # the base is there from now on
+    content = Content(tiny.root / "site", tiny.nonce)
+    bundle = tiny.root / "bundle"
+    (tmp_path / "pushing").mkdir()
+    with served(content.folder) as site:
+        fetch_all(tiny, content, site.url)
+        lock = json.loads((tiny.root / "imagebuild.lock").read_text())
+        tiny.lock({**lock, "images": {"debian:13-slim": {"digest": push_base(registry, tmp_path / "pushing")}}})
+        tiny.write("config.yaml", json.dumps({"mirrors": {"images": {"docker.io": registry}}}))
+        environ = {"IMAGEBUILD_CONFIG": str(tiny.root / "config.yaml")}
+        tiny.imagebuild(
+            "bundle", "create", bundle, TINY_TARGET, "--platform", "local", "--base", "registry", expect=0, **environ
+        )
+        recorded = len(site.asked)
+    shutil.rmtree(content.folder)
+
+    assert TINY_TARGET in tiny.imagebuild("bundle", "verify", bundle).out
+    own = {"IMAGEBUILD_CONFIG": str(tiny.root / "own.yaml"), "XDG_CACHE_HOME": str(tiny.root / "cache")}
+    tiny.write("own.yaml", "mirrors: {}\n")
+    tiny.imagebuild("bundle", "use", bundle, expect=0, **own)
+    tiny.build(TINY_TARGET, "--offline", "--no-cache", expect=0, **own)
+    assert {"library", "tool", "plugin"} <= {s.stage for s in tiny.result().steps if not s.cached}
+    assert len(site.asked) == recorded
+
+    local = ("build", "--platform", "local")
+    other = tiny.imagebuild(*local, "tiny-cuda12.9-debian13-devel", "--bundle", bundle, expect=2)
+    assert "tiny-cuda12.9-debian13-devel: the stage " in other.err
+    whole = (tiny.root / "imagebuild.lock").read_text()
+    tiny.write("imagebuild.lock", whole.replace(content.sha256, "0" * 64))
+    assert "serves no target" in tiny.imagebuild("bundle", "verify", bundle, expect=2).err
+    tiny.write("imagebuild.lock", whole)
+    (archive,) = bundle.glob("files/http/*/tool.tar")
+    archive.write_bytes(b"X" * archive.stat().st_size)
+    assert f"{archive}: has changed" in tiny.imagebuild("bundle", "verify", bundle, expect=5).err
+    shutil.rmtree(tiny.root / "cache")
+    assert "has changed" in tiny.imagebuild(*local, TINY_TARGET, "--offline", expect=5, **own).err
+
+
+def test_what_is_no_bundle(tiny: Tiny) -> None:
+    (tiny.root / "folder").mkdir()
+    assert "no bundle is here" in tiny.imagebuild("bundle", "verify", "folder", expect=2).err
+    tiny.write("folder/file", "mine")
+    assert "is not empty" in tiny.imagebuild("bundle", "create", "folder", expect=2).err
+    tiny.write("own.yaml", "mirrors: {}\n")
+    own = {"IMAGEBUILD_CONFIG": str(tiny.root / "own.yaml")}
+    assert "no bundle is set" in tiny.build(TINY_TARGET, "--offline", expect=2, **own).err
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory: an engine's data, and a bundle."""
+    with tempfile.TemporaryDirectory(prefix="imagebuild-test-", dir="/dev/shm") as folder:
+        (Path(folder) / "cgroup").mkdir()
+        yield Path(folder)
+
+
+def test_quickstart_is_built_without_a_network(imagebuild: Imagebuild, memory: Path) -> None:
+    """By an engine that has nothing, in a network that has nothing but the loopback and the engine's bridge."""
+    if os.geteuid():
+        pytest.skip("a second engine needs root")
+    bundle = memory / "bundle"
+    imagebuild("bundle", "create", bundle, TARGET, "--platform", "local")
+    state = memory / "state"
+    environ = {**imagebuild.environ, "IMAGEBUILD_STATE": str(state), "XDG_CACHE_HOME": str(memory / "cache")}
+    del environ["DOCKER_HOST"]
+    script = f"""set -e
+run() {{ {sys.executable} -m imagebuild "$@"; }}
+trap 'run engine down --purge' EXIT
+run engine up
+ip -4 -o address > {memory}/addresses
+ip -4 route > {memory}/routes
+export DOCKER_HOST=$(run engine status | sed -n 's/^host *//p')
+run build {TARGET} --platform local --bundle {bundle} --folder {memory}/build
+run verify {TARGET} --json {memory}/verify.json
+"""
+    command = ["unshare", "--net", "--mount", "sh", "-c", NETLESS, "netless", str(memory), "sh", "-c", script]
+    done = subprocess.run(command, cwd=imagebuild.folder, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    devices = {line.split()[1] for line in (memory / "addresses").read_text().splitlines()}
+    assert len(devices) == 2
+    assert "lo" in devices
+    assert "default" not in (memory / "routes").read_text()
+    result = json.loads((memory / "build" / TARGET / "result.json").read_text())
+    assert not [step["name"] for step in result["steps"] if step["cached"]]
+    assert result["tags"][0].startswith(REPOSITORY)
+    checks = json.loads((memory / "verify.json").read_text())["checks"]
+    assert {check["outcome"] for check in checks} == {"passed", "skipped"}

@@ -1,0 +1,142 @@
+"""What a build fetches can come from elsewhere, and nothing that is built tells."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from docker import DockerClient
+
+from imagebuild.build import cache_folder
+from tests.conftest import LOCK
+from tests.docker.conftest import COMPONENT, Tiny
+from tests.docker.site import PASSWORD, Content, Site, served
+from tests.docker.test_quickstart import files
+
+pytestmark = pytest.mark.docker
+
+TARGET = "tiny-cuda13.0-debian13-runtime"
+NOWHERE = "http://nowhere.invalid"
+
+INSTALL = """\
+FROM {{ base }} AS library
+RUN {{ apt_mounts("imagebuild-test") }} <<'EOF'
+set -eu
+rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*
+echo 'deb [trusted=yes] ADDRESS/repo ./' > /etc/apt/sources.list.d/test.list
+printf 'Package: *\\nPin: origin HOST\\nPin-Priority: 1001\\n' > /etc/apt/preferences.d/test
+apt-get update -qq
+apt-get install -qq -y mirrored # NONCE
+cd /tmp
+apt-get download -qq mirrored
+ls mirrored_1_all.deb
+mkdir -p /out/runtime
+cp /mirrored /out/runtime
+cp -a /etc/apt/sources.list.d /etc/apt/preferences.d /out/runtime
+EOF
+"""
+
+
+def fetch_all(tiny: Tiny, content: Content, address: str) -> None:
+    """Let `library` install a package, and `tool` and `plugin` use a source in git and an archive."""
+    host = address.partition("://")[2].partition(":")[0]
+    text = INSTALL.replace("ADDRESS", address).replace("HOST", host).replace("NONCE", tiny.nonce)
+    tiny.write("dockerfiles/components/library/build.j2", text)
+    use_sources(tiny, content, address)
+
+
+def use_sources(tiny: Tiny, content: Content, address: str) -> None:
+    tiny.component("tool", COMPONENT.format(name="tool") + f"git: {address}/main.git\n", build=(
+        "{{ source(name, git, commit) }}\n\nFROM {{ base }} AS tool\n"
+        "RUN --mount=type=bind,from=tool-source,target=/src "
+        "cat /src/main.c /src/third/sub/sub.c /src/.dockerignore && test -x /src/main.sh && "
+        "mkdir -p /out/runtime && cp /proc/sys/kernel/random/uuid /out/runtime/tool\n"
+    ))  # fmt: skip
+    more = f"archive: {address}/tool.tar\n"
+    tiny.component("plugin", COMPONENT.format(name="plugin") + more, build=(
+        "{{ archive(name, archives) }}\n\nFROM {{ base }} AS plugin\n"
+        "RUN --mount=type=bind,from=plugin-source,target=/src cat /src/tool.tar && "
+        "mkdir -p /out/runtime && cp /proc/sys/kernel/random/uuid /out/runtime/plugin\n"
+    ))  # fmt: skip
+    git = {f"{address}/main.git": {f"2.{tiny.nonce}": content.commit}}
+    tiny.lock({**LOCK, "git": git, "archives": {f"{address}/tool.tar": content.sha256}})
+
+
+def configuration(tiny: Tiny, site: Site, address: str, login: str = "") -> dict[str, str]:
+    """An environment with a mirror, and with a cache of its own but for the bases, which take long to make."""
+    settings: dict[str, object] = {"mirrors": {"downloads": {f"{address}/": f"{site.url}/"}}}
+    if login:
+        user, _, password = login.partition(":")
+        # apt gives passwords to servers without TLS only if they are named so.
+        machines = [site.url, site.host.partition(":")[0]]
+        tiny.write("netrc", "".join(f"machine {name} login {user} password {password}\n" for name in machines))
+        settings["netrc"] = str(tiny.root / "netrc")
+    tiny.write("config.yaml", json.dumps(settings))
+    cache = tiny.root / "cache" / "imagebuild"
+    cache.mkdir(parents=True, exist_ok=True)
+    if not (cache / "base").exists():
+        (cache / "base").symlink_to(cache_folder())
+    return {"IMAGEBUILD_CONFIG": str(tiny.root / "config.yaml"), "XDG_CACHE_HOME": str(cache.parent)}
+
+
+@pytest.fixture
+def content(tiny: Tiny) -> Content:
+    return Content(tiny.root / "site", tiny.nonce)
+
+
+def test_everything_comes_from_the_mirror(tiny: Tiny, content: Content, client: DockerClient, tmp_path: Path) -> None:
+    fetch_all(tiny, content, NOWHERE)
+    login = f"me:{PASSWORD}"
+    with served(content.folder, login) as site:
+        tiny.build(TARGET, expect=0, **configuration(tiny, site, NOWHERE, login))
+    assert {"/tool.tar", "/repo/Packages", "/repo/mirrored_1_all.deb"} <= set(site.asked)
+    found = list(files(client, tiny.result().tags[0], tmp_path))
+    assert dict(found)["mirrored"].decode() == tiny.nonce
+    assert dict(found)["preferences.d/test"].decode().splitlines()[1] == "Pin: origin nowhere.invalid"
+    found += [(str(p), p.read_bytes()) for p in (tiny.root / "build").rglob("*") if p.is_file()]
+    secrets = [site.host.encode(), PASSWORD.encode()]
+    assert not [name for name, data in found for secret in secrets if secret in data]
+
+
+def test_the_step_leaves_no_trace_of_the_program(tiny: Tiny, content: Content, tmp_path: Path) -> None:
+    """In the stage's own file system, which is not in the image."""
+    fetch_all(tiny, content, NOWHERE)
+    with served(content.folder) as site:
+        tiny.build(TARGET, "--stage", "library", expect=0, **configuration(tiny, site, NOWHERE))
+        bake = json.loads((tiny.root / "build" / "bake.json").read_text())
+        (target,) = bake["target"].values()
+        contexts = [f"--build-context={name}={value}" for name, value in target["contexts"].items()]
+        text = (tiny.root / "build" / TARGET / "Dockerfile").read_text() + "\nFROM scratch\nCOPY --from=library / /\n"
+        command = ["docker", "buildx", "build", "--output", f"type=local,dest={tmp_path}/out", *contexts, "-"]
+        own = {**tiny.environ, "TMPDIR": str(tmp_path)}  # where buildx forgets what it read
+        subprocess.run(command, input=text, text=True, check=True, capture_output=True, env=own)
+    root = tmp_path / "out"
+    assert (root / "out/runtime/mirrored").read_text() == tiny.nonce
+    assert not list((root / "usr/local/sbin").iterdir())
+    assert not list((root / "dev").iterdir())
+    assert not [
+        p for p in root.rglob("*") if p.is_file() and not p.is_symlink() and site.host.encode() in p.read_bytes()
+    ]
+
+
+def test_who_uses_a_mirror_shares_the_cache(tiny: Tiny, content: Content) -> None:
+    with served(content.folder) as public:
+        use_sources(tiny, content, public.url)
+        tiny.build(TARGET)
+        with served(content.folder) as mirror:
+            tiny.build(TARGET, expect=0, **configuration(tiny, mirror, public.url))
+    assert mirror.asked
+    again = {s.stage for s in tiny.result().steps if not s.cached} - {"image"}
+    # BuildKit leaves a file in folders of submodules that names a folder of its own; see docs/mirrors.md.
+    assert again == {"tool"}
+
+
+def test_a_mirror_that_has_something_else(tiny: Tiny, content: Content) -> None:
+    use_sources(tiny, content, NOWHERE)
+    (content.folder / "tool.tar").write_text("another")
+    with served(content.folder) as site:
+        done = tiny.build(TARGET, expect=5, **configuration(tiny, site, NOWHERE))
+    assert f"{NOWHERE}/tool.tar: its sha256 is" in done.err
+    assert content.sha256 in done.err
