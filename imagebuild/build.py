@@ -19,8 +19,9 @@ from imagebuild.dockerfile import Dockerfile
 from imagebuild.errors import ConfigError
 from imagebuild.files import write_text
 from imagebuild.inputs import Needs, needs
-from imagebuild.models import BuildResult, Target
+from imagebuild.models import Target
 from imagebuild.plan import Changes
+from imagebuild.records import BuildResult
 from imagebuild.render import Renderer
 from imagebuild.sources import check_resolved, digest_of
 from imagebuild.trees import Trees

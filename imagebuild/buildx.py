@@ -24,7 +24,8 @@ from imagebuild.engine import Endpoint, flaw
 from imagebuild.errors import CommandError, ConfigError, ResultError
 from imagebuild.events import Stream, Vertex
 from imagebuild.files import write_text
-from imagebuild.models import BuildResult, Target
+from imagebuild.models import Target
+from imagebuild.records import BuildResult
 
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError
-from imagebuild.models import Check, CheckResult, Component
+from imagebuild.models import Check, Component
+from imagebuild.records import CheckResult
 from imagebuild.versions import facts, matches
 
 TIMEOUT_STATUS, KILLED_STATUS = 124, 137

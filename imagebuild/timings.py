@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from imagebuild.errors import ConfigError
 from imagebuild.events import NAME
 from imagebuild.files import read_text
-from imagebuild.models import BuildResult
+from imagebuild.records import BuildResult
 from imagebuild.steps import Step
 
 Place = tuple[str, int, int, str, str]

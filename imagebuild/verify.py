@@ -10,7 +10,8 @@ from imagebuild import checks, console, docker, engine
 from imagebuild.config import Project
 from imagebuild.console import out
 from imagebuild.errors import ConfigError
-from imagebuild.models import Check, CheckResult, Plan, VerifyResult
+from imagebuild.models import Check, Plan
+from imagebuild.records import CheckResult, VerifyResult
 
 
 def verify(project: Project, plan: Plan, image: str) -> VerifyResult:

@@ -24,7 +24,7 @@ from docker import DockerClient
 from docker.errors import ImageNotFound
 
 from imagebuild import apt, docker, engine, private_engine, programs
-from imagebuild.models import BuildResult
+from imagebuild.records import BuildResult
 from tests.conftest import LOCK, ROOT, Files
 
 MARK = uuid4().hex[:8]

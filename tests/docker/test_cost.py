@@ -18,7 +18,7 @@ import pytest
 from imagebuild.build import native_platform
 from imagebuild.cost import Cost, CostStep
 from imagebuild.events import NAME
-from imagebuild.models import BuildResult, Step
+from imagebuild.records import BuildResult, Step
 from tests.docker.conftest import COMPONENT, TARGET, Built, Imagebuild, Tiny
 
 pytestmark = pytest.mark.docker

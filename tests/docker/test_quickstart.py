@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.models import VerifyResult
+from imagebuild.records import VerifyResult
 from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, Tiny
 
 pytestmark = pytest.mark.docker

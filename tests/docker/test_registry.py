@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 import pytest
 from docker import DockerClient
 
-from imagebuild.models import BuildResult, VerifyResult
+from imagebuild.records import BuildResult, VerifyResult
 from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, Tiny
 
 pytestmark = pytest.mark.docker

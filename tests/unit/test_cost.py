@@ -10,8 +10,9 @@ import pytest
 from imagebuild import config, plan
 from imagebuild.cost import Cost, Side, compare
 from imagebuild.errors import ConfigError
-from imagebuild.models import BuildResult, Platform
-from imagebuild.models import Step as Done
+from imagebuild.models import Platform
+from imagebuild.records import BuildResult
+from imagebuild.records import Step as Done
 from imagebuild.render import Renderer
 from imagebuild.timings import Past, load_past, past_of
 from tests.conftest import Files
