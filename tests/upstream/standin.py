@@ -60,7 +60,9 @@ class Upstream:
         recipe = {n: (RECIPES / n, RECIPES / f"{n}.Dockerfile") for n in ("packages", "hpcx", "bases")}
         code = {name: HERE / f"{name}.py" for name in ("bases", "hpcx", "keys", "packages", "repositories", "wheels")}
         keys = Keys(workshop.piece("keys", [code["keys"]], Keys.make))
-        header = workshop.piece("nccl-header", [code["wheels"], str(wheels.pins("nccl-wheel", "2.32.3"))], wheels.nccl_header)
+        header = workshop.piece(
+            "nccl-header", [code["wheels"], str(wheels.pins("nccl-wheel", "2.32.3"))], wheels.nccl_header
+        )
 
         def compile_packages(folder: Path) -> None:
             workshop.build("packages", f"--output=type=local,dest={folder}", nccl=header)
