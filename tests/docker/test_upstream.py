@@ -94,7 +94,7 @@ def test_every_package_of_a_real_list_installs(upstream: Upstream, server: Serve
     keyring, doca = "/usr/share/keyrings/doca.asc", f"{upstream.address}{DOCA}"
     key = f"{upstream.address}/{packages.DOCA_FOLDER}/GPG-KEY-Mellanox.pub"
     verbs = "libibverbs-dev ibverbs-providers ibverbs-utils librdmacm-dev rdmacm-utils libibumad-dev infiniband-diags"
-    manager = " ".join(f"datacenter-gpu-manager-4-{p}=1:4.6.0-1" for p in ("core", "cuda13", "proprietary-cuda13"))
+    manager = " ".join(f"datacenter-gpu-manager-4-{p}=1:4.6.1-1" for p in ("core", "cuda13", "proprietary-cuda13"))
     cudnn = " ".join(f"libcudnn9-{part}cuda-13=9.20.0.48-1" for part in ("", "dev-", "headers-"))
     text = with_apt(
         upstream, BASE,
@@ -103,7 +103,7 @@ def test_every_package_of_a_real_list_installs(upstream: Upstream, server: Serve
         f"apt-get install -y --no-install-recommends {verbs} {manager} {cudnn}",
         "dpkg-query -W libibverbs1 librdmacm1 | grep -c -F 2607mlnx60-1.2607050 | grep -x 2",
         "! dpkg-query -W openmpi ucx",
-        "dcgmi --version | grep -F 4.6.0",
+        "dcgmi --version | grep -F 4.6.1",
     ).replace("find /etc/apt -name '*.list' -not -name 'cuda-*' -delete && \\\n    ", "")  # fmt: skip
     done = build(text.replace("\nRUN", f"\nADD {key} {keyring}\nRUN chmod 644 {keyring}\nRUN"), tmp_path,
                  "--output=type=cacheonly")  # fmt: skip

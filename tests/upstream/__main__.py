@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -20,6 +21,9 @@ def main() -> int:
     parser.add_argument("command", choices=("make", "serve"), help="serve makes what is missing, too")
     parser.add_argument("--cache", type=Path, default=CACHE, help="default: %(default)s")
     given = parser.parse_args()
+    # A shell's background job ignores Ctrl-C, and a plain `kill` would leave the registry running.
+    for order in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(order, signal.default_int_handler)
     if wanted := missing():
         print(f"install {' '.join(wanted)} first", file=sys.stderr)  # noqa: T201
         return 2

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from imagebuild import rootfs
 from imagebuild.errors import CommandError
 
 SECONDS = 30
@@ -30,9 +31,11 @@ def running(storage: Path, port: int) -> Iterator[str]:
     }))  # fmt: skip
     with log.open("w") as file:
         try:
-            process = subprocess.Popen(["docker-registry", "serve", str(config)], stdout=file, stderr=file)
+            process = subprocess.Popen(
+                [*rootfs.DIE_WITH_US, "docker-registry", "serve", str(config)], stdout=file, stderr=file
+            )
         except OSError as error:
-            raise CommandError(f"`docker-registry` cannot be run: {error.strerror}; install it") from error
+            raise CommandError(f"`{rootfs.DIE_WITH_US[0]}` cannot be run: {error.strerror}") from error
     try:
         deadline = time.monotonic() + SECONDS
         while not _answers(address):
