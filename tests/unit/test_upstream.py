@@ -108,7 +108,7 @@ def test_archives_have_one_top_folder_and_foreign_owners(content: Path, tmp_path
         assert {(entry.uid, entry.gid) for entry in entries} == {(hpcx.OWNER, hpcx.OWNER)}
         assert opened.getmember(f"{AMD64.name}/ompi").linkname == "ompi5"
     found = members(archive)
-    assert found["ucx/lib/libucs.la"] == f"libdir='/build-result/{AMD64.name}/ucx/lib'\n".encode()
+    assert found["ucx/lib/libucs.la"].endswith(f"libdir='/build-result/{AMD64.name}/ucx/lib'\n".encode())
     assert found["ucx/lib/libucs.so.0"] == b"\x7fELF @PREFIX@"
     assert found["hcoll/lib/libhcoll.so.1"].endswith(b"thirteen")
 
