@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from imagebuild import buildx, console
+from imagebuild import buildx, console, settings
 from imagebuild.config import Project
 from imagebuild.console import out
 from imagebuild.errors import CommandError
@@ -32,8 +32,11 @@ from imagebuild.sources import Source
 
 
 def upstream(ca: Path | None) -> Upstream:
-    """Where this machine asks, with the CA bundle that is given or that it has. Raises ConfigError."""
-    return Real(Addresses(), buildx.ca_bundle(ca, os.environ))
+    """The network by the user's mirrors, with the CA bundle that is given or the machine's. Raises ConfigError."""
+    configured = settings.load(os.environ)
+    mirrors = configured.mirrors
+    addresses = Addresses(mirrors.image, mirrors.download, mirrors.python_index)
+    return Real(addresses, buildx.ca_bundle(ca, os.environ), configured.netrc_file)
 
 
 @dataclass(frozen=True)
