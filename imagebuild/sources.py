@@ -174,6 +174,6 @@ def check_resolved(lock: Lock, sources: Iterable[Source]) -> None:
 def _found(entry: T | None, source: Source) -> T:
     if entry is None:
         raise ConfigError(
-            f"imagebuild.lock: has no {title(source)}; add it with `imagebuild lock` (and the same --set)"
+            f"imagebuild.lock: has no {title(source)}; add it with `imagebuild lock` (and the same --set, --with)"
         )
     return entry

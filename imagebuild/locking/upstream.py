@@ -66,12 +66,14 @@ class Real:
 
     addresses: Addresses = Addresses()
     ca: Path | None = None
+    netrc: Path | None = None
+    """File of passwords for downloads."""
     run: Run = programs.run
     read: images.Read = programs.read
     web: Web = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "web", Web(self.addresses.download, self.ca))
+        object.__setattr__(self, "web", Web(self.addresses.download, self.ca, self.netrc))
 
     def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
         match source:

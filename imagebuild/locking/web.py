@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import netrc
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -54,6 +55,8 @@ class Web:
     """Address → where to get it, for sites with mirrors."""
     ca: Path | None = None
     """Bundle of certificate authorities; None: those of the Python library."""
+    netrc: Path | None = None
+    """File of passwords, for the hosts it names; None: the one that the HTTP library finds."""
     pause_s: float = PAUSE_S
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set to make running downloads end."""
@@ -117,6 +120,7 @@ class Web:
             stream=True,
             timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
             verify=str(self.ca) if self.ca else True,
+            auth=self._password(address),
             headers={"Accept-Encoding": "identity", "User-Agent": "imagebuild"},
         ) as answer:
             status = answer.status_code
@@ -127,6 +131,11 @@ class Web:
             if status != HTTPStatus.OK:
                 raise Unreachable(f"{where}: the server answered {status} {answer.reason}")
             return read(answer)
+
+    def _password(self, address: str) -> tuple[str, str] | None:
+        """User and password, which the HTTP library does not hand on to another host."""
+        found = netrc.netrc(self.netrc).authenticators(urlsplit(address).hostname or "") if self.netrc else None
+        return (found[0], found[2]) if found else None
 
     def _chunks(self, answer: requests.Response, advance: Advance) -> Iterator[bytes]:
         """The bytes as they are transferred: what is hashed must be what a builder gets."""

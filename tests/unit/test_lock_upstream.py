@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import json
@@ -163,7 +164,13 @@ class Odd(BaseHTTPRequestHandler):
     """Answers without a length, or with a page."""
 
     def do_GET(self) -> None:
+        wanted = "Basic " + base64.b64encode(b"me:secret").decode()
+        if self.path.endswith("private.tar") and self.headers.get("Authorization") != wanted:
+            self.send_error(401)
+            return
         self.send_response(200)
+        if self.path.endswith("private.tar"):
+            self.send_header("Content-Length", "5")
         if self.path.endswith(".html"):
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", "5")
@@ -182,6 +189,18 @@ def test_answers_that_could_be_anything() -> None:
             web().sha256(f"{address}/a.tar")
         with pytest.raises(CommandError, match="is a web page"):
             web().sha256(f"{address}/a.html")
+        odd.shutdown()
+
+
+def test_passwords_of_a_netrc_file(tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    with HTTPServer(("127.0.0.1", 0), Odd) as odd:
+        threading.Thread(target=odd.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{odd.server_address[1]}/private.tar"
+        assert Web(netrc=tmp_path / "netrc").sha256(address) == hashlib.sha256(b"login").hexdigest()
+        with pytest.raises(Unreachable, match="the server answered 401") as caught:
+            web().sha256(address)
+        assert "secret" not in str(caught.value)
         odd.shutdown()
 
 
@@ -361,7 +380,12 @@ class Command:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")}
+        self.environ = {
+            **os.environ,
+            "XDG_CONFIG_HOME": str(folder),
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(folder / "tmp"),
+        }
         (folder / "tmp").mkdir()
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -519,6 +543,16 @@ def test_an_interrupted_run_resumes(command: Command, server: Server, files: Fil
     server.forget()
     assert "1 resolved; all 5 sources are pinned" in command("lock")
     assert [r.path for r in server.requests] == ["/host/b.tar"]
+
+
+def test_the_users_mirrors_are_asked(command: Command, server: Server, files: Files) -> None:
+    component = "dockerfiles/components/library/component.yaml"
+    files.write(component, (files.root / component).read_text().replace(at(server, ""), "https://example.org/"))
+    files.write("config.yaml", f"mirrors: {{downloads: {{https://example.org/: '{at(server, '')}'}}}}\n")
+    command.environ["IMAGEBUILD_CONFIG"] = str(files.root / "config.yaml")
+    command("lock")
+    assert command.lock["archives"]["https://example.org/host/a.tar"] == SHA256
+    assert "https://example.org/repo/" in command.lock["repositories"]
 
 
 def test_bump_proposes_and_writes(command: Command, project_git: Path) -> None:
