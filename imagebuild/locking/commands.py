@@ -32,21 +32,11 @@ from imagebuild.sources import Source
 
 
 def upstream(ca: Path | None) -> Upstream:
-<<<<<<< HEAD
-    """Where this machine asks: through the user's mirrors, with the CA bundle that is given or that it has.
-
-    Raises ConfigError.
-    """
-    mirrors = settings.load(os.environ).mirrors
-    addresses = Addresses(mirrors.image, mirrors.download, mirrors.python_index)
-    return Real(addresses, buildx.ca_bundle(ca, os.environ))
-=======
     """The network by the user's mirrors, with the CA bundle that is given or the machine's. Raises ConfigError."""
     configured = settings.load(os.environ)
     mirrors = configured.mirrors
     addresses = Addresses(mirrors.image, mirrors.download, mirrors.python_index)
     return Real(addresses, buildx.ca_bundle(ca, os.environ), configured.netrc_file)
->>>>>>> wip-lock
 
 
 @dataclass(frozen=True)
