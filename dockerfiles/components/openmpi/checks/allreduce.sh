@@ -23,4 +23,4 @@ ucc=(--mca coll_ucc_enable 1 --mca coll_ucc_priority 100 --mca coll_ucc_verbose 
 mpirun -n 2 --oversubscribe "${ucx[@]}" ./sum
 mpirun -n 2 --oversubscribe "${ucx[@]}" "${ucc[@]}" ./sum 2>&1 | tee ucc
 grep 'running ucc allreduce' ucc
-mpirun -n 2 --oversubscribe --mca pml ob1 ./sum
+mpirun -n 2 --oversubscribe --mca pml ob1 --mca btl tcp,self ./sum
