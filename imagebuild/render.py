@@ -120,7 +120,7 @@ class Renderer:
             "facts": {k.replace("-", "_"): value for k, value in values.items()},
             "stage": {wanted: recipe.provider(wanted) for wanted in component.build_requires},
             "signed": final.repository(recipe, name, lock, stage=True),
-            "env": {wanted: recipe.env(recipe.provider(wanted), "devel") for wanted in component.build_requires},
+            "env": recipe.env(name, "devel"),
         }
         if "gpu" in component.key:
             context["gpu"] = self._gpu(values.get("toolkit", context["version"]))
