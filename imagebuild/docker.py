@@ -99,6 +99,12 @@ def execute(
     return status or 0, output.decode("utf-8", "replace")
 
 
+def saved(client: docker.DockerClient, image: str) -> Iterator[bytes]:
+    """The image as an archive, in chunks. Raises CommandError if the engine fails."""
+    with _explained(image):
+        yield from client.images.get(image).save()
+
+
 def compressed_size(client: docker.DockerClient, image: str) -> int | None:
     """Bytes of the image as a registry keeps it; None if the engine does not know, because it keeps it unpacked only.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 
+from docker import DockerClient
 from rich.markup import escape
 
-from imagebuild import checks, console, docker, engine
+from imagebuild import checks, console, docker, engine, layers
 from imagebuild.config import Project
 from imagebuild.console import out
-from imagebuild.errors import ConfigError
+from imagebuild.errors import ConfigError, ResultError
 from imagebuild.models import Check, Plan
 from imagebuild.records import CheckResult, VerifyResult
 
@@ -36,13 +38,30 @@ def verify(project: Project, plan: Plan, image: str) -> VerifyResult:
                 running, script, user=check.user, timeout_s=check.timeout_s, environment={"LC_ALL": "C.UTF-8"}
             )
 
-        results = checks.run(todo, execute)
+        results = [check_layers(client, info.id), *checks.run(todo, execute)]
     return VerifyResult(
         image=target.tags[0] if target else image,
         digest=info.digest,
         target=info.labels.get("imagebuild.target"),
         platform=info.platform,
         checks=tuple(results),
+    )
+
+
+def check_layers(client: DockerClient, image: str) -> CheckResult:
+    """No layer holds a private key, not even one that a later layer hides."""
+    began = time.monotonic()
+    try:
+        found = layers.private_keys(layers.files(docker.saved(client, image)))
+    except ResultError as error:
+        return CheckResult(component="image", check="no-keys", outcome="skipped", reason=str(error))
+    return CheckResult(
+        component="image",
+        check="no-keys",
+        outcome="failed" if found else "passed",
+        reason=f"{len(found)} private keys in the layers" if found else "",
+        output="\n".join(found),
+        seconds=round(time.monotonic() - began, 3),
     )
 
 
