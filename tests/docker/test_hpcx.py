@@ -50,6 +50,9 @@ def standin(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Pat
     lock = json.loads((folder / "imagebuild.lock").read_text())
     kept = {"wheels": lock["wheels"], "images": {k: v for k, v in lock["images"].items() if "debian" in k}}
     (folder / "imagebuild.lock").write_text(json.dumps(kept))
+    # Debian 13 has the library of Ubuntu 22.04 under the name of 24.04.
+    pmix = folder / "dockerfiles/components/pmix/component.yaml"
+    pmix.write_text(pmix.read_text().replace("library: libpmix2}", "library: libpmix2t64}"))
     (folder / "config.yaml").write_text(upstream.configuration)
     return folder
 
