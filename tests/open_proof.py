@@ -20,9 +20,9 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 IMAGEBUILD = str(Path(sysconfig.get_path("scripts")) / "imagebuild")
-COMPILED = ("gdrcopy", "nccl-tests", "nvbandwidth", "openmpi", "perftest", "ucc", "ucx")
+COMPILED = ("gdrcopy", "nccl-tests", "nvbandwidth", "openmpi-git", "perftest", "ucc", "ucx")
 BUMP = "nccl=2.31.2"
-USES_NCCL = {"nccl", "ucc", "nccl-tests", "image"}
+USES_NCCL = {"nccl-wheel", "ucc", "nccl-tests", "image"}
 
 
 def imagebuild(*arguments: str) -> str:

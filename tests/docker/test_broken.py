@@ -69,12 +69,12 @@ def test_a_source_that_cannot_be_reached(tiny: Tiny) -> None:
 def test_a_wheel_with_another_hash(tmp_path: Path, environ: dict[str, str]) -> None:
     lock = copy_of_project(tmp_path) / "imagebuild.lock"
     text = lock.read_text()
-    hashes = re.search(r'"nccl": \{.*', text, re.DOTALL)
+    hashes = re.search(r'"nccl-wheel": \{.*', text, re.DOTALL)
     assert hashes
     lock.write_text(text.replace(hashes[0], re.sub("[0-9a-f]{64}", "0" * 64, hashes[0])))
     imagebuild = Imagebuild(tmp_path, environ)
-    done = imagebuild("build", TARGET, "--platform", "local", "--stage", "nccl", expect=4)
-    assert f"{TARGET}: component nccl: a step failed" in done.err
+    done = imagebuild("build", TARGET, "--platform", "local", "--stage", "nccl-wheel", expect=4)
+    assert f"{TARGET}: component nccl-wheel: a step failed" in done.err
     assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.err
     assert f"Expected sha256 {'0' * 64}" in done.err
     assert not half_written(tmp_path / "build")
