@@ -135,7 +135,7 @@ class Check(Model):
 
 
 class Support(Model):
-    """What a component can be combined with; other targets are excluded with the reason."""
+    """What a component can, or cannot, be combined with: conditions on axes and its own `version`, and why."""
 
     when: Condition
     reason: str
@@ -200,6 +200,9 @@ class Component(Model):
     variants: tuple[str, ...] = ("runtime", "devel")
     """Variants of an image that have the component; in others it is left out."""
     supports: tuple[Support, ...] = ()
+    """Targets where one of these does not hold are excluded."""
+    excludes: tuple[Support, ...] = ()
+    """Targets where one of these holds are excluded."""
     key: tuple[Name, ...] = ()
     """What `build.j2` may mention besides the own version: axes, `<axis>-major`, `gpu`, other components' names."""
     compiles: bool = False

@@ -65,7 +65,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
         components = resolve(project, name, _changed_components(image, changes), mistakes)
         for values in product(*_changed_axes(image, changes).values()):
             axes = dict(zip(image.axes, values, strict=True))
-            if reasons := list(_objections(project, name, axes, components)):
+            if reasons := list(_objections(project, name, axes, components, versions)):
                 used.update(rule for rule, _ in reasons)
                 excluded += [Excluded(image=name, axes=axes, rule=r, reason=why) for r, why in reasons[:1]]
             else:
@@ -220,16 +220,20 @@ def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) ->
 
 
 def _objections(
-    project: Project, image: str, axes: Mapping[str, str], components: Iterable[str]
+    project: Project, image: str, axes: Mapping[str, str], components: Iterable[str], versions: Pins
 ) -> Iterator[tuple[str, str]]:
     """Rules against a combination, with their reasons."""
     for rule in project.matrix.model.rules:
         if matches(rule.when, {"image": image, **facts(axes)}):
             yield rule.name, rule.reason
     for name in components:
+        known = {**facts(axes), "version": version_of(project, versions, name, axes) or ""}
         for support in _component(project, name).supports:
-            if not matches(support.when, facts(axes)):
+            if not matches(support.when, known):
                 yield f"{name}-supports", support.reason
+        for exclusion in _component(project, name).excludes:
+            if matches(exclusion.when, known):
+                yield f"{name}-excludes", exclusion.reason
 
 
 def _target(

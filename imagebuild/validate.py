@@ -81,6 +81,7 @@ def _check_conditions(project: Project, mistakes: Mistakes) -> None:
     ]
     for document in project.components.values():
         conditions += [(document.at("supports", i), s.when) for i, s in enumerate(document.model.supports)]
+        conditions += [(document.at("excludes", i), e.when) for i, e in enumerate(document.model.excludes)]
         conditions += [(document.at("facts", i), r.when) for i, r in enumerate(document.model.facts)]
         conditions += [(document.at("env", i), r.when) for i, r in enumerate(document.model.env)]
         conditions += [(document.at("checks", i), c.when) for i, c in enumerate(document.model.checks)]

@@ -59,7 +59,7 @@ def main() -> None:
 
         lock = folder / "imagebuild.lock"
         shutil.copy(ROOT / "imagebuild.lock", lock)
-        imagebuild("lock", "--lock", str(lock), "--set", BUMP)
+        imagebuild("lock", "open", "--lock", str(lock), "--set", BUMP)
         imagebuild("build", "open", "--folder", str(folder), "--lock", str(lock), "--set", BUMP, *options)
         again = set(run_steps(folder))
         sys.stdout.write(f"\n--set {BUMP} runs steps of: {', '.join(sorted(again))}\n")
