@@ -77,7 +77,10 @@ def test_verify_proves_every_component(
     assert f"{outcomes['passed']} passed, 0 failed, {outcomes['skipped']} skipped" in done.out
     assert all(check.reason for check in result.checks if check.outcome == "skipped")
     (planned,) = json.loads(imagebuild("plan", target, "--json").out)["targets"]
-    assert {check.component for check in result.checks if check.outcome == "passed"} == {"image", *planned["components"]}
+    assert {check.component for check in result.checks if check.outcome == "passed"} == {
+        "image",
+        *planned["components"],
+    }
 
 
 @pytest.mark.parametrize(

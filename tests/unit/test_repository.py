@@ -13,6 +13,7 @@ from imagebuild.config import Project
 from imagebuild.lockfile import Lock
 from imagebuild.models import Component, Matrix, Plan
 from imagebuild.render import Renderer
+from imagebuild.sources import Archive, BaseImage, GitRef, PackageSource, is_unresolved
 from tests.conftest import ROOT
 
 PROGRAMS = Path(sysconfig.get_path("scripts"))
@@ -32,6 +33,17 @@ def test_no_pin_is_unused(project: Project) -> None:
     used |= {d.model.pin for d in project.components.values() if d.model.pin}
     optional = {"nccl-rdma-sharp-plugin"}
     assert set(project.matrix.model.versions) - used == optional
+
+
+def test_the_lock_has_every_source_and_no_other(project: Project, renderer: Renderer, full_plan: Plan) -> None:
+    needed = {source for target in full_plan.targets for source in renderer.recipe(target).sources()}
+    for source in needed:
+        is_unresolved(project.lock, source)  # raises where the lock has nothing
+    assert set(project.lock.images) == {s.reference for s in needed if isinstance(s, BaseImage)}
+    assert set(project.lock.archives) == {s.url for s in needed if isinstance(s, Archive)}
+    assert set(project.lock.repositories) == {s.url for s in needed if isinstance(s, PackageSource)}
+    tags = {(url, tag) for url, entries in project.lock.git.items() for tag in entries}
+    assert tags == {(s.url, s.tag) for s in needed if isinstance(s, GitRef) and not s.commit}
 
 
 @pytest.mark.parametrize("model", [Matrix, Component, Lock])
