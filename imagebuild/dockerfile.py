@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import get_args
 
 from imagebuild import steps
@@ -17,8 +18,11 @@ class Dockerfile:
     """A rendered target."""
 
     text: str
-    stages: Mapping[str, str]
-    """Stage → key: digest of all that it depends on, in order of appearance."""
+
+    @cached_property
+    def stages(self) -> Mapping[str, str]:
+        """Stage → key: digest of all that it depends on, in order of appearance."""
+        return stage_keys(self.text)
 
 
 def stage_keys(text: str) -> dict[str, str]:

@@ -29,6 +29,9 @@ class Recipe:
         self._versions = versions
         self._stages = stages
         """Components that have a build stage."""
+        self._known = facts(target.axes)
+        self._found: dict[str, str] = {}
+        self._filled: dict[tuple[str, Arch | None, bool], dict[str, str]] = {}
 
     def of(self, name: str) -> Component:
         return self.project.components[name].model
@@ -74,9 +77,15 @@ class Recipe:
         return pin_of(self._versions, self.of(name).pin or name, self.target.axes)
 
     def version(self, name: str) -> str:
+        """Version of a component. Raises ConfigError if the matrix has none for this target."""
+        if name not in self._found:
+            self._found[name] = self._version(name)
+        return self._found[name]
+
+    def _version(self, name: str) -> str:
         axis = self.of(name).version_axis
         if axis:
-            return facts(self.target.axes)[axis]
+            return self._known[axis]
         pin = self.pin(name)
         if pin is None:
             where = self.project.matrix.at("versions")
@@ -94,8 +103,9 @@ class Recipe:
 
     def key(self, name: str) -> dict[str, str]:
         """What a component's stage may know of the target, besides its own version. Raises ConfigError."""
-        available = {**facts(self.target.axes), **{c: self.version(c) for c in self.target.components}}
         wanted = [k for k in self.of(name).key if k != "gpu"]
+        present = {k: self.version(k) for k in wanted if k in self.target.components}
+        available = {**self._known, **present}
         for i, entry in enumerate(wanted):
             if entry not in available:
                 where = self.project.components[name].at("key", i)
@@ -107,6 +117,11 @@ class Recipe:
 
         `stage`: for the build stage, which may be on an older base than the image.
         """
+        if (name, arch, stage) not in self._filled:
+            self._filled[name, arch, stage] = self._values(name, arch, stage)
+        return dict(self._filled[name, arch, stage])
+
+    def _values(self, name: str, arch: Arch | None, stage: bool) -> dict[str, str]:
         here = {**self.target.axes, "os": self.os(name)} if stage else self.target.axes
         axes = {**facts(here), "version": self.version(name), "image": self.target.image}
         result = {"version": self.version(name), "os": here["os"], **self.key(name)}

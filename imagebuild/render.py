@@ -16,7 +16,7 @@ import jinja2
 
 from imagebuild import final
 from imagebuild.config import Project
-from imagebuild.dockerfile import Dockerfile, spaced, stage_keys
+from imagebuild.dockerfile import Dockerfile, spaced
 from imagebuild.errors import ConfigError
 from imagebuild.models import Target
 from imagebuild.plan import Pins
@@ -83,7 +83,7 @@ class Renderer:
             labels=final.labels(recipe, lock_hash, start),
             append=append.strip(),
         )
-        return Dockerfile(text, stage_keys(text))
+        return Dockerfile(text)
 
     def _folder(self, name: str) -> Path:
         return self.project.root / "components" / name
