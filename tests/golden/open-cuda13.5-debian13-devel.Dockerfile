@@ -605,6 +605,7 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   make \
   'openssh-client=1:10.0p1-7*' \
   'openssh-server=1:10.0p1-7*' \
+  pkg-config \
   pkgconf \
   'rdmacm-utils=56.1-1*'
 

@@ -258,6 +258,7 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   'openssh-client=1:10.0p1-7*' \
   'openssh-server=1:10.0p1-7*' \
   'perftest=25.01.0+0.80-1*' \
+  pkg-config \
   pkgconf \
   'rdmacm-utils=56.1-1*' \
   'ucx-utils=1.18.1+ds-2*'
