@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from imagebuild.build import cache_folder
-from tests.docker.conftest import REPOSITORY, Done, Imagebuild
+from tests.docker.conftest import REPOSITORY, Done, Imagebuild, finish
 from tests.upstream import hpcx, packages
 from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER
 from tests.upstream.server import Server
@@ -108,10 +108,10 @@ class Project:
         file.write_text(f"{head}  hpcx:\n    description{small}\n")
         repository = f"{REPOSITORY}/{self.folder.parent.name}".lower()
         self.run("build", TARGET.replace("runtime", variant), "--repository", repository)
-        json_file = self.folder / "checks.json"
-        self.run.start("verify", f"{repository}/hpcx:cuda13.2.1-ubuntu24.04-{variant}", "--json", json_file).wait(300)
-        results = json.loads(json_file.read_text())["checks"]
-        return {c["check"]: c for c in results if c["component"] == "hpcx"}
+        image, results = f"{repository}/hpcx:cuda13.2.1-ubuntu24.04-{variant}", self.folder / "checks.json"
+        done = finish(self.run.start("verify", image, "--json", results), 300)
+        assert done.status in (0, 1), done.err  # other checks may fail in so small an image
+        return {c["check"]: c for c in json.loads(results.read_text())["checks"] if c["component"] == "hpcx"}
 
 
 @pytest.fixture
@@ -150,7 +150,8 @@ def test_a_repository_signed_by_a_key_that_nobody_published(project: Project) ->
     project.lock = whole
     failed = project.stage("doca-ofed", "--no-cache", expect=4)
     assert "component doca-ofed: a step failed" in failed.err
-    assert f"NO_PUBKEY {stranger[-16:]}" in failed.err
+    assert f"Missing key {stranger}" in failed.err
+    assert "is not signed" in failed.err
 
 
 def test_a_repository_signed_by_another_key_that_was_published(project: Project) -> None:
@@ -225,8 +226,11 @@ def test_a_folder_that_one_architecture_lacks(project: Project) -> None:
     head, _, image = file.read_text().partition("  hpcx:\n    description")
     image = image.replace("[linux/amd64]", "[linux/amd64, linux/arm64]", 1)
     file.write_text(f"{head}  hpcx:\n    description{image}")
-    # The stand-in has no packages for arm64, and this stage installs none.
+    # The stand-in has no packages and no images for arm64; this stage installs none, and runs on amd64. But BuildKit
+    # looks up the images of all stages that come from a mirror, and takes what is no index for whatever is asked for.
     lock = project.lock
+    for image in lock["images"].values():
+        image["digest"] = image["platforms"].get("linux/amd64", image["digest"])
     for url, entry in list(lock["repositories"].items()):
         machine = "sbsa" if packages.NVIDIA in url else "arm64-sbsa"
         lock["repositories"][url.replace("/x86_64/", f"/{machine}/")] = entry
