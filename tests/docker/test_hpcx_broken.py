@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -148,7 +149,10 @@ def test_a_repository_signed_by_a_key_that_nobody_published(project: Project) ->
     assert f"packages {DOCA_URL}: {complaint}" in done.err
     assert project.lock == before
     project.lock = whole
-    failed = project.stage("doca-ofed", "--no-cache", expect=4)
+    # What installs runs again, and nothing else.
+    template = project.folder / "dockerfiles/components/doca-ofed/build.j2"
+    template.write_text(template.read_text().replace("mkdir -p /run/keyrings", f"mkdir -p /run/keyrings # {uuid4()}"))
+    failed = project.stage("doca-ofed", expect=4)
     assert "component doca-ofed: a step failed" in failed.err
     assert f"Missing key {stranger}" in failed.err
     assert "is not signed" in failed.err
@@ -253,11 +257,16 @@ def test_a_combination_that_does_not_exist(project: Project) -> None:
 
 
 def test_a_version_without_a_build_for_the_cuda(project: Project) -> None:
-    done = project.run("build", "hpcx-cuda12.9.2-ubuntu22.04-runtime", "--set", "nccl=2.30.4", expect=2)
-    file = project.folder / "dockerfiles/components/nccl/component.yaml"
-    line = file.read_text().splitlines().index(next(t for t in file.read_text().splitlines() if t[:6] == "facts:")) + 1
-    assert f"{file.relative_to(project.folder)}:{line}: facts: no row gives 'build' to hpcx-cuda12.9.2" in done.err
-    assert "with nccl 2.30.4" in done.err
+    target = "hpcx-cuda12.9.2-ubuntu22.04-runtime"
+    done = project.run("build", target, "--set", "nccl=2.30.4", expect=3)
+    assert f"nccl-excludes excludes {target}: NVIDIA has no package of this NCCL for CUDA 12" in done.err
+
+
+def test_a_version_that_nobody_has_heard_of(project: Project) -> None:
+    done = project.run("build", TARGET, "--set", "nccl=2.99.1", expect=2)
+    file = "dockerfiles/components/nccl/component.yaml"
+    line = (project.folder / file).read_text().split("\nfacts:")[0].count("\n") + 2
+    assert f"error: {file}:{line}: facts: no row gives 'build' to {TARGET} with nccl 2.99.1" in done.err
 
 
 def test_sources_that_are_not_resolved(project: Project) -> None:
