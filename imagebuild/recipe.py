@@ -141,6 +141,12 @@ class Recipe:
         except (KeyError, ValueError, IndexError) as error:
             missing = str(error.args[0]) if isinstance(error, KeyError) else str(error)
             where = self.project.components[name].at(field)
+            if any(missing in row.values for row in self.of(name).facts):
+                rows = self.project.components[name].at("facts")
+                raise ConfigError(
+                    f"{rows}: facts: no row gives {missing!r} to {self.target.id} with {name} {values['version']}, so "
+                    f"there is none that is known; choose another version, or add a row"
+                ) from None
             raise ConfigError(
                 f"{where}: {field}: {template!r} for {self.target.id}: no value for {missing!r}"
                 f"{suggestion(missing, dict(values))}"

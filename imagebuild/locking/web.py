@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import requests
 from requests.exceptions import RequestException
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, IncompleteRead
 
 from imagebuild.errors import Absent, CommandError, Unreachable
 
@@ -168,5 +168,7 @@ def _reason(error: Exception) -> str:
         if not isinstance(deeper, Exception) or deeper is inner:
             break
         inner = deeper
+    if isinstance(inner, IncompleteRead):
+        return f"ended after {inner.partial} of {int(inner.partial or 0) + int(inner.expected or 0)} bytes"
     text = re.sub(r"^HTTPS?Connection\(.*?\): ", "", str(inner).rpartition(">: ")[2])
     return text or type(inner).__name__

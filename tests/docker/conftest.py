@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.request import urlopen
 from uuid import uuid4
 
@@ -26,6 +27,9 @@ from docker.errors import ImageNotFound
 from imagebuild import apt, docker, engine, private_engine, programs
 from imagebuild.records import BuildResult
 from tests.conftest import LOCK, ROOT, Files
+
+if TYPE_CHECKING:
+    from tests.upstream.standin import Upstream
 
 MARK = uuid4().hex[:8]
 REPOSITORY = f"imagebuild-test-{MARK}"
@@ -389,3 +393,25 @@ def registry(tmp_path: Path) -> Iterator[str]:
         process.terminate()
         process.wait()
         shutil.rmtree(tmp_path / "registry")
+
+
+@pytest.fixture(scope="session")
+def upstream(host: str) -> Iterator[Upstream]:
+    """The stand-in for the vendor's servers, served without faults."""
+    from tests.docker import standin  # noqa: PLC0415 - others need it not
+
+    made = standin.make_upstream()
+    with made.serve():
+        yield made
+
+
+@pytest.fixture(scope="session")
+def locked(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory, client: DockerClient, host: str) -> Path:
+    """The project of someone who reaches the stand-in only, with all that the tested targets need in the lock."""
+    from tests.docker import standin  # noqa: PLC0415 - others need it not
+
+    folder = standin.project(tmp_path_factory.mktemp("hpcx"), upstream.configuration)
+    with watched(client, host) as environ:
+        run = Imagebuild(folder, {**environ, "IMAGEBUILD_CONFIG": str(folder / "config.yaml")})
+        run("lock", *[f"hpcx-cuda{c}-*" for c in standin.COMBINATIONS])
+    return folder

@@ -109,7 +109,7 @@ def test_a_version_that_the_component_does_not_know_how_to_install(files: Files)
     ((pin, version, why),) = found.reasons
     assert (pin, version) == ("library", "1.2")
     assert why.startswith("3.0 is there, but: ")
-    assert "no value for 'build'" in why
+    assert "no row gives 'build'" in why
 
 
 def test_a_version_that_is_not_everywhere_yet(files: Files) -> None:

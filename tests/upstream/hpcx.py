@@ -64,7 +64,8 @@ def misspelt(path: str, content: bytes) -> bytes:
 def pack(
     content: Path, distribution: Distribution, target: Path, *, change: CHANGE = unchanged, cuda: int | None = None
 ) -> None:
-    """Write an archive. `cuda` takes the libraries of another major than the name says; one for aarch64 has no ELF."""
+    """Write an archive. `cuda` takes the libraries of another major than the name says; those of aarch64, and its
+    sources, are empty files."""
     top = distribution.name
     prefix = f"/build-result/{top}".encode()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +81,7 @@ def pack(
                 continue
             data = source.read_bytes()
             if distribution.cpu != "x86_64" and (data[:4] == b"\x7fELF" or path.startswith("sources/")):
-                continue
+                data = b""
             changed = change(path, data)
             if changed is not None:
                 changed = changed if data[:4] == b"\x7fELF" else changed.replace(PLACEHOLDER, prefix)

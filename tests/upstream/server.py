@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         address = urlsplit(self.path)
-        path = unquote(address.path)
+        path = unquote(address.path).replace("/./", "/")  # as apt asks where the suite is `./`
         if status := self.owner.failure(path):
             return self._error(status)
         if (content := self.owner.replacement(path)) is not None:

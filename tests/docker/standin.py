@@ -1,0 +1,46 @@
+"""This project as somebody has it who reaches the stand-in for the vendor's servers only. See tests/upstream/README.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from tests.docker.conftest import copy_of_project, install
+from tests.upstream.__main__ import CACHE
+from tests.upstream.standin import Upstream, missing
+
+COMBINATIONS = {
+    "12.9.2-ubuntu22.04": "5",
+    "13.2.1-ubuntu24.04": "5",
+    "13.4.2-ubuntu26.04": "5",
+}
+"""CUDA and Ubuntu of the base images that the stand-in has → series of Open MPI to test there."""
+
+
+def make_upstream() -> Upstream:
+    """The stand-in, from the cache that all tests share; nothing is served yet."""
+    if lacking := missing():
+        install(*lacking)
+    return Upstream.make(CACHE)
+
+
+def project(folder: Path, configuration: str) -> Path:
+    """A copy of this project for one GPU, whose lock has nothing yet of what the stand-in serves."""
+    copy_of_project(folder)
+    matrix = (folder / "matrix.yaml").read_text()
+    # One capability is enough to see that code is made; what the real Ubuntu has in other versions is Debian's here.
+    matrix = re.sub(r'(?m)^  "(80|89|100|103|107|120)": .*\n', "", matrix)
+    matrix = re.sub(r"(?m)^(  (?:sshd|pmix):)\n(?:    - \{.*\n)+    - (.*)$", r"\1 \2", matrix)
+    matrix = re.sub(r"cuda: \[12\.6\.3, .*\]", "cuda: [12.9.2, 13.2.1, 13.4.2]", matrix)
+    head, _, hpcx = matrix.partition("  hpcx:\n    description")
+    hpcx = hpcx.replace("[linux/amd64, linux/arm64]", "[linux/amd64]", 1)
+    (folder / "matrix.yaml").write_text(f"{head}  hpcx:\n    description{hpcx}")
+    lock = json.loads((folder / "imagebuild.lock").read_text())
+    kept = {"wheels": lock["wheels"], "images": {k: v for k, v in lock["images"].items() if "debian" in k}}
+    (folder / "imagebuild.lock").write_text(json.dumps(kept))
+    # Debian 13 has the library of Ubuntu 22.04 under the name of 24.04.
+    pmix = folder / "dockerfiles/components/pmix/component.yaml"
+    pmix.write_text(pmix.read_text().replace("library: libpmix2}", "library: libpmix2t64}"))
+    (folder / "config.yaml").write_text(configuration)
+    return folder

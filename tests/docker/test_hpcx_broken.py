@@ -1,0 +1,283 @@
+"""What can be wrong with the vendor's servers and files: each fault is found by the rule or check that is for it.
+
+The servers are the stand-in of tests/upstream/README.md. Each test has one of its own, whose faults nobody else meets,
+and an empty cache of sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from imagebuild.build import cache_folder
+from tests.docker.conftest import REPOSITORY, Done, Imagebuild, finish
+from tests.upstream import hpcx, packages
+from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER
+from tests.upstream.server import Server
+from tests.upstream.standin import Upstream
+
+pytestmark = pytest.mark.docker
+
+TARGET = "hpcx-cuda13.2.1-ubuntu24.04-runtime"
+ARCHIVE = hpcx.Distribution("ubuntu24.04", 13)
+ARM = hpcx.Distribution("ubuntu24.04", 13, "aarch64")
+DOCA_FOLDER = f"/{packages.DOCA_FOLDERS[0]}/"
+"""Of the release that stages are built on."""
+DOCA_URL = f"https:/{DOCA_FOLDER}"
+SMALL = "    components: [cuda-image, doca-ofed, hpcx]\n"
+
+
+def path_of(archive: hpcx.Distribution) -> str:
+    return f"/content.mellanox.com/{archive.path}"
+
+
+def url_of(archive: hpcx.Distribution) -> str:
+    return f"https:/{path_of(archive)}"
+
+
+@dataclass
+class Project:
+    """A copy of the project, with everything in the lock, and the servers that it reaches."""
+
+    run: Imagebuild
+    upstream: Upstream
+    server: Server
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
+    def lock(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "imagebuild.lock").read_text()))
+
+    @lock.setter
+    def lock(self, content: dict[str, Any]) -> None:
+        (self.folder / "imagebuild.lock").write_text(json.dumps(content))
+
+    def pin(self, archive: hpcx.Distribution, sha256: str | None) -> None:
+        """Give an archive this hash in the lock, or none."""
+        lock = self.lock
+        lock["archives"].pop(url_of(archive), None)
+        lock["archives"] |= {url_of(archive): sha256} if sha256 else {}
+        self.lock = lock
+
+    def sha256(self, archive: hpcx.Distribution) -> str:
+        """Of the archive that the stand-in has."""
+        return hashlib.sha256((self.upstream.root / path_of(archive)[1:]).read_bytes()).hexdigest()
+
+    def offer(self, archive: hpcx.Distribution, **how: Any) -> None:
+        """Serve an archive that is packed in another way, and trust it."""
+        packed = self.folder / "packed.tbz"
+        hpcx.pack(self.upstream.content, archive, packed, **how)
+        content = packed.read_bytes()
+        self.server.replace(path_of(archive), content)
+        self.pin(archive, hashlib.sha256(content).hexdigest())
+
+    def resign(self, key: str, *, published: bool) -> None:
+        """Let another key sign DOCA, and let the vendor's file of keys be that key's if it is `published`."""
+        for path, content in self.upstream.resigned(DOCA_FOLDER, key).items():
+            self.server.replace(path, content)
+        if published:
+            public = (self.upstream.keys.public / f"{key}.gpg").read_bytes()
+            self.server.replace(f"{DOCA_FOLDER}doca_keyring.gpg", public)
+
+    def forget_package(self) -> None:
+        """Take a package of DOCA out of the lock, so that its server is asked again."""
+        lock = self.lock
+        lock["repositories"][DOCA_URL]["packages"].popitem()
+        self.lock = lock
+
+    def stage(self, name: str, *options: str, expect: int) -> Done:
+        return self.run("build", TARGET, "--stage", name, *options, expect=expect)
+
+    def checks(self, variant: str) -> dict[str, dict[str, Any]]:
+        """The results of HPC-X's checks in an image that has little more than HPC-X."""
+        file = self.folder / "matrix.yaml"
+        head, _, image = file.read_text().partition("  hpcx:\n    description")
+        start, end = image.index("    components:"), image.index("    build-with:")
+        small = image[:start] + SMALL + image[end:]
+        small = "\n".join(line for line in small.splitlines() if "{nccl.version}" not in line)
+        file.write_text(f"{head}  hpcx:\n    description{small}\n")
+        repository = f"{REPOSITORY}/{self.folder.parent.name}".lower()
+        self.run("build", TARGET.replace("runtime", variant), "--repository", repository)
+        image, results = f"{repository}/hpcx:cuda13.2.1-ubuntu24.04-{variant}", self.folder / "checks.json"
+        done = finish(self.run.start("verify", image, "--json", results), 300)
+        assert done.status in (0, 1), done.err  # other checks may fail in so small an image
+        return {c["check"]: c for c in json.loads(results.read_text())["checks"] if c["component"] == "hpcx"}
+
+
+@pytest.fixture
+def project(locked: Path, upstream: Upstream, environ: dict[str, str], tmp_path: Path) -> Iterator[Project]:
+    folder, cache = tmp_path / "project", tmp_path / "cache" / "imagebuild"
+    shutil.copytree(locked, folder, ignore=shutil.ignore_patterns("build"))
+    cache.mkdir(parents=True)
+    (cache / "base").symlink_to(cache_folder())
+    places = {"IMAGEBUILD_CONFIG": str(folder / "config.yaml"), "XDG_CACHE_HOME": str(cache.parent)}
+    # Under an address that apt has never seen it has no older index to fall back on.
+    with Server(upstream.root).running() as server:
+        here = replace(upstream, ports={**upstream.ports, "server": server.port})
+        (folder / "config.yaml").write_text(here.configuration)
+        yield Project(Imagebuild(folder, {**environ, **places}), here, server)
+
+
+def test_another_hash_in_the_lock(project: Project) -> None:
+    project.pin(ARCHIVE, "0" * 64)
+    done = project.stage("hpcx", expect=5)
+    found = project.sha256(ARCHIVE)
+    assert f"error: {url_of(ARCHIVE)}: its sha256 is {found}, but imagebuild.lock has {'0' * 64}" in done.err
+
+
+def test_a_repository_signed_by_a_key_that_nobody_published(project: Project) -> None:
+    project.resign(STRANGER, published=False)
+    trusted, stranger = (project.upstream.keys.fingerprint(key) for key in (DOCA, STRANGER))
+    complaint = f"signed by {stranger[-16:]}: the key is not in the file; the file of the key holds {trusted}"
+    checked = project.run("lock", TARGET, "--check", expect=1)
+    assert f"changed packages {DOCA_URL} {DOCA_URL}: {complaint}" in " ".join(checked.out.split())
+    whole = project.lock
+    project.forget_package()
+    before = project.lock
+    done = project.run("lock", TARGET, expect=4)
+    assert f"packages {DOCA_URL}: {complaint}" in done.err
+    assert project.lock == before
+    project.lock = whole
+    # What installs runs again, and nothing else.
+    template = project.folder / "dockerfiles/components/doca-ofed/build.j2"
+    template.write_text(template.read_text().replace("mkdir -p /run/keyrings", f"mkdir -p /run/keyrings # {uuid4()}"))
+    failed = project.stage("doca-ofed", expect=4)
+    assert "component doca-ofed: a step failed" in failed.err
+    assert f"Missing key {stranger}" in failed.err
+    assert "is not signed" in failed.err
+
+
+def test_a_repository_signed_by_another_key_that_was_published(project: Project) -> None:
+    project.resign(CUDA, published=True)
+    trusted, other = (project.upstream.keys.fingerprint(key) for key in (DOCA, CUDA))
+    complaint = f"is signed by the key {other}, but imagebuild.lock trusts {trusted}"
+    checked = project.run("lock", TARGET, "--check", expect=1)
+    assert f"changed packages {DOCA_URL} {DOCA_URL}: {complaint}" in " ".join(checked.out.split())
+    whole = project.lock
+    project.forget_package()
+    before = project.lock
+    done = project.run("lock", TARGET, expect=4)
+    assert f"packages {DOCA_URL}: {complaint}" in done.err
+    assert f"`imagebuild lock --update {DOCA_URL}` takes the new key" in done.err
+    assert project.lock == before
+    project.lock = whole
+    failed = project.stage("doca-ofed", expect=4)
+    assert f"does not hold the key {trusted} of imagebuild.lock; it holds:" in failed.err
+    assert other in failed.err
+
+
+def test_an_expired_key(project: Project) -> None:
+    project.resign(EXPIRED, published=True)
+    lock = project.lock
+    del lock["repositories"][DOCA_URL]
+    project.lock = lock
+    done = project.run("lock", TARGET, expect=4)
+    expired = project.upstream.keys.fingerprint(EXPIRED)
+    assert f"packages {DOCA_URL}: signed by {expired}: the key has expired; the file of the key holds" in done.err
+    assert project.lock == lock
+
+
+def test_an_archive_that_is_cut_short(project: Project) -> None:
+    project.server.truncate(path_of(ARCHIVE))
+    failed = project.stage("hpcx", expect=4)
+    size = (project.upstream.root / path_of(ARCHIVE)[1:]).stat().st_size
+    assert f"{path_of(ARCHIVE)}: broke off after {size // 2} of {size} bytes" in failed.err
+    project.pin(ARCHIVE, None)
+    done = project.run("lock", TARGET, expect=4)
+    assert f"ended after {size // 2} of {size} bytes" in done.err
+    assert project.lock["archives"][url_of(ARCHIVE)] == "unresolved"
+
+
+def test_a_bad_moment_of_the_server(project: Project) -> None:
+    project.pin(ARCHIVE, None)
+    project.server.fail(path_of(ARCHIVE), status=500, times=2)
+    project.run("lock", TARGET)
+    assert [r.status for r in project.server.requests if r.path == path_of(ARCHIVE)] == [500, 500, 200]
+    assert project.lock["archives"][url_of(ARCHIVE)] == project.sha256(ARCHIVE)
+
+
+def test_an_archive_for_another_cuda(project: Project) -> None:
+    good = project.checks("runtime")
+    assert (good["cuda-major"]["outcome"], good["closure"]["outcome"]) == ("passed", "passed")
+    project.offer(ARCHIVE, cuda=12)
+    bad = project.checks("runtime")
+    assert (bad["cuda-major"]["outcome"], bad["closure"]["outcome"]) == ("failed", "failed")
+    assert "libcudart.so.12" in bad["cuda-major"]["output"]
+    assert "libcudart.so.12 => not found" in bad["closure"]["output"]
+
+
+def test_a_file_with_the_place_of_another_build(project: Project) -> None:
+    assert project.checks("devel")["prefix"]["outcome"] == "passed"
+    project.offer(ARCHIVE, change=hpcx.misspelt)
+    bad = project.checks("devel")["prefix"]
+    assert bad["outcome"] == "failed"
+    assert "/opt/hpcx/ucx/lib/libucs.la" in bad["output"]
+
+
+def test_a_folder_that_one_architecture_lacks(project: Project) -> None:
+    file = project.folder / "matrix.yaml"
+    head, _, image = file.read_text().partition("  hpcx:\n    description")
+    image = image.replace("[linux/amd64]", "[linux/amd64, linux/arm64]", 1)
+    file.write_text(f"{head}  hpcx:\n    description{image}")
+    # The stand-in has no packages and no images for arm64; this stage installs none, and runs on amd64. But BuildKit
+    # looks up the images of all stages that come from a mirror, and takes what is no index for whatever is asked for.
+    lock = project.lock
+    for image in lock["images"].values():
+        image["digest"] = image["platforms"].get("linux/amd64", image["digest"])
+    for url, entry in list(lock["repositories"].items()):
+        machine = "sbsa" if packages.NVIDIA in url else "arm64-sbsa"
+        lock["repositories"][url.replace("/x86_64/", f"/{machine}/")] = entry
+    project.lock = lock
+    project.pin(ARM, project.sha256(ARM))
+    project.stage("hpcx", "--platform", "linux/arm64", expect=0)
+    project.offer(ARM, change=hpcx.without("clusterkit"))
+    failed = project.stage("hpcx", "--platform", "linux/arm64", expect=4)
+    assert "component hpcx: a step failed" in failed.err
+    assert "HPC-X's init script and 'env' in components/hpcx/component.yaml differ" in failed.err
+    assert "< HPCX_CLUSTERKIT_DIR=/opt/hpcx/clusterkit" in failed.err
+
+
+def test_a_combination_that_does_not_exist(project: Project) -> None:
+    settings = ("--set", "cuda=13.2.1", "--set", "os=ubuntu26.04")
+    done = project.run("plan", *settings, "hpcx", expect=3)
+    assert "cuda-on-ubuntu26.04 excludes hpcx-cuda13.2.1-ubuntu26.04-devel: nvidia/cuda has images of" in done.err
+    listed = project.run("plan", "--why", *settings).out
+    assert "hpcx-cuda13.2.1-ubuntu26.04-runtime" in listed
+
+
+def test_a_version_without_a_build_for_the_cuda(project: Project) -> None:
+    target = "hpcx-cuda12.9.2-ubuntu22.04-runtime"
+    done = project.run("build", target, "--set", "nccl=2.30.4", expect=3)
+    assert f"nccl-excludes excludes {target}: NVIDIA has no package of this NCCL for CUDA 12" in done.err
+
+
+def test_a_version_that_nobody_has_heard_of(project: Project) -> None:
+    done = project.run("build", TARGET, "--set", "nccl=2.99.1", expect=2)
+    file = "dockerfiles/components/nccl/component.yaml"
+    line = (project.folder / file).read_text().split("\nfacts:")[0].count("\n") + 2
+    assert f"error: {file}:{line}: facts: no row gives 'build' to {TARGET} with nccl 2.99.1" in done.err
+
+
+def test_sources_that_are_not_resolved(project: Project) -> None:
+    lock = project.lock
+    base = "nvidia/cuda:13.2.1-runtime-ubuntu24.04"
+    lock["archives"][url_of(ARCHIVE)] = lock["images"][base] = lock["repositories"][DOCA_URL] = "unresolved"
+    project.lock = lock
+    # No engine is asked, either.
+    done = project.run("build", TARGET, expect=2, DOCKER_HOST="unix:///nowhere.sock")
+    assert "imagebuild.lock: unresolved, so nothing would verify them; run `imagebuild lock`" in done.err
+    listed = [line.strip() for line in done.err.splitlines() if line.startswith("  ")]
+    assert sorted(listed) == [f"archive {url_of(ARCHIVE)}", f"image {base}", f"packages {DOCA_URL}"]
+    assert not project.server.requests
+    assert not (project.folder / "build").exists()
