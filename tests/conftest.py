@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-hpcx", action="store_true", help="build hpcx for all Ubuntu releases and CUDA majors")
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 

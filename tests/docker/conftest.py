@@ -55,6 +55,8 @@ class Imagebuild:
 
     folder: Path
     environ: Mapping[str, str]
+    limit: float = 600
+    """Seconds that a command may take."""
 
     def start(self, *args: str | Path, **environ: str) -> subprocess.Popen[str]:
         """Without waiting for the end, so that a test can interfere."""
@@ -67,7 +69,7 @@ class Imagebuild:
 
     def __call__(self, *args: str | Path, expect: int = 0, **environ: str) -> Done:
         began = time.monotonic()
-        done = finish(self.start(*args, **environ), 600)
+        done = finish(self.start(*args, **environ), self.limit)
         assert done.status == expect, f"exit status {done.status}\n{done.out}\n{done.err}"
         assert "Traceback" not in done.err
         return Done(done.status, done.out, done.err, time.monotonic() - began)

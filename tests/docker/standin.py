@@ -11,8 +11,8 @@ from tests.upstream.__main__ import CACHE
 from tests.upstream.standin import Upstream, missing
 
 COMBINATIONS = {
-    "12.9.2-ubuntu22.04": "5",
-    "13.2.1-ubuntu24.04": "5",
+    "12.9.2-ubuntu22.04": "4",
+    "13.2.1-ubuntu24.04": "4",
     "13.4.2-ubuntu26.04": "5",
 }
 """CUDA and Ubuntu of the base images that the stand-in has → series of Open MPI to test there."""
