@@ -41,7 +41,7 @@ def path(environ: Mapping[str, str]) -> Path:
 def load(environ: Mapping[str, str]) -> Settings:
     """The configuration; without a file the defaults. Raises ConfigError with every mistake in it."""
     file = path(environ)
-    if not file.exists() and "IMAGEBUILD_CONFIG" not in environ:
+    if not file.exists() and not environ.get("IMAGEBUILD_CONFIG"):
         return Settings()
     mistakes = config.Mistakes()
     document = config.load(file, Settings, mistakes)

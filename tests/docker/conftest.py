@@ -35,7 +35,15 @@ MARK = uuid4().hex[:8]
 REPOSITORY = f"imagebuild-test-{MARK}"
 """Names every image made here, so that nobody's is overwritten or removed."""
 TARGET = "quickstart-cuda13.5-debian13-runtime"
-OURS = {"DOCKER_HOST", "FORCE_COLOR", "GITHUB_ACTIONS", "IMAGEBUILD_MATRIX", "IMAGEBUILD_STATE", "NO_COLOR"}
+OURS = {
+    "DOCKER_HOST",
+    "FORCE_COLOR",
+    "GITHUB_ACTIONS",
+    "IMAGEBUILD_CONFIG",
+    "IMAGEBUILD_MATRIX",
+    "IMAGEBUILD_STATE",
+    "NO_COLOR",
+}
 """Variables that decide what is tested; those of whoever runs the tests do not count."""
 
 
