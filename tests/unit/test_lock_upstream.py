@@ -133,7 +133,7 @@ def test_a_server_with_a_bad_day(server: Server) -> None:
 
 def test_half_a_file_is_never_hashed(server: Server) -> None:
     server.truncate("/host/")
-    with pytest.raises(Unreachable, match="IncompleteRead|ended after"):
+    with pytest.raises(Unreachable, match="ended after"):
         web().sha256(at(server, "host/a.tar"))
     assert len(server.requests) == ATTEMPTS
 
