@@ -55,4 +55,6 @@ $(VENV)/installed: $(VENV)/bin/pip pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/bin/pip pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	command -v git > /dev/null && command -v gpg > /dev/null || { apt-get update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git gnupg; }
 	touch $(VENV)/installed $@
