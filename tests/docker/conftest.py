@@ -274,9 +274,14 @@ class Tiny(Files):
     def __post_init__(self) -> None:
         super().__init__(self.root)
         self.write("matrix.yaml", TINY.replace("NONCE", self.nonce))
-        self.add("library")
+        self.add("library", self.new)
         self.add("tool", "key: [cuda]\nrequires: [library]\nbuild-requires: [library]\n", with_="{{ key.cuda }}")
         self.add("plugin", "variants: [devel]\nbuild-requires: [library]\n", with_="plugin")
+
+    @property
+    def new(self) -> str:
+        """For a component: makes the step that all images have as new as this project."""
+        return f'packages: {{after-install: ": {self.nonce}"}}\n'
 
     def add(self, name: str, more: str = "", with_: str = "") -> None:
         """A component; `with_` is a word that its step has, together with what `library` made."""
