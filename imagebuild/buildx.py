@@ -97,7 +97,7 @@ def run(request: Request, progress: Progress) -> tuple[BuildResult, ...]:
             stream.forget_failures()
             status = _bake(request, metadata_file, progress, stream)
         if status:
-            raise CommandError(_engine_gone(request, stream) + explain(request, stream, status))
+            raise CommandError(_engine_gone(request) + explain(request, stream, status))
         metadata = json.loads(metadata_file.read_text()) if metadata_file.exists() else {}
     except ValueError as error:
         raise ResultError(f"{metadata_file}: buildx wrote what is not JSON: {error}") from None
@@ -164,9 +164,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.wait(patience)
 
 
-def _engine_gone(request: Request, stream: Stream) -> str:
-    """Whether the engine has stopped, for when no step failed: what buildx says then does not tell."""
-    if request.builder or any(v.parts for v in stream.failed()):
+def _engine_gone(request: Request) -> str:
+    """Whether the engine has stopped: what buildx says then does not tell, and steps that it took along look failed."""
+    if request.builder:
         return ""
     why = flaw(request.engine.host, flags=() if request.engine.origin == "context" else None)
     return f"the engine at {request.engine.host} stopped during the build ({why}); start it again\n" if why else ""
