@@ -77,7 +77,8 @@ def script_of(project: Project, component: str, check: Check) -> str:
     """The commands of a check."""
     if check.run is not None:
         return check.run
-    path: Path = project.root / "components" / component / "checks" / f"{check.script or check.name}.sh"
+    owner, _, script = (check.script or check.name).rpartition("/")
+    path: Path = project.root / "components" / (owner or component) / "checks" / f"{script}.sh"
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -9,7 +9,7 @@ from imagebuild.errors import ConfigError
 from imagebuild.lockfile import UNRESOLVED, Lock
 from imagebuild.models import Arch
 from imagebuild.recipe import Recipe
-from imagebuild.sources import PackageSource, pinned, repository_of
+from imagebuild.sources import pinned, repository_of
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
@@ -46,7 +46,7 @@ def repository(recipe: Recipe, name: str, lock: Lock, *, stage: bool = False) ->
     arch, url = next(iter(urls.items()))
     first = recipe.repository(name, arch, stage=stage)
     assert first
-    entry = repository_of(lock, PackageSource(url, first.suite, first.key, ()))
+    entry = repository_of(lock, url)
     about = {"name": first.name, "suite": first.suite, "key": first.key, "urls": urls, "stage": name}
     if first.configured:
         return about
@@ -96,7 +96,7 @@ def _exact(recipe: Recipe, name: str, package: str, lock: Lock, *, stage: bool) 
     urls = _urls(recipe, name, stage=stage)
     found = set()
     for url in urls.values():
-        entry = repository_of(lock, PackageSource(url, "", "", ()))
+        entry = repository_of(lock, url)
         found.add(UNRESOLVED if isinstance(entry, str) else entry.packages.get(package, "none"))
     if len(found) > 1 or "none" in found:
         raise ConfigError(

@@ -121,8 +121,9 @@ class Check(Model):
     """What passing proves, in one line."""
     run: str | None = None
     """Shell commands, run by bash inside the image; status 0 passes."""
-    script: Name | None = None
-    """Instead of `run`: the file `checks/<script>.sh`. Without both it is `checks/<name>.sh`."""
+    script: Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*$")] | None = None
+    """Instead of `run`: the file `checks/<script>.sh`, or another component's as `<component>/<script>`. Without both
+    it is `checks/<name>.sh`."""
     expect: str | None = None
     """Regular expression that must occur in the output; `{version}` stands for the component's version."""
     needs: tuple[Literal["gpu", "rdma"], ...] = ()

@@ -11,7 +11,7 @@ from imagebuild.errors import ConfigError
 from imagebuild.models import Arch, Base, Component, Pin, Repository, Target
 from imagebuild.plan import pin_of, provider
 from imagebuild.sources import Archive, BaseImage, GitRef, PackageSource, Source, WheelSet
-from imagebuild.versions import facts, matches
+from imagebuild.versions import facts, first_values
 
 CPUS: Mapping[Arch, str] = {"amd64": "x86_64", "arm64": "aarch64"}
 ARCHS: tuple[Arch, ...] = get_args(Arch)
@@ -128,10 +128,8 @@ class Recipe:
         if arch:
             axes["arch"] = arch
             result |= {"arch": arch, "cpu": CPUS[arch]}
-        for row in self.of(name).facts:
-            if matches(row.when, axes):
-                for fact, text in row.values.items():
-                    result.setdefault(fact, self.fill(name, text, result, "facts"))
+        for fact, text in first_values(self.of(name).facts, axes).items():
+            result.setdefault(fact, self.fill(name, text, result, "facts"))
         return result
 
     def fill(self, name: str, template: str, values: Mapping[str, str], field: str) -> str:
@@ -191,10 +189,8 @@ class Recipe:
         if not self.of(owner).wheels:
             return None
         values = {"version": version}
-        for row in self.of(owner).facts:
-            if matches(row.when, values):
-                for fact, text in row.values.items():
-                    values.setdefault(fact, text.replace("{version}", version))
+        for fact, text in first_values(self.of(owner).facts, values).items():
+            values.setdefault(fact, self.fill(owner, text, values, "facts"))
         wanted = tuple(self.fill(owner, text, values, "wheels") for text in self.of(owner).wheels)
         return WheelSet(owner, version, wanted)
 
@@ -209,15 +205,10 @@ class Recipe:
 
     def env(self, name: str, variant: str | None = None) -> dict[str, str]:
         """Environment that a component gives an image; of another variant than the target's, if one is named."""
-        axes = {**facts(self.target.axes), "version": self.version(name)}
+        axes = {**self._known, "version": self.version(name)}
         if variant:
             axes["variant"] = variant
-        result: dict[str, str] = {}
-        for row in self.of(name).env:
-            if matches(row.when, axes):
-                for variable, value in row.values.items():
-                    result.setdefault(variable, value)
-        return result
+        return first_values(self.of(name).env, axes)
 
     def repository(self, name: str, arch: Arch, *, stage: bool = False) -> Repository | None:
         """The repository of a component's packages for one architecture, filled in."""

@@ -129,8 +129,6 @@ class Renderer:
             about = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
             rule = self._macros["rule"](name, about)
             text = self._run(f"components/{name}/build.j2", file=self._file_reader(name), **context)
-            if f"from={name}-key," in text:
-                text = f"{self._macros['key_stage'](context['signed'])}\n\n{text}"
             self._texts[identity] = f"{rule}\n{text}"
         return self._texts[identity]
 

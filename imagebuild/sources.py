@@ -105,9 +105,9 @@ def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:
     return found if isinstance(found, tuple) else ()
 
 
-def repository_of(lock: Lock, repository: PackageSource) -> LockedRepository | Unresolved:
+def repository_of(lock: Lock, url: str) -> LockedRepository | Unresolved:
     """Key and versions of a repository of packages."""
-    return _found(lock.repositories.get(repository.url), repository)
+    return _found(lock.repositories.get(url), PackageSource(url, "", "", ()))
 
 
 def pinned(lock: Lock, source: Source) -> str:
@@ -122,7 +122,7 @@ def pinned(lock: Lock, source: Source) -> str:
         case WheelSet():
             pin = [sorted(wheel.sha256.values()) for wheel in wheels_of(lock, source)]
         case PackageSource():
-            found = repository_of(lock, source)
+            found = repository_of(lock, source.url)
             pin = found if isinstance(found, str) else (found.fingerprint, sorted(found.packages.items()))
     return f"{title(source)} {pin}"
 
@@ -139,7 +139,7 @@ def is_unresolved(lock: Lock, source: Source) -> bool:
         case WheelSet():
             return not wheels_of(lock, source)
         case PackageSource():
-            return repository_of(lock, source) == UNRESOLVED
+            return repository_of(lock, source.url) == UNRESOLVED
 
 
 def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:

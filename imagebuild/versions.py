@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from imagebuild.models import Condition
+from imagebuild.models import Condition, Row
 
 OPERATORS = ("<", ">", "=", "!", "~")
 
@@ -38,6 +38,15 @@ def matches(condition: Condition, axes: Mapping[str, str]) -> bool:
         name in axes and any(satisfies(axes[name], wanted) for wanted in alternatives)
         for name, alternatives in condition.items()
     )
+
+
+def first_values(rows: Iterable[Row], axes: Mapping[str, str]) -> dict[str, str]:
+    """Of each value, the text of the first row that has it and whose condition holds."""
+    result: dict[str, str] = {}
+    for row in rows:
+        if matches(row.when, axes):
+            result |= {name: text for name, text in row.values.items() if name not in result}
+    return result
 
 
 def major(version: str) -> str:
