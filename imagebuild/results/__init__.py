@@ -1,0 +1,1 @@
+"""What benchmarks printed, read into numbers: one module a tool, and no guessing."""
