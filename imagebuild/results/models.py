@@ -18,7 +18,7 @@ class Half(Model):
     algbw_gb_s: float | None
     busbw_gb_s: float | None
     wrong: int | None
-    """Elements that differ from what they should be; `None` where validation was off or the column meant something else."""
+    """Elements that are not what they should be; `None` where validation was off or the column meant something else."""
 
 
 class Row(Model):
