@@ -15,6 +15,8 @@ from imagebuild.records import CheckResult
 from imagebuild.versions import facts, matches
 
 TIMEOUT_STATUS, KILLED_STATUS = 124, 137
+SKIPPED_STATUS = 77
+"""With it a check says that it cannot run here; its last line of output says why."""
 OUTPUT_LIMIT = 20_000
 """Characters of a check's output that are kept, from its end."""
 
@@ -97,11 +99,12 @@ def _run_one(planned: Planned, execute: Execute) -> CheckResult:
         return CheckResult(component=planned.component, check=check.name, outcome="skipped", reason=planned.skip)
     began = time.monotonic()
     status, output = execute(planned.script, check)
-    reason = judge(check, planned.version, status, output)
+    skipped = status == SKIPPED_STATUS and output.strip()
+    reason = output.strip().splitlines()[-1] if skipped else judge(check, planned.version, status, output)
     return CheckResult(
         component=planned.component,
         check=check.name,
-        outcome="failed" if reason else "passed",
+        outcome="skipped" if skipped else "failed" if reason else "passed",
         reason=reason,
         output=output[-OUTPUT_LIMIT:],
         seconds=round(time.monotonic() - began, 3),

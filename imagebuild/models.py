@@ -126,8 +126,14 @@ class Check(Model):
     it is `checks/<name>.sh`."""
     expect: str | None = None
     """Regular expression that must occur in the output; `{version}` stands for the component's version."""
-    needs: tuple[Literal["gpu", "rdma"], ...] = ()
+    needs: tuple[Annotated[str, Field(pattern=r"^(gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*)$")], ...] = ()
     """What the host must have; elsewhere the check is skipped."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables for the commands, for checks that share a script."""
+    ranks: Annotated[int, Field(gt=0)] = 1
+    """How many times srun starts it together."""
+    results: Literal["nccl-tests", "nvbandwidth", "perftest", "ucx_perftest", "dcgmi"] | None = None
+    """The benchmark whose output is read."""
     when: Condition = Field(default_factory=dict)
     """Targets the check is about; elsewhere it is skipped."""
     user: str = "root"
