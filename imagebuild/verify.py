@@ -35,7 +35,11 @@ def verify(project: Project, plan: Plan, image: str) -> VerifyResult:
 
         def execute(script: str, check: Check) -> tuple[int, str]:
             return docker.execute(
-                running, script, user=check.user, timeout_s=check.timeout_s, environment={"LC_ALL": "C.UTF-8", **check.environment}
+                running,
+                script,
+                user=check.user,
+                timeout_s=check.timeout_s,
+                environment={"LC_ALL": "C.UTF-8", **check.environment},
             )
 
         results = [check_layers(client, info.id), *checks.run(todo, execute)]
