@@ -48,8 +48,8 @@ class Execution:
     seconds: float
     environment: Mapping[str, str] = field(default_factory=dict)
     """What the command was given, with secrets blanked."""
-    killed_for: str = ""
-    """Why it was killed, if not for its time: it printed too much."""
+    problem: str = ""
+    """Why there is no status, if it was not killed for its time: it printed too much, or the nodes did not come up."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class ExecSession:
             output=sink.text,
             seconds=seconds,
             environment=redact.environment(given),
-            killed_for=sink.reason,
+            problem=sink.reason,
         )
 
     def _line(self, command: Command, program: str) -> list[str] | None:
