@@ -121,7 +121,7 @@ def compressed_size(client: docker.DockerClient, image: str) -> int | None:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise what the engine says as CommandError; `what` is what was asked of it."""
+    """Turn what the SDK raises into CommandError."""
     try:
         yield
     except (DockerException, OSError) as error:
