@@ -93,6 +93,7 @@ class Slurm:
             with subprocess.Popen(["tar", "-x", "-C", rootfs], stdin=subprocess.PIPE) as tar:
                 assert tar.stdin
                 for chunk in made.export():
+                    assert isinstance(chunk, bytes)
                     tar.stdin.write(chunk)
             assert tar.returncode == 0
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from imagebuild import docker
 from imagebuild.records import CheckResult, VerifyResult
 from imagebuild.runners.cluster import Unreachable, cluster
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild, containers, until
-from tests.docker.test_slurm import SUM
 from tests.docker.test_quickstart import docker_build
+from tests.docker.test_slurm import SUM
 
 pytestmark = pytest.mark.docker
 
@@ -137,8 +138,9 @@ def test_a_container_keeps_its_host_key_when_it_starts_again(quickstart: Built, 
     fresh = client.containers.run(quickstart.tag, ["/usr/sbin/sshd", "-D", "-e"], detach=True)
 
     def key() -> str:
-        status, text = fresh.exec_run(["cut", "-d ", "-f2", "/etc/ssh/ssh_host_ed25519_key.pub"])
-        return "" if status else text.decode()
+        words = ["cut", "-d ", "-f2", "/etc/ssh/ssh_host_ed25519_key.pub"]
+        command = ["docker", "exec", str(fresh.id), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     try:
         assert until(lambda: bool(key()))

@@ -52,6 +52,20 @@ def test_schemas(model: type[Matrix | Component | Lock], golden: Callable[[str, 
     golden(f"schemas/{model.__name__.lower()}.json", text)
 
 
+def test_the_page_of_checks_is_fresh(project: Project, golden: Callable[[str, str], None]) -> None:
+    """docs/all-checks.md: what each check proves, by what it needs."""
+    places: dict[tuple[str, ...], list[str]] = {}
+    for name, document in sorted(project.components.items()):
+        for check in document.model.checks:
+            row = f"| {name}/{check.name} | {check.description.replace('|', chr(92) + '|')} |"
+            places.setdefault(check.needs, []).append(row)
+    text = "# All checks of the components, by need\n\nWritten by `make golden` from `dockerfiles/components/*/component.yaml`.\n"
+    for needs, rows in sorted(places.items(), key=lambda item: (len(item[0]), item[0])):
+        title = " and ".join(f"`{need}`" for need in needs) or "nothing but a container"
+        text += "\n".join(["", f"## Needs {title}", "", "| check | proves |", "|---|---|", *rows, ""])
+    golden("docs/all-checks.md", text)
+
+
 @pytest.mark.programs
 def test_shell_passes_shellcheck(project: Project, tmp_path: Path) -> None:
     files = [p for p in SCRIPTS if p.suffix == ".sh" or p.read_text().startswith("#!/bin/")]
