@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tarfile
 import tempfile
@@ -16,7 +17,7 @@ from docker import DockerClient
 from docker.errors import DockerException, ImageNotFound
 
 from imagebuild import checks, docker
-from imagebuild.errors import ConfigError
+from imagebuild.errors import CommandError, ConfigError
 from imagebuild.models import Plan, Target
 
 
@@ -26,7 +27,7 @@ class Subject:
 
     name: str
     """As it was asked for, or the tag of a target."""
-    platform: str = "unknown"
+    platform: str = ""
     digest: str | None = None
     reference: str | None = None
     """What the engine knows it by."""
@@ -72,8 +73,8 @@ def in_engine(client: DockerClient, plan: Plan, image: str, *, pull: bool) -> Su
 def elsewhere(plan: Plan, image: str | None, layout: Path | None) -> Subject:
     """An image that a command prefix leads to: a target's id or a layout may say what should be in it."""
     target = target_of(plan, image) if image else None
-    labels, platform = described(layout) if layout else ({}, "unknown")
-    return Subject(name=image or "(unnamed)", platform=platform, layout=layout, labels=labels, target=target)
+    said = described(layout) if layout else Described({}, "", {})
+    return Subject(name=image or "(unnamed)", platform=said.platform, layout=layout, labels=said.labels, target=target)
 
 
 def renamed(found: Subject, name: str, layout: Path) -> Subject:
@@ -81,14 +82,29 @@ def renamed(found: Subject, name: str, layout: Path) -> Subject:
     return replace(found, name=name, layout=layout)
 
 
-def described(layout: Path) -> tuple[dict[str, str], str]:
-    """Labels and platform of a layout with one image. Raises ConfigError if it is none."""
+@dataclass(frozen=True)
+class Described:
+    """What a layout says about its image, of one platform."""
+
+    labels: Mapping[str, str]
+    platform: str
+    manifest: Mapping[str, Any]
+
+
+def described(layout: Path, arch: str = "") -> Described:
+    """Labels and platform of a layout with one image; of several platforms, the one of this architecture or the first.
+
+    Raises ConfigError if it is none.
+    """
     try:
         manifest = _blob(layout, only(layout)["digest"])
         if "manifests" in manifest:
-            manifest = _blob(layout, manifest["manifests"][0]["digest"])
+            entries = [m for m in manifest["manifests"] if m.get("platform", {}).get("os") != "unknown"]
+            entries.sort(key=lambda m: m.get("platform", {}).get("architecture") != arch)
+            manifest = _blob(layout, entries[0]["digest"])
         config = _blob(layout, manifest["config"]["digest"])
-        return dict(config.get("config", {}).get("Labels") or {}), f"{config['os']}/{config['architecture']}"
+        labels = dict(config.get("config", {}).get("Labels") or {})
+        return Described(labels, f"{config['os']}/{config['architecture']}", manifest)
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise ConfigError(f"{layout}: cannot be read as an OCI layout: {error}") from None
 
@@ -113,37 +129,50 @@ def _pull(client: DockerClient, reference: str) -> None:
 def loaded(client: DockerClient, layout: Path) -> Iterator[str]:
     """A layout in the engine's store, under a name of its own that goes with the context.
 
-    Names that the layout has for its images are not used: they may be those of other images there.
+    Names that the layout has for its images are not used: they may be those of other images there. Raises
+    ConfigError if it has not exactly one image, CommandError if the engine fails.
     """
-    name = f"imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
+    name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
+    with docker.explained("docker version"):
+        arch = client.version()["Arch"]
+    replaced = {
+        "index.json": _index(only(layout), name),
+        # For engines that keep images unpacked, and read no index.
+        "manifest.json": _manifest(described(layout, arch), name),
+    }
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
-            index = json.dumps(_named(layout, name)).encode()
-            for path in sorted(p for p in layout.rglob("*") if p.is_file()):
-                member = archive.gettarinfo(path, str(path.relative_to(layout)))
-                if member.name == "index.json":
-                    member.size = len(index)
-                    with tempfile.TemporaryFile() as changed:
-                        changed.write(index)
-                        changed.seek(0)
-                        archive.addfile(member, changed)
-                elif member.name != "manifest.json":  # of docker save, with the names
-                    with path.open("rb") as content:
-                        archive.addfile(member, content)
+            for path in sorted(p for p in layout.rglob("*") if p.is_file() and p.name not in replaced):
+                archive.add(path, str(path.relative_to(layout)))
+            for place, document in replaced.items():
+                content = json.dumps(document).encode()
+                member = tarfile.TarInfo(place)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
         file.seek(0)
         try:
             with docker.explained(f"docker load {layout}"):
-                client.images.load(cast(Any, file))
+                # Not through `images`, which asks for the image by a name without its registry.
+                for line in client.api.load_image(cast(Any, file)):
+                    if "error" in line:
+                        raise CommandError(f"docker load {layout}: {line['error']}")
             yield name
         finally:
             with suppress(DockerException, OSError):
                 client.images.remove(name, force=True)
 
 
-def _named(layout: Path, name: str) -> dict[str, Any]:
-    """The layout's index with its image, of that name."""
+def _index(descriptor: Mapping[str, Any], name: str) -> dict[str, Any]:
     annotations = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
-    return {"schemaVersion": 2, "manifests": [{**only(layout), "annotations": annotations}]}
+    return {"schemaVersion": 2, "manifests": [{**descriptor, "annotations": annotations}]}
+
+
+def _manifest(image: Described, name: str) -> list[dict[str, Any]]:
+    def path(descriptor: Mapping[str, Any]) -> str:
+        return "blobs/" + str(descriptor["digest"]).replace(":", "/")
+
+    layers = [path(layer) for layer in image.manifest["layers"]]
+    return [{"Config": path(image.manifest["config"]), "RepoTags": [name], "Layers": layers}]
 
 
 def only(layout: Path) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from imagebuild.selection import Listed
 from imagebuild.subject import Subject
 
 EXEC = "exec:"
+PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 SLOW_S = 5
 """Seconds from which on a check is reported as it ends, not only in the table at the end."""
 
@@ -164,11 +165,12 @@ class _Progress:
 
     def result(self) -> VerifyResult:
         image = self.work.subject
+        machine = self.surroundings.facts.get("machine", "") if self.surroundings else ""
         return VerifyResult(
             image=image.name,
             digest=image.digest,
             target=image.labels.get("imagebuild.target") or (image.target.id if image.target else None),
-            platform=image.platform,
+            platform=image.platform or PLATFORMS.get(machine, "unknown"),
             checks=tuple(sorted(self.results, key=lambda r: r.component != selection.IMAGE)),
             labels=dict(image.labels),
             started=self.started,
