@@ -1,17 +1,17 @@
-"""`imagebuild verify`: the checks of an image's components, in a container."""
+"""`imagebuild verify`: what reading an image says, and the checks of its components in a container."""
 
 from __future__ import annotations
 
 import os
-import time
+from pathlib import Path
 
-from docker import DockerClient
 from rich.markup import escape
 
-from imagebuild import checks, console, docker, engine, layers
+from imagebuild import checks, console, docker, engine
 from imagebuild.config import Project
 from imagebuild.console import out
-from imagebuild.errors import ConfigError, ResultError
+from imagebuild.errors import ConfigError
+from imagebuild.inspection import describe, inspect
 from imagebuild.models import Check, Plan
 from imagebuild.records import CheckResult, VerifyResult
 
@@ -19,9 +19,11 @@ from imagebuild.records import CheckResult, VerifyResult
 def verify(project: Project, plan: Plan, image: str) -> VerifyResult:
     """Run the checks of the components that the image's labels name.
 
-    `image` is a target's id, or any image that was built from a target. Raises ConfigError if it is neither,
-    CommandError if the engine fails.
+    `image` is a target's id, any image that was built from a target, or the path of a saved image, which is only read.
+    Raises ConfigError if it is none of them, CommandError if the engine fails.
     """
+    if path := saved_at(image):
+        return verify_saved(project, plan, path)
     client = docker.connect(engine.find(os.environ))
     target = next((t for t in plan.targets if t.id == image), None)
     info = docker.inspect(client, target.tags[0] if target else image)
@@ -38,7 +40,8 @@ def verify(project: Project, plan: Plan, image: str) -> VerifyResult:
                 running, script, user=check.user, timeout_s=check.timeout_s, environment={"LC_ALL": "C.UTF-8"}
             )
 
-        results = [check_layers(client, info.id), *checks.run(todo, execute)]
+        static = inspect(docker.saved(client, info.id), project, plan, platform=info.platform)
+        results = [*static, *checks.run(todo, execute)]
     return VerifyResult(
         image=target.tags[0] if target else image,
         digest=info.digest,
@@ -48,20 +51,23 @@ def verify(project: Project, plan: Plan, image: str) -> VerifyResult:
     )
 
 
-def check_layers(client: DockerClient, image: str) -> CheckResult:
-    """No layer holds a private key, not even one that a later layer hides."""
-    began = time.monotonic()
-    try:
-        found = layers.private_keys(layers.files(docker.saved(client, image)))
-    except ResultError as error:
-        return CheckResult(component="image", check="no-keys", outcome="skipped", reason=str(error))
-    return CheckResult(
-        component="image",
-        check="no-keys",
-        outcome="failed" if found else "passed",
-        reason=f"{len(found)} private keys in the layers" if found else "",
-        output="\n".join(found),
-        seconds=round(time.monotonic() - began, 3),
+def saved_at(image: str) -> Path | None:
+    """The path that `oci:PATH` names, or that exists and is no image's name."""
+    if image.startswith("oci:"):
+        return Path(image.removeprefix("oci:"))
+    path = Path(image)
+    return path if (path / "oci-layout").is_file() or path.is_file() else None
+
+
+def verify_saved(project: Project, plan: Plan, path: Path) -> VerifyResult:
+    """What reading an image says, without an engine. Raises ConfigError if it is none, ResultError if it is damaged."""
+    about = describe(path)
+    return VerifyResult(
+        image=str(path),
+        digest=about[0].digest,
+        target=about[0].labels.get("imagebuild.target"),
+        platform=", ".join(image.platform for image in about),
+        checks=inspect(path, project, plan),
     )
 
 
