@@ -18,6 +18,7 @@ from docker.errors import DockerException, ImageNotFound
 
 from imagebuild import checks, docker
 from imagebuild.errors import CommandError, ConfigError
+from imagebuild.inspection import describe
 from imagebuild.models import Plan, Target
 
 
@@ -48,9 +49,21 @@ class Subject:
         return said or (dict(self.target.axes) if self.target and not self.reference else {})
 
 
-def is_layout(image: str) -> bool:
-    """Whether this names an OCI layout: a folder with `oci-layout` and `index.json`."""
-    return Path(image, "oci-layout").is_file()
+def saved_at(image: str) -> Path | None:
+    """The path that `oci:PATH` names, or that exists and is no image's name: an OCI layout, or an archive of one."""
+    if image.startswith("oci:"):
+        return Path(image.removeprefix("oci:"))
+    path = Path(image)
+    return path if (path / "oci-layout").is_file() or path.is_file() else None
+
+
+def saved(path: Path) -> Subject:
+    """An image in a layout or an archive. Raises ConfigError if it is none, ResultError if it cannot be read."""
+    about = describe(path)
+    return Subject(
+        name=str(path), platform=", ".join(image.platform for image in about), digest=about[0].digest, layout=path,
+        labels=about[0].labels,
+    )  # fmt: skip
 
 
 def in_engine(client: DockerClient, plan: Plan, image: str, *, pull: bool) -> Subject:
@@ -73,39 +86,21 @@ def in_engine(client: DockerClient, plan: Plan, image: str, *, pull: bool) -> Su
 def elsewhere(plan: Plan, image: str | None, layout: Path | None) -> Subject:
     """An image that a command prefix leads to: a target's id or a layout may say what should be in it."""
     target = target_of(plan, image) if image else None
-    said = described(layout) if layout else Described({}, "", {})
-    return Subject(name=image or "(unnamed)", platform=said.platform, layout=layout, labels=said.labels, target=target)
+    if layout:
+        return replace(saved(layout), name=image or str(layout), target=target)
+    return Subject(name=image or "(unnamed)", target=target)
 
 
-def renamed(found: Subject, name: str, layout: Path) -> Subject:
-    """The same image, whose files are in a layout too."""
-    return replace(found, name=name, layout=layout)
-
-
-@dataclass(frozen=True)
-class Described:
-    """What a layout says about its image, of one platform."""
-
-    labels: Mapping[str, str]
-    platform: str
-    manifest: Mapping[str, Any]
-
-
-def described(layout: Path, arch: str = "") -> Described:
-    """Labels and platform of a layout with one image; of several platforms, the one of this architecture or the first.
-
-    Raises ConfigError if it is none.
-    """
+def _manifest_of(layout: Path, arch: str) -> Mapping[str, Any]:
+    """The manifest in a layout with one image; of several platforms, that of this architecture or the first."""
     try:
         manifest = _blob(layout, only(layout)["digest"])
         if "manifests" in manifest:
             entries = [m for m in manifest["manifests"] if m.get("platform", {}).get("os") != "unknown"]
             entries.sort(key=lambda m: m.get("platform", {}).get("architecture") != arch)
             manifest = _blob(layout, entries[0]["digest"])
-        config = _blob(layout, manifest["config"]["digest"])
-        labels = dict(config.get("config", {}).get("Labels") or {})
-        return Described(labels, f"{config['os']}/{config['architecture']}", manifest)
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        return dict(manifest)
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{layout}: cannot be read as an OCI layout: {error}") from None
 
 
@@ -138,7 +133,7 @@ def loaded(client: DockerClient, layout: Path) -> Iterator[str]:
     replaced = {
         "index.json": _index(only(layout), name),
         # For engines that keep images unpacked, and read no index.
-        "manifest.json": _manifest(described(layout, arch), name),
+        "manifest.json": _manifest(_manifest_of(layout, arch), name),
     }
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
@@ -153,7 +148,7 @@ def loaded(client: DockerClient, layout: Path) -> Iterator[str]:
         try:
             with docker.explained(f"docker load {layout}"):
                 # Not through `images`, which asks for the image by a name without its registry.
-                for line in client.api.load_image(cast(Any, file)):
+                for line in cast(Any, client.api).load_image(file):
                     if "error" in line:
                         raise CommandError(f"docker load {layout}: {line['error']}")
             yield name
@@ -167,12 +162,12 @@ def _index(descriptor: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"schemaVersion": 2, "manifests": [{**descriptor, "annotations": annotations}]}
 
 
-def _manifest(image: Described, name: str) -> list[dict[str, Any]]:
+def _manifest(manifest: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     def path(descriptor: Mapping[str, Any]) -> str:
         return "blobs/" + str(descriptor["digest"]).replace(":", "/")
 
-    layers = [path(layer) for layer in image.manifest["layers"]]
-    return [{"Config": path(image.manifest["config"]), "RepoTags": [name], "Layers": layers}]
+    layers = [path(layer) for layer in manifest["layers"]]
+    return [{"Config": path(manifest["config"]), "RepoTags": [name], "Layers": layers}]
 
 
 def only(layout: Path) -> dict[str, Any]:
