@@ -81,9 +81,10 @@ def planned(
     result = []
     for name, version in components.items():
         for check in of_component(project.components[name].model):
-            skip = needs.missing(check.needs, have)
-            if not skip and axes and not matches(check.when, facts(axes)):
+            if axes and not matches(check.when, facts(axes)):
                 skip = "only for " + ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
+            else:
+                skip = needs.missing(check.needs, have)
             result.append(Planned(name, version, check, script_of(project, name, check), skip))
     return result
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -91,3 +91,17 @@ class Runner(Protocol):
 
     def session(self, image: str) -> AbstractContextManager[Session]:
         """Make the image ready; what was started for it ends with the context. Raises Unusable."""
+
+
+@dataclass(frozen=True)
+class NoRunner:
+    """Runs nothing, and says why."""
+
+    reason: str
+    name: str = "none"
+
+    @contextmanager
+    def session(self, image: str) -> Iterator[Session]:
+        """Raises Unusable."""
+        raise Unusable(f"{image}: {self.reason}" if image else self.reason)
+        yield  # what makes it a context
