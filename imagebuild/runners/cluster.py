@@ -21,6 +21,20 @@ USERS = {"root": ("/root", 0), "mpiuser": ("/home/mpiuser", 1000)}
 """Who may log in: home and number. An image that was not built here may lack the second."""
 KEY = ".ssh/id_ed25519"
 STEP_TIMEOUT_S = 60
+# A server that has just been started may not answer yet; one that refuses will go on to.
+GREET = """\
+for _ in $(seq {tries}); do
+  if said=$(ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=2 {name} true 2>&1); then exit; fi
+  case $said in *'Permission denied'* | *'verification failed'*) break ;; esac
+  sleep 0.5
+done
+echo "$said"
+exit 1
+"""
+
+
+class Unreachable(CommandError):
+    """The nodes run, but the image's ssh does not connect them."""
 
 
 def names(nodes: int) -> list[str]:
@@ -42,8 +56,8 @@ def cluster(
     sshd runs in each, with host keys made there, and lets root and `mpiuser` in from every node by a key that was
     made for this cluster and lies in memory. All ends with the context. `options` are further arguments of the SDK's
     `containers.run` for a node, counted from 0: for example its share of the GPUs, since NCCL takes none twice.
-    Raises CommandError if the engine fails, if the image has no ssh, or if the nodes do not reach each other within
-    `timeout_s` seconds.
+    Raises CommandError if the engine fails, and Unreachable, which is one, if the nodes do not reach each other
+    within `timeout_s` seconds or if the image has no ssh.
     """
     with ExitStack() as stack:
         network = stack.enter_context(_network(client))
@@ -88,7 +102,8 @@ def _wiring(client: DockerClient, network: Network, name: str) -> dict[str, Any]
 def _authorise(nodes: tuple[Container, ...], user: str) -> None:
     """Let the user log in from every node to every other."""
     make = f"ssh-keygen -q -t ed25519 -N '' -C {names(1)[0]} -f ~/{KEY} && cat ~/{KEY}"
-    key = _run(nodes[0], f"command -v ssh sshd > /dev/null || {{ echo no ssh or sshd; exit 1; }}; {make}", user)
+    _run(nodes[0], "for tool in ssh ssh-keygen /usr/sbin/sshd; do command -v $tool || { echo no $tool; exit 1; }; done")
+    key = _run(nodes[0], make, user)
     # Not as an argument, which every process of the machine could read.
     for node in nodes:
         put = f'umask 077; printf "%s\\n" "$KEY" > ~/{KEY}; ssh-keygen -y -f ~/{KEY} | tee ~/.ssh/authorized_keys'
@@ -107,21 +122,18 @@ def _introduce(nodes: tuple[Container, ...], users: list[str], timeout_s: float)
             _run(node, f"printf '%s\\n' {shlex.join(known)} > ~/.ssh/known_hosts", user)
     for user in users:
         for name, node in zip(called, nodes, strict=True):
-            seconds = max(1, round(deadline - time.monotonic()))
-            greet = f"ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=2 {name} true"
-            status, said = _execute(
-                nodes[0], f"for _ in $(seq {seconds}); do if {greet}; then exit 0; fi; sleep 1; done; exit 1", user, {}
-            )
+            greet = GREET.format(name=name, tries=max(1, round(2 * (deadline - time.monotonic()))))
+            status, said = _execute(nodes[0], greet, user, {})
             if status:
                 _, log = _execute(node, "tail -n 5 /run/sshd/log", "root", {})
-                raise CommandError(f"{name}: sshd does not let {user} in: {said.strip()}\n{log.strip()}")
+                raise Unreachable(f"{name}: sshd does not let {user} in: {said.strip()}\n{log.strip()}")
 
 
 def _run(node: Container, script: str, user: str = "root", environment: Mapping[str, str] | None = None) -> str:
-    """What a script prints in a node. Raises CommandError if it fails."""
+    """What a script prints in a node. Raises Unreachable if it fails."""
     status, output = _execute(node, script, user, environment or {})
     if status:
-        raise CommandError(f"{node.name}: the node cannot be prepared (exit status {status}): {output.strip()}")
+        raise Unreachable(f"{node.name}: the node cannot be prepared (exit status {status}): {output.strip()}")
     return output.strip()
 
 

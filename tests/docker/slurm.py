@@ -71,7 +71,10 @@ class Slurm:
     def environ(self) -> dict[str, str]:
         # srun hands its own on to the ranks, and PMIx wants a home.
         path = os.environ["PATH"] + ":/usr/sbin:/sbin"
-        return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path, "HOME": "/tmp"}
+        temporary = str(self.folder / "tmp")
+        return {
+            "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path, "HOME": temporary, "TMPDIR": temporary,
+        }  # fmt: skip
 
     def srun(self, *argv: str | Path, uid: int = 0) -> subprocess.CompletedProcess[str]:
         """`srun …` as a user."""
@@ -90,6 +93,7 @@ class Slurm:
             with subprocess.Popen(["tar", "-x", "-C", rootfs], stdin=subprocess.PIPE) as tar:
                 assert tar.stdin
                 for chunk in made.export():
+                    assert isinstance(chunk, bytes)
                     tar.stdin.write(chunk)
             assert tar.returncode == 0
         finally:
@@ -147,6 +151,8 @@ def _configure(slurm: Slurm) -> None:
     folder = slurm.folder
     for name in ("munge", "pmix", "state", "spool-n1", "spool-n2"):
         (folder / name).mkdir(mode=0o755)
+    (folder / "tmp").mkdir()
+    (folder / "tmp").chmod(0o1777)
     key = folder / "munge" / "key-file"
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(1024))

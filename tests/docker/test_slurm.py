@@ -6,12 +6,15 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from docker import DockerClient
 
+from imagebuild.records import VerifyResult
+from tests.conftest import ROOT
 from tests.docker import slurm
-from tests.docker.conftest import Built
+from tests.docker.conftest import Built, Imagebuild
 from tests.docker.slurm import NOBODY, Slurm
 
 pytestmark = pytest.mark.docker
@@ -78,3 +81,53 @@ def test_without_pmix_each_rank_is_alone(cluster: Cluster) -> None:
     """What the checks must not take for a success."""
     done = cluster.slurm.srun("--mpi=none", "--ntasks=2", *cluster.enter, cluster.slurm.folder / "sum")
     assert re.findall("rank .*", done.stdout) == ["rank 0 of 1, sum 0"] * 2
+
+
+def test_verify_runs_checks_through_srun(
+    cluster: Cluster, quickstart: Built, imagebuild: Imagebuild, tmp_path: Path
+) -> None:
+    runner = f"exec:srun {' '.join(cluster.enter)}"
+    wanted = ["pmix/*", "ucx-distro/*"]
+    results = verify(imagebuild, quickstart, tmp_path, cluster, runner, wanted)
+    assert results["pmix/slurm"] == results["ucx-distro/mpi-slurm"] == results["pmix/loads"] == "passed"
+    assert results["ucx-distro/two-nodes"] == "skipped"
+    assert "failed" not in results.values()
+
+
+def test_verify_finds_ranks_that_are_alone(
+    cluster: Cluster, quickstart: Built, imagebuild: Imagebuild, tmp_path: Path
+) -> None:
+    """An image whose PMIx does not hear of Slurm's."""
+    alone = "env --unset=PMIX_NAMESPACE --unset=PMIX_RANK"
+    runner = f"exec:srun {' '.join(cluster.enter)} {alone}"
+    results = verify(
+        imagebuild, quickstart, tmp_path, cluster, runner, ["pmix/slurm", "ucx-distro/mpi-slurm"], expect=1
+    )
+    assert results == {"pmix/slurm": "failed", "ucx-distro/mpi-slurm": "failed"}
+
+
+def test_the_check_passes_as_a_normal_user(cluster: Cluster, uid: int) -> None:
+    script = (ROOT / "dockerfiles/components/ucx-distro/checks/mpi.sh").read_text()
+    bash = ["env", "SPREAD=slurm", "bash", "-euo", "pipefail", "-c", script]
+    done = cluster.slurm.srun("--mpi=pmix", "--nodes=2", "--ntasks=2", *cluster.enter, *bash, uid=uid)
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall("^Final:", done.stdout, re.MULTILINE)) == 1
+
+
+def verify(
+    imagebuild: Imagebuild,
+    built: Built,
+    folder: Path,
+    cluster: Cluster,
+    runner: str,
+    checks: list[str],
+    expect: int = 0,
+) -> dict[str, str]:
+    """Check -> outcome."""
+    chosen = [word for check in checks for word in ("--check", check)]
+    told = folder / "verify.json"
+    given = {name: cluster.slurm.environ[name] for name in ("SLURM_CONF", "TMPDIR")}
+    target = built.result.target
+    imagebuild("verify", target, "--runner", runner, *chosen, "--json", told, expect=expect, **given)
+    result = VerifyResult.model_validate_json(told.read_text())
+    return {f"{c.component}/{c.check}": c.outcome for c in result.checks}

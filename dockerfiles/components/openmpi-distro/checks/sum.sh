@@ -29,8 +29,8 @@ for node in "${nodes[@]}"; do
   ssh "$node" "cat > $program && chmod +x $program" < sum
 done
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-hosts=$(printf ',%s:2' "${nodes[@]}")
-ranks=$((2 * ${#nodes[@]}))
+ranks=4
+hosts=$(printf ",%s:$((ranks / ${#nodes[@]}))" "${nodes[@]}")
 for layer in ucx ob1; do
   mpirun --host "${hosts#,}" -n "$ranks" --mca pml "$layer" \
     --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any "$program" | tee "$layer"
