@@ -1,7 +1,7 @@
 """Lines of a log, whatever wrote and copied it: decoded, without launcher prefixes and without debug output.
 
-A log is read in pieces, because one with NCCL_DEBUG=INFO may be much larger than the table in it. Nothing here raises for
-what a file holds; `OSError` comes from the file itself.
+A log is read in pieces, because one with NCCL_DEBUG=INFO may be much larger than the table in it. Nothing here raises
+for what a file holds; `OSError` comes from the file itself.
 """
 
 from __future__ import annotations
@@ -81,12 +81,8 @@ def from_text(name: str, text: str) -> Lines:
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
     """The file in UTF-8 or whatever it has."""
     first = file.read(_PIECE)
-    for mark, encoding in _BOMS:
-        if first.startswith(mark):
-            first = first[len(mark) :]
-            break
-    else:
-        encoding = "utf-8"
+    mark, encoding = next((bom for bom in _BOMS if first.startswith(bom[0])), (b"", "utf-8"))
+    first = first[len(mark) :]
     if encoding == "utf-8":
         yield first
         while piece := file.read(_PIECE):
