@@ -1,4 +1,4 @@
-"""What says that a run of nccl-tests did not end well: its own messages, NCCL's, and those of launchers and schedulers."""
+"""What says that a run of nccl-tests did not end well: its messages, NCCL's, and those of launchers and schedulers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Failure:
 
 
 _PHRASES: tuple[tuple[Cause, tuple[str, ...]], ...] = (
-    # A message names the cause after who reports it, `Test NCCL failure … 'unhandled cuda error'`: the first that fits.
+    # A message names the cause after who reports it, `Test NCCL failure … 'unhandled cuda error'`: the first here counts.
     (
         "cuda",
         ("unhandled cuda error", "Test CUDA failure", r"\b[Cc]uda failure\b", r"CUDA failure \S", r"\bCUDA error\b"),

@@ -25,15 +25,19 @@ def collective(rows: Sequence[Row], header: Header | None) -> str | None:
     roots = {row.root for row in rows}
     reducing = bool(redops) and not redops & {None, "none"}
     rooted = bool(roots) and not roots & {None, -1}
-    if reducing and rooted:
-        return "reduce"
-    if reducing and share == 1 and ratio > 0.99:
-        return "all_reduce"
-    if reducing and share > 1 and not rooted:
-        return "reduce_scatter"
-    if rooted and not reducing and share == 1 and ratio > 0.99:
-        return "broadcast"
+    if reducing:
+        return _reducing(rooted=rooted, ratio=ratio, share=share)
+    if rooted:
+        return "broadcast" if share == 1 and ratio > 0.99 else None
     return _by_blank_column(rows, header) or _without_columns(rows, header, ratio, share)
+
+
+def _reducing(*, rooted: bool, ratio: float, share: int) -> str | None:
+    if rooted:
+        return "reduce"
+    if share > 1:
+        return "reduce_scatter"
+    return "all_reduce" if ratio > 0.99 else None
 
 
 def _by_blank_column(rows: Sequence[Row], header: Header | None) -> str | None:

@@ -79,8 +79,8 @@ def _run(log: Lines, piece: Piece, failures: Sequence[Failure]) -> Run:
         rows=rows,
         partial_rows=len(partial),
         out_of_bounds=int(out_of_bounds.values["count"]) if out_of_bounds else None,
-        out_of_bounds_failed=bool(out_of_bounds) and out_of_bounds.values.get("state") == "FAILED",
-        average_failed=bool(average) and average.values.get("state") == "FAILED",
+        out_of_bounds_failed=_failed(out_of_bounds),
+        average_failed=_failed(average),
         concluded=average is not None or piece.first("concluded") is not None,
         failures=failures,
         cut=bool(partial) and partial[-1].number > max((e.number for e in piece.events if e.kind == "row"), default=0),
@@ -110,6 +110,10 @@ def _run(log: Lines, piece: Piece, failures: Sequence[Failure]) -> Run:
         verdict=verdict,
         reason=reason,
     )
+
+
+def _failed(event: Event | None) -> bool:
+    return event is not None and event.values.get("state") == "FAILED"
 
 
 def _warning(warnings: Sequence[Line], piece: Piece) -> str | None:

@@ -1,7 +1,7 @@
 """The tables of nccl-tests and rccl-tests in a log, of every release since 1.0.
 
-Rows are put together again where other output broke into them (`nccl_rows`), events are sorted into runs (`nccl_split`),
-and each run is judged (`nccl_verdict`).
+Rows are put together again where other output broke into them (`nccl_rows`), events are sorted into runs
+(`nccl_split`), and each run is judged (`nccl_verdict`).
 """
 
 from __future__ import annotations
