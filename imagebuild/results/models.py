@@ -120,7 +120,9 @@ class UcxResult(Model):
     """`average` and `overall`, in MiB/s, which the program prints as MB/s."""
     rate_msg_s: dict[str, float | None] = Field(default_factory=dict)
     final: bool = True
-    """False where only progress lines were printed."""
+    """False where only progress lines were printed, or none."""
+    reason: str = ""
+    """Why there is no result, where the program said it."""
 
 
 class Diagnostic(Model):
