@@ -1,7 +1,7 @@
 """ucx_perftest's text, from UCX 1.3 on, and its CSV.
 
-The server prints the name of the test, the client the numbers. `Final:` marks a result; before UCX 1.9 nothing does, and
-the last row is it. Several threads have totals only. MB are of 2^20 bytes.
+The server prints the name of the test, the client the numbers. `Final:` marks a result; before UCX 1.9 nothing does,
+and the last row is it. Several threads have totals only. MB are of 2^20 bytes.
 """
 
 from __future__ import annotations
