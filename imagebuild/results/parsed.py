@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-Item = TypeVar("Item", covariant=True)
+Item_co = TypeVar("Item_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class Parsed(Generic[Item]):
+class Parsed(Generic[Item_co]):
     """Items of one tool read from one source; empty where the source holds nothing of that tool."""
 
-    items: tuple[Item, ...] = ()
+    items: tuple[Item_co, ...] = ()
     unread: tuple[str, ...] = ()
     """Lines (or JSON pieces, shortened) that look like results of this tool and could not be read."""
 
@@ -23,7 +23,7 @@ class Parsed(Generic[Item]):
         return bool(self.items or self.unread)
 
     @classmethod
-    def joined(cls, parts: Iterable[Parsed[Item]]) -> Parsed[Item]:
+    def joined(cls, parts: Iterable[Parsed[Item_co]]) -> Parsed[Item_co]:
         """Several parts of a source as one, in order."""
         kept = tuple(parts)
         return cls(
