@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imagebuild.results.lines import Line
 
 _DECODER = json.JSONDecoder(strict=False)
-_BARE = re.compile(r"(?<=[:,\[])(\s{0,20})([+-]?)(?:inf(?:inity)?|nan)(?=\s{0,20}[,}\]])", re.IGNORECASE)
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.){0,1000000}"|[{}\[\]:,]|-?\d[\d.eE+-]{0,400}|true|false|null|NaN|-?Infinity|\S', re.DOTALL)
+_TOKEN = re.compile(
+    r'"(?:[^"\\]|\\.){0,1000000}"|[{}\[\]:,]|[+-]?(?i:infinity|inf|nan)\b|-?\d[\d.eE+-]{0,400}|true|false|null|\S',
+    re.DOTALL,
+)
 _KEYS = re.compile(r'"(?:results|benchmark|testcases|nvbandwidth|busBw|bus_bw|test_categories)"')
 _ATTEMPTS = 200
 """Places of one stream where a document may begin but does not: text with more of them is no JSON."""
@@ -28,10 +30,11 @@ class Document:
     """The line of the log where it begins."""
 
 
-def extract(lines: Sequence[Line]) -> tuple[list[Document], list[Line]]:
+def extract(said: Sequence[Line]) -> tuple[list[Document], list[Line]]:
     """The documents in lines of one process, and the lines that are in none."""
+    lines = list(said)
     if not any(line.text.lstrip().startswith(("{", "[")) for line in lines):
-        return [], list(lines)
+        return [], lines
     text = "\n".join(line.text for line in lines)
     starts = []
     at = 0
@@ -58,7 +61,7 @@ def extract(lines: Sequence[Line]) -> tuple[list[Document], list[Line]]:
         if tail.strip():
             # Another document, or the beginning of other output, on the line where this one ends.
             index -= 1
-            lines = [*lines[:index], lines[index]._replace(text=tail), *lines[index + 1 :]]
+            lines[index] = lines[index]._replace(text=tail)
             starts[index] = end
     return documents, rest
 
@@ -88,40 +91,43 @@ def _document(text: str, begin: int, number: int) -> tuple[Document, int] | None
     return (Document(value, whole=whole, number=number), end) if value else None
 
 
-def _tokens(text: str, begin: int) -> Iterator[tuple[str, int]]:
-    for found in _TOKEN.finditer(text, begin):
-        yield found[0], found.end()
-
-
 def _repaired(text: str, begin: int) -> tuple[str, int, bool]:
     """As much of a document as is sound, with what is open closed; where that ends; and whether it was whole.
 
     Numbers that JSON does not have, `inf` and `nan`, get the names by which Python reads them.
     """
-    plain = _BARE.sub(lambda found: found[1] + ("NaN" if "n" in found[0][:3].lower().replace("inf", "") else
-                                               f"{found[2].replace('+', '')}Infinity"), text[begin:])  # fmt: skip
     stack: list[str] = []
+    pieces: list[str] = []
     sound, closing = 0, ""
     before = ""
-    for token, end in _tokens(plain, 0):
-        if token in "{[":
-            stack.append("}" if token == "{" else "]")
-        elif token in "}]":
-            if not stack or stack.pop() != token:
+    for found in _TOKEN.finditer(text, begin):
+        word = _named(found[0])
+        pieces.append(word)
+        if word in ("{", "["):
+            stack.append("}" if word == "{" else "]")
+        elif word in ("}", "]"):
+            if not stack or stack.pop() != word:
                 break
             if not stack:
-                return plain[:end], begin + end + len(text) - begin - len(plain), True
-        elif token in ":,":
-            before = token
-            continue
-        elif not _is_value(token):
+                return "".join(pieces), found.end(), True
+        elif word not in (":", ",") and (not _is_value(word) or found.end() == len(text)):
+            # A number at the very end may lack digits.
             break
-        is_key = stack and stack[-1] == "}" and before != ":" and token not in "{}[]"
-        if not is_key:
-            sound, closing = end, "".join(reversed(stack))
-        before = token
-    return plain[:sound] + closing, len(text), False
+        is_key = bool(stack) and stack[-1] == "}" and before != ":" and word[0] == '"'
+        if word not in (":", ",") and not is_key:
+            sound, closing = len(pieces), "".join(reversed(stack))
+        before = word
+    return "".join(pieces[:sound]) + closing, len(text), False
 
 
-def _is_value(token: str) -> bool:
-    return token[0] == '"' or token[0].isdigit() or len(token) > 1
+def _named(word: str) -> str:
+    bare = word.lower().lstrip("+-")
+    if bare == "nan":
+        return "NaN"
+    return f"{'-' if word[0] == '-' else ''}Infinity" if bare.startswith("inf") else word
+
+
+def _is_value(word: str) -> bool:
+    if word[0] == '"':
+        return len(word) > 1 and word[-1] == '"'
+    return word[0].isdigit() or len(word) > 1

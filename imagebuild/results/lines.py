@@ -34,7 +34,7 @@ _UCX_HEAD = re.compile(rb"\[\d{1,12}\.\d{1,9}\] \[[^\]\s]{1,300}\]\s{1,12}[^\s:]
 _WINDOW = 700
 """Bytes before ` NCCL INFO ` in which the head of such a line is looked for."""
 _TAG = re.compile(rb"[ \t]*\[[^\]\s]{1,300}\]<std\w{2,4}>: ?\Z")
-_GLUED = re.compile(rb"(?:-?\d[\d.]*(?:e[+-]\d\d)?|N/A|-?nan|-?inf)(?=[A-Za-z])")
+_GLUED = re.compile(rb"-?\d[\d.]*(?:e[+-]\d\d)?(?=[A-Za-z])|-(?=[A-Za-z])")
 
 
 class Line(NamedTuple):
@@ -179,14 +179,17 @@ def _is_prefix(before: bytes) -> bool:
 
 def _part_of_row(before: bytes, host: bytes, hosts: set[bytes]) -> bytes:
     """What of `host` is the end of the row that the message broke into, as in `0.00      0node1:123:123 [0] NCCL`."""
-    if host in hosts or not before[-1:].strip():
-        for known in hosts:
-            if host.endswith(known):
-                return host[: len(host) - len(known)]
-        found = _GLUED.match(host)
-        return found[0] if found and host not in hosts else b""
-    # `N/A` glued to a host: the slash cannot be part of the host's name.
-    return host[:1] if before.endswith(b"N/") and host[:1] == b"A" else b""
+    if host in hosts:
+        return b""
+    for at in range(1, len(host)):
+        if host[at:] in hosts:
+            return host[:at]
+    if before.endswith(b"N/") and host[:1] == b"A":
+        return b"A"
+    if before[-1:].strip():
+        return b""
+    found = _GLUED.match(host)
+    return found[0] if found else b""
 
 
 def _lines(row: bytes, number: int) -> Iterator[Line]:

@@ -21,7 +21,7 @@ class Failure:
 
 
 _PHRASES: tuple[tuple[Cause, tuple[str, ...]], ...] = (
-    # A message names the cause after who reports it, `Test NCCL failure … 'unhandled cuda error'`: the first here counts.
+    # A message names the cause after who reports it, `Test NCCL failure … 'unhandled cuda error'`: the first counts.
     (
         "cuda",
         ("unhandled cuda error", "Test CUDA failure", r"\b[Cc]uda failure\b", r"CUDA failure \S", r"\bCUDA error\b"),

@@ -130,7 +130,7 @@ def _row(entry: Json) -> Row | None:
     if size is None or count is None or not {"out_of_place", "in_place"} <= set(entry):
         return None
     out_of_place, in_place = entry["out_of_place"], entry["in_place"]
-    if any(isinstance(half, Mapping) and "bus_bw" not in half for half in (out_of_place, in_place)):
+    if any(isinstance(half, Mapping) and not {"bus_bw", "nwrong"} <= set(half) for half in (out_of_place, in_place)):
         return None
     return Row(
         size_bytes=size,
@@ -172,7 +172,7 @@ def _by_size(source: str, document: Document) -> Parsed[Run]:
                     redop=str(values.get("redop") or "") or None, root=_integer(values.get("root")),
                     out_of_place=out_of_place, in_place=in_place)
             )  # fmt: skip
-    return _simple(source, document, rows, partial, "nccl-tests", None)
+    return _simple(source, document, rows, partial, tool="nccl-tests")
 
 
 def _flat(source: str, document: Document) -> Parsed[Run]:
@@ -196,11 +196,11 @@ def _flat(source: str, document: Document) -> Parsed[Run]:
             rows[-1] = rows[-1].model_copy(update={"in_place": half})
         else:
             rows.append(row)
-    return _simple(source, document, rows, partial, "rccl-tests", name)
+    return _simple(source, document, rows, partial, tool="rccl-tests", name=name)
 
 
 def _simple(
-    source: str, document: Document, rows: Sequence[Row], partial: Sequence[str], tool: str, name: str | None
+    source: str, document: Document, rows: Sequence[Row], partial: Sequence[str], *, tool: str, name: str | None = None
 ) -> Parsed[Run]:
     """A layout without footer: its end shows that the program came to it."""
     counted = nccl_verdict.wrong_total(rows) is not None
