@@ -98,7 +98,7 @@ def _repaired(text: str, begin: int) -> tuple[str, int, bool]:
     """
     stack: list[str] = []
     pieces: list[str] = []
-    sound, closing = 0, ""
+    sound = 0
     before = ""
     for found in _TOKEN.finditer(text, begin):
         word = _named(found[0])
@@ -106,8 +106,9 @@ def _repaired(text: str, begin: int) -> tuple[str, int, bool]:
         if word in ("{", "["):
             stack.append("}" if word == "{" else "]")
         elif word in ("}", "]"):
-            if not stack or stack.pop() != word:
+            if not stack or stack[-1] != word:
                 break
+            stack.pop()
             if not stack:
                 return "".join(pieces), found.end(), True
         elif word not in (":", ",") and (not _is_value(word) or found.end() == len(text)):
@@ -115,9 +116,9 @@ def _repaired(text: str, begin: int) -> tuple[str, int, bool]:
             break
         is_key = bool(stack) and stack[-1] == "}" and before != ":" and word[0] == '"'
         if word not in (":", ",") and not is_key:
-            sound, closing = len(pieces), "".join(reversed(stack))
+            sound = len(pieces)
         before = word
-    return "".join(pieces[:sound]) + closing, len(text), False
+    return "".join((*pieces[:sound], *reversed(stack))), len(text), False
 
 
 def _named(word: str) -> str:

@@ -10,6 +10,7 @@ from imagebuild.results.nccl_rows import Cells
 
 _FOOTERS: frozenset[Kind] = frozenset(("oob", "average", "concluded"))
 _BODY: frozenset[Kind] = frozenset(("row", "partial", *_FOOTERS))
+_ONCE: tuple[Kind, ...] = ("starting", "parameters", "header", "oob", "average")
 
 Piece = list[Event]
 
@@ -61,13 +62,15 @@ def _parallel(pieces: Sequence[Piece]) -> list[Piece]:
     """
     done: list[Piece] = []
     unfinished: list[Piece] = []
+    counts: Counter[Kind] = Counter()
     for at, piece in enumerate(pieces):
         unfinished.append(piece)
+        counts.update(event.kind for event in piece)
         following = pieces[at + 1] if at + 1 < len(pieces) else None
-        if following is not None and (_is_torn(following) or not _is_finished(unfinished)):
+        if following is not None and (_is_torn(following) or not _is_finished(counts)):
             continue
         done += _apart(unfinished) if _is_mixed(unfinished) else unfinished
-        unfinished = []
+        unfinished, counts = [], Counter()
     return done
 
 
@@ -76,9 +79,8 @@ def _is_torn(piece: Piece) -> bool:
     return piece[0].kind in ("rank", "devices", *_FOOTERS)
 
 
-def _is_finished(pieces: Sequence[Piece]) -> bool:
-    counts = Counter(event.kind for piece in pieces for event in piece)
-    tables = _tables(pieces)
+def _is_finished(counts: Counter[Kind]) -> bool:
+    tables = max(counts[kind] for kind in _ONCE)
     return max(counts["oob"], counts["average"]) >= tables and (tables > 0 or not OPENINGS & set(counts))
 
 
@@ -99,12 +101,12 @@ def _is_mixed(pieces: Sequence[Piece]) -> bool:
 
 def _tables(pieces: Sequence[Piece]) -> int:
     counts = Counter(event.kind for piece in pieces for event in piece)
-    return max(counts[kind] for kind in ("parameters", "header", "oob"))
+    return max(counts[kind] for kind in _ONCE)
 
 
 def _apart(pieces: Sequence[Piece]) -> list[Piece]:
     """Events of tables that were printed at the same time: the n-th of a kind belongs to the n-th table."""
-    tables: list[Piece] = [[] for _ in range(_tables(pieces))]
+    tables: list[Piece] = [[] for _ in range(max(1, _tables(pieces)))]
     said: Counter[tuple[Kind, str]] = Counter()
     last: list[int | None] = [None] * len(tables)
     for event in sorted((event for piece in pieces for event in piece), key=lambda event: event.number):
