@@ -65,8 +65,7 @@ _VALUES: tuple[Any, ...] = (
 def spoiled(document: Any, count: int = 400, seed: int = 0) -> Iterator[Any]:
     """The document with parts replaced by values of other kinds, or gone."""
     chance = random.Random(seed)
-    for value in _VALUES:
-        yield value
+    yield from _VALUES
     for _ in range(count):
         yield _spoil(document, chance)
 

@@ -276,7 +276,8 @@ def test_json_without_tests_is_counted() -> None:
 
 
 def test_json_of_others() -> None:
-    for other in ([], {}, {"iterations": 20}, {"iterations": [1]}, {"test_categories": []}):
+    others: tuple[object, ...] = ([], {}, {"iterations": 20}, {"iterations": [1]}, {"test_categories": []})
+    for other in others:
         assert not dcgm.looks_like(other)
         assert dcgm.parse_json("log", other) == Parsed()
 

@@ -31,7 +31,7 @@ memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
 
 SUM host_to_device_memcpy_ce 110.71
 
-Waived: 
+Waived:
 Running host_device_latency_sm.
 memory latency SM CPU(row) <-> GPU(column) (ns)
            0         1
@@ -117,6 +117,7 @@ def test_banner_tests_and_units() -> None:
     assert {test.tool_version for test in found.items} == {"v0.8"}
     assert found.items[0].matrix == ((55.31, 55.40),)
     assert found.unread == ()
+    assert parse(HOST.replace("Waived:", "Waived: ")) == found
 
 
 def test_a_waived_test_keeps_a_name_that_was_printed() -> None:

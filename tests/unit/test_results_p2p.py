@@ -25,39 +25,39 @@ P2P Connectivity Matrix
 """
 BANDWIDTH = """\
 Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)
-   D\\D     0      1 
-     0 1622.17  26.10 
-     1  25.00 1634.15 
+   D\\D     0      1
+     0 1622.17  26.10
+     1  25.00 1634.15
 Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)
-   D\\D     0      1 
-     0 1634.15 256.62 
-     1 256.99 1660.74 
+   D\\D     0      1
+     0 1634.15 256.62
+     1 256.99 1660.74
 Bidirectional P2P=Disabled Bandwidth Matrix (GB/s)
-   D\\D     0      1 
-     0 1669.42  35.17 
-     1  35.23 1671.85 
+   D\\D     0      1
+     0 1669.42  35.17
+     1  35.23 1671.85
 Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)
-   D\\D     0      1 
-     0 1667.81 509.35 
-     1 509.15 1669.81 
+   D\\D     0      1
+     0 1667.81 509.35
+     1 509.15 1669.81
 """
 LATENCY = """\
 P2P=Disabled Latency Matrix (us)
-   GPU     0      1 
-     0   2.34  16.59 
-     1  16.48   2.31 
+   GPU     0      1
+     0   2.34  16.59
+     1  16.48   2.31
 
-   CPU     0      1 
-     0   2.21   6.29 
-     1   6.20   2.14 
+   CPU     0      1
+     0   2.21   6.29
+     1   6.20   2.14
 P2P=Enabled Latency (P2P Writes) Matrix (us)
-   GPU     0      1 
-     0   2.35   2.56 
-     1   2.52   2.31 
+   GPU     0      1
+     0   2.35   2.56
+     1   2.52   2.31
 
-   CPU     0      1 
-     0   2.24   1.72 
-     1   1.75   2.18 
+   CPU     0      1
+     0   2.24   1.72
+     1   1.75   2.18
 
 NOTE: The CUDA Samples are not meant for performance measurements. Results may vary when GPU Boost is enabled.
 """
@@ -100,6 +100,7 @@ def test_older_headings_and_reads() -> None:
 def test_copies_that_lost_blanks() -> None:
     copied = "\n".join("> " + " ".join(line.split()) for line in WHOLE.splitlines() if line.strip())
     assert parse(copied) == parse(WHOLE)
+    assert parse(WHOLE.replace("\n", " \n")) == parse(WHOLE)
 
 
 def test_lines_of_others_between_rows() -> None:

@@ -323,7 +323,8 @@ def test_json_that_was_cut() -> None:
 
 
 def test_json_of_others() -> None:
-    for other in ([], {"results": [{"size": 1}]}, {"results": {"size": 1}}, {"test_info": {}}):
+    others: tuple[object, ...] = ([], {"results": [{"size": 1}]}, {"results": {"size": 1}}, {"test_info": {}})
+    for other in others:
         assert not perftest.looks_like(other)
         assert perftest.parse_json("log", other) == Parsed()
 
