@@ -51,7 +51,7 @@ class _Reader:
             self.columns(found["block"], found["rest"].split())
         elif _FAILURE.fullmatch(text):
             self.close(failure=shown(text))
-        elif self.matrix and self.matrix.columns:
+        elif self.matrix and self.matrix.columns and len(self.matrix.rows) < self.matrix.columns:
             self.matrix.take(text)
 
     def columns(self, block: str, words: list[str]) -> None:
