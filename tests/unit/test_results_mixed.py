@@ -59,7 +59,7 @@ def test_everything_in_one_file() -> None:
     assert unread(results) == []
 
 
-@pytest.mark.parametrize(("first", "second"), permutations(ALL, 2))
+@pytest.mark.parametrize(("first", "second"), list(permutations(ALL, 2)))
 def test_a_tool_after_another_that_was_cut(first: str, second: str) -> None:
     """The second reads the same as alone, wherever the first ends."""
     alone, text = read_text("log", ALL[second]), ALL[first]
