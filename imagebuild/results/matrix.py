@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from imagebuild.results.tokens import integer, is_value, number, shown
+from imagebuild.results.tokens import decimals, integer, is_value, number, shown
 
 _LABEL = re.compile(r"\d{1,6}(?:\s*->\s*\d{1,6})?", re.ASCII)
 _LARGEST = 4096
@@ -30,6 +30,8 @@ class Matrix:
     rows: list[tuple[float | None, ...]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     """Lines that begin as a row does and are none: cut, or broken by other output."""
+    short: bool = False
+    """The last cell that was read has fewer digits than the others of its row, as one has that was cut."""
 
     def header(self, words: list[str]) -> bool:
         """Whether this is the header row; it is kept then."""
@@ -54,6 +56,7 @@ class Matrix:
         if next_one and as_long:
             self.columns = count
             self.rows.append(tuple(number(word) for word in values))
+            self.short = number(values[-1]) is not None and decimals(values[-1]) < max(map(decimals, values))
             return True
         if as_long or (next_one and any(map(is_value, words[1:]))):
             self.unread.append(shown(line))

@@ -72,7 +72,8 @@ class _Reader:
             return
         matrix = self.matrix or Matrix()
         missing = f"its matrix has {len(matrix.rows)} of {matrix.columns or 'unknown'} rows"
-        reason = failure or ("" if matrix.rows and len(matrix.rows) == matrix.columns else missing)
+        whole = bool(matrix.rows) and len(matrix.rows) == matrix.columns
+        reason = failure or ("the last number of its matrix is cut" if matrix.short else "" if whole else missing)
         self.unread.extend(matrix.unread)
         self.tests.append(
             BandwidthTest(
