@@ -25,7 +25,7 @@ _FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
 _BATCH = re.compile(r"\+(?P<name>[^+\-\s][^+\s]{0,200}?)-*\+-+\+.*")
 _LABEL = re.compile(r"\[thread (?P<thread>\d{1,6})\]|Final:")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
-_LONGEST = 2000
+_LONGEST = 500
 _LEAST_TIME_US = 0.02
 """Below it, the three printed digits of a time are too few to tell the rate from it."""
 _ALL = (
