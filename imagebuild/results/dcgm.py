@@ -18,7 +18,8 @@ from imagebuild.results.tokens import shown
 __all__ = ["looks_like", "parse", "parse_json"]
 
 _MARK = re.compile(
-    r"[\s>]{0,40}(?:\|\s{0,3}Diagnostic\s{1,40}\|.*|[|+]-----  (?:Deployment|Hardware|Integration|Stress|Metadata|Host) )"
+    r"[\s>]{0,40}(?:\|\s{0,3}Diagnostic\s{1,40}\|.*"
+    r"|[|+]-----  (?:Deployment|Hardware|Integration|Stress|Metadata|Host) )"
 )
 _RUN_ERROR = re.compile(
     r"Error: .{0,200}?\b(?:[Dd]iagnostic|embedded host engine|unable to establish a connection)\b.*"
@@ -82,11 +83,11 @@ class _Reader:
 
     def extend(self, at: int, text: str, *, new: bool) -> None:
         result = self.results[at]
-        messages = result.messages
-        if new or not messages:
-            messages = (*messages, text)
-        else:
-            messages = (*messages[:-1], (messages[-1] + text)[:10_000])
+        kept, last = result.messages, ""
+        if kept and not new:
+            *before, last = kept
+            kept = tuple(before)
+        messages = (*kept, (last + text)[:10_000])
         self.results[at] = result.model_copy(update={"messages": messages})
 
     def cells(self, left: str, right: str) -> None:
