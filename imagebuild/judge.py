@@ -17,7 +17,8 @@ from imagebuild import transfers
 from imagebuild.ceilings import AlgorithmName, Ceiling, classes, hard_ceiling
 from imagebuild.errors import ConfigError
 from imagebuild.judgement import Judgement, Limit, Outcome
-from imagebuild.profiles import Profile, Reference, place
+from imagebuild.placing import place
+from imagebuild.profiles import Profile, Reference
 from imagebuild.results.models import BandwidthTest, Results, Run, Table
 
 MARGIN = 0.02

@@ -11,7 +11,8 @@ from imagebuild.config import Document, Mistakes
 from imagebuild.errors import ConfigError
 from imagebuild.judgement import Limit
 from imagebuild.models import Model
-from imagebuild.profiles import Copy, Profile, Reference, Wire, key, place
+from imagebuild.placing import place
+from imagebuild.profiles import Copy, Profile, Reference, Wire, key
 
 
 class Row(Model):
