@@ -89,17 +89,16 @@ def _changed(name: str, new: Series, old: Series, changes: dict[Point, float]) -
     floor = math.log1p(LONE_FLOOR if between is None else FLOOR)
     error = math.hypot(1.2533 * (noise or 0) / math.sqrt(len(changes)), between or 0)
     limit, point_limit = -max(floor, K * error), -max(2 * floor, K_POINT * (noise or 0))
-    worst = min(changes, key=lambda point: changes[point])
+    centre, worst = median(changes.values()), min(changes, key=lambda point: changes[point])
     text = f"median change {_percent(centre)} over {_points(len(changes))}, {_percent(limit)} is flagged"
     text += f"; noise {noise:.1%}" if noise is not None else "; too few values to know the noise"
+    fastest = max(changes, key=lambda point: median(old.at(point)))
     if centre < limit:
-        point = max(changes, key=lambda point: (math.exp(median(new.at(point))), point))
-        return _said(new, name, "regression", text, old=old, point=point, limit=limit)
+        return _said(new, name, "regression", text, old=old, point=fastest, limit=limit)
     if changes[worst] < point_limit:
         where = f"{_named(worst)}: {_percent(changes[worst])}, {_percent(point_limit)} is flagged; {text}"
         return _said(new, name, "regression", where, old=old, point=worst, limit=point_limit)
-    point = max(changes, key=lambda point: (math.exp(median(new.at(point))), point))
-    return _said(new, name, "passed", text, old=old, point=point, limit=limit)
+    return _said(new, name, "passed", text, old=old, point=fastest, limit=limit)
 
 
 def _noise(new: Series, old: Series, changes: dict[Point, float]) -> float | None:
