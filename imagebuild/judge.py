@@ -232,7 +232,7 @@ def _hint(measured: float, reference: Reference, candidates: list[Reference]) ->
     for other in candidates:
         if other is not reference and other.algorithm and measured >= other.rate * other.tolerance:
             return (
-                f"it is {measured / other.rate:.0%} of the reference with {other.algorithm}: say so if that was wanted"
+                f"{measured / other.rate:.0%} of the reference with {other.algorithm}: was the library made to use it?"
             )
     return ""
 
