@@ -115,6 +115,20 @@ def test_nodes_that_only_the_caller_knows() -> None:
     assert "the output does not name the GPU, so it is taken for p5en" in found.reason
 
 
+def test_ranks_that_only_the_caller_knows() -> None:
+    bare = run((8 * GIB, 386.56, 385.56), ranks=None, nodes=None, device=None)
+    assert of(bare, "coreweave-h100").outcome == "not-comparable"
+    found = of(bare, "coreweave-h100", ranks=96, nodes=12)
+    assert (found.outcome, found.subject) == ("passed", "all_reduce, 96 ranks, 12 nodes")
+
+
+def test_a_gpu_without_a_name_is_none() -> None:
+    early = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, device="NVIDIA Graphics Device")
+    found = of(early, "gb200-nvl72")
+    assert found.outcome == "passed"
+    assert "the output does not name the GPU" in found.reason
+
+
 def test_a_rack_is_not_measured_by_its_trays() -> None:
     rack = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, device="NVIDIA GB200")
     found = of(rack, "coreweave-gb200")
