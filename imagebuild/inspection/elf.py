@@ -9,6 +9,7 @@ from typing import IO, Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
+from elftools.elf.segments import InterpSegment
 
 from imagebuild.inspection import fatbin
 from imagebuild.inspection.facts import Elf, GpuCode
@@ -39,7 +40,7 @@ def _read(file: IO[bytes]) -> Elf:
     (machine,) = struct.unpack("<H" if elf.little_endian else ">H", _at(file, 18, 2))
     values: dict[str, Any] = {"type": TYPES.get(header["e_type"], -1)}
     for segment in elf.iter_segments():
-        if segment["p_type"] == "PT_INTERP":
+        if isinstance(segment, InterpSegment):
             values["interpreter"] = segment.get_interp_name()
         elif segment["p_type"] == "PT_DYNAMIC":
             values |= _dynamic(segment)
@@ -84,7 +85,7 @@ def _sections(elf: ELFFile, file: IO[bytes]) -> dict[str, Any]:
 def _wants(section: GNUVerNeedSection) -> Iterator[tuple[str, tuple[str, ...]]]:
     for library, versions in section.iter_versions():
         names = (version.name for version in versions if not version.entry.vna_flags & VERSION_IS_WEAK)
-        yield library.name, tuple(names)
+        yield str(library.name), tuple(names)
 
 
 def _symbols(table: bytes, names: bytes, bits: int, little: bool) -> tuple[bytes, bytes]:

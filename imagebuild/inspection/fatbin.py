@@ -1,4 +1,4 @@
-"""GPU code in ELF files: the headers of fat binaries, which say a part's kind and capability also if it is compressed."""
+"""GPU code in ELF files: the headers of fat binaries say kind and capability of parts, compressed or not."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def _one(rule: Rule, about: Inspection, declared: Sequence[Declared]) -> CheckRe
     for finding in findings:
         if finding.note:
             continue
-        if reason := _waived(finding, declared):
-            waived.append(f"{finding} (waived: {reason})")
+        if why := _waived(finding, declared):
+            waived.append(f"{finding} (waived: {why})")
         else:
             faults.append(str(finding))
     notes = [f"{finding} (no fault)" for finding in findings if finding.note]

@@ -48,14 +48,11 @@ def closure(about: Inspection) -> Iterator[Finding]:
     for who, name in alone:
         elsewhere = provided.get(name)
         if (who, name) in for_program or not elsewhere:
-            where = (
-                "which is nowhere in the image" if not elsewhere else f"which the loader does not find in /{elsewhere}"
-            )
+            where = f"which the loader does not find in /{elsewhere}" if elsewhere else "which is nowhere in the image"
             yield Finding(f"/{who}", f"needs {name}, {where}")
             continue
-        on_path = about.tree.resolve(who.rpartition("/")[0]) in folders
         text = f"needs {name}, which the loader does not find in /{elsewhere}"
-        if on_path and who not in used:
+        if about.tree.resolve(who.rpartition("/")[0]) in folders and who not in used:
             yield Finding(f"/{who}", text)
         else:
             yield Finding(f"/{who}", f"{text}; whatever loads it must have loaded that before", note=True)
@@ -85,9 +82,8 @@ def one_provider(about: Inspection) -> Iterator[Finding]:
             found[elf.soname].add(real)
     for soname, paths in sorted(found.items()):
         if len(paths) > 1:
-            yield Finding(
-                soname, f"is in several files where the loader looks: {', '.join(f'/{p}' for p in sorted(paths))}"
-            )
+            files = ", ".join(f"/{path}" for path in sorted(paths))
+            yield Finding(soname, f"is in several files where the loader looks: {files}")
 
 
 def no_stubs(about: Inspection) -> Iterator[Finding]:

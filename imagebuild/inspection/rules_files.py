@@ -11,9 +11,9 @@ from imagebuild.inspection.facts import Entry, Finding
 
 KEY_NAME = re.compile(r"(^|/)(ssh_host_\w+_key|\.ssh/id_\w+)$")
 SECRET_NAME = re.compile(
-    r"""(^|/)(\.netrc | \.pgpass | \.pypirc | \.git-credentials | \.docker/config\.json | \.aws/credentials | \.kube/config
-    | \.config/(gh/hosts\.yml | gcloud/.*credentials.*) | \.cache/huggingface/token | \.(bash|zsh|python|sh)_history
-    )$ | ^run/secrets/. | ^kaniko/""",
+    r"""(^|/)(\.netrc | \.pgpass | \.pypirc | \.git-credentials | \.docker/config\.json | \.aws/credentials
+    | \.kube/config | \.config/(gh/hosts\.yml | gcloud/.*credentials.*) | \.cache/huggingface/token
+    | \.(bash|zsh|python|sh)_history)$ | ^run/secrets/. | ^kaniko/""",
     re.VERBOSE,
 )
 """Files that hold secrets by their purpose."""
@@ -87,9 +87,12 @@ def no_site_ca(about: Inspection) -> Iterator[Finding]:
     for entry in _contents(about):
         if ANCHORS.search(entry.path):
             yield _in_layer(entry, "is a certificate that a site trusts")
-        elif SITE.search(entry.path) and not BY_DISTRIBUTION.search(entry.path):
-            if others := len(set(entry.certificates) - trusted):
-                yield _in_layer(entry, f"holds {others} certificates that the distribution does not have")
+        elif (
+            SITE.search(entry.path)
+            and not BY_DISTRIBUTION.search(entry.path)
+            and (others := len(set(entry.certificates) - trusted))
+        ):
+            yield _in_layer(entry, f"holds {others} certificates that the distribution does not have")
 
 
 def no_leftovers(about: Inspection) -> Iterator[Finding]:

@@ -20,7 +20,8 @@ FOLDER_NAMES = re.compile(r"_(DIR|HOME|ROOT|PREFIX)$")
 SECRET_NAMES = re.compile(
     r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
 )
-INSTALLED = "install ok installed"
+PROVIDED = re.compile(r"([\w.+-]+)(?: \(= ([^)]+)\))?(?:, |$)")
+"""Name and version of what a package provides."""
 
 
 def labels(about: Inspection) -> Iterator[Finding]:
@@ -60,16 +61,18 @@ def packages(about: Inspection) -> Iterator[Finding]:
 
 
 def dpkg(about: Inspection) -> dict[str, str]:
-    """Package → version. Raises NotApplicable if the image has no packages of dpkg."""
+    """Package → version, also of packages that others provide. Raises NotApplicable if there are none of dpkg."""
     entry = about.tree.find("var/lib/dpkg/status")
     if entry is None or entry.text is None:
         raise NotApplicable("the image has no packages of dpkg")
-    found = {}
+    found: dict[str, str] = {}
+    provided: dict[str, str] = {}
     for paragraph in entry.text.decode("utf-8", "replace").split("\n\n"):
         fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
-        if fields.get("Status", "").endswith(INSTALLED.rpartition(" ")[2]):
+        if fields.get("Status", "").endswith(" installed"):
             found[fields.get("Package", "")] = fields.get("Version", "")
-    return found
+            provided |= dict(PROVIDED.findall(fields.get("Provides", "")))
+    return provided | found
 
 
 def licenses(about: Inspection) -> Iterator[Finding]:
