@@ -24,7 +24,7 @@ from imagebuild.inspection.layout import Blob
 from imagebuild.inspection.secrets import Scanner
 from imagebuild.inspection.streams import CHUNK, Joined, Region, decompressed
 
-KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd))$")
+KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd|shadow))$")
 """Files whose text rules read."""
 KEPT_SIZE = 32 << 20
 SETTINGS = re.compile(r"^(etc|root|home)/|(^|/)(pip\.conf|\.netrc|\.npmrc|\.git/config)$")
