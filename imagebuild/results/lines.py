@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,9 @@ _HEADS = 20000
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)|[@-Z\\-_])")
-_DEBUG = re.compile(rb"(?: NCCL (INFO|WARN|TRACE|CALL|ABORT)(?: |\r?\Z)| UCX  (DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) )")
+_DEBUG = re.compile(
+    rb"(?: NCCL (INFO|WARN|TRACE|CALL|ABORT)(?: |\r?\Z)| UCX  (DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) )"
+)
 _NCCL_HEAD = re.compile(
     rb"(?:\[[\d :.,TZ/+-]{8,40}\] ?)?(?P<host>[\w.-]{1,255}):\d{1,10}:\d{1,10}"
     rb"(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}\Z"
@@ -199,8 +202,19 @@ def _part_of_row(before: bytes, host: bytes, hosts: set[bytes]) -> bytes:
     return found[0] if found else b""
 
 
+def _logged(text: str) -> str:
+    """A line that Docker's json-file driver wrapped."""
+    try:
+        wrapped = json.loads(text)["log"]
+    except (ValueError, LookupError, RecursionError):
+        return text
+    return wrapped.rstrip("\r\n") if isinstance(wrapped, str) else text
+
+
 def _lines(row: bytes, number: int) -> Iterator[Line]:
     text = row.decode(errors="replace")
+    if text.startswith('{"log":"'):
+        text = _logged(text)
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
     if "\0" in text:

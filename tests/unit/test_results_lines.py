@@ -82,7 +82,12 @@ def test_what_stands_before_debug_output_is_kept(line: str, kept: str | None) ->
 
 def test_encodings(tmp_path: Path) -> None:
     text = "a\r\nbß\n\x1b[1;32mc\x1b[0m\x1b]0;title\x07\nd\0e\n10%\r20%\rlast\n```text\n"
-    for data in (text.encode(), b"\xef\xbb\xbf" + text.encode(), text.encode("utf-16"), b"\xfe\xff" + text.encode("utf-16-be")):
+    for data in (
+        text.encode(),
+        b"\xef\xbb\xbf" + text.encode(),
+        text.encode("utf-16"),
+        b"\xfe\xff" + text.encode("utf-16-be"),
+    ):
         (tmp_path / "log").write_bytes(data)
         log = lines.read(tmp_path / "log")
         assert log.texts() == ["a", "bß", "c", "de", "10%", "20%", "last"]
@@ -92,6 +97,14 @@ def test_encodings(tmp_path: Path) -> None:
     assert len(lines.read(tmp_path / "log").items) == 2
     (tmp_path / "log").write_bytes(b"")
     assert lines.read(tmp_path / "log").count == 0
+
+
+def test_lines_that_docker_wrapped() -> None:
+    assert texts('{"log":"  8  2\\n","stream":"stdout","time":"2026-11-21T07:26:50.1Z"}\n{"log":5}\n{"log":"') == [
+        "  8  2",
+        '{"log":5}',
+        '{"log":"',
+    ]
 
 
 def test_lines_longer_than_a_piece(tmp_path: Path) -> None:

@@ -87,7 +87,11 @@ def test_wrong_and_failed() -> None:
     short = document()
     short["results"].pop()
     assert only(dump(short)).verdict == "truncated"
-    early = {key: value for key, value in document(errors=["NET/IB : unhandled system error"]).items() if "of_bounds" not in key}
+    early = {
+        key: value
+        for key, value in document(errors=["NET/IB : unhandled system error"]).items()
+        if "of_bounds" not in key
+    }
     early.pop("average_bus_bandwidth")
     assert only(dump(early)).verdict == "comm-failure"
     assert only(dump({**early, "errors": [""]})).verdict == "truncated"
@@ -128,16 +132,33 @@ def test_cut_anywhere() -> None:
         assert run.ranks == 8
 
 
+def test_what_follows_a_document_without_end_is_read() -> None:
+    text = dump(document())
+    cut = text[: text.index('"size":16777216') - 1]
+    results = read_text("log", cut + "\n" + text + "\n" + Table("2.10").text())
+    assert [len(run.rows) for run in results.runs] == [2, len(TABLE.sizes), 11]
+    assert [run.verdict for run in results.runs] == ["truncated", "ok", "ok"]
+    cut = text[: text.index('"size":16777216') + 20]
+    results = read_text(
+        "log", cut + "node1: Test NCCL failure x.cu:1 'unhandled system error'\n" + Table("2.10").text()
+    )
+    assert [len(run.rows) for run in results.runs] == [2, 11]
+
+
 def test_rccl_tests_write_a_flat_list() -> None:
     def entry(row: Row, values: Half, placement: int) -> dict[str, Any]:
         return {"numCycle": 0, "name": "AllReduce", "nodes": 1, "ranks": 8, "size": row.size_bytes, "type": row.dtype,
                 "redop": row.redop, "inPlace": placement, "time": values.time_us, "algBw": values.algbw_gb_s,
                 "busBw": values.busbw_gb_s, "wrong": str(values.wrong)}  # fmt: skip
 
-    flat = [entry(row, side, at) for row in TABLE.rows() for at, side in enumerate((row.out_of_place, row.in_place)) if side]
+    flat = [
+        entry(row, side, at) for row in TABLE.rows() for at, side in enumerate((row.out_of_place, row.in_place)) if side
+    ]
     run = only(json.dumps(flat, indent=1))
     assert (run.tool, run.verdict) == ("rccl-tests", "ok")
-    assert [(row.out_of_place, row.in_place) for row in run.rows] == [(row.out_of_place, row.in_place) for row in TABLE.rows()]
+    assert [(row.out_of_place, row.in_place) for row in run.rows] == [
+        (row.out_of_place, row.in_place) for row in TABLE.rows()
+    ]
 
 
 def test_sizes_as_keys() -> None:
@@ -154,7 +175,19 @@ def test_sizes_as_keys() -> None:
 
 
 def test_what_is_no_document() -> None:
-    for text in ("{", "[", "{}", "[]", "{ x }", '{"a": 1}', "[0] x", '{"results": {}}', '{"version": 1', "{" * 5000, '{"results":[' * 5000):
+    for text in (
+        "{",
+        "[",
+        "{}",
+        "[]",
+        "{ x }",
+        '{"a": 1}',
+        "[0] x",
+        '{"results": {}}',
+        '{"version": 1',
+        "{" * 5000,
+        '{"results":[' * 5000,
+    ):
         found, rest = documents.extract(lines.from_text("x", text).items)
         assert not any(nccl_json.looks_like(one.value) for one in found)
         assert found or rest

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from tests.unit.nccl_tables import RELEASES, Table, broken, noise, same
 
 from imagebuild.results import lines, nccl_text
 from imagebuild.results.models import Run
+from tests.unit.nccl_tables import RELEASES, Table, broken, noise, same
 
 
 def runs(text: str) -> tuple[Run, ...]:
@@ -89,7 +89,14 @@ def test_a_message_glued_to_half_a_row_of_an_unknown_host() -> None:
     cut = first.rindex("    0") - 20
     text = [*table.head(), first[:cut] + "gpu7:12:34 [0] NCCL INFO comm 0x1", first[cut:], second, *table.foot()]
     same(only("\n".join(text)), table)
-    warned = [*table.head(), first[:cut], "gpu7:12:34 [0] transport/net.cc:12 NCCL WARN slow", first[cut:], second, *table.foot()]
+    warned = [
+        *table.head(),
+        first[:cut],
+        "gpu7:12:34 [0] transport/net.cc:12 NCCL WARN slow",
+        first[cut:],
+        second,
+        *table.foot(),
+    ]
     same(only("\n".join(warned)), table)
 
 
@@ -108,7 +115,13 @@ def test_rows_that_lost_the_line_end_between_them() -> None:
 
 def test_a_broken_footer() -> None:
     table = Table()
-    text = noise(random.Random(1)) + "\n" + table.text().replace("# Out of bounds values : 0 OK", f"# Out of bounds val{noise(random.Random(1))}\nues : 0 OK")
+    text = (
+        noise(random.Random(1))
+        + "\n"
+        + table.text().replace(
+            "# Out of bounds values : 0 OK", f"# Out of bounds val{noise(random.Random(1))}\nues : 0 OK"
+        )
+    )
     same(only(text), table)
 
 
@@ -155,7 +168,9 @@ def test_trailing_blanks_colours_and_line_ends() -> None:
 
 def test_markdown_copies() -> None:
     table = Table()
-    text = "\n".join(["```", *(" ".join(line.replace("#wrong", "wrong").lstrip("#").split()) for line in table.lines()), "```"])
+    text = "\n".join(
+        ["```", *(" ".join(line.replace("#wrong", "wrong").lstrip("#").split()) for line in table.lines()), "```"]
+    )
     same(only(text), table)
 
 
@@ -250,6 +265,22 @@ def test_the_last_row_is_cut() -> None:
     assert len(parsed.unread) == 1
 
 
+@pytest.mark.parametrize("spoil", [
+    lambda row: row.replace("float", "flo?t"), lambda row: "x" + row.strip(), lambda row: row[40:], lambda row: row.replace("  0.", "  0,"),
+    lambda row: row[:50], lambda row: row.replace("512", "5", 1),
+])  # fmt: skip
+def test_a_row_that_cannot_be_read_is_counted(spoil: Callable[[str], str]) -> None:
+    table = Table(sizes=(64, 512, 4096, 32768))
+    body = table.body()
+    parsed = nccl_text.parse(
+        lines.from_text("log", "\n".join([*table.head(), body[0], spoil(body[1]), *body[2:], *table.foot()]))
+    )
+    run = parsed.items[0]
+    assert (len(run.rows), run.partial_rows, len(parsed.unread)) == (3, 1, 1)
+    assert run.verdict == "ok"
+    assert "1 rows could not be read" in run.reason
+
+
 def test_elisions() -> None:
     table = Table()
     body = table.body()
@@ -278,7 +309,9 @@ def test_groups_are_communicators() -> None:
 
 def test_rccl_tests() -> None:
     text = Table().text().replace("# nccl-tests version 2.19.6 nccl-headers=23007 nccl-library=23007\n", "")
-    text = text.replace("# Using devices", "rccl-tests: Version develop:2f7c9ab\n# Using devices").replace(" NVIDIA H100 80GB HBM3", "")
+    text = text.replace("# Using devices", "rccl-tests: Version develop:2f7c9ab\n# Using devices").replace(
+        " NVIDIA H100 80GB HBM3", ""
+    )
     run = only(text)
     assert (run.tool, run.tool_version, run.device, run.verdict) == ("rccl-tests", "develop:2f7c9ab", None, "ok")
 
@@ -286,6 +319,7 @@ def test_rccl_tests() -> None:
 def test_a_version_with_a_commit() -> None:
     run = only(Table().text().replace("version 2.19.6 ", "version 2.20.0 (0a1b2c3) "))
     assert run.tool_version == "2.20.0"
+    assert only(Table().text().replace("version 2.19.6 ", "version 2.20.0(0a1b2c3) ")).tool_version == "2.20.0"
 
 
 def test_the_command_line_names_the_collective() -> None:
