@@ -1,0 +1,103 @@
+"""A report as Markdown, for a pull request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from imagebuild.judgement import Judgement
+from imagebuild.report import matching, words
+from imagebuild.report.assertions import STATES, Assertion
+from imagebuild.report.clean import one_line
+from imagebuild.report.document import Report
+
+MARKS = {"ok": "✅", "failed": "❌", "not-verified": "⚠️", "nothing-read": "❌"}
+LISTED = 50
+"""Lines of a list; a comment on a pull request has 65,536 characters."""
+
+
+def text(report: Report) -> str:
+    """The whole report: verdict, problems, collectives, other results, checks, and what was skipped or not read."""
+    parts = [f"## {MARKS[report.overall]} {cell(report.headline)}", f"{report.counts}. {_origin(report)}"]
+    failed, skipped = (
+        [claim for claim in report.assertions if claim.state == state] for state in ("failed", "skipped")
+    )
+    if failed:
+        parts.append("### Problems\n\n" + _list(failed))
+    parts += [*_runs(report), *_others(report), *_checks(report)]
+    if skipped:
+        parts.append(f"<details><summary>{len(skipped)} skipped</summary>\n\n{_list(skipped)}\n\n</details>")
+    if report.unread_lines:
+        files = ", ".join(f"{cell(s.path)} ({s.unread})" for s in report.sources if s.unread)
+        parts.append(f"{report.unread_lines} lines look like results and could not be read: {files}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _origin(report: Report) -> str:
+    about = report.about
+    said = [f"Profile {cell(about.profile)}." if about.profile else "", f"imagebuild {cell(about.imagebuild)}."]
+    if about.baseline:
+        said.insert(1, f"Compared with {cell(about.baseline)}.")
+    return " ".join(filter(None, said))
+
+
+def _list(claims: list[Assertion]) -> str:
+    lines = [
+        f"- **{cell(claim.subject)}**: {cell(claim.word)}" + (f": {cell(claim.reason)}" if claim.reason else "")
+        for claim in claims[:LISTED]
+    ]
+    if len(claims) > LISTED:
+        lines.append(f"- … and {len(claims) - LISTED} more")
+    return "\n".join(lines)
+
+
+def _runs(report: Report) -> list[str]:
+    if not report.runs:
+        return []
+    judged = matching.by_result(report, report.judgements)
+    rows = [
+        (name, run.verdict, words.best_text(run), _share(judged[id(run)]), _speed(judged[id(run)]))
+        for run, name in zip(report.runs, words.run_names(report.runs), strict=True)
+    ]
+    return ["### Collectives\n\n" + table(("run", "data", "best bus bandwidth", "of the ceiling", "speed"), rows)]
+
+
+def _others(report: Report) -> list[str]:
+    judged = matching.by_result(report, report.judgements)
+    rows = [
+        (t.name or "unnamed test", t.status, f"sum {words.number(t.sum)} {t.unit or ''}", _speed(judged[id(t)]))
+        for t in report.tests
+        if t.status == "passed"
+    ]
+    rows += [(t.test or "perftest", t.verdict, words.table_best(t), _speed(judged[id(t)])) for t in report.tables]
+    rows += [(words.ucx_name(u), "ok" if u.final else "truncated", words.ucx_best(u), "–") for u in report.ucx]
+    return ["### Copies and messages\n\n" + table(("test", "status", "result", "speed"), rows)] if rows else []
+
+
+def _checks(report: Report) -> list[str]:
+    rows = [
+        (v.image, v.platform, *(str(sum(c.outcome == state for c in v.checks)) for state in STATES))
+        for v in report.verifications
+    ]
+    return ["### Images\n\n" + table(("image", "platform", *STATES), rows)] if rows else []
+
+
+def _share(judgements: tuple[Judgement, ...]) -> str:
+    shares = [f"{j.measured / j.ceiling.value:.0%}" for j in judgements if j.ceiling and j.measured is not None]
+    return shares[0] if shares else "–"
+
+
+def _speed(judgements: tuple[Judgement, ...]) -> str:
+    return "; ".join(one.outcome for one in judgements) or "–"
+
+
+def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table; cells are escaped."""
+    lines = [columns, ("---",) * len(columns), *(tuple(map(cell, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(value: str) -> str:
+    """One line in which nothing is markup, no name is mentioned and no address becomes a link."""
+    escaped = re.sub(r"([\\`*_{}\[\]<>|~#])", r"\\\1", one_line(value).replace("&", "&amp;"))
+    return escaped.replace("@", "@\u200b").replace("://", ":\u200b//")
