@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +23,12 @@ def report_command(
     baseline: Annotated[
         Path | None, typer.Option("--baseline", metavar="OLD.json", help="An earlier report; what became slower fails.")
     ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Hosts that runs used whose output does not say it.")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", metavar="NAME", help="Class that NCCL was made to use, such as ring.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the report as JSON.")] = None,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="OUT", help="Write JUnit XML, for CI.")] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a page with charts.")] = None,
@@ -33,13 +38,12 @@ def report_command(
 
     Exit status 0: all is well; 1: something is not; 2: the input is wrong; 5: nothing could be read.
     """
-    from imagebuild.report import command  # noqa: PLC0415 - the parsers are not needed by others
+    from imagebuild.judge import Known  # noqa: PLC0415 - as below
+    from imagebuild.report import command  # noqa: PLC0415 - other commands need no parsers
 
-    wish = command.Wish(tuple(named), profile, profiles, baseline, json_file, junit, html)
-    report = command.make(wish)
-    if markdown:
-        sys.stdout.write(command.markdown_of(report))
-    else:
-        command.show(report)
+    known = Known(nodes=nodes, algorithm=algorithm)
+    report = command.run(
+        command.Wish(tuple(named), profile, profiles, baseline, known, json_file, junit, html, markdown)
+    )
     if report.exit_status:
         raise typer.Exit(report.exit_status)

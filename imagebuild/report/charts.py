@@ -6,6 +6,7 @@ colour, dash and marker, so that they can be told apart without colours too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -18,12 +19,13 @@ from imagebuild.results.models import BandwidthTest, Row, Run, Table
 
 PALETTE = ("#2f7ed8", "#c2571a", "#178a6b", "#a855c7", "#9a7b00", "#d6336c", "#5b7083", "#7a5cff")
 """Each has a contrast of at least 3:1 to white and to the dark page."""
+CEILING = "#d64545"
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 CELLS_WITH_NUMBERS = 16
 """Ranks of a matrix up to which numbers fit into the cells of the heat map."""
-SCALE = [[0.0, "#fde8c8"], [0.35, "#f0a35e"], [0.7, "#2c8f83"], [1.0, "#0b4f5c"]]
-"""Low is warm, so that a slow pair stands out; the lightness falls all the way, so it prints."""
+SCALE = [[0.0, "#fff0d9"], [0.6, "#ee9a4d"], [0.85, "#3d9a8b"], [1.0, "#0b4f5c"]]
+"""What is slower than the best pair is warm, so that it stands out; the lightness falls all the way, so it prints."""
 
 Figure = dict[str, Any]
 """What plotly.js draws: `data` and `layout`."""
@@ -37,6 +39,8 @@ class Line:
     colour: str
     dash: str
     symbol: str
+    note: str = ""
+    """What is wrong with the run."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,16 @@ class Drawn:
     limit: Limit
     colour: str | None = None
 
+    @property
+    def text(self) -> str:
+        """`466.7 GB/s`."""
+        return f"{self.limit.value:.4g} {self.limit.unit}"
 
-def line(name: str, number: int) -> Line:
+
+def line(name: str, number: int, note: str = "") -> Line:
     """The look of the line of that number."""
     lap = number // len(PALETTE)
-    return Line(name, PALETTE[number % len(PALETTE)], DASHES[lap % len(DASHES)], SYMBOLS[number % len(SYMBOLS)])
+    return Line(name, PALETTE[number % len(PALETTE)], DASHES[lap % len(DASHES)], SYMBOLS[number % len(SYMBOLS)], note)
 
 
 def bandwidth(runs: Sequence[tuple[str, Run]], limits: Iterable[Drawn]) -> Figure:
@@ -62,8 +71,13 @@ def bandwidth(runs: Sequence[tuple[str, Run]], limits: Iterable[Drawn]) -> Figur
         points = sorted(_points(run.rows), key=lambda point: point[0])
         traces.append(_trace(line(name, number), points))
     largest = max((row.size_bytes for _, run in runs for row in run.rows), default=words.GIB)
-    shapes = [_shape(drawn, largest) for drawn in limits]
-    return _figure(traces, "bus bandwidth, GB/s", shapes)
+    limits = tuple(limits)
+    ceilings = [drawn.limit.value for drawn in limits if drawn.kind == "ceiling"]
+    shapes = [
+        _ceiling(drawn, ceilings) if drawn.kind == "ceiling" else _reference(drawn, largest)
+        for drawn in limits
+    ]
+    return _figure(traces, "bus bandwidth, GB/s", shapes, tuple(drawn.limit.value for drawn in limits))
 
 
 def _points(rows: Iterable[Row]) -> list[tuple[int, float, str]]:
@@ -92,7 +106,7 @@ def transfers(tables: Sequence[tuple[str, Table]], unit: str) -> Figure:
             if row.bw_average and row.size_bytes > 0
         ]
         traces.append(_trace(line(name, number), points))
-    return _figure(traces, f"average bandwidth, {markup(unit)}", [])
+    return _figure(traces, f"average bandwidth, {markup(unit)}")
 
 
 def _trace(look: Line, points: Sequence[tuple[int, float, str]]) -> dict[str, Any]:
@@ -112,25 +126,36 @@ def _trace(look: Line, points: Sequence[tuple[int, float, str]]) -> dict[str, An
     )
 
 
-def _shape(drawn: Drawn, largest: int) -> dict[str, Any]:
-    value = drawn.limit.value
-    if drawn.kind == "reference":
-        # References hold for the sizes that are judged.
-        return {
-            "type": "line", "x0": words.GIB, "x1": max(largest, 2 * words.GIB), "y0": value, "y1": value,
-            "line": {"color": drawn.colour, "width": 3, "dash": "dot"},
-        }  # fmt: skip
-    label = {"text": f"ceiling {words.number(value)}", "textposition": "start", "yanchor": "bottom"}
+def _reference(drawn: Drawn, largest: int) -> dict[str, Any]:
+    """A line over the sizes that are judged."""
     return {
-        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value, "label": label,
-        "line": {"color": "#c0392b", "width": 1.5, "dash": "dash"},
+        "type": "line", "x0": words.GIB, "x1": max(largest, 2 * words.GIB), "y0": drawn.limit.value,
+        "y1": drawn.limit.value, "line": {"color": drawn.colour, "width": 3, "dash": "dot"},
     }  # fmt: skip
 
 
-def _figure(traces: list[dict[str, Any]], unit: str, shapes: list[dict[str, Any]]) -> Figure:
+def _ceiling(drawn: Drawn, ceilings: Sequence[float]) -> dict[str, Any]:
+    """A line over the whole width. Only the outermost ones have room for a label, outside."""
+    value = drawn.limit.value
+    shape = {
+        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value,
+        "line": {"color": CEILING, "width": 1.5, "dash": "dash"},
+    }  # fmt: skip
+    if value in {max(ceilings), min(ceilings)}:
+        side = "bottom" if value == max(ceilings) else "top"
+        shape["label"] = {"text": f"ceiling {drawn.text}", "textposition": "start", "yanchor": side, "font": {"size": 11}}
+    return shape
+
+
+def _figure(
+    traces: list[dict[str, Any]], unit: str, shapes: Sequence[dict[str, Any]] = (), limits: Sequence[float] = ()
+) -> Figure:
     sizes = [size for trace in traces for size in trace["x"]]
+    speeds = [speed for trace in traces for speed in trace["y"]] + list(limits)
     marks = _size_marks(min(sizes, default=1), max(sizes, default=1))
     axis = {"type": "log", "showline": True, "ticks": "outside", "zeroline": False}
+    # Room above for the label of a ceiling.
+    room = [math.log10(min(speeds, default=1)) - 0.1, math.log10(max(speeds, default=10)) + 0.3]
     return {
         "data": traces,
         "layout": {
@@ -138,11 +163,11 @@ def _figure(traces: list[dict[str, Any]], unit: str, shapes: list[dict[str, Any]
             "hovermode": "closest",
             "margin": {"l": 56, "r": 16, "t": 16, "b": 52},
             "xaxis": {
-                **axis, "title": {"text": "message size"}, "tickvals": marks,
+                **axis, "title": {"text": "message size"}, "tickangle": 0, "tickvals": marks,
                 "ticktext": [words.bytes_text(mark) for mark in marks],
             },
-            "yaxis": {**axis, "title": {"text": unit}, "dtick": 1, "tickformat": "~g"},
-            "shapes": shapes,
+            "yaxis": {**axis, "title": {"text": unit}, "dtick": 1, "tickformat": "~g", "range": room},
+            "shapes": list(shapes),
         },
     }  # fmt: skip
 
@@ -166,7 +191,7 @@ def heat_map(test: BandwidthTest) -> Figure:
         z=matrix,
         x=[str(number) for number in range(columns)],
         y=[str(number) for number in range(rows)],
-        text=[["" if cell is None else words.number(cell, 1) for cell in row] for row in matrix],
+        text=[["" if cell is None else f"{cell:.3g}" if cell < 100 else f"{cell:.0f}" for cell in row] for row in matrix],
         zmin=0,
         zmax=max((cell for row in matrix for cell in row if cell is not None), default=1),
         colorscale=SCALE,
@@ -206,7 +231,7 @@ def limits_of(runs: Sequence[tuple[str, Run]], judged: dict[int, tuple[Judgement
         for judgement in judged.get(id(run), ()):
             if judgement.ceiling:
                 ceilings.setdefault(round(judgement.ceiling.value, 1), Drawn("ceiling", judgement.ceiling))
-            if judgement.reference:
+            if judgement.reference and (judgement.size_bytes is None or judgement.size_bytes > words.GIB // 2):
                 references.append(Drawn("reference", judgement.reference, line(name, number).colour))
     return (*ceilings.values(), *dict.fromkeys(references))
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from imagebuild.errors import ConfigError, ResultError
+from imagebuild.judgement import Judgement
 from imagebuild.models import Model
 from imagebuild.records import VerifyResult
 from imagebuild.report.document import Report
@@ -32,6 +33,8 @@ class Gathered:
     results: Results
     verifications: tuple[VerifyResult, ...]
     earlier: tuple[Report, ...]
+    judgements: tuple[Judgement, ...]
+    """Made when the files were written."""
     logs: tuple[Path, ...]
     """Files that are outputs of benchmarks."""
     nothing_in: tuple[str, ...]
@@ -54,26 +57,38 @@ def gather(named: Iterable[Path], read: Read) -> Gathered:
                     logs.append(file)
                     continue
             owner[file] = name
-    results = read(logs)
+    results = _read(logs, read)
     owner |= {Path(source.path): Path(source.path) for source in results.sources if source.tools}
     parts = [results, *earlier]
     return Gathered(
         results=Results(**{field: _joined(parts, field) for field in Results.model_fields}),
         verifications=(*verifications, *_joined(earlier, "verifications")),
         earlier=tuple(earlier),
+        judgements=_joined(earlier, "judgements"),
         logs=tuple(logs),
         nothing_in=tuple(str(name) for name in dict.fromkeys(named) if not _holds(name, set(owner))),
     )
 
 
+def _read(logs: Sequence[Path], read: Read) -> Results:
+    try:
+        return read(logs) if logs else Results()
+    except ResultError:
+        # No result in any of them: the report says that of each, and keeps their texts.
+        return Results()
+
+
 def _files(name: Path) -> list[Path]:
     try:
-        if name.is_dir():
-            return [file for file in sorted(name.rglob("*")) if file.is_file() and not _hidden(file, name)]
-        with name.open("rb"):
-            return [name]
+        folder = name.is_dir()
+        found = [f for f in sorted(name.rglob("*")) if f.is_file() and not _hidden(f, name)] if folder else [name]
+        for file in found:
+            with file.open("rb"):
+                pass
     except OSError as error:
-        raise ConfigError(f"{name}: cannot be read: {error.strerror}; name a log, a JSON file or a folder") from None
+        where = error.filename or name
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}; name logs, JSON files or folders") from None
+    return found
 
 
 def _hidden(file: Path, folder: Path) -> bool:

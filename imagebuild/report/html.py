@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.resources import files
@@ -17,7 +17,7 @@ from markupsafe import Markup
 from imagebuild import console
 from imagebuild.errors import ConfigError
 from imagebuild.records import CheckResult, VerifyResult
-from imagebuild.report import words
+from imagebuild.report import charts, words
 from imagebuild.report.assertions import STATES
 from imagebuild.report.charts import Figure
 from imagebuild.report.clean import one_line, visible
@@ -105,7 +105,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FunctionLoader(_part), autoescape=True, undefined=jinja2.StrictUndefined, finalize=_harmless
     )
     environment.globals |= {
-        "marks": MARKS, "strokes": STROKES, "number": words.number, "bytes": words.bytes_text, "line": one_line,
+        "marks": MARKS, "strokes": STROKES, "number": words.number, "bytes": words.bytes_text, "ceiling_colour": charts.CEILING, "line": one_line,
         "file_size": console.size,
     }  # fmt: skip
     return environment
@@ -134,20 +134,27 @@ def sections(report: Report, laid_out: Page, raws: Sequence[Raw]) -> list[tuple[
 
 def environment(report: Report) -> list[tuple[str, str, str]]:
     """Versions and devices: what, value, and where that was read."""
-    rows = [("imagebuild", report.about.imagebuild, "this report")]
+    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    found["imagebuild", report.about.imagebuild].append("this report")
     if report.about.profile:
-        rows.append(("profile", report.about.profile, "--profile"))
+        found["profile", report.about.profile].append("--profile")
     if report.about.baseline:
-        rows.append(("baseline", report.about.baseline, "--baseline"))
+        found["baseline", report.about.baseline].append("--baseline")
     for run in report.runs:
-        rows.append((run.tool, run.tool_version or "version not printed", run.source))
+        found[run.tool, run.tool_version or "version not printed"].append(run.source)
         if run.device:
-            rows.append(("GPU", run.device, run.source))
-    rows += [(test.tool, test.tool_version, test.source) for test in report.tests if test.tool_version]
+            found["GPU", run.device].append(run.source)
+    for test in report.tests:
+        found[test.tool, test.tool_version or "version not printed"].append(test.source)
     for verification in report.verifications:
         digest = verification.digest or "digest unknown"
-        rows.append(("image", f"{verification.image}, {verification.platform}, {digest}", "imagebuild verify"))
-    return list(dict.fromkeys(rows))
+        found["image", f"{verification.image}, {verification.platform}, {digest}"].append("imagebuild verify")
+    return [(what, value, _places(places)) for (what, value), places in found.items()]
+
+
+def _places(places: Sequence[str]) -> str:
+    first, *others = dict.fromkeys(places)
+    return f"{first} and {len(others)} more" if others else first
 
 
 def _image(verification: VerifyResult) -> dict[str, Any]:

@@ -143,16 +143,27 @@ def _bandwidth_charts(runs: Sequence[tuple[str, Run]], judged: Judged) -> Iterab
 
     drawable = [item for item in runs if any(row.size_bytes > 0 and words.busbw(row) for row in item[1].rows)]
     for number, ((nodes, ranks), group) in enumerate(groupby(sorted(drawable, key=scale), key=scale), 1):
-        members = tuple(group)
+        members = _shortly(tuple(group))
         limits = charts.limits_of(members, dict(judged))
         yield Drawing(
             id=f"bandwidth-{number}",
             title=_scale_title(ranks, nodes),
             figure=charts.bandwidth(members, limits),
             tables=tuple(_rows(name, run) for name, run in members),
-            legend=tuple(charts.line(name, index) for index, (name, _) in enumerate(members)),
+            legend=tuple(
+                charts.line(name, index, "" if run.verdict == "ok" else run.verdict)
+                for index, (name, run) in enumerate(members)
+            ),
             limits=limits,
         )
+
+
+def _shortly(members: Sequence[tuple[str, Run]]) -> tuple[tuple[str, Run], ...]:
+    """Without what the title of the chart says already."""
+    short = [run.collective or "collective unknown" for _, run in members]
+    return tuple(
+        (own if short.count(own) == 1 else name, run) for own, (name, run) in zip(short, members, strict=True)
+    )
 
 
 def _scale_title(ranks: int, nodes: int) -> str:

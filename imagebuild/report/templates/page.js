@@ -9,6 +9,16 @@
 
   function chart(button) { return document.getElementById(button.dataset.chart); }
 
+  // On a phone there is room for half of the sizes, and for numbers in cells of few columns only.
+  function fit(figure, width) {
+    var axis = figure.layout.xaxis, trace = figure.data[0];
+    if (axis.tickvals && width < 560) {
+      axis.tickvals = axis.tickvals.filter(function (_, i) { return i % 2 === 0; });
+      axis.ticktext = axis.ticktext.filter(function (_, i) { return i % 2 === 0; });
+    }
+    if (trace && trace.type === "heatmap" && (width - 110) / trace.x.length < 24) { trace.texttemplate = ""; }
+  }
+
   Object.keys(figures).forEach(function (id) {
     var layout = Object.assign({
       autosize: true, font: font, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -16,6 +26,7 @@
       dragmode: coarse ? false : "zoom",
       hoverlabel: { bgcolor: "#1b2330", bordercolor: "#1b2330", font: { color: "#ffffff", family: font.family } }
     }, figures[id].layout);
+    fit(figures[id], document.getElementById(id).clientWidth);
     Plotly.newPlot(id, figures[id].data, layout, config);
   });
 
@@ -32,19 +43,15 @@
       button.setAttribute("aria-pressed", String(linear));
       Plotly.relayout(chart(button), linear
         ? { "yaxis.type": "linear", "yaxis.dtick": null, "yaxis.rangemode": "tozero", "yaxis.autorange": true }
-        : { "yaxis.type": "log", "yaxis.dtick": 1, "yaxis.rangemode": "normal", "yaxis.autorange": true });
+        : { "yaxis.type": "log", "yaxis.dtick": 1, "yaxis.rangemode": "normal", "yaxis.range": figures[button.dataset.chart].layout.yaxis.range.slice() });
     });
   });
 
-  // Paper is narrower than most screens, and what is folded cannot be opened on it.
-  var opened = [];
+  // Paper is narrower than most screens.
   window.addEventListener("beforeprint", function () {
-    opened = Array.from(document.querySelectorAll("details.data:not([open])"));
-    opened.forEach(function (details) { details.open = true; });
-    Object.keys(figures).forEach(function (id) { Plotly.relayout(id, { autosize: false, width: 660 }); });
+    Object.keys(figures).forEach(function (id) { Plotly.relayout(id, { autosize: false, width: id.indexOf("matrix") ? 660 : 330 }); });
   });
   window.addEventListener("afterprint", function () {
-    opened.forEach(function (details) { details.open = false; });
     Object.keys(figures).forEach(function (id) { Plotly.relayout(id, { autosize: true, width: null }); });
   });
 })();
