@@ -279,10 +279,11 @@ def main() -> None:
     """Run a command; errors that people meet become one message and an exit code."""
     # Being told to end is a reason to clean up, as Ctrl-C is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    from imagebuild import cli_bundle, cli_limits, cli_lock  # noqa: PLC0415 - need what is in this module
+    from imagebuild import cli_bundle, cli_limits, cli_lock, cli_report  # noqa: PLC0415 - need what is in this module
 
     cli_lock.register(app)
     cli_limits.register(app)
+    cli_report.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
     try:
         app()

@@ -17,7 +17,9 @@ from imagebuild.results.models import (
     UcxResult,
 )
 
-HOSTILE = '<script>document.title="owned"</script><img src=x onerror=alert(1)>\x1b[31m red\x00 \u202e ]]> {{ 7*7 }} | `@all`'
+HOSTILE = (
+    '<script>document.title="owned"</script><img src=x onerror=alert(1)>\x1b[31m red\x00 \u202e ]]> {{ 7*7 }} | `@all`'
+)
 GIB = 1 << 30
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -42,30 +43,32 @@ class Assertion:
 
 def of_results(results: Results) -> list[Assertion]:
     """Whether what was read is whole and right; speed is not considered."""
-    names = words.run_names(results.runs)
     found = [
-        Assertion("correctness", run.source, name, "passed" if run.verdict == "ok" else "failed", run.verdict, run.reason)
-        for run, name in zip(results.runs, names, strict=True)
+        Assertion("correctness", run.source, words.name_of(run), _if_ok(run.verdict), run.verdict, words.why(run))
+        for run in results.runs
     ]
     found += [_of_test(test) for test in results.tests]
-    for table in results.tables:
-        state: State = "passed" if table.verdict == "ok" else "failed"
-        found.append(
-            Assertion("correctness", table.source, table.test or "perftest", state, table.verdict, table.reason)
-        )
+    found += [
+        Assertion("correctness", table.source, words.name_of(table), _if_ok(table.verdict), table.verdict, table.reason)
+        for table in results.tables
+    ]
     for ucx in results.ucx:
-        title, word = words.ucx_name(ucx), "ok" if ucx.final else "truncated"
+        word = "ok" if ucx.final else "truncated"
         reason = "" if ucx.final else "only progress lines were printed, no final result"
-        found.append(Assertion("correctness", ucx.source, title, "passed" if ucx.final else "failed", word, reason))
+        found.append(Assertion("correctness", ucx.source, words.name_of(ucx), _if_ok(word), word, reason))
     for source, group in groupby(results.diagnostics, key=lambda one: one.source):
         found += _of_diagnostics(source, tuple(group))
     return found
 
 
+def _if_ok(word: str) -> State:
+    return "passed" if word == "ok" else "failed"
+
+
 def _of_test(test: BandwidthTest) -> Assertion:
     state = TESTED.get(test.status, "failed")
-    reason = "" if state == "passed" else f"{test.tool} says {test.status}"
-    return Assertion("correctness", test.source, test.name or "unnamed test", state, test.status, reason)
+    reason = "" if state == "passed" else test.reason or f"{test.tool} says so"
+    return Assertion("correctness", test.source, words.name_of(test), state, test.status, reason)
 
 
 def _of_diagnostics(source: str, group: tuple[Diagnostic, ...]) -> list[Assertion]:
@@ -109,6 +112,19 @@ def of_verification(verification: VerifyResult) -> list[Assertion]:
         )
         for one in verification.checks
     ]
+
+
+def alike(claims: Iterable[Assertion]) -> list[tuple[Assertion, tuple[str, ...]]]:
+    """Claims with the same word and reason as one, with all their subjects; repeated ones as `name (3 times)`."""
+    groups: dict[tuple[str, str], list[Assertion]] = {}
+    for claim in claims:
+        groups.setdefault((claim.word, claim.reason), []).append(claim)
+    found = []
+    for group in groups.values():
+        times = Counter(claim.subject for claim in group)
+        subjects = tuple(name if count == 1 else f"{name} ({count} times)" for name, count in times.items())
+        found.append((group[0], subjects))
+    return found
 
 
 def of_unread(files: Iterable[str]) -> list[Assertion]:

@@ -73,10 +73,7 @@ def bandwidth(runs: Sequence[tuple[str, Run]], limits: Iterable[Drawn]) -> Figur
     largest = max((row.size_bytes for _, run in runs for row in run.rows), default=words.GIB)
     limits = tuple(limits)
     ceilings = [drawn.limit.value for drawn in limits if drawn.kind == "ceiling"]
-    shapes = [
-        _ceiling(drawn, ceilings) if drawn.kind == "ceiling" else _reference(drawn, largest)
-        for drawn in limits
-    ]
+    shapes = [_ceiling(drawn, ceilings) if drawn.kind == "ceiling" else _reference(drawn, largest) for drawn in limits]
     return _figure(traces, "bus bandwidth, GB/s", shapes, tuple(drawn.limit.value for drawn in limits))
 
 
@@ -143,7 +140,12 @@ def _ceiling(drawn: Drawn, ceilings: Sequence[float]) -> dict[str, Any]:
     }  # fmt: skip
     if value in {max(ceilings), min(ceilings)}:
         side = "bottom" if value == max(ceilings) else "top"
-        shape["label"] = {"text": f"ceiling {drawn.text}", "textposition": "start", "yanchor": side, "font": {"size": 11}}
+        shape["label"] = {
+            "text": f"ceiling {drawn.text}",
+            "textposition": "start",
+            "yanchor": side,
+            "font": {"size": 11},
+        }
     return shape
 
 
@@ -191,10 +193,14 @@ def heat_map(test: BandwidthTest) -> Figure:
         z=matrix,
         x=[str(number) for number in range(columns)],
         y=[str(number) for number in range(rows)],
-        text=[["" if cell is None else f"{cell:.3g}" if cell < 100 else f"{cell:.0f}" for cell in row] for row in matrix],
+        text=[
+            ["" if cell is None else f"{cell:.3g}" if cell < 100 else f"{cell:.0f}" for cell in row] for row in matrix
+        ],
         zmin=0,
         zmax=max((cell for row in matrix for cell in row if cell is not None), default=1),
         colorscale=SCALE,
+        # Of times, the long ones are slow.
+        reversescale=test.unit in {"ns", "us"},
         xgap=1,
         ygap=1,
         hoverongaps=False,

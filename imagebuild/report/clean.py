@@ -14,7 +14,7 @@ INVISIBLE = re.compile(
 
 
 def visible(text: str) -> str:
-    """The text with nothing in it that acts on what shows it; line ends are `\\n`."""
+    """The text with nothing in it that acts on what shows it; line ends are those of Unix."""
     text = COLOURS.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return INVISIBLE.sub("\ufffd", text)
 

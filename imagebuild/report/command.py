@@ -12,8 +12,8 @@ from imagebuild.console import err
 from imagebuild.judge import Known, judge
 from imagebuild.judgement import Judgement
 from imagebuild.profiles import Profile, find, load_profiles
-from imagebuild.report import junit, markdown, raw, terminal
 from imagebuild.report import html as pages
+from imagebuild.report import junit, markdown, raw, terminal
 from imagebuild.report.document import About, Report
 from imagebuild.report.gather import Gathered, gather
 from imagebuild.results.read import read
@@ -27,7 +27,7 @@ class Wish:
     profile: str | None = None
     profiles: Path = Path("profiles")
     baseline: Path | None = None
-    known: Known = Known()
+    known: Known | None = None
     json: Path | None = None
     junit: Path | None = None
     html: Path | None = None
@@ -75,8 +75,12 @@ def assembled(wish: Wish, gathered: Gathered, profile: Profile | None, created: 
     )
     parts = {name: getattr(gathered.results, name) for name in type(gathered.results).model_fields}
     return Report(
-        **parts, about=about, judgements=judgements, verifications=gathered.verifications, nothing_in=gathered.nothing_in
-    )  # fmt: skip
+        **parts,
+        about=about,
+        judgements=judgements,
+        verifications=gathered.verifications,
+        nothing_in=gathered.nothing_in,
+    )
 
 
 def _title(named: tuple[Path, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The document of a report: everything that was read, what is said about it, and the exit status. No files, no clock."""
+"""The document of a report: everything that was read, what is said about it, and the exit status. Pure."""
 
 from __future__ import annotations
 

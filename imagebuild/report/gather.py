@@ -42,8 +42,10 @@ class Gathered:
 
 
 def gather(named: Iterable[Path], read: Read) -> Gathered:
-    """Read files, and all files of folders. Raises ConfigError if one does not exist, ResultError if a file that
-    imagebuild wrote cannot be read."""
+    """Read files, and all files of folders.
+
+    Raises ConfigError if one does not exist, ResultError if a file that imagebuild wrote cannot be read.
+    """
     verifications, earlier, logs = [], [], []
     owner: dict[Path, Path] = {}
     for name in dict.fromkeys(named):
@@ -128,4 +130,6 @@ def _valid(model: type[One], data: dict[str, Any], file: Path) -> One:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ResultError(f"{file}: {where}: {first['msg']}; was it written by another version of imagebuild?") from None
+        raise ResultError(
+            f"{file}: {where}: {first['msg']}; was it written by another version of imagebuild?"
+        ) from None

@@ -18,15 +18,15 @@ from imagebuild import console
 from imagebuild.errors import ConfigError
 from imagebuild.records import CheckResult, VerifyResult
 from imagebuild.report import charts, words
-from imagebuild.report.assertions import STATES
+from imagebuild.report.assertions import STATES, alike
 from imagebuild.report.charts import Figure
 from imagebuild.report.clean import one_line, visible
 from imagebuild.report.document import Overall, Report
 from imagebuild.report.page import Page, page
 from imagebuild.report.raw import Raw
 
-MARKS = {"passed": "✓", "failed": "✗", "skipped": "–"}
-OVERALL: dict[Overall, str] = {"ok": "✓", "failed": "✗", "not-verified": "–", "nothing-read": "✗"}
+MARKS = {"passed": "✓", "failed": "✗", "skipped": words.NONE}
+OVERALL: dict[Overall, str] = {"ok": "✓", "failed": "✗", "not-verified": words.NONE, "nothing-read": "✗"}
 STROKES = {"solid": "none", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2"}
 PROBLEMS = 8
 """Listed at the top of the page."""
@@ -48,7 +48,7 @@ def html(report: Report, raws: Sequence[Raw] = ()) -> str:
         counts=[(state, states[state]) for state in STATES],
         problems=failed[:PROBLEMS],
         more_problems=max(0, len(failed) - PROBLEMS),
-        skipped=[claim for claim in report.assertions if claim.state == "skipped"],
+        skipped=alike(claim for claim in report.assertions if claim.state == "skipped"),
         sections=sections(report, laid_out, raws),
         **vars(laid_out),
         diagnostics=[claim for claim in report.assertions if claim.kind == "diagnostic"],
@@ -105,7 +105,8 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FunctionLoader(_part), autoescape=True, undefined=jinja2.StrictUndefined, finalize=_harmless
     )
     environment.globals |= {
-        "marks": MARKS, "strokes": STROKES, "number": words.number, "bytes": words.bytes_text, "ceiling_colour": charts.CEILING, "line": one_line,
+        "marks": MARKS,
+        "strokes": STROKES, "number": words.number, "bytes": words.bytes_text, "ceiling_colour": charts.CEILING, "line": one_line,
         "file_size": console.size,
     }  # fmt: skip
     return environment

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from imagebuild.judgement import Judgement
 from imagebuild.report import matching, words
-from imagebuild.report.assertions import STATES, Assertion
+from imagebuild.report.assertions import STATES, TESTED, Assertion, alike
 from imagebuild.report.clean import one_line
 from imagebuild.report.document import Report
 
@@ -26,10 +26,10 @@ def text(report: Report) -> str:
         parts.append("### Problems\n\n" + _list(failed))
     parts += [*_runs(report), *_others(report), *_checks(report)]
     if skipped:
-        parts.append(f"<details><summary>{len(skipped)} skipped</summary>\n\n{_list(skipped)}\n\n</details>")
+        parts.append(f"<details><summary>{len(skipped)} skipped</summary>\n\n{_grouped(skipped)}\n\n</details>")
     if report.unread_lines:
         files = ", ".join(f"{cell(s.path)} ({s.unread})" for s in report.sources if s.unread)
-        parts.append(f"{report.unread_lines} lines look like results and could not be read: {files}.")
+        parts.append(f"Lines that look like results and could not be read: {files}.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -51,26 +51,40 @@ def _list(claims: list[Assertion]) -> str:
     return "\n".join(lines)
 
 
+def _grouped(claims: list[Assertion]) -> str:
+    groups = [
+        f"- {cell(claim.word)}: {cell(', '.join(subjects))}" + (f": {cell(claim.reason)}" if claim.reason else "")
+        for claim, subjects in alike(claims)
+    ]
+    return "\n".join(groups[:LISTED])
+
+
 def _runs(report: Report) -> list[str]:
     if not report.runs:
         return []
     judged = matching.by_result(report, report.judgements)
     rows = [
         (name, run.verdict, words.best_text(run), _share(judged[id(run)]), _speed(judged[id(run)]))
-        for run, name in zip(report.runs, words.run_names(report.runs), strict=True)
+        for run, name in zip(report.runs, words.names_of(report.runs), strict=True)
     ]
     return ["### Collectives\n\n" + table(("run", "data", "best bus bandwidth", "of the ceiling", "speed"), rows)]
 
 
 def _others(report: Report) -> list[str]:
     judged = matching.by_result(report, report.judgements)
+    tests = [test for test in report.tests if TESTED.get(test.status) != "skipped"]
     rows = [
-        (t.name or "unnamed test", t.status, f"sum {words.number(t.sum)} {t.unit or ''}", _speed(judged[id(t)]))
-        for t in report.tests
-        if t.status == "passed"
+        (name, test.status, words.best_text(test), _speed(judged[id(test)]))
+        for test, name in zip(tests, words.names_of(tests), strict=True)
     ]
-    rows += [(t.test or "perftest", t.verdict, words.table_best(t), _speed(judged[id(t)])) for t in report.tables]
-    rows += [(words.ucx_name(u), "ok" if u.final else "truncated", words.ucx_best(u), "–") for u in report.ucx]
+    rows += [
+        (name, table.verdict, words.best_text(table), _speed(judged[id(table)]))
+        for table, name in zip(report.tables, words.names_of(report.tables), strict=True)
+    ]
+    rows += [
+        (name, "ok" if ucx.final else "truncated", words.best_text(ucx), words.NONE)
+        for ucx, name in zip(report.ucx, words.names_of(report.ucx), strict=True)
+    ]
     return ["### Copies and messages\n\n" + table(("test", "status", "result", "speed"), rows)] if rows else []
 
 
@@ -84,11 +98,11 @@ def _checks(report: Report) -> list[str]:
 
 def _share(judgements: tuple[Judgement, ...]) -> str:
     shares = [f"{j.measured / j.ceiling.value:.0%}" for j in judgements if j.ceiling and j.measured is not None]
-    return shares[0] if shares else "–"
+    return shares[0] if shares else words.NONE
 
 
 def _speed(judgements: tuple[Judgement, ...]) -> str:
-    return "; ".join(one.outcome for one in judgements) or "–"
+    return "; ".join(one.outcome for one in judgements) or words.NONE
 
 
 def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

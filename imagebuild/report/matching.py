@@ -21,7 +21,8 @@ class _Key(NamedTuple):
 def by_result(results: Results, judgements: Iterable[Judgement]) -> dict[int, tuple[Judgement, ...]]:
     """The judgements of each result, by the identity (`id`) of the result."""
     items: defaultdict[_Key, list[Result]] = defaultdict(list)
-    for item in (*results.runs, *results.tests, *results.tables):
+    measured: list[Result] = [*results.runs, *results.tests, *results.tables]
+    for item in measured:
         items[_key_of(item)].append(item)
     said: defaultdict[_Key, list[Judgement]] = defaultdict(list)
     for judgement in judgements:

@@ -69,6 +69,11 @@ class Card:
     judgements: tuple[Said, ...]
     facts: str
 
+    @property
+    def why(self) -> str:
+        """The reason of the verdict."""
+        return words.why(self.run)
+
 
 @dataclass(frozen=True)
 class Page:
@@ -89,7 +94,7 @@ class Page:
 def page(report: Report) -> Page:
     """The report as it is laid out."""
     judged = matching.by_result(report, report.judgements)
-    names = words.run_names(report.runs)
+    names = words.names_of(report.runs)
     runs = tuple(zip(names, report.runs, strict=True))
     square = [test for test in report.tests if _is_matrix(test)]
     flat = [test for test in report.tests if test.status == "passed" and not _is_matrix(test)]
@@ -131,7 +136,9 @@ def _meter(judgements: Iterable[Judgement]) -> Meter | None:
             if one.reference:
                 label += f"; the mark is the reference, {words.number(one.reference.value)}"
             state = JUDGED.get(one.outcome, "failed")
-            return Meter(round(min(100.0, share * 100), 1), label, state, None if reference is None else min(99.5, reference))
+            return Meter(
+                round(min(100.0, share * 100), 1), label, state, None if reference is None else min(99.5, reference)
+            )
     return None
 
 
@@ -161,9 +168,7 @@ def _bandwidth_charts(runs: Sequence[tuple[str, Run]], judged: Judged) -> Iterab
 def _shortly(members: Sequence[tuple[str, Run]]) -> tuple[tuple[str, Run], ...]:
     """Without what the title of the chart says already."""
     short = [run.collective or "collective unknown" for _, run in members]
-    return tuple(
-        (own if short.count(own) == 1 else name, run) for own, (name, run) in zip(short, members, strict=True)
-    )
+    return tuple((own if short.count(own) == 1 else name, run) for own, (name, run) in zip(short, members, strict=True))
 
 
 def _scale_title(ranks: int, nodes: int) -> str:
@@ -180,7 +185,7 @@ ROW_COLUMNS = (
 
 def _rows(name: str, run: Run) -> Numbers:
     def text(value: object) -> str:
-        return "–" if value is None else str(value)
+        return words.NONE if value is None else str(value)
 
     rows = []
     for row in run.rows:
@@ -202,8 +207,8 @@ def _matrix(number: int, test: BandwidthTest, judged: Judged) -> Drawing:
     assert test.matrix is not None
     columns = ("", *map(str, range(max(map(len, test.matrix)))))
     rows = tuple((str(i), *(words.number(cell, 1) for cell in row)) for i, row in enumerate(test.matrix))
-    name = test.name or "unnamed test"
-    parts = [test.tool, f"sum {words.number(test.sum)}" if test.sum is not None else ""]
+    name = words.name_of(test)
+    parts = [words.test_range(test), test.tool, f"sum {words.number(test.sum)}" if test.sum is not None else ""]
     if test.status != "passed":
         parts.insert(0, test.status)
     return Drawing(
@@ -219,8 +224,8 @@ def _matrix(number: int, test: BandwidthTest, judged: Judged) -> Drawing:
 def _copy(test: BandwidthTest, judged: Judged) -> tuple[str, ...]:
     cells = [words.number(cell, 1) for row in test.matrix or () for cell in row]
     values = ", ".join(cells[:16]) + (" …" if len(cells) > 16 else "")
-    speed = "; ".join(one.outcome for one in judged[id(test)]) or "–"
-    return test.name or "unnamed test", values or "–", words.number(test.sum), test.unit or "–", speed
+    speed = "; ".join(one.outcome for one in judged[id(test)]) or words.NONE
+    return words.name_of(test), values or words.NONE, words.number(test.sum), test.unit or words.NONE, speed
 
 
 def _transfer_charts(report: Report) -> Iterable[Drawing]:
@@ -228,9 +233,8 @@ def _transfer_charts(report: Report) -> Iterable[Drawing]:
     many = [t for t in report.tables if len([row for row in t.rows if row.bw_average and row.size_bytes]) > 1]
     units = dict.fromkeys(table.unit for table in many)
     for number, unit in enumerate(units, 1):
-        named = [(table.test or "perftest", table) for table in many if table.unit == unit]
-        names = words.numbered(name for name, _ in named)
-        members = [(name, table) for name, (_, table) in zip(names, named, strict=True)]
+        same = [table for table in many if table.unit == unit]
+        members = list(zip(words.names_of(same), same, strict=True))
         yield Drawing(
             id=f"transfer-{number}",
             title=f"perftest, {unit or 'unit unknown'}",
@@ -254,7 +258,7 @@ def _messages(report: Report) -> Iterable[Numbers]:
     if report.tables:
         judged = matching.by_result(report, report.judgements)
         rows = [
-            (t.test or "perftest", words.table_best(t), "; ".join(o.outcome for o in judged[id(t)]) or "–", t.source)
+            (words.name_of(t), words.table_best(t), "; ".join(o.outcome for o in judged[id(t)]) or words.NONE, t.source)
             for t in report.tables
         ]
         yield Numbers("perftest: the best size of each table", ("test", "best", "speed", "file"), tuple(rows))

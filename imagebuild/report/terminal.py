@@ -11,7 +11,7 @@ from imagebuild import console
 from imagebuild.console import out
 from imagebuild.judgement import Judgement
 from imagebuild.report import matching, words
-from imagebuild.report.assertions import Assertion, State
+from imagebuild.report.assertions import TESTED, Assertion, State, alike
 from imagebuild.report.clean import one_line
 from imagebuild.report.document import Report
 
@@ -28,15 +28,18 @@ def show(report: Report) -> None:
         claims = [claim for claim in report.assertions if claim.kind == "check"]
         states = Counter(claim.state for claim in claims)
         out.print("checks of images: " + ", ".join(f"{states[s]} {s}" for s in COLOURS))
+    several = len({claim.source for claim in report.assertions}) > 1
     for claim in report.assertions:
         if claim.state == "failed":
-            out.print(f"[red]✗[/] {_safe(claim.subject)}: [red]{claim.word}[/]{_because(claim)}")
-    for claim in report.assertions:
-        if claim.state == "skipped":
-            out.print(f"[yellow]-[/] {_safe(claim.subject)}: [yellow]{claim.word}[/]{_because(claim)}")
+            where = f" ({_safe(claim.source)})" if several and claim.source != claim.subject else ""
+            out.print(f"[red]✗[/] {_safe(claim.subject)}{where}: [red]{claim.word}[/]{_because(claim)}")
+    for claim, subjects in alike(claim for claim in report.assertions if claim.state == "skipped"):
+        out.print(f"[yellow]-[/] [yellow]{claim.word}[/]: {_safe(', '.join(subjects))}{_because(claim)}")
     for source in report.sources:
         if source.unread:
-            out.print(f"{_safe(source.path)}: {source.unread} lines look like results and could not be read, such as:")
+            out.print(
+                f"{_safe(source.path)}: lines that look like results and could not be read: {source.unread}, such as"
+            )
             for example in source.examples[:3]:
                 out.print(f"    {one_line(example, 160)}", markup=False)
     overall = OVERALL[report.overall]
@@ -45,26 +48,29 @@ def show(report: Report) -> None:
 
 def _rows(report: Report) -> Iterator[tuple[str, str, str, str]]:
     judged = matching.by_result(report, report.judgements)
-    for run, name in zip(report.runs, words.run_names(report.runs), strict=True):
+    for run, name in zip(report.runs, words.names_of(report.runs), strict=True):
         yield name, run.verdict, words.best_text(run), _speed(judged[id(run)])
-    for test in report.tests:
-        total = f"sum {words.number(test.sum)} {test.unit or ''}".rstrip() if test.sum is not None else "–"
-        yield test.name or "unnamed test", test.status, total, _speed(judged[id(test)])
-    for table in report.tables:
-        yield table.test or "perftest", table.verdict, words.table_best(table), _speed(judged[id(table)])
-    for ucx in report.ucx:
-        yield words.ucx_name(ucx), "ok" if ucx.final else "truncated", words.ucx_best(ucx), "–"
+    # What was skipped is listed below.
+    tests = [test for test in report.tests if TESTED.get(test.status) != "skipped"]
+    for test, name in zip(tests, words.names_of(tests), strict=True):
+        yield name, test.status, words.best_text(test), _speed(judged[id(test)])
+    for table, name in zip(report.tables, words.names_of(report.tables), strict=True):
+        yield name, table.verdict, words.best_text(table), _speed(judged[id(table)])
+    for ucx, name in zip(report.ucx, words.names_of(report.ucx), strict=True):
+        yield name, "ok" if ucx.final else "truncated", words.best_text(ucx), words.NONE
     for one in report.diagnostics:
-        yield one.test + (f", {one.entity}" if one.entity else ""), one.status, "–", "–"
+        yield one.test + (f", {one.entity}" if one.entity else ""), one.status, words.NONE, words.NONE
 
 
 def _speed(judgements: tuple[Judgement, ...]) -> str:
-    return "; ".join(_coloured(one.outcome) for one in judgements) or "–"
+    return "; ".join(_coloured(one.outcome) for one in judgements) or words.NONE
 
 
 def _coloured(word: str) -> str:
     colour = {"ok": "green", "passed": "green", "pass": "green"}.get(word)
-    colour = colour or ("yellow" if word in {"not-comparable", "waived", "skip", "not-found", "not-run", "warn"} else "red")
+    colour = colour or (
+        "yellow" if word in {"not-comparable", "waived", "skip", "not-found", "not-run", "warn"} else "red"
+    )
     return f"[{colour}]{_safe(word)}[/]"
 
 

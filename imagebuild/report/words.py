@@ -7,9 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from imagebuild.results.models import Half, Row, Run, Table, UcxResult
+from imagebuild.judge import pairs
+from imagebuild.results.models import BandwidthTest, Half, Row, Run, Table, UcxResult
 
 GIB = 1 << 30
+NONE = "\u2013"
+"""What is unknown, or is not there."""
+
+Named = Run | BandwidthTest | Table | UcxResult
 
 
 def bytes_text(size: int) -> str:
@@ -25,8 +30,10 @@ def bytes_text(size: int) -> str:
 def number(value: float | None, digits: int = 2) -> str:
     """A measurement: an empty dash where it is unknown, fewer decimals the larger it is."""
     if value is None:
-        return "–"
-    if value == 0 or abs(value) >= 100:
+        return NONE
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
         return f"{value:.1f}" if value < 1e6 else f"{value:.3g}"
     return f"{value:.{digits}f}" if abs(value) >= 0.01 else f"{value:.3g}"
 
@@ -41,15 +48,33 @@ def run_name(run: Run) -> str:
     return ", ".join(parts)
 
 
-def run_names(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Names that tell runs apart: those of one kind also say their file, and their number in it."""
-    names = [run_name(run) for run in runs]
+def name_of(item: Named) -> str:
+    """What it is, without its file."""
+    match item:
+        case Run():
+            return run_name(item)
+        case BandwidthTest():
+            return item.name or "unnamed test"
+        case Table():
+            return item.test or "perftest"
+        case UcxResult():
+            return ucx_name(item)
+
+
+def names_of(items: Sequence[Named]) -> tuple[str, ...]:
+    """Names that tell results apart: those of one kind also say their file, and their number in it."""
+    names = [name_of(item) for item in items]
     several = Counter(names)
     longer = [
-        f"{name}, {PurePath(run.source).name}" if several[name] > 1 else name
-        for run, name in zip(runs, names, strict=True)
+        f"{name}, {PurePath(item.source).name}" if several[name] > 1 else name
+        for item, name in zip(items, names, strict=True)
     ]
     return numbered(longer)
+
+
+def why(run: Run) -> str:
+    """The reason of a run's verdict, without the verdict."""
+    return run.reason.removeprefix(f"{run.verdict}: ").removeprefix(f"{run.verdict.split('-')[0]}: ")
 
 
 def numbered(names: Iterable[str]) -> tuple[str, ...]:
@@ -86,10 +111,27 @@ def halves(row: Row) -> tuple[Half, ...]:
     return (row.out_of_place,) if row.in_place is None else (row.out_of_place, row.in_place)
 
 
-def best_text(run: Run) -> str:
-    """`482.3 GB/s at 8 GiB`."""
-    found = best(run)
-    return f"{number(found.busbw_gb_s)} GB/s at {bytes_text(found.size_bytes)}" if found else "–"
+def best_text(item: Named) -> str:
+    """`482.3 GB/s at 8 GiB`; for a matrix `374.0 to 395.2 GB/s`."""
+    match item:
+        case Run():
+            found = best(item)
+            return f"{number(found.busbw_gb_s)} GB/s at {bytes_text(found.size_bytes)}" if found else NONE
+        case BandwidthTest():
+            return test_range(item)
+        case Table():
+            return table_best(item)
+        case UcxResult():
+            return ucx_best(item)
+
+
+def test_range(test: BandwidthTest) -> str:
+    """The least and the most of the pairs of a matrix; its diagonal is not one of them."""
+    cells = pairs(test)
+    if not cells:
+        return NONE
+    least, most = number(min(cells)), number(max(cells))
+    return f"{least if least == most else f'{least} to {most}'} {test.unit or '(unit unknown)'}"
 
 
 def table_best(table: Table) -> str:
@@ -102,7 +144,7 @@ def table_best(table: Table) -> str:
     if quick:
         value, size = min(quick)
         return f"{number(value)} µs at {bytes_text(size)}"
-    return "–"
+    return NONE
 
 
 def latency(values: Mapping[str, float | None] | None) -> float | None:
@@ -124,4 +166,4 @@ def ucx_best(ucx: UcxResult) -> str:
     speed, time_us = ucx.bandwidth_mib_s.get("average"), ucx.latency_us.get("average")
     parts = [f"{number(speed)} MiB/s"] if speed is not None else []
     parts += [f"{number(time_us)} µs"] if time_us is not None else []
-    return ", ".join(parts) or "–"
+    return ", ".join(parts) or NONE
