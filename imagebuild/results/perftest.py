@@ -41,7 +41,9 @@ _ERROR = re.compile(
     r"(?:Couldn't|Unable to|Failed|ERROR|Error\b|Completion with|Function \w{1,60} failed|Can't produce|Bad wc)"
 )
 _IS_TITLE, _IS_FATAL = re.compile(_TITLE), re.compile(_FATAL)
-_MARK = re.compile(rf"[\s>*]{{0,80}}(?:#?bytes\s{{1,40}}#|#flows|Waiting for client to connect|{_TITLE}|{_FATAL})")
+_MARK = re.compile(
+    rf"[\s>*]{{0,80}}(?=[#bA-Ze])(?:#?bytes\s{{1,40}}#|#flows|Waiting for client to connect|{_TITLE}|{_FATAL})"
+)
 _RULE = re.compile(r"-{20,}")
 _BARE = re.compile(r"\d{1,12}\.\d{6}", re.ASCII)
 _HEADLESS = re.compile(r"\d{1,18}\s+\d{1,18}\s+\d+\.\d{2,6}\s+\d+\.\d{2,6}\s+\d+\.\d{6}", re.ASCII)

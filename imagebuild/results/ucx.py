@@ -130,10 +130,13 @@ class _Reader:
         )
 
     def title(self) -> str | None:
-        """The test's name. One whose kind of time differs from the table's is another run's."""
+        """The test's name. One whose kind of time differs from the table's is another run's.
+
+        The oldest layout calls every time a latency.
+        """
         if self.batch:
             return self.batch
-        if self.test and self.kind and (self.kind == "latency") != ("latency" in self.test):
+        if self.test and self.kind and self.column() and (self.kind == "latency") != ("latency" in self.test):
             return self.kind
         return self.test or self.kind
 

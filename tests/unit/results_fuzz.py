@@ -41,14 +41,31 @@ def broken(text: str, count: int = 300, seed: int = 0) -> Iterator[str]:
         yield "\n".join(rows)
 
 
-_VALUES: tuple[Any, ...] = (None, True, 0, -1, 10**30, 1.5, float("nan"), float("inf"), "", "x", "N/A", [], {}, [[]], [None], {"name": 1}, [{"x": []}])
+_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    10**30,
+    1.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "N/A",
+    [],
+    {},
+    [[]],
+    [None],
+    {"name": 1},
+    [{"x": []}],
+)
 
 
 def spoiled(document: Any, count: int = 400, seed: int = 0) -> Iterator[Any]:
     """The document with parts replaced by values of other kinds, or gone."""
     chance = random.Random(seed)
-    for value in _VALUES:
-        yield value
+    yield from _VALUES
     for _ in range(count):
         yield _spoil(document, chance)
 

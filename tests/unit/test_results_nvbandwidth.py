@@ -31,7 +31,7 @@ memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
 
 SUM host_to_device_memcpy_ce 110.71
 
-Waived: 
+Waived:
 Running host_device_latency_sm.
 memory latency SM CPU(row) <-> GPU(column) (ns)
            0         1
@@ -117,6 +117,7 @@ def test_banner_tests_and_units() -> None:
     assert {test.tool_version for test in found.items} == {"v0.8"}
     assert found.items[0].matrix == ((55.31, 55.40),)
     assert found.unread == ()
+    assert parse(HOST.replace("Waived:", "Waived: ")) == found
 
 
 def test_a_waived_test_keeps_a_name_that_was_printed() -> None:
@@ -138,7 +139,11 @@ def test_diagonal_is_not_available_or_zero() -> None:
 def test_three_matrices_of_a_bidirectional_test() -> None:
     found = parse(BOTH_WAYS)
     name = "device_to_device_bidirectional_memcpy_read_ce"
-    assert [(test.name, test.sum) for test in found.items] == [(f"{name}_read1", 761.0), (f"{name}_read2", 765.0), (f"{name}_total", 1526.0)]
+    assert [(test.name, test.sum) for test in found.items] == [
+        (f"{name}_read1", 761.0),
+        (f"{name}_read2", 765.0),
+        (f"{name}_total", 1526.0),
+    ]
     assert found.items[2].matrix == ((None, 762.0), (764.0, None))
     without = "\n".join(line for line in BOTH_WAYS.splitlines() if not line.startswith("SUM"))
     assert [test.name for test in parse(without).items] == [test.name for test in found.items]
@@ -159,8 +164,14 @@ def test_lines_of_others_between_rows_do_no_harm() -> None:
 
 
 def test_sums_alone_are_results() -> None:
-    found = parse("SUM host_to_device_memcpy_ce 802.86\nSUM device_local_copy 9000.12\n&&&& PERF all_to_host_memcpy_sm 12.50 +GB/s\n")
-    assert [(test.sum, test.unit, test.matrix) for test in found.items] == [(802.86, None, None), (9000.12, None, None), (12.5, "GB/s", None)]
+    found = parse(
+        "SUM host_to_device_memcpy_ce 802.86\nSUM device_local_copy 9000.12\n&&&& PERF all_to_host_memcpy_sm 12.50 +GB/s\n"
+    )
+    assert [(test.sum, test.unit, test.matrix) for test in found.items] == [
+        (802.86, None, None),
+        (9000.12, None, None),
+        (12.5, "GB/s", None),
+    ]
     assert parse("SUM all_to_host_memcpy_ce 12.5 0.02\n").items[0].sum == 12.5
 
 
@@ -228,7 +239,13 @@ def test_json() -> None:
     found = nvbandwidth.parse_json("log", DOCUMENT)
     both, waived, missing = found.items
     assert both.matrix is not None
-    assert (len(both.matrix), both.matrix[0], both.sum, both.unit, both.tool_version) == (6, (None, 380.0), 1526.0, "GB/s", "v0.8")
+    assert (len(both.matrix), both.matrix[0], both.sum, both.unit, both.tool_version) == (
+        6,
+        (None, 380.0),
+        1526.0,
+        "GB/s",
+        "v0.8",
+    )
     assert nvbandwidth.total(both) == ((None, 762.0), (764.0, None))
     assert (waived.name, waived.status, waived.matrix) == ("device_to_device_latency_sm", "waived", None)
     assert missing.status == "not-found"
@@ -238,20 +255,28 @@ def test_json() -> None:
 def test_json_of_a_test_that_failed_is_one_result() -> None:
     """The program adds an entry with the error, and the one that says the test runs stays."""
     cases = [{"name": "all_to_one_write_ce", "status": "Running"}, {"name": "all_to_one_write_ce", "status": "Error"}]
-    found = nvbandwidth.parse_json("log", {"nvbandwidth": {"testcases": cases, "error": "[CUDA_ERROR] no in expression f()"}})
+    found = nvbandwidth.parse_json(
+        "log", {"nvbandwidth": {"testcases": cases, "error": "[CUDA_ERROR] no in expression f()"}}
+    )
     assert [(test.name, test.status) for test in found.items] == [("all_to_one_write_ce", "error"), (None, "error")]
     assert found.items[1].reason == "[CUDA_ERROR] no in expression f()"
 
 
 def test_json_that_cannot_be_read_is_counted() -> None:
-    cases = [{"name": "a_b", "status": "Passed", "bandwidth_matrix": [["12.5", "fast"]]}, {"name": "c_d", "status": "Maybe"}, 7]
+    cases = [
+        {"name": "a_b", "status": "Passed", "bandwidth_matrix": [["12.5", "fast"]]},
+        {"name": "c_d", "status": "Maybe"},
+        7,
+    ]
     found = nvbandwidth.parse_json("log", {"nvbandwidth": {"testcases": cases}})
     assert [(test.name, test.status, test.matrix) for test in found.items] == [("a_b", "truncated", None)]
     assert len(found.unread) == 3
 
 
 def test_foreign_lines_are_nothing() -> None:
-    foreign = "Running tests\n# SUM 3\n 0 1 2\nError: no\nWaived\nmemcpy failed\n  8  2  float  sum  -1  5.1  0.0  0.0  0\n"
+    foreign = (
+        "Running tests\n# SUM 3\n 0 1 2\nError: no\nWaived\nmemcpy failed\n  8  2  float  sum  -1  5.1  0.0  0.0  0\n"
+    )
     assert parse(foreign) == Parsed()
     assert not nvbandwidth.looks_like({"nvbandwidth": 1})
     assert nvbandwidth.parse_json("log", {"results": []}) == Parsed()

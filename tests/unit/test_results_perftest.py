@@ -107,12 +107,18 @@ def test_a_run_for_a_duration_has_no_peak() -> None:
 
 
 def test_small_values_have_six_decimals() -> None:
-    table = only(BLOCK + HEADER.format(unit="Gb/sec") + " 2          5000           0.042350            0.042185            2.636533\n")
+    table = only(
+        BLOCK
+        + HEADER.format(unit="Gb/sec")
+        + " 2          5000           0.042350            0.042185            2.636533\n"
+    )
     assert (table.rows[0].bw_average, table.verdict) == (0.042185, "ok")
 
 
 def test_latency() -> None:
-    row = " 2       1000          1.76           6.12         1.79  \t       1.80     \t0.06   \t\t1.88    \t\t6.13   \n"
+    row = (
+        " 2       1000          1.76           6.12         1.79  \t       1.80     \t0.06   \t\t1.88    \t\t6.13   \n"
+    )
     table = only(BLOCK.replace("BW", "Latency") + ADDRESSES + LATENCY + row + RULE)
     assert (table.test, table.unit) == ("RDMA_Write Latency", "usec")
     assert table.rows[0].latency_us == {
@@ -122,14 +128,23 @@ def test_latency() -> None:
 
 
 def test_latency_with_fewer_columns() -> None:
-    duration = only(BLOCK + " #bytes        #iterations       t_avg[usec]    tps average\n 2       560000            1.71        584795.32\n" + RULE)
+    duration = only(
+        BLOCK
+        + " #bytes        #iterations       t_avg[usec]    tps average\n 2       560000            1.71        584795.32\n"
+        + RULE
+    )
     assert duration.rows[0].latency_us == {"average": 1.71}
-    oldest = only(BLOCK + " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n 2  1000  1.21  9.80  1.30\n")
+    oldest = only(
+        BLOCK + " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n 2  1000  1.21  9.80  1.30\n"
+    )
     assert oldest.rows[0].latency_us == {"min": 1.21, "max": 9.8, "typical": 1.3}
 
 
 def test_service_levels_ports_and_cpu() -> None:
-    quality = only(BLOCK + " #bytes    #sl      #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n 64    3    1000    9.10    9.00    0.017578\n")
+    quality = only(
+        BLOCK
+        + " #bytes    #sl      #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n 64    3    1000    9.10    9.00    0.017578\n"
+    )
     assert (quality.rows[0].bw_average, quality.unit) == (9.0, "Gb/sec")
     header = HEADER.format(unit="Gb/sec").rstrip("\n")
     ports = "   BW Port1[Gb/sec]   MsgRate Port1[Mpps]   BW Port2[Gb/sec]   MsgRate Port2[Mpps]\n"
@@ -153,8 +168,14 @@ def test_what_is_cut() -> None:
     text = BLOCK + ADDRESSES + HEADER.format(unit="Gb/sec")
     assert only(text).verdict == "truncated"
     found = parse(text + ROW.format(size=2, peak="1.00", mean="1.00") + " 4          5000             1.9")
-    assert (found.items[0].verdict, sizes(found.items[0]), found.unread) == ("truncated", [2], ("4          5000             1.9",))
-    glued = parse(text + " 65536      5000   Conflicting CPU frequency values detected: 1.0 != 2.0. CPU Frequency is not max.\n")
+    assert (found.items[0].verdict, sizes(found.items[0]), found.unread) == (
+        "truncated",
+        [2],
+        ("4          5000             1.9",),
+    )
+    glued = parse(
+        text + " 65536      5000   Conflicting CPU frequency values detected: 1.0 != 2.0. CPU Frequency is not max.\n"
+    )
     assert len(glued.unread) == 1
     assert only(BLOCK).verdict == "no-data"
     assert only(WAITING).reason == "the server waits for its client"
@@ -206,13 +227,19 @@ def test_one_bare_number_is_counted() -> None:
 
 
 def test_foreign_lines_are_nothing() -> None:
-    assert parse(" 8388608    20000            24056.74            24056.72\t\t   0.003007\nFailed to do it\n# bytes\n") == Parsed()
+    assert (
+        parse(" 8388608    20000            24056.74            24056.72\t\t   0.003007\nFailed to do it\n# bytes\n")
+        == Parsed()
+    )
     matrix = "Running a_b.\n           0         1         2         3\n 0     1.00      2.00      3.00      4.00\n"
     assert [sizes(table) for table in parse(run((2, "5.30")) + matrix).items] == [[2]]
 
 
 def document(**results: float | str) -> dict[str, object]:
-    return {"test_info": {"test": "RDMA_Write_Bidirectional_BW_Test", "Device": "mlx5_0", "Mtu": 4096}, "results": results}
+    return {
+        "test_info": {"test": "RDMA_Write_Bidirectional_BW_Test", "Device": "mlx5_0", "Mtu": 4096},
+        "results": results,
+    }
 
 
 def test_json() -> None:
@@ -224,10 +251,29 @@ def test_json() -> None:
 
 
 def test_json_of_latencies() -> None:
-    found = document(**{"MsgSize": 2, "t_min": 1.7, "t_max": 6.1, "t_typical": 1.8, "t_avg": 1.9, "t_stdev": 0.1, "percentile_99": 2.0, "percentile_99.9": 6.0})
+    found = document(
+        **{
+            "MsgSize": 2,
+            "t_min": 1.7,
+            "t_max": 6.1,
+            "t_typical": 1.8,
+            "t_avg": 1.9,
+            "t_stdev": 0.1,
+            "percentile_99": 2.0,
+            "percentile_99.9": 6.0,
+        }
+    )
     table = perftest.parse_json("log", found).items[0]
     assert table.unit == "usec"
-    assert table.rows[0].latency_us == {"min": 1.7, "max": 6.1, "typical": 1.8, "average": 1.9, "stdev": 0.1, "p99": 2.0, "p99.9": 6.0}
+    assert table.rows[0].latency_us == {
+        "min": 1.7,
+        "max": 6.1,
+        "typical": 1.8,
+        "average": 1.9,
+        "stdev": 0.1,
+        "p99": 2.0,
+        "p99.9": 6.0,
+    }
 
 
 def test_json_without_a_size_is_counted() -> None:
@@ -257,7 +303,10 @@ results: {
 
 def test_json_of_before_2024_has_no_quotes() -> None:
     found = perftest.parse_broken_json("log", OLD + OLD.replace("RDMA_Write", "Send").replace("190.11", "95.00"))
-    assert [(table.test, table.rows[0].bw_average) for table in found.items] == [("RDMA_Write BW", 190.11), ("Send BW", 95.0)]
+    assert [(table.test, table.rows[0].bw_average) for table in found.items] == [
+        ("RDMA_Write BW", 190.11),
+        ("Send BW", 95.0),
+    ]
 
 
 def test_json_with_a_service_level_has_one_key_without_quotes() -> None:
@@ -274,19 +323,27 @@ def test_json_that_was_cut() -> None:
 
 
 def test_json_of_others() -> None:
-    for other in ([], {"results": [{"size": 1}]}, {"results": {"size": 1}}, {"test_info": {}}):
+    others: tuple[object, ...] = ([], {"results": [{"size": 1}]}, {"results": {"size": 1}}, {"test_info": {}})
+    for other in others:
         assert not perftest.looks_like(other)
         assert perftest.parse_json("log", other) == Parsed()
 
 
 def finite(tables: tuple[Table, ...]) -> bool:
     rows = [row for table in tables for row in table.rows]
-    values = [value for row in rows for value in (row.bw_peak, row.bw_average, row.msg_rate, *(row.latency_us or {}).values())]
+    values = [
+        value for row in rows for value in (row.bw_peak, row.bw_average, row.msg_rate, *(row.latency_us or {}).values())
+    ]
     return all(value is None or math.isfinite(value) for value in values)
 
 
 def test_fuzz() -> None:
-    text = WAITING + run((2, "5.30"), (4, "10.60"), (8, "21.00")) + run((2, "5.30"), unit="MB/sec") + "Couldn't connect to a:1\n"
+    text = (
+        WAITING
+        + run((2, "5.30"), (4, "10.60"), (8, "21.00"))
+        + run((2, "5.30"), unit="MB/sec")
+        + "Couldn't connect to a:1\n"
+    )
     for one in broken(text):
         assert finite(parse(one).items)
     for one in broken(OLD):
