@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ class Gathered:
     judgements: tuple[Judgement, ...]
     """Made when the files were written."""
     logs: tuple[Path, ...]
-    """Files that are outputs of benchmarks."""
+    """Files that are outputs of benchmarks, also of those that checks ran."""
     nothing_in: tuple[str, ...]
     """Files that were named, or folders, in which there is no result."""
 
@@ -46,30 +46,48 @@ def gather(named: Iterable[Path], read: Read) -> Gathered:
 
     Raises ConfigError if one does not exist, ResultError if a file that imagebuild wrote cannot be read.
     """
-    verifications, earlier, logs = [], [], []
-    owner: dict[Path, Path] = {}
+    verifications: dict[Path, VerifyResult] = {}
+    earlier: list[Report] = []
+    logs: list[Path] = []
+    known: set[Path] = set()
     for name in dict.fromkeys(named):
         for file in _files(name):
             match ours(file):
                 case VerifyResult() as verification:
-                    verifications.append(verification)
+                    verifications[file] = verification
                 case Report() as report:
                     earlier.append(report)
                 case None:
                     logs.append(file)
                     continue
-            owner[file] = name
-    results = _read(logs, read)
-    owner |= {Path(source.path): Path(source.path) for source in results.sources if source.tools}
-    parts = [results, *earlier]
+            known.add(file)
+    kept = _kept(verifications)
+    results = _read([log for log in logs if log.resolve() not in kept], read)
+    known |= {Path(source.path) for source in results.sources if source.tools}
+    checks = [check for verification in verifications.values() for check in verification.checks]
+    parts = [results, *(check.results for check in checks if check.results), *earlier]
     return Gathered(
         results=Results(**{field: _joined(parts, field) for field in Results.model_fields}),
-        verifications=(*verifications, *_joined(earlier, "verifications")),
+        verifications=(*verifications.values(), *_joined(earlier, "verifications")),
         earlier=tuple(earlier),
-        judgements=_joined(earlier, "judgements"),
-        logs=tuple(logs),
-        nothing_in=tuple(str(name) for name in dict.fromkeys(named) if not _holds(name, set(owner))),
+        judgements=(*_joined(checks, "judgements"), *_joined(earlier, "judgements")),
+        logs=tuple(log for log in logs if kept.get(log.resolve(), True)),
+        nothing_in=tuple(str(name) for name in dict.fromkeys(named) if not _holds(name, known)),
     )
+
+
+def _kept(verifications: Mapping[Path, VerifyResult]) -> dict[Path, bool]:
+    """What verifications keep beside their results, and whether that is the output of a benchmark.
+
+    It was read when it was made.
+    """
+    found: dict[Path, bool] = {}
+    for file, verification in verifications.items():
+        folder = file.parent.resolve()
+        found |= {folder / check.log: check.results is not None for check in verification.checks if check.log}
+        if verification.surroundings:
+            found |= dict.fromkeys((folder / name for name in verification.surroundings.reports.values()), False)
+    return found
 
 
 def _read(logs: Sequence[Path], read: Read) -> Results:

@@ -16,8 +16,7 @@ from markupsafe import Markup
 
 from imagebuild import console
 from imagebuild.errors import ConfigError
-from imagebuild.records import CheckResult, VerifyResult
-from imagebuild.report import charts, words
+from imagebuild.report import charts, images, words
 from imagebuild.report.assertions import STATES, alike
 from imagebuild.report.charts import Figure
 from imagebuild.report.clean import one_line, visible
@@ -52,7 +51,7 @@ def html(report: Report, raws: Sequence[Raw] = ()) -> str:
         sections=sections(report, laid_out, raws),
         **vars(laid_out),
         diagnostics=[claim for claim in report.assertions if claim.kind == "diagnostic"],
-        images=[_image(verification) for verification in report.verifications],
+        images=[images.shown(verification) for verification in report.verifications],
         environment=environment(report),
         sources=[(s.path, ", ".join(s.tools) or "nothing known", str(s.lines), str(s.unread)) for s in report.sources],
         raws=raws,
@@ -106,9 +105,13 @@ def _environment() -> jinja2.Environment:
     )
     environment.globals |= {
         "marks": MARKS,
-        "strokes": STROKES, "number": words.number, "bytes": words.bytes_text, "ceiling_colour": charts.CEILING, "line": one_line,
+        "strokes": STROKES,
+        "number": words.number,
+        "bytes": words.bytes_text,
+        "ceiling_colour": charts.CEILING,
+        "line": one_line,
         "file_size": console.size,
-    }  # fmt: skip
+    }
     return environment
 
 
@@ -118,14 +121,14 @@ def _harmless(value: Any) -> Any:
 
 def sections(report: Report, laid_out: Page, raws: Sequence[Raw]) -> list[tuple[str, str]]:
     """The sections that the page has: id and title."""
-    images = [(f"image-{number}", "Image checks") for number in range(1, len(report.verifications) + 1)]
+    checked = [(f"image-{number}", "Image checks") for number in range(1, len(report.verifications) + 1)]
     found: list[tuple[object, tuple[str, str]]] = [
         (laid_out.cards, ("runs", "Collectives")),
         (laid_out.charts, ("bandwidth", "Bandwidth")),
         (laid_out.matrices or laid_out.copies, ("copies", "Copies")),
         (laid_out.transfers or laid_out.messages, ("messages", "Messages")),
         (report.diagnostics, ("diagnostics", "Diagnostics")),
-        *((image, image) for image in images),
+        *((True, section) for section in checked),
         (any(claim.state == "skipped" for claim in report.assertions), ("skipped", "Skipped")),
         (True, ("origin", "Versions")),
         (raws, ("logs", "Raw logs")),
@@ -148,40 +151,11 @@ def environment(report: Report) -> list[tuple[str, str, str]]:
     for test in report.tests:
         found[test.tool, test.tool_version or "version not printed"].append(test.source)
     for verification in report.verifications:
-        digest = verification.digest or "digest unknown"
-        found["image", f"{verification.image}, {verification.platform}, {digest}"].append("imagebuild verify")
+        for what, value in images.facts(verification):
+            found[what, value].append(f"imagebuild verify {verification.image}")
     return [(what, value, _places(places)) for (what, value), places in found.items()]
 
 
 def _places(places: Sequence[str]) -> str:
     first, *others = dict.fromkeys(places)
     return f"{first} and {len(others)} more" if others else first
-
-
-def _image(verification: VerifyResult) -> dict[str, Any]:
-    by_component: dict[str, list[CheckResult]] = {}
-    for check in verification.checks:
-        by_component.setdefault(check.component, []).append(check)
-    facts = (verification.platform, verification.target, verification.digest)
-    return {
-        "name": verification.image,
-        "facts": " · ".join(filter(None, facts)),
-        "components": [
-            {"name": name, "counts": _counts(checks), "checks": [_check(check) for check in checks]}
-            for name, checks in by_component.items()
-        ],
-    }
-
-
-def _counts(checks: Sequence[CheckResult]) -> str:
-    states = Counter(check.outcome for check in checks)
-    return ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-
-
-def _check(check: CheckResult) -> dict[str, Any]:
-    return {
-        "check": check.check,
-        "outcome": check.outcome,
-        "reason": check.reason,
-        "evidence": [("Output", check.output)] if check.output else [],
-    }

@@ -37,9 +37,7 @@ def show(report: Report) -> None:
         out.print(f"[yellow]-[/] [yellow]{claim.word}[/]: {_safe(', '.join(subjects))}{_because(claim)}")
     for source in report.sources:
         if source.unread:
-            out.print(
-                f"{_safe(source.path)}: lines that look like results and could not be read: {source.unread}, such as"
-            )
+            out.print(f"{_safe(source.path)}: {source.unread} unread (lines that look like results), such as")
             for example in source.examples[:3]:
                 out.print(f"    {one_line(example, 160)}", markup=False)
     overall = OVERALL[report.overall]
