@@ -156,8 +156,10 @@ def _figure(
     speeds = [speed for trace in traces for speed in trace["y"]] + list(limits)
     marks = _size_marks(min(sizes, default=1), max(sizes, default=1))
     axis = {"type": "log", "showline": True, "ticks": "outside", "zeroline": False}
-    # Room above for the label of a ceiling.
-    room = [math.log10(min(speeds, default=1)) - 0.1, math.log10(max(speeds, default=10)) + 0.3]
+    # At least a decade, so that a flat line looks flat, and room above for the label of a ceiling.
+    top = math.log10(max(speeds, default=10))
+    low = min(math.log10(min(speeds, default=1)), top - 1)
+    ticks = _speed_marks(low, top)
     return {
         "data": traces,
         "layout": {
@@ -168,10 +170,20 @@ def _figure(
                 **axis, "title": {"text": "message size"}, "tickangle": 0, "tickvals": marks,
                 "ticktext": [words.bytes_text(mark) for mark in marks],
             },
-            "yaxis": {**axis, "title": {"text": unit}, "dtick": 1, "tickformat": "~g", "range": room},
+            "yaxis": {
+                **axis, "title": {"text": unit}, "range": [low - 0.1, top + 0.3],
+                "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks],
+            },
             "shapes": list(shapes),
         },
     }  # fmt: skip
+
+
+def _speed_marks(low: float, top: float) -> list[float]:
+    """Powers of ten between exponents, and where those are few, twice and five times them."""
+    steps = (1, 2, 5) if top - low < 2.5 else (1,)
+    marks = [step * 10.0**power for power in range(math.floor(low), math.ceil(top) + 1) for step in steps]
+    return [mark for mark in marks if low - 0.1 <= math.log10(mark) <= top + 0.3]
 
 
 def _size_marks(least: int, largest: int) -> list[int]:

@@ -63,6 +63,7 @@ def gather(named: Iterable[Path], read: Read) -> Gathered:
             known.add(file)
     kept = _kept(verifications)
     results = _read([log for log in logs if log.resolve() not in kept], read)
+    known |= {log for log in logs if log.resolve() in kept}
     known |= {Path(source.path) for source in results.sources if source.tools}
     checks = [check for verification in verifications.values() for check in verification.checks]
     parts = [results, *(check.results for check in checks if check.results), *earlier]

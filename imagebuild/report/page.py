@@ -118,7 +118,7 @@ def _card(name: str, run: Run, judgements: Sequence[Judgement]) -> Card:
     parts = [
         run.device or "",
         run.tool + (f" {run.tool_version}" if run.tool_version else ""),
-        f"{len(run.rows)} sizes" + (f", {run.partial_rows} rows cut" if run.partial_rows else ""),
+        f"{len(run.rows)} sizes" + (f", rows cut: {run.partial_rows}" if run.partial_rows else ""),
         ", ".join(kinds[:4]),
         run.source,
     ]
@@ -145,11 +145,11 @@ def _meter(judgements: Iterable[Judgement]) -> Meter | None:
 def _bandwidth_charts(runs: Sequence[tuple[str, Run]], judged: Judged) -> Iterable[Drawing]:
     """One chart for each scale, since ceilings depend on it."""
 
-    def scale(item: tuple[str, Run]) -> tuple[int, int]:
-        return item[1].nodes or 0, item[1].ranks or 0
+    def scale(item: tuple[str, Run]) -> tuple[bool, int, int]:
+        return item[1].ranks is None, item[1].nodes or 0, item[1].ranks or 0
 
     drawable = [item for item in runs if any(row.size_bytes > 0 and words.busbw(row) for row in item[1].rows)]
-    for number, ((nodes, ranks), group) in enumerate(groupby(sorted(drawable, key=scale), key=scale), 1):
+    for number, ((_, nodes, ranks), group) in enumerate(groupby(sorted(drawable, key=scale), key=scale), 1):
         members = _shortly(tuple(group))
         limits = charts.limits_of(members, dict(judged))
         yield Drawing(
@@ -167,8 +167,10 @@ def _bandwidth_charts(runs: Sequence[tuple[str, Run]], judged: Judged) -> Iterab
 
 def _shortly(members: Sequence[tuple[str, Run]]) -> tuple[tuple[str, Run], ...]:
     """Without what the title of the chart says already."""
-    short = [run.collective or "collective unknown" for _, run in members]
-    return tuple((own if short.count(own) == 1 else name, run) for own, (name, run) in zip(short, members, strict=True))
+    return tuple(
+        ((run.collective or "collective unknown") + name.removeprefix(words.run_name(run)), run)
+        for name, run in members
+    )
 
 
 def _scale_title(ranks: int, nodes: int) -> str:

@@ -42,8 +42,8 @@
       var linear = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", String(linear));
       Plotly.relayout(chart(button), linear
-        ? { "yaxis.type": "linear", "yaxis.dtick": null, "yaxis.rangemode": "tozero", "yaxis.autorange": true }
-        : { "yaxis.type": "log", "yaxis.dtick": 1, "yaxis.rangemode": "normal", "yaxis.range": figures[button.dataset.chart].layout.yaxis.range.slice() });
+        ? { "yaxis.type": "linear", "yaxis.tickmode": "auto", "yaxis.rangemode": "tozero", "yaxis.autorange": true }
+        : { "yaxis.type": "log", "yaxis.tickmode": "array", "yaxis.rangemode": "normal", "yaxis.range": figures[button.dataset.chart].layout.yaxis.range.slice() });
     });
   });
 
