@@ -124,7 +124,7 @@ BAD = Report(
         BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s", status="passed",
                       name="device_to_device_memcpy_read_ce", matrix=matrix(), sum=21870.0),
         BandwidthTest(source="logs/p2p.log", tool="p2pBandwidthLatencyTest", unit="GB/s", status="passed",
-                      name="unidirectional, P2P enabled", sum=None,
+                      name="unidirectional_p2p_enabled", sum=None,
                       matrix=tuple(tuple(2500.0 if c is None else c for c in r) for r in matrix(4, (0, 3)))),
         BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s", status="passed",
                       name="host_to_device_memcpy_ce", matrix=((55.4, 55.3, 55.4, 55.2),), sum=221.3),
@@ -152,3 +152,37 @@ BAD = Report(
         Source(path="logs/hung.log", tools=("nccl-tests",), lines=900, unread=2, examples=(HOSTILE, "1024 256 flo")),
     ),
 )  # fmt: skip
+
+
+def nccl_log(
+    busbw: float, *, ranks: int = 8, wrong: int = 0, collective: str = "all_reduce", factor: float = 1.75
+) -> str:
+    """What nccl-tests 2.19 prints for sizes from 256 MiB to 8 GiB, each at a fraction of `busbw`."""
+    lines = [
+        "# nccl-tests version 2.19.6 nccl-headers=22902 nccl-library=22902",
+        f"# Collective test starting: {collective}_perf",
+        "# nThread 1 nGpus 8 minBytes 268435456 maxBytes 8589934592 step: 2(factor) warmup iters: 1 iters: 20"
+        " agg iters: 1 validation: 1 graph: 0",
+        "#",
+        "# Using devices",
+        *(
+            f"#  Rank {n:2} Group  0 Pid 100 on node1 device {n:2} [0000:{n + 16:x}:00] NVIDIA H100 80GB HBM3"
+            for n in range(ranks)
+        ),
+        "#",
+        "#                                                              out-of-place                       in-place",
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong",
+        "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
+    ]
+    speeds = []
+    for power in range(28, 34):
+        speed = busbw * (1 - 0.04 * (33 - power))
+        half = f"{(1 << power) / (speed / factor) / 1e3:.1f} {speed / factor:.2f} {speed:.2f} {wrong}"
+        lines.append(f" {1 << power} {(1 << power) // 4} float sum -1 {half} {half}")
+        speeds.append(speed)
+    verdict = "FAILED" if wrong else "OK"
+    return "\n".join([
+        *lines, f"# Out of bounds values : {12 if wrong else 0} {verdict}",
+        f"# Avg bus bandwidth    : {sum(speeds) / len(speeds):.3f}", "#",
+        f"# Collective test concluded: {collective}_perf", "",
+    ])  # fmt: skip
