@@ -13,7 +13,9 @@ from imagebuild.report.document import Report
 
 MARKS = {"ok": "✅", "failed": "❌", "not-verified": "⚠️", "nothing-read": "❌"}
 LISTED = 50
-"""Lines of a list; a comment on a pull request has 65,536 characters."""
+"""Lines of a list or a table."""
+CHARACTERS = 65_000
+"""A comment on a pull request has at most 65,536."""
 
 
 def text(report: Report) -> str:
@@ -30,7 +32,10 @@ def text(report: Report) -> str:
     if report.unread_lines:
         files = ", ".join(f"{cell(s.path)} ({s.unread})" for s in report.sources if s.unread)
         parts.append(f"Lines that look like results and could not be read: {files}.")
-    return "\n\n".join(parts) + "\n"
+    whole = "\n\n".join(parts) + "\n"
+    if len(whole) <= CHARACTERS:
+        return whole
+    return whole[: whole.rindex("\n", 0, CHARACTERS)] + "\n\nThe rest does not fit here.\n"
 
 
 def _origin(report: Report) -> str:
@@ -107,7 +112,10 @@ def _speed(judgements: tuple[Judgement, ...]) -> str:
 
 def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """A Markdown table; cells are escaped."""
-    lines = [columns, ("---",) * len(columns), *(tuple(map(cell, row)) for row in rows)]
+    rows = tuple(rows)
+    lines = [columns, ("---",) * len(columns), *(tuple(map(cell, row)) for row in rows[:LISTED])]
+    if len(rows) > LISTED:
+        lines.append((f"… and {len(rows) - LISTED} more", *("",) * (len(columns) - 1)))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

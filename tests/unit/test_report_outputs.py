@@ -86,7 +86,19 @@ def test_markdown_is_text_only() -> None:
 
 def test_markdown_of_thousands_of_problems_fits_a_comment() -> None:
     runs = tuple(run(verdict="failed", reason="r" * 200, rows=()) for _ in range(3000))
-    assert "and 2950 more" in markdown.text(Report(about=ABOUT, runs=runs))
+    text = markdown.text(Report(about=ABOUT, runs=runs))
+    assert text.count("and 2950 more") == 2
+    assert len(text) < 65_536
+
+
+def test_markdown_that_is_too_long_says_so() -> None:
+    runs = tuple(
+        run(verdict="failed", reason="*" * 300, source="/" + "*" * 300, collective="*" * 300, rows=())
+        for _ in range(99)
+    )
+    text = markdown.text(Report(about=ABOUT, runs=runs))
+    assert len(text) < 65_536
+    assert text.endswith("The rest does not fit here.\n")
 
 
 def test_terminal_shows_results_problems_skips_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:

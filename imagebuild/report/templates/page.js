@@ -9,12 +9,13 @@
 
   function chart(button) { return document.getElementById(button.dataset.chart); }
 
-  // On a phone there is room for half of the sizes, and for numbers in cells of few columns only.
+  // On a phone there is room for few of the sizes, and for numbers in cells of few columns only.
   function fit(figure, width) {
     var axis = figure.layout.xaxis, trace = figure.data[0];
-    if (axis.tickvals && width < 560) {
-      axis.tickvals = axis.tickvals.filter(function (_, i) { return i % 2 === 0; });
-      axis.ticktext = axis.ticktext.filter(function (_, i) { return i % 2 === 0; });
+    if (axis.tickvals) {
+      var step = Math.ceil(axis.tickvals.length / Math.max(2, Math.floor((width - 72) / 56)));
+      axis.tickvals = axis.tickvals.filter(function (_, i) { return i % step === 0; });
+      axis.ticktext = axis.ticktext.filter(function (_, i) { return i % step === 0; });
     }
     if (trace && trace.type === "heatmap" && (width - 110) / trace.x.length < 24) { trace.texttemplate = ""; }
   }
