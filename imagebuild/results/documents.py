@@ -14,6 +14,8 @@ _TOKEN = re.compile(
     r'"(?:[^"\\]|\\.){0,1000000}"|[{}\[\]:,]|[+-]?(?i:infinity|inf|nan)\b|-?\d[\d.eE+-]{0,400}|true|false|null|\S',
     re.DOTALL,
 )
+_BARE_KEY = re.compile(r"[A-Za-z_]\w{0,60}(?=\s{0,8}:)")
+"""As perftest writes one, whose documents are sound but for that."""
 _KEYS = re.compile(r'"(?:results|benchmark|testcases|nvbandwidth|busBw|bus_bw|test_categories)"')
 _ATTEMPTS = 200
 """Places of one stream where a document may begin but does not: text with more of them is no JSON."""
@@ -83,7 +85,9 @@ def _document(text: str, begin: int, number: int) -> tuple[Document, int] | None
         return (Document(value, whole=True, number=number), end) if isinstance(value, dict | list) else None
     if not _KEYS.search(text, begin, begin + 10_000_000):
         return None
-    repaired, end, whole = _repaired(text, begin)
+    repaired, end, whole = _repaired(text, begin, bare_keys=True)
+    if not whole:
+        repaired, end, whole = _repaired(text, begin)
     try:
         value = json.loads(repaired, strict=False)
     except (ValueError, RecursionError):
@@ -91,23 +95,28 @@ def _document(text: str, begin: int, number: int) -> tuple[Document, int] | None
     return (Document(value, whole=whole, number=number), end) if value else None
 
 
-def _repaired(text: str, begin: int) -> tuple[str, int, bool]:
+def _repaired(text: str, begin: int, *, bare_keys: bool = False) -> tuple[str, int, bool]:
     """As much of a document as is sound, with what is open closed; where that ends; and whether it was whole.
 
-    Numbers that JSON does not have, `inf` and `nan`, get the names by which Python reads them.
+    Numbers that JSON does not have, `inf` and `nan`, get the names by which Python reads them, and `bare_keys` quotes.
     """
     stack: list[str] = []
     pieces: list[str] = []
-    sound, closing = 0, ""
+    sound = 0
     before = ""
-    for found in _TOKEN.finditer(text, begin):
+    at = begin
+    while found := _TOKEN.search(text, at):
         word = _named(found[0])
+        if bare_keys and before in ("{", ",") and (key := _BARE_KEY.match(text, found.start())):
+            found, word = key, f'"{key[0]}"'
+        at = found.end()
         pieces.append(word)
         if word in ("{", "["):
             stack.append("}" if word == "{" else "]")
         elif word in ("}", "]"):
-            if not stack or stack.pop() != word:
+            if not stack or stack[-1] != word:
                 break
+            stack.pop()
             if not stack:
                 return "".join(pieces), found.end(), True
         elif word not in (":", ",") and (not _is_value(word) or found.end() == len(text)):
@@ -115,9 +124,9 @@ def _repaired(text: str, begin: int) -> tuple[str, int, bool]:
             break
         is_key = bool(stack) and stack[-1] == "}" and before != ":" and word[0] == '"'
         if word not in (":", ",") and not is_key:
-            sound, closing = len(pieces), "".join(reversed(stack))
+            sound = len(pieces)
         before = word
-    return "".join(pieces[:sound]) + closing, len(text), False
+    return "".join((*pieces[:sound], *reversed(stack))), len(text), False
 
 
 def _named(word: str) -> str:

@@ -25,14 +25,18 @@ _HEADS = 20000
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)|[@-Z\\-_])")
-_DEBUG = re.compile(rb"(?: NCCL (INFO|WARN|TRACE|CALL|ABORT) | UCX  (DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) )")
+_DEBUG = re.compile(rb"(?: NCCL (INFO|WARN|TRACE|CALL|ABORT)(?: |\r?\Z)| UCX  (DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) )")
 _NCCL_HEAD = re.compile(
     rb"(?:\[[\d :.,TZ/+-]{8,40}\] ?)?(?P<host>[\w.-]{1,255}):\d{1,10}:\d{1,10}"
     rb"(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}\Z"
 )
-_UCX_HEAD = re.compile(rb"\[\d{1,12}\.\d{1,9}\] \[[^\]\s]{1,300}\]\s{1,12}[^\s:]{1,100}:\d{1,6}\s{1,8}\Z")
+_UCX_HEAD = re.compile(rb"\[\d{1,12}\.\d{1,9}\] \[[^\]\s]{1,300}\]\s{1,12}[^\s:]{1,100}:\d{1,6}\s{0,8}\Z")
 _WINDOW = 700
 """Bytes before ` NCCL INFO ` in which the head of such a line is looked for."""
+_STAMPS = re.compile(
+    rb"(?:[ \t]{0,8}(?:\[pod/[^\]\s]{1,300}\]|\[?\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}[Z\d:+-]{0,6}\]?)[ \t]{1,4}){1,3}"
+)
+"""What differs from line to line before the same process: what follows it is looked up."""
 _TAG = re.compile(rb"[ \t]*\[[^\]\s]{1,300}\]<std\w{2,4}>: ?\Z")
 _GLUED = re.compile(rb"-?\d[\d.]*(?:e[+-]\d\d)?(?=[A-Za-z])|-(?=[A-Za-z])")
 
@@ -122,7 +126,9 @@ def _read(path: str, pieces: Iterable[bytes]) -> Lines:
         for row in rows:
             number += 1
             # The search for ` NCCL INFO ` alone takes a tenth of the time of a regular expression.
-            if (at := row.find(b" NCCL INFO ")) > 0 and row[:at] in heads:
+            if (at := row.find(b" NCCL INFO ")) > 0 and (
+                row[:at] in heads or ((stamps := _STAMPS.match(row)) and row[stamps.end() : at] in heads)
+            ):
                 lines.noise += 1
                 continue
             if b" NCCL " in row or b" UCX  " in row:
@@ -159,22 +165,23 @@ def _before_debug(row: bytes, heads: set[bytes], hosts: set[bytes]) -> bytes:
     before = row[: start + found.start()]
     if debug[1]:
         host = found["host"]
-        if before and not before.isspace() and not _is_prefix(before):
-            before += _part_of_row(before, host, hosts)
-        elif len(hosts) < _HEADS:
+        part = _part_of_row(before, host, hosts) if _unprefixed(before) else b""
+        before += part
+        if not part and len(hosts) < _HEADS:
             hosts.add(host)
     before = _TAG.sub(b"", before)
-    if not before.strip() or _is_prefix(before):
+    if not _unprefixed(before).strip():
         if debug[1] == b"INFO":
             if len(heads) >= _HEADS:
                 heads.clear()
-            heads.add(row[: debug.start()])
+            stamps = _STAMPS.match(row)
+            heads.add(row[stamps.end() if stamps else 0 : debug.start()])
         return b""
     return before
 
 
-def _is_prefix(before: bytes) -> bool:
-    return not prefixes.split(before.decode(errors="replace"))[1].strip()
+def _unprefixed(before: bytes) -> str:
+    return prefixes.split(before.decode(errors="replace"))[1] if before else ""
 
 
 def _part_of_row(before: bytes, host: bytes, hosts: set[bytes]) -> bytes:

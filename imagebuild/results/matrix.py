@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from imagebuild.results.tokens import integer, is_value, number, shown
+from imagebuild.results.tokens import decimals, integer, is_value, number, shown
 
 _LABEL = re.compile(r"\d{1,6}(?:\s*->\s*\d{1,6})?", re.ASCII)
 _LARGEST = 4096
@@ -30,6 +30,8 @@ class Matrix:
     rows: list[tuple[float | None, ...]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     """Lines that begin as a row does and are none: cut, or broken by other output."""
+    short: bool = False
+    """The last cell that was read has fewer digits than the others of its row, as one has that was cut."""
 
     def header(self, words: list[str]) -> bool:
         """Whether this is the header row; it is kept then."""
@@ -39,27 +41,27 @@ class Matrix:
         return False
 
     def take(self, line: str) -> bool:
-        """Whether this line is a row, kept then or noted as unread. Rows come in order, so a gap is noted as well."""
+        """Whether this line is a row, kept then, or is what was left of one and is noted as unread.
+
+        Rows come in order. A row that is cut has the next number, and one after a gap has all its columns; with
+        neither, the line is another program's.
+        """
         words = line.split()
-        if not words or integer(words[0].split("->")[0] or words[0]) is None:
+        if len(words) < 2 or integer(words[0].split("->")[0]) is None:
             return False
-        values = self._values(words)
-        if values is None:
-            if len(words) > 1 and not any(is_value(word) for word in words[1:]):
-                return False
+        count = self.columns if self.columns is not None else len(words) - 1
+        label, values = " ".join(words[:-count]), words[-count:]
+        next_one = int(words[0].split("->")[0]) == len(self.rows)
+        as_long = bool(_LABEL.fullmatch(label)) and all(map(is_value, values))
+        if next_one and as_long:
+            self.columns = count
+            self.rows.append(tuple(number(word) for word in values))
+            self.short = number(values[-1]) is not None and decimals(values[-1]) < max(map(decimals, values))
+            return True
+        if as_long or (next_one and any(map(is_value, words[1:]))):
             self.unread.append(shown(line))
             return True
-        self.columns = len(values)
-        self.rows.append(tuple(number(word) for word in values))
-        return True
-
-    def _values(self, words: list[str]) -> list[str] | None:
-        count = self.columns if self.columns is not None else len(words) - 1
-        values = words[len(words) - count :] if 0 < count < len(words) else []
-        label = " ".join(words[: len(words) - count])
-        if not values or not _LABEL.fullmatch(label) or not all(is_value(word) for word in values):
-            return None
-        return values if int(label.split("->")[0]) == len(self.rows) else None
+        return False
 
     def cells(self) -> Cells | None:
         """What was read; `None` without a row."""

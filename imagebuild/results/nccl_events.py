@@ -62,7 +62,7 @@ _PRINTED: Mapping[str, tuple[tuple[Kind, str], ...]] = {
         ),
         ("reduced", r"Reducing maxBytes to (?P<max>\d{1,20})"),
     ),
-    "O": (("oob", r"Out of bounds values\s{0,20}: ?(?P<count>\d{1,15})(?:\s{1,8}(?P<state>OK|FAILED))?"),),
+    "O": (("oob", r"Out of bounds values\s{0,20}: ?(?P<count>\d{1,15})\s{1,8}(?P<state>OK|FAILED)"),),
     "A": (("average", r"Avg bus bandwidth\s{0,20}: ?(?P<value>\S{1,30})(?:\s{1,8}(?P<state>OK|FAILED))?"),),
 }
 """By the first letter that is not a mark of a comment."""

@@ -80,9 +80,10 @@ _PATTERNS: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
     (cause, re.compile("|".join(phrases))) for cause, phrases in _PHRASES
 )
 _HINTS = (
-    "fail", "rror", "imeout", "TIME", "Deadline", "xit", "KILL", "ill", "ABORT", "signal", "egmentation", "non-zero",
-    "TERMINATION", "Invalid number", "CANCELLED", "enough slots", "unable to", "insufficient", "exceeded", "supported",
-    "timed out",
+    "uda error", "CUDA ", "failure", "TIME", "time limit", "timeout", "DeadlineExceeded", "xit", "alltime", "timed out",
+    "network error", "system error", "nccl", "NCCL error", "non-zero", "signal", "TERMINATION", "egmentation fault",
+    "CANCELLED", "oom", "OOMKilled", "MPI_ABORT", "shared libraries", "Invalid number", "slots", "was unable to",
+    "insufficient", "supported by this", "Killed",
 )  # fmt: skip
 """One of these is in every message: most lines need no closer look."""
 

@@ -18,9 +18,9 @@ DTYPES = {
 REDOPS = frozenset(("sum", "prod", "max", "min", "avg", "mulsum", "none"))
 
 _LEAD = re.compile(r"(?<![^\s|#])\d{1,20}[ \t|]{1,40}\d{1,20}[ \t|]{1,40}(?P<dtype>[a-z]\w{2,11})(?![^\s|])")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?|-?nan|-?inf")
-_WRONG = re.compile(r"N/A|\d+(?:\.\d+)?e[+-]\d+|\d+|-?nan")
-_GLUED = re.compile(r"(?:N/A|\d+(?:\.\d+)?(?:e[+-]\d+)?)(?=[^\d.\s])")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d\d+)?|-?nan|-?inf")
+_WRONG = re.compile(r"N/A|\d+(?:\.\d+)?e[+-]\d\d+|\d+|-?nan")
+_GLUED = re.compile(r"(?:N/A|\d+(?:\.\d+)?(?:e[+-]\d\d+)?)(?=[^\d.\se+-])")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _CUT = re.compile(r"[a-z]\w{0,11}|N/?A?|-|\d+\.|\d[\d.]*e[+-]?")
@@ -73,7 +73,8 @@ def _fits(token: str, place: int) -> bool:
 def complete(text: str, *, per_iteration: bool | None = None) -> Cells | None:
     """The row that begins where the text does, or None if it lacks values. Other text may follow it."""
     cells = _cells(text)
-    if cells is None or len(cells.halves) != 2:
+    if cells is None or len(cells.halves) != 2 or cells.size < cells.count * DTYPES.get(cells.dtype, 0):
+        # Fewer bytes than elements: the first digits of the size are elsewhere.
         return None
     return cells if cells.per_iteration or not per_iteration else None
 
@@ -147,6 +148,20 @@ def joined(first: str, second: str, per_iteration: bool | None = None) -> tuple[
         if consistent(cells):
             return text, cells
     return rows[0] if rows else (texts[0], None)
+
+
+def continued(first: str, second: str) -> Cells | None:
+    """The row, if the second text, which looks like the beginning of one, is the rest of the first.
+
+    A size that was cut leaves its last digits at the beginning of the next line: bandwidth and time show whose they are.
+    """
+    cells, alone = complete(first + second), complete(second)
+    return cells if cells and _soundness(cells) > (_soundness(alone) if alone else -1) else None
+
+
+def _soundness(cells: Cells) -> int:
+    data = cells.count * DTYPES.get(cells.dtype, 0)
+    return 2 * (data > 0 and cells.size % data == 0) + consistent(cells)
 
 
 def number(text: str) -> float | None:

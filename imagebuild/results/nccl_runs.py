@@ -29,7 +29,9 @@ class Piece:
     @property
     def is_run(self) -> bool:
         """Whether the program itself was heard, not only called."""
-        return any(event.kind not in ("command", "elision", "partial") for event in self.events)
+        return any(
+            event.kind not in ("command", "elision", "partial") or event.payload is not None for event in self.events
+        )
 
     def first(self, kind: Kind) -> Event | None:
         return next((event for event in self.events if event.kind == kind), None)

@@ -10,6 +10,7 @@ from imagebuild.results.nccl_rows import Cells
 
 _FOOTERS: frozenset[Kind] = frozenset(("oob", "average", "concluded"))
 _BODY: frozenset[Kind] = frozenset(("row", "partial", *_FOOTERS))
+_ONCE: tuple[Kind, ...] = ("starting", "parameters", "header", "oob", "average")
 
 Piece = list[Event]
 
@@ -56,51 +57,56 @@ def _kinds(piece: Piece) -> set[Kind]:
 def _parallel(pieces: Sequence[Piece]) -> list[Piece]:
     """Tables that were printed at the same time, as by a program without MPI under mpirun, told apart again.
 
-    Two things show it: more footers than the last table can have, while tables before it have none; or several openings
-    without a row between them, after which each size comes that many times.
+    Runs that follow each other begin with an opening and end with a footer. Footers or devices alone, after an opening
+    that had none yet, show that the lines of several are mixed.
     """
     done: list[Piece] = []
-    open_: list[Piece] = []
+    unfinished: list[Piece] = []
+    counts: Counter[Kind] = Counter()
     for at, piece in enumerate(pieces):
-        kinds = _kinds(piece)
-        if kinds <= _FOOTERS and len(open_) > 1:
-            open_.append(piece)
+        unfinished.append(piece)
+        counts.update(event.kind for event in piece)
+        following = pieces[at + 1] if at + 1 < len(pieces) else None
+        if following is not None and (_is_torn(following) or not _is_finished(counts)):
             continue
-        if open_ and not _mixed(open_) and _kinds(open_[-1]) & _FOOTERS:
-            done += open_
-            open_ = []
-        if _mixed(open_) and not _goes_on(pieces[at:]):
-            done += _apart(open_)
-            open_ = []
-        open_.append(piece)
-    return done + (_apart(open_) if _mixed(open_) else open_)
+        done += _apart(unfinished) if _is_mixed(unfinished) else unfinished
+        unfinished, counts = [], Counter()
+    return done
 
 
-def _goes_on(pieces: Sequence[Piece]) -> bool:
-    return _kinds(pieces[0]) <= {"rank", "row", "partial", *_FOOTERS}
+def _is_torn(piece: Piece) -> bool:
+    """Whether the piece begins with what never comes first."""
+    return piece[0].kind in ("rank", "devices", *_FOOTERS)
 
 
-def _mixed(pieces: Sequence[Piece]) -> bool:
-    """Whether pieces that follow each other were printed at the same time."""
-    openings = [piece for piece in pieces if _kinds(piece) & OPENINGS]
-    if len(openings) < 2:
+def _is_finished(counts: Counter[Kind]) -> bool:
+    tables = max(counts[kind] for kind in _ONCE)
+    return max(counts["oob"], counts["average"]) >= tables and (tables > 0 or not OPENINGS & set(counts))
+
+
+def _is_mixed(pieces: Sequence[Piece]) -> bool:
+    opened = [piece for piece in pieces if _kinds(piece) & OPENINGS]
+    if len(opened) < 2:
         return False
-    if any(_kinds(piece) <= _FOOTERS for piece in pieces):
+    torn = [piece for piece in pieces[1:] if _is_torn(piece)]
+    if len(torn) > 1 or any(_kinds(piece) & _FOOTERS for piece in torn):
         return True
-    first = [event.payload for piece in pieces for event in piece if event.kind == "row"][: _tables(pieces)]
-    keys = {(cells.size, cells.dtype, cells.redop, cells.root) for cells in first if isinstance(cells, Cells)}
-    silent = not any(event.kind in _BODY for piece in openings[:-1] for event in piece)
-    return silent and len(first) > 1 and len(first) == _tables(pieces) and len(keys) == 1
+    # Openings without a row between them, after which a size comes as often as there are tables.
+    tables = _tables(pieces)
+    rows = [event.payload for piece in pieces for event in piece if event.kind == "row"][:tables]
+    keys = {(cells.size, cells.dtype, cells.redop, cells.root) for cells in rows if isinstance(cells, Cells)}
+    silent = not any(_kinds(piece) & _BODY for piece in opened[:-1])
+    return silent and len(rows) == tables and len(keys) == 1
 
 
 def _tables(pieces: Sequence[Piece]) -> int:
     counts = Counter(event.kind for piece in pieces for event in piece)
-    return max(counts[kind] for kind in ("parameters", "header", "oob"))
+    return max(counts[kind] for kind in _ONCE)
 
 
 def _apart(pieces: Sequence[Piece]) -> list[Piece]:
     """Events of tables that were printed at the same time: the n-th of a kind belongs to the n-th table."""
-    tables: list[Piece] = [[] for _ in range(_tables(pieces))]
+    tables: list[Piece] = [[] for _ in range(max(1, _tables(pieces)))]
     said: Counter[tuple[Kind, str]] = Counter()
     last: list[int | None] = [None] * len(tables)
     for event in sorted((event for piece in pieces for event in piece), key=lambda event: event.number):

@@ -73,9 +73,16 @@ class _Process:
         self.pending = ""
 
     def begin(self, text: str, number: int) -> None:
-        """A row begins here."""
-        self.flush()
+        """A row begins here, or the rest of one that looks like a row."""
         self.in_table = True
+        if self.pending and (rest := nccl_rows.continued(self.pending, text)):
+            self.events.append(Event("row", self.since, payload=rest))
+            self.pending = ""
+            return
+        if len(self.pending.split()) == 1:
+            # One number in a table is no row, unless the output ends with it.
+            self.pending = ""
+        self.flush()
         if cells := nccl_rows.complete(text, per_iteration=self.header.per_iteration if self.header else None):
             self.events.append(Event("row", number, payload=cells))
         else:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from imagebuild.results.matrix import Cells, Matrix
 from imagebuild.results.models import BandwidthTest
 from imagebuild.results.parsed import Parsed
-from imagebuild.results.tokens import is_value, json_number, number, shown
+from imagebuild.results.tokens import decimals, is_value, json_number, number, shown
 
 _MARK = re.compile(
     r"[\s>]{0,40}(?:nvbandwidth Version|[Rr]unning \w+_|SUM \w+_|&&&& PERF \w+_|Waived:|Waiving \w+_"
@@ -39,6 +39,8 @@ _ERROR = re.compile(
 )
 _NOT_FOUND = re.compile(r"(?:ERROR|Error): Testcase (?:index )?(\S{1,100}) (?:not found|out of bound)!?")
 _LONGEST = 100_000
+_DECIMALS = 2
+"""Of every number in text."""
 _STATUS = {"passed": "passed", "waived": "waived", "not found": "not-found", "running": "truncated", "error": "error"}
 
 
@@ -58,11 +60,14 @@ class _Reader:
     tests: list[BandwidthTest] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, *, last: bool) -> None:
         if not text or (self.matrix and (self.matrix.header(text.split()) or self.matrix.take(text))):
             return
         failing, self.failing = self.failing, False
         if (found := _SUM.fullmatch(text)) and (total := number(found["sum"])) is not None:
+            if last and text.endswith(found["sum"]) and decimals(found["sum"]) < _DECIMALS:
+                self.unread.append(shown(text))
+                total = None
             self.close(found["name"], total, found["unit"])
         elif len(text) < 200 and "Matrix" not in text and _DESCRIPTION.fullmatch(text):
             if self.matrix:
@@ -99,7 +104,9 @@ class _Reader:
         part, asked = _PART.search(self.description), self.matrix is not None
         matrix, found_unit = self.take_matrix()
         name = name or (f"{self.running}_{part[1].lower()}" if self.running and part else self.running)
-        reason = _cut(name or "", matrix) if asked else ""
+        reason = (
+            _cut(name or "", matrix, at_end=total is None) if asked else "" if total is not None else "its sum is cut"
+        )
         status = "truncated" if reason else "passed"
         self.add(name, status, reason, unit=found_unit or unit, matrix=matrix.cells(), sum=total)
 
@@ -132,10 +139,12 @@ class _Reader:
             self.running = None
 
 
-def _cut(name: str, matrix: Matrix) -> str:
-    """Why a matrix is not whole, or nothing."""
+def _cut(name: str, matrix: Matrix, *, at_end: bool) -> str:
+    """Why a matrix is not whole, or nothing. Only one without its sum can end in the middle of a number."""
     if not matrix.rows:
         return "the output ends before the first row of its matrix"
+    if at_end and matrix.short:
+        return "the last number of its matrix is cut"
     if matrix.unread:
         return "rows of its matrix could not be read"
     if "device_to_device" in name and len(matrix.rows) != matrix.columns:
@@ -148,9 +157,10 @@ def parse(source: str, lines: Sequence[str]) -> Parsed[BandwidthTest]:
     if not any(map(_MARK.match, lines)):
         return Parsed()
     reader = _Reader(source)
-    for line in lines:
+    end = max(at for at, line in enumerate(lines) if line.strip())
+    for at, line in enumerate(lines):
         if len(line) <= _LONGEST:
-            reader.line(line.strip().removeprefix("> "))
+            reader.line(line.strip().removeprefix("> "), last=at == end)
     reader.flush()
     return Parsed(tuple(reader.tests), tuple(reader.unread))
 

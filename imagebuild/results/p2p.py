@@ -51,7 +51,7 @@ class _Reader:
             self.columns(found["block"], found["rest"].split())
         elif _FAILURE.fullmatch(text):
             self.close(failure=shown(text))
-        elif self.matrix and self.matrix.columns:
+        elif self.matrix and self.matrix.columns and len(self.matrix.rows) < self.matrix.columns:
             self.matrix.take(text)
 
     def columns(self, block: str, words: list[str]) -> None:
@@ -72,7 +72,8 @@ class _Reader:
             return
         matrix = self.matrix or Matrix()
         missing = f"its matrix has {len(matrix.rows)} of {matrix.columns or 'unknown'} rows"
-        reason = failure or ("" if matrix.rows and len(matrix.rows) == matrix.columns else missing)
+        whole = bool(matrix.rows) and len(matrix.rows) == matrix.columns
+        reason = failure or ("the last number of its matrix is cut" if matrix.short else "" if whole else missing)
         self.unread.extend(matrix.unread)
         self.tests.append(
             BandwidthTest(

@@ -14,7 +14,7 @@ from typing import Literal
 from imagebuild.results.models import Table, TableRow
 from imagebuild.results.parsed import Parsed
 from imagebuild.results.perftest_json import looks_like, parse_broken_json, parse_json
-from imagebuild.results.tokens import integer, is_value, number, shown
+from imagebuild.results.tokens import decimals, integer, is_value, number, shown
 
 __all__ = ["looks_like", "parse", "parse_broken_json", "parse_json"]
 
@@ -32,7 +32,7 @@ _FATAL = (
     r"(?P<early>Couldn't (?:connect to \S{1,255}:\d|listen to port|get context for the device|allocate context)"
     r"|Unable to (?:open file descriptor for socket|init the socket connection|find the Infiniband|create RDMA_CM)"
     r"|IB device \S{1,80} not found)|Couldn't create IB resources|Unable to (?:Connect the HCA|set up socket conn)"
-    r"|Completion with error at (?:client|server)|Failed status \d{1,3}: wr_id|Failed to (?:modify QP \d|negotiate p"
+    r"|Completion with error at (?:client|server)|Failed status \d{1,3}: |Failed to (?:modify QP \d|negotiate p"
     r"|exchange data between server and client)|Port number \d{1,3} state is|Problems with warm up"
     r"|(?:ethernet_read_keys: )?Couldn't (?:read|send|parse) (?:remote|local|line)"
 )
@@ -47,6 +47,8 @@ _MARK = re.compile(
 _RULE = re.compile(r"-{20,}")
 _BARE = re.compile(r"\d{1,12}\.\d{6}", re.ASCII)
 _HEADLESS = re.compile(r"\d{1,18}\s+\d{1,18}\s+\d+\.\d{2,6}\s+\d+\.\d{2,6}\s+\d+\.\d{6}", re.ASCII)
+_DECIMALS, _RATE_DECIMALS = 2, 6
+"""Digits after the point, of every number and of message rates."""
 _LONGEST = 4000
 _SHORT_LOG = 20
 
@@ -61,6 +63,14 @@ class _Open:
     rows: list[TableRow] = field(default_factory=list)
     error: str = ""
     cut: bool = False
+    last: str = ""
+    """The last line of a row."""
+
+    def ends_in_a_number(self) -> bool:
+        """Whether the last row ends before all digits of its last number."""
+        complete = _RATE_DECIMALS if self.columns[-1:] == ("MsgRate[",) else _DECIMALS
+        words = self.last.split()
+        return len(words) == len(self.columns) and decimals(words[-1]) < complete
 
     def fail(self, reason: str) -> None:
         if reason not in self.error:
@@ -132,11 +142,16 @@ class _Reader:
     doubts: str = ""
     """An error that may not have ended the program."""
     known: bool = False
+    after_row: str = ""
+    """The line before, if it was a row."""
     tables: list[Table] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
     def line(self, text: str) -> None:
-        if not text or self.row(text):
+        if not text:
+            return
+        self.after_row = text if self.row(text) else ""
+        if self.after_row:
             return
         if found := _header(text):
             self.begin()
@@ -194,6 +209,7 @@ class _Reader:
         table = next((one for one in self.open if not one.rows or one.rows[-1].size_bytes < size), self.open[-1])
         if row := _row(table.columns, words) if all(map(is_value, words)) else None:
             table.rows.append(row)
+            table.last = text
         elif integer(words[1]) is None:
             return False
         else:
@@ -225,6 +241,10 @@ class _Reader:
 
     def end(self) -> None:
         for table in (*self.open, *((self.failed,) if self.failed else ())):
+            if table.rows and table.last == self.after_row and table.ends_in_a_number():
+                table.rows.pop()
+                table.cut = True
+                self.unread.append(shown(table.last))
             self.close(table)
         names: list[str | None] = [*self.titles, *([None] if self.waiting else [])]
         reason = self.doubts or ("the server waits for its client" if self.waiting else "no result was printed")

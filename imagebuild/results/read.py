@@ -162,6 +162,8 @@ def _add_json(found: _Found, source: str, document: Document) -> None:
     for parser in _JSONS:
         if parser.looks_like(document.value):
             found.add(parser.tool, parser.part, parser.parse(source, document.value))
+            if not document.whole:
+                found.unread.append(f"line {document.number}: a JSON document of {parser.tool} without its end")
 
 
 def _merged(found: Sequence[_Found]) -> Results:

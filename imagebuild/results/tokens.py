@@ -30,6 +30,11 @@ def number(word: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def decimals(word: str) -> int:
+    """Digits after the point. Programs print a fixed number of them, so a word with fewer was cut."""
+    return len(word.rpartition(".")[2]) if "." in word else 0
+
+
 def json_number(value: object) -> float | None:
     """A finite number of a JSON document, where programs also write numbers as strings."""
     if isinstance(value, bool):

@@ -25,7 +25,9 @@ _FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
 _BATCH = re.compile(r"\+(?P<name>[^+\-\s][^+\s]{0,200}?)-*\+-+\+.*")
 _LABEL = re.compile(r"\[thread (?P<thread>\d{1,6})\]|Final:")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
-_LONGEST = 2000
+_LONGEST = 500
+_LEAST_TIME_US = 0.02
+"""Below it, the three printed digits of a time are too few to tell the rate from it."""
 _ALL = (
     "latency first",
     "latency average",
@@ -52,6 +54,12 @@ def _values(words: Sequence[str]) -> list[str] | None:
         if len(row) == len(places) + 1 and all(map(is_value, row)) and not any("." in row[at] for at in whole):
             return row
     return None
+
+
+def _cut(values: Sequence[str]) -> bool:
+    """Whether the last number, the rate, has lost digits: it is the inverse of the overall time."""
+    time, rate = (number(values[3]), number(values[-1])) if len(values) > len(_ALL) else (None, None)
+    return time is not None and rate is not None and time > _LEAST_TIME_US and rate < 0.9 * 1e6 / time - 1
 
 
 @dataclass
@@ -143,7 +151,8 @@ class _Reader:
     def comma_row(self, text: str) -> None:
         words = text.split(",")
         at = next((at for at, word in enumerate(words) if is_value(word.strip())), len(words))
-        if values := _values([word.strip() for word in words[at:]]):
+        values = _values([word.strip() for word in words[at:]])
+        if values and not _cut(values):
             self.batch = "/".join(words[:at])[:200] or None
             self.results.append(self.result(values, None))
         elif len(words) > len(_TOTALS) and at < len(words):
@@ -156,8 +165,8 @@ class _Reader:
         words = text[label.end() if label else 0 :].split()
         named = not label and len(words) > len(_TOTALS) and not is_value(words[0]) and self.column() == "Test"
         values = _values(words[1:] if named else words)
-        if values is None:
-            if label and any(map(is_value, words)):
+        if values is None or _cut(values):
+            if (label or values) and any(map(is_value, words)):
                 self.unread.append(shown(text))
             return
         if named:

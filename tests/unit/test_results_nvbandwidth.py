@@ -187,6 +187,16 @@ def test_what_is_cut_is_truncated() -> None:
     assert (whole.status, whole.sum) == ("passed", None)
 
 
+def test_a_number_that_is_cut_is_no_number() -> None:
+    """Each beginning of the output either says that it is cut, or has whole numbers only."""
+    whole = {395.10, 394.90, None}
+    for at in range(len(PAIRS)):
+        for test in parse(PAIRS[:at]).items:
+            cells = {cell for row in test.matrix or () for cell in row}
+            assert test.status == "truncated" or (cells == whole and test.sum in (None, 790.0)), PAIRS[:at]
+    assert parse("SUM host_to_device_memcpy_ce 802.8\n").items[0].status == "truncated"
+
+
 def test_a_missing_row_is_not_filled_by_the_next() -> None:
     found = parse(PAIRS.replace(" 0       N/A    395.10\n", ""))
     assert found.items[0].matrix is None

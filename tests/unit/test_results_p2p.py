@@ -118,6 +118,13 @@ def test_what_is_cut() -> None:
     assert [(test.status, test.matrix) for test in nothing.items] == [("truncated", None)]
 
 
+def test_a_number_that_is_cut_is_no_number() -> None:
+    whole = {test.name: test.matrix for test in parse(WHOLE).items}
+    for at in range(len(WHOLE)):
+        for test in parse(WHOLE[:at]).items:
+            assert test.status == "truncated" or test.matrix == whole[test.name], WHOLE[:at]
+
+
 def test_a_failure_of_cuda() -> None:
     found = parse(
         START + "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\nCuda failure p2p.cu:190: 'out of memory'\n"

@@ -181,6 +181,14 @@ def test_what_is_cut() -> None:
     assert only(WAITING).reason == "the server waits for its client"
 
 
+def test_a_number_that_is_cut_is_no_number() -> None:
+    text = run((2, "5.30"), (65536, "190.11"))
+    rows = only(text).rows
+    for at in range(text.index("#bytes"), len(text)):
+        for table in parse(text[:at]).items:
+            assert table.verdict != "ok" or table.rows in (rows, rows[:1]), text[:at]
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -174,6 +174,16 @@ def test_rows_that_are_cut_are_counted() -> None:
     assert [result.final for result in found.items] == [False]
 
 
+@pytest.mark.parametrize("name", ["latency", "bandwidth", "final-only", "csv", "percentile", "transport", "mpi"])
+def test_a_rate_that_is_cut_is_no_rate(name: str) -> None:
+    text, whole = log(name).rstrip(), only(log(name))
+    last = whole.rate_msg_s["overall"]
+    for lost in range(1, len(str(int(last or 0)))):
+        found = parse(text[:-lost])
+        assert [result for result in found.items if result.final] == []
+        assert len(found.unread) == 1
+
+
 def test_foreign_lines_are_nothing() -> None:
     matrix = "Running a_b.\n 0     1.00      2.00      3.00      4.00  5.00  6 7\n"
     assert parse(matrix + "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n") == Parsed()
