@@ -18,6 +18,7 @@ lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(IMAGEBUILD) limits --check
 
 unit: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m "not docker and not browser" tests

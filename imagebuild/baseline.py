@@ -6,11 +6,11 @@ logarithms, so that a change is a fraction at every size, and with medians, so t
 d(p) = median of the new values at a point p - median of the old ones:
 
 * Noise of one d(p) is 1.4826 * MAD of d over the points of the group, where there are five: the scale of a normal
-  distribution from its median absolute deviation (Hampel 1974). Where rows or runs are repeated, it is at least what
-  their scatter says.
-* A change of the whole group is the median of d. Its error is 1.2533 * noise / sqrt(points), that of a median, and what
-  runs of the same document differ by as a whole, where there are three. It is a regression if the median of d is below
-  -max(floor, K * error).
+  distribution from its median absolute deviation (Hampel 1974), with sizes of 1 GiB and more around a median of their
+  own. Where rows or runs are repeated, it is at least what their scatter says.
+* A change of the whole group, or of its sizes of 1 GiB and more, is the median of d there. Its error is
+  1.2533 * noise / sqrt(points), that of a median, and what runs of the same document differ by as a whole, where there
+  are three. It is a regression if the median of d is below -max(floor, K * error).
 * One point is a regression of its own if d(p) is below -max(2 * floor, K_POINT * noise). 3.5 is the cut-off of
   Iglewicz and Hoaglin (1993) for such scores.
 * The floor is FLOOR, or LONE_FLOOR where no document has three runs to say by how much whole runs differ. Both are
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
-from imagebuild.judge import subject
+from imagebuild.judge import GATE_BYTES, subject
 from imagebuild.judgement import Judgement, Limit, Outcome
 from imagebuild.results.models import BandwidthTest, Results, Row, Run, Table
 from imagebuild.transfers import GBIT
@@ -84,35 +84,45 @@ def _judge(name: str, new: Series | None, old: Series | None) -> Judgement:
 
 def _changed(name: str, new: Series, old: Series, changes: dict[Point, float]) -> Judgement:
     """The rule of the module's docstring."""
-    noise = _noise(new, old, changes)
-    between = _between_runs(new, old)
-    floor = math.log1p(LONE_FLOOR if between is None else FLOOR)
-    error = math.hypot(1.2533 * (noise or 0) / math.sqrt(len(changes)), between or 0)
-    limit, point_limit = -max(floor, K * error), -max(2 * floor, K_POINT * (noise or 0))
-    centre, worst = median(changes.values()), min(changes, key=lambda point: changes[point])
-    text = f"median change {_percent(centre)} over {_points(len(changes))}, {_percent(limit)} is flagged"
-    text += f"; noise {noise:.1%}" if noise is not None else "; too few values to know the noise"
-    fastest = max(changes, key=lambda point: median(old.at(point)))
-    if centre < limit:
-        return _said(new, name, "regression", text, old=old, point=fastest, limit=limit)
+    noise, between = _noise(new, old, changes), _between_runs(new, old)
+    floor = -math.log1p(-(LONE_FLOOR if between is None else FLOOR))
+    large = {point: change for point, change in changes.items() if _large(point)}
+    told = f"noise {noise:.1%}" if noise is not None else "too few values to know the noise"
+    text, best, limit = "", max(changes, key=lambda point: median(old.at(point))), 0.0
+    for part in (large, changes) if large else (changes,):
+        centre = median(part.values())
+        error = math.hypot(1.2533 * (noise or 0) / math.sqrt(len(part)), between or 0)
+        limit = -max(floor, K * error)
+        which = " of 1 GiB and more" if part is large else ""
+        text = (
+            f"median change {_percent(centre)} over {_points(len(part))}{which}; {_percent(limit)} is flagged; {told}"
+        )
+        if centre < limit:
+            return _said(new, name, "regression", text, old=old, point=best, limit=limit)
+    worst, point_limit = min(changes, key=lambda point: changes[point]), -max(2 * floor, K_POINT * (noise or 0))
     if changes[worst] < point_limit:
-        where = f"{_named(worst)}: {_percent(changes[worst])}, {_percent(point_limit)} is flagged; {text}"
+        where = f"{_named(worst)}: {_percent(changes[worst])}; {_percent(point_limit)} is flagged; {text}"
         return _said(new, name, "regression", where, old=old, point=worst, limit=point_limit)
-    return _said(new, name, "passed", text, old=old, point=fastest, limit=limit)
+    return _said(new, name, "passed", text, old=old, point=best, limit=limit)
 
 
 def _noise(new: Series, old: Series, changes: dict[Point, float]) -> float | None:
     """Standard deviation of one d(p), or `None` where nothing says it."""
     found = []
     if len(changes) >= FEW:
-        centre = median(changes.values())
-        found.append(1.4826 * median(abs(change - centre) for change in changes.values()))
+        parts = ([c for point, c in changes.items() if _large(point) is large] for large in (True, False))
+        rest = [change - median(part) for part in parts for change in part]
+        found.append(1.4826 * median(map(abs, rest)))
     counts = [min(len(series.at(point)) for point in changes) for series in (new, old)]
     for series in (new, old):
         rest = [r for point in changes for r in _residuals(series.at(point))]
         if len(rest) >= FEW:
             found.append(1.4826 * median(map(abs, rest)) * math.sqrt(sum(1 / count for count in counts)))
     return max(found, default=None)
+
+
+def _large(point: Point) -> bool:
+    return isinstance(point, int) and point >= GATE_BYTES
 
 
 def _residuals(values: list[float]) -> list[float]:

@@ -38,7 +38,7 @@ def _schema(units: Mapping[str, float]) -> WithJsonSchema:
 
 Rate = Annotated[float, BeforeValidator(_quantity(UNITS)), Field(gt=0), _schema(UNITS)]
 """Bytes a second, one way: `450 GB/s`, or bits: `400 Gb/s`. In the model: GB/s of 10^9 bytes."""
-Size = Annotated[float, BeforeValidator(_quantity(BINARY)), Field(gt=0), _schema(BINARY)]
+Size = Annotated[int, BeforeValidator(_quantity(BINARY)), Field(gt=0), _schema(BINARY)]
 """`16 GiB`. In the model: bytes."""
 Date = Annotated[str, Field(pattern=r"^20[0-9]{2}-[0-9]{2}(-[0-9]{2})?$")]
 Tolerance = Annotated[float, Field(gt=0, le=1)]
