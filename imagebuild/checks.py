@@ -14,11 +14,13 @@ from imagebuild.config import Project
 from imagebuild.errors import ConfigError
 from imagebuild.models import Check, Component
 from imagebuild.needs import Facilities
-from imagebuild.records import CheckResult
+from imagebuild.records import CheckResult, Outcome
 from imagebuild.results.models import Results
 from imagebuild.runners.base import Command, Execution, Session
 from imagebuild.versions import facts, matches
 
+SKIPPED_STATUS = 77
+"""With it a check says that it cannot run here; its last line of output says why."""
 OUTPUT_LIMIT = 20_000
 """Characters of a check's output that are kept in the results, from its end."""
 ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
@@ -79,9 +81,10 @@ def planned(
     result = []
     for name, version in components.items():
         for check in of_component(project.components[name].model):
-            skip = needs.missing(check.needs, have)
-            if not skip and axes and not matches(check.when, facts(axes)):
+            if axes and not matches(check.when, facts(axes)):
                 skip = "only for " + ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
+            else:
+                skip = needs.missing(check.needs, have)
             result.append(Planned(name, version, check, script_of(project, name, check), skip))
     return result
 
@@ -131,24 +134,29 @@ def run(planned: Planned, session: Session, log: Path, read: Read, bad: Judge) -
         return skipped([planned], reason)[0]
     started = datetime.now(UTC).isoformat(timespec="seconds")
     execution = session.run(command)
-    results = read(log, planned.name) if planned.check.results else None
-    reason = judge(planned.check, planned.version, execution, log)
-    if not reason and results:
-        assert planned.check.results
-        reason = bad(results, planned.check.results)
-    passed = not reason
-    if passed and planned.version is None and "{version}" in (planned.check.expect or ""):
-        reason = UNCOMPARED
+    results = None
+    outcome: Outcome = "skipped"
+    if execution.status == SKIPPED_STATUS and execution.output.strip():
+        reason = execution.output.strip().splitlines()[-1]
+    else:
+        results = read(log, planned.name) if planned.check.results else None
+        reason = judge(planned.check, planned.version, execution, log)
+        if not reason and results:
+            assert planned.check.results
+            reason = bad(results, planned.check.results)
+        outcome = "failed" if reason else "passed"
+        if not reason and planned.version is None and "{version}" in (planned.check.expect or ""):
+            reason = UNCOMPARED
     return CheckResult(
         component=planned.component,
         check=planned.check.name,
-        outcome="passed" if passed else "failed",
+        outcome=outcome,
         reason=reason,
         output=redact.text(execution.output[-OUTPUT_LIMIT:]),
         seconds=round(execution.seconds, 3),
         command=execution.argv,
         status=execution.status,
-        timeout=execution.status is None and not execution.killed_for,
+        timeout=execution.status is None and not execution.problem,
         environment=dict(execution.environment),
         started=started,
         results=results,
@@ -157,8 +165,8 @@ def run(planned: Planned, session: Session, log: Path, read: Read, bad: Judge) -
 
 def judge(check: Check, version: str | None, execution: Execution, log: Path | None = None) -> str:
     """Why a check failed; empty if it passed."""
-    if execution.killed_for:
-        return execution.killed_for
+    if execution.problem:
+        return execution.problem
     if execution.status is None:
         return f"did not end within {check.timeout_s} s"
     if execution.status:

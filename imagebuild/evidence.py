@@ -38,7 +38,9 @@ class Evidence:
     """Whether anybody will look into it afterwards."""
 
     def log(self, component: str, check: str) -> Path:
-        return self.folder / f"{component}.{check}.log"
+        # Checks of images for several platforms are called `labels linux/arm64`.
+        name = re.sub(r"[^\w.-]+", "-", check)
+        return self.folder / f"{component}.{name}.log"
 
     def settled(self, result: CheckResult) -> CheckResult:
         """The result with the name of its log, which is deleted if nobody wants it."""

@@ -85,6 +85,18 @@ class Rule(Model):
     reason: str
 
 
+class Waiver(Model):
+    """Something that a rule of the image checks objects to, and that is right here."""
+
+    rule: Name
+    """Name of the rule, as `imagebuild verify` prints it."""
+    subject: str
+    """What it objects to, as printed before the colon: a path, a name, or a shell pattern of those."""
+    when: Condition = Field(default_factory=dict)
+    """Targets that it is for; besides axes there are `arch` and `image`."""
+    reason: str
+
+
 class Image(Model):
     """An image: its axes, components, platforms and tags."""
 
@@ -99,6 +111,10 @@ class Image(Model):
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
     """Templates such as `{repository}/{image}:{cuda}-{os}`: axes, `image`, `repository`, and `<name>.version` of
     a component or of what it provides."""
+    size_limit_mb: Annotated[int, Field(gt=0)] | dict[str, Annotated[int, Field(gt=0)]] | None = None
+    """Most megabytes (10^6 bytes) that the compressed layers may have; or for each variant its own."""
+    waivers: tuple[Waiver, ...] = ()
+    """What the image checks object to and is right."""
 
 
 class Matrix(Model):
@@ -260,6 +276,10 @@ class Component(Model):
     labels: dict[Name, str] = Field(default_factory=dict)
     """What else the image declares, as `imagebuild.<name>`; templates as in `archive`."""
     checks: tuple[Check, ...] = ()
+    gpu_code: tuple[str, ...] = ()
+    """Shell patterns of files in the image that hold code for exactly the GPUs that the matrix lists."""
+    waivers: tuple[Waiver, ...] = ()
+    """What the image checks object to and is right."""
     link_ignores: tuple[Name, ...] = ()
     """Components that the build stage uses but what it leaves in `/out/link` does not depend on."""
 

@@ -21,7 +21,7 @@ VALUES = (
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
 )
 ASSIGNED = re.compile(r"""(?i)\b(\w*(?:password|passwd|secret|token|api_?key|sig)=)(?!\()[^&\s,;'"$]+""")
-OPAQUE = re.compile(r"^(?=[^\s]*[0-9])(?=[^\s]*[A-Z])(?=[^\s]*[a-z])[A-Za-z0-9+=_-]{32,}$")
+OPAQUE = re.compile(r"^(?=[^\s]*[0-9])(?=[^\s]*[A-Z])(?=[^\s]*[a-z])[A-Za-z0-9+=_]{32,}$")
 """A value that is nothing but a long mixture of letters and digits."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tarfile
 import tempfile
@@ -16,7 +17,8 @@ from docker import DockerClient
 from docker.errors import DockerException, ImageNotFound
 
 from imagebuild import checks, docker
-from imagebuild.errors import ConfigError
+from imagebuild.errors import CommandError, ConfigError
+from imagebuild.inspection import describe
 from imagebuild.models import Plan, Target
 
 
@@ -26,7 +28,7 @@ class Subject:
 
     name: str
     """As it was asked for, or the tag of a target."""
-    platform: str = "unknown"
+    platform: str = ""
     digest: str | None = None
     reference: str | None = None
     """What the engine knows it by."""
@@ -47,9 +49,21 @@ class Subject:
         return said or (dict(self.target.axes) if self.target and not self.reference else {})
 
 
-def is_layout(image: str) -> bool:
-    """Whether this names an OCI layout: a folder with `oci-layout` and `index.json`."""
-    return Path(image, "oci-layout").is_file()
+def saved_at(image: str) -> Path | None:
+    """The path that `oci:PATH` names, or that exists and is no image's name: an OCI layout, or an archive of one."""
+    if image.startswith("oci:"):
+        return Path(image.removeprefix("oci:"))
+    path = Path(image)
+    return path if (path / "oci-layout").is_file() or path.is_file() else None
+
+
+def saved(path: Path) -> Subject:
+    """An image in a layout or an archive. Raises ConfigError if it is none, ResultError if it cannot be read."""
+    about = describe(path)
+    return Subject(
+        name=str(path), platform=", ".join(image.platform for image in about), digest=about[0].digest, layout=path,
+        labels=about[0].labels,
+    )  # fmt: skip
 
 
 def in_engine(client: DockerClient, plan: Plan, image: str, *, pull: bool) -> Subject:
@@ -72,24 +86,21 @@ def in_engine(client: DockerClient, plan: Plan, image: str, *, pull: bool) -> Su
 def elsewhere(plan: Plan, image: str | None, layout: Path | None) -> Subject:
     """An image that a command prefix leads to: a target's id or a layout may say what should be in it."""
     target = target_of(plan, image) if image else None
-    labels, platform = described(layout) if layout else ({}, "unknown")
-    return Subject(name=image or "(unnamed)", platform=platform, layout=layout, labels=labels, target=target)
+    if layout:
+        return replace(saved(layout), name=image or str(layout), target=target)
+    return Subject(name=image or "(unnamed)", target=target)
 
 
-def renamed(found: Subject, name: str, layout: Path) -> Subject:
-    """The same image, whose files are in a layout too."""
-    return replace(found, name=name, layout=layout)
-
-
-def described(layout: Path) -> tuple[dict[str, str], str]:
-    """Labels and platform of a layout with one image. Raises ConfigError if it is none."""
+def _manifest_of(layout: Path, arch: str) -> Mapping[str, Any]:
+    """The manifest in a layout with one image; of several platforms, that of this architecture or the first."""
     try:
         manifest = _blob(layout, only(layout)["digest"])
         if "manifests" in manifest:
-            manifest = _blob(layout, manifest["manifests"][0]["digest"])
-        config = _blob(layout, manifest["config"]["digest"])
-        return dict(config.get("config", {}).get("Labels") or {}), f"{config['os']}/{config['architecture']}"
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            entries = [m for m in manifest["manifests"] if m.get("platform", {}).get("os") != "unknown"]
+            entries.sort(key=lambda m: m.get("platform", {}).get("architecture") != arch)
+            manifest = _blob(layout, entries[0]["digest"])
+        return dict(manifest)
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{layout}: cannot be read as an OCI layout: {error}") from None
 
 
@@ -113,37 +124,50 @@ def _pull(client: DockerClient, reference: str) -> None:
 def loaded(client: DockerClient, layout: Path) -> Iterator[str]:
     """A layout in the engine's store, under a name of its own that goes with the context.
 
-    Names that the layout has for its images are not used: they may be those of other images there.
+    Names that the layout has for its images are not used: they may be those of other images there. Raises
+    ConfigError if it has not exactly one image, CommandError if the engine fails.
     """
-    name = f"imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
+    name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
+    with docker.explained("docker version"):
+        arch = client.version()["Arch"]
+    replaced = {
+        "index.json": _index(only(layout), name),
+        # For engines that keep images unpacked, and read no index.
+        "manifest.json": _manifest(_manifest_of(layout, arch), name),
+    }
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
-            index = json.dumps(_named(layout, name)).encode()
-            for path in sorted(p for p in layout.rglob("*") if p.is_file()):
-                member = archive.gettarinfo(path, str(path.relative_to(layout)))
-                if member.name == "index.json":
-                    member.size = len(index)
-                    with tempfile.TemporaryFile() as changed:
-                        changed.write(index)
-                        changed.seek(0)
-                        archive.addfile(member, changed)
-                elif member.name != "manifest.json":  # of docker save, with the names
-                    with path.open("rb") as content:
-                        archive.addfile(member, content)
+            for path in sorted(p for p in layout.rglob("*") if p.is_file() and p.name not in replaced):
+                archive.add(path, str(path.relative_to(layout)))
+            for place, document in replaced.items():
+                content = json.dumps(document).encode()
+                member = tarfile.TarInfo(place)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
         file.seek(0)
         try:
             with docker.explained(f"docker load {layout}"):
-                client.images.load(cast(Any, file))
+                # Not through `images`, which asks for the image by a name without its registry.
+                for line in cast(Any, client.api).load_image(file):
+                    if "error" in line:
+                        raise CommandError(f"docker load {layout}: {line['error']}")
             yield name
         finally:
             with suppress(DockerException, OSError):
                 client.images.remove(name, force=True)
 
 
-def _named(layout: Path, name: str) -> dict[str, Any]:
-    """The layout's index with its image, of that name."""
+def _index(descriptor: Mapping[str, Any], name: str) -> dict[str, Any]:
     annotations = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
-    return {"schemaVersion": 2, "manifests": [{**only(layout), "annotations": annotations}]}
+    return {"schemaVersion": 2, "manifests": [{**descriptor, "annotations": annotations}]}
+
+
+def _manifest(manifest: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    def path(descriptor: Mapping[str, Any]) -> str:
+        return "blobs/" + str(descriptor["digest"]).replace(":", "/")
+
+    layers = [path(layer) for layer in manifest["layers"]]
+    return [{"Config": path(manifest["config"]), "RepoTags": [name], "Layers": layers}]
 
 
 def only(layout: Path) -> dict[str, Any]:

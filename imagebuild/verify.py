@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from docker import DockerClient
 from rich.markup import escape
 
 from imagebuild import __version__, checks, console, docker, engine, selection, static, subject
 from imagebuild.config import Project
 from imagebuild.console import err, out
-from imagebuild.errors import ConfigError
+from imagebuild.errors import CommandError, ConfigError
 from imagebuild.evidence import Evidence, evidence, surroundings
 from imagebuild.measured import bad, read
 from imagebuild.models import Plan
 from imagebuild.needs import Facilities
 from imagebuild.records import CheckResult, Surroundings, VerifyResult
-from imagebuild.runners.base import Runner, Session, Unusable
+from imagebuild.runners.base import NoRunner, Runner, Session, Unusable
 from imagebuild.runners.docker import DockerRunner
 from imagebuild.runners.exec import ExecRunner
 from imagebuild.selection import Listed
 from imagebuild.subject import Subject
 
 EXEC = "exec:"
+PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 SLOW_S = 5
 """Seconds from which on a check is reported as it ends, not only in the table at the end."""
 
@@ -51,10 +51,11 @@ class Work:
     """An image, what runs it, and what is to be said about it."""
 
     project: Project
+    plan: Plan
     subject: Subject
     runner: Runner
     chosen: Sequence[Listed]
-    components: dict[str, str | None]
+    components: Mapping[str, str | None]
 
 
 def verify(project: Project, plan: Plan, wish: Wish) -> VerifyResult:
@@ -62,7 +63,8 @@ def verify(project: Project, plan: Plan, wish: Wish) -> VerifyResult:
 
     What was found until then is in the evidence folder also if something is raised.
     """
-    with prepared(project, plan, wish) as work, evidence(wish.output) as kept:
+    work = prepared(project, plan, wish)
+    with evidence(wish.output) as kept:
         progress = _Progress(work, kept)
         try:
             _run(work, kept, progress)
@@ -72,41 +74,13 @@ def verify(project: Project, plan: Plan, wish: Wish) -> VerifyResult:
         return progress.result()
 
 
-@contextmanager
-def prepared(project: Project, plan: Plan, wish: Wish) -> Iterator[Work]:
-    """Find the image, and choose the checks. What was loaded for it goes with the context."""
-    if wish.runner.startswith(EXEC):
-        if wish.pull:
-            raise ConfigError("--pull: only the docker runner pulls")
-        made = ExecRunner.parse(wish.runner.removeprefix(EXEC), wish.hosts)
-        yield _work(project, subject.elsewhere(plan, wish.image, wish.layout), made, wish.checks)
-        return
-    if wish.runner != "docker":
-        raise ConfigError(f"--runner {wish.runner}: is none; use docker, or exec:'PREFIX'")
-    if wish.hosts:
-        raise ConfigError("--hosts: only with --runner exec:'PREFIX'; the docker runner makes its own nodes")
-    if wish.image is None:
-        raise ConfigError("which image? Give a tag, a digest, a target's id or an OCI layout")
-    client = docker.connect(engine.find(os.environ))
-    with _found(client, plan, wish.image, wish) as image:
-        yield _work(project, image, DockerRunner(client), wish.checks)
-
-
-@contextmanager
-def _found(client: DockerClient, plan: Plan, image: str, wish: Wish) -> Iterator[Subject]:
-    if subject.is_layout(image):
-        with subject.loaded(client, Path(image)) as name:
-            yield subject.renamed(subject.in_engine(client, plan, name, pull=False), image, Path(image))
-    else:
-        found = subject.in_engine(client, plan, image, pull=wish.pull)
-        yield subject.renamed(found, found.name, wish.layout) if wish.layout else found
-
-
-def _work(project: Project, image: Subject, runner: Runner, patterns: Sequence[str]) -> Work:
+def prepared(project: Project, plan: Plan, wish: Wish) -> Work:
+    """Find the image, and choose the checks."""
+    image, runner = _exec(plan, wish) if wish.runner.startswith(EXEC) else _docker(plan, wish)
     everything = selection.known(project, static.CHECKS)
-    components: dict[str, str | None] = dict(image.components)
+    components: Mapping[str, str | None] = dict(image.components)
     if not components:
-        if not patterns:
+        if not wish.checks:
             raise ConfigError(
                 f"{image.name}: nothing says which components it has (labels imagebuild.component.*), it was not built "
                 "here; choose checks with --check 'COMPONENT/CHECK', see `imagebuild verify --list`"
@@ -116,17 +90,45 @@ def _work(project: Project, image: Subject, runner: Runner, patterns: Sequence[s
     if unknown:
         raise ConfigError(f"{', '.join(unknown)}: the image says it has it, but no such component is known here")
     offered = selection.of_components(everything, components)
-    return Work(project, image, runner, selection.chosen(patterns, offered, everything), components)
+    chosen = selection.chosen(wish.checks, offered, everything)
+    return Work(project, plan, image, runner, chosen, components)
+
+
+def _exec(plan: Plan, wish: Wish) -> tuple[Subject, Runner]:
+    if wish.pull:
+        raise ConfigError("--pull: only the docker runner pulls")
+    path = wish.layout or (subject.saved_at(wish.image) if wish.image else None)
+    return subject.elsewhere(plan, wish.image, path), ExecRunner.parse(wish.runner.removeprefix(EXEC), wish.hosts)
+
+
+def _docker(plan: Plan, wish: Wish) -> tuple[Subject, Runner]:
+    if wish.runner != "docker":
+        raise ConfigError(f"--runner {wish.runner}: is none; use docker, or exec:'PREFIX'")
+    if wish.hosts:
+        raise ConfigError("--hosts: only with --runner exec:'PREFIX'; the docker runner makes its own nodes")
+    if wish.image is None:
+        raise ConfigError("which image? Give a tag, a digest, a target's id or an OCI layout")
+    path = subject.saved_at(wish.image)
+    if path is None:
+        client = docker.connect(engine.find(os.environ))
+        found = subject.in_engine(client, plan, wish.image, pull=wish.pull)
+        return replace(found, layout=wish.layout), DockerRunner(client)
+    image = subject.saved(path)
+    if not path.is_dir():
+        return image, NoRunner("an archive is only read; unpack it into a folder, and its image can be started")
+    try:
+        return image, DockerRunner(docker.connect(engine.find(os.environ)))
+    except CommandError as error:
+        return image, NoRunner(str(error))
 
 
 def _run(work: Work, kept: Evidence, progress: _Progress) -> None:
-    wanted = [entry.name for entry in work.chosen]
-    names = [name.partition("/")[2] for name in wanted if name.startswith(f"{selection.IMAGE}/")]
-    dynamic = any(entry.check for entry in work.chosen)
-    with static.started(work.subject, names, work.runner) as reading:
-        if dynamic:
+    wanted = [entry.name.partition("/") for entry in work.chosen]
+    names = [name for component, _, name in wanted if component == selection.IMAGE]
+    with static.started(work.subject, names, work.runner, work.project, work.plan) as reading:
+        if any(entry.check for entry in work.chosen):
             try:
-                with work.runner.session(work.subject.reference or "") as session:
+                with _startable(work) as reference, work.runner.session(reference) as session:
                     progress.surroundings = surroundings(session, work.runner.name, kept)
                     _in_session(work, session, kept, progress.add)
             except Unusable as error:
@@ -134,6 +136,13 @@ def _run(work: Work, kept: Evidence, progress: _Progress) -> None:
                     progress.add(result)
         for result in reading():
             progress.add(result)
+
+
+def _startable(work: Work) -> AbstractContextManager[str]:
+    """What the runner knows the image by, while the context lasts."""
+    if work.subject.layout and not work.subject.reference and isinstance(work.runner, DockerRunner):
+        return subject.loaded(work.runner.client, work.subject.layout)
+    return nullcontext(work.subject.reference or "")
 
 
 def _in_session(work: Work, session: Session, kept: Evidence, add: Callable[[CheckResult], None]) -> None:
@@ -164,11 +173,12 @@ class _Progress:
 
     def result(self) -> VerifyResult:
         image = self.work.subject
+        machine = self.surroundings.facts.get("machine", "") if self.surroundings else ""
         return VerifyResult(
             image=image.name,
             digest=image.digest,
             target=image.labels.get("imagebuild.target") or (image.target.id if image.target else None),
-            platform=image.platform,
+            platform=image.platform or PLATFORMS.get(machine, "unknown"),
             checks=tuple(sorted(self.results, key=lambda r: r.component != selection.IMAGE)),
             labels=dict(image.labels),
             started=self.started,
@@ -199,9 +209,11 @@ def listed(project: Project, plan: Plan, image: str | None) -> list[Listed]:
     everything = selection.known(project, static.CHECKS)
     if image is None:
         return everything
-    target = subject.target_of(plan, image)
+    target, path = subject.target_of(plan, image), subject.saved_at(image)
     if target:
         components = target.components
+    elif path:
+        components = subject.saved(path).components
     else:
         client = docker.connect(engine.find(os.environ))
         components = subject.in_engine(client, plan, image, pull=False).components

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -48,8 +48,8 @@ class Execution:
     seconds: float
     environment: Mapping[str, str] = field(default_factory=dict)
     """What the command was given, with secrets blanked."""
-    killed_for: str = ""
-    """Why it was killed, if not for its time: it printed too much."""
+    problem: str = ""
+    """Why there is no status, if it was not killed for its time: it printed too much, or the nodes did not come up."""
 
 
 @dataclass(frozen=True)
@@ -91,3 +91,17 @@ class Runner(Protocol):
 
     def session(self, image: str) -> AbstractContextManager[Session]:
         """Make the image ready; what was started for it ends with the context. Raises Unusable."""
+
+
+@dataclass(frozen=True)
+class NoRunner:
+    """Runs nothing, and says why."""
+
+    reason: str
+    name: str = "none"
+
+    @contextmanager
+    def session(self, image: str) -> Iterator[Session]:
+        """Raises Unusable."""
+        raise Unusable(f"{image}: {self.reason}" if image else self.reason)
+        yield  # what makes it a context

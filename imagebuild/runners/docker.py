@@ -7,8 +7,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from docker import DockerClient
@@ -21,6 +21,8 @@ from imagebuild.errors import CommandError
 from imagebuild.needs import Facilities
 from imagebuild.runners import probe, script
 from imagebuild.runners.base import Command, Execution, Place, Unusable
+from imagebuild.runners.cluster import cluster
+from imagebuild.runners.cluster import names as cluster_names
 from imagebuild.runners.sink import Sink
 
 MAX_NODES = 8
@@ -28,6 +30,7 @@ MAX_NODES = 8
 HANG_S = 20
 """On top of a command's time: what the engine may take to start it and to end it."""
 RESTART_S = 60
+SSH = frozenset({"ssh", "ssh-keygen", "sshd"})
 IDLE = 2
 """Processes of a container in which nothing runs: init and `sleep`."""
 REFUSED = re.compile(r"rlimit|not permitted|devices?\b|CDI|nvidia|capabilit", re.IGNORECASE)
@@ -66,6 +69,15 @@ def second(options: Options, info: Mapping[str, Any], told: Mapping[str, list[st
 
 
 @dataclass(frozen=True)
+class Started:
+    """A container that runs, what it was started with, and what the probe told about it."""
+
+    running: Container
+    options: Options
+    told: Mapping[str, list[str]]
+
+
+@dataclass(frozen=True)
 class DockerRunner:
     """Containers on an engine."""
 
@@ -78,22 +90,14 @@ class DockerRunner:
         with docker.explained("docker info"):
             info = self.client.info()
         with ExitStack() as stack:
-            running, options = self._started(stack, image, first(info))
-            told = examined(self.client, running, image)
-            better = second(options, info, told)
-            if better:
-                with ExitStack() as other:
-                    try:
-                        running, options = self._started(other, image, better)
-                        told = examined(self.client, running, image)
-                    except Unusable:
-                        pass  # the one that runs already is as good as it gets here
-                    else:
-                        stack.push(other.pop_all())
-            why = {} if "device_requests" in options else {"gpu": "the engine gives the container none"}
-            yield DockerSession(self.client, running, options, told, why)
+            started = self._start(stack, image, first(info))
+            if better := second(started.options, info, started.told):
+                # If none of these starts, the one that runs already is as good as it gets here.
+                with suppress(Unusable):
+                    started = self._start(stack, image, better)
+            yield DockerSession(self.client, image, started, stack)
 
-    def _started(self, stack: ExitStack, image: str, tries: list[Options]) -> tuple[Container, Options]:
+    def _start(self, stack: ExitStack, image: str, tries: list[Options]) -> Started:
         problem = "nothing to try"
         for options in tries:
             with ExitStack() as attempt:
@@ -104,8 +108,9 @@ class DockerRunner:
                     if not REFUSED.search(problem):
                         break
                     continue
+                started = Started(running, options, examined(self.client, running, image))
                 stack.push(attempt.pop_all())
-                return running, options
+                return started
         raise Unusable(problem)
 
 
@@ -152,18 +157,31 @@ def execute(
     return None if reader.is_alive() or sink.full.is_set() else status[0]
 
 
+def share(options: Options, number: int, nodes: int, gpus: int) -> Options:
+    """The options of one of several nodes: with its own GPUs, since NCCL takes none twice."""
+    own = range(number * (gpus // nodes), (number + 1) * (gpus // nodes))
+    if not options.get("device_requests") or not own:
+        return options
+    if options["device_requests"][0].driver == "cdi":
+        request = DeviceRequest(driver="cdi", device_ids=[f"nvidia.com/gpu={gpu}" for gpu in own])
+    else:
+        request = DeviceRequest(device_ids=[str(gpu) for gpu in own], capabilities=[["gpu"]])
+    return {**options, "device_requests": [request]}
+
+
 class DockerSession:
     """A container of the image."""
 
-    def __init__(
-        self, client: DockerClient, running: Container, options: Options, told: dict[str, list[str]],
-        why: dict[str, str],
-    ) -> None:  # fmt: skip
-        self.client, self.running, self.options = client, running, options
-        self.place: Place = probe.place(told)
-        why = {**why, "slurm": "the engine has none", "nodes": "the image has no sshd"}
-        nodes = MAX_NODES if "sshd" in self.place.tools else 1
-        self.facilities: Facilities = probe.facilities(told, nodes=nodes, slurm=False, why=why)
+    def __init__(self, client: DockerClient, image: str, started: Started, stack: ExitStack) -> None:
+        self.client, self.image, self.started = client, image, started
+        self._stack = stack
+        self._clusters: dict[int, tuple[ExitStack, tuple[Container, ...]]] = {}
+        self.place: Place = probe.place(started.told)
+        why = {"slurm": "the engine has none", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
+        if "device_requests" not in started.options:
+            why["gpu"] = "the engine gives the container none"
+        nodes = MAX_NODES if self.place.tools >= SSH else 1
+        self.facilities: Facilities = probe.facilities(started.told, nodes=nodes, slurm=False, why=why)
 
     def obstacle(self, command: Command) -> str:
         """Why this command cannot be run here at all."""
@@ -174,24 +192,48 @@ class DockerSession:
         return ""
 
     def run(self, command: Command) -> Execution:
-        """Run a command in the container. Raises CommandError if the engine fails."""
-        return run_in(self.client, self.running, command, self.place)
+        """Run a command in the container, or in new ones if it needs several. Raises CommandError."""
+        if command.nodes == 1:
+            done = run_in(self.client, self.started.running, command, self.place)
+            if done.status is None or _busy(self.started.running):
+                restart(self.started.running)
+            return done
+
+        try:
+            nodes = self._nodes(command.nodes)
+        except CommandError as error:
+            return Execution(("docker", "run", self.image), None, str(error), 0.0, problem="the nodes did not come up")
+        names = {"IMAGEBUILD_NODES": " ".join(cluster_names(command.nodes))}
+        environment = {**command.environment, **names}
+        done = run_in(self.client, nodes[0], replace(command, environment=environment), self.place)
+        if done.status is None:
+            self._clusters.pop(command.nodes)[0].close()
+        return done
+
+    def _nodes(self, number: int) -> tuple[Container, ...]:
+        """So many nodes: those that a check before had, unless it was killed. Raises CommandError."""
+        if number not in self._clusters:
+
+            def options(node: int) -> Options:
+                return share(self.started.options, node, number, self.facilities.gpus)
+
+            with ExitStack() as attempt:
+                nodes = attempt.enter_context(cluster(self.client, self.image, number, options=options))
+                self._clusters[number] = (self._stack.enter_context(attempt.pop_all()), nodes)
+        return self._clusters[number][1]
 
 
 def run_in(client: DockerClient, running: Container, command: Command, place: Place) -> Execution:
-    """Run a command in a container; what it leaves is ended. Raises CommandError if the engine fails."""
+    """Run a command in a container. Raises CommandError if the engine fails."""
     _, _, home = place.accounts[command.user]
     given = {"LC_ALL": "C.UTF-8", "HOME": home, "USER": command.user, **command.environment}
-    program = script.wrapped(
-        command.script, token=uuid.uuid4().hex, timeout_s=command.timeout_s, environment=given
-    )  # fmt: skip
+    program = script.wrapped(command.script, token=uuid.uuid4().hex, timeout_s=command.timeout_s, environment=given)
     began = time.monotonic()
     limit = command.timeout_s + script.GRACE_S + HANG_S
     with Sink(command.log) as sink:
-        status = execute(client, running, ["bash", "-c", program], command.user, sink=sink, timeout_s=limit)
-        seconds = time.monotonic() - began
-        if status is None or _busy(running):
-            restart(running)
+        argv = ["bash", "-c", program]
+        status = execute(client, running, argv, command.user, sink=sink, timeout_s=limit)
+    seconds = time.monotonic() - began
     late = status == script.LATE and seconds >= command.timeout_s
     words = ["docker", "exec", "--user", command.user, str(running.name), "bash", "-euo", "pipefail", "-c"]
     return Execution(
@@ -200,7 +242,7 @@ def run_in(client: DockerClient, running: Container, command: Command, place: Pl
         output=sink.text,
         seconds=seconds,
         environment=redact.environment(given),
-        killed_for=sink.reason,
+        problem=sink.reason,
     )
 
 

@@ -13,7 +13,7 @@ from imagebuild import redact
 from imagebuild.errors import CommandError, ConfigError
 from imagebuild.needs import Facilities
 from imagebuild.runners import launchers, probe, process, script
-from imagebuild.runners.base import Command, Execution, Place, Unusable
+from imagebuild.runners.base import Command, Execution, Place
 from imagebuild.runners.sink import Sink
 
 CONNECT_S = 30
@@ -43,18 +43,15 @@ class ExecRunner:
 
     @contextmanager
     def session(self, image: str) -> Iterator[ExecSession]:  # noqa: ARG002 - the prefix says where the image is
-        """Find out what is there. Raises Unusable if nothing can be run."""
+        """Find out what is there. Raises CommandError if nothing can be run."""
         argv = launchers.command_line(self.prefix, ["sh", "-c", probe.PROGRAM])
         with Sink(None) as sink:
-            try:
-                status = process.run(argv, sink, probe.TIMEOUT_S + CONNECT_S)
-            except CommandError as error:
-                raise Unusable(f"--runner {self.name}: {error}") from None
+            status = process.run(argv, sink, probe.TIMEOUT_S + CONNECT_S)
         told = probe.read(sink.text)
         if told is None:
             said = sink.text.strip()[-500:] or "nothing"
             how = "did not end" if status is None else f"ended with {status}"
-            raise Unusable(f"--runner {self.name}: a first command {how} and printed: {said}")
+            raise CommandError(f"--runner {self.name}: a first command {how} and printed: {said}")
         yield ExecSession(self, told)
 
 
@@ -107,7 +104,7 @@ class ExecSession:
             output=sink.text,
             seconds=seconds,
             environment=redact.environment(given),
-            killed_for=sink.reason,
+            problem=sink.reason,
         )
 
     def _line(self, command: Command, program: str) -> list[str] | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from imagebuild.needs import Facilities
 from imagebuild.runners.base import Place
 
-TOOLS = ("bash", "nvidia-smi", "runuser", "scontrol", "setpriv", "srun", "sshd", "su", "timeout")
+TOOLS = ("bash", "nvidia-smi", "runuser", "scontrol", "setpriv", "srun", "ssh", "ssh-keygen", "sshd", "su", "timeout")
 TIMEOUT_S = 60
 _PREFIX = "imagebuild-probe:"
 
@@ -57,7 +58,7 @@ def read(output: str) -> dict[str, list[str]] | None:
     return dict(told) if "end" in told else None
 
 
-def place(told: dict[str, list[str]]) -> Place:
+def place(told: Mapping[str, list[str]]) -> Place:
     """User, programs, accounts and facts."""
     uid = _number(told, "uid")
     accounts = {}
@@ -76,7 +77,7 @@ def place(told: dict[str, list[str]]) -> Place:
     )
 
 
-def facilities(told: dict[str, list[str]], *, nodes: int, slurm: bool, why: dict[str, str]) -> Facilities:
+def facilities(told: Mapping[str, list[str]], *, nodes: int, slurm: bool, why: dict[str, str]) -> Facilities:
     """GPUs and RDMA as found; the runner knows the rest. `why` says why something is absent."""
     gpus = _number(told, "gpus")
     tools = told.get("tool", ())
@@ -94,6 +95,6 @@ def facilities(told: dict[str, list[str]], *, nodes: int, slurm: bool, why: dict
     return Facilities(gpus, rdma, nodes, slurm, reasons)
 
 
-def _number(told: dict[str, list[str]], name: str) -> int:
+def _number(told: Mapping[str, list[str]], name: str) -> int:
     text = (told.get(name) or ["0"])[0]
     return int(text) if text.isdigit() else 0

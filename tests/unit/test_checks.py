@@ -25,8 +25,8 @@ RUNTIME = {"variant": "runtime"}
 NOTHING = Facilities()
 
 
-def execution(status: int | None, output: str, killed_for: str = "") -> Execution:
-    return Execution(("bash",), status, output, 1.5, killed_for=killed_for)
+def execution(status: int | None, output: str, problem: str = "") -> Execution:
+    return Execution(("bash",), status, output, 1.5, problem=problem)
 
 
 class Answers:
@@ -114,7 +114,7 @@ def test_what_is_expected_may_stand_before_the_end_that_is_in_memory(project: Pr
         (execution(1, "library 1.2\n"), "exit status 1"),
         (execution(124, "library 1.2\n"), "exit status 124"),
         (execution(None, ""), "did not end within 60 s"),
-        (execution(None, "", killed_for="printed more than 9 MiB"), "printed more than 9 MiB"),
+        (execution(None, "", problem="printed more than 9 MiB"), "printed more than 9 MiB"),
     ],
 )
 def test_judge(done: Execution, reason: str) -> None:
