@@ -132,9 +132,9 @@ def _meter(judgements: Iterable[Judgement]) -> Meter | None:
         if one.ceiling and one.measured is not None:
             share = one.measured / one.ceiling.value
             reference = one.reference.value / one.ceiling.value * 100 if one.reference else None
-            label = f"{share:.0%} of the ceiling, {words.number(one.ceiling.value)} {one.ceiling.unit}"
+            label = f"{share:.0%} of the ceiling, {one.ceiling.value:.4g} {one.ceiling.unit}"
             if one.reference:
-                label += f"; the mark is the reference, {words.number(one.reference.value)}"
+                label += f"; the mark is the reference, {one.reference.value:.4g}"
             state = JUDGED.get(one.outcome, "failed")
             return Meter(
                 round(min(100.0, share * 100), 1), label, state, None if reference is None else min(99.5, reference)

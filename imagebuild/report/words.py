@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import PurePath
 
 from imagebuild.judge import pairs
@@ -103,7 +104,7 @@ def best(run: Run) -> Best | None:
 
 def busbw(row: Row) -> float | None:
     """The better of both placements."""
-    speeds = [half.busbw_gb_s for half in halves(row) if half.busbw_gb_s is not None]
+    speeds = [half.busbw_gb_s for half in halves(row) if half.busbw_gb_s is not None and isfinite(half.busbw_gb_s)]
     return max(speeds, default=None)
 
 

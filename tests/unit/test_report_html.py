@@ -164,6 +164,20 @@ def test_a_matrix_without_copies_within_a_device() -> None:
     assert "2510.0" in drawing.tables[0].rows[1]
 
 
+def test_numbers_that_are_none_are_not_drawn() -> None:
+    nan, inf = float("nan"), float("inf")
+    tests = (
+        BandwidthTest(source="n", name="x", unit="GB/s", status="passed", matrix=((inf, 1.0), (nan, -inf)), sum=nan),
+    )
+    table = BAD.tables[0].model_copy(
+        update={"rows": (BAD.tables[0].rows[0].model_copy(update={"bw_average": inf}),) * 2}
+    )
+    runs = (run(rows=(row(GIB, inf), row(GIB, nan), row(GIB, 5.0))),)
+    report = Report(about=ABOUT, runs=runs, tests=tests, tables=(table,))
+    assert "<h1" in html.html(report)
+    assert figure(report)["data"][0]["y"] == [5.0]
+
+
 def test_slow_is_warm_for_times_too() -> None:
     test = BandwidthTest(source="n", name="l", unit="ns", status="passed", matrix=((1.0, 2.0), (3.0, 4.0)), sum=None)
     assert charts.heat_map(test)["data"][0]["reversescale"]
