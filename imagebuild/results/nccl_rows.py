@@ -62,6 +62,12 @@ def could_go_on(text: str) -> bool:
     return _fits(last, len(whole)) or (len(whole) >= 2 and _CUT.fullmatch(last) is not None)
 
 
+def resembles(text: str) -> bool:
+    """Whether a line without the beginning of a row has too many of its values to be anything else."""
+    words = text.replace("|", " ").split(maxsplit=26)
+    return len(words) <= 26 and sum(word == "N/A" or _NUMBER.fullmatch(word) is not None for word in words) >= 7
+
+
 def _fits(token: str, place: int) -> bool:
     if place < 2:
         return token.isdecimal() and len(token) <= 20
@@ -153,7 +159,7 @@ def joined(first: str, second: str, per_iteration: bool | None = None) -> tuple[
 def continued(first: str, second: str) -> Cells | None:
     """The row, if the second text, which looks like the beginning of one, is the rest of the first.
 
-    A size that was cut leaves its last digits at the beginning of the next line: bandwidth and time show whose they are.
+    A size that was cut leaves its last digits on the next line: count, bandwidth and time show whose they are.
     """
     cells, alone = complete(first + second), complete(second)
     return cells if cells and _soundness(cells) > (_soundness(alone) if alone else -1) else None

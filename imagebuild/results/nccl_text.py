@@ -151,6 +151,8 @@ class _Reader:
             self._say(stream, event)
         elif text.lstrip(" #").startswith(("Out", "Avg")):
             process_.broken = text
+        elif process_.in_table and nccl_rows.resembles(text):
+            process_.events.append(Event("partial", line.number, text=text.strip()))
 
     def _say(self, stream: str, event: Event) -> None:
         process = self.processes[stream]

@@ -99,6 +99,14 @@ def test_encodings(tmp_path: Path) -> None:
     assert lines.read(tmp_path / "log").count == 0
 
 
+def test_lines_that_docker_wrapped() -> None:
+    assert texts('{"log":"  8  2\\n","stream":"stdout","time":"2026-11-21T07:26:50.1Z"}\n{"log":5}\n{"log":"') == [
+        "  8  2",
+        '{"log":5}',
+        '{"log":"',
+    ]
+
+
 def test_lines_longer_than_a_piece(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"a" * 3_000_000 + b"\nb\n" + b"c" * 1_500_000)
     assert [len(text) for text in lines.read(tmp_path / "log").texts()] == [3_000_000, 1, 1_500_000]
