@@ -107,6 +107,11 @@ def test_every_section_that_is_linked_is_there(bad_page: str) -> None:
     assert {"runs", "bandwidth", "copies", "messages", "diagnostics", "image-1", "skipped", "origin", "logs"} <= linked
 
 
+def test_evidence_of_what_failed_is_unfolded(bad_page: str) -> None:
+    folds = [attributes for tag, attributes in parsed(bad_page).tags if attributes.get("class") == "check"]
+    assert ["open" in attributes for attributes in folds] == [True, False]
+
+
 def test_a_log_that_was_cut_says_so(bad_page: str) -> None:
     assert "The first 49.9 MB are left out" in bad_page
 
