@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -255,16 +256,27 @@ def _show_engine(status: object) -> None:
     console.table(("private engine", ""), rows)
 
 
+@cache
+def register_topics() -> None:
+    """Add the commands of other modules, once."""
+    from imagebuild import (  # noqa: PLC0415 - need what is in this module
+        cli_bundle,
+        cli_limits,
+        cli_lock,
+        cli_report,
+        cli_verify,
+    )
+
+    for topic in (cli_lock, cli_verify, cli_limits, cli_report):
+        topic.register(app)
+    app.add_typer(cli_bundle.app, name="bundle")
+
+
 def main() -> None:
     """Run a command; errors that people meet become one message and an exit code."""
     # Being told to end is a reason to clean up, as Ctrl-C is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    from imagebuild import cli_bundle, cli_limits, cli_lock, cli_verify  # noqa: PLC0415 - need what is in this module
-
-    cli_lock.register(app)
-    cli_limits.register(app)
-    cli_verify.register(app)
-    app.add_typer(cli_bundle.app, name="bundle")
+    register_topics()
     try:
         app()
     except ImagebuildError as error:
