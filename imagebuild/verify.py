@@ -17,8 +17,8 @@ from imagebuild.console import err, out
 from imagebuild.errors import CommandError, ConfigError
 from imagebuild.evidence import Evidence, evidence, surroundings
 from imagebuild.models import Plan
-from imagebuild.profiles import Profile
 from imagebuild.needs import Facilities
+from imagebuild.profiles import Profile
 from imagebuild.records import CheckResult, Surroundings, VerifyResult
 from imagebuild.runners.base import NoRunner, Runner, Session, Unusable
 from imagebuild.runners.docker import DockerRunner
