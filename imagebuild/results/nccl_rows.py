@@ -63,9 +63,13 @@ def could_go_on(text: str) -> bool:
 
 
 def resembles(text: str) -> bool:
-    """Whether a line without the beginning of a row has too many of its values to be anything else."""
+    """Whether a line ends as a row does, though it does not begin like one."""
     words = text.replace("|", " ").split(maxsplit=26)
-    return len(words) <= 26 and sum(word == "N/A" or _NUMBER.fullmatch(word) is not None for word in words) >= 7
+    while words and (_DATE.fullmatch(words[-1]) or _CLOCK.fullmatch(words[-1])):
+        words.pop()
+    return "." in "".join(words[-8:]) and any(
+        len(words) >= width and bool(_halves(_values(words[-width:]))) for width in (8, 16)
+    )
 
 
 def _fits(token: str, place: int) -> bool:

@@ -106,6 +106,8 @@ class _Process:
         if event.kind in OPENINGS or event.kind in ("oob", "average", "concluded", "rank"):
             self.flush()
             self.in_table = event.kind == "header"
+        elif event.kind == "command":
+            self.in_table = False
         if isinstance(event.payload, Header):
             self.header = event.payload
         elif event.kind in OPENINGS:

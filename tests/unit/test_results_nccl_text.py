@@ -281,6 +281,16 @@ def test_a_row_that_cannot_be_read_is_counted(spoil: Callable[[str], str]) -> No
     assert "1 rows could not be read" in run.reason
 
 
+def test_numbers_of_others_are_no_rows() -> None:
+    table = Table()
+    matrix = "   0   1   2   3   4   5   6   7\n" + "".join(
+        f" {at} " + " ".join(f"{at}{gpu}7.21" for gpu in range(8)) + "\n" for at in range(8)
+    )
+    parsed = nccl_text.parse(lines.from_text("log", "\n".join([*table.head(), *table.body()]) + "\n" + matrix))
+    assert (len(parsed.items), parsed.unread) == (1, ())
+    assert list(parsed.items[0].rows) == table.rows()
+
+
 def test_elisions() -> None:
     table = Table()
     body = table.body()
