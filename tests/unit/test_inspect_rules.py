@@ -25,7 +25,12 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LD = "/lib64/ld-linux-x86-64.so.2"
 LIB = "usr/lib/x86_64-linux-gnu"
 LIBC = elf(soname="libc.so.6", offers=["GLIBC_2.38"], defined=["puts"])
-NEEDS_LIBC: dict[str, Any] = {"needed": ["libc.so.6"], "wants": {"libc.so.6": ["GLIBC_2.38"]}, "undefined": ["puts"], "interpreter": LD}
+NEEDS_LIBC: dict[str, Any] = {
+    "needed": ["libc.so.6"],
+    "wants": {"libc.so.6": ["GLIBC_2.38"]},
+    "undefined": ["puts"],
+    "interpreter": LD,
+}
 STATUS = b"""\
 Package: tool
 Status: install ok installed
