@@ -74,13 +74,14 @@ def assembled(wish: Wish, gathered: Gathered, profile: Profile | None, created: 
         baseline=str(wish.baseline) if wish.baseline else before.baseline if before else None,
     )
     parts = {name: getattr(gathered.results, name) for name in type(gathered.results).model_fields}
-    return Report(
+    report = Report(
         **parts,
         about=about,
         judgements=judgements,
         verifications=gathered.verifications,
         nothing_in=gathered.nothing_in,
     )
+    return report.model_copy(update={"about": about.model_copy(update={"verdict": report.overall})})
 
 
 def _title(named: tuple[Path, ...]) -> str:

@@ -32,6 +32,8 @@ class About(Model):
     """The hardware that results were compared with."""
     baseline: str | None = None
     """The earlier report that results were compared with."""
+    verdict: Overall | None = None
+    """On everything, for programs that read the file."""
 
 
 class Report(Results):

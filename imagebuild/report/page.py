@@ -268,6 +268,7 @@ def _messages(report: Report) -> Iterable[Numbers]:
         found = [
             (
                 words.ucx_name(one),
+                words.NONE if one.size_bytes is None else words.bytes_text(one.size_bytes),
                 words.number(words.latency(one.latency_us)),
                 words.number(one.bandwidth_mib_s.get("average")),
                 words.number(one.rate_msg_s.get("average")),
@@ -275,5 +276,5 @@ def _messages(report: Report) -> Iterable[Numbers]:
             )
             for one in report.ucx
         ]
-        columns = ("test", "latency µs", "MiB/s", "messages/s", "file")
-        yield Numbers("ucx_perftest: averages", columns, tuple(found))
+        columns = ("test", "size", "latency µs", "MiB/s", "messages/s", "file")
+        yield Numbers("ucx_perftest: typical latency, average bandwidth", columns, tuple(found))

@@ -120,6 +120,8 @@ def test_terminal_shows_results_problems_skips_and_the_verdict(capsys: pytest.Ca
     out = capsys.readouterr().out
     assert re.search(r"^all_gather, 8 ranks +ok +359\.5 GB/s at 8 GiB +passed$", out, re.M)
     assert re.search(r"^device_to_device_memcpy_read_ce +passed +214\.7 to 394\.0 GB/s", out, re.M)
+    assert re.search(r"^ucx_perftest overhead, thread 0 +ok +10531\.2 MiB/s, 0\.09 µs at 1 MiB", out, re.M)
+    assert re.search(r"^RDMA_Read Latency +ok +3\.90 µs at 2 B", out, re.M)
     assert "✗ reduce_scatter, 8 ranks, 1 node (logs/reduce_scatter.log): failed: 52% of the reference" in out
     assert "- waived: multinode_device_to_device_memcpy_read_ce: nvbandwidth says so" in out
     assert "logs/hung.log: 2 unread" in out
