@@ -208,15 +208,21 @@ def prepare_again(work: Work, repository: str, changes: planning.Changes) -> Wor
 def verify(
     image: Annotated[str, typer.Argument(help="An image, or a target's id.")],
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results.")] = None,
+    settings: SetOption = None,
+    with_: WithOption = None,
+    without: WithoutOption = None,
     matrix: MatrixOption = DEFAULT_MATRIX,
     dockerfiles: FolderOption = DEFAULT_FOLDER,
     lock: LockOption = BESIDE_MATRIX,
 ) -> None:
-    """Run the checks of an image's components in a container. Exit status 1 if one fails."""
+    """Read an image, and run the checks of its components in a container. Exit status 1 if one fails.
+
+    A path, or oci:PATH, is an image that is only read.
+    """
     from imagebuild import verify as verifying  # noqa: PLC0415 - imports the docker SDK
 
-    work = prepare(matrix, dockerfiles, lock)
-    result = verifying.verify(work.project, work.plan, image)
+    work = prepare(matrix, dockerfiles, lock, planning.parse_changes(settings or (), with_ or (), without or ()))
+    result = verifying.verify(work.project, work.plan, image, work.versions)
     if json_file:
         files.write_text(json_file, result.model_dump_json(indent=1) + "\n")
     verifying.show(result)

@@ -13,17 +13,18 @@ from imagebuild.console import out
 from imagebuild.errors import ConfigError
 from imagebuild.inspection import describe, inspect
 from imagebuild.models import Check, Plan
+from imagebuild.plan import Pins
 from imagebuild.records import CheckResult, VerifyResult
 
 
-def verify(project: Project, plan: Plan, image: str) -> VerifyResult:
+def verify(project: Project, plan: Plan, image: str, versions: Pins | None = None) -> VerifyResult:
     """Run the checks of the components that the image's labels name.
 
     `image` is a target's id, any image that was built from a target, or the path of a saved image, which is only read.
     Raises ConfigError if it is none of them, CommandError if the engine fails.
     """
     if path := saved_at(image):
-        return verify_saved(project, plan, path)
+        return verify_saved(project, plan, path, versions)
     client = docker.connect(engine.find(os.environ))
     target = next((t for t in plan.targets if t.id == image), None)
     info = docker.inspect(client, target.tags[0] if target else image)
@@ -40,7 +41,7 @@ def verify(project: Project, plan: Plan, image: str) -> VerifyResult:
                 running, script, user=check.user, timeout_s=check.timeout_s, environment={"LC_ALL": "C.UTF-8"}
             )
 
-        static = inspect(docker.saved(client, info.id), project, plan, platform=info.platform)
+        static = inspect(docker.saved(client, info.id), project, plan, versions=versions, platform=info.platform)
         results = [*static, *checks.run(todo, execute)]
     return VerifyResult(
         image=target.tags[0] if target else image,
@@ -59,7 +60,7 @@ def saved_at(image: str) -> Path | None:
     return path if (path / "oci-layout").is_file() or path.is_file() else None
 
 
-def verify_saved(project: Project, plan: Plan, path: Path) -> VerifyResult:
+def verify_saved(project: Project, plan: Plan, path: Path, versions: Pins | None = None) -> VerifyResult:
     """What reading an image says, without an engine. Raises ConfigError if it is none, ResultError if it is damaged."""
     about = describe(path)
     return VerifyResult(
@@ -67,7 +68,7 @@ def verify_saved(project: Project, plan: Plan, path: Path) -> VerifyResult:
         digest=about[0].digest,
         target=about[0].labels.get("imagebuild.target"),
         platform=", ".join(image.platform for image in about),
-        checks=inspect(path, project, plan),
+        checks=inspect(path, project, plan, versions=versions),
     )
 
 

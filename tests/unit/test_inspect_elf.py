@@ -176,5 +176,9 @@ def test_what_is_loaded_already_is_not_looked_for_again() -> None:
 
 
 def test_links_to_libraries_are_followed() -> None:
-    files: Files = {"app/program": program(), "usr/lib/libx.so.1": symlink("libx.so.1.2"), "usr/lib/libx.so.1.2": LIBRARY}
+    files: Files = {
+        "app/program": program(),
+        "usr/lib/libx.so.1": symlink("libx.so.1.2"),
+        "usr/lib/libx.so.1.2": LIBRARY,
+    }
     assert found_by({**files, "lib": symlink("usr/lib")}) == {"libx.so.1": "lib/libx.so.1"}

@@ -25,7 +25,12 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LD = "/lib64/ld-linux-x86-64.so.2"
 LIB = "usr/lib/x86_64-linux-gnu"
 LIBC = elf(soname="libc.so.6", offers=["GLIBC_2.38"], defined=["puts"])
-NEEDS_LIBC: dict[str, Any] = {"needed": ["libc.so.6"], "wants": {"libc.so.6": ["GLIBC_2.38"]}, "undefined": ["puts"], "interpreter": LD}
+NEEDS_LIBC: dict[str, Any] = {
+    "needed": ["libc.so.6"],
+    "wants": {"libc.so.6": ["GLIBC_2.38"]},
+    "undefined": ["puts"],
+    "interpreter": LD,
+}
 STATUS = b"""\
 Package: tool
 Status: install ok installed
@@ -237,6 +242,11 @@ def test_a_fault_in_labels(case: Case, label: str, value: str | None, found: dic
     reasons = failed(case.results())
     assert set(reasons) == set(found)
     assert all(text in reasons[rule] for rule, text in found.items())
+
+
+def test_a_matrix_without_gpus(case: Case) -> None:
+    case.files.replace("matrix.yaml", 'gpu-architectures: {"90": {gpus: H100, cuda: ">=12"}}\n', "")
+    assert case.results()["gpu-code"].reason == "the matrix lists no GPU architectures"
 
 
 def test_more_bytes_than_the_budget(case: Case) -> None:
