@@ -76,7 +76,7 @@ def test_the_list_says_what_checks_need(call: Call) -> None:
 @pytest.mark.programs
 def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "evidence"
-    status, out, err = call(
+    status, out, _ = call(
         "tiny-cuda13.0-debian13-runtime", "--runner", "exec:", "--check", "library", "--output", str(folder),
         "--env", "EXTRA=given",
     )  # fmt: skip
