@@ -28,7 +28,7 @@ FAULTS = {
     "not-world-writable": "RUN mkdir -m 777 /opt/everybody",
     "setuid": "RUN cp /usr/bin/id /opt/id && chmod 4755 /opt/id",
     "no-leftovers": "RUN echo Package: x > /var/lib/apt/lists/example_Packages\nRUN rm /var/lib/apt/lists/*_Packages",
-    "no-site-ca": "RUN echo > /usr/local/share/ca-certificates/site.crt",
+    "no-site-ca": "RUN mkdir -p /usr/local/share/ca-certificates && echo > /usr/local/share/ca-certificates/site.crt",
     "environment": "ENV MPI_HOME=/opt/nowhere",
     "user": "RUN echo 'mpiuser:secret' | chpasswd",
     "licenses": "RUN rm /opt/nccl/LICENSE",

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from imagebuild.errors import ConfigError, ResultError
-from imagebuild.inspection import describe, inspect, layout, scan
+from imagebuild.inspection import describe, inspect, layout, scan, streams
 from tests.unit import image_files
 from tests.unit.image_files import Layout, layer
 
@@ -113,6 +113,16 @@ def test_what_is_no_image(tmp_path: Path) -> None:
             describe(tmp_path / name)
     with pytest.raises(ConfigError, match="does not exist"):
         describe(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
+def test_a_megabyte_of_zeros_does_not_come_at_once(pack: Any) -> None:
+    data = bytes(50 * streams.CHUNK)
+    compressed, pieces = streams.decompressed(iter([pack(data)]))
+    sizes = [len(piece) for piece in pieces]
+    assert compressed
+    assert max(sizes) <= streams.CHUNK
+    assert sum(sizes) == len(data)
 
 
 def damaged(made: Layout, name: str, data: bytes) -> None:

@@ -244,6 +244,11 @@ def test_a_fault_in_labels(case: Case, label: str, value: str | None, found: dic
     assert all(text in reasons[rule] for rule, text in found.items())
 
 
+def test_a_matrix_without_gpus(case: Case) -> None:
+    case.files.replace("matrix.yaml", 'gpu-architectures: {"90": {gpus: H100, cuda: ">=12"}}\n', "")
+    assert case.results()["gpu-code"].reason == "the matrix lists no GPU architectures"
+
+
 def test_more_bytes_than_the_budget(case: Case) -> None:
     case.pack = lambda data: gzip.compress(data, 0)
     case.add({"opt/data": bytes(1_100_000)})
