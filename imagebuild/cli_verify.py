@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from imagebuild import cli, cli_limits, console, files, profiles
+from imagebuild import plan as planning
 from imagebuild.errors import ConfigError
 
 
@@ -53,6 +54,9 @@ def verify_command(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results.")] = None,
     profiles_folder: cli_limits.ProfilesOption = cli_limits.DEFAULT_PROFILES,
+    settings: cli.SetOption = None,
+    with_: cli.WithOption = None,
+    without: cli.WithoutOption = None,
     matrix: cli.MatrixOption = cli.DEFAULT_MATRIX,
     dockerfiles: cli.FolderOption = cli.DEFAULT_FOLDER,
     lock: cli.LockOption = cli.BESIDE_MATRIX,
@@ -60,7 +64,8 @@ def verify_command(
     """Run the checks of an image, and say of each whether it passed. Exit status 1 if one fails."""
     from imagebuild import verify as verifying  # noqa: PLC0415 - imports the docker SDK
 
-    work = cli.prepare(matrix, dockerfiles, lock)
+    changes = planning.parse_changes(settings or (), with_ or (), without or ())
+    work = cli.prepare(matrix, dockerfiles, lock, changes)
     if list_:
         rows = [
             (entry.name, ", ".join(entry.check.needs) if entry.check else "", entry.description)
@@ -73,7 +78,7 @@ def verify_command(
     wish = verifying.Wish(
         image, runner, tuple(check or ()), nodes, layout, pull, output, variables(env or ()), hardware
     )
-    result = verifying.verify(work.project, work.plan, wish)
+    result = verifying.verify(work.project, work.plan, work.versions, wish)
     if json_file:
         files.write_text(json_file, result.model_dump_json(indent=1) + "\n")
     verifying.show(result)

@@ -57,7 +57,9 @@ def inspect(client: docker.DockerClient, image: str) -> ImageInfo:
     try:
         found = client.images.get(image)
     except ImageNotFound:
-        raise ConfigError(f"{image}: not in the engine's image store; build it, or `docker pull {image}`") from None
+        raise ConfigError(
+            f"{image}: not in the engine's image store; build it, or pull it: verify has --pull"
+        ) from None
     except APIError as error:
         raise CommandError(f"{image}: {error.explanation or error}") from None
     digests = found.attrs.get("RepoDigests") or []

@@ -14,7 +14,8 @@ NAMES = re.compile(
 HARMLESS = frozenset({"PWD", "OLDPWD", "XDG_SESSION_TYPE", "SSH_AUTH_SOCK"})
 VALUES = (
     re.compile(r"(?<=://)[^/\s@]+(?=@)"),  # user and password of an address
-    re.compile(r"\b(?:gh[pousr]|github_pat|glpat|hf|nvapi|sk|xox[abp]|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
+    re.compile(r"\b(?:gh[pousr]|github_pat|glpat|hf|nvapi|xox[abp]|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
+    re.compile(r"\bsk-(?:[a-z]+-)?[A-Za-z0-9]{20,}"),
     re.compile(r"\bAKIA[0-9A-Z]{16}\b"),
     re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),  # JSON web token
     re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{8,}"),

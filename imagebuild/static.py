@@ -7,10 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from imagebuild import docker
-from imagebuild.config import Project
-from imagebuild.inspection import inspect
 from imagebuild.inspection.table import RULES
-from imagebuild.models import Plan
 from imagebuild.records import CheckResult
 from imagebuild.runners.base import Runner
 from imagebuild.runners.docker import DockerRunner
@@ -26,15 +23,15 @@ UNREADABLE = "not through this runner; give an OCI layout of the image with --la
 
 @contextmanager
 def started(
-    image: Subject, names: Sequence[str], runner: Runner, project: Project, plan: Plan
+    image: Subject, names: Sequence[str], runner: Runner, inspect: Callable[..., tuple[CheckResult, ...]]
 ) -> Iterator[Callable[[], list[CheckResult]]]:
-    """Begin to read the image; what is yielded waits for the results."""
+    """Begin to read the image with `inspection.inspect`; what is yielded waits for the results."""
 
     def read() -> list[CheckResult]:
         if image.layout:
-            found = inspect(image.layout, project, plan)
+            found = inspect(image.layout)
         elif isinstance(runner, DockerRunner) and image.reference:
-            found = inspect(docker.saved(runner.client, image.reference), project, plan, platform=image.platform)
+            found = inspect(docker.saved(runner.client, image.reference), platform=image.platform)
         else:
             return [CheckResult(component="image", check=n, outcome="skipped", reason=UNREADABLE) for n in names]
         # Of an image for several platforms, results have the platform after their name.

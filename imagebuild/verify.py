@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from rich.markup import escape
@@ -16,8 +17,10 @@ from imagebuild.config import Project
 from imagebuild.console import err, out
 from imagebuild.errors import CommandError, ConfigError
 from imagebuild.evidence import Evidence, evidence, surroundings
+from imagebuild.inspection import inspect
 from imagebuild.models import Plan
 from imagebuild.needs import Facilities
+from imagebuild.plan import Pins
 from imagebuild.profiles import Profile
 from imagebuild.records import CheckResult, Surroundings, VerifyResult
 from imagebuild.runners.base import NoRunner, Runner, Session, Unusable
@@ -56,6 +59,8 @@ class Work:
 
     project: Project
     plan: Plan
+    versions: Pins
+    """With which the plan was made."""
     subject: Subject
     runner: Runner
     chosen: Sequence[Listed]
@@ -64,12 +69,12 @@ class Work:
     profile: Profile | None
 
 
-def verify(project: Project, plan: Plan, wish: Wish) -> VerifyResult:
+def verify(project: Project, plan: Plan, versions: Pins, wish: Wish) -> VerifyResult:
     """Run checks. Raises ConfigError for an image that cannot be found, CommandError if the runner fails.
 
     What was found until then is in the evidence folder also if something is raised.
     """
-    work = prepared(project, plan, wish)
+    work = prepared(project, plan, versions, wish)
     with evidence(wish.output) as kept:
         progress = _Progress(work, kept)
         try:
@@ -80,7 +85,7 @@ def verify(project: Project, plan: Plan, wish: Wish) -> VerifyResult:
         return progress.result()
 
 
-def prepared(project: Project, plan: Plan, wish: Wish) -> Work:
+def prepared(project: Project, plan: Plan, versions: Pins, wish: Wish) -> Work:
     """Find the image, and choose the checks."""
     image, runner = _exec(plan, wish) if wish.runner.startswith(EXEC) else _docker(plan, wish)
     everything = selection.known(project, static.CHECKS)
@@ -97,7 +102,7 @@ def prepared(project: Project, plan: Plan, wish: Wish) -> Work:
         raise ConfigError(f"{', '.join(unknown)}: the image says it has it, but no such component is known here")
     offered = selection.of_components(everything, components)
     chosen = selection.chosen(wish.checks, offered, everything)
-    return Work(project, plan, image, runner, chosen, components, wish.environment, wish.profile)
+    return Work(project, plan, versions, image, runner, chosen, components, wish.environment, wish.profile)
 
 
 def _exec(plan: Plan, wish: Wish) -> tuple[Subject, Runner]:
@@ -131,7 +136,8 @@ def _docker(plan: Plan, wish: Wish) -> tuple[Subject, Runner]:
 def _run(work: Work, kept: Evidence, progress: _Progress) -> None:
     wanted = [entry.name.partition("/") for entry in work.chosen]
     names = [name for component, _, name in wanted if component == selection.IMAGE]
-    with static.started(work.subject, names, work.runner, work.project, work.plan) as reading:
+    inspected = partial(inspect, project=work.project, plan=work.plan, versions=work.versions)
+    with static.started(work.subject, names, work.runner, inspected) as reading:
         if any(entry.check for entry in work.chosen):
             try:
                 with _startable(work) as reference, work.runner.session(reference) as session:

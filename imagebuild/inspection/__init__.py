@@ -14,6 +14,7 @@ from imagebuild.inspection.context import Inspection
 from imagebuild.inspection.judge import COMPONENT, judge
 from imagebuild.inspection.scan import scan_all
 from imagebuild.models import Plan
+from imagebuild.plan import Pins
 from imagebuild.records import CheckResult
 
 __all__ = ["describe", "inspect"]
@@ -24,15 +25,16 @@ def inspect(
     project: Project | None = None,
     plan: Plan | None = None,
     *,
+    versions: Pins | None = None,
     platform: str | None = None,
     workers: int | None = None,
 ) -> tuple[CheckResult, ...]:
     """What every rule says about an image, as results of the component `image`.
 
     `source` is a folder with an OCI layout, a tar of one, an archive of `docker save`, or the chunks that an engine
-    saves. Without `project` and `plan`, rules about what the image should be are skipped. Of several platforms,
-    `platform` chooses one; else all are checked, and results are named after theirs. Layers are read by `workers`
-    processes, by default as many as there are CPUs.
+    saves. Without `project` and `plan`, rules about what the image should be are skipped; `versions` are the pins that
+    the plan was made with, by default the matrix's. Of several platforms, `platform` chooses one; else all are checked,
+    and results are named after theirs. Layers are read by `workers` processes, by default as many as there are CPUs.
     Raises ConfigError if the source is no image or lacks the platform, ResultError if it cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
@@ -48,7 +50,7 @@ def inspect(
             read = CheckResult(
                 component=COMPONENT, check="readable", outcome="passed", seconds=round(time.monotonic() - began, 3)
             )
-            every = (read, *judge(Inspection(image, layers, project, plan)))
+            every = (read, *judge(Inspection(image, layers, project, plan, versions)))
             suffix = f" {image.platform}" if len(chosen) > 1 else ""
             results += [result.model_copy(update={"check": f"{result.check}{suffix}"}) for result in every]
         return tuple(results)

@@ -13,7 +13,7 @@ from imagebuild.inspection.facts import Elf, Entry, Layer
 from imagebuild.inspection.layout import Image
 from imagebuild.inspection.tree import Tree
 from imagebuild.models import Component, Plan, Target
-from imagebuild.plan import Changes, versions_with
+from imagebuild.plan import Changes, Pins, versions_with
 from imagebuild.render import Renderer
 
 MACHINES = {"amd64": 62, "arm64": 183, "386": 3, "arm": 40, "ppc64le": 21, "s390x": 22, "riscv64": 243}
@@ -32,6 +32,8 @@ class Inspection:
     layers: tuple[Layer, ...]
     project: Project | None = None
     plan: Plan | None = None
+    versions: Pins | None = None
+    """The pins that the plan was made with; by default the matrix's."""
 
     @cached_property
     def tree(self) -> Tree:
@@ -95,7 +97,7 @@ class Inspection:
         """Raises NotApplicable without a project."""
         if self.project is None:
             raise NotApplicable("there is no matrix to compare with")
-        return Renderer(self.project, versions_with(self.project, Changes()))
+        return Renderer(self.project, self.versions or versions_with(self.project, Changes()))
 
     def closure(self, path: str) -> Closure:
         """What the loader loads for a program or library."""

@@ -6,7 +6,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator
 from io import RawIOBase
-from typing import IO
+from typing import IO, cast
 
 import zstandard
 
@@ -54,31 +54,29 @@ def decompressed(chunks: Iterator[bytes]) -> tuple[bool, Iterator[bytes]]:
 
 
 def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """In pieces of bounded size, as a megabyte of zeros is a kilobyte."""
     unpack = zlib.decompressobj(wbits=31)
     for chunk in chunks:
         data = chunk
         while data:
-            if unpack.eof:  # members follow each other
+            if unpack.eof:  # members follow each other, and zeros may follow the last
+                if not data.strip(b"\0"):
+                    break
                 unpack = zlib.decompressobj(wbits=31)
-            yield unpack.decompress(data)
-            data = unpack.unused_data
-            if data and not data.strip(b"\0"):
-                break
-    if not unpack.eof:
-        raise EOFError("the compressed data are cut off")
+            yield unpack.decompress(data, CHUNK)
+            data = unpack.unconsumed_tail or unpack.unused_data
+    while not unpack.eof:
+        rest = unpack.decompress(b"", CHUNK)
+        if not rest and not unpack.eof:
+            raise EOFError("the compressed data are cut off")
+        yield rest
 
 
 def _unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    unpack = zstandard.ZstdDecompressor().decompressobj()
-    for chunk in chunks:
-        data = chunk
-        while data:
-            if unpack.eof:
-                unpack = zstandard.ZstdDecompressor().decompressobj()
-            yield unpack.decompress(data)
-            data = unpack.unused_data
-    if not unpack.eof:
-        raise EOFError("the compressed data are cut off")
+    # What is cut off ends without an error here; the digest tells.
+    with zstandard.ZstdDecompressor().stream_reader(cast(IO[bytes], Joined(chunks)), read_across_frames=True) as reader:
+        while data := reader.read(CHUNK):
+            yield data
 
 
 class Joined(RawIOBase):

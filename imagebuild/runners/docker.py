@@ -117,14 +117,18 @@ class DockerRunner:
 def examined(client: DockerClient, running: Container, image: str) -> dict[str, list[str]]:
     """What the probe tells about a container. Raises Unusable if it cannot run."""
     with Sink(None) as sink:
-        status = execute(client, running, ["sh", "-c", probe.PROGRAM], "root", sink=sink, timeout_s=probe.TIMEOUT_S)
+        try:
+            status = execute(client, running, ["sh", "-c", probe.PROGRAM], "root", sink=sink, timeout_s=probe.TIMEOUT_S)
+            how = "did not end" if status is None else f"ended with {status}"
+        except CommandError as error:  # the container has ended, because there is no `sleep`
+            how = str(error)
     told = probe.read(sink.text)
     if told is None:
         with docker.explained(image):
-            running.reload()
             said = sink.text.strip() or running.logs(tail=5).decode(errors="replace").strip()
-        how = "did not end" if status is None else f"ended with {status}"
-        raise Unusable(f"{image}: has no shell and `sleep` to run checks with: a first command {how}: {said[-300:]}")
+        raise Unusable(
+            f"{image}: no checks can run in it, for which it needs a shell and `sleep`: {how}: {said[-300:]}"
+        )
     return told
 
 

@@ -118,7 +118,7 @@ def test_verify_of_a_target_whose_image_is_older(tiny: Tiny) -> None:
     target = "tiny-cuda13.0-debian13-runtime"
     assert "not in the engine's image store" in tiny.imagebuild("verify", target, expect=2).err
     tiny.build(target)
-    assert "1 passed, 0 failed" in tiny.imagebuild("verify", target).out
+    assert re.search(r"\d\d passed, 0 failed", tiny.imagebuild("verify", target).out)
     tiny.replace("matrix.yaml", f"1.{tiny.nonce}", "1.9")
     assert "has other versions; build it again" in tiny.imagebuild("verify", target, expect=2).err
 

@@ -159,7 +159,8 @@ HUNG = """
       while :; do sleep {seconds} || true; done
   - name: afterwards
     description: Nothing of the check before runs
-    run: "! grep -laP '^sleep\\x00{seconds}' /proc/[0-9]*/cmdline"
+    run: |
+      ! grep -laP '^sleep\\x00{seconds}' /proc/[0-9]*/cmdline
   - name: forever
     description: Is told to end
     timeout-s: 600

@@ -19,6 +19,7 @@ def test_variables_are_blanked_by_their_names(name: str) -> None:
         ("http://ghp_abcdefghijklmnopqrstuvwx@example.org", "http://(redacted)@example.org"),
         ("a ghp_abcdefghijklmnopqrstuvwx b", "a (redacted) b"),
         ("nvapi-abcdefghijklmnopqrstuvwx", "(redacted)"),
+        ("sk-proj-abcdefghij0123456789ABCD", "(redacted)"),
         ("AKIAABCDEFGHIJKLMNOP", "(redacted)"),
         ("eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl", "(redacted)"),
         ("Authorization: Bearer abcdefgh12345678", "Authorization: Bearer (redacted)"),
@@ -43,6 +44,7 @@ def test_variables_are_blanked_by_what_they_look_like(value: str, kept: str) -> 
         ("NVIDIA_VISIBLE_DEVICES", "GPU-8a56a4bc-06f9-f4e9-4d6c-0123456789ab"),
         ("OMPI_MCA_btl", "^openib"),
         ("SLURM_JOB_NODELIST", "node[001-004]"),
+        ("OFFER", "sk-ecdsa-sha2-nistp256@openssh.com,sk-ssh-ed25519@openssh.com"),
     ],
 )
 def test_what_explains_a_measurement_is_kept(name: str, value: str) -> None:
