@@ -2,7 +2,7 @@
 # gone: so each waits for the other. Only the first rank of a world prints the headline: two headlines would be two
 # worlds of one rank, which is what an MPI looks like that was not started by its own mpirun.
 test='/opt/nccl-tests/build/all_reduce_perf -b 8 -e 8 -g 1'
-driver=$(ldconfig -p | grep -F libcuda.so.1 || true)
+driver=$(perl -e 'require DynaLoader; print "yes" if DynaLoader::dl_load_file("libcuda.so.1", 0)')
 start=(mpirun -n 2 --oversubscribe)
 if [ "$SPREAD" = nodes ]; then
   read -r -a nodes <<< "$IMAGEBUILD_NODES"
