@@ -140,7 +140,10 @@ def test_a_layer_that_is_cut_is_an_error(tmp_path: Path, size: int) -> None:
 
 
 def test_a_layer_that_makes_no_sense_is_an_error_and_no_crash(tmp_path: Path) -> None:
-    files: image_files.Files = {"a": b"x" * 2000, "b" * 200: image_files.Node(b"y", pax={"SCHILY.xattr.security.capability": "x"})}
+    files: image_files.Files = {
+        "a": b"x" * 2000,
+        "b" * 200: image_files.Node(b"y", pax={"SCHILY.xattr.security.capability": "x"}),
+    }
     whole = layer({**files, "c": image_files.symlink("d" * 150), "e": image_files.folder()})
     chance = random.Random(1)
     refused = 0
