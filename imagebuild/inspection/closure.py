@@ -16,7 +16,6 @@ DRIVER = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[\w-]+)\.so(
 DRIVER_SYMBOL = re.compile(r"^(cu|nvml|nvcuvid|nvEnc)[A-Z]")
 TRIPLETS = {(62, 64): "x86_64-linux-gnu", (183, 64): "aarch64-linux-gnu", (3, 32): "i386-linux-gnu"}
 """Machine and bits → where Debian's loader looks first."""
-VIRTUAL = re.compile(r"^(linux-(vdso|gate)\.so|ld-linux)")
 CACHE = b"glibc-ld.so.cache1.1"
 CACHE_HEADER, CACHE_ENTRY = struct.Struct("<20sII20x"), struct.Struct("<iIIIQ")
 
@@ -155,7 +154,8 @@ class Loader:
     def _expand(self, text: str, by: _Loaded) -> str:
         # The folder a program lies in is the one that links lead to; that of a library is the one it was found in.
         path = by.path if by.by else self._tree.resolve(by.path) or by.path
-        values = {"ORIGIN": "/" + path.rpartition("/")[0], "LIB": self._lib(by.elf), "PLATFORM": "x86_64"}
+        platform = TRIPLETS.get((by.elf.machine, by.elf.bits), "").partition("-")[0]
+        values = {"ORIGIN": "/" + path.rpartition("/")[0], "LIB": self._lib(by.elf), "PLATFORM": platform}
         return re.sub(r"\$\{?(ORIGIN|LIB|PLATFORM)\}?", lambda match: values[match[1]], text)
 
     def _lib(self, elf: Elf) -> str:

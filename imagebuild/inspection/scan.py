@@ -49,7 +49,7 @@ def scan(blob: Blob, number: int) -> Layer:
                         archive.members = []  # type: ignore[attr-defined]  # or it keeps every one
             while reader.read(CHUNK):
                 pass  # what follows the last entry belongs to the digest
-    except (tarfile.TarError, EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError) as error:
         raise ResultError(f"{blob.file}: layer {blob.name or blob.digest}: cannot be read: {error}") from None
     if blob.digest and blob.digest.startswith("sha256:") and region.digest != blob.digest:
         raise ResultError(f"{blob.file}: layer {blob.digest}: is damaged: its digest is {region.digest}")

@@ -25,9 +25,6 @@ class Tree:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
-    def __contains__(self, path: str) -> bool:
-        return path in self._entries
-
     def get(self, path: str) -> Entry | None:
         """The entry of a path as it is, links not followed."""
         return self._entries.get(path)

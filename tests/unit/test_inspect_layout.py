@@ -139,6 +139,26 @@ def test_a_layer_that_is_cut_is_an_error(tmp_path: Path, size: int) -> None:
             scan.scan(blob, 0)
 
 
+def test_a_layer_that_makes_no_sense_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    files: image_files.Files = {
+        "a": b"x" * 2000,
+        "b" * 200: image_files.Node(b"y", pax={"SCHILY.xattr.security.capability": "x"}),
+    }
+    whole = layer({**files, "c": image_files.symlink("d" * 150), "e": image_files.folder()})
+    chance = random.Random(1)
+    refused = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 20)):
+            data[chance.randrange(6000)] = chance.randrange(256)
+        (tmp_path / "layer").write_bytes(data)
+        try:
+            scan.scan(layout.Blob(tmp_path / "layer", 0, len(data)), 0)
+        except ResultError:
+            refused += 1
+    assert refused > 50
+
+
 def test_a_layer_with_other_content_is_an_error(tmp_path: Path) -> None:
     made = Layout(tmp_path / "x")
     other = gzip.compress(layer({"etc/hostname": b"evil\n"}))
