@@ -24,6 +24,7 @@ from imagebuild.results import (
     p2p,
     perftest,
     perftest_json,
+    twice,
     ucx,
 )
 from imagebuild.results.documents import Document
@@ -138,7 +139,9 @@ def _parsed(log: Lines) -> _Found:
         rest += outside
         _add_text(found, log.path, [line.text for line in outside])
     rest.sort(key=lambda line: line.number)
+    written = found.parts.pop("runs", [])
     found.add("nccl-tests", "runs", nccl_text.parse(Lines(log.path, rest, log.count, warnings=log.warnings)))
+    found.parts["runs"] = list(twice.once(found.parts["runs"], written))
     return found
 
 
