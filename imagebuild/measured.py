@@ -83,13 +83,21 @@ def algorithm(environment: Mapping[str, str]) -> str | None:
     return "ring" if environment.get("NCCL_NVLS_ENABLE") == "0" else None
 
 
-def speed(result: CheckResult, check: Check, profile: Profile, environment: Mapping[str, str]) -> Iterable[CheckResult]:
-    """Beside a check of a benchmark, what is said about its speed; nothing beside others."""
+def speed(
+    result: CheckResult, check: Check, profile: Profile, environment: Mapping[str, str], *, one_host: bool = False
+) -> Iterable[CheckResult]:
+    """Beside a check of a benchmark, what is said about its speed; nothing beside others.
+
+    With `one_host`, nodes are containers of one host, which are no nodes of a profile.
+    """
     if not check.results or result.outcome == "skipped":
         return
     made = CheckResult(component=result.component, check=f"{result.check}{SPEED}", outcome="skipped")
     if result.outcome == "failed" or result.results is None:
         yield made.model_copy(update={"reason": "its data are not right, so its speed says nothing"})
+        return
+    if one_host and needs.nodes(check.needs) > 1:
+        yield made.model_copy(update={"reason": "its nodes are containers of one host"})
         return
     known = Known(nodes=needs.nodes(check.needs), algorithm=algorithm({**environment, **check.environment}))
     judgements = judge.judge(result.results, profile, known)

@@ -165,7 +165,9 @@ def _in_session(work: Work, session: Session, kept: Evidence, progress: _Progres
         result = checks.run(planned, session, log, work.environment)
         progress.add(result)
         if work.profile:
-            for judged in measured.speed(result, planned.check, work.profile, environment):
+            for judged in measured.speed(
+                result, planned.check, work.profile, environment, one_host=isinstance(work.runner, DockerRunner)
+            ):
                 progress.add(judged)
 
 

@@ -119,15 +119,15 @@ def _digests(
 def _from_manifest(blobs: Mapping[str, Blob], digest: str, platform: str | None, where: str) -> Image:
     manifest = json.loads(_blob(blobs, digest, where).read())
     config = json.loads(_blob(blobs, manifest["config"]["digest"], where).read())
-    layers = tuple(_blob(blobs, layer["digest"], where) for layer in manifest["layers"])
+    layers = tuple(_blob(blobs, layer["digest"], where) for layer in manifest["layers"] or ())
     return Image(platform or _platform(config), digest, config, layers)
 
 
 def _from_saved(blobs: Mapping[str, Blob], item: Mapping[str, Any], where: str) -> Image:
     """An image as engines before 25 save it: layers as plain tars, known by the digests in the configuration."""
     config = json.loads(_member(blobs, item["Config"], where).read())
-    digests = config["rootfs"]["diff_ids"]
-    layers = [_member(blobs, name, where) for name in item["Layers"]]
+    digests = config["rootfs"]["diff_ids"] or ()
+    layers = [_member(blobs, name, where) for name in item["Layers"] or ()]
     pairs = zip(layers, digests, strict=True)
     return Image(
         _platform(config), None, config, tuple(Blob(b.file, b.offset, b.size, digest, b.name) for b, digest in pairs)

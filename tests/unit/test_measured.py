@@ -99,6 +99,12 @@ def test_what_cannot_be_compared_is_skipped(h100: Profile) -> None:
     assert not list(measured.speed(result(run()), Check(name="x", description="d", run="x"), h100, {}))
 
 
+def test_containers_of_one_host_are_no_nodes(h100: Profile) -> None:
+    several = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
+    (judged,) = measured.speed(result(run(30.0, nodes=2)), several, h100, {}, one_host=True)
+    assert (judged.outcome, judged.reason) == ("skipped", "its nodes are containers of one host")
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [({}, None), ({"NCCL_NVLS_ENABLE": "0"}, "ring"), ({"NCCL_ALGO": "Ring"}, "ring"), ({"NCCL_ALGO": "x"}, None)],
