@@ -279,8 +279,9 @@ def main() -> None:
     """Run a command; errors that people meet become one message and an exit code."""
     # Being told to end is a reason to clean up, as Ctrl-C is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    from imagebuild import cli_bundle, cli_lock  # noqa: PLC0415 - need what is in this module
+    from imagebuild import cli_bundle, cli_job, cli_lock  # noqa: PLC0415 - need what is in this module
 
+    cli_job.register(app)
     cli_lock.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
     try:

@@ -31,7 +31,7 @@ def git(clone: str, *arguments: str) -> str:
 
 def names(text: str) -> dict[str, str | None]:
     """Names that a source reads, with the default where it is a plain number."""
-    found: dict[str, str | None] = {name: None for name in (*READ.findall(text), *TYPED.findall(text), *DEFINED.findall(text))}
+    found: dict[str, str | None] = dict.fromkeys((*READ.findall(text), *TYPED.findall(text), *DEFINED.findall(text)))
     for name, default in PARAMETER.findall(text):
         found[f"NCCL_{name}"] = number(default)
     return found
@@ -47,17 +47,14 @@ def release(clone: str, version: str) -> dict[str, str | None]:
     tag = f"v{version}-1"
     sources = (".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh")
     files = [f for f in git(clone, "ls-tree", "-r", "--name-only", tag, "src").split() if f.endswith(sources)]
-    found: dict[str, str | None] = {}
     batch = subprocess.run(
         ["git", "-C", clone, "cat-file", "--batch"], input="\n".join(f"{tag}:{f}" for f in files).encode(),
         capture_output=True, check=True,
     )  # fmt: skip
-    for name, default in names(batch.stdout.decode(errors="replace")).items():
-        found[name] = default
-    return found
+    return names(batch.stdout.decode(errors="replace"))
 
 
-def table(clone: str, releases: Iterable[str]) -> dict[str, object]:
+def table(clone: str, releases: Iterable[str]) -> str:
     read = {version: release(clone, version) for version in releases}
     guide = set(re.findall(r"NCCL_[A-Z0-9_]+", git(clone, "show", f"v{RELEASES[-1]}-1:{GUIDE}")))
     rows: dict[str, object] = {}
@@ -78,11 +75,9 @@ def table(clone: str, releases: Iterable[str]) -> dict[str, object]:
         if name in guide:
             row["documented"] = True
         rows[name] = row
-    return {"releases": list(read), "names": rows}
+    body = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    return f'{{\n "releases": {json.dumps(list(read))},\n "names": {{\n{body}\n }}\n}}\n'
 
 
 if __name__ == "__main__":
-    rows = table(sys.argv[1], RELEASES)
-    head = json.dumps(rows["releases"])
-    body = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in dict(rows["names"]).items())  # type: ignore[call-overload]
-    print(f'{{\n "releases": {head},\n "names": {{\n{body}\n }}\n}}')
+    sys.stdout.write(table(sys.argv[1], RELEASES))

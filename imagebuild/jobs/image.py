@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -36,19 +36,18 @@ def choose(
     offer: Offer, stacks: Mapping[str, Document[Stack]], machine: Machine, plugin: str, driver: str | None
 ) -> Image:
     """The newest image of the plan that fits. Raises ConfigError with what stands against all others."""
-    sieve: tuple[tuple[str, object], ...] = ()
     left = [(t, s) for t in offer.targets if (s := _stack_of(t, stacks)) and t.axes.get("variant") != "devel"]
-    sieve = (
-        ("has nccl-tests", lambda t, s: True),
-        (f"runs on {machine.arch}", lambda t, s: f"linux/{machine.arch}" in t.platforms),
-        (f"has the plug-in {plugin!r}", lambda t, s: plugin in (stacks[s].model.plugins or {plugin: ""})),
-        (f"is compiled for compute capability {machine.capability}", lambda t, s: _compiled(t, offer, machine)),
-        (f"runs on driver {driver}", lambda t, s: _driver(t, driver)),
+    sieve: tuple[tuple[str, Callable[[Target, str], bool]], ...] = (
+        ("has nccl-tests", lambda _t, _s: True),
+        (f"runs on {machine.arch}", lambda t, _: f"linux/{machine.arch}" in t.platforms),
+        (f"has the plug-in {plugin!r}", lambda _, s: plugin in (stacks[s].model.plugins or {plugin: ""})),
+        (f"has programs for compute capability {machine.capability}", lambda t, _: _compiled(t, offer, machine)),
+        (f"runs on driver {driver}", lambda t, _: _driver(t, driver)),
     )
     for what, fits in sieve:
-        left = [(t, s) for t, s in left if fits(t, s)]  # type: ignore[operator]
+        left = [(t, s) for t, s in left if fits(t, s)]
         if not left:
-            raise ConfigError(f"no image of the plan {what}; give one with --image")
+            raise ConfigError(f"no image of the plan that fits so far {what}; give one with --image")
     target, stack = max(left, key=lambda pair: (stacks[pair[1]].model.prefer, _order(pair[0])))
     return _image(target, stack, offer)
 
@@ -60,7 +59,8 @@ def named(reference: str, offer: Offer, stacks: Mapping[str, Document[Stack]], n
     for target in offer.targets:
         if reference == target.id or reference in target.tags:
             found = _image(target, _stack_of(target, stacks) or "other", offer)
-            return Image(found.reference if reference == target.id else reference, found.stack, nccl or found.nccl, found.arches)
+            name = found.reference if reference == target.id else reference
+            return Image(name, found.stack, nccl or found.nccl, found.arches)
     stack = next((n for n, d in stacks.items() if any(fnmatchcase(reference, g) for g in d.model.images)), "other")
     tag = reference.rpartition("/")[2]
     version = re.search(r"nccl[-_]?v?(\d+\.\d+\.\d+)", tag)

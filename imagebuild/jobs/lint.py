@@ -26,7 +26,8 @@ def lint(placed: Iterable[Placed], parameters: Parameters, nccl: str | None) -> 
         if known is None:
             found.append(f"warning: {one.where}: NCCL {release} does not read {name}{_near(name, parameters)}")
         elif not _reads(known.since, known.until, known.absent, release, parameters):
-            found.append(f"warning: {one.where}: NCCL {release} does not read {name}; releases {known.since} to {known.until} do")
+            others = f"{known.since} to {known.until} do"
+            found.append(f"warning: {one.where}: NCCL {release} does not read {name}; {others}")
         elif one.value is not None and default(parameters, name, release) == one.value:
             found.append(f"note: {one.where}: {name}={one.value} is the default of NCCL {release}")
     return found

@@ -37,9 +37,6 @@ def load_facts(folder: Path) -> Facts:
     for cluster in clusters.values():
         for name in set(cluster.model.fabrics) - set(fabrics):
             mistakes.add(cluster.at("fabrics", name), f"fabrics.{name}: there is no such fabric")
-    for feature in features.values():
-        for name in set(feature.model.with_) - set(features):
-            mistakes.add(feature.at("with"), f"with: there is no feature {name!r}")
     mistakes.stop_if_any()
     assert node is not None
     assert parameters is not None

@@ -7,10 +7,9 @@ ends up once, with the scope that its entry names, and scopes that the scheduler
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from imagebuild.config import Document
 from imagebuild.errors import ConfigError
 from imagebuild.jobs.models import OVERRIDABLE, Container, Env, Expect, Layer, Scheduler, Scope
 from imagebuild.versions import matches
@@ -42,11 +41,11 @@ class Source:
 
     label: str
     layer: Layer
-    at: Document[object] | None
+    at: Callable[..., str]
     path: tuple[str, ...] = ()
 
     def where(self, index: int) -> str:
-        return self.at.at(*self.path, "env", index) if self.at else self.label
+        return self.at(*self.path, "env", index)
 
 
 def entries(sources: Iterable[Source], facts: Mapping[str, str], parameters: Mapping[str, str]) -> list[Placed]:

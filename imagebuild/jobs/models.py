@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -31,8 +31,8 @@ class Env(Model):
     value: Value | None = None
     """`{interface}`, `{hca}` and other parameters are filled in. None hands on the value that the launcher has."""
     scope: Scope = "rank"
-    """Who must have it: a `rank`'s process; the `container`'s own environment, before it starts; the `launcher`, that is
-    mpirun; or the `batch` script of Slurm."""
+    """Who must have it: a `rank`'s process; the `container`'s own environment, before it starts; the `launcher`, which
+    is mpirun; or the `batch` script of Slurm."""
     why: Text
     """One line, which becomes the comment."""
     when: Condition = Field(default_factory=dict)
@@ -111,7 +111,7 @@ class Stack(Layer):
     suffix: Text = ""
     """Behind the name of a program."""
     plugins: dict[str, Text] | None = None
-    """Network plug-in of NCCL → its folder, or nothing where the loader finds it. None: it is not known what there is."""
+    """Network plug-in of NCCL → its folder, or nothing where the loader finds it. None: what there is is not known."""
     mpi: Literal["4", "5"] = "4"
     """Series of Open MPI."""
 
@@ -147,8 +147,6 @@ class Feature(Layer):
     """The feature is in the job's name."""
     supports: tuple[Support, ...] = ()
     excludes: tuple[Support, ...] = ()
-    with_: tuple[str, ...] = Field(default=(), alias="with")
-    """Features that come with it."""
 
 
 class Nodes(Model):
@@ -289,8 +287,8 @@ class Machine:
     """Oldest that knows the GPU."""
     cards: int = 0
     """Network cards or ports of a node."""
-    fabric: str | None = None
-    """Of the profile's own network."""
+    network: str | None = None
+    """What kind the cards are."""
 
     @property
     def mnnvl(self) -> bool:
@@ -316,8 +314,6 @@ class Request:
     test: str = "all-reduce"
     settings: tuple[str, ...] = ()
     collect: bool = False
-    command: str = field(default="", compare=False)
-    """As it was typed, for the header."""
 
 
 @dataclass(frozen=True)

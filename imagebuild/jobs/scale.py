@@ -29,16 +29,14 @@ def scale(machine: Machine, rack_nodes: int, nodes: int | None, racks: int | Non
             raise ConfigError(f"{option} {number}: at least 1")
     if not machine.mnnvl:
         if racks is not None:
-            raise ConfigError(
-                f"--racks {racks}: NVLink of {machine.profile} does not go beyond a node, so racks mean nothing; take --nodes"
-            )
+            raise ConfigError(f"--racks {racks}: NVLink of {machine.profile} ends at the node; take --nodes")
         return Scale(nodes or NODES, 1, nodes or NODES)
     if nodes is None:
         return Scale(rack_nodes * (racks or 1), racks or 1, rack_nodes)
     count = -(-nodes // rack_nodes)
     if nodes % count:
         near = sorted({nodes - nodes % count, nodes + count - nodes % count})
-        offers = " or ".join(f"{n} ({-(-n // rack_nodes)} × {n // -(-n // rack_nodes)})" for n in near if n > 0)
+        offers = " or ".join(f"{n} ({-(-n // rack_nodes)} * {n // -(-n // rack_nodes)})" for n in near if n > 0)
         raise ConfigError(
             f"--nodes {nodes}: {count} racks of up to {rack_nodes} nodes cannot have as many each; take {offers}"
         )

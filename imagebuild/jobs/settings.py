@@ -74,10 +74,10 @@ def _variable(text: str, match: re.Match[str]) -> Placed:
     value = match["value"]
     if bad := next((c for c in value if c in "'\"\\`" or not c.isprintable()), None):
         raise ConfigError(
-            f"--set {match['name']}: {bad!r} in a value; quotes, backslashes and line ends mean something to one of the "
-            "shells and files that the value passes, so take a value without"
+            f"--set {match['name']}: {bad!r} in a value; quotes, backslashes and line ends mean something to shells "
+            "and files that the value passes, so take a value without"
         )
     if "$" in value:
-        raise ConfigError(f"--set {match['name']}: '$' in a value would be filled in on some machines and not on others")
+        raise ConfigError(f"--set {match['name']}: '$' in a value; say what it stands for")
     entry = Env(name=match["name"], value=value, scope=scope, why="set on the command line")
     return Placed(entry, value, "--set", f"--set {match['name']}", replaces=bool(match["replace"]))
