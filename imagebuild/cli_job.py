@@ -14,8 +14,9 @@ from imagebuild.console import err
 from imagebuild.errors import ConfigError
 from imagebuild.jobs import load, resolve, write
 from imagebuild.jobs.image import Offer
+from imagebuild.jobs.inputs import Request
 from imagebuild.jobs.machine import FABRICS, machine
-from imagebuild.jobs.models import Request, Scheduler
+from imagebuild.jobs.models import Scheduler
 
 
 def register(app: typer.Typer) -> None:

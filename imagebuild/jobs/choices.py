@@ -10,21 +10,9 @@ from imagebuild.config import Document, suggestion
 from imagebuild.errors import ConfigError
 from imagebuild.jobs import image as images
 from imagebuild.jobs import settings
+from imagebuild.jobs.inputs import Facts, Image, Machine, Request
 from imagebuild.jobs.lint import nearest
-from imagebuild.jobs.models import (
-    Cluster,
-    Container,
-    Fabric,
-    Facts,
-    Feature,
-    Image,
-    Machine,
-    Nodes,
-    Request,
-    Site,
-    Stack,
-    Test,
-)
+from imagebuild.jobs.models import Cluster, Container, Fabric, Feature, JobTest, Nodes, Site, Stack
 from imagebuild.jobs.scale import Scale, scale
 from imagebuild.models import Support
 from imagebuild.versions import matches
@@ -44,7 +32,7 @@ class Choices:
     fabric: Fabric
     cluster: Cluster
     site: Site
-    test: Test
+    test: JobTest
     nodes: Nodes
     scale: Scale
     features: Mapping[str, Feature]
@@ -102,13 +90,29 @@ def choose(request: Request, machine: Machine, facts: Facts, offer: images.Offer
         container = "none" if request.container == "none" else "pyxis"
     of_feature = next((f.plugin for f in features.values() if f.plugin), None)
     plugin = given.get("plugin") or of_feature or site.plugin or fabric.plugin
+    unknown = Image("", "other", request.nccl, None)
+    base = Choices(
+        request,
+        machine,
+        fabric,
+        cluster,
+        site,
+        test,
+        nodes,
+        size,
+        features,
+        container,
+        plugin,
+        unknown,
+        Stack(title=""),
+        "",
+    )
+    _check(base, facts, blind=frozenset({"nccl", "stack", "mpi"}))
     image = _image(request, facts, offer, machine, Wanted(container, plugin, given.get("driver") or cluster.driver))
     stack = facts.stacks[image.stack].model
     stack = stack.model_copy(update={k: given.values[k] for k in ("programs", "suffix", "mpi") if k in given.values})
     nccl = image.nccl or nearest(facts.parameters, None)
-    choices = Choices(
-        request, machine, fabric, cluster, site, test, nodes, size, features, container, plugin, image, stack, nccl
-    )
+    choices = replace(base, image=image, stack=stack, nccl=nccl)
     _check(choices, facts)
     return choices
 
@@ -156,13 +160,14 @@ def _image(request: Request, facts: Facts, offer: images.Offer, machine: Machine
     return image
 
 
-def _check(choices: Choices, facts: Facts) -> None:
-    """Raises ConfigError with the reason that the facts give against the combination."""
+def _check(choices: Choices, facts: Facts, blind: frozenset[str] = frozenset()) -> None:
+    """Raises ConfigError with the reason that the facts give against the combination; `blind` to some of them."""
     known = choices.facts(facts.features)
     asked: list[tuple[str, Fabric | Feature]] = [(f"--fabric {choices.request.fabric}", choices.fabric)]
     asked += [(f"--with {name}", feature) for name, feature in choices.features.items()]
     for option, model in asked:
         against: list[Support] = [s for s in model.supports if not matches(s.when, known)]
         against += [e for e in model.excludes if matches(e.when, known)]
+        against = [s for s in against if not blind & set(s.when)]
         if against:
             raise ConfigError(f"{option}: {against[0].reason}")

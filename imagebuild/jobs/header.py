@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from imagebuild.jobs.models import Request
+from imagebuild.jobs.inputs import Request
 from imagebuild.jobs.resolve import Job
 
 

@@ -11,7 +11,8 @@ from packaging.version import InvalidVersion, Version
 
 from imagebuild.config import Document
 from imagebuild.errors import ConfigError
-from imagebuild.jobs.models import Image, Machine, Stack
+from imagebuild.jobs.inputs import Image, Machine
+from imagebuild.jobs.models import Stack
 from imagebuild.models import Arch, Gpu, Target
 from imagebuild.versions import major, satisfies
 

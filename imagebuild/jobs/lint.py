@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from packaging.version import Version
 
-from imagebuild.config import suggestion
 from imagebuild.jobs.merge import Placed
 from imagebuild.jobs.models import Parameters
 
@@ -26,7 +26,7 @@ def lint(placed: Iterable[Placed], parameters: Parameters, nccl: str | None) -> 
         if known is None:
             found.append(f"warning: {one.where}: NCCL {release} does not read {name}{_near(name, parameters)}")
         elif not _reads(known.since, known.until, known.absent, release, parameters):
-            others = f"{known.since} to {known.until} do"
+            others = f"releases {known.since} to {known.until} do"
             found.append(f"warning: {one.where}: NCCL {release} does not read {name}; {others}")
         elif one.value is not None and default(parameters, name, release) == one.value:
             found.append(f"note: {one.where}: {name}={one.value} is the default of NCCL {release}")
@@ -54,5 +54,5 @@ def _reads(since: str, until: str, absent: tuple[str, ...], release: str, parame
 
 
 def _near(name: str, parameters: Parameters) -> str:
-    text = suggestion(name, set(parameters.names))
-    return text if "did you mean" in text else ""
+    near = get_close_matches(name, list(parameters.names), n=1, cutoff=0.85)
+    return f"; did you mean {near[0]!r}?" if near else ""

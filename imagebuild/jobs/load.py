@@ -7,17 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from imagebuild.config import Document, Mistakes, load
-from imagebuild.jobs.models import (
-    Cluster,
-    Fabric,
-    Facts,
-    Feature,
-    NodeFacts,
-    Parameters,
-    SchedulerFacts,
-    Stack,
-    Test,
-)
+from imagebuild.jobs.inputs import Facts
+from imagebuild.jobs.models import Cluster, Fabric, Feature, JobTest, NodeFacts, Parameters, SchedulerFacts, Stack
 from imagebuild.models import Model
 
 M = TypeVar("M", bound=Model)
@@ -30,7 +21,7 @@ def load_facts(folder: Path) -> Facts:
     fabrics = _all(folder / "fabrics", Fabric, mistakes)
     features = _all(folder / "features", Feature, mistakes)
     clusters = _all(folder / "clusters", Cluster, mistakes)
-    tests = _all(folder / "tests", Test, mistakes)
+    tests = _all(folder / "tests", JobTest, mistakes)
     schedulers = _all(folder / "schedulers", SchedulerFacts, mistakes)
     node = load(folder / "node.yaml", NodeFacts, mistakes)
     parameters = load(folder / "nccl-params.json", Parameters, mistakes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from imagebuild.errors import ConfigError
-from imagebuild.jobs.models import Machine
+from imagebuild.jobs.inputs import Machine
 from imagebuild.profiles import Profile
 
 FABRICS = {"infiniband": "ib", "roce": "roce", "efa": "efa", "tcpxo": "tcpxo", "ethernet": "ethernet"}

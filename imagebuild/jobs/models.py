@@ -1,15 +1,12 @@
-"""The types of the facts in `jobs/`, and of what is asked for."""
+"""The types of the facts in `jobs/`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from imagebuild.config import Document
-from imagebuild.models import Arch, Condition, Model, Support
+from imagebuild.models import Condition, Model, Support
 
 Scheduler = Literal["mpijob", "jobset", "slurm"]
 Container = Literal["kubernetes", "pyxis", "none"]
@@ -209,7 +206,7 @@ class Cluster(Layer):
     """Folder that all nodes share, for images that pyxis starts; may name variables of the shell."""
 
 
-class Test(Model):
+class JobTest(Model):
     """What is measured; `tests/`."""
 
     title: str
@@ -252,76 +249,3 @@ class Parameters(Model):
 
     releases: tuple[str, ...]
     names: dict[str, Parameter]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """All of `jobs/`, read."""
-
-    stacks: Mapping[str, Document[Stack]]
-    fabrics: Mapping[str, Document[Fabric]]
-    features: Mapping[str, Document[Feature]]
-    clusters: Mapping[str, Document[Cluster]]
-    tests: Mapping[str, Document[Test]]
-    schedulers: Mapping[str, Document[SchedulerFacts]]
-    node: Document[NodeFacts]
-    parameters: Parameters
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a job needs to know of a profile."""
-
-    profile: str
-    gpu: str
-    """Short name, in names of jobs and in clusters' files."""
-    arch: Arch
-    gpus: int
-    """Of a node."""
-    rack_nodes: int = 1
-    """Nodes whose GPUs are joined by NVLink; 1 where only those of a node are."""
-    nvls: bool = False
-    capability: str | None = None
-    """Compute capability, `9.0`."""
-    driver: str | None = None
-    """Oldest that knows the GPU."""
-    cards: int = 0
-    """Network cards or ports of a node."""
-    network: str | None = None
-    """What kind the cards are."""
-
-    @property
-    def mnnvl(self) -> bool:
-        """Whether NVLink goes beyond the node."""
-        return self.rack_nodes > 1
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
-
-    scheduler: Scheduler
-    profile: str
-    fabric: str
-    cluster: str = "generic"
-    nodes: int | None = None
-    racks: int | None = None
-    features: tuple[str, ...] = ()
-    container: str = "pyxis"
-    """For Slurm."""
-    image: str | None = None
-    nccl: str | None = None
-    test: str = "all-reduce"
-    settings: tuple[str, ...] = ()
-    collect: bool = False
-
-
-@dataclass(frozen=True)
-class Image:
-    """The image that a job runs, as far as it is known."""
-
-    reference: str
-    stack: str
-    nccl: str | None
-    arches: tuple[Arch, ...] | None
-    """None where it is not known."""

@@ -10,9 +10,10 @@ from imagebuild.errors import ConfigError
 from imagebuild.jobs import merge, settings
 from imagebuild.jobs.choices import Choices, choose
 from imagebuild.jobs.image import Offer
+from imagebuild.jobs.inputs import Facts, Image, Machine, Request
 from imagebuild.jobs.lint import lint
 from imagebuild.jobs.merge import Placed, Source
-from imagebuild.jobs.models import Cluster, Env, Expect, Fabric, Facts, Image, Machine, Nodes, Pod, Request, Stack, Test
+from imagebuild.jobs.models import Cluster, Env, Expect, Fabric, JobTest, Nodes, Pod, Stack
 from imagebuild.jobs.scale import Scale
 
 NAME_LENGTH = 50
@@ -54,7 +55,7 @@ class Job:
         return self.choices.cluster
 
     @property
-    def test(self) -> Test:
+    def test(self) -> JobTest:
         return self.choices.test
 
     @property
@@ -144,7 +145,7 @@ def _own(name: str, value: str, why: str, *, prepend: bool = False) -> Placed:
     return Placed(Env(name=name, value=value, why=why, prepend=prepend), value, "plug-in", "plug-in")
 
 
-def _minimum(given: settings.Settings, test: Test) -> list[Placed]:
+def _minimum(given: settings.Settings, test: JobTest) -> list[Placed]:
     value = given.get("min-bw")
     if value is None:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagebuild.errors import ConfigError
-from imagebuild.jobs.models import Machine
+from imagebuild.jobs.inputs import Machine
 
 NODES = 8
 """Without --nodes, where NVLink ends at the node."""

@@ -9,8 +9,9 @@ from typing import cast
 
 from imagebuild.jobs import load, resolve, write
 from imagebuild.jobs.image import Offer
+from imagebuild.jobs.inputs import Facts, Machine, Request
 from imagebuild.jobs.machine import machine
-from imagebuild.jobs.models import Facts, Machine, Request, Scheduler
+from imagebuild.jobs.models import Scheduler
 from imagebuild.profiles import load_profiles
 from tests.conftest import ROOT
 

@@ -150,7 +150,9 @@ def test_nvlink_across_nodes_is_proven_and_its_channel_is_the_containers(line: s
 def test_fabrics_have_nodes_of_their_own() -> None:
     def types(name: str) -> list[str]:
         terms = spec(REFERENCE[name], "Worker")["affinity"]["nodeAffinity"]
-        expressions = terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]["matchExpressions"]
+        expressions = terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0][
+            "matchExpressions"
+        ]
         return next(list(e["values"]) for e in expressions if e["key"] == "node.coreweave.cloud/type")
 
     assert not set(types("gb300-nvl72-mpijob.yaml")) & set(types("gb300-roce-nvl72-mpijob.yaml"))
@@ -169,7 +171,7 @@ def test_scripts_ask_for_the_same_of_slurm(line: str) -> None:
 
 def test_sweeps_are_the_same_under_all_schedulers() -> None:
     for line in REFERENCE.values():
-        assert "_perf\" -b 512M -e 8G -f 2 -g 1 -c 1" in text(line)
+        assert '_perf" -b 512M -e 8G -f 2 -g 1 -c 1' in text(line)
 
 
 def test_every_finding_is_in_the_documentation() -> None:
