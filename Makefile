@@ -5,22 +5,26 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint unit docker open-proof hpcx-proof bench golden schemas clean
+.PHONY: image test lint unit browser docker open-proof hpcx-proof bench golden schemas clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
 	$(IMAGEBUILD) build $(TARGET) --platform local
 	$(IMAGEBUILD) verify $(TARGET)
 
-test: lint unit docker ## everything that CI runs
+test: lint unit browser docker ## everything that CI runs
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(IMAGEBUILD) limits --check
 
 unit: $(VENV)/installed-dev
-	$(VENV)/bin/pytest -m "not docker" tests
+	$(VENV)/bin/pytest -m "not docker and not browser" tests
+
+browser: $(VENV)/installed-browser ## pages of reports, in the distribution's Chromium
+	$(VENV)/bin/pytest -m browser -v tests
 
 docker: $(VENV)/installed-dev ## real engine, registry and sshd
 	$(IMAGEBUILD) engine up
@@ -37,7 +41,7 @@ bench: $(VENV)/installed-dev ## the figures of docs/benchmarks.md
 	$(VENV)/bin/python tests/bench.py --engine
 
 golden schemas: $(VENV)/installed-dev ## write the expected files anew; review the diff
-	$(VENV)/bin/pytest -q -m "not docker" tests --update-golden
+	$(VENV)/bin/pytest -q -m "not docker and not browser" tests --update-golden
 
 clean:
 	rm -rf $(VENV) build
@@ -58,3 +62,8 @@ $(VENV)/installed-dev: $(VENV)/bin/pip pyproject.toml
 	command -v git > /dev/null && command -v gpg > /dev/null || { apt-get update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git gnupg; }
 	touch $(VENV)/installed $@
+
+$(VENV)/installed-browser: $(VENV)/installed-dev
+	command -v chromium > /dev/null || { apt-get update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; }
+	touch $@

@@ -22,7 +22,7 @@ Collective = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "alltoall", "gather", "scatter", "broadcast", "reduce", "sendrecv",
     "hypercube",
 ]  # fmt: skip
-AlgorithmName = Literal["ring", "tree", "nvls", "hierarchical", "nvls-tree", "sharp", "nvls-sharp", "pairwise"]
+AlgorithmName = Literal["ring", "nvls", "hierarchical", "nvls-tree", "sharp", "nvls-sharp", "pairwise"]
 Multiplier = Callable[[int, int, int], float]
 """From n, k, g."""
 
@@ -89,7 +89,6 @@ class Algorithm:
 
 _ONE: tuple[str, Multiplier] = ("1", lambda _n, _k, g: 1.0 if g > 1 else math.inf)
 _FLAT: tuple[str, Multiplier] = ("1", lambda _n, _k, _g: 1.0)
-_TREE: tuple[str, Multiplier] = ("(n-1)/n", lambda n, _k, g: (n - 1) / n if g > 1 else math.inf)
 _SPLIT: tuple[str, Multiplier] = ("k(n-1)/(n(k-1))", lambda n, k, _g: k * (n - 1) / (n * (k - 1)))
 _LOCAL: tuple[str, Multiplier] = ("(n-1)/(k(g-1))", lambda n, k, g: (n - 1) / (k * (g - 1)) if g > 1 else math.inf)
 _SWITCH: tuple[str, Multiplier] = ("2g(n-1)/(n(g+1))", lambda n, _k, g: 2 * g * (n - 1) / (n * (g + 1)))
@@ -103,12 +102,9 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     ),
     Algorithm(
         "hierarchical", REDUCING, _LOCAL, _SPLIT,
-        "the least that must cross without help of switches: (k-1)/k * size a node, twice for all_reduce",
+        "the least that must cross without help of switches: (k-1)/k * size a node, twice for all_reduce; trees too, "
+        "which move as much on the average of their GPUs and nodes",
         within=False,
-    ),
-    Algorithm(
-        "tree", ("all_reduce",), _TREE, _SPLIT,
-        "a chain in each node carries size up and size down; a node sends 2(k-1)/k * size on average",
     ),
     Algorithm(
         "nvls", ("all_reduce",), ("2(n-1)/(n+1)", lambda n, _k, _g: 2 * (n - 1) / (n + 1)), None,

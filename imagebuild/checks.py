@@ -1,25 +1,36 @@
-"""Run the checks of an image's components in a container."""
+"""Choose the checks of an image, and run them in a session of a runner."""
 
 from __future__ import annotations
 
+import mmap
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+from imagebuild import needs, redact
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError
 from imagebuild.models import Check, Component
-from imagebuild.records import CheckResult
+from imagebuild.needs import Facilities
+from imagebuild.records import CheckResult, Outcome
+from imagebuild.results.models import Results
+from imagebuild.runners.base import Command, Execution, Session
 from imagebuild.versions import facts, matches
 
-TIMEOUT_STATUS, KILLED_STATUS = 124, 137
+SKIPPED_STATUS = 77
+"""With it a check says that it cannot run here; its last line of output says why."""
 OUTPUT_LIMIT = 20_000
-"""Characters of a check's output that are kept, from its end."""
+"""Characters of a check's output that are kept in the results, from its end."""
+ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
+"""What `{version}` stands for where nobody says which version the image has."""
+UNCOMPARED = "any version accepted: the image does not say which it has"
 
-Execute = Callable[[str, Check], tuple[int, str]]
-"""Runs a script for a check in the image: status and output."""
+Read = Callable[[Path, str], Results]
+"""Reads the log of a benchmark."""
+Judge = Callable[[Results, str], str]
+"""Says what is bad about the results that a benchmark printed."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +38,15 @@ class Planned:
     """A check about to be run: its script is read, and skipping it is decided."""
 
     component: str
-    version: str
+    version: str | None
+    """`None` where the image does not say it."""
     check: Check
     script: str
     skip: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.component}/{self.check.name}"
 
 
 def components_of(labels: Mapping[str, str]) -> dict[str, str]:
@@ -47,20 +63,28 @@ def _labelled(labels: Mapping[str, str], prefix: str) -> dict[str, str]:
     return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
 
 
+def of_component(component: Component) -> tuple[Check, ...]:
+    """All checks of a component."""
+    return (*license_check(component), *component.checks)
+
+
 def planned(
-    project: Project, components: Mapping[str, str], axes: Mapping[str, str], have: Iterable[str]
+    project: Project, components: Mapping[str, str | None], axes: Mapping[str, str], have: Facilities
 ) -> list[Planned]:
-    """The checks of the components. Raises ConfigError if a component or a script is unknown here."""
+    """The checks of the components. Raises ConfigError if a component or a script is unknown here.
+
+    Without axes, of an image that does not name them, conditions on them are no reason to skip.
+    """
     unknown = [name for name in components if name not in project.components]
     if unknown:
         raise ConfigError(f"{', '.join(unknown)}: the image says it has it, but no such component is known here")
     result = []
     for name, version in components.items():
-        for check in (*license_check(project.components[name].model), *project.components[name].model.checks):
-            missing = [need for need in check.needs if need not in set(have)]
-            skip = f"no {' and no '.join(missing)} here" if missing else ""
-            if not skip and not matches(check.when, facts(axes)):
+        for check in of_component(project.components[name].model):
+            if axes and not matches(check.when, facts(axes)):
                 skip = "only for " + ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
+            else:
+                skip = needs.missing(check.needs, have)
             result.append(Planned(name, version, check, script_of(project, name, check), skip))
     return result
 
@@ -86,36 +110,79 @@ def script_of(project: Project, component: str, check: Check) -> str:
         raise ConfigError(f"{where}: checks.{check.name}: {path}: {error.strerror}") from None
 
 
-def run(checks: Iterable[Planned], execute: Execute) -> list[CheckResult]:
-    """Run the checks one after another. A failed check is a result."""
-    return [_run_one(planned, execute) for planned in checks]
+def skipped(checks: Iterable[Planned], reason: str) -> list[CheckResult]:
+    """The results of checks that could not even begin."""
+    return [
+        CheckResult(component=p.component, check=p.check.name, outcome="skipped", reason=p.skip or reason)
+        for p in checks
+    ]
 
 
-def _run_one(planned: Planned, execute: Execute) -> CheckResult:
+def command_of(planned: Planned, log: Path | None = None) -> Command:
+    """What a check starts."""
     check = planned.check
-    if planned.skip:
-        return CheckResult(component=planned.component, check=check.name, outcome="skipped", reason=planned.skip)
-    began = time.monotonic()
-    status, output = execute(planned.script, check)
-    reason = judge(check, planned.version, status, output)
+    return Command(
+        script=planned.script, user=check.user, timeout_s=check.timeout_s, environment=check.environment,
+        nodes=needs.nodes(check.needs), ranks=check.ranks, log=log,
+    )  # fmt: skip
+
+
+def run(planned: Planned, session: Session, log: Path, read: Read, bad: Judge) -> CheckResult:
+    """Run a check, or say why it cannot run. A failed check is a result; raises CommandError if the runner fails."""
+    command = command_of(planned, log)
+    if reason := planned.skip or session.obstacle(command):
+        return skipped([planned], reason)[0]
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    execution = session.run(command)
+    results = None
+    outcome: Outcome = "skipped"
+    if execution.status == SKIPPED_STATUS and execution.output.strip():
+        reason = execution.output.strip().splitlines()[-1]
+    else:
+        results = read(log, planned.name) if planned.check.results else None
+        reason = judge(planned.check, planned.version, execution, log)
+        if not reason and results:
+            assert planned.check.results
+            reason = bad(results, planned.check.results)
+        outcome = "failed" if reason else "passed"
+        if not reason and planned.version is None and "{version}" in (planned.check.expect or ""):
+            reason = UNCOMPARED
     return CheckResult(
         component=planned.component,
-        check=check.name,
-        outcome="failed" if reason else "passed",
+        check=planned.check.name,
+        outcome=outcome,
         reason=reason,
-        output=output[-OUTPUT_LIMIT:],
-        seconds=round(time.monotonic() - began, 3),
+        output=redact.text(execution.output[-OUTPUT_LIMIT:]),
+        seconds=round(execution.seconds, 3),
+        command=execution.argv,
+        status=execution.status,
+        timeout=execution.status is None and not execution.problem,
+        environment=dict(execution.environment),
+        started=started,
+        results=results,
     )
 
 
-def judge(check: Check, version: str, status: int, output: str) -> str:
+def judge(check: Check, version: str | None, execution: Execution, log: Path | None = None) -> str:
     """Why a check failed; empty if it passed."""
-    if status in (TIMEOUT_STATUS, KILLED_STATUS):
+    if execution.problem:
+        return execution.problem
+    if execution.status is None:
         return f"did not end within {check.timeout_s} s"
-    if status:
-        return f"exit status {status}"
+    if execution.status:
+        return f"exit status {execution.status}"
     if check.expect is not None:
-        pattern = check.expect.replace("{version}", re.escape(version))
-        if not re.search(pattern, output, re.MULTILINE):
+        pattern = check.expect.replace("{version}", re.escape(version) if version is not None else ANY_VERSION)
+        if not _found(pattern, execution.output, log):
             return f"the output has no {pattern!r}"
     return ""
+
+
+def _found(pattern: str, end: str, log: Path | None) -> bool:
+    """Whether the output has the pattern: in the end of it that is in memory, or anywhere in the log."""
+    if re.search(pattern, end, re.MULTILINE):
+        return True
+    if log is None or not log.exists() or not log.stat().st_size:
+        return False
+    with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        return re.search(pattern.encode(), whole, re.MULTILINE) is not None

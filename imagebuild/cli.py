@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -205,26 +206,6 @@ def prepare_again(work: Work, repository: str, changes: planning.Changes) -> Wor
 
 
 @app.command()
-def verify(
-    image: Annotated[str, typer.Argument(help="An image, or a target's id.")],
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results.")] = None,
-    matrix: MatrixOption = DEFAULT_MATRIX,
-    dockerfiles: FolderOption = DEFAULT_FOLDER,
-    lock: LockOption = BESIDE_MATRIX,
-) -> None:
-    """Run the checks of an image's components in a container. Exit status 1 if one fails."""
-    from imagebuild import verify as verifying  # noqa: PLC0415 - imports the docker SDK
-
-    work = prepare(matrix, dockerfiles, lock)
-    result = verifying.verify(work.project, work.plan, image)
-    if json_file:
-        files.write_text(json_file, result.model_dump_json(indent=1) + "\n")
-    verifying.show(result)
-    if any(check.outcome == "failed" for check in result.checks):
-        raise typer.Exit(1)
-
-
-@app.command()
 def doctor() -> None:
     """Say what this machine has for building and checking, and how to get what it lacks."""
     from imagebuild import doctor as doctoring  # noqa: PLC0415 - starts programs
@@ -275,15 +256,28 @@ def _show_engine(status: object) -> None:
     console.table(("private engine", ""), rows)
 
 
+@cache
+def register_topics() -> None:
+    """Add the commands of other modules, once."""
+    from imagebuild import (  # noqa: PLC0415 - need what is in this module
+        cli_bundle,
+        cli_job,
+        cli_limits,
+        cli_lock,
+        cli_report,
+        cli_verify,
+    )
+
+    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report):
+        topic.register(app)
+    app.add_typer(cli_bundle.app, name="bundle")
+
+
 def main() -> None:
     """Run a command; errors that people meet become one message and an exit code."""
     # Being told to end is a reason to clean up, as Ctrl-C is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    from imagebuild import cli_bundle, cli_job, cli_lock  # noqa: PLC0415 - need what is in this module
-
-    cli_job.register(app)
-    cli_lock.register(app)
-    app.add_typer(cli_bundle.app, name="bundle")
+    register_topics()
     try:
         app()
     except ImagebuildError as error:

@@ -160,7 +160,7 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
         return "is missing"
     got = detail.get("input")
     shown = f" (got {got!r})" if isinstance(got, str | int | float) else f" (got a {type(got).__name__})"
-    return f"{detail['msg']}{shown}"
+    return f"{detail['msg'].removeprefix('Value error, ')}{shown}"
 
 
 def _fields(model: Any, loc: Loc) -> list[str]:

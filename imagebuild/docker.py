@@ -71,7 +71,7 @@ def container(client: docker.DockerClient, image: str, **options: Any) -> Iterat
     """A container of the image that sleeps; it is removed at the end, whatever happens."""
     name = f"imagebuild-{uuid.uuid4().hex[:12]}"
     try:
-        with _explained(image):
+        with explained(image):
             started = client.containers.run(
                 image, ["infinity"], entrypoint="sleep", name=name, detach=True, init=True, labels={LABEL: "verify"},
                 **options,
@@ -91,7 +91,7 @@ def execute(
     """
     command = ["timeout", "--kill-after=5", str(timeout_s), "bash", "-euo", "pipefail", "-c", script]
     home = "/root" if user == "root" else f"/home/{user}"
-    with _explained(shlex.join(command[:3])):
+    with explained(shlex.join(command[:3])):
         status, output = running.exec_run(
             command, user=user, workdir="/", environment={**environment, "HOME": home, "USER": user}
         )
@@ -101,7 +101,7 @@ def execute(
 
 def saved(client: docker.DockerClient, image: str) -> Iterator[bytes]:
     """The image as an archive, in chunks. Raises CommandError if the engine fails."""
-    with _explained(image):
+    with explained(image):
         yield from client.images.get(image).save()
 
 
@@ -110,7 +110,7 @@ def compressed_size(client: docker.DockerClient, image: str) -> int | None:
 
     Raises CommandError if the engine fails.
     """
-    with _explained(image):
+    with explained(image):
         if not any("containerd.snapshotter" in value for _, value in client.info().get("DriverStatus") or ()):
             return None
         try:
@@ -120,7 +120,8 @@ def compressed_size(client: docker.DockerClient, image: str) -> int | None:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
+    """Turn what the SDK raises into CommandError."""
     try:
         yield
     except (DockerException, OSError) as error:

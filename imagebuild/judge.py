@@ -17,7 +17,8 @@ from imagebuild import transfers
 from imagebuild.ceilings import AlgorithmName, Ceiling, classes, hard_ceiling
 from imagebuild.errors import ConfigError
 from imagebuild.judgement import Judgement, Limit, Outcome
-from imagebuild.profiles import Profile, Reference, place
+from imagebuild.placing import place
+from imagebuild.profiles import Profile, Reference
 from imagebuild.results.models import BandwidthTest, Results, Run, Table
 
 MARGIN = 0.02
@@ -31,6 +32,7 @@ GATE_BYTES = 2**30
 class Known:
     """What the caller knows about runs whose output does not say it."""
 
+    ranks: int | None = None
     nodes: int | None = None
     """Hosts."""
     algorithm: str | None = None
@@ -54,10 +56,10 @@ def judge(results: Results, profile: Profile, known: Known | None = None) -> tup
 
 def judge_run(run: Run, profile: Profile, known: Known) -> Judgement:  # noqa: PLR0911 - each return is a reason
     """One table of nccl-tests, by its best row of 1 GiB or more."""
-    nodes = run.nodes or known.nodes
+    run = run.model_copy(update={"ranks": run.ranks or known.ranks, "nodes": run.nodes or known.nodes})
     measured, size = best_row(run)
-    base = _Draft(run.source, subject(run.collective, run.ranks, nodes), "GB/s", measured, size)
-    scale = _comparable(run, nodes, profile)
+    base = _Draft(run.source, subject(run.collective, run.ranks, run.nodes), "GB/s", measured, size)
+    scale = _comparable(run, profile)
     if isinstance(scale, str):
         return base.end("not-comparable", scale)
     spot = place(profile, scale[1], scale[2])
@@ -82,7 +84,7 @@ def judge_run(run: Run, profile: Profile, known: Known) -> Judgement:  # noqa: P
         return base.end("not-comparable", f"{profile.name} has no reference for {base.subject}{where}")
     base.reference = transfers.cited(reference, reference.rate, "GB/s")
     base.tolerance = reference.tolerance
-    note = "" if run.device else f"the output does not name the GPU, so it is taken for {profile.name}"
+    note = "" if _named(run) else f"the output does not name the GPU, so it is taken for {profile.name}"
     return base.compare(measured, _hint(measured, reference, candidates), note)
 
 
@@ -204,9 +206,9 @@ class _Draft:
         return Judgement(outcome=outcome, reason=reason, **vars(self))
 
 
-def _comparable(run: Run, nodes: int | None, profile: Profile) -> tuple[str, int, int] | str:
+def _comparable(run: Run, profile: Profile) -> tuple[str, int, int] | str:
     """Collective, ranks and nodes of a run that can be judged, or why it cannot."""
-    elsewhere = run.device is not None and not profile.has(run.device)
+    elsewhere = _named(run) and not profile.has(run.device or "")
     reasons = (
         (run.verdict != "ok", f"its verdict is {run.verdict} ({run.reason}): speed counts once data are right"),
         (run.ranks == 1, "one rank moves nothing between GPUs: not applicable"),
@@ -214,10 +216,15 @@ def _comparable(run: Run, nodes: int | None, profile: Profile) -> tuple[str, int
     )
     if why := next((reason for holds, reason in reasons if holds), ""):
         return why
-    if run.collective and run.ranks and nodes:
-        return run.collective, run.ranks, nodes
-    unknown = {"which collective it was": run.collective, "its ranks": run.ranks, "its nodes": nodes}
+    if run.collective and run.ranks and run.nodes:
+        return run.collective, run.ranks, run.nodes
+    unknown = {"which collective it was": run.collective, "its ranks": run.ranks, "its nodes": run.nodes}
     return f"{' and '.join(what for what, value in unknown.items() if not value)}: not known"
+
+
+def _named(run: Run) -> bool:
+    """Whether the output says which GPU it was: a driver calls one that it does not know a graphics device."""
+    return run.device is not None and not run.device.endswith("Graphics Device")
 
 
 def _chosen(candidates: list[Reference], algorithm: str | None) -> Reference | None:
@@ -231,7 +238,7 @@ def _hint(measured: float, reference: Reference, candidates: list[Reference]) ->
     for other in candidates:
         if other is not reference and other.algorithm and measured >= other.rate * other.tolerance:
             return (
-                f"it is {measured / other.rate:.0%} of the reference with {other.algorithm}: say so if that was wanted"
+                f"{measured / other.rate:.0%} of the reference with {other.algorithm}: was the library made to use it?"
             )
     return ""
 

@@ -11,7 +11,8 @@ from imagebuild.config import Document, Mistakes
 from imagebuild.errors import ConfigError
 from imagebuild.judgement import Limit
 from imagebuild.models import Model
-from imagebuild.profiles import Copy, Profile, Reference, Wire, key, place
+from imagebuild.placing import place
+from imagebuild.profiles import Copy, Profile, Reference, Wire, key
 
 
 class Row(Model):
@@ -68,7 +69,7 @@ def table(profile: Profile, nodes: int | None = None) -> Table:
         nodes=nodes,
         ranks=ranks,
         domains=spot.domains,
-        link_gb_s=spot.link.rate,
+        link_gb_s=spot.hardware.link,
         network_gb_s=spot.network,
         rows=tuple(rows),
         copies=profile.copies,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from imagebuild import needs
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 Release = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
@@ -83,6 +85,18 @@ class Rule(Model):
     reason: str
 
 
+class Waiver(Model):
+    """Something that a rule of the image checks objects to, and that is right here."""
+
+    rule: Name
+    """Name of the rule, as `imagebuild verify` prints it."""
+    subject: str
+    """What it objects to, as printed before the colon: a path, a name, or a shell pattern of those."""
+    when: Condition = Field(default_factory=dict)
+    """Targets that it is for; besides axes there are `arch` and `image`."""
+    reason: str
+
+
 class Image(Model):
     """An image: its axes, components, platforms and tags."""
 
@@ -97,6 +111,10 @@ class Image(Model):
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
     """Templates such as `{repository}/{image}:{cuda}-{os}`: axes, `image`, `repository`, and `<name>.version` of
     a component or of what it provides."""
+    size_limit_mb: Annotated[int, Field(gt=0)] | dict[str, Annotated[int, Field(gt=0)]] | None = None
+    """Most megabytes (10^6 bytes) that the compressed layers may have; or for each variant its own."""
+    waivers: tuple[Waiver, ...] = ()
+    """What the image checks object to and is right."""
 
 
 class Matrix(Model):
@@ -113,6 +131,15 @@ class Matrix(Model):
     rules: tuple[Rule, ...] = ()
 
 
+def _need(text: str) -> str:
+    needs.parse(text)
+    return text
+
+
+Need = Annotated[str, AfterValidator(_need), Field(json_schema_extra={"pattern": needs.PATTERN})]
+"""`gpu`, `gpus>=2`, `rdma`, `nodes>=2` or `slurm`."""
+
+
 class Check(Model):
     """A statement about an image that can be run."""
 
@@ -126,13 +153,25 @@ class Check(Model):
     it is `checks/<name>.sh`."""
     expect: str | None = None
     """Regular expression that must occur in the output; `{version}` stands for the component's version."""
-    needs: tuple[Literal["gpu", "rdma"], ...] = ()
-    """What the host must have; elsewhere the check is skipped."""
+    needs: tuple[Need, ...] = ()
+    """What the place must have; elsewhere the check is skipped."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables for the commands, for checks that share a script."""
+    ranks: Annotated[int, Field(gt=0)] = 1
+    """How many times srun starts it together; more than one needs `slurm`."""
+    results: Literal["nccl-tests", "nvbandwidth", "perftest", "ucx_perftest", "dcgmi"] | None = None
+    """The benchmark whose output is read; it passes only if what was read is good."""
     when: Condition = Field(default_factory=dict)
     """Targets the check is about; elsewhere it is skipped."""
     user: str = "root"
     """User the commands run as."""
     timeout_s: Annotated[int, Field(gt=0)] = 60
+
+    @model_validator(mode="after")
+    def _ranks_need_slurm(self) -> Check:
+        if self.ranks > 1 and "slurm" not in self.needs:
+            raise ValueError("ranks: srun starts them, so it needs [slurm]")
+        return self
 
 
 class Support(Model):
@@ -237,6 +276,10 @@ class Component(Model):
     labels: dict[Name, str] = Field(default_factory=dict)
     """What else the image declares, as `imagebuild.<name>`; templates as in `archive`."""
     checks: tuple[Check, ...] = ()
+    gpu_code: tuple[str, ...] = ()
+    """Shell patterns of files in the image that hold code for exactly the GPUs that the matrix lists."""
+    waivers: tuple[Waiver, ...] = ()
+    """What the image checks object to and is right."""
     link_ignores: tuple[Name, ...] = ()
     """Components that the build stage uses but what it leaves in `/out/link` does not depend on."""
 

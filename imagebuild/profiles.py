@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from imagebuild.ceilings import AlgorithmName, Collective, Hardware
+from imagebuild.ceilings import AlgorithmName, Collective
 from imagebuild.config import Document, Mistakes, load, suggestion
 from imagebuild.errors import ConfigError
 from imagebuild.models import Arch, Model, Release
@@ -39,7 +38,7 @@ def _schema(units: Mapping[str, float]) -> WithJsonSchema:
 
 Rate = Annotated[float, BeforeValidator(_quantity(UNITS)), Field(gt=0), _schema(UNITS)]
 """Bytes a second, one way: `450 GB/s`, or bits: `400 Gb/s`. In the model: GB/s of 10^9 bytes."""
-Size = Annotated[float, BeforeValidator(_quantity(BINARY)), Field(gt=0), _schema(BINARY)]
+Size = Annotated[int, BeforeValidator(_quantity(BINARY)), Field(gt=0), _schema(BINARY)]
 """`16 GiB`. In the model: bytes."""
 Date = Annotated[str, Field(pattern=r"^20[0-9]{2}-[0-9]{2}(-[0-9]{2})?$")]
 Tolerance = Annotated[float, Field(gt=0, le=1)]
@@ -182,52 +181,6 @@ class Profile(ProfileFile):
 
 def _hosts(links: tuple[Link, ...], node: Node) -> int:
     return max(1, links[-1].gpus // node.gpus)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where ranks run on a profile's hardware, in the terms of the formulas."""
-
-    domains: int
-    """k: NVLink domains."""
-    link: Link
-    """The one that joins the ranks of a domain."""
-    network: float | None
-    """W: GB/s of one domain."""
-    sharp: bool
-
-    gpus: int
-    """g: ranks of a domain."""
-
-    @property
-    def hardware(self) -> Hardware:
-        rate = self.link.rate
-        if self.link.pair and self.gpus > 1:
-            # Without a switch, a GPU has a wire to each peer, and uses those whose peers take part.
-            rate = min(rate, self.link.pair * (self.gpus - 1))
-        return Hardware(rate, self.network, nvls=self.link.nvls, sharp=self.sharp)
-
-
-def place(profile: Profile, ranks: int, nodes: int) -> Place | str:
-    """How `ranks` on `nodes` hosts use the hardware, or why they cannot be on it.
-
-    Hosts of a rack-wide link are taken to fill racks: 32 hosts of 18-host racks are two domains. W counts the cards of
-    the hosts in use, but no more than what the GPUs in use can pass over their host links.
-    """
-    if ranks % nodes or ranks > nodes * profile.node.gpus:
-        return f"{ranks} ranks on {nodes} nodes do not fit {profile.name}, which has {profile.node.gpus} GPUs a node"
-    domains = -(-nodes // profile.hosts_per_domain)
-    if nodes % domains:
-        return f"{nodes} nodes do not divide evenly between {domains} domains of {profile.hosts_per_domain} nodes"
-    each = ranks // domains
-    link = next((link for link in profile.links if link.gpus >= each), None)
-    if link is None:
-        return f"no link of {profile.name} joins the {each} GPUs of a node"
-    network = nodes // domains * profile.network.count * profile.network.rate if profile.network else None
-    if network and profile.host_link:
-        network = min(network, each * profile.host_link.rate)
-    sharp = profile.network is not None and profile.network.kind == "infiniband"
-    return Place(domains, link, network, sharp, each)
 
 
 Profiles = Mapping[str, Document[Profile]]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
+from imagebuild.judgement import Judgement
 from imagebuild.models import Model, Platform
+from imagebuild.results.models import Results
 
 
 class Step(Model):
@@ -43,16 +47,59 @@ class CheckResult(Model):
     check: str
     outcome: Outcome
     reason: str = ""
-    """Why it was skipped or failed."""
+    """Why it was skipped or failed, or what of a passed one was not looked at."""
     output: str = ""
+    """The end of what it printed; the evidence folder has all."""
     seconds: float = 0.0
+    command: tuple[str, ...] = ()
+    """What was started, as someone would start it by hand; secrets are blanked."""
+    status: int | None = None
+    """Exit status; `None` if nothing was started, or if it was killed."""
+    timeout: bool = False
+    """Whether it was killed because it did not end in time."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """What it was given besides the image's own environment; secrets are blanked."""
+    started: str | None = None
+    """When, in UTC."""
+    log: str | None = None
+    """Name of the file in the evidence folder that has the whole output."""
+    results: Results | None = None
+    """What was read from the output of a benchmark."""
+    judgements: tuple[Judgement, ...] = ()
+    """What is said about the speed, where a profile was given."""
+
+
+class Surroundings(Model):
+    """Where the checks ran."""
+
+    runner: str
+    gpus: int = 0
+    rdma: bool = False
+    nodes: int = 1
+    slurm: bool = False
+    why: dict[str, str] = Field(default_factory=dict)
+    """Facility that is absent → why."""
+    user: str = ""
+    facts: dict[str, str] = Field(default_factory=dict)
+    """Host name, kernel, driver, CPUs, memory, distribution, as found where the checks ran."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """All variables that a check finds; secrets are blanked."""
+    reports: dict[str, str] = Field(default_factory=dict)
+    """What was recorded beside the checks, for example `nvidia-smi topo -m` → its file in the evidence folder."""
 
 
 class VerifyResult(Model):
-    """What `imagebuild verify --json` writes."""
+    """What `imagebuild verify --json` writes, and `verify.json` of the evidence folder."""
 
     image: str
     digest: str | None
     target: str | None
     platform: str
     checks: tuple[CheckResult, ...]
+    labels: dict[str, str] = Field(default_factory=dict)
+    started: str = ""
+    """When, in UTC."""
+    version: str = ""
+    """Of imagebuild."""
+    surroundings: Surroundings | None = None
+    """Absent if nothing could be run in the image."""

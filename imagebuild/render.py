@@ -52,6 +52,14 @@ class Renderer:
         """How the target is made."""
         return Recipe(self.project, self.versions, target, self._staged)
 
+    def capabilities(self, target: Target) -> dict[str, tuple[str, ...]]:
+        """Architecture → compute capabilities that programs of the target are compiled for, or must run on."""
+        recipe = self.recipe(target)
+        for name in recipe.stages:
+            if "gpu" in recipe.of(name).key:
+                return self._gpu(recipe.values(name, stage=True).get("toolkit", recipe.version(name)))
+        return self._gpu(target.axes.get("cuda", "0"))
+
     def dockerfile(self, target: Target, *, base: str | None = None, append: str = "") -> Dockerfile:
         """The self-contained Dockerfile of a target.
 

@@ -65,14 +65,19 @@ class BandwidthTest(Model):
     source: str
     tool: Literal["nvbandwidth", "p2pBandwidthLatencyTest"] = "nvbandwidth"
     tool_version: str | None = None
-    name: str
+    name: str | None
+    """`None` where the output does not say it: text names no test that was waived."""
     unit: str | None
     """`GB/s`, `ns` or `us`, as the output says."""
     status: str
     """`passed`, `waived`, `error`, `not-found` or `truncated`."""
     matrix: tuple[tuple[float | None, ...], ...] | None
-    """`None` in a cell is N/A: the diagonal, or a pair without access."""
+    """`None` in a cell is N/A: the diagonal, or a pair without access. In nvbandwidth's JSON, a bidirectional test
+    between devices has the matrices of both directions and of their total below each other."""
     sum: float | None
+    """As printed; of three matrices, that of the last."""
+    reason: str = ""
+    """Why the test did not pass, where the output says it."""
 
 
 class TableRow(Model):
@@ -105,6 +110,8 @@ class UcxResult(Model):
     source: str
     title: str | None
     """What was measured, for example `tag match bandwidth`."""
+    size_bytes: int | None = None
+    """Of a message, where it was printed."""
     thread: int | None = None
     iterations: int | None = None
     latency_us: dict[str, float | None] = Field(default_factory=dict)
@@ -113,7 +120,9 @@ class UcxResult(Model):
     """`average` and `overall`, in MiB/s, which the program prints as MB/s."""
     rate_msg_s: dict[str, float | None] = Field(default_factory=dict)
     final: bool = True
-    """False where only progress lines were printed."""
+    """False where only progress lines were printed, or none."""
+    reason: str = ""
+    """Why there is no result, where the program said it."""
 
 
 class Diagnostic(Model):

@@ -128,7 +128,7 @@ def half_written(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def host() -> Iterator[str]:
-    """Address of the engine, found as imagebuild finds it; pytest-docker reads it from the environment."""
+    """Address of the engine, found as imagebuild finds it."""
     with pytest.MonkeyPatch.context() as patched:
         found = engine.find(os.environ).host
         patched.setenv("DOCKER_HOST", found)
@@ -366,15 +366,6 @@ def install(*packages: str) -> None:
     if os.geteuid():
         pytest.skip(f"installing {' '.join(packages)} needs root")
     apt.install(packages, programs.run)
-
-
-@pytest.fixture(scope="session")
-def docker_compose_command(host: str) -> str:
-    """For pytest-docker: compose as a plug-in of docker's client."""
-    words = ["docker", "compose", "version"]
-    if subprocess.run(words, capture_output=True, check=False).returncode:
-        install("docker-compose-v2" if apt.machine().id == "ubuntu" else "docker-compose")
-    return "docker compose"
 
 
 @pytest.fixture

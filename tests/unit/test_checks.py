@@ -1,18 +1,53 @@
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 
 from imagebuild import checks
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError
 from imagebuild.models import Check
+from imagebuild.needs import Facilities
+from imagebuild.results.models import Results
+from imagebuild.runners.base import Command, Execution, Place
 from tests.conftest import LIBRARY, Files
 
 CHECKS = """\
 checks:
   - {name: version, description: d, run: library --version, expect: "^library {version}$"}
   - {name: devices, description: d, run: list, needs: [gpu, rdma]}
+  - {name: many, description: d, run: list, needs: [gpus>=2, nodes>=2]}
   - {name: compiles, description: d, when: {variant: devel}, run: cc}
   - {name: long, description: d}
+  - {name: other, description: d, run: "true", user: somebody}
 """
+RUNTIME = {"variant": "runtime"}
+NOTHING = Facilities()
+
+
+def execution(status: int | None, output: str, problem: str = "") -> Execution:
+    return Execution(("bash",), status, output, 1.5, problem=problem)
+
+
+class Answers:
+    """A session that answers from a table."""
+
+    facilities = Facilities()
+    place = Place()
+
+    def __init__(self, answers: Mapping[str, tuple[int, str]]) -> None:
+        self.answers = answers
+        self.commands: list[Command] = []
+
+    def obstacle(self, command: Command) -> str:
+        return "" if command.user == "root" else f"the image has no user {command.user}"
+
+    def run(self, command: Command) -> Execution:
+        assert command.log
+        self.commands.append(command)
+        status, output = self.answers[command.log.stem]
+        command.log.write_text(output)
+        return execution(status, output[-20:])
 
 
 @pytest.fixture
@@ -22,35 +57,96 @@ def project(tiny: Files) -> Project:
     return tiny.load()
 
 
-def outcomes(project: Project, axes: dict[str, str], answers: dict[str, tuple[int, str]]) -> dict[str, tuple[str, str]]:
-    planned = checks.planned(project, {"library": "1.2"}, axes, have=())
-    results = checks.run(planned, lambda script, check: answers[check.name])
+def outcomes(
+    project: Project, folder: Path, answers: Mapping[str, tuple[int, str]], version: str | None = "1.2",
+    have: Facilities = NOTHING, axes: dict[str, str] = RUNTIME,
+) -> dict[str, tuple[str, str]]:  # fmt: skip
+    session = Answers(answers)
+    results = [
+        checks.run(p, session, folder / f"{p.check.name}.log", lambda log, name: Results(), lambda results, tool: "")
+        for p in checks.planned(project, {"library": version}, axes, have)
+    ]
     return {r.check: (r.outcome, r.reason) for r in results}
 
 
-def test_a_check_that_cannot_run_is_skipped_with_its_reason(project: Project) -> None:
-    assert outcomes(project, {"variant": "runtime"}, {"version": (0, "library 1.2\n"), "long": (3, "")}) == {
+def test_a_check_that_cannot_run_is_skipped_with_its_reason(project: Project, tmp_path: Path) -> None:
+    answers = {"version": (0, "library 1.2\n"), "long": (3, "")}
+    assert outcomes(project, tmp_path, answers) == {
         "version": ("passed", ""),
-        "devices": ("skipped", "no gpu and no rdma here"),
+        "devices": ("skipped", "no gpu here; no rdma here"),
+        "many": ("skipped", "no gpu here; needs 2 nodes, 1 here"),
         "compiles": ("skipped", "only for variant devel"),
         "long": ("failed", "exit status 3"),
+        "other": ("skipped", "the image has no user somebody"),
     }
 
 
+def test_needs_that_are_there_are_no_reason_to_skip(project: Project, tmp_path: Path) -> None:
+    answers = dict.fromkeys(("version", "devices", "many", "long"), (0, "library 1.2\n"))
+    found = outcomes(project, tmp_path, answers, have=Facilities(gpus=2, rdma=True, nodes=2))
+    assert found["many"] == found["devices"] == ("passed", "")
+    found = outcomes(project, tmp_path, answers, have=Facilities(gpus=1, rdma=True, nodes=2, why={"gpu": "a reason"}))
+    assert found["many"] == ("skipped", "needs 2 GPUs, 1 here: a reason")
+
+
+def test_without_a_version_any_is_accepted_and_that_is_said(project: Project, tmp_path: Path) -> None:
+    answers = {
+        "version": (0, "library 7.1-x\n"), "long": (0, ""), "compiles": (0, ""),
+    }  # fmt: skip
+    found = outcomes(project, tmp_path, answers, version=None, axes={})
+    assert found["version"] == ("passed", checks.UNCOMPARED)
+    assert found["compiles"] == found["long"] == ("passed", "")
+    answers["version"] = (0, "library of no version\n")
+    assert outcomes(project, tmp_path, answers, version=None, axes={})["version"][0] == "failed"
+
+
+def test_what_is_expected_may_stand_before_the_end_that_is_in_memory(project: Project, tmp_path: Path) -> None:
+    answers = {"version": (0, "library 1.2\n" + "noise\n" * 1000), "long": (0, "")}
+    assert outcomes(project, tmp_path, answers)["version"] == ("passed", "")
+
+
 @pytest.mark.parametrize(
-    ("status", "output", "reason"),
+    ("done", "reason"),
     [
-        (0, "warning\nlibrary 1.2\n", ""),
-        (0, "library 1x2\n", "the output has no"),
-        (0, "library 1.20\n", "the output has no"),
-        (1, "library 1.2\n", "exit status 1"),
-        (124, "", "did not end within 60 s"),
+        (execution(0, "warning\nlibrary 1.2\n"), ""),
+        (execution(0, "library 1x2\n"), "the output has no"),
+        (execution(0, "library 1.20\n"), "the output has no"),
+        (execution(1, "library 1.2\n"), "exit status 1"),
+        (execution(124, "library 1.2\n"), "exit status 124"),
+        (execution(None, ""), "did not end within 60 s"),
+        (execution(None, "", problem="printed more than 9 MiB"), "printed more than 9 MiB"),
     ],
 )
-def test_judge(status: int, output: str, reason: str) -> None:
+def test_judge(done: Execution, reason: str) -> None:
     check = Check(name="version", description="d", run="x", expect="^library {version}$")
-    assert reason in checks.judge(check, "1.2", status, output)
-    assert bool(checks.judge(check, "1.2", status, output)) is bool(reason)
+    assert reason in checks.judge(check, "1.2", done)
+    assert bool(checks.judge(check, "1.2", done)) is bool(reason)
+
+
+def test_a_check_says_what_it_starts(project: Project, tiny: Files) -> None:
+    tiny.component(
+        "library",
+        LIBRARY + "checks:\n  - {name: a, description: d, run: x, needs: [slurm, nodes>=3], ranks: 6, user: me, "
+        "timeout-s: 9, environment: {SIZE: 1G}}\n",
+    )
+    (planned,) = [p for p in checks.planned(tiny.load(), {"library": "1"}, {}, Facilities()) if p.check.name == "a"]
+    assert checks.command_of(planned) == Command("x", "me", 9, {"SIZE": "1G"}, nodes=3, ranks=6)
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("needs: [gpu, gppu]", "component.yaml:6: checks.0.needs.1: 'gppu' is no need; known: gpu, rdma"),
+        ("needs: [gpus>=0]", "'gpus>=0' is no need"),
+        ("needs: [rdma>=2]", "'rdma>=2' is no need"),
+        ("ranks: 2", "ranks: srun starts them, so it needs [slurm]"),
+    ],
+)
+def test_mistakes_in_needs_are_found_when_they_are_read(tiny: Files, text: str, mistake: str) -> None:
+    tiny.component("library", f"{LIBRARY}checks:\n  - {{name: a, description: d, run: x, {text}}}\n")
+    with pytest.raises(ConfigError) as error:
+        tiny.load()
+    assert mistake in str(error.value)
 
 
 def test_labels_name_components_and_axes() -> None:
@@ -61,7 +157,7 @@ def test_labels_name_components_and_axes() -> None:
 
 def test_an_unknown_component_and_a_missing_script_are_errors(project: Project, tiny: Files) -> None:
     with pytest.raises(ConfigError, match="no such component is known"):
-        checks.planned(project, {"gone": "1"}, {}, have=())
+        checks.planned(project, {"gone": "1"}, {}, Facilities())
     (tiny.root / "dockerfiles/components/library/checks/long.sh").unlink()
     with pytest.raises(ConfigError, match=r"checks.long: .*long\.sh"):
-        checks.planned(project, {"library": "1.2"}, {}, have=())
+        checks.planned(project, {"library": "1.2"}, {}, Facilities())

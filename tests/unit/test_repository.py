@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild import checks
+from imagebuild import checks, selection, static
 from imagebuild.config import Project
 from imagebuild.lockfile import Lock
 from imagebuild.models import Component, Matrix, Plan
@@ -50,6 +50,20 @@ def test_the_lock_has_every_source_and_no_other(project: Project, renderer: Rend
 def test_schemas(model: type[Matrix | Component | Lock], golden: Callable[[str, str], None]) -> None:
     text = json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n"
     golden(f"schemas/{model.__name__.lower()}.json", text)
+
+
+def test_the_page_of_checks_is_fresh(project: Project, golden: Callable[[str, str], None]) -> None:
+    """docs/all-checks.md: what each check proves, by what it needs."""
+    pages: dict[tuple[str, ...], list[str]] = {}
+    for entry in selection.known(project, static.CHECKS):
+        needs = entry.check.needs or ("a container",) if entry.check else ()
+        if not entry.name.endswith("/license"):
+            pages.setdefault(needs, []).append(f"| {entry.name} | {entry.description.replace('|', chr(92) + '|')} |")
+    text = "# All checks, by need\n\nWritten by `make golden`. Components with `license-files` have a check `license` too.\n"
+    for needs, rows in sorted(pages.items(), key=lambda page: (len(page[0]), page[0])):
+        title = f"Needs {' and '.join(needs)}" if needs else "Reads the image, starts nothing"
+        text += "\n".join(["", f"## {title}", "", "| check | proves |", "|---|---|", *rows, ""])
+    golden("docs/all-checks.md", text)
 
 
 @pytest.mark.programs

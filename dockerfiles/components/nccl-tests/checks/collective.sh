@@ -1,0 +1,45 @@
+# A collective of all GPUs, with every element compared. SPREAD is how: one process for all GPUs, a rank of MPI for
+# each, or ranks on all nodes.
+program=${OPERATION}_perf
+visible=${CUDA_VISIBLE_DEVICES:-}
+memory=$(nvidia-smi ${visible:+--id="$visible"} --query-gpu=memory.free --format=csv,noheader,nounits)
+gpus=$(wc -l <<< "$memory")
+free=$(sort -n <<< "$memory" | head -n 1) # MiB
+# GPUs that share the CPU's memory do not say.
+case $free in *[!0-9]*) free=8192 ;; esac
+
+# Each GPU holds three buffers of the size: what is sent, received and expected. The rest is for CUDA and NCCL.
+limit=${IMAGEBUILD_LARGEST:-$((8 << 30))}
+# Sockets would take minutes, and be judged by no one.
+if [ "$SPREAD" = nodes ] && ! ls /sys/class/infiniband/* > /dev/null 2>&1; then limit=$((64 << 20)); fi
+largest=$((1 << 20))
+while ((largest * 2 <= limit && largest * 6 <= (free - 4096) << 20)); do largest=$((largest * 2)); done
+
+# The program writes its environment into the JSON.
+for name in $(compgen -e); do
+  case ${name^^} in *TOKEN* | *SECRET* | *PASSW* | *CREDENTIAL* | *KEY*) unset "$name" ;; esac
+done
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+mpirun=(mpirun --oversubscribe --bind-to none)
+case $SPREAD in
+  process) start=() each=$gpus ;;
+  ranks) start=("${mpirun[@]}" -n "$gpus") each=1 ;;
+  nodes)
+    read -r -a nodes <<< "$IMAGEBUILD_NODES"
+    hosts=$(printf ",%s:$gpus" "${nodes[@]}")
+    start=("${mpirun[@]}" --host "${hosts#,}" -n $((gpus * ${#nodes[@]}))) each=1
+    # Other nodes hear of settings only when told.
+    for name in $(compgen -e); do
+      case $name in NCCL_* | UCX_* | CUDA_*) start+=(-x "$name") ;; esac
+    done
+    ;;
+esac
+json=()
+result=$(mktemp -d)/result.json
+if "$program" -h | grep -e -J > /dev/null; then json=(-J "$result"); fi
+command=("${start[@]}" "$program" -b 8 -e "$largest" -f 2 -g "$each" -w 5 -n 20 -c 1 "${json[@]}")
+echo "${command[*]}"
+status=0
+"${command[@]}" || status=$?
+if [ -s "$result" ]; then cat "$result"; fi
+exit "$status"

@@ -1,0 +1,34 @@
+# Two ranks on each node, started by ssh; each says who it is and where. PORT: by servers of the user's own, as in pods
+# that may not have root.
+read -r -a nodes <<< "$IMAGEBUILD_NODES"
+servers=()
+finish() {
+  for node in "${!servers[@]}"; do ssh "${nodes[node]}" kill "${servers[node]}"; done
+}
+trap finish EXIT
+if [ -n "${PORT:-}" ]; then
+  for node in "${nodes[@]}"; do
+    servers+=("$(ssh "$node" "/usr/sbin/sshd -D -e -p $PORT > /dev/null 2>&1 < /dev/null & echo \$!")")
+    for _ in $(seq 100); do
+      if ssh -p "$PORT" -o BatchMode=yes "$node" true 2> /dev/null; then break; fi
+      sleep 0.1
+    done
+    [ "$(ssh -p "$PORT" -o BatchMode=yes "$node" id -un)" = "$(id -un)" ]
+    if ssh -p "$PORT" -o BatchMode=yes "root@$node" true; then
+      echo "the server of $(id -un) lets root in"
+      exit 1
+    fi
+  done
+  # The two series of Open MPI have their own names for it.
+  export PRTE_MCA_plm_ssh_args="-p $PORT" OMPI_MCA_plm_rsh_args="-p $PORT"
+fi
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+said=$(mktemp)
+hosts=$(printf ',%s:2' "${nodes[@]}")
+ranks=$((2 * ${#nodes[@]}))
+# shellcheck disable=SC2016 # expanded by each rank
+say='echo "$(id -un) on $(hostname): rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"'
+mpirun --host "${hosts#,}" -n "$ranks" bash -c "$say" | sort | tee "$said"
+for rank in $(seq 0 $((ranks - 1))); do
+  echo "$(id -un) on ${nodes[rank / 2]}: rank $rank of $ranks"
+done | sort | diff - "$said"

@@ -1,0 +1,7 @@
+# Into GPU memory: by peer memory where the kernel has it, else by dma-buf.
+cuda=(--use_cuda=0)
+if [ ! -e /sys/module/nvidia_peermem ]; then cuda+=(--use_cuda_dmabuf); fi
+ib_write_bw --all --report_gbits "${cuda[@]}" > /tmp/server 2>&1 &
+trap 'kill $! 2> /dev/null || true; cat /tmp/server' EXIT
+sleep 3
+ib_write_bw --all --report_gbits "${cuda[@]}" localhost

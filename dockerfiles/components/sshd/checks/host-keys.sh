@@ -1,0 +1,6 @@
+# Containers of one image have host keys of their own, made when sshd started.
+read -r -a nodes <<< "$IMAGEBUILD_NODES"
+keys=$(ssh-keyscan -t ed25519,rsa,ecdsa "${nodes[@]}" 2> /dev/null | grep -v '^#' | sort)
+echo "$keys"
+[ "$(wc -l <<< "$keys")" = $((3 * ${#nodes[@]})) ]
+[ -z "$(cut -d' ' -f3 <<< "$keys" | sort | uniq -d)" ]

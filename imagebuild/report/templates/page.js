@@ -1,0 +1,58 @@
+// Draws the charts of the page. Colours of text and grids come from the style sheet, so light, dark and paper need nothing here.
+(function () {
+  "use strict";
+  var figures = JSON.parse(document.getElementById("figures").textContent);
+  var coarse = window.matchMedia("(pointer: coarse)").matches;
+  var font = { family: getComputedStyle(document.body).fontFamily, size: 12 };
+  var config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+  if (coarse) { config.displayModeBar = false; }
+
+  function chart(button) { return document.getElementById(button.dataset.chart); }
+
+  // On a phone there is room for few of the sizes, and for numbers in cells of few columns only.
+  function fit(figure, width) {
+    var axis = figure.layout.xaxis, trace = figure.data[0];
+    if (axis.tickvals) {
+      var step = Math.ceil(axis.tickvals.length / Math.max(2, Math.floor((width - 72) / 56)));
+      axis.tickvals = axis.tickvals.filter(function (_, i) { return i % step === 0; });
+      axis.ticktext = axis.ticktext.filter(function (_, i) { return i % step === 0; });
+    }
+    if (trace && trace.type === "heatmap" && (width - 110) / trace.x.length < 24) { trace.texttemplate = ""; }
+  }
+
+  Object.keys(figures).forEach(function (id) {
+    var layout = Object.assign({
+      autosize: true, font: font, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      // A finger on a chart scrolls the page.
+      dragmode: coarse ? false : "zoom",
+      hoverlabel: { bgcolor: "#1b2330", bordercolor: "#1b2330", font: { color: "#ffffff", family: font.family } }
+    }, figures[id].layout);
+    fit(figures[id], document.getElementById(id).clientWidth);
+    Plotly.newPlot(id, figures[id].data, layout, config);
+  });
+
+  document.querySelectorAll(".legend button").forEach(function (button) {
+    button.addEventListener("click", function () {
+      var shown = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(shown));
+      Plotly.restyle(chart(button), { visible: shown }, [Number(button.dataset.trace)]);
+    });
+  });
+  document.querySelectorAll("button.scale").forEach(function (button) {
+    button.addEventListener("click", function () {
+      var linear = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(linear));
+      Plotly.relayout(chart(button), linear
+        ? { "yaxis.type": "linear", "yaxis.tickmode": "auto", "yaxis.rangemode": "tozero", "yaxis.autorange": true }
+        : { "yaxis.type": "log", "yaxis.tickmode": "array", "yaxis.rangemode": "normal", "yaxis.range": figures[button.dataset.chart].layout.yaxis.range.slice() });
+    });
+  });
+
+  // Paper is narrower than most screens.
+  window.addEventListener("beforeprint", function () {
+    Object.keys(figures).forEach(function (id) { Plotly.relayout(id, { autosize: false, width: id.indexOf("matrix") ? 660 : 330 }); });
+  });
+  window.addEventListener("afterprint", function () {
+    Object.keys(figures).forEach(function (id) { Plotly.relayout(id, { autosize: true, width: null }); });
+  });
+})();

@@ -1,0 +1,188 @@
+"""Reports made by hand, for tests of what is written about them."""
+
+from __future__ import annotations
+
+from imagebuild.judgement import Judgement, Limit
+from imagebuild.records import CheckResult, VerifyResult
+from imagebuild.report.document import About, Report
+from imagebuild.results.models import (
+    BandwidthTest,
+    Diagnostic,
+    Half,
+    Row,
+    Run,
+    Source,
+    Table,
+    TableRow,
+    UcxResult,
+)
+
+HOSTILE = (
+    '<script>document.title="owned"</script><img src=x onerror=alert(1)>\x1b[31m red\x00 \u202e ]]> {{ 7*7 }} | `@all`'
+)
+GIB = 1 << 30
+
+
+def half(busbw: float | None, size: int, factor: float = 1.75, wrong: int | None = 0) -> Half:
+    algbw = None if busbw is None else busbw / factor
+    time_us = None if not algbw else size / algbw / 1e3
+    return Half(time_us=time_us, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=wrong)
+
+
+def row(size: int, busbw: float | None, in_place: float | None = None, **values: object) -> Row:
+    known = {"count": size // 4, "dtype": "float", "redop": "sum", "root": -1} | values
+    inner = None if in_place is None else half(in_place, size)
+    return Row(size_bytes=size, out_of_place=half(busbw, size), in_place=inner, **known)
+
+
+def curve(peak: float) -> tuple[Row, ...]:
+    """Rows from 1 KiB to 8 GiB that approach a peak, as real ones do."""
+    sizes = [1 << power for power in range(10, 34)]
+    return tuple(row(s, round(peak * s / (s + 6e7), 3), round(peak * s / (s + 6.3e7), 3)) for s in sizes)
+
+
+def run(collective: str | None = "all_reduce", peak: float = 480.0, **values: object) -> Run:
+    known: dict[str, object] = {
+        "source": f"logs/{collective}.log", "tool_version": "2.19.6", "ranks": 8, "nodes": 1,
+        "device": "NVIDIA H100 80GB HBM3", "out_of_bounds": 0, "wrong_total": 0, "verdict": "ok", "reason": "complete",
+    }  # fmt: skip
+    return Run(collective=collective, **({"rows": curve(peak)} | known | values))
+
+
+def judgement(collective: str, measured: float, ceiling: float, reference: float, outcome: str = "passed") -> Judgement:
+    return Judgement(
+        source=f"logs/{collective}.log",
+        subject=f"{collective}, 8 ranks, 1 node",
+        measured=measured,
+        size_bytes=8 * GIB,
+        unit="GB/s",
+        ceiling=Limit(value=ceiling, unit="GB/s", what=f"{collective} ceiling: link * 1"),
+        reference=Limit(value=reference, unit="GB/s", what="8x H100, measured somewhere, 2026-05"),
+        tolerance=0.9,
+        outcome=outcome,
+        reason=f"{measured / reference:.0%} of the reference",
+    )
+
+
+def matrix(size: int = 8, slow: tuple[int, int] = (2, 5)) -> tuple[tuple[float | None, ...], ...]:
+    def cell(i: int, j: int) -> float | None:
+        return None if i == j else 214.7 if (i, j) == slow else 392.0 + (i * 7 + j * 3) % 5 / 2
+
+    return tuple(tuple(cell(i, j) for j in range(size)) for i in range(size))
+
+
+ABOUT = About(
+    title="8 x H100", created="2026-11-21T08:00:00+00:00", imagebuild="0.4.0", files=("logs",), profile="h100-sxm"
+)
+
+GOOD = Report(
+    about=ABOUT,
+    runs=(run(), run("all_gather", 362.0)),
+    judgements=(judgement("all_reduce", 477.1, 700.0, 482.0), judgement("all_gather", 361.2, 450.0, 364.0)),
+    sources=(Source(path="logs/all_reduce.log", tools=("nccl-tests",), lines=60, unread=0),),
+)
+
+
+def verification() -> VerifyResult:
+    checks = (
+        CheckResult(component="nccl", check="library-loads", outcome="passed", output="libnccl.so.2", seconds=0.4),
+        CheckResult(
+            component="nccl", check="versions", outcome="failed", reason="header 2.30, library 2.29",
+            output=f"expected 2.30\n{HOSTILE}", seconds=1.5,
+        ),
+        CheckResult(component="gdrcopy", check="copies", outcome="skipped", reason="no gpu"),
+        CheckResult(component="sshd", check="fresh-keys", outcome="passed", seconds=2.0),
+    )  # fmt: skip
+    return VerifyResult(
+        image="example/open:13.5", digest="sha256:" + "ab" * 32, target="open-cuda13_5", platform="linux/amd64",
+        checks=checks,
+    )  # fmt: skip
+
+
+BAD = Report(
+    about=ABOUT.model_copy(update={"title": "Everything at once", "baseline": "old.json"}),
+    runs=(
+        run(),
+        run("all_gather", 362.0),
+        run("alltoall", 344.0, verdict="wrong-data", reason="96 elements are wrong in 2 rows", wrong_total=96),
+        run("reduce_scatter", 190.0),
+        run("sendrecv", 903.0),
+        run("all_reduce", 386.0, ranks=16, nodes=2, source="logs/two-nodes.log"),
+        run(None, 1.0, rows=(), ranks=None, nodes=None, device=None, verdict="timeout", source="logs/hung.log",
+            reason=f"killed after 600 s; {HOSTILE}"),
+    ),
+    judgements=(
+        judgement("all_reduce", 477.1, 700.0, 482.0),
+        judgement("all_gather", 361.2, 450.0, 364.0),
+        judgement("reduce_scatter", 189.0, 450.0, 365.0, "failed"),
+        judgement("sendrecv", 899.0, 450.0, 367.0, "measurement-error"),
+        judgement("all_reduce", 386.0, 750.0, 438.0, "not-comparable").model_copy(
+            update={"source": "logs/two-nodes.log", "subject": "all_reduce, 16 ranks, 2 nodes", "reference": None,
+                    "tolerance": None, "reason": "h100-sxm has no reference for 2 nodes"}),
+    ),
+    tests=(
+        BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s", status="passed",
+                      name="device_to_device_memcpy_read_ce", matrix=matrix(), sum=21870.0),
+        BandwidthTest(source="logs/p2p.log", tool="p2pBandwidthLatencyTest", unit="GB/s", status="passed",
+                      name="unidirectional_p2p_enabled", sum=None,
+                      matrix=tuple(tuple(2500.0 if c is None else c for c in r) for r in matrix(4, (0, 3)))),
+        BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s", status="passed",
+                      name="host_to_device_memcpy_ce", matrix=((55.4, 55.3, 55.4, 55.2),), sum=221.3),
+        BandwidthTest(source="logs/nvbandwidth.log", name="multinode_device_to_device_memcpy_read_ce", unit=None,
+                      status="waived", matrix=None, sum=None),
+    ),
+    tables=(
+        Table(source="logs/ib_write_bw.log", test="RDMA_Write BW", unit="Gb/sec",
+              rows=tuple(TableRow(size_bytes=1 << p, bw_average=392 * (1 << p) / ((1 << p) + 4000), bw_peak=0.0,
+                                  msg_rate=2.5) for p in range(1, 24))),
+        Table(source="logs/ib_read_lat.log", test="RDMA_Read Latency", unit=None,
+              rows=(TableRow(size_bytes=2, latency_us={"typical": 3.9, "average": 4.0}),)),
+    ),
+    ucx=(UcxResult(source="logs/ucx.log", title="tag match bandwidth", thread=0,
+                   latency_us={"average": 0.09}, bandwidth_mib_s={"average": 10531.2}, rate_msg_s={"average": 1.1e7}),),
+    diagnostics=(
+        Diagnostic(source="logs/dcgm.json", category="Hardware", test="memory", entity="GPU 0", status="pass"),
+        Diagnostic(source="logs/dcgm.json", category="Hardware", test="pcie", entity="GPU 3", status="fail",
+                   messages=("link width is 8, expected 16",)),
+        Diagnostic(source="logs/dcgm.json", category="Stress", test="targeted_power", status="skip"),
+    ),
+    verifications=(verification(),),
+    sources=(
+        Source(path="logs/all_reduce.log", tools=("nccl-tests",), lines=60, unread=0),
+        Source(path="logs/hung.log", tools=("nccl-tests",), lines=900, unread=2, examples=(HOSTILE, "1024 256 flo")),
+    ),
+)  # fmt: skip
+
+
+def nccl_log(
+    busbw: float, *, ranks: int = 8, wrong: int = 0, collective: str = "all_reduce", factor: float = 1.75
+) -> str:
+    """What nccl-tests 2.19 prints for sizes from 256 MiB to 8 GiB, each at a fraction of `busbw`."""
+    lines = [
+        "# nccl-tests version 2.19.6 nccl-headers=22902 nccl-library=22902",
+        f"# Collective test starting: {collective}_perf",
+        "# nThread 1 nGpus 8 minBytes 268435456 maxBytes 8589934592 step: 2(factor) warmup iters: 1 iters: 20"
+        " agg iters: 1 validation: 1 graph: 0",
+        "#",
+        "# Using devices",
+        *(
+            f"#  Rank {n:2} Group  0 Pid 100 on node1 device {n:2} [0000:{n + 16:x}:00] NVIDIA H100 80GB HBM3"
+            for n in range(ranks)
+        ),
+        "#",
+        "#                                                              out-of-place                       in-place",
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong",
+        "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
+    ]
+    speeds = []
+    for power in range(28, 34):
+        speed = busbw * (1 - 0.04 * (33 - power))
+        half = f"{(1 << power) / (speed / factor) / 1e3:.1f} {speed / factor:.2f} {speed:.2f} {wrong}"
+        lines.append(f" {1 << power} {(1 << power) // 4} float sum -1 {half} {half}")
+        speeds.append(speed)
+    verdict = "FAILED" if wrong else "OK"
+    return "\n".join([
+        *lines, f"# Out of bounds values : {12 if wrong else 0} {verdict}",
+        f"# Avg bus bandwidth    : {sum(speeds) / len(speeds):.3f}", "#",
+        f"# Collective test concluded: {collective}_perf", "",
+    ])  # fmt: skip

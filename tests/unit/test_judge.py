@@ -1,0 +1,231 @@
+"""What is said about speed: beside ceiling and reference, and when nothing can be said."""
+
+import pytest
+
+from imagebuild.errors import ConfigError
+from imagebuild.judge import Known, judge
+from imagebuild.judgement import Judgement
+from imagebuild.results.models import Results, Run, TableRow
+from tests.unit.speed_fakes import GIB, matrix, run, shipped, table
+
+
+def of(something: Run, profile: str = "h200", **known: object) -> Judgement:
+    (found,) = judge(Results(runs=(something,)), shipped(profile), Known(**known))  # type: ignore[arg-type]
+    return found
+
+
+def test_the_best_large_row_counts_and_not_the_average() -> None:
+    found = of(run((2**20, 20.0, 21.0), (GIB, 470.0, 471.0), (8 * GIB, 481.0, 482.0), (16 * GIB, 479.0, 478.0)))
+    assert (found.outcome, found.measured, found.size_bytes) == ("passed", 482.0, 8 * GIB)
+    assert found.ceiling
+    assert found.ceiling.value == 700
+    assert found.ceiling.what == "nvls all_reduce ceiling: link * 2(n-1)/(n+1)"
+    assert found.reference
+    assert found.reference.value == 482.26
+    assert "ml-engineering" in found.reference.what
+    assert "2026-08-04" in found.reference.what
+    assert found.reason == "99.9% of the reference, at least the 90% that pass; 69% of the ceiling"
+
+
+def test_below_tolerance_fails() -> None:
+    found = of(run((GIB, 433.0, 430.0)))
+    assert (found.outcome, found.tolerance) == ("failed", 0.9)
+    assert "89.8% of the reference, below the 90% that pass" in found.reason
+    assert of(run((GIB, 435.0, 430.0))).outcome == "passed"
+
+
+def test_a_ring_is_not_held_against_nvls() -> None:
+    ring = run((4 * GIB, 365.7, 365.5))
+    assert of(ring).outcome == "failed"
+    assert "99% of the reference with ring: was the library made to use it?" in of(ring).reason
+    found = of(ring, algorithm="ring")
+    assert found.outcome == "passed"
+    assert found.reference
+    assert found.ceiling
+    assert (found.reference.value, found.ceiling.value) == (367.61, 450)
+    assert of(run((GIB, 480.0, None)), algorithm="ring").outcome == "measurement-error"
+
+
+def test_a_class_that_a_collective_has_not_is_ignored() -> None:
+    found = of(
+        run((8 * GIB, 348.0, 347.0), collective="alltoall", device="NVIDIA H100 80GB HBM3"), "h100", algorithm="ring"
+    )
+    assert found.outcome == "passed"
+
+
+def test_a_class_that_the_hardware_has_not() -> None:
+    found = of(run((GIB, 230.0, 231.0), device="NVIDIA A100-SXM4-80GB"), "a100-sxm", algorithm="nvls")
+    assert found.outcome == "not-comparable"
+    assert "cannot run" in found.reason
+    with pytest.raises(ConfigError, match="not one of ring"):
+        of(run((GIB, 1.0, 1.0)), algorithm="rings")
+
+
+@pytest.mark.parametrize("size", [2**20, GIB])
+def test_above_the_ceiling_is_a_mistake_at_every_size(size: int) -> None:
+    found = of(run((size, 720.0, 100.0)))
+    assert found.outcome == "measurement-error"
+    assert "103% of the ceiling" in found.reason
+    assert of(run((GIB, 713.0, 100.0))).outcome == "passed"  # within the margin of 2 %
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device": "NVIDIA H100 80GB HBM3"}, "it ran on NVIDIA H100 80GB HBM3, and h200 has *NVIDIA H200"),
+        ({"verdict": "wrong-data", "reason": "4 wrong"}, "its verdict is wrong-data (4 wrong): speed counts once data are right"),
+        ({"ranks": 1}, "one rank moves nothing between GPUs: not applicable"),
+        ({"ranks": None}, "its ranks: not known"),
+        ({"ranks": None, "nodes": None}, "its ranks and its nodes: not known"),
+        ({"collective": None}, "which collective it was: not known"),
+        ({"ranks": 3}, "h200 has no reference for all_reduce, 3 ranks, 1 node"),
+        ({"ranks": 16}, "16 ranks on 1 nodes do not fit h200, which has 8 GPUs a node"),
+        ({"collective": "alltoallv"}, "h200 has no reference for alltoallv, 8 ranks, 1 node"),
+        ({"rows": ()}, "no bus bandwidth was read"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared(changes: dict[str, object], reason: str) -> None:
+    found = of(run((GIB, 300.0, 300.0), **changes))
+    assert found.outcome == "not-comparable"
+    assert found.reason.startswith(reason)
+
+
+def test_without_a_reference_the_share_of_the_ceiling_is_said() -> None:
+    found = of(run((GIB, 360.0, None), ranks=16, nodes=2))
+    assert found.outcome == "not-comparable"
+    assert "h200 has no reference for all_reduce, 16 ranks, 2 nodes; 48% of the ceiling" in found.reason
+    assert of(run((GIB, 780.0, None), ranks=16, nodes=2)).outcome == "measurement-error"
+
+
+def test_small_sizes_are_not_judged() -> None:
+    found = of(run((GIB // 2, 480.0, 480.0)))
+    assert found.outcome == "not-comparable"
+    assert "speed is judged at 1 GiB or more" in found.reason
+
+
+def test_a_size_that_was_rounded_down_is_large_enough() -> None:
+    assert of(run((GIB - GIB % (16 * 7), 459.0, 458.0), ranks=7)).outcome == "passed"
+
+
+def test_nodes_that_only_the_caller_knows() -> None:
+    unknown = run((16 * GIB, 486.0, 485.0), ranks=16, nodes=None, device=None)
+    assert of(unknown, "p5en").outcome == "not-comparable"
+    found = of(unknown, "p5en", nodes=2)
+    assert found.outcome == "passed"
+    assert "the output does not name the GPU, so it is taken for p5en" in found.reason
+
+
+def test_ranks_that_only_the_caller_knows() -> None:
+    bare = run((8 * GIB, 386.56, 385.56), ranks=None, nodes=None, device=None)
+    assert of(bare, "coreweave-h100").outcome == "not-comparable"
+    found = of(bare, "coreweave-h100", ranks=96, nodes=12)
+    assert (found.outcome, found.subject) == ("passed", "all_reduce, 96 ranks, 12 nodes")
+
+
+def test_a_gpu_without_a_name_is_none() -> None:
+    early = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, device="NVIDIA Graphics Device")
+    found = of(early, "gb200-nvl72")
+    assert found.outcome == "passed"
+    assert "the output does not name the GPU" in found.reason
+
+
+def test_a_rack_is_not_measured_by_its_trays() -> None:
+    rack = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, device="NVIDIA GB200")
+    found = of(rack, "coreweave-gb200")
+    assert found.outcome == "passed"
+    assert found.ceiling
+    assert found.ceiling.value == pytest.approx(900 * 142 / 73, abs=0.001)
+
+
+def one(something: object, profile: str = "h200", kind: str = "tests") -> Judgement:
+    (found,) = judge(Results(**{kind: (something,)}), shipped(profile))
+    return found
+
+
+WRITE = "device_to_device_memcpy_write_ce"
+
+
+def test_the_worst_pair_counts_and_the_diagonal_does_not() -> None:
+    found = one(matrix(WRITE, (0.0, 396.0, 390.0), (395.0, 0.0, 340.0), (396.0, 396.0, 0.0)))
+    assert (found.outcome, found.measured) == ("failed", 340.0)
+    assert "the worst pair" in found.reason
+    assert one(matrix(WRITE, (None, 396.0), (360.0, None))).outcome == "passed"
+
+
+def test_one_pair_above_the_link_is_a_mistake() -> None:
+    found = one(matrix(WRITE, (2500.0, 396.0), (470.0, 2500.0)))
+    assert (found.outcome, found.measured) == ("measurement-error", 470.0)
+    assert found.ceiling
+    assert found.ceiling.what == "NVLink 4, one way"
+
+
+def test_both_directions_may_be_twice_the_link() -> None:
+    name = "device_to_device_bidirectional_memcpy_write_ce"
+    total = ((None, 783.0), (782.0, None))
+    way = ((None, 392.0), (391.0, None))
+    for found in (one(matrix(name, *way, *way, *total)), one(matrix(f"{name}_total", *total))):
+        assert (found.outcome, found.measured) == ("passed", 782.0)
+    assert one(matrix(f"{name}_read1", *way)).outcome == "not-comparable"
+    assert one(matrix(f"{name}_read1", *total)).outcome == "measurement-error"
+
+
+def test_host_copies_have_no_diagonal() -> None:
+    found = one(matrix("host_to_device_memcpy_ce", (40.0, 55.4, 55.4)))
+    assert (found.outcome, found.measured) == ("failed", 40.0)
+    assert one(matrix("device_to_host_memcpy_ce", (80.0,))).outcome == "measurement-error"
+    assert one(matrix("host_to_device_memcpy_ce", (40.0, 55.0), (55.0, 41.0))).measured == 40.0
+
+
+def test_p2p_matrices() -> None:
+    cells = ((2494.5, 364.1), (375.2, 2533.9))
+    assert one(matrix("unidirectional_p2p_enabled", *cells), "h100").outcome == "passed"
+    assert one(matrix("unidirectional_p2p_disabled", *cells), "h100").outcome == "not-comparable"
+    slow = matrix("unidirectional_p2p_enabled", (2494.5, 48.0), (47.0, 2533.9))
+    assert one(slow, "h100").outcome == "failed"
+
+
+def test_pairs_without_a_switch() -> None:
+    name = "device_to_device_memcpy_read_ce"
+    assert one(matrix(name, (None, 140.0), (141.0, None)), "gh200").outcome == "not-comparable"
+    assert one(matrix(name, (None, 160.0), (141.0, None)), "gh200").outcome == "measurement-error"
+
+
+def test_latencies_are_not_judged_and_failed_tests_not_compared() -> None:
+    latency = matrix("device_to_device_latency_sm", (None, 700.0), unit="ns")
+    waived = matrix(WRITE, status="waived", matrix=None, unit=None)
+    wires = table(1.0, "Gb/sec").model_copy(update={"rows": (TableRow(size_bytes=2, latency_us={"min": 1.0}),)})
+    assert judge(Results(tests=(latency, waived), tables=(wires,)), shipped("h200")) == ()
+    assert one(matrix(WRITE, (None, 396.0), status="error")).reason == "the test's status is error"
+    assert one(matrix(WRITE)).reason == "no pair was measured"
+
+
+@pytest.mark.parametrize(
+    ("average", "unit", "outcome", "measured"),
+    [
+        (391.0, "Gb/sec", "passed", 391.0),
+        (350.0, "Gb/sec", "failed", 350.0),
+        (46610.0, "MB/sec", "passed", 46610 * 2**20 * 8 / 1e9),
+        (46610.0, "MiB/sec", "passed", 46610 * 2**20 * 8 / 1e9),
+        (42000.0, "MiB/sec", "failed", 42000 * 2**20 * 8 / 1e9),
+        (49000.0, "MiB/sec", "measurement-error", 49000 * 2**20 * 8 / 1e9),
+        (46610.0, None, "not-comparable", None),
+    ],
+)
+def test_perftest_in_every_unit(average: float, unit: str | None, outcome: str, measured: float | None) -> None:
+    found = one(table(average, unit), kind="tables")
+    assert found.outcome == outcome
+    assert found.measured == (measured if measured is None else pytest.approx(measured))
+    assert found.unit == "Gb/s"
+
+
+def test_perftest_in_both_directions_and_without_a_reference() -> None:
+    both = one(table(760.0, "Gb/sec", "RDMA_Write Bidirectional BW"), kind="tables")
+    assert both.outcome == "not-comparable"
+    assert both.ceiling
+    assert both.ceiling.value == 800
+    assert one(table(300.0, "Gb/sec"), "gh200", "tables").outcome == "measurement-error"
+    assert one(table(390.0, "Gb/sec", verdict="failed", reason="no route"), kind="tables").outcome == "not-comparable"
+
+
+def test_a_loopback_at_line_rate_is_within_the_margin() -> None:
+    assert one(table(24056.72, "MB/sec"), "a100-sxm", "tables").outcome == "passed"

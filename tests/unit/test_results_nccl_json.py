@@ -1,0 +1,161 @@
+"""JSON of nccl-tests: as releases write it, cut, several in a file, and the layouts of forks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from imagebuild.results import documents, lines, nccl_json
+from imagebuild.results.models import Half, Row, Run
+from imagebuild.results.read import read_text
+from tests.unit.nccl_tables import Table
+
+TABLE = Table(sizes=tuple(1 << i for i in range(20, 34, 2)))
+
+
+def half(values: Half) -> dict[str, Any]:
+    return {"time": values.time_us, "alg_bw": values.algbw_gb_s, "bus_bw": values.busbw_gb_s,
+            "nwrong": None if values.wrong is None else float(values.wrong)}  # fmt: skip
+
+
+def document(table: Table = TABLE, *, version: int = 3, **changes: Any) -> dict[str, Any]:
+    average, value = ("average_bus_bandwidth", "bandwidth") if version > 1 else ("average_bus_bandwidith", "bandwidith")
+    rows = [
+        {"size": row.size_bytes, "count": row.count, "type": row.dtype, "redop": row.redop, "root": f"{row.root:6d}",
+         "out_of_place": half(row.out_of_place), "in_place": half(row.in_place or row.out_of_place),
+         "actual_iterations": 20, "experiment_name": ""}
+        for row in table.rows()
+    ]  # fmt: skip
+    bad = len(table.wrong)
+    return {
+        "version": version, "start_time": "2026-11-21 07:12:33", "args": [f"./build/{table.collective}_perf", "-J", "o"],
+        "env": ['QUOTED=a "b" {[', "NCCL_DEBUG=INFO"], "nccl_version": 23007,
+        "config": {
+            "nthreads": 1, "ngpus": table.ranks, "minimum_bytes": table.sizes[0], "maximum_bytes": table.sizes[-1], "step_factor": 4,
+            "validation": 1, "blocking_collectives": "false",
+            "devices": [{"rank": 0, "hostname": "node1", "device": 0, "device_info": "NVIDIA H100 80GB HBM3"}],
+        },
+        "results": rows,
+        "out_of_bounds": {"count": bad, "okay": "false" if bad else "true"}, average: {value: 437.9, "okay": "unchecked"},
+        "errors": [""], "end_time": "2026-11-21 07:12:44", **changes,
+    }  # fmt: skip
+
+
+def only(text: str) -> Run:
+    results = read_text("out.json", text)
+    assert len(results.runs) == 1
+    assert results.sources[0].tools == ("nccl-tests",)
+    return results.runs[0]
+
+
+def dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_document(version: int, indent: int | None) -> None:
+    run = only(json.dumps(document(version=version), indent=indent))
+    assert list(run.rows) == TABLE.rows()
+    assert (run.verdict, run.reason, run.partial_rows) == ("ok", "complete", 0)
+    assert (run.collective, run.ranks, run.nodes, run.device) == ("all_reduce", 8, 1, "NVIDIA H100 80GB HBM3")
+    assert (run.avg_busbw_gb_s, run.out_of_bounds, run.wrong_total) == (437.9, 0, 0)
+
+
+@pytest.mark.parametrize("prefix", ["", "[1,0]<stdout>:", "0: ", "2026-11-21T07:26:50.1Z "])
+def test_a_document_between_other_output(prefix: str) -> None:
+    text = ["# Writing JSON output to stdout", *json.dumps(document(), indent=1).splitlines(), *Table("2.10").lines()]
+    results = read_text("log", "\n".join(prefix + line for line in text))
+    assert [len(run.rows) for run in results.runs] == [len(TABLE.sizes), 11]
+    assert [run.verdict for run in results.runs] == ["ok", "ok"]
+
+
+def test_several_documents() -> None:
+    first, second = document(), document(Table(sizes=(1024, 2048), collective="all_gather"))
+    for between in ("\n", "", " "):
+        results = read_text("log", dump(first) + between + dump(second))
+        assert [run.collective for run in results.runs] == ["all_reduce", "all_gather"]
+
+
+def test_wrong_and_failed() -> None:
+    run = only(dump(document(Table(sizes=(1024, 4096), wrong={0: 96, 1: 32}))))
+    assert (run.verdict, run.wrong_total, run.out_of_bounds) == ("wrong-data", 128, 2)
+    below = document(average_bus_bandwidth={"bandwidth": 1.5, "okay": "false"})
+    assert only(dump(below)).verdict == "failed"
+    short = document()
+    short["results"].pop()
+    assert only(dump(short)).verdict == "truncated"
+    early = {key: value for key, value in document(errors=["NET/IB : unhandled system error"]).items() if "of_bounds" not in key}
+    early.pop("average_bus_bandwidth")
+    assert only(dump(early)).verdict == "comm-failure"
+    assert only(dump({**early, "errors": [""]})).verdict == "truncated"
+    assert only(dump(document(results=[]))).verdict == "no-data"
+
+
+def test_numbers_that_are_none() -> None:
+    text = dump(document()).replace('"bandwidth":437.9', '"bandwidth":"nan"').replace('"time":', '"cpu_time":')
+    run = only(text)
+    assert (run.avg_busbw_gb_s, run.verdict) == (None, "ok")
+    assert [row.out_of_place.time_us for row in run.rows] == [row.out_of_place.time_us for row in TABLE.rows()]
+    value = TABLE.rows()[0].out_of_place.busbw_gb_s
+    for bare in ("inf", "-inf", "nan", "-nan"):
+        run = only(dump(document()).replace(f'"bus_bw":{value}', f'"bus_bw":{bare}', 1))
+        assert run.rows[0].out_of_place.busbw_gb_s is None
+        assert list(run.rows[1:]) == TABLE.rows()[1:]
+        assert run.verdict == "ok"
+    nothing = document()
+    nothing["results"][0]["out_of_place"] = None
+    nothing["results"][1]["in_place"] = {"time": 1.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": None}
+    run = only(dump(nothing))
+    assert run.rows[0].out_of_place == Half(time_us=None, algbw_gb_s=None, busbw_gb_s=None, wrong=None)
+    assert run.rows[1].in_place == Half(time_us=1.0, algbw_gb_s=1.0, busbw_gb_s=1.0, wrong=None)
+
+
+def test_cut_anywhere() -> None:
+    """Rows before the cut are read; one that is not whole is no row."""
+    text = dump(document())
+    end = text.index('"okay":"true"')
+    expected = TABLE.rows()
+    for at in range(text.index('"results":') + 12, end, 7):
+        run = only(text[:at])
+        assert list(run.rows) == expected[: len(run.rows)]
+        assert run.verdict in ("truncated", "no-data")
+        whole = text[:at].count('"experiment_name"')
+        assert len(run.rows) in (whole, whole + 1)
+        assert run.partial_rows <= 1
+        assert run.ranks == 8
+
+
+def test_rccl_tests_write_a_flat_list() -> None:
+    def entry(row: Row, values: Half, placement: int) -> dict[str, Any]:
+        return {"numCycle": 0, "name": "AllReduce", "nodes": 1, "ranks": 8, "size": row.size_bytes, "type": row.dtype,
+                "redop": row.redop, "inPlace": placement, "time": values.time_us, "algBw": values.algbw_gb_s,
+                "busBw": values.busbw_gb_s, "wrong": str(values.wrong)}  # fmt: skip
+
+    flat = [entry(row, side, at) for row in TABLE.rows() for at, side in enumerate((row.out_of_place, row.in_place)) if side]
+    run = only(json.dumps(flat, indent=1))
+    assert (run.tool, run.verdict) == ("rccl-tests", "ok")
+    assert [(row.out_of_place, row.in_place) for row in run.rows] == [(row.out_of_place, row.in_place) for row in TABLE.rows()]
+
+
+def test_sizes_as_keys() -> None:
+    def entry(row: Row) -> dict[str, Any]:
+        sides = (("oop", row.out_of_place), ("ip", row.in_place or row.out_of_place))
+        names = (("time", "time_us"), ("algbw", "algbw_gb_s"), ("busbw", "busbw_gb_s"), ("error", "wrong"))
+        return {"count": row.count, "type": row.dtype, "redop": row.redop, "root": str(row.root),
+                **{f"{side}_{short}": getattr(values, long) for side, values in sides for short, long in names}}  # fmt: skip
+
+    run = only(dump({"identifier": "nccl-tests structured output", "version": "2.26.6",
+                     "benchmark": [{str(row.size_bytes): entry(row) for row in TABLE.rows()}]}))  # fmt: skip
+    assert list(run.rows) == TABLE.rows()
+    assert (run.collective, run.verdict) == ("all_reduce", "ok")
+
+
+def test_what_is_no_document() -> None:
+    for text in ("{", "[", "{}", "[]", "{ x }", '{"a": 1}', "[0] x", '{"results": {}}', '{"version": 1', "{" * 5000, '{"results":[' * 5000):
+        found, rest = documents.extract(lines.from_text("x", text).items)
+        assert not any(nccl_json.looks_like(one.value) for one in found)
+        assert found or rest
+    assert nccl_json.parse_json("x", documents.Document({"a": 1}, whole=True, number=1)).found is False
