@@ -141,9 +141,8 @@ def run(planned: Planned, session: Session, log: Path, read: Read, bad: Judge) -
     else:
         results = read(log, planned.name) if planned.check.results else None
         reason = judge(planned.check, planned.version, execution, log)
-        if not reason and results:
-            assert planned.check.results
-            reason = bad(results, planned.check.results)
+        if results and planned.check.results and execution.status is not None:
+            reason = "; ".join(filter(None, (reason, bad(results, planned.check.results))))
         outcome = "failed" if reason else "passed"
         if not reason and planned.version is None and "{version}" in (planned.check.expect or ""):
             reason = UNCOMPARED

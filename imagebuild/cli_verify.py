@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from imagebuild import cli, console, files
+from imagebuild import cli, cli_limits, console, files, profiles
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,11 @@ def verify_command(
     output: Annotated[
         Path | None, typer.Option("--output", metavar="DIR", help="Keep results, logs and what the place is like.")
     ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="Also judge speeds by what this hardware can do.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results.")] = None,
+    profiles_folder: cli_limits.ProfilesOption = cli_limits.DEFAULT_PROFILES,
     matrix: cli.MatrixOption = cli.DEFAULT_MATRIX,
     dockerfiles: cli.FolderOption = cli.DEFAULT_FOLDER,
     lock: cli.LockOption = cli.BESIDE_MATRIX,
@@ -51,7 +55,8 @@ def verify_command(
         console.table(("check", "needs", "what passing proves"), rows)
         return
     nodes = tuple(filter(None, (hosts or "").split(",")))
-    wish = verifying.Wish(image, runner, tuple(check or ()), nodes, layout, pull, output)
+    hardware = profiles.find(profiles.load_profiles(profiles_folder), profile).model if profile else None
+    wish = verifying.Wish(image, runner, tuple(check or ()), nodes, layout, pull, output, hardware)
     result = verifying.verify(work.project, work.plan, wish)
     if json_file:
         files.write_text(json_file, result.model_dump_json(indent=1) + "\n")

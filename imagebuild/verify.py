@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from imagebuild import __version__, checks, console, docker, engine, selection, static, subject
+from imagebuild import __version__, checks, console, docker, engine, measured, selection, static, subject
 from imagebuild.config import Project
 from imagebuild.console import err, out
 from imagebuild.errors import CommandError, ConfigError
 from imagebuild.evidence import Evidence, evidence, surroundings
-from imagebuild.measured import bad, read
 from imagebuild.models import Plan
+from imagebuild.profiles import Profile
 from imagebuild.needs import Facilities
 from imagebuild.records import CheckResult, Surroundings, VerifyResult
 from imagebuild.runners.base import NoRunner, Runner, Session, Unusable
@@ -44,6 +44,8 @@ class Wish:
     """Files of the image, where the runner cannot read them."""
     pull: bool = False
     output: Path | None = None
+    profile: Profile | None = None
+    """Hardware that the speed of benchmarks is judged by."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Work:
     runner: Runner
     chosen: Sequence[Listed]
     components: Mapping[str, str | None]
+    profile: Profile | None
 
 
 def verify(project: Project, plan: Plan, wish: Wish) -> VerifyResult:
@@ -91,7 +94,7 @@ def prepared(project: Project, plan: Plan, wish: Wish) -> Work:
         raise ConfigError(f"{', '.join(unknown)}: the image says it has it, but no such component is known here")
     offered = selection.of_components(everything, components)
     chosen = selection.chosen(wish.checks, offered, everything)
-    return Work(project, plan, image, runner, chosen, components)
+    return Work(project, plan, image, runner, chosen, components, wish.profile)
 
 
 def _exec(plan: Plan, wish: Wish) -> tuple[Subject, Runner]:
@@ -130,7 +133,7 @@ def _run(work: Work, kept: Evidence, progress: _Progress) -> None:
             try:
                 with _startable(work) as reference, work.runner.session(reference) as session:
                     progress.surroundings = surroundings(session, work.runner.name, kept)
-                    _in_session(work, session, kept, progress.add)
+                    _in_session(work, session, kept, progress)
             except Unusable as error:
                 for result in checks.skipped(_planned(work, Facilities()), str(error)):
                     progress.add(result)
@@ -145,10 +148,16 @@ def _startable(work: Work) -> AbstractContextManager[str]:
     return nullcontext(work.subject.reference or "")
 
 
-def _in_session(work: Work, session: Session, kept: Evidence, add: Callable[[CheckResult], None]) -> None:
+def _in_session(work: Work, session: Session, kept: Evidence, progress: _Progress) -> None:
     # One after the other: what runs beside a benchmark changes what it measures.
+    environment = progress.surroundings.environment if progress.surroundings else {}
     for planned in _planned(work, session.facilities):
-        add(checks.run(planned, session, kept.log(planned.component, planned.check.name), read, bad))
+        log = kept.log(planned.component, planned.check.name)
+        result = checks.run(planned, session, log, measured.read, measured.bad)
+        progress.add(result)
+        if work.profile:
+            for judged in measured.speed(result, planned.check, work.profile, environment):
+                progress.add(judged)
 
 
 def _planned(work: Work, have: Facilities) -> list[checks.Planned]:

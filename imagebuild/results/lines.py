@@ -25,7 +25,9 @@ _HEADS = 20000
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)|[@-Z\\-_])")
-_DEBUG = re.compile(rb"(?: NCCL (INFO|WARN|TRACE|CALL|ABORT)(?: |\r?\Z)| UCX  (DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) )")
+_DEBUG = re.compile(
+    rb"(?: NCCL (INFO|WARN|TRACE|CALL|ABORT)(?: |\r?\Z)| UCX  (DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) )"
+)
 _NCCL_HEAD = re.compile(
     rb"(?:\[[\d :.,TZ/+-]{8,40}\] ?)?(?P<host>[\w.-]{1,255}):\d{1,10}:\d{1,10}"
     rb"(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}\Z"

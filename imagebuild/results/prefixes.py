@@ -34,7 +34,9 @@ _KINDS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"[ \t]{0,3}>(?=[ \t#]|$) ?"), lambda _: ""),
 )
 
-_HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]{0,200}): (?=[ \t]*(?:#|\d+[ \t]+\d+[ \t]+[a-z]|nThread |Out of bounds |Avg bus ))")
+_HOST = re.compile(
+    r"(?P<host>[A-Za-z][\w.-]{0,200}): (?=[ \t]*(?:#|\d+[ \t]+\d+[ \t]+[a-z]|nThread |Out of bounds |Avg bus ))"
+)
 """pdsh and clush. `host: ` begins messages of nccl-tests too, so only in front of what cannot be such a message."""
 
 _FIRST = frozenset(" \t[<>0123456789") | frozenset("MTWFS")

@@ -65,7 +65,12 @@ class Table:
             count = f"{wrong:5g}" if self.modern else f"{0.0 if not wrong else 1.0:5.0e}"
             cells = [times, f"{algbw:6.2f}", f"{busbw:6.2f}", count if checked else "  N/A"]
         else:
-            cells = [self.fixed(time, 7), self.fixed(algbw, 6), self.fixed(busbw, 6), f"{wrong:6g}" if checked else "   N/A"]
+            cells = [
+                self.fixed(time, 7),
+                self.fixed(algbw, 6),
+                self.fixed(busbw, 6),
+                f"{wrong:6g}" if checked else "   N/A",
+            ]
         text = "".join("  " + cell for cell in cells)
         if self.per_iteration:
             text += "".join("  " + self.fixed(value, 7) for value in (time * 0.99, time * 1.07, time * 1.06, 1.75))
@@ -129,13 +134,17 @@ class Table:
             pid = "" if old else f"Pid {4711 + rank:6d} "
             host = f"node{rank * self.hosts // self.ranks + 1}"
             bus = "[0000:1b:00]" if self.number >= (2, 15) else "[0x1b]"
-            lines.append(f"#  Rank {rank:2d} {group}{pid}on {host:>10} device {rank % 8:2d} {bus} NVIDIA H100 80GB HBM3")
+            lines.append(
+                f"#  Rank {rank:2d} {group}{pid}on {host:>10} device {rank % 8:2d} {bus} NVIDIA H100 80GB HBM3"
+            )
         return [*lines, "" if old else "#", *self.header()]
 
     def header(self) -> list[str]:
         time = "cputime" if self.cputime else "time"
         if self.number < (2,):
-            labels = ["bytes", "N", "type"] + ["op"] * (self.collective in REDUCING) + ["root"] * (self.collective in ROOTED)
+            labels = (
+                ["bytes", "N", "type"] + ["op"] * (self.collective in REDUCING) + ["root"] * (self.collective in ROOTED)
+            )
             halves = 1 if self.one_half else 2
             return ["#                out-of-place                    in-place", "# " + "  ".join(labels + [time, "algbw", "busbw", "res"] * halves)]  # fmt: skip
         redop = self.modern or self.collective in (*REDUCING, "alltoall")
@@ -152,7 +161,11 @@ class Table:
     def foot(self) -> list[str]:
         mark = "" if self.number < (2,) else "#"
         bad = len(self.wrong)
-        lines = [f"{mark} Out of bounds values : {bad} {'FAILED' if bad else 'OK'}", f"{mark} Avg bus bandwidth    : {self.average:g} ", mark]
+        lines = [
+            f"{mark} Out of bounds values : {bad} {'FAILED' if bad else 'OK'}",
+            f"{mark} Avg bus bandwidth    : {self.average:g} ",
+            mark,
+        ]
         return [*lines, f"# Collective test concluded: {self.collective}_perf"] if self.number >= (2, 16, 7) else lines
 
     def body(self) -> list[str]:

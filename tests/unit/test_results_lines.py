@@ -82,7 +82,12 @@ def test_what_stands_before_debug_output_is_kept(line: str, kept: str | None) ->
 
 def test_encodings(tmp_path: Path) -> None:
     text = "a\r\nbß\n\x1b[1;32mc\x1b[0m\x1b]0;title\x07\nd\0e\n10%\r20%\rlast\n```text\n"
-    for data in (text.encode(), b"\xef\xbb\xbf" + text.encode(), text.encode("utf-16"), b"\xfe\xff" + text.encode("utf-16-be")):
+    for data in (
+        text.encode(),
+        b"\xef\xbb\xbf" + text.encode(),
+        text.encode("utf-16"),
+        b"\xfe\xff" + text.encode("utf-16-be"),
+    ):
         (tmp_path / "log").write_bytes(data)
         log = lines.read(tmp_path / "log")
         assert log.texts() == ["a", "bß", "c", "de", "10%", "20%", "last"]

@@ -87,7 +87,11 @@ def test_wrong_and_failed() -> None:
     short = document()
     short["results"].pop()
     assert only(dump(short)).verdict == "truncated"
-    early = {key: value for key, value in document(errors=["NET/IB : unhandled system error"]).items() if "of_bounds" not in key}
+    early = {
+        key: value
+        for key, value in document(errors=["NET/IB : unhandled system error"]).items()
+        if "of_bounds" not in key
+    }
     early.pop("average_bus_bandwidth")
     assert only(dump(early)).verdict == "comm-failure"
     assert only(dump({**early, "errors": [""]})).verdict == "truncated"
@@ -134,10 +138,14 @@ def test_rccl_tests_write_a_flat_list() -> None:
                 "redop": row.redop, "inPlace": placement, "time": values.time_us, "algBw": values.algbw_gb_s,
                 "busBw": values.busbw_gb_s, "wrong": str(values.wrong)}  # fmt: skip
 
-    flat = [entry(row, side, at) for row in TABLE.rows() for at, side in enumerate((row.out_of_place, row.in_place)) if side]
+    flat = [
+        entry(row, side, at) for row in TABLE.rows() for at, side in enumerate((row.out_of_place, row.in_place)) if side
+    ]
     run = only(json.dumps(flat, indent=1))
     assert (run.tool, run.verdict) == ("rccl-tests", "ok")
-    assert [(row.out_of_place, row.in_place) for row in run.rows] == [(row.out_of_place, row.in_place) for row in TABLE.rows()]
+    assert [(row.out_of_place, row.in_place) for row in run.rows] == [
+        (row.out_of_place, row.in_place) for row in TABLE.rows()
+    ]
 
 
 def test_sizes_as_keys() -> None:
@@ -154,7 +162,19 @@ def test_sizes_as_keys() -> None:
 
 
 def test_what_is_no_document() -> None:
-    for text in ("{", "[", "{}", "[]", "{ x }", '{"a": 1}', "[0] x", '{"results": {}}', '{"version": 1', "{" * 5000, '{"results":[' * 5000):
+    for text in (
+        "{",
+        "[",
+        "{}",
+        "[]",
+        "{ x }",
+        '{"a": 1}',
+        "[0] x",
+        '{"results": {}}',
+        '{"version": 1',
+        "{" * 5000,
+        '{"results":[' * 5000,
+    ):
         found, rest = documents.extract(lines.from_text("x", text).items)
         assert not any(nccl_json.looks_like(one.value) for one in found)
         assert found or rest

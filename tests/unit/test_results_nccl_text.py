@@ -89,7 +89,14 @@ def test_a_message_glued_to_half_a_row_of_an_unknown_host() -> None:
     cut = first.rindex("    0") - 20
     text = [*table.head(), first[:cut] + "gpu7:12:34 [0] NCCL INFO comm 0x1", first[cut:], second, *table.foot()]
     same(only("\n".join(text)), table)
-    warned = [*table.head(), first[:cut], "gpu7:12:34 [0] transport/net.cc:12 NCCL WARN slow", first[cut:], second, *table.foot()]
+    warned = [
+        *table.head(),
+        first[:cut],
+        "gpu7:12:34 [0] transport/net.cc:12 NCCL WARN slow",
+        first[cut:],
+        second,
+        *table.foot(),
+    ]
     same(only("\n".join(warned)), table)
 
 
@@ -108,7 +115,13 @@ def test_rows_that_lost_the_line_end_between_them() -> None:
 
 def test_a_broken_footer() -> None:
     table = Table()
-    text = noise(random.Random(1)) + "\n" + table.text().replace("# Out of bounds values : 0 OK", f"# Out of bounds val{noise(random.Random(1))}\nues : 0 OK")
+    text = (
+        noise(random.Random(1))
+        + "\n"
+        + table.text().replace(
+            "# Out of bounds values : 0 OK", f"# Out of bounds val{noise(random.Random(1))}\nues : 0 OK"
+        )
+    )
     same(only(text), table)
 
 
@@ -155,7 +168,9 @@ def test_trailing_blanks_colours_and_line_ends() -> None:
 
 def test_markdown_copies() -> None:
     table = Table()
-    text = "\n".join(["```", *(" ".join(line.replace("#wrong", "wrong").lstrip("#").split()) for line in table.lines()), "```"])
+    text = "\n".join(
+        ["```", *(" ".join(line.replace("#wrong", "wrong").lstrip("#").split()) for line in table.lines()), "```"]
+    )
     same(only(text), table)
 
 
@@ -278,7 +293,9 @@ def test_groups_are_communicators() -> None:
 
 def test_rccl_tests() -> None:
     text = Table().text().replace("# nccl-tests version 2.19.6 nccl-headers=23007 nccl-library=23007\n", "")
-    text = text.replace("# Using devices", "rccl-tests: Version develop:2f7c9ab\n# Using devices").replace(" NVIDIA H100 80GB HBM3", "")
+    text = text.replace("# Using devices", "rccl-tests: Version develop:2f7c9ab\n# Using devices").replace(
+        " NVIDIA H100 80GB HBM3", ""
+    )
     run = only(text)
     assert (run.tool, run.tool_version, run.device, run.verdict) == ("rccl-tests", "develop:2f7c9ab", None, "ok")
 

@@ -128,7 +128,9 @@ def test_a_failure_belongs_to_its_run() -> None:
 
 
 def test_a_command_that_could_not_start() -> None:
-    text = "+ mpirun -np 8 ./build/all_reduce_perf -b 8 -e 128M\nmpirun was unable to launch the specified application\n"
+    text = (
+        "+ mpirun -np 8 ./build/all_reduce_perf -b 8 -e 128M\nmpirun was unable to launch the specified application\n"
+    )
     run = only(text)
     assert (run.verdict, run.rows, run.collective) == ("failed", (), "all_reduce")
     found = runs(TABLE.text() + text)
@@ -139,7 +141,12 @@ def test_a_command_that_could_not_start() -> None:
 def test_only_the_message_of_a_failure() -> None:
     run = only("node1: Test CUDA failure common.cu:894 'no CUDA-capable device is detected'\n")
     assert (run.verdict, run.rows) == ("cuda-failure", ())
-    assert only("# nccl-tests version 2.19.6 nccl-headers=1 nccl-library=1\nInvalid number of GPUs: 8 requested but only 4 were found.\n").verdict == "failed"
+    assert (
+        only(
+            "# nccl-tests version 2.19.6 nccl-headers=1 nccl-library=1\nInvalid number of GPUs: 8 requested but only 4 were found.\n"
+        ).verdict
+        == "failed"
+    )
 
 
 def test_the_largest_size_was_reduced() -> None:

@@ -36,7 +36,9 @@ def test_published_logs(entry: dict[str, object]) -> None:
 def test_all_logs_of_a_directory() -> None:
     results = read([LOGS])
     assert len(results.runs) == len(INDEX)
-    assert [source.tools for source in results.sources if source.path.endswith(".txt")] == [("nccl-tests",)] * len(INDEX)
+    assert [source.tools for source in results.sources if source.path.endswith(".txt")] == [("nccl-tests",)] * len(
+        INDEX
+    )
 
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
@@ -91,7 +93,9 @@ def test_spoiled_input_is_no_error(seed: int) -> None:
         mutated = list(text)
         for _ in range(source.randrange(1, 200)):
             at = source.randrange(len(mutated))
-            mutated[at : at + source.randrange(3)] = source.choice(["\n", " ", "\0", "\x1b[", "9" * 40, "é", "{", "[", '"', "-", "e+99", "N/A", "nan", ""])
+            mutated[at : at + source.randrange(3)] = source.choice(
+                ["\n", " ", "\0", "\x1b[", "9" * 40, "é", "{", "[", '"', "-", "e+99", "N/A", "nan", ""]
+            )
         for spoiled in (cut, "\n".join(shuffled), "".join(mutated), text[source.randrange(len(text)) :]):
             for run in read_text("log", spoiled).runs:
                 assert run.reason

@@ -36,7 +36,7 @@ def read(text: str) -> dict[str, list[str]]:
 
 def test_the_probe_is_read_between_other_lines() -> None:
     place = probe.place(read(TOLD))
-    assert (place.user, place.uid, place.tools) == ("root", 0, {"bash", "nvidia-smi"})
+    assert (place.user, place.uid, place.tools) == ("root", 0, frozenset({"bash", "nvidia-smi"}))
     assert place.accounts == {"root": (0, 0, "/root"), "me": (1000, 1001, "/home/me")}
     assert place.facts == {"kernel": "6.1", "os": "Some Linux"}
     assert probe.facilities(read(TOLD), nodes=1, slurm=False, why={}) == Facilities(gpus=8, rdma=True)
