@@ -44,13 +44,13 @@ def lines(job: Job) -> list[str]:
 
 def collect(job: Job) -> list[str]:
     """How the result comes back."""
-    name, profile = job.name, job.machine.profile
-    judge = f"imagebuild report {name}.log --profile {profile}"
+    name, options = job.name, f"--profile {job.machine.profile} --nodes {job.scale.nodes}"
+    judge = f"imagebuild report {name}.log {options}"
     if job.request.scheduler == "slurm":
         return [
             "To run it and see the result (this file is JOB.sh):",
             "  sbatch --wait JOB.sh   # its status is the job's; the log is beside it",
-            f"  imagebuild report {name}-<job id>.log --profile {profile}",
+            f"  imagebuild report {name}-<job id>.log {options}",
         ]
     if job.request.scheduler == "mpijob":
         label = f"training.kubeflow.org/job-name={name},training.kubeflow.org/job-role=launcher"

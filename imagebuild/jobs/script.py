@@ -14,6 +14,8 @@ from imagebuild.jobs.resolve import Job
 
 BEGIN = "=== imagebuild: json of"
 END = "=== imagebuild: end of json"
+WITHOUT_ENVIRONMENT = r"""s/"env":\[("([^"\\]|\\.)*",?)*\]/"env":[]/"""
+"""nccl-tests writes the rank's whole environment into its JSON, passwords included; a log may not have it."""
 
 
 def exports(placed: Iterable[Placed]) -> list[str]:
@@ -57,14 +59,17 @@ def rank(job: Job) -> str:
     lines += [
         "rank=${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:-0}}",
         "json=/tmp/imagebuild-$1-${SLURM_JOB_ID:-0}.json",
+        "umask 077",
         'if [ "$rank" = 0 ]; then rm -f "$json"; fi',
         f'{program} -J "$json"',
         "status=$?",
         'if [ "$rank" = 0 ] && [ -s "$json" ]; then',
         f'  echo "{BEGIN} $1"',
-        '  cat "$json"',
+        "  # without the environment, which may hold passwords",
+        f"  sed -E '{WITHOUT_ENVIRONMENT}' \"$json\"",
         "  echo",
         f'  echo "{END}"',
+        '  rm -f "$json"',
         "fi",
         'exit "$status"',
     ]

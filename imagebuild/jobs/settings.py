@@ -15,6 +15,7 @@ PARAMETERS = {
     "account": r"[A-Za-z0-9_.,=-]+",
     "constraint": r"[A-Za-z0-9_&|,*()\[\]-]+",
     "cpu": r"[0-9]+",
+    "cpus-per-task": r"[1-9][0-9]*",
     "driver": r"[0-9]+(\.[0-9]+)*",
     "hca": r"[A-Za-z0-9_:,=^-]+",
     "images": r"[A-Za-z0-9_./${}:-]+",

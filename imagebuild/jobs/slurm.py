@@ -37,7 +37,7 @@ def options(job: Job) -> list[str]:
         "nodes": str(job.scale.nodes),
         "ntasks-per-node": str(job.machine.gpus),
         "gpus-per-node": str(job.machine.gpus),
-        "cpus-per-task": str(job.cluster.cpus_per_task),
+        "cpus-per-task": cpus(job),
         "mem": "0",
         "exclusive": "",
         "distribution": "block:block",
@@ -53,6 +53,11 @@ def options(job: Job) -> list[str]:
         lines.append("# Nodes of a segment share a rack. For other numbers, make the job anew: sbatch -N keeps it.")
     lines += [f"#SBATCH --{k}={v}" if v else f"#SBATCH --{k}" for k, v in found.items() if v is not None]
     return lines
+
+
+def cpus(job: Job) -> str:
+    """CPUs of a rank."""
+    return job.options.get("cpus-per-task") or str(job.cluster.cpus_per_task)
 
 
 def fetch(job: Job) -> list[str]:
@@ -93,7 +98,7 @@ def step(job: Job) -> list[str]:
     lines = [
         "step=(",
         "  --mpi=pmix --kill-on-bad-exit=1",
-        f"  --cpus-per-task={job.cluster.cpus_per_task}",
+        f"  --cpus-per-task={cpus(job)}",
     ]
     if job.choices.container == "pyxis":
         lines += ['  --container-image="$image" --no-container-mount-home']
@@ -113,14 +118,19 @@ def step(job: Job) -> list[str]:
 
 def report(job: Job) -> list[str]:
     """The verdict on speed, where imagebuild is installed."""
-    judge = f'imagebuild report "$log" --profile {job.machine.profile}'
-    said = f"imagebuild: speed was not judged here; elsewhere: imagebuild report $log --profile {job.machine.profile}"
+    options = f"--profile {job.machine.profile} --nodes {job.scale.nodes}"
     return [
+        "# 1: wrong, slow or unbelievably fast; 5: no result in the log; others: not judged, which fails nothing",
+        "judged=127",
         "if command -v imagebuild > /dev/null; then",
-        f"  {judge} || failed=1",
-        "else",
-        f'  echo "{said}"',
+        f'  imagebuild report "$log" {options} --profiles "${{IMAGEBUILD_PROFILES:-profiles}}"',
+        "  judged=$?",
         "fi",
+        'case "$judged" in',
+        "  0) ;;",
+        "  1 | 5) failed=1 ;;",
+        f'  *) echo "imagebuild: speed was not judged; elsewhere: imagebuild report $log {options}" ;;',
+        "esac",
     ]
 
 

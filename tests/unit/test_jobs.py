@@ -525,8 +525,11 @@ def test_the_verdict_of_a_script_is_its_status(tmp_path: Path) -> None:
     (programs / "all_reduce_perf").write_text(
         '#!/bin/bash\nwhile [ "$1" != -J ]; do shift; done\n'
         '[ -n "$QUIET" ] || echo "comm 0x1 rank 0 nRanks 8 MNNVL 1"\n'
-        'echo "# Avg bus bandwidth    : 800"\necho \'{"version": 1}\' > "$2"\nexit "${STATUS:-0}"\n'
+        'echo "# Avg bus bandwidth    : 800"\ncat ../json > "$2"\nexit "${STATUS:-0}"\n'
     )
+    secrets = ["PASSWORD=hunter2", 'QUOTED="],"nccl_version":1', "END=\\\\", "TAB=\t", ""]
+    document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
+    (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
     for file in programs.iterdir():
         file.chmod(0o755)
     made = yaml.safe_load(text(f"mpijob --profile gb200-nvl72 --fabric ib --nodes 2 --set programs={programs}"))
@@ -535,13 +538,17 @@ def test_the_verdict_of_a_script_is_its_status(tmp_path: Path) -> None:
     def run(**env: str) -> tuple[int, str]:
         path = f"{programs}:/usr/bin:/bin"
         command = ["/bin/bash", "-c", script]
-        done = subprocess.run(command, env={"PATH": path, **env}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env={"PATH": path, **env}, capture_output=True, text=True, check=False, cwd=programs
+        )
         return done.returncode, done.stdout + done.stderr
 
     status, output = run()
     assert status == 0, output
     assert "imagebuild: passed" in output
-    assert '=== imagebuild: json of all_reduce\n{"version": 1}\n\n=== imagebuild: end of json' in output
+    shown = re.search("=== imagebuild: json of all_reduce\n(.*?)\n+=== imagebuild: end of json", output, re.DOTALL)
+    assert shown
+    assert json.loads(shown[1]) == {**document, "env": []}
     status, output = run(QUIET="1")
     assert status == 1
     assert "imagebuild: no line with 'MNNVL 1': NCCL goes on without" in output
