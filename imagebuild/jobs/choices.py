@@ -65,7 +65,6 @@ class Choices:
             "nodes": str(self.scale.nodes),
             "racks": str(self.scale.racks),
             "stack": self.image.stack,
-            "mpi": self.stack.mpi,
             "plugin": self.plugin,
             "nccl": self.nccl,
         }
@@ -107,10 +106,10 @@ def choose(request: Request, machine: Machine, facts: Facts, offer: images.Offer
         Stack(title=""),
         "",
     )
-    _check(base, facts, blind=frozenset({"nccl", "stack", "mpi"}))
+    _check(base, facts, blind=frozenset({"nccl", "stack"}))
     image = _image(request, facts, offer, machine, Wanted(container, plugin, given.get("driver") or cluster.driver))
     stack = facts.stacks[image.stack].model
-    stack = stack.model_copy(update={k: given.values[k] for k in ("programs", "suffix", "mpi") if k in given.values})
+    stack = stack.model_copy(update={k: given.values[k] for k in ("programs", "suffix") if k in given.values})
     nccl = image.nccl or nearest(facts.parameters, None)
     choices = replace(base, image=image, stack=stack, nccl=nccl)
     _check(choices, facts)

@@ -109,8 +109,6 @@ class Stack(Layer):
     """Behind the name of a program."""
     plugins: dict[str, Text] | None = None
     """Network plug-in of NCCL → its folder, or nothing where the loader finds it. None: what there is is not known."""
-    mpi: Literal["4", "5"] = "4"
-    """Series of Open MPI."""
 
 
 class Fabric(Layer):

@@ -24,7 +24,6 @@ PARAMETERS = {
     "memory": r"[0-9]+(Ki|Mi|Gi|Ti)?",
     "min-bw": r"[0-9]+(\.[0-9]+)?",
     "minutes": r"[0-9]+",
-    "mpi": r"4|5",
     "name": r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
     "partition": r"[A-Za-z0-9_,-]+",
     "plugin": r"[A-Za-z0-9_.-]+",
