@@ -120,7 +120,7 @@ class Fabric(Layer):
     plugin: str
     """Network plug-in of NCCL: `none` is what NCCL has built in, `host` what the host has and `setup` chooses."""
     setup: Text | None = None
-    """Script in the container that sets the environment of a rank, from what the host's owner wants."""
+    """Shell command that sets the environment of a rank to what the node's owner wants; facts come after it."""
     pod: Pod = Pod()
     mounts: tuple[Text, ...] = ()
     """Folders of the host, `FROM:TO`, that pyxis mounts."""

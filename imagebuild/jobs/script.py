@@ -52,7 +52,7 @@ def rank(job: Job) -> str:
     program = f'"{job.stack.programs}/$1_perf{job.stack.suffix}" {benchmark(job)}'
     lines = []
     if job.fabric.setup:
-        lines += ["# what the owner of the node wants of NCCL", f". {job.fabric.setup}"]
+        lines += ["# what the owner of the node wants of NCCL", job.fabric.setup]
     lines += exports(of(job.env, "rank"))
     if job.options.get("json") == "no":
         return "\n".join([*lines, f"exec {program}"])

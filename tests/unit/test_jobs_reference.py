@@ -148,14 +148,15 @@ def test_nvlink_across_nodes_is_proven_and_its_channel_is_the_containers(line: s
 
 
 def test_fabrics_have_nodes_of_their_own() -> None:
-    def types(name: str) -> list[str]:
+    def flavor(name: str) -> list[str]:
         terms = spec(REFERENCE[name], "Worker")["affinity"]["nodeAffinity"]
         expressions = terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0][
             "matchExpressions"
         ]
-        return next(list(e["values"]) for e in expressions if e["key"] == "node.coreweave.cloud/type")
+        return next(list(e["values"]) for e in expressions if e["key"] == "backend.coreweave.cloud/flavor")
 
-    assert not set(types("gb300-nvl72-mpijob.yaml")) & set(types("gb300-roce-nvl72-mpijob.yaml"))
+    assert flavor("gb300-nvl72-mpijob.yaml") == ["infiniband"]
+    assert flavor("gb300-roce-nvl72-mpijob.yaml") == flavor("gb300-roce-nvl72-mpijob-dra.yaml") == ["roce"]
 
 
 @pytest.mark.parametrize("line", SLURM)
