@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from imagebuild.jobs import jobset, load, resolve, write
+from imagebuild.jobs import jobset, load, resolve, slurm, write
 from imagebuild.jobs.image import Offer
 from imagebuild.jobs.yamlout import Noted, dump
 from tests.conftest import ROOT
 from tests.unit.job_fakes import (
+    IMAGE,
     copy_of_facts,
     exports,
     job,
@@ -157,3 +158,37 @@ def test_yaml_reads_back(value: str) -> None:
     node = {"plain": value, "list": [value, {"a": value, "b": [1, True]}, Noted("why", {"c": value})], "text": block}
     wanted = {"plain": value, "list": [value, {"a": value, "b": [1, True]}, {"c": value}], "text": block}
     assert yaml.safe_load(dump(node)) == wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.programs
+def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) -> None:
+    """The part of a Slurm script that fetches the image, with stand-ins for srun and enroot."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "srun").write_text(
+        '#!/bin/bash\nwhile [ "$1" != test ]; do shift; done\n[ -z "$APART" ] && exec "$@"\n'
+    )
+    (programs / "enroot").write_text(
+        '#!/bin/bash\n[ "$1 $2" = "import --output" ] || exit 2\necho "$4" >> "$CALLS"\necho half > "$3"\nsleep 0.3\n'
+        '[ -z "$BREAK" ] || exit 1\necho whole > "$3"\n'
+    )
+    for file in programs.iterdir():
+        file.chmod(0o755)
+    made = job("slurm --profile h100 --fabric ib --set images=$HOME/images")
+    script = "\n".join(["set -uo pipefail", *slurm.fetch(made), 'cat "$image"'])
+    calls = tmp_path / "calls"
+
+    def start(number: int, **env: str) -> subprocess.Popen[str]:
+        given = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path), "CALLS": str(calls), **env}
+        given |= {"SLURM_JOB_ID": str(number), "SLURM_NNODES": "2"}
+        command = ["/bin/bash", "-c", script]
+        return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    output, errors = start(1, APART="yes").communicate(timeout=30)
+    assert f"not all nodes see {tmp_path}/images; name a folder that they share" in errors
+    output, errors = start(2, BREAK="yes").communicate(timeout=30)
+    assert "could not be imported" in errors
+    assert not [file for file in (tmp_path / "images").iterdir() if file.suffix != ".lock"]
+    several = [start(number) for number in (3, 4, 5)]
+    assert [one.communicate(timeout=30) for one in several] == [("whole\n", "")] * 3
+    assert calls.read_text().splitlines() == [f"docker://registry.example.com#{IMAGE.partition('/')[2]}"] * 2
