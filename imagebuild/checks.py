@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagebuild import needs, redact
+from imagebuild import measured, needs, redact
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError
 from imagebuild.models import Check, Component
 from imagebuild.needs import Facilities
 from imagebuild.records import CheckResult, Outcome
-from imagebuild.results.models import Results
 from imagebuild.runners.base import Command, Execution, Session
 from imagebuild.versions import facts, matches
 
@@ -26,11 +25,6 @@ OUTPUT_LIMIT = 20_000
 ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
 """What `{version}` stands for where nobody says which version the image has."""
 UNCOMPARED = "any version accepted: the image does not say which it has"
-
-Read = Callable[[Path, str], Results]
-"""Reads the log of a benchmark."""
-Judge = Callable[[Results, str], str]
-"""Says what is bad about the results that a benchmark printed."""
 
 
 @dataclass(frozen=True)
@@ -118,18 +112,22 @@ def skipped(checks: Iterable[Planned], reason: str) -> list[CheckResult]:
     ]
 
 
-def command_of(planned: Planned, log: Path | None = None) -> Command:
-    """What a check starts."""
+def command_of(planned: Planned, log: Path | None = None, more: Mapping[str, str] | None = None) -> Command:
+    """What a check starts; `more` are variables besides its own, which come first."""
     check = planned.check
     return Command(
-        script=planned.script, user=check.user, timeout_s=check.timeout_s, environment=check.environment,
+        script=planned.script, user=check.user, timeout_s=check.timeout_s,
+        environment={**(more or {}), **check.environment},
         nodes=needs.nodes(check.needs), ranks=check.ranks, log=log,
     )  # fmt: skip
 
 
-def run(planned: Planned, session: Session, log: Path, read: Read, bad: Judge) -> CheckResult:
-    """Run a check, or say why it cannot run. A failed check is a result; raises CommandError if the runner fails."""
-    command = command_of(planned, log)
+def run(planned: Planned, session: Session, log: Path, more: Mapping[str, str] | None = None) -> CheckResult:
+    """Run a check, or say why it cannot run; `more` are variables besides its own.
+
+    A failed check is a result; raises CommandError if the runner fails.
+    """
+    command = command_of(planned, log, more)
     if reason := planned.skip or session.obstacle(command):
         return skipped([planned], reason)[0]
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -139,10 +137,10 @@ def run(planned: Planned, session: Session, log: Path, read: Read, bad: Judge) -
     if execution.status == SKIPPED_STATUS and execution.output.strip():
         reason = execution.output.strip().splitlines()[-1]
     else:
-        results = read(log, planned.name) if planned.check.results else None
+        results = measured.read(log, planned.name) if planned.check.results else None
         reason = judge(planned.check, planned.version, execution, log)
         if results and planned.check.results and execution.status is not None:
-            reason = "; ".join(filter(None, (reason, bad(results, planned.check.results))))
+            reason = "; ".join(filter(None, (reason, measured.bad(results, planned.check.results))))
         outcome = "failed" if reason else "passed"
         if not reason and planned.version is None and "{version}" in (planned.check.expect or ""):
             reason = UNCOMPARED

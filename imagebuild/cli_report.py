@@ -23,8 +23,11 @@ def report_command(
     baseline: Annotated[
         Path | None, typer.Option("--baseline", metavar="OLD.json", help="An earlier report; what became slower fails.")
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, help="Ranks of runs whose output does not say it.")
+    ] = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="Hosts that runs used whose output does not say it.")
+        int | None, typer.Option("--nodes", min=1, help="Hosts of runs whose output does not say it.")
     ] = None,
     algorithm: Annotated[
         str | None, typer.Option("--algorithm", metavar="NAME", help="Class that NCCL was made to use, such as ring.")
@@ -41,7 +44,7 @@ def report_command(
     from imagebuild.judge import Known  # noqa: PLC0415 - as below
     from imagebuild.report import command  # noqa: PLC0415 - other commands need no parsers
 
-    known = Known(nodes=nodes, algorithm=algorithm)
+    known = Known(ranks=ranks, nodes=nodes, algorithm=algorithm)
     report = command.run(
         command.Wish(tuple(named), profile, profiles, baseline, known, json_file, junit, html, markdown)
     )

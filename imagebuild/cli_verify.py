@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from imagebuild import cli, cli_limits, console, files, profiles
+from imagebuild.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("verify")(verify_command)
+
+
+def variables(settings: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE, several times. Raises ConfigError."""
+    for setting in settings:
+        if not re.match(r"[A-Za-z_]\w*=", setting):
+            raise ConfigError(f"--env {setting}: write NAME=VALUE")
+    return dict(setting.split("=", 1) for setting in settings)
 
 
 def verify_command(
@@ -24,6 +35,9 @@ def verify_command(
         list[str] | None, typer.Option("--check", metavar="COMPONENT/CHECK", help="Only these; globs.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the checks, and what they need.")] = False,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for all checks.")
+    ] = None,
     hosts: Annotated[
         str | None, typer.Option("--hosts", metavar="A,B,…", help="With exec: nodes of checks that use several.")
     ] = None,
@@ -56,7 +70,9 @@ def verify_command(
         return
     nodes = tuple(filter(None, (hosts or "").split(",")))
     hardware = profiles.find(profiles.load_profiles(profiles_folder), profile).model if profile else None
-    wish = verifying.Wish(image, runner, tuple(check or ()), nodes, layout, pull, output, hardware)
+    wish = verifying.Wish(
+        image, runner, tuple(check or ()), nodes, layout, pull, output, variables(env or ()), hardware
+    )
     result = verifying.verify(work.project, work.plan, wish)
     if json_file:
         files.write_text(json_file, result.model_dump_json(indent=1) + "\n")

@@ -13,6 +13,7 @@ import docker
 from docker.context import ContextAPI
 from docker.errors import APIError, DockerException, ImageNotFound
 from docker.models.containers import Container
+from docker.utils import parse_repository_tag
 
 from imagebuild.engine import Endpoint
 from imagebuild.errors import CommandError, ConfigError
@@ -28,6 +29,8 @@ class ImageInfo:
     """What the engine says about an image."""
 
     id: str
+    reference: str
+    """A name for exactly this image: repository and digest, or the id where the engine knows no digest."""
     digest: str | None
     platform: str
     labels: Mapping[str, str]
@@ -58,9 +61,12 @@ def inspect(client: docker.DockerClient, image: str) -> ImageInfo:
     except APIError as error:
         raise CommandError(f"{image}: {error.explanation or error}") from None
     digests = found.attrs.get("RepoDigests") or []
+    repository, _ = parse_repository_tag(image)
+    own = [name for name in digests if name.partition("@")[0] == repository]
     return ImageInfo(
         id=str(found.id),
-        digest=digests[0].rpartition("@")[2] if digests else None,
+        reference=own[0] if own else str(found.id),
+        digest=[*own, *digests][0].rpartition("@")[2] if digests else None,
         platform=f"{found.attrs.get('Os')}/{found.attrs.get('Architecture')}",
         labels=found.labels,
     )

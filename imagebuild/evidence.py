@@ -26,7 +26,7 @@ REPORTS: dict[str, tuple[str, Need | None]] = {
     "rdma": ("ibv_devinfo -v || rdma link show", RDMA),
 }
 """File in the evidence folder → what prints it, and what must be there for it."""
-ENVIRONMENT = "tr '\\0' '\\001' < /proc/self/environ"
+ENVIRONMENT = "cat /proc/self/environ"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def surroundings(session: Session, runner: str, kept: Evidence) -> Surroundings:
     asked = Command(ENVIRONMENT, user=place.user, timeout_s=REPORT_TIMEOUT_S)
     if session.obstacle(asked):
         return made
-    variables = dict(v.split("=", 1) for v in session.run(asked).output.strip().split("\1") if "=" in v)
+    variables = dict(v.split("=", 1) for v in session.run(asked).output.split("\0") if "=" in v)
     variables = {name: value for name, value in variables.items() if re.match(r"\w+$", name)}
     variables.pop("IMAGEBUILD_RUN", None)
     reports = {}

@@ -1,4 +1,4 @@
-"""What benchmarks printed in checks: read from their logs; whether it is good, and whether it is fast. Pure but `read`."""
+"""What benchmarks printed in checks: read from their logs; whether it is good, and whether it is fast."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CHECKS = {
     **{rule.name: rule.description for rule in RULES},
     "waivers": "All exceptions that the components and the matrix declare are needed",
 }
-UNREADABLE = "the runner cannot read the image's files; give an OCI layout of it with --layout"
+UNREADABLE = "not through this runner; give an OCI layout of the image with --layout"
 
 
 @contextmanager

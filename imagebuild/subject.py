@@ -75,8 +75,8 @@ def in_engine(client: DockerClient, plan: Plan, image: str, *, pull: bool) -> Su
     info = docker.inspect(client, reference)
     wanted = reference.partition("@")[2]
     subject = Subject(
-        name=reference, platform=info.platform, digest=wanted or info.digest, reference=info.id, labels=info.labels,
-        target=target,
+        name=reference, platform=info.platform, digest=wanted or info.digest, reference=info.reference,
+        labels=info.labels, target=target,
     )  # fmt: skip
     if target and subject.components != target.components:
         raise ConfigError(f"{image}: the image in the engine's store has other versions; build it again")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from imagebuild.console import err, out
 from imagebuild.errors import CommandError, ConfigError
 from imagebuild.evidence import Evidence, evidence, surroundings
 from imagebuild.models import Plan
-from imagebuild.profiles import Profile
 from imagebuild.needs import Facilities
+from imagebuild.profiles import Profile
 from imagebuild.records import CheckResult, Surroundings, VerifyResult
 from imagebuild.runners.base import NoRunner, Runner, Session, Unusable
 from imagebuild.runners.docker import DockerRunner
@@ -44,6 +44,8 @@ class Wish:
     """Files of the image, where the runner cannot read them."""
     pull: bool = False
     output: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables for all checks."""
     profile: Profile | None = None
     """Hardware that the speed of benchmarks is judged by."""
 
@@ -58,6 +60,7 @@ class Work:
     runner: Runner
     chosen: Sequence[Listed]
     components: Mapping[str, str | None]
+    environment: Mapping[str, str]
     profile: Profile | None
 
 
@@ -94,7 +97,7 @@ def prepared(project: Project, plan: Plan, wish: Wish) -> Work:
         raise ConfigError(f"{', '.join(unknown)}: the image says it has it, but no such component is known here")
     offered = selection.of_components(everything, components)
     chosen = selection.chosen(wish.checks, offered, everything)
-    return Work(project, plan, image, runner, chosen, components, wish.profile)
+    return Work(project, plan, image, runner, chosen, components, wish.environment, wish.profile)
 
 
 def _exec(plan: Plan, wish: Wish) -> tuple[Subject, Runner]:
@@ -150,10 +153,10 @@ def _startable(work: Work) -> AbstractContextManager[str]:
 
 def _in_session(work: Work, session: Session, kept: Evidence, progress: _Progress) -> None:
     # One after the other: what runs beside a benchmark changes what it measures.
-    environment = progress.surroundings.environment if progress.surroundings else {}
+    environment = {**(progress.surroundings.environment if progress.surroundings else {}), **work.environment}
     for planned in _planned(work, session.facilities):
         log = kept.log(planned.component, planned.check.name)
-        result = checks.run(planned, session, log, measured.read, measured.bad)
+        result = checks.run(planned, session, log, work.environment)
         progress.add(result)
         if work.profile:
             for judged in measured.speed(result, planned.check, work.profile, environment):

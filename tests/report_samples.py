@@ -138,7 +138,7 @@ BAD = Report(
         Table(source="logs/ib_read_lat.log", test="RDMA_Read Latency", unit=None,
               rows=(TableRow(size_bytes=2, latency_us={"typical": 3.9, "average": 4.0}),)),
     ),
-    ucx=(UcxResult(source="logs/ucx.log", title="tag match bandwidth", thread=0,
+    ucx=(UcxResult(source="logs/ucx.log", title="overhead", size_bytes=1 << 20, thread=0,
                    latency_us={"average": 0.09}, bandwidth_mib_s={"average": 10531.2}, rate_msg_s={"average": 1.1e7}),),
     diagnostics=(
         Diagnostic(source="logs/dcgm.json", category="Hardware", test="memory", entity="GPU 0", status="pass"),

@@ -16,6 +16,8 @@ ANOTHER_BASE = (f"{OCI}base.name", f"{OCI}base.digest")
 """Labels that `render --base` changes."""
 MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")
 """Folders that the container runtime makes."""
+USUAL = final.SYSTEM_PATH.split(":")
+"""Folders of everybody's PATH, whether they exist or not."""
 FOLDER_NAMES = re.compile(r"_(DIR|HOME|ROOT|PREFIX)$")
 SECRET_NAMES = re.compile(
     r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
@@ -93,15 +95,13 @@ def environment(about: Inspection) -> Iterator[Finding]:
             yield from _absent(about, name, [part for part in parts if part])
         elif FOLDER_NAMES.search(name) and value.startswith("/"):
             yield from _absent(about, name, [value])
-    if not about.image.env.get("PATH"):
-        yield Finding("PATH", "is not set")
 
 
 def _absent(about: Inspection, name: str, folders: list[str]) -> Iterator[Finding]:
     for folder in dict.fromkeys(folders):
         if not folder.startswith("/"):
             yield Finding(name, f"{folder!r} depends on the current folder")
-        elif about.tree.resolve(folder) is None and not MOUNTED.search(folder):
+        elif about.tree.resolve(folder) is None and not MOUNTED.search(folder) and folder not in USUAL:
             yield Finding(name, f"{folder} does not exist")
 
 
@@ -138,7 +138,7 @@ def command(about: Inspection) -> Iterator[Finding]:
         yield Finding("command", "the image has neither an entrypoint nor a command")
         return
     program = str(words[0])
-    folders = [""] if program.startswith("/") else about.image.env.get("PATH", "").split(":")
+    folders = [""] if program.startswith("/") else about.image.env.get("PATH", final.SYSTEM_PATH).split(":")
     found = [entry for folder in folders if (entry := about.tree.find(f"{folder}/{program}"))]
     if not found:
         yield Finding(program, "what a container starts does not exist")

@@ -24,7 +24,7 @@ from imagebuild.inspection.layout import Blob
 from imagebuild.inspection.secrets import Scanner
 from imagebuild.inspection.streams import CHUNK, Joined, Region, decompressed
 
-KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd))$")
+KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd|shadow))$")
 """Files whose text rules read."""
 KEPT_SIZE = 32 << 20
 SETTINGS = re.compile(r"^(etc|root|home)/|(^|/)(pip\.conf|\.netrc|\.npmrc|\.git/config)$")
@@ -63,6 +63,7 @@ def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, 
         return tuple(scan(blob, number) for number, blob in enumerate(blobs))
     numbers = sorted(range(len(blobs)), key=lambda number: -blobs[number].size)
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_at_once)
     try:
         running = {number: pool.submit(scan, blobs[number], number) for number in numbers}
@@ -71,6 +72,11 @@ def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, 
         raise ResultError(
             f"{blobs[0].file}: a process that read a layer was killed; is there too little memory?"
         ) from None
+    except BaseException:
+        # Nobody waits for the rest of a large layer.
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -100,7 +100,7 @@ def transfers(tables: Sequence[tuple[str, Table]], unit: str) -> Figure:
         points = [
             (row.size_bytes, row.bw_average, "" if row.msg_rate is None else f"{row.msg_rate:g} million messages/s")
             for row in sorted(table.rows, key=lambda row: row.size_bytes)
-            if row.bw_average and row.size_bytes > 0
+            if row.bw_average and math.isfinite(row.bw_average) and row.size_bytes > 0
         ]
         traces.append(_trace(line(name, number), points))
     return _figure(traces, f"average bandwidth, {markup(unit)}")
@@ -235,10 +235,12 @@ def heat_map(test: BandwidthTest) -> Figure:
 
 def between_devices(test: BandwidthTest) -> tuple[tuple[float | None, ...], ...]:
     """The matrix without its diagonal, if that is a copy within one device."""
-    matrix = test.matrix or ()
-    if test.tool != "p2pBandwidthLatencyTest":
-        return matrix
-    return tuple(tuple(None if i == j else cell for j, cell in enumerate(row)) for i, row in enumerate(matrix))
+    within = test.tool == "p2pBandwidthLatencyTest"
+
+    def drawn(i: int, j: int, cell: float | None) -> float | None:
+        return None if cell is None or not math.isfinite(cell) or (within and i == j) else cell
+
+    return tuple(tuple(drawn(i, j, cell) for j, cell in enumerate(row)) for i, row in enumerate(test.matrix or ()))
 
 
 def limits_of(runs: Sequence[tuple[str, Run]], judged: dict[int, tuple[Judgement, ...]]) -> tuple[Drawn, ...]:

@@ -121,5 +121,5 @@ def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def cell(value: str) -> str:
     """One line in which nothing is markup, no name is mentioned and no address becomes a link."""
-    escaped = re.sub(r"([\\`*_{}\[\]<>|~#])", r"\\\1", one_line(value).replace("&", "&amp;"))
+    escaped = re.sub(r"([\\`*{}\[\]<>|~#]|\b_|_\b|(?<!\w)_|_(?!\w))", r"\\\1", one_line(value).replace("&", "&amp;"))
     return escaped.replace("@", "@\u200b").replace("://", ":\u200b//")

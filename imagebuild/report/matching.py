@@ -27,7 +27,9 @@ def by_result(results: Results, judgements: Iterable[Judgement]) -> dict[int, tu
     said: defaultdict[_Key, list[Judgement]] = defaultdict(list)
     for judgement in judgements:
         what, *rest = judgement.subject.split(", ")
-        said[_Key(judgement.source, what, next((part for part in rest if "rank" in part), ""))].append(judgement)
+        key = _Key(judgement.source, what, next((part for part in rest if "rank" in part), ""))
+        # How many ranks there were may have been known to the judge only.
+        said[key if key in items else key._replace(ranks="")].append(judgement)
     found: dict[int, tuple[Judgement, ...]] = {}
     for key, equals in items.items():
         found |= {id(item): share for item, share in zip(equals, _shares(said[key], len(equals)), strict=True)}

@@ -132,9 +132,9 @@ def _meter(judgements: Iterable[Judgement]) -> Meter | None:
         if one.ceiling and one.measured is not None:
             share = one.measured / one.ceiling.value
             reference = one.reference.value / one.ceiling.value * 100 if one.reference else None
-            label = f"{share:.0%} of the ceiling, {words.number(one.ceiling.value)} {one.ceiling.unit}"
+            label = f"{share:.0%} of the ceiling, {one.ceiling.value:.4g} {one.ceiling.unit}"
             if one.reference:
-                label += f"; the mark is the reference, {words.number(one.reference.value)}"
+                label += f"; the mark is the reference, {one.reference.value:.4g}"
             state = JUDGED.get(one.outcome, "failed")
             return Meter(
                 round(min(100.0, share * 100), 1), label, state, None if reference is None else min(99.5, reference)
@@ -268,6 +268,7 @@ def _messages(report: Report) -> Iterable[Numbers]:
         found = [
             (
                 words.ucx_name(one),
+                words.NONE if one.size_bytes is None else words.bytes_text(one.size_bytes),
                 words.number(words.latency(one.latency_us)),
                 words.number(one.bandwidth_mib_s.get("average")),
                 words.number(one.rate_msg_s.get("average")),
@@ -275,5 +276,5 @@ def _messages(report: Report) -> Iterable[Numbers]:
             )
             for one in report.ucx
         ]
-        columns = ("test", "latency µs", "MiB/s", "messages/s", "file")
-        yield Numbers("ucx_perftest: averages", columns, tuple(found))
+        columns = ("test", "size", "latency µs", "MiB/s", "messages/s", "file")
+        yield Numbers("ucx_perftest: typical latency, average bandwidth", columns, tuple(found))

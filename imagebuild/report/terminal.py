@@ -41,7 +41,7 @@ def show(report: Report) -> None:
             for example in source.examples[:3]:
                 out.print(f"    {one_line(example, 160)}", markup=False)
     overall = OVERALL[report.overall]
-    out.print(f"[{overall}]{_safe(report.headline)}[/] ({report.counts}; {report.unread_lines} lines unread)")
+    out.print(f"[{overall}]{_safe(report.headline)}[/] ({report.counts}; unread lines: {report.unread_lines})")
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str, str, str]]:

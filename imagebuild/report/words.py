@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import PurePath
 
 from imagebuild.judge import pairs
@@ -103,7 +104,7 @@ def best(run: Run) -> Best | None:
 
 def busbw(row: Row) -> float | None:
     """The better of both placements."""
-    speeds = [half.busbw_gb_s for half in halves(row) if half.busbw_gb_s is not None]
+    speeds = [half.busbw_gb_s for half in halves(row) if half.busbw_gb_s is not None and isfinite(half.busbw_gb_s)]
     return max(speeds, default=None)
 
 
@@ -154,16 +155,17 @@ def latency(values: Mapping[str, float | None] | None) -> float | None:
 
 
 def ucx_name(ucx: UcxResult) -> str:
-    """`tag match bandwidth, thread 1`."""
-    parts = [ucx.title or "ucx_perftest"]
+    """`ucx_perftest overhead, thread 1`."""
+    parts = ["ucx_perftest" + (f" {ucx.title}" if ucx.title else "")]
     if ucx.thread is not None:
         parts.append(f"thread {ucx.thread}")
     return ", ".join(parts)
 
 
 def ucx_best(ucx: UcxResult) -> str:
-    """`10531.2 MiB/s, 0.09 µs`: averages."""
-    speed, time_us = ucx.bandwidth_mib_s.get("average"), ucx.latency_us.get("average")
+    """`10531.2 MiB/s, 0.09 µs at 1 MiB`: average bandwidth, typical latency."""
+    speed, time_us = ucx.bandwidth_mib_s.get("average"), latency(ucx.latency_us)
     parts = [f"{number(speed)} MiB/s"] if speed is not None else []
     parts += [f"{number(time_us)} µs"] if time_us is not None else []
-    return ", ".join(parts) or NONE
+    where = f" at {bytes_text(ucx.size_bytes)}" if ucx.size_bytes is not None else ""
+    return (", ".join(parts) or NONE) + where

@@ -16,9 +16,16 @@ _TOKEN = re.compile(
 )
 _BARE_KEY = re.compile(r"[A-Za-z_]\w{0,60}(?=\s{0,8}:)")
 """As perftest writes one, whose documents are sound but for that."""
+_NEXT = re.compile(r'\n\s{0,8}\{\s{0,40}"(?:version|nvbandwidth|identifier)"')
+"""Where another document begins, so that this one ends before it."""
+_BEFORE_VALUE = ("", "{", "[", ",", ":")
 _KEYS = re.compile(r'"(?:results|benchmark|testcases|nvbandwidth|busBw|bus_bw|test_categories)"')
 _ATTEMPTS = 200
 """Places of one stream where a document may begin but does not: text with more of them is no JSON."""
+_COST = 50
+"""As how many attempts counts one to mend a document, which reads all that follows."""
+_NEAR = 100_000
+"""Characters after its beginning in which a document that is worth mending has a key that we know."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,12 @@ def extract(said: Sequence[Line]) -> tuple[list[Document], list[Line]]:
     while index < len(lines):
         found = None
         if attempts < _ATTEMPTS and (begin := _begin(lines[index].text)) is not None:
-            found = _document(text, starts[index] + begin, lines[index].number)
+            place, number = starts[index] + begin, lines[index].number
+            found = _decoded(text, place, number)
             attempts += found is None
+            if found is None and _KEYS.search(text, place, place + _NEAR):
+                found = _mended(text, place, number)
+                attempts += _COST if found is None else 0
         if found is None:
             rest.append(lines[index])
             index += 1
@@ -75,16 +86,19 @@ def _begin(text: str) -> int | None:
     return None
 
 
-def _document(text: str, begin: int, number: int) -> tuple[Document, int] | None:
-    """The document that begins here, and where it ends; None if this is no JSON."""
+def _decoded(text: str, begin: int, number: int) -> tuple[Document, int] | None:
+    """The document that begins here, and where it ends; None if it is no sound JSON."""
     try:
         value, end = _DECODER.raw_decode(text, begin)
     except (ValueError, RecursionError):
-        pass
-    else:
-        return (Document(value, whole=True, number=number), end) if isinstance(value, dict | list) else None
-    if not _KEYS.search(text, begin, begin + 10_000_000):
         return None
+    return Document(value, whole=True, number=number), end
+
+
+def _mended(text: str, begin: int, number: int) -> tuple[Document, int] | None:
+    """The same for a document with mistakes; None if nothing can be made of it."""
+    following = _NEXT.search(text, begin + 1)
+    text = text[: following.start()] if following else text
     repaired, end, whole = _repaired(text, begin, bare_keys=True)
     if not whole:
         repaired, end, whole = _repaired(text, begin)
@@ -98,15 +112,19 @@ def _document(text: str, begin: int, number: int) -> tuple[Document, int] | None
 def _repaired(text: str, begin: int, *, bare_keys: bool = False) -> tuple[str, int, bool]:
     """As much of a document as is sound, with what is open closed; where that ends; and whether it was whole.
 
+    What follows the last sound value is left to others, unless the text ends there.
     Numbers that JSON does not have, `inf` and `nan`, get the names by which Python reads them, and `bare_keys` quotes.
     """
     stack: list[str] = []
     pieces: list[str] = []
-    sound = 0
+    sound, end = 0, begin
     before = ""
     at = begin
     while found := _TOKEN.search(text, at):
         word = _named(found[0])
+        if before not in _BEFORE_VALUE and word not in (",", ":", "}", "]"):
+            # Something begins where a comma should be: other output.
+            break
         if bare_keys and before in ("{", ",") and (key := _BARE_KEY.match(text, found.start())):
             found, word = key, f'"{key[0]}"'
         at = found.end()
@@ -121,12 +139,15 @@ def _repaired(text: str, begin: int, *, bare_keys: bool = False) -> tuple[str, i
                 return "".join(pieces), found.end(), True
         elif word not in (":", ",") and (not _is_value(word) or found.end() == len(text)):
             # A number at the very end may lack digits.
+            end = len(text) if found.end() == len(text) else end
             break
         is_key = bool(stack) and stack[-1] == "}" and before != ":" and word[0] == '"'
         if word not in (":", ",") and not is_key:
-            sound = len(pieces)
+            sound, end = len(pieces), found.end()
         before = word
-    return "".join((*pieces[:sound], *reversed(stack))), len(text), False
+    else:
+        end = len(text)
+    return "".join((*pieces[:sound], *reversed(stack))), end, False
 
 
 def _named(word: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -201,8 +202,19 @@ def _part_of_row(before: bytes, host: bytes, hosts: set[bytes]) -> bytes:
     return found[0] if found else b""
 
 
+def _logged(text: str) -> str:
+    """A line that Docker's json-file driver wrapped."""
+    try:
+        wrapped = json.loads(text)["log"]
+    except (ValueError, LookupError, RecursionError):
+        return text
+    return wrapped.rstrip("\r\n") if isinstance(wrapped, str) else text
+
+
 def _lines(row: bytes, number: int) -> Iterator[Line]:
     text = row.decode(errors="replace")
+    if text.startswith('{"log":"'):
+        text = _logged(text)
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
     if "\0" in text:

@@ -37,7 +37,7 @@ _HEADER = re.compile(r"(?:size|bytes)\s{1,40}(?:count|N)\s{1,40}type\b(?P<rest>[
 _GAP = r"\s{1,12}"
 _PRINTED: Mapping[str, tuple[tuple[Kind, str], ...]] = {
     "n": (
-        ("version", r"(?P<tool>nccl-tests) version (?P<version>\S{1,40})"),
+        ("version", r"(?P<tool>nccl-tests) version (?P<version>[^\s(]{1,40})"),
         (
             "parameters",
             r"nThreads? (?P<threads>\d{1,5}) nGpus (?P<gpus>\d{1,5})"

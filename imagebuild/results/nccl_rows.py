@@ -62,6 +62,16 @@ def could_go_on(text: str) -> bool:
     return _fits(last, len(whole)) or (len(whole) >= 2 and _CUT.fullmatch(last) is not None)
 
 
+def resembles(text: str) -> bool:
+    """Whether a line ends as a row does, though it does not begin like one."""
+    words = text.replace("|", " ").split(maxsplit=26)
+    while words and (_DATE.fullmatch(words[-1]) or _CLOCK.fullmatch(words[-1])):
+        words.pop()
+    return "." in "".join(words[-8:]) and any(
+        len(words) >= width and bool(_halves(_values(words[-width:]))) for width in (8, 16)
+    )
+
+
 def _fits(token: str, place: int) -> bool:
     if place < 2:
         return token.isdecimal() and len(token) <= 20
@@ -153,7 +163,7 @@ def joined(first: str, second: str, per_iteration: bool | None = None) -> tuple[
 def continued(first: str, second: str) -> Cells | None:
     """The row, if the second text, which looks like the beginning of one, is the rest of the first.
 
-    A size that was cut leaves its last digits at the beginning of the next line: bandwidth and time show whose they are.
+    A size that was cut leaves its last digits on the next line: count, bandwidth and time show whose they are.
     """
     cells, alone = complete(first + second), complete(second)
     return cells if cells and _soundness(cells) > (_soundness(alone) if alone else -1) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,11 +54,17 @@ def build(log: Lines, pieces: Sequence[Piece], failures: Iterable[Failure]) -> t
 def _attributed(pieces: Sequence[Piece], failures: Iterable[Failure]) -> Mapping[int, list[Failure]]:
     """Failures belong to the run that began last before them, of the same process if it has any."""
     found: dict[int, list[Failure]] = defaultdict(list)
+    begins = [piece.events[0].number for piece in pieces]
+    of_stream: dict[str, list[int]] = defaultdict(list)
+    for at, piece in enumerate(pieces):
+        of_stream[piece.stream].append(at)
     for failure in failures:
-        before = [at for at, piece in enumerate(pieces) if piece.events[0].number <= failure.number]
-        same = [at for at in before if pieces[at].stream == failure.stream]
-        if same or before:
-            found[(same or before)[-1]].append(failure)
+        own = of_stream.get(failure.stream, [])
+        same = bisect_right(own, failure.number, key=lambda at: begins[at])
+        if same:
+            found[own[same - 1]].append(failure)
+        elif before := bisect_right(begins, failure.number):
+            found[before - 1].append(failure)
         elif pieces and failure.cause not in ("stopped", "trace") and not pieces[0].first("oob"):
             found[0].append(failure)
     return found

@@ -11,6 +11,8 @@ from imagebuild.results.nccl_rows import Cells
 _FOOTERS: frozenset[Kind] = frozenset(("oob", "average", "concluded"))
 _BODY: frozenset[Kind] = frozenset(("row", "partial", *_FOOTERS))
 _ONCE: tuple[Kind, ...] = ("starting", "parameters", "header", "oob", "average")
+_MOST = 1000
+"""Tables that are told apart."""
 
 Piece = list[Event]
 
@@ -106,7 +108,7 @@ def _tables(pieces: Sequence[Piece]) -> int:
 
 def _apart(pieces: Sequence[Piece]) -> list[Piece]:
     """Events of tables that were printed at the same time: the n-th of a kind belongs to the n-th table."""
-    tables: list[Piece] = [[] for _ in range(max(1, _tables(pieces)))]
+    tables: list[Piece] = [[] for _ in range(min(max(1, _tables(pieces)), _MOST))]
     said: Counter[tuple[Kind, str]] = Counter()
     last: list[int | None] = [None] * len(tables)
     for event in sorted((event for piece in pieces for event in piece), key=lambda event: event.number):

@@ -106,6 +106,8 @@ class _Process:
         if event.kind in OPENINGS or event.kind in ("oob", "average", "concluded", "rank"):
             self.flush()
             self.in_table = event.kind == "header"
+        elif event.kind == "command":
+            self.in_table = False
         if isinstance(event.payload, Header):
             self.header = event.payload
         elif event.kind in OPENINGS:
@@ -151,6 +153,8 @@ class _Reader:
             self._say(stream, event)
         elif text.lstrip(" #").startswith(("Out", "Avg")):
             process_.broken = text
+        elif process_.in_table and nccl_rows.resembles(text):
+            process_.events.append(Event("partial", line.number, text=text.strip()))
 
     def _say(self, stream: str, event: Event) -> None:
         process = self.processes[stream]

@@ -82,7 +82,8 @@ def facilities(told: Mapping[str, list[str]], *, nodes: int, slurm: bool, why: d
     gpus = _number(told, "gpus")
     tools = told.get("tool", ())
     active = [p for p in told.get("port", ()) if "ACTIVE" in p]
-    reasons = dict(why)
+    absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not gpus}
+    reasons = {name: reason for name, reason in why.items() if absent[name]}
     if not gpus and not reasons.get("gpu"):
         reasons["gpu"] = "nvidia-smi finds none" if "nvidia-smi" in tools else "no nvidia-smi, which a driver brings"
     rdma = bool(active and told.get("verbs"))

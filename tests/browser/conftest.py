@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -63,7 +63,9 @@ def bad_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_page(browser: Browser, bad_file: Path) -> Iterator[Open]:
     contexts = []
 
-    def open_it(width: int = 1280, height: int = 900, scheme: str = "light", **options: Any) -> Opened:
+    def open_it(
+        width: int = 1280, height: int = 900, scheme: Literal["light", "dark"] = "light", **options: Any
+    ) -> Opened:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, offline=True, **options
         )

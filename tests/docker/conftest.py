@@ -168,7 +168,7 @@ def watched(client: DockerClient, host: str) -> Iterator[dict[str, str]]:
 def containers(client: DockerClient) -> list[str]:
     """Containers of our images that imagebuild started."""
     found = client.containers.list(all=True, filters={"label": docker.LABEL}, ignore_removed=True)
-    return [str(c.name) for c in found if c.image and any(REPOSITORY in tag for tag in c.image.tags)]
+    return [str(c.name) for c in found if REPOSITORY in c.attrs["Config"]["Image"]]
 
 
 @pytest.fixture

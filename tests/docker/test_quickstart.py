@@ -87,9 +87,12 @@ def test_verify_proves_every_component(
     ("damage", "failing"),
     [
         ("rm /opt/nccl/lib/libnccl.so.2 && ldconfig", {"nccl-wheel loads", "nccl-wheel version"}),
-        ("ssh-keygen -q -A", {"image no-keys", "sshd no-host-keys"}),
+        ("ssh-keygen -q -A", {"image no-keys", "sshd no-host-keys", "sshd host-keys"}),
         ("ssh-keygen -q -A\nRUN rm /etc/ssh/ssh_host_*", {"image no-keys"}),
-        ("echo PasswordAuthentication yes > /etc/ssh/sshd_config.d/00-mine.conf", {"sshd settings"}),
+        (
+            "echo PasswordAuthentication yes > /etc/ssh/sshd_config.d/00-mine.conf",
+            {"sshd settings", "sshd refuses-root", "sshd refuses-user"},
+        ),
     ],
     ids=["library", "host-key", "host-key-in-a-lower-layer", "passwords"],
 )

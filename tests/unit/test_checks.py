@@ -8,7 +8,6 @@ from imagebuild.config import Project
 from imagebuild.errors import ConfigError
 from imagebuild.models import Check
 from imagebuild.needs import Facilities
-from imagebuild.results.models import Results
 from imagebuild.runners.base import Command, Execution, Place
 from tests.conftest import LIBRARY, Files
 
@@ -63,7 +62,7 @@ def outcomes(
 ) -> dict[str, tuple[str, str]]:  # fmt: skip
     session = Answers(answers)
     results = [
-        checks.run(p, session, folder / f"{p.check.name}.log", lambda log, name: Results(), lambda results, tool: "")
+        checks.run(p, session, folder / f"{p.check.name}.log")
         for p in checks.planned(project, {"library": version}, axes, have)
     ]
     return {r.check: (r.outcome, r.reason) for r in results}
@@ -161,3 +160,19 @@ def test_an_unknown_component_and_a_missing_script_are_errors(project: Project, 
     (tiny.root / "dockerfiles/components/library/checks/long.sh").unlink()
     with pytest.raises(ConfigError, match=r"checks.long: .*long\.sh"):
         checks.planned(project, {"library": "1.2"}, {}, Facilities())
+
+
+def test_a_benchmark_s_results_must_be_good(tiny: Files, tmp_path: Path) -> None:
+    tiny.component("library", LIBRARY + "checks:\n  - {name: fast, description: d, run: x, results: nccl-tests}\n")
+    answers = {"fast": (0, "all is well\n")}
+    reason = "no result of nccl-tests in the output"
+    assert outcomes(tiny.load(), tmp_path, answers)["fast"] == ("failed", reason)
+    answers = {"fast": (3, "all is well\n")}
+    assert outcomes(tiny.load(), tmp_path, answers)["fast"] == ("failed", f"exit status 3; {reason}")
+
+
+def test_a_check_may_say_that_it_cannot_run(project: Project, tmp_path: Path) -> None:
+    answers = {"version": (77, "looked\nno such module\n"), "long": (77, "")}
+    found = outcomes(project, tmp_path, answers)
+    assert found["version"] == ("skipped", "no such module")
+    assert found["long"] == ("failed", "exit status 77")

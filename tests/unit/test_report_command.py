@@ -48,7 +48,7 @@ PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
 def test_good_data_and_speed(call: Call) -> None:
     write("a.log", nccl_log(480))
     status, out, _ = call("a.log", *PROFILE)
-    assert (status, out.splitlines()[-1]) == (0, "All is well (2 passed, 0 failed, 0 skipped; 0 lines unread)")
+    assert (status, out.splitlines()[-1]) == (0, "All is well (2 passed, 0 failed, 0 skipped; unread lines: 0)")
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,23 @@ def test_what_a_check_measured_is_shown_once(call: Call) -> None:
     call("v", "--json", "o.json", "--html", "o.html")
     assert len(json.loads(Path("o.json").read_text())["runs"]) == 1
     assert "# Collective test starting" in Path("o.html").read_text()
+
+
+def test_speed_that_verify_judged_is_judged_once_and_anew_with_a_profile(call: Call) -> None:
+    write("a.log", nccl_log(240))
+    call("a.log", *PROFILE, "--json", "one.json")
+    one = json.loads(Path("one.json").read_text())
+    checked = json.loads(verification().model_dump_json())
+    kept = {name: one[name] for name in ("runs", "tests", "tables", "ucx", "diagnostics", "sources")}
+    checked["checks"] = [
+        {"component": "nccl-tests", "check": "collective", "outcome": "passed", "results": kept},
+        {"component": "nccl-tests", "check": "collective-speed", "outcome": "failed", "judgements": one["judgements"]},
+    ]
+    write("v.json", json.dumps(checked))
+    status, out, _ = call("v.json")
+    assert (status, out.count("✗")) == (1, 1)
+    assert "2 passed, 1 failed" in out
+    assert call("v.json", "--profile", "a100-sxm", "--profiles", ROOT / "profiles")[0] == 0
 
 
 def test_a_result_of_verify_that_is_broken_is_5(call: Call) -> None:

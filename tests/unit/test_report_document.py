@@ -89,6 +89,12 @@ def test_judgements_of_equal_runs_go_to_them_in_order() -> None:
     assert [tuple(j.measured for j in found[id(one)]) for one in runs] == [(480.0,), (), (400.0,)]
 
 
+def test_a_judgement_with_ranks_that_the_log_does_not_say() -> None:
+    unknown = run(ranks=None)
+    said = judgement("all_reduce", 480.0, 700, 482)
+    assert matching.by_result(Results(runs=(unknown,)), [said])[id(unknown)] == (said,)
+
+
 def test_names_tell_runs_apart() -> None:
     runs = (run(), run(source="b/mpi.log"), run(source="c/mpi.log"), run("sendrecv", ranks=16, nodes=2))
     assert names_of(runs) == (

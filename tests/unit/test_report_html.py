@@ -107,6 +107,11 @@ def test_every_section_that_is_linked_is_there(bad_page: str) -> None:
     assert {"runs", "bandwidth", "copies", "messages", "diagnostics", "image-1", "skipped", "origin", "logs"} <= linked
 
 
+def test_evidence_of_what_failed_is_unfolded(bad_page: str) -> None:
+    folds = [attributes for tag, attributes in parsed(bad_page).tags if attributes.get("class") == "check"]
+    assert ["open" in attributes for attributes in folds] == [True, False]
+
+
 def test_a_log_that_was_cut_says_so(bad_page: str) -> None:
     assert "The first 49.9 MB are left out" in bad_page
 
@@ -162,6 +167,20 @@ def test_a_matrix_without_copies_within_a_device() -> None:
     assert drawing.figure["data"][0]["zmax"] == 390.0
     assert drawing.note.startswith("214.7 to 390.0 GB/s")
     assert "2510.0" in drawing.tables[0].rows[1]
+
+
+def test_numbers_that_are_none_are_not_drawn() -> None:
+    nan, inf = float("nan"), float("inf")
+    tests = (
+        BandwidthTest(source="n", name="x", unit="GB/s", status="passed", matrix=((inf, 1.0), (nan, -inf)), sum=nan),
+    )
+    table = BAD.tables[0].model_copy(
+        update={"rows": (BAD.tables[0].rows[0].model_copy(update={"bw_average": inf}),) * 2}
+    )
+    runs = (run(rows=(row(GIB, inf), row(GIB, nan), row(GIB, 5.0))),)
+    report = Report(about=ABOUT, runs=runs, tests=tests, tables=(table,))
+    assert "<h1" in html.html(report)
+    assert figure(report)["data"][0]["y"] == [5.0]
 
 
 def test_slow_is_warm_for_times_too() -> None:

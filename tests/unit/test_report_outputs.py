@@ -62,7 +62,7 @@ def test_junit_keeps_the_end_of_long_output() -> None:
 def test_markdown_begins_with_the_verdict_and_has_a_row_for_each_run() -> None:
     text = markdown.text(GOOD)
     assert text.startswith("## ✅ All is well\n\n4 passed, 0 failed, 0 skipped. Profile h100-sxm.")
-    assert re.search(r"^\| all\\_reduce, 8 ranks \| ok \| 476\.7 GB/s at 8 GiB \| 68% \| passed \|$", text, re.M)
+    assert re.search(r"^\| all_reduce, 8 ranks \| ok \| 476\.7 GB/s at 8 GiB \| 68% \| passed \|$", text, re.M)
 
 
 def test_markdown_lists_problems_and_skips() -> None:
@@ -82,6 +82,20 @@ def test_markdown_is_text_only() -> None:
     assert "https://" not in shown
     row = next(line for line in shown.splitlines() if line.startswith("| all"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("all_reduce", "all_reduce"),
+        ("_x_ y", r"\_x\_ y"),
+        ("a * b", r"a \* b"),
+        ("<b>", r"\<b\>"),
+        ("&lt;", "&amp;lt;"),
+    ],
+)
+def test_markdown_cells(text: str, shown: str) -> None:
+    assert markdown.cell(text) == shown
 
 
 def test_markdown_of_thousands_of_problems_fits_a_comment() -> None:
@@ -106,10 +120,12 @@ def test_terminal_shows_results_problems_skips_and_the_verdict(capsys: pytest.Ca
     out = capsys.readouterr().out
     assert re.search(r"^all_gather, 8 ranks +ok +359\.5 GB/s at 8 GiB +passed$", out, re.M)
     assert re.search(r"^device_to_device_memcpy_read_ce +passed +214\.7 to 394\.0 GB/s", out, re.M)
+    assert re.search(r"^ucx_perftest overhead, thread 0 +ok +10531\.2 MiB/s, 0\.09 µs at 1 MiB", out, re.M)
+    assert re.search(r"^RDMA_Read Latency +ok +3\.90 µs at 2 B", out, re.M)
     assert "✗ reduce_scatter, 8 ranks, 1 node (logs/reduce_scatter.log): failed: 52% of the reference" in out
     assert "- waived: multinode_device_to_device_memcpy_read_ce: nvbandwidth says so" in out
     assert "logs/hung.log: 2 unread" in out
-    assert out.endswith("6 of 26 assertions failed (16 passed, 6 failed, 4 skipped; 2 lines unread)\n")
+    assert out.endswith("6 of 26 assertions failed (16 passed, 6 failed, 4 skipped; unread lines: 2)\n")
     assert "\x1b" not in out
     assert "\x00" not in out
 

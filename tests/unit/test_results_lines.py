@@ -99,13 +99,21 @@ def test_encodings(tmp_path: Path) -> None:
     assert lines.read(tmp_path / "log").count == 0
 
 
+def test_lines_that_docker_wrapped() -> None:
+    assert texts('{"log":"  8  2\\n","stream":"stdout","time":"2026-11-21T07:26:50.1Z"}\n{"log":5}\n{"log":"') == [
+        "  8  2",
+        '{"log":5}',
+        '{"log":"',
+    ]
+
+
 def test_lines_longer_than_a_piece(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"a" * 3_000_000 + b"\nb\n" + b"c" * 1_500_000)
     assert [len(text) for text in lines.read(tmp_path / "log").texts()] == [3_000_000, 1, 1_500_000]
 
 
 def test_twenty_megabytes_of_debug_output(tmp_path: Path) -> None:
-    """20 MB take a fifth of a tenth of a second on the machine where this was written; the limit is for slow ones."""
+    """100 MB took 0.3 s on the machine where this was written, so the limit is one for slow machines."""
     source = random.Random(1)
     sample = [noise(source) for _ in range(500)]
     table = Table()
@@ -116,10 +124,10 @@ def test_twenty_megabytes_of_debug_output(tmp_path: Path) -> None:
             file.write(line + "\n")
     size = (tmp_path / "log").stat().st_size
     assert size > 15_000_000
-    begin = time.perf_counter()
+    begin = time.process_time()
     log = lines.read(tmp_path / "log")
     parsed = nccl_text.parse(log)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
     same(parsed.items[0], table)
     assert log.noise == 15 * 500 * len(table.lines())
     tracemalloc.start()

@@ -132,6 +132,19 @@ def test_cut_anywhere() -> None:
         assert run.ranks == 8
 
 
+def test_what_follows_a_document_without_end_is_read() -> None:
+    text = dump(document())
+    cut = text[: text.index('"size":16777216') - 1]
+    results = read_text("log", cut + "\n" + text + "\n" + Table("2.10").text())
+    assert [len(run.rows) for run in results.runs] == [2, len(TABLE.sizes), 11]
+    assert [run.verdict for run in results.runs] == ["truncated", "ok", "ok"]
+    cut = text[: text.index('"size":16777216') + 20]
+    results = read_text(
+        "log", cut + "node1: Test NCCL failure x.cu:1 'unhandled system error'\n" + Table("2.10").text()
+    )
+    assert [len(run.rows) for run in results.runs] == [2, 11]
+
+
 def test_rccl_tests_write_a_flat_list() -> None:
     def entry(row: Row, values: Half, placement: int) -> dict[str, Any]:
         return {"numCycle": 0, "name": "AllReduce", "nodes": 1, "ranks": 8, "size": row.size_bytes, "type": row.dtype,

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from tests.unit.nccl_tables import RELEASES, Table, broken, noise, same
 
 from imagebuild.results import lines, nccl_text
 from imagebuild.results.models import Run
+from tests.unit.nccl_tables import RELEASES, Table, broken, noise, same
 
 
 def runs(text: str) -> tuple[Run, ...]:
@@ -265,6 +265,32 @@ def test_the_last_row_is_cut() -> None:
     assert len(parsed.unread) == 1
 
 
+@pytest.mark.parametrize("spoil", [
+    lambda row: row.replace("float", "flo?t"), lambda row: "x" + row.strip(), lambda row: row[40:], lambda row: row.replace("  0.", "  0,"),
+    lambda row: row[:50], lambda row: row.replace("512", "5", 1),
+])  # fmt: skip
+def test_a_row_that_cannot_be_read_is_counted(spoil: Callable[[str], str]) -> None:
+    table = Table(sizes=(64, 512, 4096, 32768))
+    body = table.body()
+    parsed = nccl_text.parse(
+        lines.from_text("log", "\n".join([*table.head(), body[0], spoil(body[1]), *body[2:], *table.foot()]))
+    )
+    run = parsed.items[0]
+    assert (len(run.rows), run.partial_rows, len(parsed.unread)) == (3, 1, 1)
+    assert run.verdict == "ok"
+    assert "1 rows could not be read" in run.reason
+
+
+def test_numbers_of_others_are_no_rows() -> None:
+    table = Table()
+    matrix = "   0   1   2   3   4   5   6   7\n" + "".join(
+        f" {at} " + " ".join(f"{at}{gpu}7.21" for gpu in range(8)) + "\n" for at in range(8)
+    )
+    parsed = nccl_text.parse(lines.from_text("log", "\n".join([*table.head(), *table.body()]) + "\n" + matrix))
+    assert (len(parsed.items), parsed.unread) == (1, ())
+    assert list(parsed.items[0].rows) == table.rows()
+
+
 def test_elisions() -> None:
     table = Table()
     body = table.body()
@@ -303,6 +329,7 @@ def test_rccl_tests() -> None:
 def test_a_version_with_a_commit() -> None:
     run = only(Table().text().replace("version 2.19.6 ", "version 2.20.0 (0a1b2c3) "))
     assert run.tool_version == "2.20.0"
+    assert only(Table().text().replace("version 2.19.6 ", "version 2.20.0(0a1b2c3) ")).tool_version == "2.20.0"
 
 
 def test_the_command_line_names_the_collective() -> None:

@@ -114,8 +114,8 @@ def test_random_bytes_are_no_error(seed: int, tmp_path: Path) -> None:
 HARD = [
     "1 ", "1" * 40, " " * 50, "1 1 float ", "8 2 float sum -1 ", "[", "{", '{"results":', '["', "a" * 50, "[1,0]<stdout>:", "0: ",
     "a:1:1 [0] NCCL INFO ", "Rank 0 ", "# ", "> ", "1.1e+", "-", "N/A ", "1 1 float 1 1 1 1\n", "\x1b[", "_perf ", "...", "|", "a.",
-    "8 2 float sum -1 1 1 1\n", "node: ", "1\n", "{\n", "[{\n", "# Rank 0 Pid 1 on a device 0 [0x00] x\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\n",
-    "# Out of bounds values : 0 OK\n", "# size count type redop root time algbw busbw #wrong\n", "Test NCCL failure\n", "+ all_reduce_perf -b\n",
+    "8 2 float sum -1 1 1 1\n", "node: ", "1\n", "{\n", "[{\n", '{"results":\n', '{"results":[1,2],\n', "# Rank 0 Pid 1 on a device 0 [0x00] x\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\n",
+    "# Out of bounds values : 0 OK\n", "# size count type redop root time algbw busbw #wrong\n", "Test NCCL failure\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n", "+ all_reduce_perf -b\n",
 ]  # fmt: skip
 
 
@@ -131,4 +131,4 @@ def test_time_grows_with_size_only(piece: str) -> None:
 
     seconds(2_000)
     small, large = min(seconds(10_000) for _ in range(3)), seconds(160_000)
-    assert large < 64 * small + 0.2
+    assert large < 64 * small + 0.5

@@ -4,7 +4,7 @@
   var figures = JSON.parse(document.getElementById("figures").textContent);
   var coarse = window.matchMedia("(pointer: coarse)").matches;
   var font = { family: getComputedStyle(document.body).fontFamily, size: 12 };
-  var config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+  var config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
   if (coarse) { config.displayModeBar = false; }
 
   function chart(button) { return document.getElementById(button.dataset.chart); }
@@ -25,6 +25,7 @@
       autosize: true, font: font, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       // A finger on a chart scrolls the page.
       dragmode: coarse ? false : "zoom",
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: "#7d8896", activecolor: "#2f7ed8" },
       hoverlabel: { bgcolor: "#1b2330", bordercolor: "#1b2330", font: { color: "#ffffff", family: font.family } }
     }, figures[id].layout);
     fit(figures[id], document.getElementById(id).clientWidth);
@@ -39,12 +40,13 @@
     });
   });
   document.querySelectorAll("button.scale").forEach(function (button) {
+    var range = figures[button.dataset.chart].layout.yaxis.range;
     button.addEventListener("click", function () {
       var linear = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", String(linear));
       Plotly.relayout(chart(button), linear
-        ? { "yaxis.type": "linear", "yaxis.tickmode": "auto", "yaxis.rangemode": "tozero", "yaxis.autorange": true }
-        : { "yaxis.type": "log", "yaxis.tickmode": "array", "yaxis.rangemode": "normal", "yaxis.range": figures[button.dataset.chart].layout.yaxis.range.slice() });
+        ? { "yaxis.type": "linear", "yaxis.tickmode": "auto", "yaxis.range": [0, 0.56 * Math.pow(10, range[1])] }
+        : { "yaxis.type": "log", "yaxis.tickmode": "array", "yaxis.range": range.slice() });
     });
   });
 

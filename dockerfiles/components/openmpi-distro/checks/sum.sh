@@ -33,11 +33,12 @@ ranks=4
 hosts=$(printf ",%s:$((ranks / ${#nodes[@]}))" "${nodes[@]}")
 # Open MPI leaves UCX alone where it finds no InfiniBand, unless told that any transport will do. Without UCX, Open MPI 4
 # finds no shared memory that works in a container.
-ucx=(--mca opal_common_ucx_tls any --mca opal_common_ucx_devices any)
-ob1=()
-case $(ompi_info --version) in *' v4.'*) ob1=(--mca btl "tcp,self") ;; esac
+any=(--mca opal_common_ucx_tls any --mca opal_common_ucx_devices any)
+tcp=()
+case $(ompi_info --version) in *' v4.'*) tcp=(--mca btl "tcp,self") ;; esac
 for layer in ucx ob1; do
-  declare -n options=$layer
+  options=("${any[@]}")
+  if [ "$layer" = ob1 ]; then options=("${tcp[@]}"); fi
   mpirun --host "${hosts#,}" -n "$ranks" --mca pml "$layer" "${options[@]}" "$program" | tee "$layer"
   [ "$(grep -c ", sum $((ranks * (ranks + 1) / 2))\$" "$layer")" = "$ranks" ]
   [ "$(sed 's/: .*//' "$layer" | sort -u | wc -l)" = "${#nodes[@]}" ]

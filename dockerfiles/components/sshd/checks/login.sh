@@ -6,9 +6,12 @@ ssh-keygen -q -t ed25519 -N '' -f "$work/right"
 ssh-keygen -q -t ed25519 -N '' -f "$work/wrong"
 cp "$work/right.pub" "$work/authorized_keys"
 chmod 0600 "$work/authorized_keys"
+# A server makes its host keys; they go with it, so that the place is as it was.
+keys() { find /etc/ssh ~/.local/state/sshd -name 'ssh_host_*_key*' 2> /dev/null | sort; }
+keys > "$work/before" || true
 /usr/sbin/sshd -D -e -p 2200 -o AuthorizedKeysFile="$work/authorized_keys" -o StrictModes=no 2> "$work/log" &
 server=$!
-trap 'kill "$server"; cat "$work/log"' EXIT
+trap 'kill "$server"; cat "$work/log"; keys | comm -13 "$work/before" - | xargs -r rm' EXIT
 login() {
   ssh -p 2200 -i "$work/$1" -o IdentitiesOnly=yes -o BatchMode=yes -o UserKnownHostsFile="$work/known" localhost "$2"
 }

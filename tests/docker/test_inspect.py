@@ -1,0 +1,121 @@
+"""The image checks on real images: what we build passes, what is planted is found, and the tools of others agree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from docker import DockerClient
+
+from imagebuild.inspection import describe, inspect
+from imagebuild.inspection.context import Inspection
+from imagebuild.inspection.scan import scan_all
+from imagebuild.records import CheckResult, VerifyResult
+from tests.docker.conftest import REPOSITORY, Built, Imagebuild
+from tests.docker.test_quickstart import docker_build
+from tests.unit.image_files import elf
+
+pytestmark = pytest.mark.docker
+
+KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\\n" + "b3BlbnNzaC1rZXkt" * 4
+TOKEN = "ghp" + "_" + "a1B2c3D4e5F6g7H8i9" * 2
+NEEDS = ("libabsent.so.1", "libc.so.6")
+FAULTS = {
+    "no-keys": f"RUN printf '%b' '{KEY}' > /opt/deploy\nRUN rm /opt/deploy",
+    "no-tokens": f"RUN echo 'token: {TOKEN}' > /etc/deploy.yaml\nRUN rm /etc/deploy.yaml",
+    "not-world-writable": "RUN mkdir -m 777 /opt/everybody",
+    "setuid": "RUN cp /usr/bin/id /opt/id && chmod 4755 /opt/id",
+    "no-leftovers": "RUN echo Package: x > /var/lib/apt/lists/example_Packages\nRUN rm /var/lib/apt/lists/*_Packages",
+    "no-site-ca": "RUN echo > /usr/local/share/ca-certificates/site.crt",
+    "environment": "ENV MPI_HOME=/opt/nowhere",
+    "user": "RUN echo 'mpiuser:secret' | chpasswd",
+    "licenses": "RUN rm /opt/nccl/LICENSE",
+}
+"""Rule → instructions that break it, and no other."""
+
+
+def written(path: str, data: bytes) -> str:
+    """An instruction that writes bytes."""
+    text = "".join(f"\\{byte:03o}" for byte in data)
+    return f"RUN printf '{text}' > {path} && chmod 755 {path}"
+
+
+def failed(results: tuple[CheckResult, ...]) -> dict[str, str]:
+    return {result.check: result.output for result in results if result.outcome == "failed"}
+
+
+def test_planted_faults_are_found_and_nothing_else(
+    quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
+) -> None:
+    tag = f"{REPOSITORY}/planted:1"
+    stub = written("/opt/stubs/libcuda.so", elf(soname="libcuda.so.1"))
+    foreign = {
+        "no-stubs": f"RUN mkdir /opt/stubs\n{stub}\nRUN ln -s /opt/stubs/libcuda.so /usr/lib/libcuda.so.1",
+        "architecture": written("/opt/arm", elf(machine=183)),
+        "closure": written("/opt/program", elf(needed=NEEDS, interpreter="/lib64/ld-linux-x86-64.so.2")),
+    }
+    faults = FAULTS | foreign
+    docker_build("\n".join([f"FROM {quickstart.tag}", *faults.values()]), "--tag", tag)
+    saved = tmp_path / "image.tar"
+    with saved.open("wb") as file:
+        file.writelines(client.images.get(tag).save())
+    done = imagebuild("verify", saved, "--json", tmp_path / "verify.json", expect=1)
+    result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
+    assert result.target == quickstart.result.target
+    found = failed(result.checks)
+    assert set(found) == set(faults)
+    for rule, text in {
+        "no-keys": "/opt/deploy: holds a private key, in layer", "no-tokens": "/etc/deploy.yaml: holds what looks like a",
+        "closure": "/opt/program: needs libabsent.so.1, which is nowhere in the image",
+        "architecture": "/opt/arm: is for ELF machine 183, not for amd64",
+        "no-stubs": "/usr/lib/libcuda.so.1: is a stub that the loader finds",
+    }.items():  # fmt: skip
+        assert text in found[rule]
+    assert TOKEN not in done.out + (tmp_path / "verify.json").read_text()
+
+
+@pytest.mark.parametrize("variant", ["quickstart", "devel"])
+def test_a_layout_passes_without_an_engine(
+    request: pytest.FixtureRequest, variant: str, imagebuild: Imagebuild, tmp_path: Path
+) -> None:
+    built: Built = request.getfixturevalue(variant)
+    imagebuild("build", built.result.target, "--platform", "local", "--output", tmp_path)
+    done = imagebuild("verify", f"oci:{tmp_path / built.result.target}", DOCKER_HOST="unix:///nowhere.sock")
+    assert re.search(r"2\d passed, 0 failed, 0 skipped", done.out)
+
+
+def test_the_loader_in_the_image_agrees(quickstart: Built, client: DockerClient, tmp_path: Path) -> None:
+    """`ldd -r` of every program and library finds, and misses, the same libraries and symbols."""
+    with (tmp_path / "image.tar").open("wb") as file:
+        file.writelines(client.images.get(quickstart.tag).save())
+    (image,) = describe(tmp_path / "image.tar")
+    about = Inspection(image, scan_all(image.layers))
+    paths = [path for path, found in about.objects.items() if found.machine == about.machine and found.type in (2, 3)]
+    assert len(paths) > 500
+    script = 'while read -r file; do echo "@@$file"; ldd -r "$file" 2>&1; done'
+    command = ["docker", "run", "--rm", "-i", quickstart.tag, "bash", "-c", script]
+    lines = "".join(f"/{path}\n" for path in paths)
+    done = subprocess.run(command, input=lines, text=True, capture_output=True, check=False)
+    seen = 0
+    for block in done.stdout.split("@@/")[1:]:
+        path, _, text = block.partition("\n")
+        closure = about.closure(path)
+        theirs = dict(re.findall(r"^\s*(\S+) => (/\S+|not found)", text, re.MULTILINE))
+        ours = {name: found for name, found in closure.libraries.items() if not name.startswith("ld-linux")}
+        assert {name: about.tree.resolve(where) for name, where in theirs.items()} == {
+            name: about.tree.resolve(where) if where else None for name, where in ours.items()
+        }, path
+        undefined = {name for _, name in about.loader.undefined(closure)}
+        assert set(re.findall(r"undefined symbol: ([^\s,]+)", text)) == undefined, path
+        seen += 1
+    assert seen == len(paths)
+
+
+def test_an_image_of_others_is_read_too(client: DockerClient) -> None:
+    tag = f"{REPOSITORY}/foreign:1"
+    docker_build("FROM scratch\nLABEL maker=other\nCOPY <<EOF /etc/passwd\nroot:x:0:0::/:/bin/sh\nEOF\n", "--tag", tag)
+    results = inspect(client.images.get(tag).save())
+    assert set(failed(results)) == {"command"}
+    assert all(result.reason for result in results if result.outcome == "skipped")

@@ -1,0 +1,345 @@
+"""`imagebuild verify` with real containers, a real ssh, images of others, layouts and digests."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from docker import DockerClient
+from docker.models.containers import Container
+
+from imagebuild import docker
+from imagebuild.records import CheckResult, VerifyResult
+from imagebuild.runners.cluster import cluster, names
+from tests.docker.conftest import (
+    REPOSITORY,
+    TARGET,
+    Built,
+    Imagebuild,
+    containers,
+    copy_of_project,
+    finish,
+    until,
+    watched,
+)
+from tests.docker.test_quickstart import docker_build
+
+pytestmark = pytest.mark.docker
+
+Verify = Callable[..., VerifyResult]
+
+
+@pytest.fixture
+def verify(imagebuild: Imagebuild, tmp_path: Path) -> Verify:
+    def run(*args: str | Path, expect: int = 0) -> VerifyResult:
+        imagebuild("verify", *args, "--json", tmp_path / "verify.json", expect=expect)
+        return VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
+
+    return run
+
+
+def outcomes(result: VerifyResult) -> dict[str, str]:
+    """Of all checks that start something."""
+    return {f"{c.component}/{c.check}": c.outcome for c in result.checks if c.component != "image"}
+
+
+def the(result: VerifyResult, name: str) -> CheckResult:
+    (found,) = [c for c in result.checks if f"{c.component}/{c.check}" == name]
+    return found
+
+
+@pytest.fixture(scope="module")
+def by_docker(
+    quickstart: Built, checkout: Path, tmp_path_factory: pytest.TempPathFactory, client: DockerClient, host: str
+) -> VerifyResult:
+    """What the docker runner says of the whole suite."""
+    folder = tmp_path_factory.mktemp("by-docker")
+    with watched(client, host) as environ:
+        Imagebuild(checkout, environ)("verify", TARGET, "--output", folder)
+    return VerifyResult.model_validate_json((folder / "verify.json").read_text())
+
+
+@pytest.fixture
+def started(quickstart: Built, client: DockerClient, environ: dict[str, str]) -> Iterator[Container]:
+    """Gone before `environ` looks for what is left."""
+    with docker.container(client, quickstart.tag, hostname="check") as running:
+        yield running
+
+
+def without_nodes(result: dict[str, str], single: VerifyResult) -> dict[str, str]:
+    """Less the checks that had to be skipped because there was one node."""
+    alone = {f"{c.component}/{c.check}" for c in single.checks if "nodes, 1 here" in c.reason}
+    return {name: outcome for name, outcome in result.items() if name not in alone}
+
+
+def test_docker_exec_as_a_prefix_says_the_same(by_docker: VerifyResult, started: Container, verify: Verify) -> None:
+    result = verify(TARGET, "--runner", f"exec:docker exec {started.name}")
+    assert without_nodes(outcomes(by_docker), result) == without_nodes(outcomes(result), result)
+    assert len(without_nodes(outcomes(result), result)) > 30
+    assert all("--layout" in c.reason for c in result.checks if c.component == "image")
+    assert (result.target, result.platform) == (TARGET, by_docker.platform)
+    assert the(result, "openmpi-distro/ranks-as-user").command[:4] == ("docker", "exec", str(started.name), "bash")
+
+
+@pytest.fixture
+def ssh(started: Container, tmp_path: Path) -> str:
+    """What leads into the container by ssh."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    public = (tmp_path / "key.pub").read_text().strip()
+    # Not where hosts have their keys: a check wants none there.
+    script = f"""
+      mkdir -p -m 700 /root/.ssh /run/sshd && echo '{public}' > /root/.ssh/authorized_keys
+      ssh-keygen -q -t ed25519 -N '' -f /run/host-key && /usr/sbin/sshd -p 2299 -h /run/host-key
+      rm /etc/ssh/ssh_host_*
+    """
+    status, output = started.exec_run(["bash", "-euc", script])
+    assert status == 0, output
+    started.reload()
+    address = started.attrs["NetworkSettings"]["IPAddress"]
+    options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+    return f"ssh -p 2299 -i {tmp_path}/key {options} root@{address}"
+
+
+def test_ssh_as_a_prefix_says_the_same(by_docker: VerifyResult, ssh: str, verify: Verify) -> None:
+    result = verify(TARGET, "--runner", f"exec:{ssh}")
+    assert without_nodes(outcomes(by_docker), result) == without_nodes(outcomes(result), result)
+    assert len(without_nodes(outcomes(result), result)) > 30
+
+
+def test_hosts_of_a_prefix_are_nodes(
+    quickstart: Built, by_docker: VerifyResult, client: DockerClient, verify: Verify
+) -> None:
+    chosen = [name for name in outcomes(by_docker) if re.search("two-nodes|four-nodes|refuses|sshd/host-keys", name)]
+    assert len(chosen) > 8
+    with cluster(client, quickstart.tag, 4) as nodes:
+        result = verify(
+            TARGET, "--runner", f"exec:docker exec {nodes[0].name}", "--hosts", ",".join(names(4)),
+            *(f"--check={name}" for name in chosen),
+        )  # fmt: skip
+    assert outcomes(result) == {name: outcomes(by_docker)[name] for name in outcomes(result)}
+    assert "passed" in outcomes(result).values()
+
+
+def test_what_is_kept_as_evidence(quickstart: Built, imagebuild: Imagebuild, tmp_path: Path) -> None:
+    imagebuild("verify", TARGET, "--output", tmp_path, "--check", "ucx-distro", "--check", "image/no-keys")
+    result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
+    assert (result.target, result.digest) == (TARGET, quickstart.result.digest)
+    assert result.labels["imagebuild.target"] == TARGET
+    assert re.match(r"20\d\d-\d\d-\d\dT.*\+00:00$", result.started)
+    place = result.surroundings
+    assert place
+    assert (place.runner, place.user) == ("docker", "root")
+    assert place.environment["PATH"].endswith("/bin")
+    assert {"kernel", "machine", "cpus", "memory", "os"} <= set(place.facts)
+    assert (tmp_path / place.reports["cat /etc/os-release"]).read_text().startswith("PRETTY_NAME")
+    version = the(result, "ucx-distro/version")
+    assert version.status == 0
+    assert version.log == "ucx-distro.version.log"
+    assert (tmp_path / version.log).read_text() == version.output
+    assert version.environment == {"HOME": "/root", "LC_ALL": "C.UTF-8", "USER": "root"}
+    assert "ucx_info" in version.command[-1]
+    assert {c.log for c in result.checks if c.log} == {p.name for p in tmp_path.glob("*.log")}
+
+
+HUNG = """
+  - name: hangs
+    description: Never ends, and its children hide from it
+    timeout-s: 2
+    run: |
+      echo before
+      (setsid sleep {seconds} > /dev/null 2>&1 &)
+      (env -i setsid sleep {seconds} > /dev/null 2>&1 &)
+      trap '' TERM
+      while :; do sleep {seconds} || true; done
+  - name: afterwards
+    description: Nothing of the check before runs
+    run: "! grep -laP '^sleep\\x00{seconds}' /proc/[0-9]*/cmdline"
+  - name: forever
+    description: Is told to end
+    timeout-s: 600
+    run: echo begun; sleep {seconds}
+"""
+
+
+@pytest.fixture
+def hung(tmp_path: Path, environ: dict[str, str]) -> tuple[Imagebuild, str]:
+    """A project with checks that hang, and the seconds that they sleep."""
+    (tmp_path / "project").mkdir()
+    project = copy_of_project(tmp_path / "project")
+    seconds = f"1000{int(uuid4().hex[:9], 16)}"
+    component = project / "dockerfiles/components/pmix/component.yaml"
+    text = component.read_text()
+    assert text.count("\nchecks:\n") == 1
+    component.write_text(text.replace("\nchecks:\n", "\nchecks:" + HUNG.format(seconds=seconds)))
+    return Imagebuild(project, environ), seconds
+
+
+@pytest.mark.parametrize("runner", ["docker", "exec"])
+def test_a_hung_check_ends_with_all_it_started(
+    quickstart: Built, hung: tuple[Imagebuild, str], started: Container, tmp_path: Path, runner: str
+) -> None:
+    imagebuild, _ = hung
+    if runner == "exec":  # what wipes its environment is out of reach there
+        component = imagebuild.folder / "dockerfiles/components/pmix/component.yaml"
+        component.write_text(component.read_text().replace("env -i ", ""))
+    prefix = "docker" if runner == "docker" else f"exec:docker exec {started.name}"
+    done = imagebuild(
+        "verify", TARGET, "--runner", prefix, "--check", "pmix/hangs", "--check", "pmix/afterwards", "--output",
+        tmp_path / "kept", expect=1,
+    )  # fmt: skip
+    result = VerifyResult.model_validate_json((tmp_path / "kept/verify.json").read_text())
+    check = the(result, "pmix/hangs")
+    assert (check.outcome, check.timeout, check.status) == ("failed", True, None)
+    assert (check.reason, check.output) == ("did not end within 2 s", "before\n")
+    assert the(result, "pmix/afterwards").outcome == "passed", the(result, "pmix/afterwards").output
+    assert done.seconds < 60
+
+
+def test_ctrl_c_ends_the_container(quickstart: Built, hung: tuple[Imagebuild, str], client: DockerClient) -> None:
+    imagebuild, seconds = hung
+    process = imagebuild.start("verify", TARGET, "--check", "pmix/forever")
+
+    def begun() -> bool:
+        return any(
+            seconds in str(c.top()["Processes"]) for c in client.containers.list() if c.name in containers(client)
+        )
+
+    assert until(begun)
+    process.send_signal(signal.SIGINT)
+    assert finish(process).status == 130
+    assert not containers(client)
+
+
+def test_ctrl_c_ends_what_ssh_started(
+    quickstart: Built, hung: tuple[Imagebuild, str], ssh: str, started: Container
+) -> None:
+    imagebuild, seconds = hung
+    process = imagebuild.start("verify", TARGET, "--runner", f"exec:{ssh}", "--check", "pmix/forever")
+    assert until(lambda: seconds in str(started.top()["Processes"]))
+    process.send_signal(signal.SIGINT)
+    assert finish(process).status == 130
+    assert seconds not in str(started.top()["Processes"])
+
+
+@pytest.fixture
+def foreign(quickstart: Built) -> str:
+    """An image that says nothing about itself."""
+    tag = f"{REPOSITORY}/foreign:2"
+    docker_build(f"FROM scratch\nCOPY --from={quickstart.tag} / /\n", "--tag", tag)
+    return tag
+
+
+def test_an_image_of_somebody_else_is_checked_by_name(foreign: str, verify: Verify) -> None:
+    result = verify(foreign, "--check", "pmix/pack*", "--check", "image/no-keys", "--check", "nvbandwidth/lists")
+    assert result.target is None
+    assert the(result, "image/no-keys").outcome == "passed"
+    assert the(result, "pmix/package").outcome == "passed"
+    assert "any version accepted" in the(result, "pmix/package").reason
+    assert the(result, "nvbandwidth/lists").outcome == "skipped"
+    assert "no gpu here" in the(result, "nvbandwidth/lists").reason
+
+
+def test_what_a_foreign_image_lacks_is_said(imagebuild: Imagebuild, quickstart: Built, verify: Verify) -> None:
+    chosen = ["--check", "pmix/loads", "--check", "openmpi-distro/ranks-as-user", "--check", "image/no-keys"]
+    tag = f"{REPOSITORY}/foreign:3"
+    docker_build(f"FROM {quickstart.tag}\nRUN userdel mpiuser && rm /usr/bin/bash\n", "--tag", tag)
+    result = verify(tag, *chosen)
+    assert the(result, "pmix/loads").reason == "the image has no bash"
+    docker_build(f"FROM {quickstart.tag}\nRUN userdel mpiuser\n", "--tag", tag)
+    result = verify(tag, *chosen)
+    assert the(result, "openmpi-distro/ranks-as-user").reason == "the image has no user mpiuser"
+    assert the(result, "pmix/loads").outcome == "passed"
+    docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
+    result = verify(tag, *chosen)
+    assert {c.outcome for c in result.checks if c.component != "image"} == {"skipped"}
+    assert "sleep" in the(result, "pmix/loads").reason
+
+
+def test_an_image_without_coreutils(quickstart: Built, verify: Verify) -> None:
+    """The time is kept by bash, not by a program of the image."""
+    tag = f"{REPOSITORY}/foreign:4"
+    docker_build(f"FROM {quickstart.tag}\nRUN rm /usr/bin/timeout /usr/bin/env\n", "--tag", tag)
+    assert the(verify(tag, "--check", "pmix/loads"), "pmix/loads").outcome == "passed"
+
+
+def test_a_normal_user_s_image(quickstart: Built, verify: Verify, client: DockerClient) -> None:
+    tag = f"{REPOSITORY}/foreign:5"
+    docker_build(f"FROM {quickstart.tag}\nUSER mpiuser\n", "--tag", tag)
+    with docker.container(client, tag) as running:
+        result = verify(TARGET, "--runner", f"exec:docker exec {running.name}", "--check", "pmix")
+        assert the(result, "pmix/loads").outcome == "passed"  # docker exec is told the user
+        plain = verify(
+            TARGET, "--runner", f"exec:nsenter -t {pid(client, running)} -a -S 1000 -G 1000", "--check", "pmix"
+        )
+    assert the(plain, "pmix/loads").reason == "needs the user root; commands run as mpiuser here"
+
+
+def pid(client: DockerClient, running: Container) -> int:
+    return int(client.api.inspect_container(str(running.id))["State"]["Pid"])
+
+
+@pytest.fixture
+def layout(quickstart: Built, client: DockerClient, tmp_path: Path) -> Path:
+    saved, folder = tmp_path / "image.tar", tmp_path / "layout"
+    with saved.open("wb") as file:
+        file.writelines(client.images.get(quickstart.tag).save(named=True))
+    with tarfile.open(saved) as archive:
+        archive.extractall(folder, filter="data")
+    saved.unlink()
+    return folder
+
+
+def test_a_layout_is_read_and_started(layout: Path, client: DockerClient, verify: Verify, quickstart: Built) -> None:
+    before = sorted(tag for image in client.images.list() for tag in image.tags)
+    result = verify(layout, "--check", "pmix", "--check", "image")
+    assert {c.outcome for c in result.checks if c.component == "pmix"} <= {"passed", "skipped"}
+    assert the(result, "pmix/loads").outcome == "passed"
+    assert the(result, "image/no-keys").outcome == "passed"
+    assert (result.target, result.digest) == (TARGET, quickstart.result.digest)
+    assert sorted(tag for image in client.images.list() for tag in image.tags) == before
+
+
+def test_a_layout_serves_a_runner_that_cannot_read_images(layout: Path, started: Container, verify: Verify) -> None:
+    result = verify("--runner", f"exec:docker exec {started.name}", "--layout", layout, "--check=pmix", "--check=image")
+    assert result.target == TARGET
+    assert the(result, "pmix/package").reason == ""  # the labels say which version it is
+    assert the(result, "image/no-keys").outcome == "passed"
+
+
+def test_a_digest_is_pulled_where_that_is_allowed(
+    quickstart: Built, client: DockerClient, registry: str, imagebuild: Imagebuild, verify: Verify
+) -> None:
+    image = client.images.get(quickstart.tag)
+    image.tag(f"{registry}/{REPOSITORY}/pulled", "1")
+    for line in client.images.push(f"{registry}/{REPOSITORY}/pulled", "1", stream=True, decode=True):
+        assert "error" not in line, line
+    client.images.remove(f"{registry}/{REPOSITORY}/pulled:1")
+    name = f"{registry}/{REPOSITORY}/pulled@{quickstart.result.digest}"
+    assert "--pull" in imagebuild("verify", name, "--check", "pmix/loads", expect=2).err
+    try:
+        result = verify(name, "--pull", "--check", "pmix/loads")
+        assert (result.image, result.digest) == (name, quickstart.result.digest)
+        assert the(result, "pmix/loads").outcome == "passed"
+    finally:
+        client.images.remove(name)
+
+
+def test_names_that_are_wrong(quickstart: Built, imagebuild: Imagebuild) -> None:
+    assert "did you mean 'pmix/loads'" in imagebuild("verify", TARGET, "--check", "pmix/laods", expect=2).err
+    assert "nothing" in imagebuild("verify", TARGET, "--check", "nvbandwidth/*", expect=3).err
+    assert "cannot be run" in imagebuild("verify", TARGET, "--runner", "exec:not-a-program", expect=4).err
+
+
+def test_checks_are_listed_with_their_needs(imagebuild: Imagebuild, quickstart: Built) -> None:
+    every = imagebuild("verify", "--list").out
+    ours = imagebuild("verify", "--list", quickstart.tag).out
+    assert re.search(r"(?m)^nccl-tests/all-reduce +gpu", every)
+    assert "nccl-tests/" not in ours
+    assert "pmix/loads" in ours
+    assert "image/no-keys" in ours

@@ -1,0 +1,230 @@
+"""Images and ELF files made by hand, as small as they can be."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import struct
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+
+@dataclass
+class Node:
+    """A member of a layer: a file, or of another type with a target."""
+
+    content: bytes = b""
+    mode: int = 0o644
+    type: bytes = tarfile.REGTYPE
+    target: str = ""
+    pax: dict[str, str] = field(default_factory=dict)
+
+
+def folder(mode: int = 0o755) -> Node:
+    return Node(mode=mode, type=tarfile.DIRTYPE)
+
+
+def symlink(target: str) -> Node:
+    return Node(mode=0o777, type=tarfile.SYMTYPE, target=target)
+
+
+def hardlink(target: str) -> Node:
+    return Node(type=tarfile.LNKTYPE, target=target)
+
+
+Files = Mapping[str, Node | bytes]
+
+
+def layer(files: Files) -> bytes:
+    """A layer as a tar."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, value in files.items():
+            node = value if isinstance(value, Node) else Node(value)
+            info = tarfile.TarInfo(name)
+            info.size, info.mode, info.type, info.linkname = len(node.content), node.mode, node.type, node.target
+            info.pax_headers = node.pax
+            archive.addfile(info, io.BytesIO(node.content))
+    return buffer.getvalue()
+
+
+class Layout:
+    """An OCI layout in a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.manifests: list[dict[str, Any]] = []
+        (root / "blobs" / "sha256").mkdir(parents=True)
+        (root / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+
+    def blob(self, data: bytes, media_type: str = "") -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        (self.root / "blobs" / "sha256" / digest).write_bytes(data)
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+    def json(self, document: Any, media_type: str = "") -> dict[str, Any]:
+        return self.blob(json.dumps(document).encode(), media_type)
+
+    def image(
+        self, layers: Iterable[bytes], config: Mapping[str, Any] | None = None, platform: str = "linux/amd64"
+    ) -> dict[str, Any]:
+        """Add an image of stored layers."""
+        system, arch = platform.split("/")
+        about = {"os": system, "architecture": arch, "config": {}, **(config or {})}
+        manifest = {"config": self.json(about), "layers": [self.blob(data) for data in layers]}
+        found = self.json(manifest, MANIFEST) | {"platform": {"os": system, "architecture": arch}}
+        self.manifests.append(found)
+        self.write()
+        return found
+
+    def write(self) -> None:
+        (self.root / "index.json").write_text(json.dumps({"manifests": self.manifests}))
+
+    def tar(self) -> bytes:
+        """The layout as an engine saves it."""
+        paths = sorted(path for path in self.root.rglob("*") if path.is_file())
+        return layer({path.relative_to(self.root).as_posix(): path.read_bytes() for path in paths})
+
+
+def layout(root: Path, *layers: Files, platform: str = "linux/amd64", **settings: Any) -> Path:
+    """A layout with one image; settings are those of the configuration: Env, User, …"""
+    Layout(root).image([gzip.compress(layer(files), 1) for files in layers], {"config": settings}, platform)
+    return root
+
+
+class _Strings:
+    def __init__(self) -> None:
+        self.data = b"\0"
+
+    def add(self, text: str) -> int:
+        self.data += text.encode() + b"\0"
+        return len(self.data) - len(text) - 1
+
+
+NEEDED, STRTAB, STRSZ, SONAME, RPATH, RUNPATH = 1, 5, 10, 14, 15, 29
+INTERP, DYNAMIC, LOAD = 3, 2, 1
+SECTION_TYPES = {
+    ".dynstr": 3, ".dynamic": 6, ".gnu.version_r": 0x6FFFFFFE, ".gnu.version_d": 0x6FFFFFFD, ".dynsym": 11,
+    ".nv_fatbin": 1, ".shstrtab": 3,
+}  # fmt: skip
+
+
+def elf(
+    *,
+    machine: int = 62,
+    soname: str = "",
+    needed: Sequence[str] = (),
+    rpath: str = "",
+    runpath: str = "",
+    interpreter: str = "",
+    wants: Mapping[str, Sequence[str]] | None = None,
+    offers: Sequence[str] = (),
+    undefined: Sequence[str] = (),
+    defined: Sequence[str] = (),
+    weak: Sequence[str] = (),
+    fatbin: bytes = b"",
+) -> bytes:
+    """A library, or with an interpreter a program, of 64 bits."""
+    strings = _Strings()
+    tags = [(NEEDED, strings.add(name)) for name in needed]
+    tags += [(tag, strings.add(text)) for tag, text in ((SONAME, soname), (RPATH, rpath), (RUNPATH, runpath)) if text]
+    parts = {".gnu.version_r": _wants(wants or {}, strings), ".gnu.version_d": _offers(offers, strings)}
+    parts[".dynsym"] = _symbols(undefined, defined, weak, strings)
+    parts[".nv_fatbin"] = fatbin
+    if interpreter:
+        parts[".interp"] = interpreter.encode() + b"\0"
+    headers = 3 if interpreter else 2
+    start = 64 + 56 * headers
+    places: dict[str, tuple[int, int]] = {}
+    body = b""
+    for name, data in ((".dynstr", strings.data), *((n, d) for n, d in parts.items() if d)):
+        places[name] = (start + len(body), len(data))
+        body += data + bytes(-len(data) % 8)
+    tags += [(STRTAB, places[".dynstr"][0]), (STRSZ, len(strings.data)), (0, 0)]
+    dynamic = b"".join(struct.pack("<QQ", *tag) for tag in tags)
+    places[".dynamic"] = (start + len(body), len(dynamic))
+    body += dynamic
+    counts = {".gnu.version_r": len(wants or {}), ".gnu.version_d": len(offers) + 1}
+    names = _Strings()
+    sections = [bytes(64)]
+    order = [".dynstr", *(name for name in places if name != ".dynstr" and name != ".interp"), ".shstrtab"]
+    numbers = {name: names.add(name) for name in order}
+    places[".shstrtab"] = (start + len(body), len(names.data))
+    body += names.data + bytes(-len(names.data) % 8)
+    for name in order:
+        offset, size = places[name]
+        entry = {".dynsym": 24, ".dynamic": 16}.get(name, 0)
+        sections.append(
+            struct.pack("<IIQQQQIIQQ", numbers[name], SECTION_TYPES[name], 2, offset, offset, size, 1,
+                        counts.get(name, 0), 8, entry)
+        )  # fmt: skip
+    end = start + len(body)
+    segments = [(LOAD, 0, end), (DYNAMIC, *places[".dynamic"])]
+    if interpreter:
+        segments.append((INTERP, *places[".interp"]))
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, machine, 1, 0, 64, end, 0, 64, 56, headers, 64, len(sections),
+        len(sections) - 1,
+    )  # fmt: skip
+    programs = b"".join(struct.pack("<IIQQQQQQ", kind, 4, at, at, at, size, size, 8) for kind, at, size in segments)
+    return header + programs + body + b"".join(sections)
+
+
+def _symbols(undefined: Sequence[str], defined: Sequence[str], weak: Sequence[str], strings: _Strings) -> bytes:
+    rows = [(name, 1, 0) for name in undefined] + [(name, 2, 0) for name in weak] + [(name, 1, 1) for name in defined]
+    table = [struct.pack("<IBBHQQ", strings.add(name), bind << 4 | 2, 0, where, 0, 0) for name, bind, where in rows]
+    return bytes(24) + b"".join(table) if rows else b""
+
+
+def _wants(wants: Mapping[str, Sequence[str]], strings: _Strings) -> bytes:
+    data = b""
+    for i, (library, versions) in enumerate(wants.items()):
+        following = 16 * (1 + len(versions)) if i + 1 < len(wants) else 0
+        data += struct.pack("<HHIII", 1, len(versions), strings.add(library), 16, following)
+        for j, version in enumerate(versions):
+            last = j + 1 == len(versions)
+            data += struct.pack("<IHHII", 0, 0, 2, strings.add(version), 0 if last else 16)
+    return data
+
+
+def _offers(versions: Sequence[str], strings: _Strings) -> bytes:
+    data = b""
+    names = ["itself", *versions] if versions else []
+    for i, name in enumerate(names):
+        following = 28 if i + 1 < len(names) else 0
+        data += struct.pack("<HHHHIII", 1, 0, i + 1, 1, 0, 20, following) + struct.pack("<II", strings.add(name), 0)
+    return data
+
+
+def fatbin(*parts: tuple[str, int, int]) -> bytes:
+    """A fat binary of parts: `code` or `ptx`, capability, flags. Some have longer headers, as real ones do."""
+    data = b""
+    for i, (kind, capability, flags) in enumerate(parts):
+        payload = b"\x28\xb5\x2f\xfd" + bytes(12)
+        more = 16 * (i % 2)
+        header = struct.pack(
+            "<HHIQIIIIQQ", 1 if kind == "ptx" else 2, 0x101, 64 + more, len(payload), 13, 0, 8, capability, 0, flags
+        )
+        data += header.ljust(64 + more, b"\0") + payload
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(data)) + data
+
+
+def cache(paths: Iterable[str]) -> bytes:
+    """An `/etc/ld.so.cache` of these libraries."""
+    found = list(paths)
+    strings = b""
+    entries = b""
+    start = 48 + 24 * len(found)
+    for path in found:
+        name = path.rpartition("/")[2]
+        at = start + len(strings)
+        strings += name.encode() + b"\0" + path.encode() + b"\0"
+        entries += struct.pack("<iIIIQ", 0x303, at, at + len(name) + 1, 0, 0)
+    return struct.pack("<20sII20x", b"glibc-ld.so.cache1.1", len(found), len(strings)) + entries + strings
