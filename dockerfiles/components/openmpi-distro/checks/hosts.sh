@@ -23,12 +23,18 @@ if [ -n "${PORT:-}" ]; then
   export PRTE_MCA_plm_ssh_args="-p $PORT" OMPI_MCA_plm_rsh_args="-p $PORT"
 fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+# What ssh reaches may call itself otherwise.
+called=("$(hostname)")
+for node in "${nodes[@]:1}"; do called+=("$(ssh -o BatchMode=yes "$node" hostname)"); done
+[ -z "$(printf '%s\n' "${called[@]}" | sort | uniq -d)" ]
 said=$(mktemp)
 hosts=$(printf ',%s:2' "${nodes[@]}")
 ranks=$((2 * ${#nodes[@]}))
 # shellcheck disable=SC2016 # expanded by each rank
-say='echo "$(id -un) on $(hostname): rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"'
-mpirun --host "${hosts#,}" -n "$ranks" bash -c "$say" | sort | tee "$said"
+say='echo "$(id -un) on $(hostname): rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE${PORT:+, port ${SSH_CONNECTION##* }}"'
+start=(env SSH_CONNECTION="- - - ${PORT:-}" mpirun --host "${hosts#,}" -n "$ranks")
+if [ -n "${PORT:-}" ]; then start+=(-x PORT); fi
+"${start[@]}" bash -c "$say" | sort | tee "$said"
 for rank in $(seq 0 $((ranks - 1))); do
-  echo "$(id -un) on ${nodes[rank / 2]}: rank $rank of $ranks"
+  echo "$(id -un) on ${called[rank / 2]}: rank $rank of $ranks${PORT:+, port $PORT}"
 done | sort | diff - "$said"
