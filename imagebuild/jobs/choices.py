@@ -43,6 +43,12 @@ class Choices:
     nccl: str
     """The image's, or where that is not known the newest that the table has."""
 
+    @property
+    def comparable(self) -> bool:
+        """Whether the profile's numbers are about this job."""
+        own = (self.machine.network or "none") in self.fabric.measures
+        return own and all(feature.comparable for feature in self.features.values())
+
     def facts(self, all_features: Mapping[str, object]) -> dict[str, str]:
         """What conditions see."""
         beyond = self.machine.mnnvl and self.scale.nodes > 1 and "nics" not in self.features

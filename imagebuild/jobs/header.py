@@ -37,14 +37,22 @@ def lines(job: Job) -> list[str]:
     ]
     if job.machine.mnnvl and scale.racks == 1 and "nics" not in job.choices.features:
         said.append("One rack: NVLink carries everything, and no network card is used; --with nics measures those.")
+    if not job.choices.comparable:
+        said.append(f"The numbers of {job.machine.profile} are about another network, so speed is not judged by them.")
     if job.request.collect:
         said += collect(job)
     return said
 
 
+def judging(job: Job) -> str:
+    """Options of `imagebuild report`."""
+    profile = [f"--profile {job.machine.profile}"] if job.choices.comparable else []
+    return " ".join([*profile, f"--nodes {job.scale.nodes}"])
+
+
 def collect(job: Job) -> list[str]:
     """How the result comes back."""
-    name, options = job.name, f"--profile {job.machine.profile} --nodes {job.scale.nodes}"
+    name, options = job.name, judging(job)
     judge = f"imagebuild report {name}.log {options}"
     if job.request.scheduler == "slurm":
         return [

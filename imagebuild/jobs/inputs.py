@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from imagebuild.config import Document
 from imagebuild.jobs.models import (
@@ -55,6 +55,8 @@ class Machine:
     """Network cards or ports of a node."""
     network: str | None = None
     """What kind the cards are."""
+    thresholds: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
+    """Collective, ranks and nodes → GB/s that the best size must reach."""
 
     @property
     def mnnvl(self) -> bool:

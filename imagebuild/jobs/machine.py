@@ -29,4 +29,5 @@ def machine(profile: Profile) -> Machine:
         driver=profile.gpu.driver,
         cards=network.count if network else 0,
         network=network.kind if network else None,
+        thresholds={(r.collective, r.ranks, r.nodes): r.rate * r.tolerance for r in profile.references if not r.forced},
     )

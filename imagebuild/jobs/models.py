@@ -119,6 +119,8 @@ class Fabric(Layer):
     """In names of jobs."""
     plugin: str
     """Network plug-in of NCCL: `none` is what NCCL has built in, `host` what the host has and `setup` chooses."""
+    measures: tuple[str, ...]
+    """Networks of profiles that this is: only with one of those, the profile's numbers are about the job."""
     setup: Text | None = None
     """Shell command that sets the environment of a rank to what the node's owner wants; facts come after it."""
     pod: Pod = Pod()
@@ -140,6 +142,8 @@ class Feature(Layer):
     """Containers get no network card."""
     in_name: bool = True
     """The feature is in the job's name."""
+    comparable: bool = True
+    """The profile's numbers are about jobs with it, too."""
     supports: tuple[Support, ...] = ()
     excludes: tuple[Support, ...] = ()
 
@@ -216,6 +220,8 @@ class JobTest(Model):
     warmup: Text | None = None
     check: bool = True
     """Results are compared with what they should be."""
+    large: bool = False
+    """All messages are so large that their average can be held against what the profile's threshold is for the best."""
     minutes: Annotated[int, Field(gt=0)] = 20
 
 

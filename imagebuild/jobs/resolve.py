@@ -92,7 +92,7 @@ def resolve(request: Request, machine: Machine, facts: Facts, offer: Offer) -> J
         "gpus": str(machine.gpus),
     }
     sources = _sources(choices, facts)
-    layers = [*merge.entries(sources, known, parameters), *_plugin(choices), *_minimum(given, choices.test)]
+    layers = [*merge.entries(sources, known, parameters), *_plugin(choices), *_minimum(given, choices)]
     env = merge.merge((*layers, *given.variables), request.scheduler, choices.container)
     messages = lint(env, facts.parameters, choices.nccl)
     if choices.image.nccl is None:
@@ -145,14 +145,19 @@ def _own(name: str, value: str, why: str, *, prepend: bool = False) -> Placed:
     return Placed(Env(name=name, value=value, why=why, prepend=prepend), value, "plug-in", "plug-in")
 
 
-def _minimum(given: settings.Settings, test: JobTest) -> list[Placed]:
-    value = given.get("min-bw")
+def _minimum(given: settings.Settings, choices: Choices) -> list[Placed]:
+    """What nccl-tests itself asks of the average, so that speed counts where nothing else judges it."""
+    value, where = given.get("min-bw"), "--set min-bw"
+    test, machine, nodes = choices.test, choices.machine, choices.scale.nodes
+    if value and len(test.collectives) > 1:
+        raise ConfigError("--set min-bw: the collectives of the test reach different rates; take a test of one")
+    if value is None and choices.comparable and test.large:
+        threshold = machine.thresholds.get((test.collectives[0], nodes * machine.gpus, nodes))
+        value, where = (f"{threshold:.1f}", f"profile {machine.profile}") if threshold else (None, where)
     if value is None:
         return []
-    if len(test.collectives) > 1:
-        raise ConfigError("--set min-bw: the collectives of the test reach different rates; take a test of one")
-    why = "GB/s of the average bus bandwidth; nccl-tests fails below 90 % of it"
-    return [Placed(Env(name="NCCL_TESTS_MIN_BW", value=value, why=why), value, "--set", "--set min-bw")]
+    why = "GB/s that the profile asks of the best size; nccl-tests fails where the average is below 90 % of it"
+    return [Placed(Env(name="NCCL_TESTS_MIN_BW", value=value, why=why), value, where, where)]
 
 
 def _pod(choices: Choices, given: settings.Settings, parameters: Mapping[str, str]) -> Pod:

@@ -69,7 +69,7 @@ def fetch(job: Job) -> list[str]:
         'mkdir -p "$images" || exit 1',
         "# Do all nodes see the folder? Its kind of file system does not tell; a file in it does.",
         'seen=$(mktemp "$images/.seen.XXXXXX") || exit 1',
-        'srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 test -e "$seen"',
+        'srun --mpi=none --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 test -e "$seen"',
         "shared=$?",
         'rm -f "$seen"',
         'if [ "$shared" != 0 ]; then',
@@ -118,7 +118,7 @@ def step(job: Job) -> list[str]:
 
 def report(job: Job) -> list[str]:
     """The verdict on speed, where imagebuild is installed."""
-    options = f"--profile {job.machine.profile} --nodes {job.scale.nodes}"
+    options = header.judging(job)
     return [
         "# 1: wrong, slow or unbelievably fast; 5: no result in the log; others: not judged, which fails nothing",
         "judged=127",

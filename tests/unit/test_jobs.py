@@ -17,18 +17,7 @@ from imagebuild.jobs.models import OVERRIDABLE
 from imagebuild.jobs.resolve import Job
 from imagebuild.jobs.slurm import enroot
 from imagebuild.models import Plan
-from tests.unit.job_fakes import (
-    IMAGE,
-    exports,
-    facts,
-    job,
-    machines,
-    messages,
-    places,
-    rank_script,
-    request,
-    text,
-)
+from tests.unit.job_fakes import IMAGE, exports, facts, job, machines, messages, places, rank_script, request, text
 
 NEW = [
     "slurm --profile h200 --fabric ib",
@@ -203,3 +192,26 @@ def test_collect_says_how_the_result_comes_back() -> None:
         extra = set(asked.splitlines()) - set(plain.splitlines())
         assert any("imagebuild report all-reduce-64-h100-ib-8n" in one for one in extra)
         assert all(one.startswith("# ") for one in extra)
+
+
+def test_speed_is_judged_only_by_numbers_about_the_job() -> None:
+    def judged(line: str) -> tuple[bool, bool]:
+        made = text(f"slurm {line}")
+        return "--profile" in made.split("set -uo pipefail")[1], "NCCL_TESTS_MIN_BW" in exports(rank_script(made))
+
+    assert judged("--profile gb300-nvl72 --fabric ib --nodes 16") == (True, True)
+    assert judged("--profile gb300-nvl72 --fabric ib --nodes 16 --with debug") == (True, True)
+    assert judged("--profile gb300-nvl72 --fabric ib --nodes 17") == (True, False)
+    assert judged("--profile gb300-nvl72 --fabric ib --nodes 16 --test latency") == (True, False)
+    assert judged("--profile gb300-nvl72 --fabric ib --nodes 16 --with nics") == (False, False)
+    assert judged("--profile gb300-nvl72 --fabric roce --nodes 16") == (False, False)
+    assert judged("--profile h100 --fabric ethernet") == (False, False)
+    assert judged("--profile a4 --fabric gib") == (True, False)
+    assert judged("--profile a40 --fabric ethernet") == (True, False)
+
+
+def test_the_least_bandwidth_is_the_profiles_threshold_or_the_users() -> None:
+    line = "mpijob --profile gb300-nvl72 --fabric ib --nodes 16"
+    reference = machines()["gb300-nvl72"].thresholds["all_reduce", 64, 16]
+    assert exports(rank_script(text(line)))["NCCL_TESTS_MIN_BW"] == [f"{reference:.1f}"]
+    assert exports(rank_script(text(f"{line} --set min-bw=500")))["NCCL_TESTS_MIN_BW"] == ["500"]
