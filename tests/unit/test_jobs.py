@@ -197,7 +197,7 @@ def test_collect_says_how_the_result_comes_back() -> None:
 def test_speed_is_judged_only_by_numbers_about_the_job() -> None:
     def judged(line: str) -> tuple[bool, bool]:
         made = text(f"slurm {line}")
-        return "--profile" in made.split("set -uo pipefail")[1], "NCCL_TESTS_MIN_BW" in exports(rank_script(made))
+        return "--profile " in made.split("set -uo pipefail")[1], "NCCL_TESTS_MIN_BW" in exports(rank_script(made))
 
     assert judged("--profile gb300-nvl72 --fabric ib --nodes 16") == (True, True)
     assert judged("--profile gb300-nvl72 --fabric ib --nodes 16 --with debug") == (True, True)

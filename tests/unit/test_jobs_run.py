@@ -184,9 +184,9 @@ def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) 
         command = ["/bin/bash", "-c", script]
         return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    output, errors = start(1, APART="yes").communicate(timeout=30)
+    _, errors = start(1, APART="yes").communicate(timeout=30)
     assert f"not all nodes see {tmp_path}/images; name a folder that they share" in errors
-    output, errors = start(2, BREAK="yes").communicate(timeout=30)
+    _, errors = start(2, BREAK="yes").communicate(timeout=30)
     assert "could not be imported" in errors
     assert not [file for file in (tmp_path / "images").iterdir() if file.suffix != ".lock"]
     several = [start(number) for number in (3, 4, 5)]
