@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from packaging.version import InvalidVersion, Version
@@ -61,7 +61,7 @@ def named(reference: str, offer: Offer, stacks: Mapping[str, Document[Stack]], n
         if reference == target.id or reference in target.tags:
             found = _image(target, _stack_of(target, stacks) or "other", offer)
             name = found.reference if reference == target.id else reference
-            return Image(name, found.stack, nccl or found.nccl, found.arches)
+            return replace(found, reference=name, nccl=nccl or found.nccl)
     stack = next((n for n, d in stacks.items() if any(fnmatchcase(reference, g) for g in d.model.images)), "other")
     tag = reference.rpartition("/")[2]
     version = re.search(r"nccl[-_]?v?(\d+\.\d+\.\d+)", tag)
@@ -88,7 +88,7 @@ def _image(target: Target, stack: str, offer: Offer) -> Image:
     arches: Iterable[Arch] = ("amd64", "arm64")
     plain = re.match(r"\d+(\.\d+)+", nccl or "")
     present = tuple(a for a in arches if f"linux/{a}" in target.platforms)
-    return Image(target.tags[-1], stack, plain[0] if plain else None, present)
+    return Image(target.tags[-1], stack, plain[0] if plain else None, present, DRIVERS.get(major(target.axes["cuda"])))
 
 
 def _compiled(target: Target, offer: Offer, machine: Machine) -> bool:

@@ -49,8 +49,6 @@ class Machine:
     nvls: bool = False
     capability: str | None = None
     """Compute capability, `9.0`."""
-    driver: str | None = None
-    """Oldest that knows the GPU."""
     cards: int = 0
     """Network cards or ports of a node."""
     network: str | None = None
@@ -93,3 +91,5 @@ class Image:
     nccl: str | None
     arches: tuple[Arch, ...] | None
     """None where it is not known."""
+    driver: str | None = None
+    """Oldest that it runs on, where that is known."""

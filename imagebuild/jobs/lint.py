@@ -30,6 +30,8 @@ def lint(placed: Iterable[Placed], parameters: Parameters, nccl: str | None) -> 
             found.append(f"warning: {one.where}: NCCL {release} does not read {name}; {others}")
         elif one.value is not None and default(parameters, name, release) == one.value:
             found.append(f"note: {one.where}: {name}={one.value} is the default of NCCL {release}")
+    if found and nccl and release != nccl:
+        found.append(f"note: the image has NCCL {nccl}; {release} is the nearest release that the table of names has")
     return found
 
 

@@ -26,7 +26,6 @@ def machine(profile: Profile) -> Machine:
         rack_nodes=profile.hosts_per_domain,
         nvls=profile.links[-1].nvls,
         capability=profile.gpu.compute_capability,
-        driver=profile.gpu.driver,
         cards=network.count if network else 0,
         network=network.kind if network else None,
         thresholds={(r.collective, r.ranks, r.nodes): r.rate * r.tolerance for r in profile.references if not r.forced},

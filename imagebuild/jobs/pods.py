@@ -95,7 +95,7 @@ def compute_domain(job: Job) -> dict[str, Node]:
         "kind": "ComputeDomain",
         "metadata": {"name": job.name},
         "spec": {
-            "numNodes": Noted("however many come; needs version 25.8 of the driver, which later ones ignore", 0),
+            "numNodes": Noted("however many come: drivers from 25.8 on take it, later ones ignore the field", 0),
             "channel": {"resourceClaimTemplate": {"name": claim_template(job)}},
         },
     }

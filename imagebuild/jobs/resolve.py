@@ -95,6 +95,9 @@ def resolve(request: Request, machine: Machine, facts: Facts, offer: Offer) -> J
     layers = [*merge.entries(sources, known, parameters), *_plugin(choices), *_minimum(given, choices)]
     env = merge.merge((*layers, *given.variables), request.scheduler, choices.container)
     messages = lint(env, facts.parameters, choices.nccl)
+    if choices.image.driver and not (request.image or given.get("driver") or choices.cluster.driver):
+        advice = "if the nodes' is older, say so with --set driver=…"
+        messages.append(f"note: {choices.image.reference} needs driver {choices.image.driver} or later; {advice}")
     if choices.image.nccl is None:
         messages.append(f"note: which NCCL runs is not known, so {choices.nccl} is assumed; say it with --nccl")
     return Job(

@@ -126,6 +126,13 @@ def test_lint_knows_releases() -> None:
     ]
 
 
+def test_lint_says_where_it_looked_up_another_release() -> None:
+    line = "mpijob --profile h100 --fabric ib --set NCCL_FOO=1 --image example.com/hpcx:nccl2.32.3"
+    assert messages(line)[1:] == [
+        "note: the image has NCCL 2.32.3; 2.30.7 is the nearest release that the table of names has"
+    ]
+
+
 def test_the_table_of_parameters() -> None:
     table = facts().parameters
     assert nearest(table, "2.99.1") == "2.30.7"
@@ -158,6 +165,9 @@ def test_without_image_the_newest_that_fits(full_plan: Plan, project: Any) -> No
     )
     assert found.nccl == project.matrix.model.versions["nccl"][0].version
     assert found.arches == ("amd64", "arm64")
+    (note,) = chosen("mpijob --profile h100 --fabric ib", have).messages
+    assert note.endswith("needs driver 580 or later; if the nodes' is older, say so with --set driver=…")
+    assert chosen("mpijob --profile h100 --fabric ib --set driver=580.65", have).messages == ()
     older = chosen("mpijob --profile h100 --fabric ib --set driver=570", have).image
     assert "cuda12.9.2" in older.reference
     with pytest.raises(ConfigError, match="runs on driver 500; give one with --image"):

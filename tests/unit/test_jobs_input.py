@@ -109,6 +109,7 @@ BAD = [
     ("mpijob --profile h100 --set NCCL_X=$HOME", "NCCL_X: '$' in a value"),
     ("mpijob --profile h100 --set nonsense", "write it as name=value"),
     ("mpijob --profile h100 --set minuts=3", "--set minuts: no such parameter; did you mean 'minutes'?"),
+    (f"mpijob --profile h100 --set name={'x' * 51}", "must match"),
     ("mpijob --profile h100 --set minutes=long", "--set minutes='long': must match"),
     ("mpijob --profile h100 --set rnak:X=1", "no scope 'rnak'; did you mean 'rank'?"),
     ("slurm --profile h100 --container none --set container:X=1", "there is no container"),

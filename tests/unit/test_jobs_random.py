@@ -16,6 +16,7 @@ import yaml
 from tests.unit.job_fakes import (
     REFERENCE,
     combinations,
+    containers,
     facts,
     job,
     messages,
@@ -93,6 +94,15 @@ def scripts(line: str, folder: Path) -> list[Path]:
         files.append(folder / f"{abs(hash(line))}-{i}.sh")
         files[-1].write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}\n")
     return files
+
+
+@pytest.mark.parametrize("line", [line for line in (*RANDOM, *REFERENCE.values()) if not line.startswith("slurm")])
+def test_kubernetes_fills_nothing_into_scripts(line: str) -> None:
+    """In arguments it takes `$$` for `$`, and `$(NAME)` for the value of a variable of the container."""
+    made = text(line)
+    assert "$$" not in made
+    for names in containers(made).values():
+        assert not [name for name in names if f"$({name})" in made]
 
 
 @pytest.mark.programs
