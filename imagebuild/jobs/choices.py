@@ -12,15 +12,10 @@ from imagebuild.jobs import image as images
 from imagebuild.jobs import settings
 from imagebuild.jobs.inputs import Facts, Image, Machine, Request
 from imagebuild.jobs.lint import nearest
-from imagebuild.jobs.models import Cluster, Container, Fabric, Feature, JobTest, Nodes, Site, Stack
+from imagebuild.jobs.models import COLLECTIVES, Cluster, Container, Fabric, Feature, JobTest, Nodes, Site, Stack
 from imagebuild.jobs.scale import Scale, scale
 from imagebuild.models import Support
 from imagebuild.versions import matches
-
-COLLECTIVES = (
-    "all_reduce", "all_gather", "alltoall", "alltoallv", "broadcast", "gather", "hypercube", "reduce", "reduce_scatter",
-    "scatter", "sendrecv",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,17 @@ OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB
 """Names that a later layer may set anew; any other name with two values stops."""
 
 
+COLLECTIVES = (
+    "all_reduce", "all_gather", "alltoall", "alltoallv", "broadcast", "gather", "hypercube", "reduce", "reduce_scatter",
+    "scatter", "sendrecv",
+)  # fmt: skip
+CONDITIONS = (
+    "arch", "capability", "cluster", "container", "fabric", "gpu", "mnnvl", "nccl", "network", "nodes", "nvls",
+    "plugin", "profile", "rack-nvlink", "racks", "scheduler", "stack", "test",
+)  # fmt: skip
+"""What conditions can ask about, beside features and collectives, which are `yes` or `no`."""
+
+
 class Env(Model):
     """A variable of the environment."""
 

@@ -13,7 +13,7 @@ from imagebuild.jobs import resolve
 from imagebuild.jobs.image import Offer
 from imagebuild.jobs.lint import default, nearest
 from imagebuild.jobs.merge import of
-from imagebuild.jobs.models import OVERRIDABLE
+from imagebuild.jobs.models import COLLECTIVES, CONDITIONS, OVERRIDABLE
 from imagebuild.jobs.resolve import Job
 from imagebuild.jobs.slurm import enroot
 from imagebuild.models import Plan
@@ -225,3 +225,8 @@ def test_the_least_bandwidth_is_the_profiles_threshold_or_the_users() -> None:
     reference = machines()["gb300-nvl72"].thresholds["all_reduce", 64, 16]
     assert exports(rank_script(text(line)))["NCCL_TESTS_MIN_BW"] == [f"{reference:.1f}"]
     assert exports(rank_script(text(f"{line} --set min-bw=500")))["NCCL_TESTS_MIN_BW"] == ["500"]
+
+
+def test_conditions_can_ask_about_exactly_what_there_is() -> None:
+    made = job("slurm --profile h100 --fabric ib")
+    assert set(made.choices.facts(facts().features)) == {*CONDITIONS, *COLLECTIVES, *facts().features}

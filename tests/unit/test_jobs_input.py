@@ -67,6 +67,17 @@ def test_mistakes_in_facts_have_their_line(tmp_path: Path) -> None:
     assert any(re.search(r"bad\.yaml:3: env\.0\.value", one) for one in lines)
     (folder / "features/bad.yaml").unlink()
     (folder / "clusters/mine.yaml").write_text("title: Mine\nfabrics:\n  ip: {}\n")
+    (folder / "features/bad.yaml").write_text(
+        "title: Bad\nenv:\n  - name: X\n    why: x\n    when:\n      fabirc: ib\n      nccl: '>>2'\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load.load_facts(folder)
+    assert "bad.yaml:6: env.0.when.fabirc: no such fact; did you mean 'fabric'?" in str(caught.value)
+    assert "bad.yaml:7: env.0.when.nccl: '>>2' is not a version specifier" in str(caught.value)
+    (folder / "features/bad.yaml").unlink()
+    (folder / "tests/all-reduce.yaml").write_text("title: x\ncollectives: [allreduce]\nmin-bytes: 1M\nmax-bytes: 1M\n")
+    with pytest.raises(ConfigError, match="no 'allreduce'; did you mean 'all_reduce'"):
+        load.load_facts(folder)
     with pytest.raises(ConfigError, match=r"mine\.yaml:3: fabrics\.ip: there is no such fabric"):
         load.load_facts(folder)
 
