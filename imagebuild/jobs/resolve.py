@@ -16,8 +16,9 @@ from imagebuild.jobs.merge import Placed, Source
 from imagebuild.jobs.models import Cluster, Env, Expect, Fabric, JobTest, Nodes, Pod, Stack
 from imagebuild.jobs.scale import Scale
 
-NAME_LENGTH = 50
-"""Pods' names put up to 13 characters behind the job's, and may have 63."""
+NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
+"""Pods may have 63: the MPI operator puts up to 12 behind the job's name (`-worker-9999`), JobSet up to 20
+(`-worker-0-9999-abcde`)."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def resolve(request: Request, machine: Machine, facts: Facts, offer: Offer) -> J
         messages.append(f"note: which NCCL runs is not known, so {choices.nccl} is assumed; say it with --nccl")
     return Job(
         choices=choices,
-        name=given.get("name") or _name(choices),
+        name=_name(choices, given.get("name")),
         env=env,
         expects=merge.expects(sources, known),
         pod=_pod(choices, given, parameters),
@@ -182,10 +183,13 @@ def _pod(choices: Choices, given: settings.Settings, parameters: Mapping[str, st
     )
 
 
-def _name(choices: Choices) -> str:
+def _name(choices: Choices, given: str | None) -> str:
     shown = [name for name, feature in choices.features.items() if feature.in_name]
     ranks, nodes = choices.scale.nodes * choices.machine.gpus, choices.scale.nodes
-    name = "-".join([choices.request.test, str(ranks), choices.machine.gpu, choices.fabric.short, *shown, f"{nodes}n"])
-    if len(name) > NAME_LENGTH:
-        raise ConfigError(f"the job's name {name!r} is longer than {NAME_LENGTH}; give one with --set name=…")
+    name = given or "-".join(
+        [choices.request.test, str(ranks), choices.machine.gpu, choices.fabric.short, *shown, f"{nodes}n"]
+    )
+    longest = NAME_LENGTH[choices.request.scheduler]
+    if len(name) > longest:
+        raise ConfigError(f"the job's name {name!r} is longer than {longest}; give another with --set name=…")
     return name

@@ -24,7 +24,7 @@ PARAMETERS = {
     "memory": r"[0-9]+(Ki|Mi|Gi|Ti)?",
     "min-bw": r"[0-9]+(\.[0-9]+)?",
     "minutes": r"[0-9]+",
-    "name": r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?",
+    "name": r"[a-z]([-a-z0-9]*[a-z0-9])?",
     "partition": r"[A-Za-z0-9_,-]+",
     "plugin": r"[A-Za-z0-9_.-]+",
     "programs": r"/[A-Za-z0-9_./-]+",
