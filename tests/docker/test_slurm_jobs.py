@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import yaml
 from tests.conftest import ROOT
 from tests.docker import slurm
 from tests.docker.slurm import Slurm
-from tests.unit.job_fakes import text
+from tests.unit.job_fakes import IMAGE, text
 
 pytestmark = pytest.mark.docker
 
@@ -103,7 +104,9 @@ def options() -> str:
     return subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=False).stdout
 
 
-def run(cluster: Slurm, folder: Path, *, wrong: int = 0, status: int = 0, judge: bool = True) -> tuple[int, str, str]:
+def run(
+    cluster: Slurm, folder: Path, *, wrong: int = 0, status: int = 0, judge: bool = True, container: str = "none"
+) -> tuple[int, str, str]:
     """The job's status, its output and its log."""
     programs = folder / "programs"
     programs.mkdir()
@@ -113,9 +116,19 @@ def run(cluster: Slurm, folder: Path, *, wrong: int = 0, status: int = 0, judge:
     (programs / "imagebuild").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m imagebuild "$@"\n')
     for file in programs.iterdir():
         file.chmod(0o755)
+    if container == "pyxis":
+        # Slurm here has no pyxis: its options are taken down and left out, and the image is an empty file.
+        (programs / "srun").write_text(
+            f'#!/bin/bash\nfor word; do case "$word" in --container-*|--no-container-*) echo "$word" >> {folder}/pyxis ;; '
+            f'*) words+=("$word") ;; esac; done\nexec {shutil.which("srun")} "${{words[@]}}"\n'
+        )
+        (programs / "enroot").write_text('#!/bin/sh\n[ "$1 $2" = "import --output" ] && echo "$4" > "$3"\n')
+        for name in ("srun", "enroot"):
+            (programs / name).chmod(0o755)
     if not judge:
         (programs / "imagebuild").unlink()
-    line = f"slurm --profile a100-pcie --fabric ethernet --nodes 2 --container none --nccl 2.28.3 --set programs={programs}"
+    line = f"slurm --profile a100-pcie --fabric ethernet --nodes 2 --container {container} --nccl 2.28.3"
+    line += f" --set programs={programs} --set images={folder}/images"
     script = folder / "job.sh"
     script.write_text(text(line))
     path = f"{programs}:{cluster.environ['PATH']}"
@@ -131,6 +144,17 @@ def test_a_job_runs_to_its_verdict(cluster: Slurm, tmp_path: Path) -> None:
     assert ranks == [f"rank {i} of 8 on n{i // 4 + 1} has Socket and ^ds12" for i in range(8)], log
     assert re.search(r"all_reduce, 8 ranks, 2 nodes +ok +2\.09 GB/s", output), output
     assert output.rstrip().endswith("imagebuild: passed")
+
+
+def test_a_job_in_an_image_runs_to_its_verdict(cluster: Slurm, tmp_path: Path) -> None:
+    status, output, _ = run(cluster, tmp_path, container="pyxis")
+    assert status == 0, output
+    assert output.rstrip().endswith("imagebuild: passed")
+    (image,) = (tmp_path / "images").glob("*.sqsh")
+    registry, _, rest = IMAGE.partition("/")
+    assert image.read_text() == f"docker://{registry}#{rest}\n"
+    told = (tmp_path / "pyxis").read_text().splitlines()
+    assert told == [f"--container-image={image}", "--no-container-mount-home", "--container-remap-root"]
 
 
 def test_wrong_data_fails_the_job(cluster: Slurm, tmp_path: Path) -> None:
