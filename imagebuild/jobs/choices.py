@@ -88,8 +88,11 @@ def choose(request: Request, machine: Machine, facts: Facts, offer: images.Offer
     container: Container = "kubernetes"
     if request.scheduler == "slurm":
         container = "none" if request.container == "none" else "pyxis"
-    of_feature = next((f.plugin for f in features.values() if f.plugin), None)
-    plugin = given.get("plugin") or of_feature or site.plugin or fabric.plugin
+    plugin = given.get("plugin") or site.plugin or fabric.plugin
+    for name, feature in features.items():
+        if feature.plugin and given.get("plugin") not in (None, feature.plugin):
+            raise ConfigError(f"--set plugin={plugin}: --with {name} needs {feature.plugin}")
+        plugin = feature.plugin or plugin
     unknown = Image("", "other", request.nccl, None)
     base = Choices(
         request,

@@ -123,6 +123,7 @@ BAD = [
     ("jobset --profile gb300-nvl72 --nodes 32 --with dra,nics,debug --test collectives", "is longer than 43; give another"),
     (f"mpijob --profile h100 --set name={'x' * 52}", "is longer than 51"),
     ("mpijob --profile h100 --set name=X", "must match"),
+    ("mpijob --profile h100 --with sharp --set plugin=none", "--set plugin=none: --with sharp needs ibext"),
     ("mpijob --profile h100 --set minutes=long", "--set minutes='long': must match"),
     ("mpijob --profile h100 --set rnak:X=1", "no scope 'rnak'; did you mean 'rank'?"),
     ("slurm --profile h100 --container none --set container:X=1", "there is no container"),
