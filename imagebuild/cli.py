@@ -261,13 +261,14 @@ def register_topics() -> None:
     """Add the commands of other modules, once."""
     from imagebuild import (  # noqa: PLC0415 - need what is in this module
         cli_bundle,
+        cli_job,
         cli_limits,
         cli_lock,
         cli_report,
         cli_verify,
     )
 
-    for topic in (cli_lock, cli_verify, cli_limits, cli_report):
+    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report):
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 

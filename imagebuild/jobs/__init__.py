@@ -1,0 +1,1 @@
+"""Benchmarks as Kubernetes and Slurm jobs, put together from facts in `jobs/`."""

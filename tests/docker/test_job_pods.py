@@ -1,0 +1,153 @@
+"""The pods of MPIJobs and JobSets, as containers: workers are reached, ranks add up, and the launcher ends with the verdict.
+
+What the operators do is done here: names in a network, and for the MPI operator keys, a hostfile and its variables.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from docker import DockerClient
+from docker.models.containers import Container
+
+from tests.docker.conftest import Built, until
+from tests.unit.job_fakes import text
+
+pytestmark = pytest.mark.docker
+
+BENCHMARK = r"""
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+int main(int argc, char **argv) {
+  int rank, size, sum = 0;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  char host[MPI_MAX_PROCESSOR_NAME];
+  int length;
+  MPI_Get_processor_name(host, &length);
+  printf("rank %d of %d, sum %d, UCX_TLS %s, NCCL_NET %s\n", rank, size, sum, getenv("UCX_TLS"), getenv("NCCL_NET"));
+  if (rank == 0 && !strcmp(argv[argc - 2], "-J")) {
+    FILE *json = fopen(argv[argc - 1], "wx");
+    fprintf(json, "{\"version\":1,\"env\":[\"SECRET=hunter2\"],\"nccl_version\":22803}");
+    fclose(json);
+  }
+  MPI_Finalize();
+  return 0;
+}
+"""
+ARGUMENTS = "--profile a100-pcie --fabric ethernet --nodes 2 --nccl 2.28.3 --set programs=/bench --set minutes=2"
+
+
+@dataclass(frozen=True)
+class Pods:
+    """A network, and what is mounted into containers of it."""
+
+    client: DockerClient
+    image: str
+    network: str
+    bench: Path
+
+    def start(self, stack: ExitStack, name: str, container: Mapping[str, Any], **more: Any) -> Container:
+        """A container as a pod's. `more` is of the Docker API."""
+        given = {e["name"]: e["value"] for e in container.get("env", [])}
+        volumes = {str(self.bench): {"bind": "/bench", "mode": "ro"}, **more.pop("volumes", {})}
+        endpoint = self.client.api.create_endpoint_config(aliases=more.pop("aliases", [name]))
+        command = more.pop("command", None) or [*container["command"], *container["args"]]
+        made = self.client.containers.run(
+            self.image, command, detach=True, hostname=name.split(".", maxsplit=1)[0], network=self.network,
+            environment={**given, **more.pop("environment", {})}, volumes=volumes,
+            networking_config={self.network: endpoint}, user="root", **more,
+        )  # fmt: skip
+        stack.callback(made.remove, force=True, v=True)
+        return made
+
+
+@pytest.fixture(scope="module")
+def bench(devel: Built, client: DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "bench.c").write_text(BENCHMARK)
+    command = ["mpicc", "/shared/bench.c", "-o", "/shared/all_reduce_perf"]
+    client.containers.run(devel.tag, command, volumes=[f"{folder}:/shared"], user="root", remove=True)
+    return folder
+
+
+@pytest.fixture
+def pods(quickstart: Built, client: DockerClient, bench: Path) -> Iterator[Pods]:
+    network = client.networks.create(f"imagebuild-test-{bench.parent.name}", driver="bridge")
+    try:
+        yield Pods(client, quickstart.tag, str(network.name), bench)
+    finally:
+        network.remove()
+
+
+@contextmanager
+def jobset(pods: Pods) -> Iterator[Container]:
+    made = yaml.safe_load(text(f"jobset {ARGUMENTS} --image {pods.image}"))
+    name = made["metadata"]["name"]
+    specs = {j["name"]: j["template"]["spec"] for j in made["spec"]["replicatedJobs"]}
+    containers = {role: spec["template"]["spec"]["containers"][0] for role, spec in specs.items()}
+    with ExitStack() as stack:
+        for i in range(specs["worker"]["completions"]):
+            host = f"{name}-worker-0-{i}.{name}"
+            pods.start(stack, host, containers["worker"])
+        yield pods.start(stack, f"{name}-launcher-0-0.{name}", containers["launcher"])
+
+
+@contextmanager
+def mpijob(pods: Pods, folder: Path) -> Iterator[Container]:
+    made = yaml.safe_load(text(f"mpijob {ARGUMENTS} --image {pods.image}"))
+    name = made["metadata"]["name"]
+    specs = made["spec"]["mpiReplicaSpecs"]
+    hosts = [f"{name}-worker-{i}.{name}.default.svc" for i in range(specs["Worker"]["replicas"])]
+    (folder / "hostfile").write_text("".join(f"{host} slots={made['spec']['slotsPerWorker']}\n" for host in hosts))
+    keys = folder / "keys"
+    keys.mkdir()
+    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(keys / "id_rsa")]
+    subprocess.run(command, check=True)
+    (keys / "authorized_keys").write_text((keys / "id_rsa.pub").read_text())
+    volumes = {
+        str(keys): {"bind": "/root/.ssh", "mode": "rw"},
+        str(folder / "hostfile"): {"bind": "/etc/mpi/hostfile", "mode": "ro"},
+    }
+    operator = {
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+        "K_MPI_JOB_ROLE": "launcher",
+    }
+    worker = specs["Worker"]["template"]["spec"]["containers"][0]
+    with ExitStack() as stack:
+        env = {"K_MPI_JOB_ROLE": "worker"}
+        serve = ["/usr/sbin/sshd", "-De"]
+        started = [
+            pods.start(stack, host, worker, command=serve, volumes=dict(volumes), environment=env) for host in hosts
+        ]
+        # The operator starts the launcher when the workers' probes pass.
+        assert until(lambda: all(b"listening" in one.logs() for one in started))
+        launcher = specs["Launcher"]["template"]["spec"]["containers"][0]
+        yield pods.start(stack, f"{name}-launcher.{name}", launcher, volumes=volumes, environment=operator)
+
+
+@pytest.mark.parametrize("kind", ["jobset", "mpijob"])
+def test_a_job_ends_with_its_verdict(kind: str, pods: Pods, tmp_path: Path) -> None:
+    with jobset(pods) if kind == "jobset" else mpijob(pods, tmp_path) as launcher:
+        status = launcher.wait(timeout=180)["StatusCode"]
+        log = launcher.logs().decode()
+    assert status == 0, log
+    said = sorted(re.findall("rank .*", log))
+    assert said == [f"rank {rank} of 8, sum 28, UCX_TLS tcp, NCCL_NET Socket" for rank in range(8)], log
+    assert '=== imagebuild: json of all_reduce\n{"version":1,"env":[],"nccl_version":22803}\n' in log
+    assert "hunter2" not in log
+    assert log.rstrip().endswith("imagebuild: passed")

@@ -1,0 +1,83 @@
+"""Makes `jobs/nccl-params.json`: which names each release of NCCL reads, from a clone of its repository.
+
+    python -m tests.nccl_params CLONE > jobs/nccl-params.json
+
+Only names, numbers and whether the user guide has them are taken down; run by hand when NCCL has a new release.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+
+RELEASES = (
+    "2.21.5", "2.22.3", "2.23.4", "2.24.3", "2.25.1", "2.26.2", "2.27.7", "2.28.3", "2.28.9", "2.29.2", "2.29.7",
+    "2.30.3", "2.30.4", "2.30.7",
+)  # fmt: skip
+PARAMETER = re.compile(r'NCCL_PARAM\(\s*\w+\s*,\s*"(\w+)"\s*,\s*([^\n;]*)\)')
+DEFINED = re.compile(r"DEFINE_NCCL_PARAM\(\s*\w+\s*,[^,]*,\s*(NCCL_[A-Z0-9_]+)")
+READ = re.compile(r'(?:getenv|ncclGetEnv|ncclOsGetEnv|std::getenv)\(\s*"(NCCL_\w+)"')
+TYPED = re.compile(r'"(NCCL_[A-Z0-9_]+)"')
+GUIDE = "docs/userguide/source/env.rst"
+
+
+def git(clone: str, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", clone, *arguments], capture_output=True, check=True)
+    return done.stdout.decode(errors="replace")
+
+
+def names(text: str) -> dict[str, str | None]:
+    """Names that a source reads, with the default where it is a plain number."""
+    found: dict[str, str | None] = dict.fromkeys((*READ.findall(text), *TYPED.findall(text), *DEFINED.findall(text)))
+    for name, default in PARAMETER.findall(text):
+        found[f"NCCL_{name}"] = number(default)
+    return found
+
+
+def number(expression: str) -> str | None:
+    """`131072` of `(1 << 17)`; None of what is no plain number, as names of constants."""
+    plain = re.sub(r"/\*.*?\*/", "", expression).strip()
+    return str(eval(plain)) if re.fullmatch(r"[-0-9()*< ]+", plain) else None
+
+
+def release(clone: str, version: str) -> dict[str, str | None]:
+    tag = f"v{version}-1"
+    sources = (".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh")
+    files = [f for f in git(clone, "ls-tree", "-r", "--name-only", tag, "src").split() if f.endswith(sources)]
+    batch = subprocess.run(
+        ["git", "-C", clone, "cat-file", "--batch"], input="\n".join(f"{tag}:{f}" for f in files).encode(),
+        capture_output=True, check=True,
+    )  # fmt: skip
+    return names(batch.stdout.decode(errors="replace"))
+
+
+def table(clone: str, releases: Iterable[str]) -> str:
+    read = {version: release(clone, version) for version in releases}
+    guide = set(re.findall(r"NCCL_[A-Z0-9_]+", git(clone, "show", f"v{RELEASES[-1]}-1:{GUIDE}")))
+    rows: dict[str, object] = {}
+    for name in sorted({n for found in read.values() for n in found}):
+        present = [v for v in read if name in read[v]]
+        row: dict[str, object] = {"since": present[0], "until": present[-1]}
+        if len(present) != list(read).index(present[-1]) - list(read).index(present[0]) + 1:
+            row["absent"] = [v for v in read if present[0] < v < present[-1] and v not in present]
+        defaults: dict[str, str] = {}
+        last: str | None = None
+        for version in present:
+            value = read[version][name]
+            if value != last:
+                defaults[version] = "" if value is None else value
+            last = value
+        if defaults:
+            row["defaults"] = defaults
+        if name in guide:
+            row["documented"] = True
+        rows[name] = row
+    body = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    return f'{{\n "releases": {json.dumps(list(read))},\n "names": {{\n{body}\n }}\n}}\n'
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table(sys.argv[1], RELEASES))
