@@ -50,11 +50,12 @@ class Subject:
 
 
 def saved_at(image: str) -> Path | None:
-    """The path that `oci:PATH` names, or that exists and is no image's name: an OCI layout, or an archive of one."""
+    """The path that `oci:PATH` names, or that can be no image's name: of an OCI layout, or an archive of one."""
     if image.startswith("oci:"):
         return Path(image.removeprefix("oci:"))
     path = Path(image)
-    return path if (path / "oci-layout").is_file() or path.is_file() else None
+    is_path = image.startswith(("/", "./", "../")) or (path / "oci-layout").is_file() or path.is_file()
+    return path if is_path else None
 
 
 def saved(path: Path) -> Subject:

@@ -9,6 +9,7 @@ from pathlib import Path
 from imagebuild import __version__, console, files
 from imagebuild.baseline import compare
 from imagebuild.console import err
+from imagebuild.errors import ConfigError
 from imagebuild.judge import Known, judge
 from imagebuild.judgement import Judgement
 from imagebuild.profiles import Profile, find, load_profiles
@@ -16,6 +17,7 @@ from imagebuild.report import html as pages
 from imagebuild.report import junit, markdown, raw, terminal
 from imagebuild.report.document import About, Report
 from imagebuild.report.gather import Gathered, gather
+from imagebuild.results.models import Results
 from imagebuild.results.read import read
 
 
@@ -63,7 +65,7 @@ def assembled(wish: Wish, gathered: Gathered, profile: Profile | None, created: 
     earlier = gathered.judgements
     judgements: tuple[Judgement, ...] = judge(gathered.results, profile, wish.known) if profile else earlier
     if wish.baseline:
-        judgements += compare(gathered.results, gather([wish.baseline], read).results)
+        judgements += compare(gathered.results, _baseline(wish.baseline))
     before = next((report.about for report in gathered.earlier), None)
     about = About(
         title=_title(wish.named),
@@ -82,6 +84,13 @@ def assembled(wish: Wish, gathered: Gathered, profile: Profile | None, created: 
         nothing_in=gathered.nothing_in,
     )
     return report.model_copy(update={"about": about.model_copy(update={"verdict": report.overall})})
+
+
+def _baseline(path: Path) -> Results:
+    found = gather([path], read)
+    if found.nothing_in:
+        raise ConfigError(f"--baseline {path}: has no results; give what `imagebuild report --json` wrote, or a log")
+    return found.results
 
 
 def _title(named: tuple[Path, ...]) -> str:

@@ -84,6 +84,7 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
         (("absent.log",), "absent.log: cannot be read"),
         (("a.log", "--profile", "h10", "--profiles", ROOT / "profiles"), "h100"),
         (("a.log", "--baseline", "absent.json"), "absent.json: cannot be read"),
+        (("a.log", "--baseline", ROOT / "LICENSE"), "LICENSE: has no results"),
         (("a.log", *PROFILE, "--algorithm", "rings"), "rings"),
         (("a.log", "--json", "a.log/o.json"), "cannot be written"),
     ],
