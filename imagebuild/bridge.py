@@ -7,7 +7,7 @@ that already runs. Ours has `iptables: false`; `add_network` adds three rules fo
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,17 @@ def mtu(routes: Iterable[tuple[IPv4Network, dict[str, Any]]]) -> int:
     return min([1500, *(int((NET / device / "mtu").read_text()) for device in devices)])
 
 
+def mac(address: IPv4Address) -> str:
+    """The hardware address that dockerd would give an interface with this address."""
+    return ":".join(f"{byte:02x}" for byte in (0x02, 0x42, *address.packed))
+
+
 def add_network(bridge: str, pool: IPv4Network, run: Run) -> None:
     """Make the bridge, with the first half of the pool, and the firewall rules."""
     inside = next(pool.subnets())
-    run("ip", "link", "add", bridge, "type", "bridge")
+    # Without an address of its own a bridge takes that of its lowest port. It would change whenever a container ends,
+    # and others would send to the old one until they ask again, half a minute later.
+    run("ip", "link", "add", bridge, "address", mac(inside[1]), "type", "bridge")
     run("ip", "address", "add", f"{inside[1]}/{inside.prefixlen}", "dev", bridge)
     run("ip", "link", "set", bridge, "up")
     for table, chain, rule in firewall_rules(pool):

@@ -53,3 +53,9 @@ def test_without_ip_there_is_no_bridge_to_remove(machine: Path) -> None:
     (machine / "net/ib-test").mkdir()
     with pytest.raises(CommandError):
         bridge.remove_network("ib-test", None, Runner({}))
+
+
+def test_the_bridge_keeps_one_hardware_address() -> None:
+    run = Runner({"ip": "", "iptables": ""})
+    bridge.add_network("ib-test", POOL, run)
+    assert run.of("ip link add") == ["ip link add ib-test address 02:42:ac:1e:00:01 type bridge"]
