@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from docker import DockerClient
 from docker.errors import DockerException, ImageNotFound
@@ -137,14 +137,12 @@ def loaded(client: DockerClient, layout: Path) -> Iterator[str]:
         "manifest.json": _manifest(_manifest_of(layout, arch), name),
     }
     with tempfile.TemporaryFile() as file:
-        with tarfile.open(fileobj=file, mode="w") as archive:
-            for path in sorted(p for p in layout.rglob("*") if p.is_file() and p.name not in replaced):
-                archive.add(path, str(path.relative_to(layout)))
-            for place, document in replaced.items():
-                content = json.dumps(document).encode()
-                member = tarfile.TarInfo(place)
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+        try:
+            _archived(layout, replaced, file)
+        except OSError as error:
+            raise CommandError(
+                f"{layout}: cannot be packed for the engine: {error.strerror}; TMPDIR may name a folder with more room"
+            ) from None
         file.seek(0)
         try:
             with docker.explained(f"docker load {layout}"):
@@ -156,6 +154,17 @@ def loaded(client: DockerClient, layout: Path) -> Iterator[str]:
         finally:
             with suppress(DockerException, OSError):
                 client.images.remove(name, force=True)
+
+
+def _archived(layout: Path, replaced: Mapping[str, Any], file: IO[bytes]) -> None:
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for path in sorted(p for p in layout.rglob("*") if p.is_file() and p.name not in replaced):
+            archive.add(path, str(path.relative_to(layout)))
+        for place, document in replaced.items():
+            content = json.dumps(document).encode()
+            member = tarfile.TarInfo(place)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
 
 
 def _index(descriptor: Mapping[str, Any], name: str) -> dict[str, Any]:

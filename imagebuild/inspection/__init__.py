@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from imagebuild.config import Project
-from imagebuild.errors import ConfigError
+from imagebuild.errors import ConfigError, ResultError
 from imagebuild.inspection import layout
 from imagebuild.inspection.context import Inspection
 from imagebuild.inspection.judge import COMPONENT, judge
@@ -37,23 +37,27 @@ def inspect(
     and results are named after theirs. Layers are read by `workers` processes, by default as many as there are CPUs.
     Raises ConfigError if the source is no image or lacks the platform, ResultError if it cannot be read.
     """
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        found = layout.images(source, Path(folder))
-        chosen = [image for image in found if platform in (None, image.platform)]
-        if not chosen:
-            has = ", ".join(image.platform for image in found)
-            raise ConfigError(f"the image is not for {platform}, but for {has}")
-        results: list[CheckResult] = []
-        for image in chosen:
-            began = time.monotonic()
-            layers = scan_all(image.layers, workers)
-            read = CheckResult(
-                component=COMPONENT, check="readable", outcome="passed", seconds=round(time.monotonic() - began, 3)
-            )
-            every = (read, *judge(Inspection(image, layers, project, plan, versions)))
-            suffix = f" {image.platform}" if len(chosen) > 1 else ""
-            results += [result.model_copy(update={"check": f"{result.check}{suffix}"}) for result in every]
-        return tuple(results)
+    try:
+        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+            found = layout.images(source, Path(folder))
+            chosen = [image for image in found if platform in (None, image.platform)]
+            if not chosen:
+                has = ", ".join(image.platform for image in found)
+                raise ConfigError(f"the image is not for {platform}, but for {has}")
+            results: list[CheckResult] = []
+            for image in chosen:
+                began = time.monotonic()
+                layers = scan_all(image.layers, workers)
+                read = CheckResult(
+                    component=COMPONENT, check="readable", outcome="passed", seconds=round(time.monotonic() - began, 3)
+                )
+                every = (read, *judge(Inspection(image, layers, project, plan, versions)))
+                suffix = f" {image.platform}" if len(chosen) > 1 else ""
+                results += [result.model_copy(update={"check": f"{result.check}{suffix}"}) for result in every]
+            return tuple(results)
+    except OSError as error:
+        room = "TMPDIR may name a folder with more room"
+        raise ResultError(f"the image cannot be unpacked to be read: {error.strerror or error}; {room}") from None
 
 
 def describe(source: Path) -> tuple[layout.Image, ...]:

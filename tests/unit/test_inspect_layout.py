@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -201,3 +202,12 @@ def test_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pytest.Monke
     damaged(made, digest, layer({"other": b""}))
     with pytest.raises(ResultError, match="is damaged"):
         scan.scan_all(image.layers, 2)
+
+
+def test_no_room_for_an_archive_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(layout, "images", full)
+    with pytest.raises(ResultError, match=r"No space left on device; TMPDIR"):
+        inspect([b""])
