@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import docker
 from docker.context import ContextAPI
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
 from docker.utils import parse_repository_tag
 
@@ -74,6 +75,28 @@ def inspect(client: docker.DockerClient, image: str) -> ImageInfo:
     )
 
 
+def removed(remove: Callable[[], object], within_s: float = 60) -> None:
+    """Remove something that may never have been made, and try again while the engine refuses.
+
+    It refuses for a moment to remove a network whose last container is still leaving it, or a container that it is
+    stopping. Raises CommandError if it still refuses after `within_s` seconds, so that nothing is left in silence.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            remove()
+        except APIError as error:
+            if isinstance(error, NotFound):
+                return
+            if time.monotonic() > deadline:
+                raise CommandError(f"the engine does not remove what was started: {error.explanation}") from None
+            time.sleep(0.2)
+        except (DockerException, OSError):
+            return  # the engine is gone, and the error that comes from inside says so
+        else:
+            return
+
+
 @contextmanager
 def container(client: docker.DockerClient, image: str, **options: Any) -> Iterator[Container]:
     """A container of the image that sleeps; it is removed at the end, whatever happens."""
@@ -86,8 +109,7 @@ def container(client: docker.DockerClient, image: str, **options: Any) -> Iterat
             )  # fmt: skip
         yield started
     finally:
-        with suppress(DockerException, OSError):  # it was never made, or the engine is gone and the error above says so
-            client.containers.get(name).remove(force=True)
+        removed(lambda: client.containers.get(name).remove(force=True))
 
 
 def execute(

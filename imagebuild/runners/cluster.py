@@ -6,11 +6,10 @@ import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from docker import DockerClient
-from docker.errors import DockerException, NotFound
 from docker.models.containers import Container
 from docker.models.networks import Network
 
@@ -85,8 +84,7 @@ def _network(client: DockerClient) -> Iterator[Network]:
             made = client.networks.create(name, driver="bridge", internal=True, labels={docker.LABEL: "verify"})
         yield made
     finally:
-        with suppress(DockerException, OSError, NotFound):
-            client.networks.get(name).remove()
+        docker.removed(lambda: client.networks.get(name).remove())
 
 
 def _wiring(client: DockerClient, network: Network, name: str) -> dict[str, Any]:
