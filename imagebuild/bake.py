@@ -43,7 +43,7 @@ def _target(target: Target, dockerfile: Path, options: Options) -> dict[str, Any
         "context": str(options.context),
         "dockerfile": str(dockerfile),  # as text it would have to be escaped: bake expands ${…}
         "platforms": list(platforms_of(target, options.platforms)),
-        "tags": list(target.tags),
+        "tags": [target.name],
         "output": [_output(target, options.output)],
     }
     contexts = {**(options.stages or {}).get(target.id, {}), **(options.replaced or {})}

@@ -222,7 +222,7 @@ def _result(
     return BuildResult(
         target=target.id,
         digest=built.get("containerimage.digest"),
-        tags=target.tags,
+        tags=(target.name,),
         platforms=bake.platforms_of(target, request.options.platforms),
         size_bytes=None,
         seconds=round(seconds, 3),

@@ -74,7 +74,7 @@ def labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
     result = {
         "org.opencontainers.image.title": target.image,
         "org.opencontainers.image.description": recipe.image.description,
-        "org.opencontainers.image.version": target.tags[0].rpartition(":")[2],
+        "org.opencontainers.image.version": target.name.rpartition(":")[2],
         "org.opencontainers.image.base.name": base_name,
         "org.opencontainers.image.base.digest": base_digest,
         "org.opencontainers.image.licenses": " AND ".join(

@@ -32,8 +32,8 @@ def as_github_matrix(plan: Plan, select: Sequence[str]) -> None:
 def as_table(plan: Plan, select: Sequence[str], *, why: bool) -> None:
     """One line a target, what a publisher must accept, and with `why` what is not built."""
     targets = planning.select(plan, select)
-    rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.tags[0]) for t in targets]
-    console.table(("target", "platforms", "tag"), rows)
+    rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
+    console.table(("target", "platforms", "image"), rows)
     if limits := planning.restricted(plan, targets):
         out.print()
         console.table(("restricted", "to publish images with it"), list(limits.items()))

@@ -97,6 +97,19 @@ class Waiver(Model):
     reason: str
 
 
+def _alias(value: Any) -> Any:
+    return {"tag": value} if isinstance(value, str) else value
+
+
+class Alias(Model):
+    """A tag that publishing moves. Of several targets that render the same one, the last in the matrix gets it."""
+
+    tag: str
+    """Template as of `tags`; also `<axis>-major` and `<axis>-minor`: `13` and `13.2` of `13.2.1`."""
+    when: Condition = Field(default_factory=dict)
+    """Targets that may have it."""
+
+
 class Image(Model):
     """An image: its axes, components, platforms and tags."""
 
@@ -109,8 +122,11 @@ class Image(Model):
     build_with: dict[Name, Name] = Field(default_factory=dict)
     """What components build with → the component whose stage it is, where that is not in the image."""
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Templates such as `{repository}/{image}:{cuda}-{os}`: axes, `image`, `repository`, and `<name>.version` of
-    a component or of what it provides."""
+    """Tags that publishing gives once and never moves. Templates such as `{repository}/{image}:{cuda}-{os}-{revision}`:
+    axes, `image`, `repository`, `<name>.version` of a component or of what it provides, and `revision`, the first seven
+    digits of the commit."""
+    aliases: tuple[Annotated[Alias, BeforeValidator(_alias)], ...] = ()
+    """Tags that publishing moves to the newest image."""
     size_limit_mb: Annotated[int, Field(gt=0)] | dict[str, Annotated[int, Field(gt=0)]] | None = None
     """Most megabytes (10^6 bytes) that the compressed layers may have; or for each variant its own."""
     waivers: tuple[Waiver, ...] = ()
@@ -299,7 +315,12 @@ class Target(Model):
     platforms: tuple[Platform, ...]
     components: dict[Name, str]
     """Component → version, requirements first."""
+    name: str
+    """What a build calls it in the engine's store: the repository, and the id as a tag."""
     tags: tuple[str, ...]
+    """Tags that publishing gives and never moves; `{revision}` is filled in then."""
+    aliases: tuple[str, ...] = ()
+    """Tags that publishing moves to it."""
     stages: dict[str, str] = Field(default_factory=dict)
     """Build stage → key: a digest of everything its result depends on. Equal keys are built once."""
 

@@ -10,15 +10,11 @@ from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
 
-from imagebuild import validate
+from imagebuild import naming, validate
 from imagebuild.config import Mistakes, Project, suggestion
 from imagebuild.errors import ConfigError, NothingSelected
 from imagebuild.models import Component, Excluded, Image, Pin, Plan, Target, combination_id
 from imagebuild.versions import facts, matches
-
-TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
-"""A repository and a tag, as the OCI distribution specification allows them."""
-
 
 Pins = Mapping[str, tuple[Pin, ...]]
 """Name → rows of versions."""
@@ -76,13 +72,13 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
                     where = project.matrix.at("versions", c)
                     mistakes.add(where, f"versions: no version of {c} for {combination_id(name, axes)}")
                 found = {c: version for c, version in chosen.items() if version}
-                targets.append(_target(project, name, axes, found, mistakes))
+                targets.append(naming.named(project, name, axes, found, mistakes))
     if not changes.values:
         validate.check_rules_used(project, used, mistakes)
     validate.check_tags(project, targets, mistakes)
     mistakes.stop_if_any()
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
-    return Plan(targets=tuple(targets), excluded=tuple(excluded), restricted=restricted)
+    return Plan(targets=naming.with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted)
 
 
 def select(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
@@ -234,33 +230,6 @@ def _objections(
         for exclusion in _component(project, name).excludes:
             if matches(exclusion.when, known):
                 yield f"{name}-excludes", exclusion.reason
-
-
-def _target(
-    project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes
-) -> Target:
-    matrix = project.matrix.model
-    names = {c: (c, *_component(project, c).provides) for c in components}
-    fields = {**axes, **{f"{n}.version": v for c, v in components.items() for n in names[c]}}
-    fields |= {"image": image, "repository": matrix.repository}
-    tags = []
-    for i, template in enumerate(matrix.images[image].tags):
-        where = project.matrix.at("images", image, "tags", i)
-        unknown = [f for f in re.findall(r"{([^{}]*)}", template) if f not in fields]
-        for name in unknown:
-            mistakes.add(where, f"images.{image}.tags.{i}: no value for {{{name}}}{suggestion(name, fields)}")
-        tag = re.sub(r"{([^{}]*)}", lambda m: fields.get(m[1], "x"), template)
-        tags.append(tag)
-        if not TAG.match(tag):
-            mistakes.add(where, f"images.{image}.tags.{i}: {tag!r} is not a valid image name and tag")
-    return Target(
-        id=combination_id(image, axes),
-        image=image,
-        axes=axes,
-        platforms=matrix.images[image].platforms,
-        components=components,
-        tags=tuple(tags),
-    )
 
 
 def github_matrix(targets: Iterable[Target]) -> dict[str, list[dict[str, str]]]:

@@ -35,6 +35,18 @@ class BuildResult(Model):
     """Size of the compressed layers of one platform, where the result is in the engine's image store."""
     seconds: float
     steps: tuple[Step, ...]
+    manifests: dict[Platform, str] = Field(default_factory=dict)
+    """Platform → digest of its manifest, of what was pushed or written as a layout."""
+    repository: str | None = None
+    """Staging repository, with its registry, that it was pushed to by digest."""
+    revision: str | None = None
+    """Commit of the project; with `-dirty` if files had changed."""
+    dockerfile: str | None = None
+    """sha256 of the Dockerfile."""
+    builder: str = ""
+    """What built it: name of the builder, or address of the engine."""
+    started: str = ""
+    """When, in UTC."""
 
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -103,3 +115,37 @@ class VerifyResult(Model):
     """Of imagebuild."""
     surroundings: Surroundings | None = None
     """Absent if nothing could be run in the image."""
+
+
+class Vulnerability(Model):
+    """Something that a scanner found in a package of an image."""
+
+    id: str
+    """CVE or other identifier."""
+    severity: Literal["unknown", "negligible", "low", "medium", "high", "critical"]
+    package: str
+    version: str
+    fixed_in: str | None = None
+    """Version that has it no more, if there is one."""
+    link: str | None = None
+    waived: str | None = None
+    """Why the policy lets it pass, and until when."""
+    fails: bool = False
+    """Whether the policy objects to it."""
+
+
+class ScanResult(Model):
+    """What `imagebuild scan --json` writes."""
+
+    image: str
+    digest: str
+    """Of the manifest of one platform."""
+    platform: str
+    scanner: str
+    """Name and version."""
+    database: str
+    """What the scanner compared with, and of when."""
+    started: str
+    findings: tuple[Vulnerability, ...]
+    verdict: Literal["passed", "failed"]
+    reason: str = ""

@@ -70,7 +70,7 @@ def saved(path: Path) -> Subject:
 def in_engine(client: DockerClient, plan: Plan, image: str, *, pull: bool) -> Subject:
     """An image in the engine's store. Raises ConfigError if it is not there, CommandError if the engine fails."""
     target = target_of(plan, image)
-    reference = target.tags[0] if target else image
+    reference = target.name if target else image
     if pull and not target:
         _pull(client, reference)
     info = docker.inspect(client, reference)

@@ -104,8 +104,14 @@ def check_rules_used(project: Project, used: Counter[str], mistakes: Mistakes) -
 
 def check_tags(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
     owners: dict[str, str] = {}
-    for target in targets:
+    listed = list(targets)
+    for target in listed:
         for i, tag in enumerate(target.tags):
             if (owner := owners.setdefault(tag, target.id)) != target.id:
                 where = project.matrix.at("images", target.image, "tags", i)
                 mistakes.add(where, f"tag {tag} names both {owner} and {target.id}; add the axis that differs")
+    for target in listed:
+        for alias in target.aliases:
+            if alias in owners:
+                where = project.matrix.at("images", target.image, "aliases")
+                mistakes.add(where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}")

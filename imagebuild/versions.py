@@ -54,6 +54,11 @@ def major(version: str) -> str:
     return version.partition(".")[0]
 
 
+def minor(version: str) -> str:
+    """The part before the second dot: `13.2` of `13.2.1`."""
+    return ".".join(version.split(".")[:2])
+
+
 def facts(axes: Mapping[str, str]) -> dict[str, str]:
-    """Axes, and for each that is a version its major as `<axis>-major`."""
+    """Axes, and of each the major as `<axis>-major`."""
     return {**axes, **{f"{name}-major": major(value) for name, value in axes.items()}}

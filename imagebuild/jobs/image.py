@@ -58,7 +58,7 @@ def named(reference: str, offer: Offer, stacks: Mapping[str, Document[Stack]], n
     if not REFERENCE.fullmatch(reference):
         raise ConfigError(f"--image {reference!r}: not the name of an image")
     for target in offer.targets:
-        if reference == target.id or reference in target.tags:
+        if reference == target.id or reference in (target.name, *target.aliases):
             found = _image(target, _stack_of(target, stacks) or "other", offer)
             name = found.reference if reference == target.id else reference
             return replace(found, reference=name, nccl=nccl or found.nccl)
@@ -88,7 +88,7 @@ def _image(target: Target, stack: str, offer: Offer) -> Image:
     arches: Iterable[Arch] = ("amd64", "arm64")
     plain = re.match(r"\d+(\.\d+)+", nccl or "")
     present = tuple(a for a in arches if f"linux/{a}" in target.platforms)
-    return Image(target.tags[-1], stack, plain[0] if plain else None, present, DRIVERS.get(major(target.axes["cuda"])))
+    return Image(target.name, stack, plain[0] if plain else None, present, DRIVERS.get(major(target.axes["cuda"])))
 
 
 def _compiled(target: Target, offer: Offer, machine: Machine) -> bool:

@@ -231,7 +231,7 @@ def quickstart(checkout: Path, client: DockerClient, host: str) -> Built:
 
 
 TINY = f"""\
-repository: {REPOSITORY}
+repository: {REPOSITORY}/NONCE
 bases:
   debian13: {{image: "debian:13-slim", release: trixie}}
 versions: {{library: "1.NONCE", tool: "2.NONCE", plugin: "3.NONCE"}}
@@ -244,7 +244,7 @@ images:
       variant: [runtime, devel]
     platforms: [linux/amd64, linux/arm64]
     components: [library, tool, plugin]
-    tags: ["{{repository}}/{{image}}:NONCE-{{cuda}}-{{variant}}"]
+    tags: ["{{repository}}/{{image}}:{{cuda}}-{{variant}}"]
 """
 COMPONENT = """\
 title: {name}

@@ -160,9 +160,7 @@ def chosen(line: str, offer: Offer) -> Job:
 def test_without_image_the_newest_that_fits(full_plan: Plan, project: Any) -> None:
     have = offer(full_plan, project)
     found = chosen("mpijob --profile h100 --fabric ib", have).image
-    assert (
-        found.reference == next(t for t in full_plan.targets if t.id == "hpcx-cuda13.4.2-ubuntu26.04-runtime").tags[-1]
-    )
+    assert found.reference == next(t for t in full_plan.targets if t.id == "hpcx-cuda13.4.2-ubuntu26.04-runtime").name
     assert found.nccl == project.matrix.model.versions["nccl"][0].version
     assert found.arches == ("amd64", "arm64")
     (note,) = chosen("mpijob --profile h100 --fabric ib", have).messages
@@ -180,10 +178,10 @@ def test_images_of_the_plan_are_known_by_id_and_tag(full_plan: Plan, project: An
     have = offer(full_plan, project)
     by_id = chosen("mpijob --profile h100 --fabric ib --image open-cuda13.5-debian13-runtime", have)
     target = next(t for t in full_plan.targets if t.id == "open-cuda13.5-debian13-runtime")
-    assert by_id.image.reference == target.tags[-1]
+    assert by_id.image.reference == target.name
     assert {"OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_plm_ssh_args"} <= {e.entry.name for e in of(by_id.env, "launcher")}
-    by_tag = chosen(f"mpijob --profile h100 --fabric ib --image {target.tags[0]}", have)
-    assert by_tag.image.reference == target.tags[0]
+    by_tag = chosen(f"mpijob --profile h100 --fabric ib --image {target.aliases[0]}", have)
+    assert by_tag.image.reference == target.aliases[0]
     assert by_tag.image.nccl == by_id.image.nccl
     with pytest.raises(ConfigError, match="no plug-in 'ibext' in it; known: none|no plug-in 'ibext' in it"):
         chosen("mpijob --profile h100 --fabric ib --with sharp --image open-cuda13.5-debian13-runtime", have)

@@ -1,0 +1,1 @@
+"""Registries of images, by the OCI distribution specification."""

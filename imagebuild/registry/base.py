@@ -1,0 +1,94 @@
+"""What a registry can do for us, and what it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What names a blob or a manifest of a registry."""
+
+    media_type: str
+    digest: str
+    size: int
+    platform: str | None = None
+    """`linux/arm64`, of an image in an index."""
+    artifact_type: str | None = None
+    """Of something that refers to an image: what it is."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest or an index, byte for byte as the registry has it."""
+
+    content: bytes
+    media_type: str
+    digest: str
+    """Of the content; whoever read it compared."""
+
+    @property
+    def document(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of something that refers to an image."""
+
+    name: str
+    media_type: str
+    content: bytes
+
+
+class Registry(Protocol):
+    """Repositories of one registry. `repository` is its name without the registry: `gpu/open`.
+
+    Every method raises CommandError if the registry refuses, or fails more often than is patient.
+    """
+
+    host: str
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """A manifest by tag or digest; None if there is none."""
+
+    def digest(self, repository: str, reference: str) -> str | None:
+        """The digest of what a tag names now; None if there is none."""
+
+    def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> str:
+        """Store a manifest by tag or digest, read back what the registry says it has, and return its digest."""
+
+    def tags(self, repository: str) -> tuple[str, ...]:
+        """All tags of a repository; none if there is no such repository."""
+
+    def has_blob(self, repository: str, digest: str) -> bool: ...
+
+    def blob(self, repository: str, digest: str) -> bytes:
+        """A small blob, compared with its digest."""
+
+    def put_blob(self, repository: str, content: bytes | Path, digest: str) -> bool:
+        """Upload a blob, unless the repository has it: whether anything was sent."""
+
+    def mount_blob(self, repository: str, digest: str, source: str) -> bool:
+        """Let a repository have a blob of another one, without sending it: whether the registry could."""
+
+    def referrers(self, repository: str, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
+        """What refers to a manifest, from the referrers API or, where there is none, the tag schema."""
+
+    def attach(
+        self,
+        repository: str,
+        subject: Descriptor,
+        artifact_type: str,
+        files: tuple[File, ...],
+        annotations: Mapping[str, str],
+    ) -> str:
+        """Store files that refer to a manifest; returns the digest of their manifest. The same files and annotations
+        again change nothing.
+        """
+
+    def delete(self, repository: str, digest: str) -> None:
+        """Delete a manifest."""
