@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,9 @@ class Manifest:
     """Of the content; whoever read it compared."""
 
     @property
-    def document(self) -> Mapping[str, Any]: ...
+    def document(self) -> dict[str, Any]:
+        """The content, read. Raises ValueError for what is not JSON."""
+        return dict(json.loads(self.content))
 
 
 @dataclass(frozen=True)
