@@ -80,6 +80,11 @@ def plan(
     select: SelectArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="The full plan, or with --from the cost, as JSON.")] = False,
     github: Annotated[bool, typer.Option("--github", help="A GitHub Actions matrix.")] = False,
+    since: Annotated[
+        str | None,
+        typer.Option("--changed-since", metavar="REF", help="With --github: what differs from it, as for --from."),
+    ] = None,
+    github_jobs: Annotated[int, typer.Option("--github-jobs", min=1, help="With --github: most jobs.")] = 256,
     why: Annotated[bool, typer.Option("--why", help="Also list what is not built, and why.")] = False,
     before: Annotated[
         str | None,
@@ -87,7 +92,9 @@ def plan(
     ] = None,
     after: Annotated[str | None, typer.Option("--to", metavar="REF", help="Instead of the working tree.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --from: for a pull request.")] = False,
-    platform: Annotated[list[str] | None, typer.Option("--platform", help="With --from: only this.")] = None,
+    platform: Annotated[
+        list[str] | None, typer.Option("--platform", help="With --from or --github: only this.")
+    ] = None,
     base: Annotated[str, typer.Option("--base", help="With --from: as for build.")] = "bootstrap",
     timings: Annotated[Path, typer.Option("--timings", help="With --from: past builds.")] = Path("build"),
     settings: SetOption = None,
@@ -96,7 +103,9 @@ def plan(
     lock: LockOption = BESIDE_MATRIX,
 ) -> None:
     """List the targets that a build would build, or say what a change makes it execute again."""
-    if before or after or markdown or platform:
+    if since is not None and not github:
+        raise ConfigError("--changed-since: needs --github; `plan --from` says what a change costs")
+    if before or after or markdown or (platform and not github):
         from imagebuild import preview  # noqa: PLC0415 - others need it not
 
         form = preview.form_of(before, as_json=as_json, markdown=markdown, other=github or why)
@@ -108,7 +117,11 @@ def plan(
     if as_json:
         listing.as_json(work.plan, work.renderer, select or ())
     elif github:
-        listing.as_github_matrix(work.plan, select or ())
+        from imagebuild import cli_github  # noqa: PLC0415 - others need it not
+
+        places = Places(matrix, dockerfiles, lock_path(matrix, lock))
+        targets = planning.select(work.plan, select or ())
+        cli_github.show(work, targets, platform or (), since, places, prepare, github_jobs)
     else:
         listing.as_table(work.plan, select or (), why=why)
 

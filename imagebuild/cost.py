@@ -162,11 +162,16 @@ def _uses(side: Side) -> dict[str, _Use]:
         for setting in side.settings(target):
             for step in steps.steps_of(text, setting):
                 owner = component_of(step.stage, frozenset(components))
-                compiles = step.last_run and owner == step.stage and components[owner].model.compiles
-                use = uses.setdefault(step.key, _Use(step, owner, compiles))
+                use = uses.setdefault(step.key, _Use(step, owner, compiles(step, side.project)))
                 use.targets[target.id] = None
                 use.platforms[setting.platform] = None
     return uses
+
+
+def compiles(step: steps.Step, project: Project) -> bool:
+    """Whether a step compiles upstream source: those that take long."""
+    component = project.components.get(step.stage)
+    return step.last_run and component is not None and component.model.compiles
 
 
 def _cost_step(use: _Use, past: Past) -> CostStep:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from imagebuild import console
@@ -22,11 +21,6 @@ def as_json(plan: Plan, renderer: Renderer, select: Sequence[str]) -> None:
         restricted=planning.restricted(plan, targets),
     )
     out.print(shown.model_dump_json(indent=1), markup=False)
-
-
-def as_github_matrix(plan: Plan, select: Sequence[str]) -> None:
-    """One line of JSON."""
-    out.print(json.dumps(planning.github_matrix(planning.select(plan, select))), markup=False)
 
 
 def as_table(plan: Plan, select: Sequence[str], *, why: bool) -> None:

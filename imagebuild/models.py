@@ -145,6 +145,10 @@ class Matrix(Model):
     """Compute capability → what it is for, in ascending order."""
     images: dict[Name, Image]
     rules: tuple[Rule, ...] = ()
+    github_runners: dict[Platform, Annotated[tuple[str, ...], BeforeValidator(_one_or_more), Field(min_length=1)]] = (
+        Field(default_factory=dict)
+    )
+    """Platform → label, or labels, of the GitHub Actions runners whose own architecture it is."""
 
 
 def _need(text: str) -> str:

@@ -230,14 +230,3 @@ def _objections(
         for exclusion in _component(project, name).excludes:
             if matches(exclusion.when, known):
                 yield f"{name}-excludes", exclusion.reason
-
-
-def github_matrix(targets: Iterable[Target]) -> dict[str, list[dict[str, str]]]:
-    """The `matrix` of a GitHub Actions job: one entry for each target and platform."""
-    return {
-        "include": [
-            {"target": t.id, "image": t.image, "platform": p, "arch": p.removeprefix("linux/"), **t.axes}
-            for t in targets
-            for p in t.platforms
-        ]
-    }

@@ -63,7 +63,7 @@ class Wish:
 def form_of(before: str | None, *, as_json: bool, markdown: bool, other: bool) -> Form:
     """How to print it. Raises ConfigError for options of `plan` that do not go together."""
     if before is None:
-        raise ConfigError("--to, --markdown and --platform: need --from")
+        raise ConfigError("--to, --markdown and --platform: need --from; --platform may also go with --github")
     if as_json + markdown + other > 1:
         raise ConfigError("--json, --markdown, --github and --why exclude each other")
     if other:
@@ -97,13 +97,18 @@ def side_of(
     return Side(full, Renderer(full, versions), targets, tuple(platforms), native_platform(), base)
 
 
+def named_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
+    """Platforms, with this machine's for `local`."""
+    return tuple(native_platform() if p == "local" else p for p in platforms)
+
+
 def preview(wish: Wish, prepare: Prepare) -> Cost:
     """What building the selected targets of the state after executes, all targets of the state before being built."""
     if wish.base not in ("bootstrap", "registry"):
         raise ConfigError(f"--base {wish.base}: 'bootstrap' or 'registry'")
     if wish.after == NOTHING:
         raise ConfigError("--to nothing: only --from can be that")
-    platforms = tuple(native_platform() if p == "local" else p for p in wish.platforms)
+    platforms = named_platforms(wish.platforms)
     with ExitStack() as stack:
 
         def side(reference: str | None, changes: planning.Changes | None, select: Sequence[str]) -> Side:

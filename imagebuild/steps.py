@@ -86,16 +86,26 @@ def steps_of(text: str, setting: Setting) -> tuple[Step, ...]:
     return tuple(step for index in sorted(final.used) for step in walk.stage(index).steps)
 
 
+def result_key(text: str, setting: Setting) -> str:
+    """Digest of all that the image of one platform depends on, its configuration included."""
+    walk = _Walk(text, setting)
+    index = len(walk.parsed.stages) - 1
+    return _digest(*_result(walk.parsed.stages[index], walk.stage(index)))
+
+
 def stage_keys(text: str, settings: Iterable[Setting]) -> dict[str, str]:
     """Stage → digest of all that it depends on, and of the configuration of an image made of it."""
     walks = [_Walk(text, setting) for setting in settings]
     result = {}
     for index, stage in enumerate(walks[0].parsed.stages):
-        states = [walk.stage(index) for walk in walks]
-        parts = [repr((s.key, sorted(s.env.items()), s.config)) for s in states]
-        parts += [repr(i) for i in stage.instructions if i.word not in EXECUTED]
-        result[stage.name] = _digest(*parts)
+        result[stage.name] = _digest(*_result(stage, *(walk.stage(index) for walk in walks)))
     return result
+
+
+def _result(stage: Stage, *states: _State) -> list[str]:
+    """What an image made of a stage depends on; the state of each setting."""
+    parts = [repr((s.key, sorted(s.env.items()), s.config)) for s in states]
+    return [*parts, *(repr(i) for i in stage.instructions if i.word not in EXECUTED)]
 
 
 def _digest(*parts: str) -> str:

@@ -83,6 +83,7 @@ rules:
   - name: no-old-devel
     when: {cuda: "<13", variant: devel}
     reason: nobody asked for it
+github-runners: {linux/amd64: here}
 """
 
 LIBRARY = """\

@@ -48,7 +48,7 @@ def test_plan_why_names_rule_and_reason(call) -> None:  # type: ignore[no-untype
 def test_plan_github_is_one_line_of_json(call) -> None:  # type: ignore[no-untyped-def]
     _, out, _ = call("plan", "--github", "cuda=12.9")
     assert len(out.splitlines()) == 1
-    assert [e["target"] for e in json.loads(out)["include"]] == ["tiny-cuda12.9-debian13-runtime"]
+    assert [e["targets"] for e in json.loads(out)["include"]] == ["tiny-cuda12.9-debian13-runtime"]
 
 
 def test_render_to_a_file_equals_render_to_the_terminal(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -64,6 +64,9 @@ def test_render_to_a_file_equals_render_to_the_terminal(call, tmp_path: Path) ->
         (["plan", "--matrix", "gone.yaml"], 2, "gone.yaml: cannot be read"),
         (["plan", "--set", "x"], 2, "write it as name=value"),
         (["plan", "--sett", "x"], 2, "No such option"),
+        (["plan", "--changed-since", "main"], 2, "needs --github"),
+        (["plan", "--github", "--platform", "linux/arm64"], 2, "no selected target is for it"),
+        (["plan", "--github", "--changed-since", "./dockerfiles"], 2, "has no matrix.yaml"),
         (["plann"], 2, "No such command 'plann'"),
         (["render"], 2, "Missing argument"),
         (["render", "tiny-*"], 2, "3 targets fit"),

@@ -1,10 +1,8 @@
-import json
 from collections.abc import Callable
 
 import pytest
 
 from imagebuild import plan
-from imagebuild.config import Project
 from imagebuild.errors import ConfigError, NothingSelected
 from imagebuild.models import Plan
 from tests.conftest import LIBRARY, TOOL, Files
@@ -105,9 +103,3 @@ def test_with_and_without(tiny: Files) -> None:
     assert list(made.targets[0].components) == ["extra", "library"]
     with pytest.raises(ConfigError, match="--with extr: unknown component; did you mean 'extra'"):
         plan.make_plan(tiny.load(), plan.parse_changes([], with_=["extr"]))
-
-
-def test_a_github_matrix_has_an_entry_for_each_target_and_platform(project: Project, full_plan: Plan) -> None:
-    entries = plan.github_matrix(full_plan.targets)["include"]
-    assert len(entries) == sum(len(t.platforms) for t in full_plan.targets)
-    assert json.loads(json.dumps(entries))[0]["platform"] == "linux/amd64"
