@@ -11,6 +11,7 @@ from imagebuild.config import Project
 from imagebuild.console import err
 from imagebuild.cost import Side
 from imagebuild.errors import ConfigError
+from imagebuild.fields import Platform
 from imagebuild.models import Target
 from imagebuild.revision import Places, files_of
 
@@ -36,7 +37,7 @@ class Change:
     """A target that differs, on one platform."""
 
     seen: Seen
-    platform: str
+    platform: Platform
     reason: Reason
 
 
@@ -92,8 +93,8 @@ def changes(before: State, after: State) -> Iterator[Change]:
     """
     for new in after.values():
         old = before.get(new.target.id)
-        for platform in new.settings:
-            if reason := _reason(old, new, platform):
+        for platform in new.target.platforms:
+            if platform in new.settings and (reason := _reason(old, new, platform)):
                 yield Change(new, platform, reason)
 
 

@@ -25,9 +25,9 @@ def show(
 
     Raises ConfigError for an unknown revision, or for targets that are for none of the platforms.
     """
-    side = preview.side_of(work.project, work.versions, targets, preview.named_platforms(platforms), "bootstrap")
-    wanted = {target.id: side.settings(target) for target in targets}
-    builds = [github.Build(target, setting.platform) for target, of in wanted.items() for setting in of]
+    wanted = preview.named_platforms(platforms)
+    side = preview.side_of(work.project, work.versions, targets, wanted, "bootstrap")
+    builds = [github.Build(t.id, p) for t in targets for p in t.platforms if p in wanted or not wanted]
     if not builds:
         raise ConfigError(f"--platform {' '.join(platforms)}: no selected target is for it")
     if since is not None:
@@ -44,4 +44,4 @@ def show(
     groups = github.grouped(builds, jobs, compiled)
     if len(groups) < len(builds):
         err.print(f"{len(builds)} builds in {len(groups)} jobs of at most {max(map(len, groups))}", markup=False)
-    out.print(json.dumps(github.matrix(groups, {**work.project.matrix.model.github_runners})), markup=False)
+    out.print(json.dumps(github.matrix(groups, work.project.matrix.model.github_runners)), markup=False)

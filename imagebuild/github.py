@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from imagebuild.errors import ConfigError
+from imagebuild.fields import Platform
 
 MOST_JOBS = 256
 """Entries that a matrix of GitHub Actions may have."""
@@ -22,7 +23,7 @@ class Build:
     """A target on one platform."""
 
     target: str
-    platform: str
+    platform: Platform
 
     @property
     def arch(self) -> str:
@@ -74,7 +75,7 @@ def _filled(clusters: Iterable[Group], size: int) -> list[list[Build]]:
     return groups
 
 
-def matrix(groups: Sequence[Group], runners: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:
+def matrix(groups: Sequence[Group], runners: Mapping[Platform, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:
     """The `matrix` of a job. Raises ConfigError for a platform without runner."""
     if unknown := {group[0].platform for group in groups} - set(runners):
         raise ConfigError(f"github-runners: no runner for {', '.join(sorted(unknown))}; name its label there")

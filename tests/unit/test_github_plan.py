@@ -5,12 +5,13 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from imagebuild import __main__, github, steps
 from imagebuild.errors import ConfigError
+from imagebuild.fields import Platform
 from imagebuild.github import Build
 from imagebuild.models import Plan
 from imagebuild.render import Renderer
@@ -111,7 +112,7 @@ def test_jobs_have_a_runner_that_the_matrix_names(jobs: Jobs, tiny: Files, capsy
         github.matrix([[Build("a", "linux/arm64")]], {"linux/amd64": ("here",)})
 
 
-BUILDS = [Build(f"t{i:03}", f"linux/{arch}") for i in range(500) for arch in ("amd64", "arm64")]
+BUILDS = [Build(f"t{i:03}", platform) for i in range(500) for platform in get_args(Platform)]
 
 
 def family(build: Build) -> frozenset[str]:
@@ -157,7 +158,7 @@ def test_few_builds_are_not_asked_what_they_compile() -> None:
 def test_the_matrix_of_the_project(full_plan: Plan, renderer: Renderer) -> None:
     runners = renderer.project.matrix.model.github_runners
     builds = [Build(t.id, p) for t in full_plan.targets for p in t.platforms]
-    entries: list[dict[str, Any]] = github.matrix([[b] for b in builds], {**runners})["include"]
+    entries: list[dict[str, Any]] = github.matrix([[b] for b in builds], runners)["include"]
     assert len({entry["id"] for entry in entries}) == len(builds)
     assert {(e["platform"], e["runner"]) for e in entries} == {
         ("linux/amd64", "ubuntu-24.04"), ("linux/arm64", "ubuntu-24.04-arm"),
@@ -166,6 +167,6 @@ def test_the_matrix_of_the_project(full_plan: Plan, renderer: Renderer) -> None:
 
 def test_the_key_of_a_result(renderer: Renderer, full_plan: Plan) -> None:
     text = renderer.dockerfile(full_plan.targets[0]).text
-    amd, arm = (steps.Setting(p, p) for p in ("linux/amd64", "linux/arm64"))
+    amd, arm = (steps.Setting(p, p) for p in get_args(Platform))
     assert steps.result_key(text, amd) == steps.result_key(f"# a comment\n{text}", amd) != steps.result_key(text, arm)
     assert steps.result_key(f"{text}LABEL a=b\n", amd) != steps.result_key(text, amd)
