@@ -11,7 +11,6 @@ from imagebuild.config import Project
 from imagebuild.console import err
 from imagebuild.cost import Side
 from imagebuild.errors import ConfigError
-from imagebuild.fields import Platform
 from imagebuild.models import Target
 from imagebuild.revision import Places, files_of
 
@@ -34,10 +33,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Change:
-    """A target that differs, on one platform."""
+    """A target that differs on at least one of its platforms; publishing needs all of them."""
 
-    seen: Seen
-    platform: Platform
+    target: Target
     reason: Reason
 
 
@@ -93,9 +91,9 @@ def changes(before: State, after: State) -> Iterator[Change]:
     """
     for new in after.values():
         old = before.get(new.target.id)
-        for platform in new.target.platforms:
-            if platform in new.settings and (reason := _reason(old, new, platform)):
-                yield Change(new, platform, reason)
+        reasons = (_reason(old, new, platform) for platform in new.settings)
+        if reason := next(filter(None, reasons), None):
+            yield Change(new.target, reason)
 
 
 def _reason(old: Seen | None, new: Seen, platform: str) -> Reason | None:
@@ -117,7 +115,7 @@ def _key(seen: Seen, platform: str) -> str:
 
 
 def summary(found: Sequence[Change], total: int, reference: str) -> str:
-    """One line for people; `total` counts every target on each of its platforms."""
+    """One line for people."""
     counts = {reason: sum(c.reason == reason for c in found) for reason in get_args(Reason)}
     why = ", ".join(f"{number} {reason}" for reason, number in counts.items() if number)
-    return f"{len(found)} of {total} builds differ from {reference}" + (f": {why}" if why else "")
+    return f"{len(found)} of {total} targets differ from {reference}" + (f": {why}" if why else "")

@@ -27,13 +27,13 @@ def show(
     """
     wanted = preview.named_platforms(platforms)
     side = preview.side_of(work.project, work.versions, targets, wanted, "bootstrap")
-    builds = [github.Build(t.id, p) for t in targets for p in t.platforms if p in wanted or not wanted]
-    if not builds:
+    if not any(side.settings(target) for target in targets):
         raise ConfigError(f"--platform {' '.join(platforms)}: no selected target is for it")
     if since is not None:
         found = list(changed.changes(changed.state_before(since, places, prepare), changed.state_of(side)))
-        err.print(changed.summary(found, len(builds), since), markup=False)
-        builds = [github.Build(change.seen.target.id, change.platform) for change in found]
+        err.print(changed.summary(found, len(targets), since), markup=False)
+        targets = [change.target for change in found]
+    builds = [github.Build(t.id, p) for t in targets for p in t.platforms if p in wanted or not wanted]
     by_id = {target.id: target for target in targets}
 
     def compiled(build: github.Build) -> github.Compiled:
