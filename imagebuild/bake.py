@@ -10,6 +10,7 @@ from typing import Any
 from imagebuild.errors import ConfigError
 from imagebuild.fields import Platform
 from imagebuild.models import Target
+from imagebuild.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Options:
     """An empty folder: the Dockerfiles need no build context."""
     output: str = "load"
     """`load` into the engine's image store, `push`, `cacheonly`, or a folder for OCI layouts."""
+    packing: Packing = Packing()
+    """Of layouts and of what is pushed."""
     platforms: tuple[str, ...] = ()
     """Empty: the platforms of each target."""
     replaced: Mapping[str, str] | None = None
@@ -35,17 +38,17 @@ def bake_file(targets: Iterable[Target], folder: Path, options: Options) -> dict
 
     Raises ConfigError for a platform that a target is not for.
     """
-    bake = {t.bake_name: _target(t, folder / t.id / "Dockerfile", options) for t in targets}
+    bake = {t.bake_name: _target(t, folder, options) for t in targets}
     return {"group": {"default": {"targets": sorted(bake)}}, "target": bake}
 
 
-def _target(target: Target, dockerfile: Path, options: Options) -> dict[str, Any]:
+def _target(target: Target, folder: Path, options: Options) -> dict[str, Any]:
     result: dict[str, Any] = {
         "context": str(options.context),
-        "dockerfile": str(dockerfile),  # as text it would have to be escaped: bake expands ${…}
+        "dockerfile": str(folder / target.id / "Dockerfile"),  # as text it would have to be escaped: bake expands ${…}
         "platforms": list(platforms_of(target, options.platforms)),
         "tags": [target.name],
-        "output": [_output(target, options.output)],
+        "output": [_output(target, folder, options)],
     }
     contexts = {**(options.stages or {}).get(target.id, {}), **(options.replaced or {})}
     if contexts:
@@ -65,11 +68,16 @@ def platforms_of(target: Target, wanted: Sequence[str]) -> tuple[Platform, ...]:
     return chosen
 
 
-def _output(target: Target, output: str) -> str:
-    if output == "load":
-        return "type=docker"
-    if output == "cacheonly":
-        return "type=cacheonly"
-    if output == "push":
-        return "type=registry"
-    return f"type=oci,tar=false,dest={Path(output) / target.id}"
+def layout_of(target: Target, folder: Path, output: str) -> Path | None:
+    """Where the OCI layout of a target is written, None for an output that writes none."""
+    if output in ("load", "cacheonly"):
+        return None
+    return folder / target.id / "layout" if output == "push" else Path(output) / target.id
+
+
+def _output(target: Target, folder: Path, options: Options) -> str:
+    layout = layout_of(target, folder, options.output)
+    if layout is None:
+        return "type=docker" if options.output == "load" else "type=cacheonly"
+    # What is pushed is a layout first: the docker driver cannot push by digest, and cannot rewrite times but in layouts.
+    return f"type=oci,tar=false,dest={layout},{options.packing.attributes}"
