@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Options:
     """Target → stage → what replaces it there; what is in `replaced` counts more."""
     secrets: Mapping[str, Path] | None = None
     no_cache: bool = False
+    cache_from: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Target → references of caches in registries."""
 
 
 def bake_file(targets: Iterable[Target], folder: Path, options: Options) -> dict[str, Any]:
@@ -55,6 +57,8 @@ def _target(target: Target, folder: Path, options: Options) -> dict[str, Any]:
         result["contexts"] = contexts
     if options.secrets:
         result["secret"] = [f"id={name},src={path}" for name, path in sorted(options.secrets.items())]
+    if caches := options.cache_from.get(target.id):
+        result["cache-from"] = [f"type=registry,ref={reference}" for reference in caches]
     if options.no_cache:
         result["no-cache"] = True
     return result

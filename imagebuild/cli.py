@@ -162,6 +162,10 @@ def build(
     base: Annotated[str, typer.Option("--base", help="`bootstrap` from the archive, or `registry`.")] = "bootstrap",
     ca: Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="CA bundle for steps that download.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step again.")] = False,
+    cache: Annotated[
+        str | None, typer.Option("--cache", metavar="REPOSITORY", help="Take what is compiled from caches there.")
+    ] = None,
+    cache_write: Annotated[bool, typer.Option("--cache-write", help="And write them; for the main branch.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="Targets built at a time; 0: all.")] = 0,
     stage: Annotated[str | None, typer.Option("--stage", help="Only this stage of the targets.")] = None,
     bundle: Annotated[Path | None, typer.Option("--bundle", metavar="DIR", help="Offline, from this bundle.")] = None,
@@ -193,6 +197,8 @@ def build(
         base=base,
         ca=ca,
         no_cache=no_cache,
+        cache=cache,
+        cache_write=cache_write,
         jobs=jobs,
         stage=stage,
         folder=folder,

@@ -32,7 +32,9 @@ def lock_command(
     offline: Annotated[bool, typer.Option("--offline", help="With --check: do not ask upstream.")] = False,
     date: Annotated[
         datetime | None,
-        typer.Option("--date", formats=["%Y-%m-%d"], help="Only set the date that no file of an image is younger than."),
+        typer.Option(
+            "--date", formats=["%Y-%m-%d"], help="Only set the date that no file of an image is younger than."
+        ),
     ] = None,
     ca: CaOption = None,
     settings: cli.SetOption = None,
