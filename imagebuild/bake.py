@@ -21,7 +21,7 @@ class Options:
     """An empty folder: the Dockerfiles need no build context."""
     output: str = "load"
     """`load` into the engine's image store, `push`, `cacheonly`, or a folder for OCI layouts."""
-    packing: Packing = Packing()
+    packing: Packing = field(default_factory=Packing)
     """Of layouts and of what is pushed."""
     platforms: tuple[str, ...] = ()
     """Empty: the platforms of each target."""
@@ -83,5 +83,5 @@ def _output(target: Target, folder: Path, options: Options) -> str:
     layout = layout_of(target, folder, options.output)
     if layout is None:
         return "type=docker" if options.output == "load" else "type=cacheonly"
-    # What is pushed is a layout first: the docker driver cannot push by digest, and cannot rewrite times but in layouts.
+    # What is pushed is a layout first: the docker driver pushes nothing by digest, and rewrites times in layouts only.
     return f"type=oci,tar=false,dest={layout},{options.packing.attributes}"

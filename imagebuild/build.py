@@ -53,7 +53,7 @@ class Wish:
     targets: tuple[Target, ...]
     platforms: tuple[str, ...] = ()
     output: str = "load"
-    packing: Packing = Packing()
+    packing: Packing = field(default_factory=Packing)
     builder: str | None = None
     sources: tuple[str, ...] = ()
     base: str = "bootstrap"

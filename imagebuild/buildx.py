@@ -137,7 +137,7 @@ def _write_inputs(request: Request) -> None:
 
 
 def _remove(layout: Path) -> None:
-    """Remove the layout of a build before; BuildKit would add to it. Raises ConfigError for a folder of something else."""
+    """Remove the layout of a build before, which BuildKit would add to. Raises ConfigError for another folder."""
     if not layout.is_dir():
         return
     if other := sorted(path.name for path in layout.iterdir() if path.name not in LAYOUT):

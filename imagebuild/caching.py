@@ -1,17 +1,16 @@
 """Caches of compiled artefacts in a registry: one reference for each compile stage, platform and key. Pure.
 
-The key is a digest of all that the stage depends on, so that whoever needs the artefact can compute where its cache would
-be, and two branches that build different versions never overwrite each other's.
+The key is a digest of all that the stage depends on, so that whoever needs the artefact can compute where its cache
+would be, and two branches that build different versions never overwrite each other's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from imagebuild import bake, steps
+from imagebuild import steps
 from imagebuild.cost import Side
 from imagebuild.fields import Platform
 from imagebuild.models import Target
@@ -63,16 +62,14 @@ def made(results: Iterable[BuildResult], wanted: Artefacts) -> frozenset[Artefac
     return frozenset(a for target, found in wanted.items() for a in found if (target, a.stage) in executed)
 
 
-def bake_file(
-    repository: str, targets: Sequence[Target], wanted: Artefacts, chosen: Iterable[Artefact], folder: Path,
-    options: bake.Options,
-) -> dict[str, Any]:  # fmt: skip
-    """A bake file that writes the caches of the chosen artefacts; all that it builds is in the builder's own cache."""
-    content = bake.bake_file(targets, folder, options)["target"]
-    owners = {artefact: target.bake_name for target in targets for artefact in wanted[target.id]}
+def bake_file(content: Mapping[str, Any], repository: str, owners: Mapping[Artefact, Target]) -> dict[str, Any]:
+    """A bake file that writes caches of artefacts, from the `content` of the one that built their targets.
+
+    All that it builds is in the builder's own cache.
+    """
     entries = {
         artefact.tag: {
-            **content[owners[artefact]],
+            **content["target"][target.bake_name],
             "target": artefact.stage,
             "platforms": [artefact.platform],
             "tags": [],
@@ -82,6 +79,6 @@ def bake_file(
                 f"type=registry,ref={repository}:{artefact.tag},mode=min,image-manifest=true,oci-mediatypes=true"
             ],
         }
-        for artefact in chosen
+        for artefact, target in owners.items()
     }
     return {"group": {"default": {"targets": sorted(entries)}}, "target": entries}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagebuild import bake, buildx, caching, registry, staging
+from imagebuild import bake, buildx, caching, console, staging
 from imagebuild.config import Project
 from imagebuild.console import Progress
 from imagebuild.errors import ResultError
@@ -22,6 +22,8 @@ from imagebuild.inspection import layout as layouts
 from imagebuild.models import Target
 from imagebuild.records import BuildResult
 from imagebuild.registry.base import Registry
+from imagebuild.registry.client import connect
+from imagebuild.registry.push import push
 from imagebuild.registry.reference import parse
 
 
@@ -33,7 +35,7 @@ class Origin:
     revision: str | None
     started: datetime
     progress: Progress
-    connect: Callable[[str], Registry] = registry.connect
+    connect: Callable[[str], Registry] = connect
     """Host → registry."""
 
 
@@ -68,14 +70,14 @@ def write_caches(
     """
     place = parse(repository)
     asked = origin.connect(place.host)
-    unique = dict.fromkeys(a for target in request.targets for a in wanted[target.id])
+    owners = {artefact: target for target in request.targets for artefact in wanted[target.id]}
     made = caching.made(built, wanted)
-    chosen = [a for a in unique if a in made or asked.digest(place.repository, a.tag) is None]
+    chosen = {a: t for a, t in owners.items() if a in made or asked.digest(place.repository, a.tag) is None}
     if not chosen:
         return
-    origin.progress.note(f"writing {len(chosen)} of {len(unique)} caches to {place.name}")
-    content = caching.bake_file(place.name, request.targets, wanted, chosen, request.folder, request.options)
-    buildx.execute(request, content, origin.progress, "bake-caches.json")
+    origin.progress.note(f"writing {len(chosen)} of {len(owners)} caches to {place.name}")
+    content = bake.bake_file(request.targets, request.folder, request.options)
+    buildx.execute(request, caching.bake_file(content, place.name, chosen), origin.progress, "bake-caches.json")
 
 
 def write(folder: Path, result: BuildResult) -> None:
@@ -110,14 +112,9 @@ def _pushed(result: BuildResult, layout: Path, target: Target, origin: Origin) -
     if not result.digest:
         raise ResultError(f"{layout}: buildx did not say what it wrote")
     origin.progress.note(f"pushing {target.id} to {place.name}")
-    tag = staging.push(
-        origin.connect(place.host),
-        place.repository,
-        layout,
-        result.digest,
-        now=datetime.now(UTC),
-        note=origin.progress.note,
-    )
+    tag = staging.staged_tag(result.digest, datetime.now(UTC))
+    moved = push(layout, result.digest, origin.connect(place.host), place.repository, tag)
+    origin.progress.note(f"pushed {target.id}: {moved.blobs} blobs, {console.size(moved.bytes)}")
     return result.model_copy(update={"repository": place.name, "tags": (f"{place.name}:{tag}",)})
 
 
