@@ -89,7 +89,9 @@ class Registry(Protocol):
     Every method raises CommandError if the registry refuses, or fails more often than is patient.
     """
 
-    host: str
+    @property
+    def host(self) -> str:
+        """Its name, with the port if it has one."""
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """A manifest by tag or digest; None if there is none."""
