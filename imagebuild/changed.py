@@ -91,9 +91,9 @@ def changes(before: State, after: State) -> Iterator[Change]:
     """
     for new in after.values():
         old = before.get(new.target.id)
-        reasons = (_reason(old, new, platform) for platform in new.settings)
-        if reason := next(filter(None, reasons), None):
-            yield Change(new.target, reason)
+        reasons = [reason for platform in new.settings if (reason := _reason(old, new, platform))]
+        if reasons:
+            yield Change(new.target, reasons[0])
 
 
 def _reason(old: Seen | None, new: Seen, platform: str) -> Reason | None:
