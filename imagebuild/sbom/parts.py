@@ -52,7 +52,7 @@ class Known:
     """Why sources are unknown, if they are."""
 
 
-def known(labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: Renderer) -> Known:
+def known(labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: Renderer | None) -> Known:
     """The components that an image's labels name.
 
     What they were made from is told only if this checkout has the target with the same versions and pins: then the
@@ -61,6 +61,9 @@ def known(labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: R
     components = checks.components_of(labels)
     if not components:
         return Known((), reason="the image has no labels of imagebuild: only what package managers know is listed")
+    if renderer is None:
+        parts = tuple(Part(name, version) for name, version in components.items())
+        return Known(parts, reason="made without the project: licences and sources of its components are not listed")
     recipe, reason = _recipe(labels, platform, plan, renderer)
     found = materials(recipe, renderer.project.lock, platform) if recipe else ()
     parts = tuple(
@@ -68,13 +71,10 @@ def known(labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: R
             name,
             version,
             about := _component(renderer, name),
-            recipe.packages(name) if recipe else _named(about),
+            _bare(recipe.packages(name)) if recipe else _named(about),
             tuple(m for m in found if m.owner == name and m.kind != "image"),
         )
         for name, version in components.items()
-    )
-    parts = tuple(
-        Part(p.name, p.version, p.about, tuple(x.partition("=")[0] for x in p.packages), p.materials) for p in parts
     )
     return Known(parts, next((m for m in found if m.kind == "image"), None), reason)
 
@@ -106,7 +106,11 @@ def _component(renderer: Renderer, name: str) -> Component | None:
 
 def _named(about: Component | None) -> tuple[str, ...]:
     packages = (*about.packages.runtime, *about.packages.devel) if about else ()
-    return tuple(p for p in packages if "{" not in p.partition("=")[0])
+    return tuple(p for p in _bare(packages) if "{" not in p)
+
+
+def _bare(packages: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(p.partition("=")[0] for p in packages)
 
 
 def _root(path: str) -> str:
