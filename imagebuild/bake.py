@@ -79,6 +79,17 @@ def layout_of(target: Target, folder: Path, output: str) -> Path | None:
     return folder / target.id / "layout" if output == "push" else Path(output) / target.id
 
 
+def replacements(options: Options) -> dict[str, str]:
+    """What replaces images and stages, told by content: a digest, or `folder` where there is none.
+
+    Not what `stages` has: that is what the lock names, from elsewhere.
+    """
+    return {
+        name: f"sha256:{context.rpartition('@sha256:')[2]}" if "@sha256:" in context else "folder"
+        for name, context in sorted((options.replaced or {}).items())
+    }
+
+
 def _output(target: Target, folder: Path, options: Options) -> str:
     layout = layout_of(target, folder, options.output)
     if layout is None:
