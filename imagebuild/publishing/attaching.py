@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from imagebuild.attachments import KINDS
+from imagebuild.publishing import decide
 from imagebuild.publishing.evidence import Evidence
 from imagebuild.publishing.models import Attachment
 from imagebuild.records import VerifyResult
@@ -14,7 +15,7 @@ from imagebuild.registry.base import File
 from imagebuild.results.models import Results
 
 CREATED = "org.opencontainers.image.created"
-PRIVATE_FACTS = frozenset({"hostname"})
+PRIVATE_FACTS = frozenset({"host"})
 """What a published verification does not tell about the place where it ran."""
 
 
@@ -54,7 +55,8 @@ def published(result: VerifyResult, digest: str, platform: str) -> VerifyResult:
     if place:
         facts = {name: value for name, value in place.facts.items() if name not in PRIVATE_FACTS}
         place = place.model_copy(update={"environment": {}, "reports": {}, "user": "", "facts": facts})
-    checks = tuple(check.model_copy(update={"environment": {}, "command": (), "log": None}) for check in result.checks)
+    own = decide.of_platform(result, platform)
+    checks = tuple(check.model_copy(update={"environment": {}, "command": (), "log": None}) for check in own)
     told = {"digest": digest, "platform": platform, "surroundings": place, "checks": checks}
     return result.model_copy(update=told)
 
