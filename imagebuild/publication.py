@@ -27,7 +27,7 @@ class Tools:
     """What publishing a target needs from outside."""
 
     registry: Callable[[str], Registry]
-    """Host → registry."""
+    """Host → registry, always the same for a host."""
     provenance: Callable[[Target, Choice], bytes] | None = None
     """How the image of a platform was made. Raises ImagebuildError if that does not fit the build."""
     sign: Callable[[str], None] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild import console, publication
+from imagebuild import console, naming, publication, static
 from imagebuild import plan as planning
 from imagebuild.config import Project
 from imagebuild.console import err, out
@@ -19,8 +19,8 @@ from imagebuild.publishing import decide, evidence
 from imagebuild.publishing.decide import Terms
 from imagebuild.publishing.evidence import Evidence
 from imagebuild.publishing.result import Published, PublishResult
-from imagebuild.registry.base import Registry
 from imagebuild.registry.parallel import each
+from imagebuild.registry.reference import parse
 
 JOBS = 4
 """Targets at a time."""
@@ -44,22 +44,19 @@ class Wish:
     dry_run: bool = False
 
 
-def publish(
-    project: Project, plan: Plan, wish: Wish, tools: Tools, registries: Sequence[Registry] = (),
-    image_checks: Iterable[str] = (),
-) -> PublishResult:  # fmt: skip
-    """Publish targets, each whatever becomes of the others. `registries` are told when it is interrupted.
+def publish(project: Project, plan: Plan, wish: Wish, tools: Tools) -> PublishResult:
+    """Publish targets, each whatever becomes of the others.
 
     Raises ConfigError, NothingSelected or ResultError for what keeps it from beginning.
     """
     found = evidence.gather(wish.folders)
     targets = chosen(plan, wish, found)
-    checks = tuple(image_checks)
+    registries = [tools.registry(host) for host in _hosts(targets, found)]
 
     def one(target: Target) -> tuple[Draft | None, Published]:
         platforms = tuple(p for p in target.platforms if not wish.platforms or p in wish.platforms)
         terms = Terms(
-            found, project.matrix.model.publish, decide.rules(project, target, checks),
+            found, project.matrix.model.publish, decide.rules(project, target, static.CHECKS),
             made=frozenset({"provenance"}) if tools.provenance else frozenset(),
         )  # fmt: skip
         try:
@@ -82,6 +79,12 @@ def publish(
         targets=tuple(each(lambda pair: checked(*pair), published, *registries, jobs=wish.jobs)),
         ignored=len(found.ignored),
     )
+
+
+def _hosts(targets: Iterable[Target], found: Evidence) -> list[str]:
+    names = [name.replace(naming.REVISION, "0") for target in targets for name in (*target.tags, *target.aliases)]
+    staged = [build.value.repository for build in found.builds if build.value.repository]
+    return sorted({parse(name).host for name in (*names, *staged)})
 
 
 def chosen(plan: Plan, wish: Wish, found: Evidence) -> tuple[Target, ...]:
