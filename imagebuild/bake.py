@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from imagebuild.errors import ConfigError
-from imagebuild.models import Platform, Target
+from imagebuild.fields import Platform
+from imagebuild.models import Target
 
 
 @dataclass(frozen=True)
