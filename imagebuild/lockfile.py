@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -55,3 +56,6 @@ class Lock(Model):
     """Address of a repository of packages → key and versions."""
     wheels: dict[Name, dict[str, tuple[Wheel, ...] | Unresolved]] = Field(default_factory=dict)
     """Component → version → wheels."""
+    date: Day | None = None
+    """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told to,
+    because the layers of all images change with it."""
