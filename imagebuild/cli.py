@@ -282,13 +282,14 @@ def register_topics() -> None:
         cli_job,
         cli_limits,
         cli_lock,
+        cli_publish,
         cli_report,
         cli_sbom,
         cli_scan,
         cli_verify,
     )
 
-    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_sbom, cli_scan, cli_each):
+    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_sbom, cli_scan, cli_each, cli_publish):
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 
