@@ -1,4 +1,4 @@
-"""The user's configuration file: mirrors, credentials for them, and the bundle for builds without a network."""
+"""The user's configuration file: mirrors, credentials for them, registries, and the bundle of offline builds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydantic import Field
 
 from imagebuild import config
 from imagebuild.errors import ConfigError
+from imagebuild.fields import Model
 from imagebuild.files import read_text, write_text
 from imagebuild.mirrors import Mirrors
-from imagebuild.models import Model
 
 
 class Settings(Model):
@@ -24,6 +24,9 @@ class Settings(Model):
     """File with the passwords of mirrors, in netrc's format."""
     bundle: str | None = None
     """Folder that `imagebuild build --offline` takes everything from; `imagebuild bundle use` writes it."""
+
+    insecure_registries: tuple[str, ...] = ()
+    """Registries (`host` or `host:port`) that are reached without TLS; those on this machine always are."""
 
     @property
     def netrc_file(self) -> Path | None:

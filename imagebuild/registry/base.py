@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from imagebuild.errors import CommandError
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,48 @@ class File:
     content: bytes
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """A blob that comes from elsewhere while it is uploaded."""
+
+    size: int
+    chunks: Callable[[], Iterator[bytes]]
+    """Reads it from its start; called again for each attempt."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What was moved to a registry."""
+
+    manifests: int = 0
+    blobs: int = 0
+    """That were uploaded; those that were there, or mounted, do not count."""
+    bytes: int = 0
+    """Of those manifests and blobs."""
+    mounted: int = 0
+    """Blobs that the registry took from another repository."""
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.manifests + other.manifests,
+            self.blobs + other.blobs,
+            self.bytes + other.bytes,
+            self.mounted + other.mounted,
+        )
+
+
+class MissingBlobs(CommandError):
+    """A registry refused a manifest, since it does not have what that names."""
+
+
 class Registry(Protocol):
     """Repositories of one registry. `repository` is its name without the registry: `gpu/open`.
 
     Every method raises CommandError if the registry refuses, or fails more often than is patient.
     """
 
-    host: str
+    @property
+    def host(self) -> str: ...
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """A manifest by tag or digest; None if there is none."""
@@ -62,7 +99,11 @@ class Registry(Protocol):
         """The digest of what a tag names now; None if there is none."""
 
     def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> str:
-        """Store a manifest by tag or digest, read back what the registry says it has, and return its digest."""
+        """Store a manifest by tag or digest, read back what the registry says it has, and return its digest.
+
+        Another digest than the content's means that somebody else moved the tag since. What is there already is not
+        sent. Raises MissingBlobs if the registry lacks what the manifest names.
+        """
 
     def tags(self, repository: str) -> tuple[str, ...]:
         """All tags of a repository; none if there is no such repository."""
@@ -72,7 +113,10 @@ class Registry(Protocol):
     def blob(self, repository: str, digest: str) -> bytes:
         """A small blob, compared with its digest."""
 
-    def put_blob(self, repository: str, content: bytes | Path, digest: str) -> bool:
+    def open_blob(self, repository: str, digest: str) -> Iterator[bytes]:
+        """A blob of any size, piece by piece. Whoever takes it compares it with its digest, as `put_blob` does."""
+
+    def put_blob(self, repository: str, content: bytes | Path | Streamed, digest: str) -> bool:
         """Upload a blob, unless the repository has it: whether anything was sent."""
 
     def mount_blob(self, repository: str, digest: str, source: str) -> bool:
@@ -94,4 +138,7 @@ class Registry(Protocol):
         """
 
     def delete(self, repository: str, digest: str) -> None:
-        """Delete a manifest."""
+        """Delete a manifest, with the tags that name it; one that is not there is deleted already."""
+
+    def stop(self) -> None:
+        """Make what other threads are doing with it end with CommandError, for Ctrl-C."""

@@ -71,6 +71,11 @@ def children(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
     return tuple(read_descriptor(item) for item in document.get("manifests", ()))
 
 
+def media_type(document: Mapping[str, Any]) -> str:
+    """Of a manifest or an index, which need not say what it is."""
+    return str(document.get("mediaType") or (INDEX if "manifests" in document else MANIFEST))
+
+
 def index(manifests: Iterable[Descriptor]) -> bytes:
     """An index of these, in this order."""
     items = [descriptor_json(item) for item in manifests]
