@@ -33,7 +33,9 @@ def test_another_engine_compiles_nothing_that_the_cache_has(
         with_="{{ key.cuda }}",
     )
     cache = ("--cache", f"{registry}/cache")
-    tiny.build(TARGET, *cache)  # which has nothing yet; that is no error
+    output = ("--output", tiny.root / "layouts")
+    tiny.build(TARGET, *cache, *output)  # which has nothing yet; that is no error
+    first = tiny.result()
     assert compiled(tiny) == ["library", "tool"]
     tiny.build(TARGET, *cache, "--cache-write")
     written = tags(registry)
@@ -41,8 +43,9 @@ def test_another_engine_compiles_nothing_that_the_cache_has(
     done = tiny.build(TARGET, *cache, "--cache-write")
     assert "writing" not in done.err + done.out
 
-    tiny.build(TARGET, *cache, "--output", tiny.root / "layouts", DOCKER_HOST=second_engine.host)
+    tiny.build(TARGET, *cache, *output, DOCKER_HOST=second_engine.host)
     assert compiled(tiny) == []
+    assert tiny.result().digest == first.digest  # with what the first engine made, at its time
 
     # Another version is another reference; the cache of the first one stays.
     tiny.build(TARGET, *cache, "--cache-write", "--set", f"tool=9.{tiny.nonce}")
