@@ -19,7 +19,9 @@ from imagebuild.sbom.complete import About, complete
 EPOCH = "SOURCE_DATE_EPOCH"
 
 
-def of(image: Located, plan: Plan, renderer: Renderer | None, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def of(
+    image: Located, plan: Plan, renderer: Renderer | None, environ: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The SPDX document of an image, the same for the same image and lock.
 
     Raises ConfigError for an image without manifest, CommandError if syft is missing or fails, ResultError if it wrote

@@ -79,9 +79,7 @@ def known(labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: R
     return Known(parts, next((m for m in found if m.kind == "image"), None), reason)
 
 
-def _recipe(
-    labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: Renderer
-) -> tuple[Recipe | None, str]:
+def _recipe(labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: Renderer) -> tuple[Recipe | None, str]:
     name = labels.get("imagebuild.target", "")
     target = next((t for t in plan.targets if t.id == name), None)
     unknown = "what its components were made from is not listed"

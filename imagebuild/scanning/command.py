@@ -92,9 +92,7 @@ def scan(subject: Subject, rules: Document[Policy], wish: Wish, machine: Machine
         about = scanner.about(job)
         reading = scanner.parse(output, machine.run(*about, env=environment) if about else "")
     built = reading.built or built
-    judged = policy.judge(
-        reading.findings, rules, subject.facts, worst=scanner.worst, database=built, now=started
-    )
+    judged = policy.judge(reading.findings, rules, subject.facts, worst=scanner.worst, database=built, now=started)
     notes = [*reading.notes, *([scanner.limits] if scanner.limits else []), *judged.notes]
     if reading.distribution is None:
         notes.append(f"{scanner.name} recognised no distribution, so packages of one were not looked at")

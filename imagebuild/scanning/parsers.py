@@ -96,7 +96,9 @@ def _of_trivy(item: Mapping[str, Any]) -> Vulnerability:
 
 HEAD = re.compile(r"^(?P<id>[A-Z][\w.:-]+)(?: \((?P<notes>[^()]*)\))?$")
 INSTALLED = re.compile(r"^  installed: (?P<package>\S+) (?P<version>\S+)$", re.MULTILINE)
-FIXED = re.compile(r"^  fixed (?:in unstable:|on branch:  ) \S+ (?P<version>\S+) \((?P<kind>binary|source) package\)$", re.M)
+FIXED = re.compile(
+    r"^  fixed (?:in unstable:|on branch:  ) \S+ (?P<version>\S+) \((?P<kind>binary|source) package\)$", re.M
+)
 BUILT_FROM = re.compile(r"^ +\(built from \S+ (?P<version>\S+)\)$", re.MULTILINE)
 URGENCY = re.compile(r"\b(low|medium|high) urgency\b")
 AVAILABLE = "  fix is available for the selected suite"

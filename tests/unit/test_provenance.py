@@ -105,6 +105,7 @@ def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_pla
     assert "/home" not in json.dumps(document)
     commit = project.lock.git["https://github.com/openucx/ucx.git"]["v1.22.0"]
     assert item["annotations"]["instead-of"].endswith(commit)
+    assert provenance.unpinned(document) == ("ucx-source",)
     assert commit not in {d.get("digest", {}).get("gitCommit") for d in found}
 
 
