@@ -12,7 +12,7 @@ from typing import Literal
 
 from imagebuild import purl
 from imagebuild.lockfile import Lock, LockedImage, LockedRepository
-from imagebuild.models import Arch, Platform
+from imagebuild.fields import Arch, Platform
 from imagebuild.recipe import Recipe
 from imagebuild.sources import (
     Archive,

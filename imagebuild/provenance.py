@@ -16,7 +16,7 @@ from imagebuild import __version__, purl
 from imagebuild.errors import ResultError
 from imagebuild.lockfile import Lock
 from imagebuild.materials import FOLDER_URI, INSTEAD_OF, Material, materials
-from imagebuild.models import Platform
+from imagebuild.fields import Platform
 from imagebuild.recipe import Recipe
 from imagebuild.records import BuildResult
 

@@ -8,7 +8,8 @@ from typing import get_args
 
 from imagebuild.config import Project, suggestion
 from imagebuild.errors import ConfigError
-from imagebuild.models import Arch, Base, Component, Pin, Platform, Repository, Target
+from imagebuild.fields import Arch, Platform
+from imagebuild.models import Base, Component, Pin, Repository, Target
 from imagebuild.plan import pin_of, provider
 from imagebuild.sources import Archive, BaseImage, GitRef, PackageSource, Source, WheelSet
 from imagebuild.versions import facts, first_values

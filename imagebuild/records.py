@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from imagebuild.fields import Model, Platform
 from imagebuild.judgement import Judgement
-from imagebuild.models import Model, Platform
 from imagebuild.results.models import Results
 
 

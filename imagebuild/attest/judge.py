@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from imagebuild import provenance
 from imagebuild.errors import ConfigError
-from imagebuild.models import Platform
+from imagebuild.fields import Platform
 from imagebuild.records import ScanResult, VerifyResult
 from imagebuild.recipe import Recipe
 from imagebuild.report.document import Report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from imagebuild.models import Model
+from imagebuild.fields import Model
 
 Outcome = Literal["passed", "failed", "broken", "missing", "skipped"]
 """`failed`: it is genuine, and says that something is wrong. `broken`: it is damaged, or about something else."""

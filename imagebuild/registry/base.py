@@ -89,7 +89,8 @@ class Registry(Protocol):
     Every method raises CommandError if the registry refuses, or fails more often than is patient.
     """
 
-    host: str
+    @property
+    def host(self) -> str: ...
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """A manifest by tag or digest; None if there is none."""

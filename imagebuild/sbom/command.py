@@ -11,7 +11,8 @@ from typing import Any
 
 from imagebuild.errors import ConfigError, ResultError
 from imagebuild.locating.located import Located
-from imagebuild.models import Plan, Platform
+from imagebuild.fields import Platform
+from imagebuild.models import Plan
 from imagebuild.render import Renderer
 from imagebuild.sbom import parts, syft
 from imagebuild.sbom.complete import About, complete

@@ -13,7 +13,8 @@ from imagebuild.config import Project
 from imagebuild.errors import ConfigError, ResultError
 from imagebuild.lockfile import Wheel
 from imagebuild.materials import materials
-from imagebuild.models import Plan, Platform, Target
+from imagebuild.fields import Platform
+from imagebuild.models import Plan, Target
 from imagebuild.plan import Changes, make_plan, select_one, versions_with
 from imagebuild.records import BuildResult
 from imagebuild.render import Renderer
