@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from imagebuild import purl
-from imagebuild.lockfile import Lock, LockedImage, LockedRepository
 from imagebuild.fields import Arch, Platform
+from imagebuild.lockfile import Lock, LockedImage, LockedRepository
 from imagebuild.recipe import Recipe
 from imagebuild.sources import (
     Archive,

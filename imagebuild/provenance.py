@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from imagebuild import __version__, purl
 from imagebuild.errors import ResultError
+from imagebuild.fields import Platform
 from imagebuild.lockfile import Lock
 from imagebuild.materials import FOLDER_URI, INSTEAD_OF, Material, materials
-from imagebuild.fields import Platform
 from imagebuild.recipe import Recipe
 from imagebuild.records import BuildResult
 

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from imagebuild import provenance
 from imagebuild.errors import ConfigError
 from imagebuild.fields import Platform
-from imagebuild.records import ScanResult, VerifyResult
 from imagebuild.recipe import Recipe
+from imagebuild.records import ScanResult, VerifyResult
 from imagebuild.report.document import Report
 from imagebuild.results.models import Results
 from imagebuild.sbom import spdx
@@ -135,25 +135,19 @@ JUDGES: Mapping[str, Callable[[Mapping[str, Any], Subject], Verdict]] = {
 
 
 def _provenance(document: Mapping[str, Any], subject: Subject, checkout: Checkout) -> Verdict:
-    if (document["_type"], document["predicateType"]) != (provenance.STATEMENT, provenance.PREDICATE):
-        return Verdict("broken", f"is {document['_type']} with {document['predicateType']}, not SLSA's provenance v1")
-    named = [str(item["digest"].get("sha256")) for item in document["subject"]]
-    if named != [subject.digest.removeprefix("sha256:")]:
-        return Verdict("broken", f"is about another image: {_listed(named)}")
+    if misfit := _misfit(document, subject):
+        return Verdict("broken", misfit)
     definition = document["predicate"]["buildDefinition"]
     found, replaced = provenance.dependencies(document), provenance.replaced(document)
     about = f"{len(found) + len(replaced)} sources, {_revision(definition)}"
-    if definition["buildType"] != provenance.BUILD_TYPE:
-        return Verdict("passed", f"{about}; not built by imagebuild, so not compared")
-    parameters = definition["externalParameters"]
-    if parameters["platform"] != subject.platform:
-        return Verdict("broken", f"is about {parameters['platform']}")
     if unpinned := provenance.unpinned(document):
         return Verdict("failed", f"built from folders that nobody can compare: {_listed(unpinned)}")
     if replaced:
         about += f", of which {len(replaced)} stood in for others ({_listed(replaced)})"
     try:
-        wanted = checkout.sources(str(parameters["target"]), subject.platform)
+        if definition["buildType"] != provenance.BUILD_TYPE:
+            raise ConfigError("it was not built by imagebuild")
+        wanted = checkout.sources(str(definition["externalParameters"]["target"]), subject.platform)
     except ConfigError as error:
         return Verdict("passed", f"{about}; not compared: {str(error).splitlines()[0]}")
     # What stood in for something is not in the lock, and what it stood in for is not in the statement.
@@ -161,6 +155,19 @@ def _provenance(document: Mapping[str, Any], subject: Subject, checkout: Checkou
     if differing := sorted({uri.partition("?")[0] for uri, _ in absent | (found - wanted)}):
         return Verdict("failed", f"sources are not those of this checkout's lock: {_listed(differing)}; {about}")
     return Verdict("passed", f"{about}, as in this checkout's lock")
+
+
+def _misfit(document: Mapping[str, Any], subject: Subject) -> str:
+    """Why a statement is not how this image was made; empty if it is."""
+    kind = document["_type"], document["predicateType"]
+    if kind != (provenance.STATEMENT, provenance.PREDICATE):
+        return f"is {' with '.join(map(str, kind))}, not SLSA's provenance v1"
+    named = [str(item["digest"].get("sha256")) for item in document["subject"]]
+    if named != [subject.digest.removeprefix("sha256:")]:
+        return f"is about another image: {_listed(named)}"
+    definition = document["predicate"]["buildDefinition"]
+    platform = definition["externalParameters"].get("platform", subject.platform)
+    return "" if platform == subject.platform else f"is about {platform}"
 
 
 def _revision(definition: Mapping[str, Any]) -> str:

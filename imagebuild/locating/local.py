@@ -10,6 +10,8 @@ from docker import DockerClient
 from imagebuild import docker, engine
 from imagebuild.errors import CommandError, ConfigError
 from imagebuild.inspection import layout
+from imagebuild.inspection.layout import Blob
+from imagebuild.inspection.streams import GZIP, ZSTD
 from imagebuild.locating.located import Found, LayerAt, Located
 
 
@@ -52,6 +54,15 @@ def _found(name: str, origin: str, images: tuple[layout.Image, ...]) -> Found:
             LayerAt(blob.digest, blob.size, lambda blob=blob: blob)  # type: ignore[misc]
             for blob in image.layers
         )
-        return Located(name, origin, platform, image.digest, image.config, layers, lambda: image.stored)
+        return Located(
+            name, origin, platform, image.digest, image.config, layers, lambda: image.stored,
+            compressed=all(_compressed(blob) for blob in image.layers),
+        )  # fmt: skip
 
     return Found(name, origin, tuple(by_platform), choose)
+
+
+def _compressed(blob: Blob) -> bool:
+    with blob.file.open("rb") as file:
+        file.seek(blob.offset)
+        return file.read(4).startswith((GZIP, ZSTD))

@@ -44,6 +44,10 @@ class Located:
     """Manifest, configuration and layers, on this machine."""
     attached: Callable[[str], tuple[bytes, ...]] = lambda _: ()
     """Kind of attachment → files that refer to the manifest."""
+    compressed: bool = True
+    """Whether layers are compressed, as registries keep them."""
+    remote: bool = False
+    """Whether layers have to be fetched."""
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -85,6 +85,8 @@ class _Held:
             ),
             stored=stored,
             attached=lambda kind: self._attached(manifest.digest, kind),
+            compressed=all(str(layer["mediaType"]).endswith(("gzip", "zstd")) for layer in layers),
+            remote=True,
         )
 
     def _attached(self, digest: str, kind: str) -> tuple[bytes, ...]:

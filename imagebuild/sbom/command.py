@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from imagebuild.errors import ConfigError, ResultError
-from imagebuild.locating.located import Located
 from imagebuild.fields import Platform
+from imagebuild.locating.located import Located
 from imagebuild.models import Plan
 from imagebuild.render import Renderer
 from imagebuild.sbom import parts, syft

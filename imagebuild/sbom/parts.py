@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from imagebuild import checks, final
 from imagebuild.errors import ConfigError
-from imagebuild.materials import Material, materials
 from imagebuild.fields import Platform
+from imagebuild.materials import Material, materials
 from imagebuild.models import Component, Plan
 from imagebuild.recipe import Recipe
 from imagebuild.render import Renderer

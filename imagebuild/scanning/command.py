@@ -94,6 +94,8 @@ def scan(subject: Subject, rules: Document[Policy], wish: Wish, machine: Machine
     built = reading.built or built
     judged = policy.judge(reading.findings, rules, subject.facts, worst=scanner.worst, database=built, now=started)
     notes = [*reading.notes, *([scanner.limits] if scanner.limits else []), *judged.notes]
+    if not rules.path.exists():
+        notes.append(f"{rules.path}: does not exist, so {rules.model.fail.severity} fails and nothing is waived")
     if reading.distribution is None:
         notes.append(f"{scanner.name} recognised no distribution, so packages of one were not looked at")
     described = ", ".join(filter(None, (reading.database or what, f"of {_text(built)}" if built else "of unknown age")))

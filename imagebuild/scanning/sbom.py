@@ -37,7 +37,7 @@ def about(document: Mapping[str, Any]) -> About:
         if relation.get("relationshipType") == "DESCRIBES"
     }
     packages = document.get("packages") or ()
-    root = next((package for package in packages if package.get("SPDXID") in roots), {})
+    root: Mapping[str, Any] = next((package for package in packages if package.get("SPDXID") in roots), {})
     locators = list(_locators(root))
     texts = [root.get("versionInfo", ""), *locators, document.get("name", ""), root.get("name", "")]
     sums = [f"sha256:{s['checksumValue']}" for s in root.get("checksums") or () if s.get("algorithm") == "SHA256"]

@@ -95,7 +95,7 @@ SCANNERS = (
         "debsecan", "dpkg", _debsecan, lambda _: ("dpkg-query", "--show", "--showformat", "${Version}", "debsecan"),
         lambda _: {}, parsers.debsecan, "high",
         "install debsecan, for images of Debian: apt-get install debsecan",
-        "debsecan knows packages of Debian only: wheels, CUDA, HPC-X and what was compiled from source were not looked at",
+        "debsecan knows packages of Debian only; wheels, CUDA, HPC-X and what was compiled were not looked at",
     ),
 )  # fmt: skip
 """In the order in which `auto` takes the first that is installed and can read the image."""

@@ -11,9 +11,9 @@ import pytest
 from imagebuild import bake, provenance
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError, ResultError
+from imagebuild.fields import Platform
 from imagebuild.lockfile import Wheel
 from imagebuild.materials import materials
-from imagebuild.fields import Platform
 from imagebuild.models import Plan, Target
 from imagebuild.plan import Changes, make_plan, select_one, versions_with
 from imagebuild.records import BuildResult
