@@ -72,13 +72,6 @@ def platforms_of(target: Target, wanted: Sequence[str]) -> tuple[Platform, ...]:
     return chosen
 
 
-def layout_of(target: Target, folder: Path, output: str) -> Path | None:
-    """Where the OCI layout of a target is written, None for an output that writes none."""
-    if output in ("load", "cacheonly"):
-        return None
-    return folder / target.id / "layout" if output == "push" else Path(output) / target.id
-
-
 def replacements(options: Options) -> dict[str, str]:
     """What replaces images and stages, told by content: a digest, or `folder` where there is none.
 
@@ -88,6 +81,13 @@ def replacements(options: Options) -> dict[str, str]:
         name: f"sha256:{context.rpartition('@sha256:')[2]}" if "@sha256:" in context else "folder"
         for name, context in sorted((options.replaced or {}).items())
     }
+
+
+def layout_of(target: Target, folder: Path, output: str) -> Path | None:
+    """Where the OCI layout of a target is written, None for an output that writes none."""
+    if output in ("load", "cacheonly"):
+        return None
+    return folder / target.id / "layout" if output == "push" else Path(output) / target.id
 
 
 def _output(target: Target, folder: Path, options: Options) -> str:

@@ -277,6 +277,7 @@ def _show_engine(status: object) -> None:
 def register_topics() -> None:
     """Add the commands of other modules, once."""
     from imagebuild import (  # noqa: PLC0415 - need what is in this module
+        cli_attest,
         cli_bundle,
         cli_diff,
         cli_each,
@@ -290,7 +291,7 @@ def register_topics() -> None:
         cli_verify,
     )
 
-    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_sbom, cli_scan, cli_each, cli_publish, cli_diff):
+    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_sbom, cli_scan, cli_each, cli_publish, cli_attest, cli_diff):
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 

@@ -21,7 +21,8 @@ def register(app: typer.Typer) -> None:
 
 def sbom_command(
     image: Annotated[
-        str, typer.Argument(help="A target's id, a tag or digest in the engine or a registry, an OCI layout or archive.")
+        str,
+        typer.Argument(help="A target's id, a tag or digest in the engine or a registry, an OCI layout or archive."),
     ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file, such as sbom.spdx.json.")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from imagebuild import purl
+from imagebuild.fields import Arch, Platform
 from imagebuild.lockfile import Lock, LockedImage, LockedRepository
-from imagebuild.models import Arch, Platform
 from imagebuild.recipe import Recipe
 from imagebuild.sources import (
     Archive,
@@ -31,9 +31,9 @@ from imagebuild.sources import (
 )
 
 INSTEAD_OF = "instead-of"
-"""Annotation of what a build had in place of something that the lock names."""
-FOLDER = "folder"
-"""A replacement without content that anybody could compare: a folder of the machine that built."""
+"""Annotation of what a build had in place of something that the lock names: the URI of that."""
+FOLDER_URI = "urn:imagebuild:folder:"
+"""Of a replacement without content that anybody could compare: a folder of the machine that built."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,12 @@ def _of(lock: Lock, owner: str, source: Source, platform: Platform, replaced: Ma
                 owner, "archive", name, "", purl.archive(name, "", url, content), url, {"sha256": content}
             )  # fmt: skip
         case GitRef(url, tag, _) if f"{owner}-source" in replaced:
-            why = {INSTEAD_OF: f"git+{url}@{commit_of(lock, source)}", "tag": tag}
-            yield Material(owner, "folder", f"{owner}-source", "", f"urn:imagebuild:folder:{owner}", "", {}, why)
+            commit = commit_of(lock, source)
+            why = {INSTEAD_OF: purl.git(_repository(url), url, commit), "tag": tag}
+            yield Material(owner, "folder", f"{owner}-source", "", FOLDER_URI + owner, "", {}, why)
         case GitRef(url, tag, _):
             commit = commit_of(lock, source)
-            name = url.removesuffix(".git").rpartition("/")[2]
+            name = _repository(url)
             address = f"git+{url}@{commit}"
             yield Material(
                 owner, "git", name, commit, purl.git(name, url, commit), address, {"gitCommit": commit}, {"tag": tag}
@@ -114,4 +115,8 @@ def _image(lock: Lock, owner: str, reference: str, instead: str | None) -> Mater
     if instead.startswith("sha256:"):
         digest, own = {"sha256": instead.removeprefix("sha256:")}, f"urn:imagebuild:bootstrapped:{owner}"
         return Material(owner, "image", f"{owner}-bootstrapped", "", own, "", digest, {INSTEAD_OF: uri})
-    return Material(owner, "folder", instead, "", f"urn:imagebuild:folder:{owner}", "", {}, {INSTEAD_OF: uri})
+    return Material(owner, "folder", instead, "", FOLDER_URI + owner, "", {}, {INSTEAD_OF: uri})
+
+
+def _repository(url: str) -> str:
+    return url.removesuffix(".git").rpartition("/")[2]

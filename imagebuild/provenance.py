@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from imagebuild import __version__, purl
 from imagebuild.errors import ResultError
+from imagebuild.fields import Platform
 from imagebuild.lockfile import Lock
-from imagebuild.materials import Material, materials
-from imagebuild.models import Platform
+from imagebuild.materials import FOLDER_URI, INSTEAD_OF, Material, materials
 from imagebuild.recipe import Recipe
 from imagebuild.records import BuildResult
 
@@ -84,22 +84,30 @@ def encode(document: Mapping[str, Any]) -> bytes:
 def dependencies(document: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """Address and digest of every source that a statement names, but of what a build had in place of one.
 
-    Raises KeyError or TypeError for what is no provenance.
+    Raises KeyError or TypeError for what is no provenance; so do the functions below.
     """
-    found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
-    return frozenset(_pair(item) for item in found if "uri" in item)
+    return frozenset(_pair(item) for item in _sources(document) if INSTEAD_OF not in item.get("annotations", {}))
 
 
 def replaced(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the lock names and the build had something else for."""
-    found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
-    notes = (item.get("annotations") or {} for item in found)
-    return tuple(note["instead-of"] for note in notes if "instead-of" in note)
+    """Addresses of what the lock names and the build had something else for."""
+    notes = (item.get("annotations", {}) for item in _sources(document))
+    return tuple(str(note[INSTEAD_OF]) for note in notes if INSTEAD_OF in note)
+
+
+def unpinned(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Sources that were folders of the machine that built: nobody can tell what was in them."""
+    return tuple(str(item["name"]) for item in _sources(document) if str(item["uri"]).startswith(FOLDER_URI))
 
 
 def expected(recipe: Recipe, lock: Lock, platform: Platform) -> frozenset[tuple[str, str]]:
     """What `dependencies` is for a build from this lock in which nothing was replaced."""
     return frozenset(_pair(item) for item in _descriptors(materials(recipe, lock, platform)))
+
+
+def _sources(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return [item for item in found if "uri" in item]
 
 
 def _pair(item: Mapping[str, Any]) -> tuple[str, str]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from imagebuild.errors import ConfigError, ResultError
+from imagebuild.fields import Platform
 from imagebuild.locating.located import Located
-from imagebuild.models import Plan, Platform
+from imagebuild.models import Plan
 from imagebuild.render import Renderer
 from imagebuild.sbom import parts, syft
 from imagebuild.sbom.complete import About, complete
@@ -19,7 +20,9 @@ from imagebuild.sbom.complete import About, complete
 EPOCH = "SOURCE_DATE_EPOCH"
 
 
-def of(image: Located, plan: Plan, renderer: Renderer | None, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def of(
+    image: Located, plan: Plan, renderer: Renderer | None, environ: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The SPDX document of an image, the same for the same image and lock.
 
     Raises ConfigError for an image without manifest, CommandError if syft is missing or fails, ResultError if it wrote

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from imagebuild import purl
+from imagebuild.fields import Platform
 from imagebuild.materials import Material
-from imagebuild.models import Platform
 from imagebuild.sbom import spdx
 from imagebuild.sbom.parts import Known, Part
 from imagebuild.sbom.spdx import IMAGE, Document, Package

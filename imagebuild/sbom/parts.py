@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from imagebuild import checks, final
 from imagebuild.errors import ConfigError
+from imagebuild.fields import Platform
 from imagebuild.materials import Material, materials
-from imagebuild.models import Component, Plan, Platform
+from imagebuild.models import Component, Plan
 from imagebuild.recipe import Recipe
 from imagebuild.render import Renderer
 
@@ -79,9 +80,7 @@ def known(labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: R
     return Known(parts, next((m for m in found if m.kind == "image"), None), reason)
 
 
-def _recipe(
-    labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: Renderer
-) -> tuple[Recipe | None, str]:
+def _recipe(labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: Renderer) -> tuple[Recipe | None, str]:
     name = labels.get("imagebuild.target", "")
     target = next((t for t in plan.targets if t.id == name), None)
     unknown = "what its components were made from is not listed"

@@ -93,9 +93,7 @@ def without_files(document: Document) -> Document:
     times as long as all else.
     """
     files = {item["SPDXID"] for item in document.get("files", ())}
-    kept = [
-        r for r in document["relationships"] if not files & {r["spdxElementId"], r["relatedSpdxElement"]}
-    ]
+    kept = [r for r in document["relationships"] if not files & {r["spdxElementId"], r["relatedSpdxElement"]}]
     packages = [
         {k: v for k, v in p.items() if k != "packageVerificationCode"} | {"filesAnalyzed": False}
         for p in document["packages"]

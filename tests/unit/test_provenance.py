@@ -11,9 +11,10 @@ import pytest
 from imagebuild import bake, provenance
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError, ResultError
+from imagebuild.fields import Platform
 from imagebuild.lockfile import Wheel
 from imagebuild.materials import materials
-from imagebuild.models import Plan, Platform, Target
+from imagebuild.models import Plan, Target
 from imagebuild.plan import Changes, make_plan, select_one, versions_with
 from imagebuild.records import BuildResult
 from imagebuild.render import Renderer
@@ -105,6 +106,7 @@ def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_pla
     assert "/home" not in json.dumps(document)
     commit = project.lock.git["https://github.com/openucx/ucx.git"]["v1.22.0"]
     assert item["annotations"]["instead-of"].endswith(commit)
+    assert provenance.unpinned(document) == ("ucx-source",)
     assert commit not in {d.get("digest", {}).get("gitCommit") for d in found}
 
 
