@@ -265,6 +265,7 @@ def register_topics() -> None:
     """Add the commands of other modules, once."""
     from imagebuild import (  # noqa: PLC0415 - need what is in this module
         cli_bundle,
+        cli_catalog,
         cli_job,
         cli_limits,
         cli_lock,
@@ -273,7 +274,7 @@ def register_topics() -> None:
         cli_verify,
     )
 
-    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_publish):
+    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_publish, cli_catalog):
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 

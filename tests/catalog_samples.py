@@ -105,7 +105,9 @@ def image(
 def catalog(number: int = 500, seed: int = 1) -> Catalog:
     """A catalogue of that many images, the newest first within each name."""
     dice = random.Random(seed)
-    combinations = [("hpcx", c, o, v) for c, o, v in product(CUDA, UBUNTU, ("devel", "runtime")) if o != UBUNTU[2] or c >= "13.3"]
+    combinations = [
+        ("hpcx", c, o, v) for c, o, v in product(CUDA, UBUNTU, ("devel", "runtime")) if o != UBUNTU[2] or c >= "13.3"
+    ]
     combinations += [("open", c, "debian13", v) for c, v in product(OPEN, ("runtime", "devel"))]
     combinations += [("quickstart", c, "debian13", "runtime") for c in ("13.0", "13.5")]
 

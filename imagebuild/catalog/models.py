@@ -1,4 +1,4 @@
-"""The types of `images.json`: every published image, and what is known about it. Sizes are bytes, rates GB/s of 10^9."""
+"""The types of `images.json`: every published image, and what is known of it. Rates are GB/s of 10^9 bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from imagebuild.models import Model, Name
+from imagebuild.fields import Model, Name
 
 Severity = Literal["critical", "high", "medium", "low", "negligible", "unknown"]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]

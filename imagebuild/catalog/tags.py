@@ -57,3 +57,8 @@ def _pattern(template: str, axes: Mapping[str, str]) -> re.Pattern[str]:
         else:
             text += re.escape(axes[part]) if part in axes else ANY
     return re.compile(text)
+
+
+def natural(text: str) -> list[tuple[int, int, str]]:
+    """To sort `12.9` before `12.10`."""
+    return [(1, int(p), "") if p.isdecimal() else (0, 0, p) for p in re.split(r"(\d+)", text) if p]
