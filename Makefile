@@ -19,6 +19,7 @@ lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(IMAGEBUILD) limits --check
+	$(IMAGEBUILD) catalog --readme README.md --check
 
 unit: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m "not docker and not browser" tests

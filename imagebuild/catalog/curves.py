@@ -66,7 +66,7 @@ def _fitting(run: Run, profiles: Mapping[str, Profile]) -> Profile | None:
     if run.device is None or (run.nodes or 1) > 1:
         return None
     fits = [profile for profile in profiles.values() if profile.has(run.device)]
-    return min(fits, key=lambda profile: (len(profile.name), profile.name), default=None)
+    return min(fits, key=lambda p: (p.extends is not None, len(p.name), p.name), default=None)
 
 
 def distinct(curves: Iterable[Curve]) -> tuple[Curve, ...]:

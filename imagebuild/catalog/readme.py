@@ -85,9 +85,8 @@ def _limit(image: Image) -> str:
 def _about(ours: Ours, catalog: Catalog | None) -> str:
     total = len(ours.plan.targets)
     if catalog is None:
-        return (
-            f"{total} targets, by `imagebuild catalog --readme` from [matrix.yaml](matrix.yaml); none is published yet."
-        )
+        sizes = "; sizes are the limits in it" if any(i.size_limit_mb for i in ours.matrix.images.values()) else ""
+        return f"{total} targets, by `imagebuild catalog --readme` from [matrix.yaml](matrix.yaml){sizes}."
     count = len(catalog.images)
     return (
         f"{total} targets; {count} image{'s' * (count != 1)} in `{catalog.repository}` on {catalog.read[:10]}. "
