@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from pydantic import ValidationError
-
 from imagebuild import files
 from imagebuild import profiles as hardware
 from imagebuild.catalog import read, site
 from imagebuild.catalog.describe import Ours
+from imagebuild.catalog.file import read_catalog
 from imagebuild.catalog.models import Catalog, PublishedImage
 from imagebuild.catalog.read import FOLDER, Reading, Shop
-from imagebuild.errors import ConfigError, ResultError
+from imagebuild.errors import ConfigError
 from imagebuild.mirrors import normalized
 from imagebuild.registry import client
 
 
 def load(path: Path) -> Reading:
     """A catalogue that was written before, with the copies that are there. Raises ConfigError or ResultError."""
-    try:
-        catalog = Catalog.model_validate_json(files.read_text(path))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ResultError(f"{path}: {where}: {first['msg']}; is it an images.json of this imagebuild?") from None
+    catalog = read_catalog(path)
     copies = {}
     for name in {e.file for image in catalog.images for p in image.platforms for e in p.evidence if e.file}:
         place = path.parent / name
