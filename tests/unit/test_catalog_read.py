@@ -63,7 +63,9 @@ def put(registry: FakeRegistry, content: bytes, labels: dict[str, str], platform
     for data in (config_, content):
         registry.put_blob(REPOSITORY, data, digest_of(data))
     first, *layers = [documents.descriptor_json(part) for part in parts]
-    manifest = documents.encode({"schemaVersion": 2, "mediaType": documents.MANIFEST, "config": first, "layers": layers})
+    manifest = documents.encode(
+        {"schemaVersion": 2, "mediaType": documents.MANIFEST, "config": first, "layers": layers}
+    )
     digest = registry.put_manifest(REPOSITORY, digest_of(manifest), manifest, documents.MANIFEST)
     return Descriptor(documents.MANIFEST, digest, len(manifest), platform)
 
@@ -243,7 +245,12 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, 
     assert len(found.images) == 1
     assert found.images[0].platforms[0].checks == ()
     assert len(found.problems) == 4
-    for word in ("no JSON", "is no JSON object", "was it written by another version", f"{other.digest} is named but not there"):
+    for word in (
+        "no JSON",
+        "is no JSON object",
+        "was it written by another version",
+        f"{other.digest} is named but not there",
+    ):
         assert any(word in problem for problem in found.problems), word
 
 
@@ -267,7 +274,11 @@ def test_the_newest_comes_first(registry: FakeRegistry, ours: Ours) -> None:
     for day, content in (("2026-11-01", b"old"), ("2026-11-19", b"new"), ("2026-11-10", b"middle")):
         child = put(registry, content, {**LABELS, created: f"{day}T00:00:00Z"})
         registry_fake.index(registry, REPOSITORY, [child], f"13.0-debian13-runtime-{digest_of(content)[7:14]}")
-    assert [image.created[:10] for image in catalog(registry, ours).images] == ["2026-11-19", "2026-11-10", "2026-11-01"]
+    assert [image.created[:10] for image in catalog(registry, ours).images] == [
+        "2026-11-19",
+        "2026-11-10",
+        "2026-11-01",
+    ]
 
 
 def test_tags() -> None:

@@ -281,7 +281,9 @@ def with_copy(catalog: Catalog, name: str) -> Catalog:
     first = catalog.images[0]
     entry = Evidence(kind="verification", digest=digest("x"), file=name)
     platforms = (first.platforms[0].model_copy(update={"evidence": (entry,)}), *first.platforms[1:])
-    return catalog.model_copy(update={"images": (first.model_copy(update={"platforms": platforms}), *catalog.images[1:])})
+    return catalog.model_copy(
+        update={"images": (first.model_copy(update={"platforms": platforms}), *catalog.images[1:])}
+    )
 
 
 def test_a_catalogue_comes_back_with_its_copies(tmp_path: Path, few: Catalog) -> None:
