@@ -30,8 +30,8 @@ class Tools:
     """Host → registry, always the same for a host."""
     provenance: Callable[[Target, Choice], bytes] | None = None
     """How the image of a platform was made. Raises ImagebuildError if that does not fit the build."""
-    sign: Callable[[str], None] | None = None
-    """Sign `registry/repository@digest`."""
+    sign: Callable[[Iterable[Reference]], None] | None = None
+    """Sign images, named by their digests. Raises ImagebuildError."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,10 @@ def _with_names(made: Draft, tags: Sequence[str], tools: Tools, *, partial: set[
 
 
 def publish(made: Draft, tools: Tools, *, dry_run: bool = False) -> Published:
-    """Do what a draft says. Raises CommandError if a registry fails: then nothing incomplete has a tag."""
+    """Do what a draft says. A registry that fails is a result too: nothing incomplete has a tag then.
+
+    Raises CommandError if the registry fails before anything is done.
+    """
     about = Published(
         target=made.target.id, state="refused", reasons=made.reasons, platforms=made.platforms,
         digest=made.index.digest if made.index else None,
@@ -138,19 +141,28 @@ def publish(made: Draft, tools: Tools, *, dry_run: bool = False) -> Published:
     if made.reasons or not made.index:
         return about
     places = list({name.name: _place(name, tools) for name in (*made.tags, *made.aliases)}.values())
-    new = [_unattached(made, place) for place in places]
-    attached = Counter(artefact.kind for of_place in new for _, artefact in of_place)
+    todo = [_todo(made, place, tools) for place in places]
+    attached = Counter(artefact.kind for there in todo for _, artefact in there.attach)
+    signed = sum(len(there.sign) for there in todo)
     kept = tuple(str(name) for name, digest in made.named.items() if digest == made.index.digest)
-    about = about.model_copy(update={"kept": kept, "attached": dict(sorted(attached.items()))})
-    changes = bool(made.missing or attached)
+    about = about.model_copy(update={"kept": kept, "attached": dict(sorted(attached.items())), "signed": signed})
+    changes = bool(made.missing or attached or signed)
     if dry_run or not changes:
         told = _told(made, made.missing) if dry_run else {}
         return about.model_copy(update={**told, "state": "possible" if changes else "unchanged"})
-    traffic = sum((_stored(made, place, here, tools) for place, here in zip(places, new, strict=True)), Traffic())
-    for name in made.missing:
-        _name(name, made, tools)
-        traffic += Traffic(manifests=1, bytes=len(made.index.content))
-    told = {**_told(made, made.missing), "sent_bytes": traffic.bytes, "mounted": traffic.mounted}
+    traffic, names, problem = Traffic(), list[Reference](), ""
+    try:
+        for there in todo:
+            traffic += _store(made, there, tools)
+        for name in made.missing:
+            _name(name, made, tools)
+            names.append(name)
+    except ImagebuildError as error:
+        problem = str(error)
+    traffic += Traffic(manifests=len(names), bytes=len(names) * len(made.index.content))
+    told = {**_told(made, names), "sent_bytes": traffic.bytes, "mounted": traffic.mounted}
+    if problem:
+        return about.model_copy(update={**told, "state": "failed", "reasons": (problem,), "attached": {}, "signed": 0})
     return about.model_copy(update={**told, "state": "published"})
 
 
@@ -162,39 +174,54 @@ def _told(made: Draft, names: Iterable[Reference]) -> dict[str, object]:
     }
 
 
-def _unattached(made: Draft, place: Place) -> list[tuple[Descriptor, Artefact]]:
-    """What an image there does not have attached yet."""
+@dataclass(frozen=True)
+class _Todo:
+    """What a repository lacks besides images and tags."""
+
+    place: Place
+    attach: Sequence[tuple[Descriptor, Artefact]]
+    sign: Sequence[Reference]
+
+
+def _todo(made: Draft, place: Place, tools: Tools) -> _Todo:
     assert made.index
-    found = []
-    for child in documents.children(made.index.document):
+    children = documents.children(made.index.document)
+    attach = []
+    for child in children:
         there = {item.digest for item in place.registry.referrers(place.repository, child.digest)}
         for artefact in made.artefacts[_platform(made, child)]:
             content = documents.attachment(child, artefact.artifact_type, artefact.files, artefact.annotations)
             if documents.digest_of(content) not in there:
-                found.append((child, artefact))
-    return found
+                attach.append((child, artefact))
+    digests = (*(child.digest for child in children), made.index.digest) if tools.sign else ()
+    unsigned = [d for d in digests if made.missing or not place.registry.digest(place.repository, signature_tag(d))]
+    return _Todo(place, attach, [Reference(place.registry.host, place.repository, digest=d) for d in unsigned])
+
+
+def signature_tag(digest: str) -> str:
+    """Where cosign keeps the signature of an image."""
+    return f"{digest.replace(':', '-')}.sig"
 
 
 def _platform(made: Draft, child: Descriptor) -> Platform:
     return next(choice.platform for choice in made.choices if choice.digest == child.digest)
 
 
-def _stored(made: Draft, place: Place, new: Iterable[tuple[Descriptor, Artefact]], tools: Tools) -> Traffic:
+def _store(made: Draft, todo: _Todo, tools: Tools) -> Traffic:
     """Everything but tags: images, the index, what is attached, signatures; and read back."""
     assert made.index
-    registry, repository, traffic = place.registry, place.repository, Traffic()
+    registry, repository, traffic = todo.place.registry, todo.place.repository, Traffic()
     if registry.digest(repository, made.index.digest) is None:
         for choice in made.choices:
-            traffic += copy.copy(choice.digest, _place(parse(choice.repository), tools), place)
+            traffic += copy.copy(choice.digest, _place(parse(choice.repository), tools), todo.place)
         registry.put_manifest(repository, made.index.digest, made.index.content, made.index.media_type)
         traffic += Traffic(manifests=1, bytes=len(made.index.content))
-    for child, artefact in new:
+    for child, artefact in todo.attach:
         registry.attach(repository, child, artefact.artifact_type, artefact.files, artefact.annotations)
         traffic += Traffic(manifests=1, bytes=len(artefact.content))
-    _complete(place, made.index)
-    if tools.sign and made.missing:
-        for digest in (*(choice.digest for choice in made.choices), made.index.digest):
-            tools.sign(f"{place}@{digest}")
+    _complete(todo.place, made.index)
+    if tools.sign and todo.sign:
+        tools.sign(todo.sign)
     return traffic
 
 

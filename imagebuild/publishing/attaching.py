@@ -78,4 +78,5 @@ def _benchmark(result: VerifyResult) -> Results | None:
 
 
 def _json(model: VerifyResult | Results) -> bytes:
-    return (json.dumps(model.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    document = model.model_dump(mode="json", exclude_defaults=True)
+    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()

@@ -32,6 +32,8 @@ class Published(Model):
     """Alias → digest that it named before."""
     attached: dict[str, int] = Field(default_factory=dict)
     """Kind of attachment → how many are new."""
+    signed: int = 0
+    """Images and indexes that were signed."""
     sent_bytes: int = 0
     """Of blobs and manifests that did not have to be mounted."""
     mounted: int = 0
