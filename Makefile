@@ -19,6 +19,7 @@ lint: $(VENV)/installed-dev workflows
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(IMAGEBUILD) limits --check
+	$(IMAGEBUILD) catalog --readme README.md --check
 
 workflows: $(VENV)/installed-dev ## .github; actionlint only where it is installed: its package fetches it from GitHub
 	$(VENV)/bin/zizmor --offline --quiet .

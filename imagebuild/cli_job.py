@@ -9,6 +9,7 @@ from typing import Annotated, Literal, cast, get_args
 import typer
 
 from imagebuild import cli, files, profiles
+from imagebuild.catalog.file import read_catalog
 from imagebuild.config import suggestion
 from imagebuild.console import err
 from imagebuild.errors import ConfigError
@@ -17,6 +18,7 @@ from imagebuild.jobs.image import Offer
 from imagebuild.jobs.inputs import Request
 from imagebuild.jobs.machine import FABRICS, machine
 from imagebuild.jobs.models import Scheduler
+from imagebuild.jobs.published import published
 
 
 def register(app: typer.Typer) -> None:
@@ -39,6 +41,9 @@ def job_command(
     container: Annotated[str, typer.Option("--container", metavar="pyxis|none", help="For Slurm.")] = "pyxis",
     image: Annotated[
         str | None, typer.Option("--image", metavar="REF", help="By default the newest of the plan that fits.")
+    ] = None,
+    catalog: Annotated[
+        Path | None, typer.Option("--catalog", metavar="FILE", help="The newest published image of an images.json.")
     ] = None,
     nccl: Annotated[str | None, typer.Option("--nccl", metavar="VERSION", help="Where the image does not say.")] = None,
     test: Annotated[str, typer.Option("--test", metavar="NAME", help="What, of jobs/tests/.")] = "all-reduce",
@@ -74,7 +79,10 @@ def job_command(
         settings=tuple(settings or ()),
         collect=collect,
     )
-    job = resolve.resolve(request, hardware, load.load_facts(facts), offer(matrix, dockerfiles, lock))
+    offered = offer(matrix, dockerfiles, lock)
+    if catalog:
+        offered = published(offered, read_catalog(catalog))
+    job = resolve.resolve(request, hardware, load.load_facts(facts), offered)
     for message in job.messages:
         err.print(message, markup=False)
     text = write.text(job)

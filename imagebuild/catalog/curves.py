@@ -27,9 +27,7 @@ def of_results(
     return tuple(curve for curve in found if curve)
 
 
-def _curve(
-    digest: str, run: Run, judged: Judged, profiles: Mapping[str, Profile], name: str | None
-) -> Curve | None:
+def _curve(digest: str, run: Run, judged: Judged, profiles: Mapping[str, Profile], name: str | None) -> Curve | None:
     points = {row.size_bytes: speed for row in run.rows if row.size_bytes > 0 and (speed := words.busbw(row))}
     if not points:
         return None
@@ -68,12 +66,14 @@ def _fitting(run: Run, profiles: Mapping[str, Profile]) -> Profile | None:
     if run.device is None or (run.nodes or 1) > 1:
         return None
     fits = [profile for profile in profiles.values() if profile.has(run.device)]
-    return min(fits, key=lambda profile: (len(profile.name), profile.name), default=None)
+    return min(fits, key=lambda p: (p.extends is not None, len(p.name), p.name), default=None)
 
 
-def newest(curves: Iterable[Curve]) -> tuple[Curve, ...]:
-    """Of the same measurement from several files, the first."""
-    seen: dict[object, Curve] = {}
+def distinct(curves: Iterable[Curve]) -> tuple[Curve, ...]:
+    """Of the same measurement from several files, the one that most is said about; collectives in their usual order."""
+    found: dict[object, Curve] = {}
     for curve in curves:
-        seen.setdefault((curve.collective, curve.ranks, curve.nodes, curve.device, curve.points), curve)
-    return tuple(seen.values())
+        key = (curve.collective, curve.ranks, curve.nodes, curve.device, curve.points)
+        if key not in found or (found[key].ceiling is None and curve.ceiling is not None):
+            found[key] = curve
+    return tuple(sorted(found.values(), key=lambda c: (c.collective != "all_reduce", c.collective, c.ranks or 0)))

@@ -63,15 +63,13 @@ def platform_of(
         sbom=next((one.sbom for one in found if one.sbom), None),
         scan=max((one.scan for one in found if one.scan), key=lambda scan: scan.started, default=None),
         checks=tuple(sorted((o.checks for o in found if o.checks), key=lambda c: c.started, reverse=True)),
-        curves=curves.newest(curve for one in found for curve in one.curves),
+        curves=curves.distinct(curve for one in found for curve in one.curves),
         evidence=tuple(entry for entry, _ in said),
         signed=signed or any(entry.kind == "signature" for entry, _ in said),
     )
 
 
-def described(
-    image: str, platforms: Sequence[PublishedPlatform], names: Iterable[str], ours: Ours
-) -> Described:
+def described(image: str, platforms: Sequence[PublishedPlatform], names: Iterable[str], ours: Ours) -> Described:
     """What labels, tags and the matrix tell; the platforms of an index are of one target."""
     labels = platforms[0].labels
     entry = ours.matrix.images[image]
@@ -103,8 +101,8 @@ def stack_of(versions: Mapping[str, str], provides: Mapping[str, tuple[str, ...]
 
 
 def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
-    """The order of the catalogue within one image; of those built at the same time, that of their tags."""
-    return sorted(sorted(images, key=lambda one: (one.tag, one.digest)), key=_age, reverse=True)
+    """The order of the catalogue within one image; of those built at the same time, that of their versions."""
+    return sorted(images, key=lambda one: (*_age(one), tags.natural(one.tag), one.digest), reverse=True)
 
 
 def _age(image: PublishedImage) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from imagebuild.judgement import Judgement
 from imagebuild.profiles import Profile
 from imagebuild.records import ScanResult, VerifyResult
 from imagebuild.report.document import Report
+from imagebuild.results.models import Results
 
 SIGNATURES = ("application/vnd.dev.cosign.", "application/vnd.dev.sigstore.", "application/vnd.cncf.notary.")
 """Beginnings of the types of signatures."""
@@ -124,6 +125,8 @@ def _verification(digest: str, document: Mapping[str, Any], profiles: Mapping[st
 def _benchmark(digest: str, document: Mapping[str, Any], profiles: Mapping[str, Profile]) -> Said:
     if {"image", "platform", "checks"} <= document.keys():
         return Said(curves=_verification(digest, document, profiles).curves)
+    if "about" not in document:
+        return Said(curves=curves.of_results(digest, [Results.model_validate(document)], {}, profiles))
     report = Report.model_validate(document)
     judged = by_source(report.judgements)
     return Said(curves=curves.of_results(digest, [report], judged, profiles, report.about.profile))

@@ -1,4 +1,4 @@
-"""The types of `images.json`: every published image, and what is known about it. Sizes are bytes, rates GB/s of 10^9."""
+"""The types of `images.json`: every published image, and what is known of it. Rates are GB/s of 10^9 bytes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from imagebuild.models import Model, Name
+from imagebuild.fields import Model, Name
 
 Severity = Literal["critical", "high", "medium", "low", "negligible", "unknown"]
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+"""Also the name of a page."""
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -141,9 +143,9 @@ class PublishedImage(Model):
     repository: str
     """With its registry."""
     digest: Digest
-    tags: tuple[str, ...]
+    tags: tuple[Tag, ...]
     """Tags that never move."""
-    aliases: tuple[str, ...]
+    aliases: tuple[Tag, ...]
     """Tags that name it now."""
     revision: str = ""
     """Commit of the project, as far as the image or its tag says it."""

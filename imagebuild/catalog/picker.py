@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from imagebuild.catalog import commands
+from imagebuild.catalog import commands, tags
 from imagebuild.catalog.models import Catalog, PublishedImage
 
 TITLES = {"image": "Image", "cuda": "CUDA", "os": "OS", "nccl": "NCCL", "mpi": "MPI", "variant": "Variant"}
@@ -47,12 +46,7 @@ def choices(image: PublishedImage) -> dict[str, str]:
 
 def _sorted(key: str, values: Iterable[str]) -> list[str]:
     # Images stay in the order of the matrix, versions are numbers, and words are words.
-    return list(values) if key == "image" else sorted(values, key=natural, reverse=key != "variant")
-
-
-def natural(text: str) -> list[tuple[int, int, str]]:
-    """To sort `12.9` before `12.10`."""
-    return [(1, int(p), "") if p.isdecimal() else (0, 0, p) for p in re.split(r"(\d+)", text) if p]
+    return list(values) if key == "image" else sorted(values, key=tags.natural, reverse=key != "variant")
 
 
 def rows(images: Sequence[PublishedImage], facets: Sequence[Facet]) -> list[list[int]]:

@@ -18,7 +18,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from imagebuild import console
 from imagebuild.catalog import chart, commands, picker, words
 from imagebuild.catalog.models import Catalog, PublishedImage
 from imagebuild.report import words as report_words
@@ -116,7 +115,6 @@ def _environment() -> jinja2.Environment:
         "marks": words.MARKS,
         "number": report_words.number,
         "path_of": path_of,
-        "plain_size": console.size,
         "words": words,
     }
     return environment

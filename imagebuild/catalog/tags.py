@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 REFERRERS = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
 """Tags that are no images: lists of what refers to a digest, and what cosign puts beside one."""
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 REVISION = r"(?P<revision>[0-9a-f]{7,40}(?:-dirty)?)"
 ANY = r"[A-Za-z0-9._-]+"
 
@@ -18,8 +19,8 @@ def signed(tags: Iterable[str]) -> frozenset[str]:
 
 
 def of_images(tags: Iterable[str]) -> tuple[str, ...]:
-    """Tags that people pull by."""
-    return tuple(tag for tag in tags if not REFERRERS.fullmatch(tag))
+    """Tags that people pull by; what the specification allows as none is left out, as it would name a page."""
+    return tuple(tag for tag in tags if TAG.fullmatch(tag) and not REFERRERS.fullmatch(tag))
 
 
 def split(
@@ -57,3 +58,8 @@ def _pattern(template: str, axes: Mapping[str, str]) -> re.Pattern[str]:
         else:
             text += re.escape(axes[part]) if part in axes else ANY
     return re.compile(text)
+
+
+def natural(text: str) -> list[tuple[int, int, str]]:
+    """To sort `12.9` before `12.10`."""
+    return [(1, int(p), "") if p.isdecimal() else (0, 0, p) for p in re.split(r"(\d+)", text) if p]

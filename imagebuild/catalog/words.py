@@ -46,7 +46,7 @@ def scan(found: Scan | None) -> Badge:
     if found is None:
         return Badge("skipped", "not scanned")
     grave = [(s, found.counts[s]) for s in get_args(Severity) if found.counts.get(s)]
-    text = ", ".join(f"{number} {severity}" for severity, number in grave[:2]) or "no findings"
+    text = f"{grave[0][1]} {grave[0][0]}" if grave else "no findings"
     return Badge(found.verdict, text, "" if found.verdict == "passed" else "not allowed")
 
 

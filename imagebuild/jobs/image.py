@@ -25,19 +25,20 @@ NAMES: Mapping[Arch, tuple[str, ...]] = {"amd64": ("amd64", "x86_64"), "arm64": 
 
 @dataclass(frozen=True)
 class Offer:
-    """What the plan has to offer."""
+    """What there is to choose from: what the plan has, or a catalogue. Of equals, the first counts."""
 
     targets: tuple[Target, ...] = ()
     provides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Component → other names it is known by."""
     architectures: Mapping[str, Gpu] = field(default_factory=dict)
     """Compute capability without the dot → what it needs."""
+    what: str = "image of the plan"
 
 
 def choose(
     offer: Offer, stacks: Mapping[str, Document[Stack]], machine: Machine, plugin: str, driver: str | None
 ) -> Image:
-    """The newest image of the plan that fits. Raises ConfigError with what stands against all others."""
+    """The newest image that fits. Raises ConfigError with what stands against all others."""
     left = [(t, s) for t in offer.targets if (s := _stack_of(t, stacks)) and t.axes.get("variant") != "devel"]
     sieve: tuple[tuple[str, Callable[[Target, str], bool]], ...] = (
         ("has nccl-tests", lambda _t, _s: True),
@@ -49,7 +50,7 @@ def choose(
     for what, fits in sieve:
         left = [(t, s) for t, s in left if fits(t, s)]
         if not left:
-            raise ConfigError(f"no image of the plan that fits so far {what}; give one with --image")
+            raise ConfigError(f"no {offer.what} that fits so far {what}; give one with --image")
     target, stack = max(left, key=lambda pair: (stacks[pair[1]].model.prefer, _order(pair[0])))
     return _image(target, stack, offer)
 

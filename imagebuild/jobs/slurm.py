@@ -135,7 +135,13 @@ def report(job: Job) -> list[str]:
 
 
 def enroot(reference: str) -> str:
-    """An image as enroot names it: the registry is set off by `#`."""
+    """An image as enroot names it: the registry is set off by `#`, and a digest stands where a tag does.
+
+    enroot 3 and 4.0 know no `@`, but ask the registry for whatever stands behind the colon; later ones know both.
+    """
+    name, at, digest = reference.partition("@")
+    if at:
+        reference = f"{re.sub(r':[^:/]*$', '', name)}:{digest}"
     first, slash, rest = reference.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return f"docker://{first}#{rest}"

@@ -17,14 +17,16 @@
   function any(wanted) { return data.rows.some(function (row) { return fits(row, wanted); }); }
   function withChoice(wanted, i, value) { var copy = wanted.slice(); copy[i] = value; return copy; }
 
-  // Which choice stands against a value: the first that, taken back, makes it possible; else all of them.
+  // Which choice stands against a value: one that it never goes with, else all of them together.
   function against(wanted, i, value) {
+    var nothing = wanted.map(function () { return -1; }), all = [];
     for (var j = 0; j < wanted.length; j++) {
-      if (j !== i && wanted[j] >= 0 && any(withChoice(withChoice(wanted, i, value), j, -1))) {
-        return data.facets[j][1] + " " + data.facets[j][2][wanted[j]];
-      }
+      if (j === i || wanted[j] < 0) { continue; }
+      var name = data.facets[j][1] + " " + data.facets[j][2][wanted[j]];
+      if (!any(withChoice(withChoice(nothing, i, value), j, wanted[j]))) { return name; }
+      all.push(name);
     }
-    return "these choices";
+    return all.join(" and ");
   }
   function limit(wanted) {
     sets.forEach(function (set, i) {

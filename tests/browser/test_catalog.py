@@ -1,0 +1,363 @@
+"""The catalogue as people use it: the picker, the table, copying, on a phone, in the dark, printed, by keyboard."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from imagebuild.catalog import picker, write
+from imagebuild.catalog.models import Catalog
+from imagebuild.catalog.read import Reading
+from tests import catalog_samples
+from tests.browser.conftest import Opened, until
+from tests.browser.test_report import background, contrast, rgb
+
+pytestmark = [pytest.mark.browser, pytest.mark.programs]
+
+Visit = Callable[..., Opened]
+
+
+@pytest.fixture(scope="session")
+def catalog() -> Catalog:
+    return catalog_samples.catalog(150)
+
+
+@pytest.fixture(scope="session")
+def folder(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("site")
+    write.write(Reading(catalog), made)
+    return made
+
+
+@pytest.fixture
+def visit(browser: Browser, folder: Path) -> Iterator[Visit]:
+    contexts = []
+
+    def open_it(
+        name: str = "index.html", width: int = 1280, height: int = 900, scheme: Literal["light", "dark"] = "light",
+        **options: Any,
+    ) -> Opened:  # fmt: skip
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, offline=True, **options
+        )
+        contexts.append(context)
+        context.set_default_timeout(10_000)
+        opened = Opened(context.new_page())
+        opened.page.on("console", lambda message: opened.messages.append(f"{message.type}: {message.text}"))
+        opened.page.on("pageerror", lambda error: opened.messages.append(str(error)))
+        opened.page.on("request", lambda request: opened.requests.append(request.url))
+        path, _, fragment = name.partition("#")
+        opened.page.goto((folder / path).as_uri() + (f"#{fragment}" if fragment else ""))
+        return opened
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+def measured(catalog: Catalog) -> str:
+    """The page of an image that has curves."""
+    from imagebuild.catalog.site import path_of
+
+    return path_of(next(image for image in catalog.images if any(p.curves for p in image.platforms)))
+
+
+def choose(page: Page, facet: str, value: str) -> None:
+    page.get_by_role("group", name=facet, exact=True).get_by_role("radio", name=value, exact=True).check(force=True)
+
+
+def test_nothing_is_loaded_and_nothing_goes_wrong(visit: Visit, catalog: Catalog) -> None:
+    for name in ("index.html", measured(catalog)):
+        opened = visit(name)
+        opened.page.wait_for_timeout(200)
+        assert opened.messages == []
+        assert len(opened.requests) == 1
+        assert opened.requests[0].startswith("file:")
+
+
+def test_the_picker_leads_to_every_tag(visit: Visit, catalog: Catalog) -> None:
+    """All choices of each image of the picker, made by the page's own program."""
+    page = visit().page
+    facets = picker.facets_of(catalog.images)
+    rows = picker.rows(catalog.images, facets)
+    assert len(rows) > 50
+    wrong = page.evaluate(
+        """([rows, tags]) => rows.filter(row => {
+            const sets = document.querySelectorAll('fieldset');
+            document.querySelector('form.facets').reset();
+            row.slice(1).forEach((value, i) => {
+                // Of platforms: the first that the image has.
+                const at = i === row.length - 2 ? Math.log2(value & -value) : value;
+                sets[i].querySelector(`input[value="${at}"]`).checked = true;
+            });
+            document.querySelector('form.facets').dispatchEvent(new Event('change'));
+            const named = document.getElementById('tag').textContent;
+            return !named.endsWith(':' + tags[row[0]]) && document.getElementById('fits').textContent === 'This one fits.';
+        })""",
+        [rows, [image.tag for image in catalog.images]],
+    )
+    assert wrong == []
+
+
+def test_choices_are_narrowed_and_say_why(visit: Visit) -> None:
+    page = visit().page
+    expect(page.locator("#fits")).to_contain_text("that fit.")
+    choose(page, "OS", "ubuntu26.04")
+    cuda = page.get_by_role("group", name="CUDA", exact=True)
+    expect(cuda.get_by_role("radio", name="12.6.3", exact=True)).to_be_disabled()
+    expect(cuda.get_by_role("radio", name="13.4.2", exact=True)).to_be_enabled()
+    expect(cuda.locator(".not")).to_contain_text("Not with OS ubuntu26.04: 13.5")
+    expect(page.get_by_role("group", name="MPI", exact=True).locator(".not")).to_have_text(
+        "Not with OS ubuntu26.04: Open MPI 5.0.10"
+    )
+    choose(page, "CUDA", "13.4.2")
+    choose(page, "Variant", "runtime")
+    expect(page.locator("#tag")).to_contain_text(
+        re.compile(r"^hpcx:cuda13\.4\.2-nccl2\.32\.3-hpcx2\.51-ubuntu26\.04-runtime-")
+    )
+    page.get_by_role("button", name="Start again").click()
+    expect(cuda.get_by_role("radio", name="12.6.3", exact=True)).to_be_enabled()
+    expect(cuda.locator(".not")).to_be_hidden()
+
+
+def test_no_choice_that_is_offered_leads_nowhere(visit: Visit) -> None:
+    """Clicks whatever can be clicked, as long as anything can."""
+    page = visit().page
+    for start in range(3):
+        page.get_by_role("button", name="Start again").click()
+        for number in range(page.locator("fieldset").count()):
+            free = page.locator("fieldset").nth(number).locator("input:enabled")
+            count = free.count()
+            assert count >= 2
+            free.nth(1 + start % (count - 1)).check(force=True)
+            expect(page.locator("#tag")).to_contain_text(":")
+    assert page.locator(".command").count() == 7
+
+
+def test_commands_by_tag_and_by_digest(visit: Visit, catalog: Catalog) -> None:
+    page = visit("index.html#image=open&cuda=13.5&variant=devel&platform=linux/arm64").page
+    image = next(
+        one for one in catalog.images
+        if (one.image, one.axes["cuda"], one.axes["variant"]) == ("open", "13.5", "devel") and len(one.platforms) == 2
+    )  # fmt: skip
+    codes = page.locator("#commands code")
+    expect(codes.nth(0)).to_have_text(f"docker pull --platform linux/arm64 registry.example.org/gpu/open:{image.tag}")
+    page.get_by_role("button", name="by digest").click()
+    expect(codes.nth(0)).to_have_text(f"docker pull --platform linux/arm64 {image.reference}")
+    expect(codes.nth(1)).to_have_text(
+        f"enroot import -o open.sqsh docker://registry.example.org#gpu/open:{image.digest}"
+    )
+    page.get_by_role("link", name="All about this image").click()
+    expect(page.locator("h1")).to_contain_text(image.tag)
+    expect(page.locator("dl").first).to_contain_text(image.digest)
+    page.get_by_role("link", name="All images").click()
+    expect(page.locator("h1")).to_have_text("150 images")
+
+
+def test_the_address_keeps_the_choice(visit: Visit) -> None:
+    page = visit().page
+    choose(page, "OS", "debian13")
+    assert page.evaluate("location.hash") == "#os=debian13"
+    page.reload()
+    expect(page.get_by_role("radio", name="debian13", exact=True)).to_be_checked()
+    expect(page.locator("#tag")).to_contain_text("debian13")
+    assert visit("index.html#os=%E0%A4%A&cuda=nonsense&nothing").messages == []
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_copy(visit: Visit, permitted: bool) -> None:
+    opened = visit(permissions=["clipboard-read", "clipboard-write"] if permitted else [])
+    page = opened.page
+    if not permitted:
+        page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page.get_by_role("button", name="Copy the command for enroot").click()
+    expect(page.locator("#commands .command").nth(1).get_by_role("button")).to_have_text("Copied")
+    if permitted:
+        assert page.evaluate("navigator.clipboard.readText()") == page.locator("#commands code").nth(1).text_content()
+    else:
+        assert page.evaluate("getSelection().toString()") == page.locator("#commands code").nth(1).text_content()
+    expect(page.locator("#commands .command").nth(1).get_by_role("button")).to_have_text("Copy the command for enroot")
+
+
+def test_copy_on_the_page_of_an_image(visit: Visit, catalog: Catalog) -> None:
+    page = visit(measured(catalog), permissions=["clipboard-read", "clipboard-write"]).page
+    page.get_by_role("button", name="Copy the command for Apptainer").first.click()
+    assert str(page.evaluate("navigator.clipboard.readText()")).startswith("apptainer pull hpcx.sif docker://registry")
+
+
+def test_by_keyboard(visit: Visit) -> None:
+    page = visit().page
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the table of images")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("radio", name="hpcx", exact=True)).to_be_checked()
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    # 13.5 is of another image only, so the arrow passes over it.
+    expect(page.get_by_role("radio", name="13.4.2", exact=True)).to_be_checked()
+    expect(page.locator("#tag")).to_contain_text("hpcx:cuda13.4.2")
+    outline = page.locator("input:focus + span").evaluate("e => getComputedStyle(e).outlineStyle")
+    assert outline == "solid"
+
+
+def test_search_and_sort(visit: Visit, catalog: Catalog) -> None:
+    page = visit().page
+    page.get_by_role("searchbox", name="Search").fill("13.5 debian13 DEVEL")
+    hits = [i for i in catalog.images if i.axes == {"cuda": "13.5", "os": "debian13", "variant": "devel"}]
+    expect(page.get_by_role("status")).to_have_text(f"{len(hits)} of 150")
+    assert page.locator("tbody tr:visible").count() == len(hits)
+    page.get_by_role("searchbox", name="Search").fill(catalog.images[7].digest)
+    expect(page.get_by_role("status")).to_have_text("1 of 150")
+    page.get_by_role("searchbox", name="Search").fill("nonsense")
+    expect(page.get_by_role("status")).to_have_text("0 of 150: nothing fits")
+    page.get_by_role("searchbox", name="Search").fill("")
+    head = page.get_by_role("columnheader", name="Compressed")
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    texts = page.locator("tbody tr td.n").all_text_contents()
+    sizes = [float(t.split()[0]) * (1000 if t.endswith("GB") else 1) for t in texts]
+    assert sizes == sorted(sizes)
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "descending")
+    # The picker still names what it named before the rows moved.
+    choose(page, "Image", "quickstart")
+    page.get_by_role("button", name="by digest").click()
+    shown = str(page.locator("#tag").text_content())
+    assert shown.partition("@")[2] in {i.digest for i in catalog.images if i.image == "quickstart"}
+
+
+def test_without_a_program_there_is_the_table(visit: Visit) -> None:
+    page = visit(java_script_enabled=False).page
+    expect(page.locator("tbody tr")).to_have_count(150)
+    expect(page.locator("#picker")).to_be_hidden()
+    expect(page.locator(".search")).to_be_hidden()
+    page.locator("tbody a").first.click()
+    expect(page.locator("h2").first).to_have_text("Pull it")
+    expect(page.locator("button:visible")).to_have_count(0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read(visit: Visit, catalog: Catalog, scheme: str) -> None:
+    texts = {
+        "index.html#os=ubuntu26.04": (
+            "h1", ".kicker", ".counts", "legend", ".chips input:checked + span", ".chips input:enabled + span",
+            ".chips input:disabled + span", ".not:not([hidden])", "#tag", "#fits", "#page", ".command code", "button.copy",
+            '[aria-pressed="true"]', "thead button", "tbody a", "tbody td", ".badge.passed", ".badge.skipped",
+            ".badge.failed", "footer",
+        ),
+        measured(catalog): ("h1", ".lead", "dt", "dd", "summary", ".limits li", "figcaption .muted", "td"),
+    }  # fmt: skip
+    for name, selectors in texts.items():
+        page = visit(name, scheme=scheme).page
+        for selector in selectors:
+            colour = rgb(page.locator(selector).first.evaluate("e => getComputedStyle(e).color"))
+            assert contrast(colour, background(page, selector)) >= 4.5, selector
+    for part in ("path.curve", "line.ceiling", "line.reference"):
+        colour = rgb(page.locator(part).first.evaluate("e => getComputedStyle(e).stroke"))
+        assert contrast(colour, background(page, "figure")) >= 3, part
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1280, 1920])
+def test_nothing_is_wider_than_the_screen(visit: Visit, catalog: Catalog, width: int) -> None:
+    for name in ("index.html#os=ubuntu26.04", measured(catalog)):
+        page = visit(name, width=width, height=800).page
+        page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_phone_has_cards_with_labels(visit: Visit) -> None:
+    page = visit(width=390, height=844, has_touch=True, is_mobile=True).page
+    label = page.locator("tbody td").first.evaluate("e => getComputedStyle(e, '::before').content")
+    assert label == '"CUDA"'
+    built = page.locator("tbody tr").first.locator("td").last.evaluate("e => getComputedStyle(e, '::before').content")
+    assert built == '"Built"'
+    box = page.locator(".chips label").first.bounding_box()
+    assert box
+    assert box["height"] >= 32
+
+
+def test_paper(visit: Visit, catalog: Catalog) -> None:
+    page = visit("index.html", scheme="dark").page
+    page.emulate_media(media="print")
+    expect(page.locator("#picker")).to_be_hidden()
+    assert page.locator("body").evaluate("e => getComputedStyle(e).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator("tbody tr").first.is_visible()
+    other = visit(measured(catalog)).page
+    other.emulate_media(media="print")
+    expect(other.locator("button.copy").first).to_be_hidden()
+    expect(other.locator("path.curve").first).to_be_visible()
+
+
+class Packed(SimpleHTTPRequestHandler):
+    """Serves files as pages are served: compressed."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        content = gzip.compress(Path(self.translate_path(self.path)).read_bytes(), 6)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+SLOW_4G = {"offline": False, "latency": 150, "downloadThroughput": 1.6e6 / 8, "uploadThroughput": 750e3 / 8}
+"""What Lighthouse calls slow 4G: 150 ms, 1.6 Mb/s down."""
+ASK = """
+(() => {
+    const ask = () => {
+        const input = document.querySelector('fieldset:nth-of-type(2) input[value="3"]');
+        const before = input && document.getElementById('picker').hidden === false && document.getElementById('tag').textContent;
+        if (!before) { requestAnimationFrame(ask); return; }
+        input.click();
+        requestAnimationFrame(() => {
+            if (document.getElementById('tag').textContent !== before) { window.answered = performance.now(); }
+            else { window.answered = -1; }
+        });
+    };
+    requestAnimationFrame(ask);
+})();
+"""
+
+
+def test_the_picker_answers_within_a_second_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    """Of 500 images, from the beginning of the navigation to the answer to a click; the middle of five."""
+    write.write(Reading(catalog_samples.catalog(500)), tmp_path)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Packed, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    times = []
+    try:
+        for _ in range(5):
+            context = browser.new_context(viewport={"width": 412, "height": 823}, is_mobile=True, has_touch=True)
+            page = context.new_page()
+            page.add_init_script(ASK)
+            session = context.new_cdp_session(page)
+            session.send("Network.enable")
+            session.send("Network.emulateNetworkConditions", SLOW_4G)
+            session.send("Emulation.setCPUThrottlingRate", {"rate": 4})
+            page.goto(f"http://127.0.0.1:{server.server_port}/index.html", wait_until="commit")
+            until(page, "window.answered !== undefined", 20)
+            times.append(float(page.evaluate("window.answered")))
+            context.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+    print("picker answers after", [round(t) for t in times], "ms")
+    assert min(times) > 0
+    # The aim is 1 s; other work on the machine makes this slower, not better.
+    assert sorted(times)[2] < 2000

@@ -1,0 +1,307 @@
+"""What a registry has, as a catalogue: tags, platforms, and everything that refers to them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagebuild import config, plan
+from imagebuild.attachments import KINDS
+from imagebuild.catalog import read, tags
+from imagebuild.catalog.describe import Ours
+from imagebuild.catalog.models import Catalog, PublishedImage
+from imagebuild.catalog.read import Shop
+from imagebuild.errors import CommandError
+from imagebuild.profiles import load_profiles
+from imagebuild.records import CheckResult, ScanResult, Surroundings, VerifyResult, Vulnerability
+from imagebuild.registry import documents
+from imagebuild.registry.base import Descriptor, File
+from imagebuild.registry.documents import digest_of
+from imagebuild.results.models import Results
+from tests import registry_fake, report_samples
+from tests.conftest import ROOT, Files
+from tests.registry_fake import FakeRegistry
+
+REPOSITORY = "acme/tiny"
+TAG = "13.0-debian13-runtime-abc1234"
+NOW = datetime(2026, 11, 21, 10, 45, tzinfo=UTC)
+
+
+@pytest.fixture
+def registry() -> FakeRegistry:
+    return FakeRegistry()
+
+
+@pytest.fixture
+def ours(tiny: Files) -> Ours:
+    tiny.replace("matrix.yaml", '"{repository}/{image}:{cuda}-{os}-{variant}"]', (
+        '"{repository}/{image}:{cuda}-{os}-{variant}-{revision}"]\n'
+        '    aliases: ["{repository}/{image}:{cuda}-{variant}"]'
+    ))  # fmt: skip
+    tiny.replace("matrix.yaml", "repository: example", "repository: registry.test/acme")
+    tiny.component("library", (tiny.root / "dockerfiles/components/library/component.yaml").read_text() + (
+        "provides: [nccl]\nredistribution: ask first\n"
+    ))  # fmt: skip
+    project = tiny.load()
+    provides = {name: document.model.provides for name, document in project.components.items()}
+    return Ours(project.matrix.model, plan.make_plan(project), provides)
+
+
+def put(registry: FakeRegistry, content: bytes, labels: dict[str, str], platform: str = "linux/amd64") -> Descriptor:
+    """An image of one platform with labels."""
+    os, architecture = platform.split("/")
+    about = {"os": os, "architecture": architecture, "created": "2026-11-20T07:00:00Z", "config": {"Labels": labels}}
+    config_ = json.dumps(about).encode()
+    parts = [
+        Descriptor("application/vnd.oci.image.config.v1+json", digest_of(config_), len(config_)),
+        Descriptor("application/vnd.oci.image.layer.v1.tar+gzip", digest_of(content), len(content)),
+    ]
+    for data in (config_, content):
+        registry.put_blob(REPOSITORY, data, digest_of(data))
+    first, *layers = [documents.descriptor_json(part) for part in parts]
+    manifest = documents.encode(
+        {"schemaVersion": 2, "mediaType": documents.MANIFEST, "config": first, "layers": layers}
+    )
+    digest = registry.put_manifest(REPOSITORY, digest_of(manifest), manifest, documents.MANIFEST)
+    return Descriptor(documents.MANIFEST, digest, len(manifest), platform)
+
+
+LABELS = {
+    "imagebuild.target": "tiny-cuda13.0-debian13-runtime",
+    "imagebuild.axis.variant": "runtime",
+    "imagebuild.axis.cuda": "13.0",
+    "imagebuild.axis.os": "debian13",
+    "imagebuild.component.library": "1.2",
+    "imagebuild.component.tool": "3.4",
+    "org.opencontainers.image.description": "A small image",
+}
+
+
+def attach(registry: FakeRegistry, subject: Descriptor, kind: str, content: object) -> str:
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    file = File(KINDS[kind].file, KINDS[kind].media_type, text)
+    return registry.attach(REPOSITORY, subject, KINDS[kind].artifact_type, (file,), {})
+
+
+def publish(registry: FakeRegistry) -> list[Descriptor]:
+    found = [put(registry, name.encode() * 100, LABELS, name) for name in ("linux/amd64", "linux/arm64")]
+    for tag in (TAG, "13.0-runtime"):
+        registry_fake.index(registry, REPOSITORY, found, tag)
+    return found
+
+
+def catalog(registry: FakeRegistry, ours: Ours, **more: Any) -> Catalog:
+    return read.read(Shop({registry.host: registry}, ours, **more), lambda: NOW).catalog
+
+
+def one(registry: FakeRegistry, ours: Ours, **more: Any) -> PublishedImage:
+    (found,) = catalog(registry, ours, **more).images
+    return found
+
+
+def test_an_image(registry: FakeRegistry, ours: Ours) -> None:
+    children = publish(registry)
+    image = one(registry, ours)
+    assert (image.image, image.target) == ("tiny", LABELS["imagebuild.target"])
+    assert image.axes == {"cuda": "13.0", "os": "debian13", "variant": "runtime"}
+    assert list(image.axes) == ["cuda", "os", "variant"]
+    assert image.versions == {"library": "1.2", "tool": "3.4"}
+    assert image.stack == {"nccl": "1.2"}
+    assert (image.tags, image.aliases, image.revision) == ((TAG,), ("13.0-runtime",), "abc1234")
+    assert image.reference == f"registry.test/acme/tiny@{registry.digest(REPOSITORY, TAG)}"
+    assert [(p.platform, p.digest, p.size_bytes, p.layers) for p in image.platforms] == [
+        (child.platform, child.digest, 1100, 1) for child in children
+    ]
+    assert image.created == "2026-11-20T07:00:00Z"
+    assert image.restricted == {"library": "ask first"}
+    assert not image.signed
+
+
+def test_nothing_is_published(registry: FakeRegistry, ours: Ours) -> None:
+    found = catalog(registry, ours)
+    assert (found.images, found.problems) == ((), ())
+    assert (found.repository, found.read) == ("registry.test/acme", "2026-11-21T10:45:00Z")
+    assert not registry.calls
+
+
+def test_what_refers_to_a_platform(registry: FakeRegistry, ours: Ours) -> None:
+    amd64, arm64 = publish(registry)
+    packages = [{"SPDXID": f"SPDXRef-{n}"} for n in ("image", "a", "b")]
+    relations = [{"relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-image"}]
+    sbom = attach(registry, amd64, "sbom", {"packages": packages, "relationships": relations})
+    scan = ScanResult(
+        image="x", digest=amd64.digest, platform="linux/amd64", scanner="one 1", database="of today", started="2026",
+        verdict="failed", reason="one is too much",
+        findings=tuple(Vulnerability(id=f"CVE-{n}", severity=s, package="p", version="1", waived=w)
+                       for n, (s, w) in enumerate([("high", None), ("low", "till then"), ("low", None)])),
+    )  # fmt: skip
+    attach(registry, amd64, "scan", scan.model_dump())
+    attach(registry, amd64, "provenance", {"_type": "https://in-toto.io/Statement/v1"})
+    verified = VerifyResult(
+        image="x", digest=amd64.digest, target=None, platform="linux/amd64", started="2026-11-20T08:00:00Z",
+        version="0.6", surroundings=Surroundings(runner="docker", gpus=8),
+        checks=(CheckResult(component="a", check="b", outcome="passed"),
+                CheckResult(component="a", check="c", outcome="failed"),
+                CheckResult(component="a", check="d", outcome="skipped")),
+    )  # fmt: skip
+    attach(registry, amd64, "verification", verified.model_dump())
+    first, second = one(registry, ours).platforms
+    assert (first.sbom and first.sbom.packages, first.sbom and first.sbom.evidence) == (2, sbom)
+    assert first.scan
+    assert (first.scan.verdict, first.scan.counts, first.scan.waived) == ("failed", {"high": 1, "low": 2}, 1)
+    (checks,) = first.checks
+    assert (checks.passed, checks.failed, checks.skipped, checks.gpus) == (1, 1, 1, 8)
+    assert (checks.failures, checks.runner, checks.started) == (("a/c",), "docker", "2026-11-20T08:00:00Z")
+    assert {entry.kind for entry in first.evidence} == {"sbom", "scan", "provenance", "verification"}
+    assert (second.sbom, second.scan, second.checks, second.evidence) == (None, None, (), ())
+    assert arm64.digest == second.digest
+
+
+def test_small_files_are_copied(registry: FakeRegistry, ours: Ours) -> None:
+    amd64, _ = publish(registry)
+    attach(registry, amd64, "sbom", {"packages": [{"SPDXID": "x" * read.COPIED_BYTES}]})
+    attach(registry, amd64, "benchmark", Results(runs=(report_samples.run(),)).model_dump())
+    reading = read.read(Shop({registry.host: registry}, ours))
+    (copy,) = reading.copies
+    assert copy.startswith("evidence/")
+    assert json.loads(reading.copies[copy])["runs"]
+    files = {e.kind: e.file for e in reading.catalog.images[0].platforms[0].evidence}
+    assert files == {"sbom": None, "benchmark": copy}
+
+
+def test_curves_stand_beside_the_limits(registry: FakeRegistry, ours: Ours) -> None:
+    """A benchmark alone is judged by the plainest profile of its GPU; a report says its own."""
+    profiles = {name: document.model for name, document in load_profiles(ROOT / "profiles").items()}
+    amd64, arm64 = publish(registry)
+    attach(registry, amd64, "benchmark", Results(runs=(report_samples.run(peak=478.0),)).model_dump())
+    report = report_samples.GOOD.model_dump()
+    attach(registry, arm64, "benchmark", report)
+    first, second = one(registry, ours, profiles=profiles).platforms
+    (curve,) = first.curves
+    assert (curve.collective, curve.ranks, curve.profile) == ("all_reduce", 8, "h100")
+    assert curve.ceiling
+    assert curve.reference
+    assert curve.ratio == pytest.approx(curve.best_gb_s / curve.ceiling.gb_s)
+    assert curve.best_gb_s == max(rate for _, rate in curve.points)
+    assert [c.collective for c in second.curves] == ["all_reduce", "all_gather"]
+    assert second.curves[0].profile == "h100-sxm"
+    assert second.curves[0].ceiling
+    assert second.curves[0].ceiling.gb_s == 700.0
+
+
+def test_the_same_measurement_twice_is_one_curve(registry: FakeRegistry, ours: Ours) -> None:
+    amd64, _ = publish(registry)
+    attach(registry, amd64, "benchmark", Results(runs=report_samples.GOOD.runs).model_dump())
+    attach(registry, amd64, "benchmark", report_samples.GOOD.model_dump())
+    curves = one(registry, ours).platforms[0].curves
+    assert [(c.collective, c.ceiling is not None) for c in curves] == [("all_reduce", True), ("all_gather", True)]
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "docs/gpu-results").glob("*.json")))
+def test_results_of_real_gpus(name: str, registry: FakeRegistry, ours: Ours) -> None:
+    profiles = {name: document.model for name, document in load_profiles(ROOT / "profiles").items()}
+    amd64, _ = publish(registry)
+    attach(registry, amd64, "benchmark", (ROOT / "docs/gpu-results" / name).read_bytes())
+    found = catalog(registry, ours, profiles=profiles)
+    assert not found.problems
+    curves = found.images[0].platforms[0].curves
+    assert curves
+    # Two GPUs exchange what a ring of more would; none is above its ceiling by more than timers are wrong.
+    assert all(c.ratio is None or 0 < c.ratio < 1.02 for c in curves)
+    assert any(c.ceiling for c in curves)
+
+
+def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Ours) -> None:
+    amd64, arm64 = publish(registry)
+    index = str(registry.digest(REPOSITORY, TAG))
+    registry.repositories[REPOSITORY].tags[f"{index.replace(':', '-')}.sig"] = amd64.digest
+    registry.attach(REPOSITORY, arm64, "application/vnd.dev.sigstore.bundle.v0.3+json", (), {})
+    image = one(registry, ours)
+    assert image.signed
+    assert [platform.signed for platform in image.platforms] == [False, True]
+    assert [entry.kind for entry in image.platforms[1].evidence] == ["signature"]
+
+
+def test_an_image_of_one_platform(registry: FakeRegistry, ours: Ours) -> None:
+    alone = put(registry, b"alone", LABELS)
+    registry.put_manifest(REPOSITORY, TAG, registry.manifest(REPOSITORY, alone.digest).content, documents.MANIFEST)  # type: ignore[union-attr]
+    image = one(registry, ours)
+    assert (image.digest, [p.platform for p in image.platforms]) == (alone.digest, ["linux/amd64"])
+
+
+def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, ours: Ours) -> None:
+    amd64, _ = publish(registry)
+    attach(registry, amd64, "verification", b"no JSON")
+    attach(registry, amd64, "scan", {"verdict": "perhaps"})
+    attach(registry, amd64, "sbom", [1])
+    other = put(registry, b"other", {})
+    registry_fake.index(registry, REPOSITORY, [other], "broken")
+    del registry.repositories[REPOSITORY].manifests[other.digest]
+    found = catalog(registry, ours)
+    assert len(found.images) == 1
+    assert found.images[0].platforms[0].checks == ()
+    assert len(found.problems) == 4
+    for word in (
+        "no JSON",
+        "is no JSON object",
+        "was it written by another version",
+        f"{other.digest} is named but not there",
+    ):
+        assert any(word in problem for problem in found.problems), word
+
+
+def test_attestations_of_buildkit_are_no_platform(registry: FakeRegistry, ours: Ours) -> None:
+    children = [put(registry, b"a", LABELS), put(registry, b"b", {}, "unknown/unknown")]
+    registry_fake.index(registry, REPOSITORY, children, TAG)
+    assert [platform.platform for platform in one(registry, ours).platforms] == ["linux/amd64"]
+
+
+def test_a_registry_that_fails_is_an_error(registry: FakeRegistry, ours: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> tuple[str, ...]:
+        raise CommandError("registry.test: 503")
+
+    monkeypatch.setattr(registry, "tags", refuse)
+    with pytest.raises(CommandError, match="503"):
+        catalog(registry, ours)
+
+
+def test_the_newest_comes_first(registry: FakeRegistry, ours: Ours) -> None:
+    created = "org.opencontainers.image.created"
+    for day, content in (("2026-11-01", b"old"), ("2026-11-19", b"new"), ("2026-11-10", b"middle")):
+        child = put(registry, content, {**LABELS, created: f"{day}T00:00:00Z"})
+        registry_fake.index(registry, REPOSITORY, [child], f"13.0-debian13-runtime-{digest_of(content)[7:14]}")
+    assert [image.created[:10] for image in catalog(registry, ours).images] == [
+        "2026-11-19",
+        "2026-11-10",
+        "2026-11-01",
+    ]
+
+
+def test_tags() -> None:
+    templates = ["r/x:cuda{cuda}-nccl{nccl.version}-{os}-{revision}", "r/x:{cuda}-{os}-nccl{nccl.version}-{revision}"]
+    found = ("latest", "13.4", "13.4.2-u24-nccl2.32.3-0a1b2c3", "cuda13.4.2-nccl2.32.3-u24-0a1b2c3-dirty", "cuda13-u24")
+    fixed, moving, revision = tags.split(found, templates, {"cuda": "13.4.2", "os": "u24"})
+    assert fixed == ("cuda13.4.2-nccl2.32.3-u24-0a1b2c3-dirty", "13.4.2-u24-nccl2.32.3-0a1b2c3")
+    assert moving == ("cuda13-u24", "latest", "13.4")
+    assert revision in ("0a1b2c3", "0a1b2c3-dirty")
+    assert tags.split(["cuda12-nccl1-u24-0a1b2c3"], templates, {"cuda": "13.4.2", "os": "u24"})[0] == ()
+    assert tags.of_images(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
+
+
+def test_the_repositories_of_this_project(project: config.Project) -> None:
+    named = read.repositories(plan.make_plan(project))
+    assert {str(name): image for name, image in named.items()} == {
+        f"docker.io/imagebuild/{image}": image for image in ("quickstart", "open", "hpcx")
+    }
+
+
+def test_a_registry_must_be_named(ours: Ours, tmp_path: Path, project: config.Project) -> None:
+    from imagebuild.catalog import write
+    from imagebuild.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="names no registry; say --registry"):
+        write.from_registry(Ours(project.matrix.model, plan.make_plan(project)), tmp_path)
