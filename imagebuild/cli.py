@@ -292,7 +292,20 @@ def register_topics() -> None:
         cli_verify,
     )
 
-    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_sbom, cli_scan, cli_each, cli_publish, cli_catalog, cli_attest, cli_diff):
+    for topic in (
+        cli_job,
+        cli_lock,
+        cli_verify,
+        cli_limits,
+        cli_report,
+        cli_sbom,
+        cli_scan,
+        cli_each,
+        cli_publish,
+        cli_catalog,
+        cli_attest,
+        cli_diff,
+    ):
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 

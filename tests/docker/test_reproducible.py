@@ -25,7 +25,9 @@ def quiet(tiny: Tiny) -> Tiny:
         text = STAGE.format(name=name, nonce=tiny.nonce)
         tiny.write(f"dockerfiles/components/{name}/build.j2", text)
     # As packages do: an id, a cache of the loader, a user with the day of a password.
-    after = "systemd-machine-id-setup 2>/dev/null || cat /proc/sys/kernel/random/uuid > /etc/machine-id; useradd packaged"
+    after = (
+        "systemd-machine-id-setup 2>/dev/null || cat /proc/sys/kernel/random/uuid > /etc/machine-id; useradd packaged"
+    )
     text = (tiny.root / "dockerfiles/components/library/component.yaml").read_text()
     tiny.write(
         "dockerfiles/components/library/component.yaml",
