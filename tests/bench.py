@@ -39,18 +39,19 @@ def seconds(command: list[str], *, repeat: int, environ: dict[str, str] | None =
     return statistics.median(times)
 
 
-def thousand(folder: Path) -> list[str]:
-    """The project with 500 CUDA versions, made from real entries of the lock: 1,000 targets of `open`."""
-    versions = [f"13.5.{n}" for n in range(500)]
+def many(folder: Path, number: int) -> list[str]:
+    """The project with so many targets of `open`: half as many CUDA versions, made from real entries of the lock."""
+    versions = [f"13.5.{n}" for n in range(number // 2)]
     matrix = (ROOT / "matrix.yaml").read_text()
     # Only `open`, and no rule: both would need versions of their own.
     matrix = re.sub(r"  quickstart:\n.*?(?=  open:\n)", "", matrix, flags=re.DOTALL)
     matrix = re.sub(r"  hpcx:\n    description.*?(?=^rules:)", "", matrix, flags=re.DOTALL | re.MULTILINE)
-    matrix = re.sub(r"^rules:.*", "", matrix, flags=re.DOTALL | re.MULTILINE)
+    matrix = re.sub(r"^rules:.*?(?=^[a-z]|\Z)", "", matrix, flags=re.DOTALL | re.MULTILINE)
     matrix = re.sub(r'(cuda: )\["12.9".*\]', rf"\1{json.dumps(versions)}", matrix)
     matrix = re.sub(r"  \w+-distro: .*\n", "", matrix)
     lock = json.loads((ROOT / "imagebuild.lock").read_text())
     lock["wheels"]["cuda"] |= dict.fromkeys(versions, lock["wheels"]["cuda"]["13.5"])
+    folder.mkdir(exist_ok=True)
     (folder / "matrix.yaml").write_text(matrix)
     (folder / "imagebuild.lock").write_text(json.dumps(lock))
     shutil.copytree(ROOT / "dockerfiles", folder / "dockerfiles")
@@ -62,7 +63,7 @@ def measure_light() -> list[tuple[str, str, str]]:
     version = seconds([IMAGEBUILD, "--version"], repeat=15)
     rows = [("`imagebuild --version` / `python -c pass`", f"{version / python:.1f}×", "≤ 3×")]
     with tempfile.TemporaryDirectory() as folder:
-        options = thousand(Path(folder))
+        options = many(Path(folder), 1000)
         # `plan --json` renders every target, for the keys of its stages.
         took = seconds([IMAGEBUILD, "plan", "--json", *options], repeat=3)
         out = subprocess.run([IMAGEBUILD, "plan", "--json", *options], capture_output=True, text=True, check=True)
@@ -71,6 +72,28 @@ def measure_light() -> list[tuple[str, str, str]]:
     rows.append((f"plan and render of {number:,} targets", f"{took:.1f} s", "≤ 3 s"))
     rows.append(("the same, memory", f"{memory:.0f} MiB", "≤ 200 MB"))
     return rows
+
+
+def measure_github() -> list[tuple[str, str, str]]:
+    """Jobs for 500 targets on two platforms, after a change of one component that all of them have."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        options = many(folder / "after", 500)
+        shutil.copytree(folder / "after", folder / "before")
+        with (folder / "after/dockerfiles/components/perftest/build.j2").open("a") as file:
+            file.write("RUN true\n")
+        command = [IMAGEBUILD, "plan", "--github", *options]
+        since = [*command, "--changed-since", str(folder / "before")]
+        took, compared = seconds(command, repeat=3), seconds(since, repeat=3)
+        printed = subprocess.run(since, capture_output=True, text=True, check=True).stdout
+    jobs = json.loads(printed)["include"]
+    builds = sum(len(job["targets"].split()) for job in jobs)
+    what = f"`plan --github`: {builds:,} builds in {len(jobs)} jobs"
+    return [
+        (what, f"{took:.1f} s", ""),
+        ("the same with `--changed-since`, everything changed", f"{compared:.1f} s", ""),
+        ("its output", f"{len(printed) / 1000:.0f} kB", "≤ 1 MB (GitHub)"),
+    ]
 
 
 def measure_engine() -> list[tuple[str, str, str]]:
@@ -133,7 +156,7 @@ def main() -> None:
     if "--weights" in sys.argv:
         show(weights(sys.argv[sys.argv.index("--weights") + 1]))
         return
-    rows = measure_light() + measure_jobs() + (measure_engine() if "--engine" in sys.argv else [])
+    rows = measure_light() + measure_github() + measure_jobs() + (measure_engine() if "--engine" in sys.argv else [])
     show(rows)
 
 
