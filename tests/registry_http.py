@@ -52,6 +52,7 @@ class Behaviour:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     @property
     def it(self) -> Behaviour:
