@@ -268,11 +268,12 @@ def register_topics() -> None:
         cli_job,
         cli_limits,
         cli_lock,
+        cli_prune,
         cli_report,
         cli_verify,
     )
 
-    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report):
+    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_prune):
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 

@@ -21,7 +21,8 @@ from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
-from imagebuild.errors import CommandError, Unreachable
+from imagebuild.errors import CommandError, ConfigError, Unreachable
+from imagebuild.locking.web import reason
 from imagebuild.registry.auth import Login
 
 PATIENCE_S = 120.0
@@ -130,7 +131,7 @@ class Wire:
                 pause = max(policy.get_backoff_time(), again.pause_s or 0.0)
                 patience = min(self.patience_s, UNREACHABLE_PATIENCE_S) if again.nobody else self.patience_s
                 spent = now - first + pause
-                if pause > patience or (spent > patience and (attempts >= ATTEMPTS or not patience)):
+                if not patience or pause > patience or (spent > patience and attempts >= ATTEMPTS):
                     kind = Unreachable if again.nobody else CommandError
                     wish = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
                     tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
@@ -171,10 +172,9 @@ class Wire:
             if not options.get("stream"):
                 self.count("received", len(answer.content))
         except FINAL as error:
-            raise CommandError(f"{self.host}: {method}: {_reason(error)}") from None
+            raise CommandError(f"{self.host}: {method}: {reason(error)}") from None
         except (RequestException, HTTPError, OSError) as error:
-            text = _reason(error)
-            raise Again(text, nobody=any(mark in repr(error) for mark in NOBODY)) from None
+            raise Again(reason(error), nobody=any(mark in repr(error) for mark in NOBODY)) from None
         if answer.status_code in BAD_MOMENTS:
             answer.close()
             raise Again(f"the registry answered {answer.status_code} {answer.reason}", _wished(answer))
@@ -189,7 +189,7 @@ class Wire:
                     self.count("received", len(chunk))
                     yield chunk
         except (RequestException, HTTPError, OSError) as error:
-            raise Again(_reason(error)) from None
+            raise Again(reason(error)) from None
 
 
 def _nothing(request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -209,16 +209,6 @@ def _shown(path: str) -> str:
     return urlsplit(path).path
 
 
-def _reason(error: Exception) -> str:
-    """Why, without addresses, which may hold secrets."""
-    inner: BaseException = error
-    while (cause := inner.__cause__ or inner.__context__) is not None and not isinstance(inner, OSError | HTTPError):
-        inner = cause
-    found = getattr(inner, "reason", None) or inner
-    text = str(found).rpartition(": ")[2] if "object at 0x" in str(found) else str(found)
-    return text.split(" for url")[0] or type(found).__name__
-
-
 def ca_bundle(environ: Mapping[str, str]) -> Path | None:
     """The machine's certificate authorities, which may include those of its site; None: the HTTP library's."""
     found = [Path(environ[name]) for name in CA_VARIABLES if environ.get(name)]
@@ -226,12 +216,12 @@ def ca_bundle(environ: Mapping[str, str]) -> Path | None:
 
 
 def patience(environ: Mapping[str, str] = os.environ) -> float:
-    """Seconds that a registry may fail: `IMAGEBUILD_REGISTRY_PATIENCE`, else two minutes. Raises CommandError."""
+    """Seconds that a registry may fail: `IMAGEBUILD_REGISTRY_PATIENCE`, else two minutes. Raises ConfigError."""
     text = environ.get("IMAGEBUILD_REGISTRY_PATIENCE", "")
     try:
         seconds = float(text or PATIENCE_S)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise CommandError(f"IMAGEBUILD_REGISTRY_PATIENCE={text}: is no number of seconds")
+        raise ConfigError(f"IMAGEBUILD_REGISTRY_PATIENCE={text}: is no number of seconds")
     return seconds
