@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
+from imagebuild.inspection.layout import images
 from tests.docker.conftest import SecondEngine, Tiny
 
 pytestmark = pytest.mark.docker
@@ -35,10 +37,20 @@ def quiet(tiny: Tiny) -> Tiny:
 
 
 def diff_ids(layout: Path) -> list[str]:
-    (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
-    blobs = layout / "blobs" / "sha256"
-    manifest = json.loads((blobs / entry["digest"][7:]).read_text())
-    return list(json.loads((blobs / manifest["config"]["digest"][7:]).read_text())["rootfs"]["diff_ids"])
+    (image,) = images(layout, layout)
+    return list(image.config["rootfs"]["diff_ids"])
+
+
+def shadow(layout: Path) -> dict[str, str]:
+    """User → day on which the password changed, in the last layer that has the file."""
+    (image,) = images(layout, layout)
+    found = ""
+    for layer in image.layers:
+        with tarfile.open(layer.file, "r:gz") as archive:
+            if "etc/shadow" in archive.getnames():
+                member = archive.extractfile("etc/shadow")
+                found = member.read().decode() if member else found
+    return {line.split(":")[0]: line.split(":")[2] for line in found.splitlines()}
 
 
 def test_two_engines_make_the_same_digest(quiet: Tiny, second_engine: SecondEngine) -> None:
@@ -50,6 +62,9 @@ def test_two_engines_make_the_same_digest(quiet: Tiny, second_engine: SecondEngi
     assert build("second", DOCKER_HOST=second_engine.host) == first
     assert not any(step.cached for step in quiet.result().steps if step.stage != "image")
     assert build("again", "--no-cache") == first
+    days = shadow(quiet.root / "first" / TARGET)
+    assert {"packaged", "mpiuser"} <= days.keys()
+    assert str(int(time.time()) // 86400) not in days.values()
     # Another compression is another digest, of the same files.
     assert build("zstd", "--compression", "zstd") != first
     assert diff_ids(quiet.root / "zstd" / TARGET) == diff_ids(quiet.root / "first" / TARGET)
