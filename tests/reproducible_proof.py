@@ -1,6 +1,6 @@
 """Build a target twice with nothing in any cache, and a third time packed otherwise; compare what comes out.
 
-    python tests/reproducible_proof.py [TARGET] [OPTION]...
+    python -m tests.reproducible_proof [TARGET] [OPTION]...
 
 Needs root, the distribution's archive and the Python package index, and disk for one more engine at a time. Each build has
 an engine and bootstrapped bases of its own, in a folder that is removed afterwards. Options are those of `build`.

@@ -104,9 +104,7 @@ def test_a_push_that_was_interrupted_leaves_no_result_and_goes_on(
     assert registry.changed("blob")[:2] == sent
 
 
-def test_a_layout_without_a_platform_is_not_pushed(
-    request_: buildx.Request, project: Project, target: Target
-) -> None:
+def test_a_layout_without_a_platform_is_not_pushed(request_: buildx.Request, project: Project, target: Target) -> None:
     folder, _ = layout(request_)
     only = oci.write_index(folder, [m for m in oci.read_index(folder) if m.platform == "linux/amd64"])
     registry = FakeRegistry()

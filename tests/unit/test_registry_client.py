@@ -141,7 +141,9 @@ def test_copy_through_faults(
     assert complete(server.store, FINAL, layout)
 
 
-def test_a_mount_that_left_nothing_is_followed_by_a_copy(faulty: Faulty, server: Behaviour, layout: layouts.Layout) -> None:
+def test_a_mount_that_left_nothing_is_followed_by_a_copy(
+    faulty: Faulty, server: Behaviour, layout: layouts.Layout
+) -> None:
     push(layout.folder, layout.digest, connect(server.address), STAGING)
     faulty.rule("lose", "POST", "mount=", times=99)
     registry = connect(faulty.address)
@@ -164,7 +166,9 @@ def test_a_registry_is_left_alone_as_long_as_it_says(faulty: Faulty) -> None:
 def test_patience_has_an_end(faulty: Faulty, server: Behaviour) -> None:
     faulty.rule("broken", times=10_000)
     began = time.monotonic()
-    with pytest.raises(CommandError, match=r"GET a/tags/list: the registry answered 500 .*; gave up after \d+ attempts"):
+    with pytest.raises(
+        CommandError, match=r"GET a/tags/list: the registry answered 500 .*; gave up after \d+ attempts"
+    ):
         connect(faulty.address, patience_s=0.5).tags("a")
     assert time.monotonic() - began < 2
     assert not server.asked

@@ -28,7 +28,9 @@ def test_parse(text: str, expected: Reference) -> None:
     assert parse(str(expected)) == expected
 
 
-@pytest.mark.parametrize("text", ["", "Debian", "a/", "ghcr.io/", "a:b:c", "a@sha256:12", f"a@{DIGEST}:x", "a b", "http://x/y"])
+@pytest.mark.parametrize(
+    "text", ["", "Debian", "a/", "ghcr.io/", "a:b:c", "a@sha256:12", f"a@{DIGEST}:x", "a b", "http://x/y"]
+)
 def test_no_name(text: str) -> None:
     with pytest.raises(ConfigError, match="is no name of an image"):
         parse(text)
@@ -48,7 +50,9 @@ def test_only_this_machine_and_named_registries_are_reached_without_tls() -> Non
     assert api_address("docker.io") == "https://registry-1.docker.io/v2/"
     assert api_address("box:5000", ("box:5000",)) == "http://box:5000/v2/"
     assert api_address("box:5001", ("box:5000",)) == "https://box:5001/v2/"
-    assert [h for h in ("localhost", "127.8.1.2:1", "[::1]:80", "10.0.0.1", "127.0.0.1.nip.example") if is_loopback(h)] == [
+    assert [
+        h for h in ("localhost", "127.8.1.2:1", "[::1]:80", "10.0.0.1", "127.0.0.1.nip.example") if is_loopback(h)
+    ] == [
         "localhost",
         "127.8.1.2:1",
         "[::1]:80",
