@@ -145,7 +145,7 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
                 again=wish.again,
             )
             built = buildx.run(request, shown)
-            results += built if wish.stage else delivery.deliver(request, built, origin)
+            results += delivery.deliver(request, built, origin)
             if wish.cache and wish.cache_write:
                 delivery.write_caches(request, wish.cache, compiled, built, origin)
     if not wish.stage:
