@@ -125,7 +125,7 @@ def _connect(host: str) -> Client:
 
 def _kind(name: str) -> str:
     if name not in KINDS:
-        raise ConfigError(f"--kind {name}: no such kind{suggestion(name, list(KINDS))}; {', '.join(KINDS)}")
+        raise ConfigError(f"--kind {name}: no such kind{suggestion(name, list(KINDS))}; one of {', '.join(KINDS)}")
     return name
 
 
