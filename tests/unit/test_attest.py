@@ -183,24 +183,24 @@ def test_more_bytes_than_said(published: Published) -> None:
     assert {(f.kind, f.outcome) for f in wrong(published.verify())} == {("sbom", "broken")}
 
 
-def test_a_referrer_that_is_listed_and_not_there(published: Published) -> None:
+def test_a_referrer_that_is_listed_and_not_there(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     published.attach_all()
     digest = published.attach("scan", scan(published.platforms[AMD64].digest))
     held = published.registry.repositories[REPOSITORY]
     listed = published.registry.referrers
     everything = {p.digest: listed(REPOSITORY, p.digest) for p in published.platforms.values()}
     held.manifests.pop(digest)
-    published.registry.referrers = lambda _, d, __=None: everything[d]  # type: ignore[method-assign]
+    monkeypatch.setattr(published.registry, "referrers", lambda _, subject: everything[subject])
     (finding,) = wrong(published.verify())
     assert (finding.kind, finding.detail) == ("scan", "is listed, but the registry does not have it")
 
 
-def test_a_referrer_of_another_digest(published: Published) -> None:
+def test_a_referrer_of_another_digest(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     published.attach_all()
     amd64, arm64 = (published.platforms[p].digest for p in PLATFORMS)
     listed = published.registry.referrers
     swapped = {amd64: listed(REPOSITORY, arm64), arm64: listed(REPOSITORY, amd64)}
-    published.registry.referrers = lambda _, d, __=None: swapped[d]  # type: ignore[method-assign]
+    monkeypatch.setattr(published.registry, "referrers", lambda _, subject: swapped[subject])
     findings = wrong(published.verify())
     assert len(findings) == 2 * len(command.DEFAULT)
     assert all(f.outcome == "broken" and "refers to another image" in f.detail for f in findings)
@@ -495,10 +495,10 @@ def test_command_show_and_add(published: Published, run: Callable[..., tuple[int
         run("show", published.reference, "--kind", "sbon")
 
 
-def test_a_registry_that_fails_is_no_verdict(published: Published) -> None:
+def test_a_registry_that_fails_is_no_verdict(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> tuple[Descriptor, ...]:
         raise CommandError("registry.test: 500")
 
-    published.registry.referrers = broken  # type: ignore[method-assign]
+    monkeypatch.setattr(published.registry, "referrers", broken)
     with pytest.raises(CommandError, match="500"):
         published.verify()
