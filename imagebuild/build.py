@@ -9,17 +9,34 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from imagebuild import bake, base, buildx, console, emulation, engine, pipconf, programs, settings, supply
+from imagebuild import (
+    bake,
+    base,
+    buildx,
+    caching,
+    console,
+    delivery,
+    emulation,
+    engine,
+    packing,
+    pipconf,
+    programs,
+    revision,
+    settings,
+    supply,
+)
 from imagebuild.bundle import Bundle, Recording
 from imagebuild.config import Project
 from imagebuild.console import out
+from imagebuild.cost import Side
 from imagebuild.dockerfile import Dockerfile
 from imagebuild.errors import ConfigError
-from imagebuild.files import write_text
 from imagebuild.inputs import Needs, needs
 from imagebuild.models import Target
+from imagebuild.packing import Packing
 from imagebuild.plan import Changes
 from imagebuild.records import BuildResult
 from imagebuild.render import Renderer
@@ -36,6 +53,7 @@ class Wish:
     targets: tuple[Target, ...]
     platforms: tuple[str, ...] = ()
     output: str = "load"
+    packing: Packing = field(default_factory=Packing)
     builder: str | None = None
     sources: tuple[str, ...] = ()
     base: str = "bootstrap"
@@ -43,6 +61,9 @@ class Wish:
     no_cache: bool = False
     jobs: int = 0
     stage: str | None = None
+    cache: str | None = None
+    """Repository of caches of compiled artefacts."""
+    cache_write: bool = False
     folder: Path = Path("build")
     verbose: bool = False
     changes: Changes = field(default_factory=Changes)
@@ -89,8 +110,10 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
     if not wish.builder and found.host.startswith("unix://"):
         for name in sorted(platforms - {native_platform()}):
             emulation.ensure_emulation(name.removeprefix("linux/"))
-    began = time.monotonic()
+    compiled = _compiled(project, renderer, wish)
+    began, started = time.monotonic(), datetime.now(UTC)
     shown = console.progress([t.id for t in wish.targets], verbose=wish.verbose)
+    origin = delivery.Origin(project, revision.current(project.matrix.path, project.root), started, shown)
     results: list[BuildResult] = []
     with (
         shown,
@@ -105,6 +128,8 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
             stages=supplied.stages,
             secrets={**secrets, **supplied.secrets},
             no_cache=wish.no_cache,
+            packing=wish.packing,
+            cache_from=caching.references(wish.cache, compiled) if wish.cache else {},
         )
         size = wish.jobs or len(wish.targets)
         for start in range(0, len(wish.targets), size):
@@ -119,13 +144,30 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
                 components=frozenset(project.components),
                 again=wish.again,
             )
-            results += buildx.run(request, shown)
+            built = buildx.run(request, shown)
+            results += built if wish.stage else delivery.deliver(request, built, origin)
+            if wish.cache and wish.cache_write:
+                delivery.write_caches(request, wish.cache, compiled, built, origin)
     if not wish.stage:
-        if wish.output == "load":
-            results = _with_sizes(results, found, wish.folder)
         _show(results, wish.targets)
     out.print(f"built in {console.duration(time.monotonic() - began)}")
     return results
+
+
+def packing_of(project: Project, compression: str) -> Packing:
+    """How layers are written, by the environment and the lock. Raises ConfigError for another compression."""
+    return Packing(packing.epoch_of(os.environ, project.lock.date), *packing.parse_compression(compression))
+
+
+def _compiled(project: Project, renderer: Renderer, wish: Wish) -> caching.Artefacts:
+    """What the targets need compiled, if there is a cache that may have it."""
+    if wish.cache_write and not wish.cache:
+        raise ConfigError("--cache-write: says that --cache REPOSITORY is written too, and needs it")
+    if wish.cache_write and (wish.sources or wish.stage):
+        raise ConfigError("--cache-write: not with --source or --stage, which build something else or nothing whole")
+    if not wish.cache:
+        return {}
+    return caching.artefacts(Side(project, renderer, wish.targets, wish.platforms, native_platform(), wish.base))
 
 
 def _show(results: Sequence[BuildResult], targets: Sequence[Target]) -> None:
@@ -235,15 +277,3 @@ def _secrets(wish: Wish) -> Iterator[dict[str, Path]]:
             path.write_text(pipconf.text(index))
             result["pip.conf"] = path
         yield result
-
-
-def _with_sizes(results: list[BuildResult], found: engine.Endpoint, folder: Path) -> list[BuildResult]:
-    from imagebuild import docker  # noqa: PLC0415 - slow to import, and needed only now
-
-    client = docker.connect(found)
-    sized = []
-    for result in results:
-        size = docker.compressed_size(client, result.tags[0])
-        sized.append(result.model_copy(update={"size_bytes": size}))
-        write_text(folder / result.target / "result.json", sized[-1].model_dump_json(indent=1) + "\n")
-    return sized

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagebuild import bake
+from imagebuild import bake, packing
 from imagebuild.config import Project, suggestion
 from imagebuild.console import Progress
 from imagebuild.dockerfile import Dockerfile
@@ -30,6 +31,8 @@ from imagebuild.records import BuildResult
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 ERROR_LINES = 25
+LAYOUT = ("blobs", "index.json", "ingest", "oci-layout")
+"""What may be in an OCI layout, and in one that was interrupted."""
 # Faults of exporting, after which all steps are in the cache: containerd's garbage collector was faster than the export
 # (https://github.com/containerd/containerd/issues/10835), or a dozen large images at once took it too long.
 EXPORT_FAULT = re.compile(r"parent snapshot \S+ does not exist|DeadlineExceeded: context deadline exceeded")
@@ -83,34 +86,44 @@ def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
 
 
 def run(request: Request, progress: Progress) -> tuple[BuildResult, ...]:
-    """Build all targets at once and write `result.json` beside each Dockerfile.
+    """Build all targets at once; what to do with it is `delivery`'s.
 
     Raises CommandError if a step or buildx itself fails, ResultError if buildx's answer cannot be read.
     """
     began = time.monotonic()
-    metadata_file = _write_inputs(request)
+    _write_inputs(request)
+    content = bake.bake_file(request.targets, request.folder, request.options)
+    if request.stage:
+        for entry in content["target"].values():
+            entry |= {"target": request.stage, "output": ["type=cacheonly"], "tags": []}
+    stream, metadata = execute(request, content, progress)
+    seconds = time.monotonic() - began
+    return tuple(_result(t, request, stream, metadata, seconds) for t in request.targets)
+
+
+def execute(
+    request: Request, content: Mapping[str, Any], progress: Progress, name: str = "bake.json"
+) -> tuple[Stream, dict[str, Any]]:
+    """Run a bake file: what BuildKit said, and buildx's metadata. Raises as `run` does."""
+    file, metadata_file = request.folder / name, request.folder / "metadata.json"
+    write_text(file, json.dumps(content, indent=1) + "\n")
     stream = Stream()
     try:
-        status = _bake(request, metadata_file, progress, stream)
+        status = _bake(request, file, metadata_file, progress, stream)
         if status and any(EXPORT_FAULT.search(text) for text in stream.said()):
             progress.note("the engine failed to export what was built; trying once more")
             stream.forget_failures()
-            status = _bake(request, metadata_file, progress, stream)
+            status = _bake(request, file, metadata_file, progress, stream)
         if status:
             raise CommandError(_engine_gone(request) + explain(request, stream, status))
-        metadata = json.loads(metadata_file.read_text()) if metadata_file.exists() else {}
+        return stream, json.loads(metadata_file.read_text()) if metadata_file.exists() else {}
     except ValueError as error:
         raise ResultError(f"{metadata_file}: buildx wrote what is not JSON: {error}") from None
     finally:
         metadata_file.unlink(missing_ok=True)
-    seconds = time.monotonic() - began
-    results = tuple(_result(t, request, stream, metadata, seconds) for t in request.targets)
-    for result in results:
-        write_text(request.folder / result.target / "result.json", result.model_dump_json(indent=1) + "\n")
-    return results
 
 
-def _write_inputs(request: Request) -> Path:
+def _write_inputs(request: Request) -> None:
     try:
         request.options.context.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -118,21 +131,28 @@ def _write_inputs(request: Request) -> Path:
     for target in request.targets:
         write_text(request.folder / target.id / "Dockerfile", request.dockerfiles[target.id].text)
         (request.folder / target.id / "result.json").unlink(missing_ok=True)
-    content = bake.bake_file(request.targets, request.folder, request.options)
-    if request.stage:
-        for entry in content["target"].values():
-            entry |= {"target": request.stage, "output": ["type=cacheonly"], "tags": []}
-    write_text(request.folder / "bake.json", json.dumps(content, indent=1) + "\n")
-    return request.folder / "metadata.json"
+        layout = bake.layout_of(target, request.folder, request.options.output)
+        if layout and not request.stage:
+            _remove(layout)
 
 
-def _bake(request: Request, metadata_file: Path, progress: Progress, stream: Stream) -> int:
-    command = ["docker", "buildx", "bake", "--file", str(request.folder / "bake.json")]
+def _remove(layout: Path) -> None:
+    """Remove the layout of a build before, which BuildKit would add to. Raises ConfigError for another folder."""
+    if not layout.is_dir():
+        return
+    if other := sorted(path.name for path in layout.iterdir() if path.name not in LAYOUT):
+        raise ConfigError(f"{layout}: has {other[0]}, so it is no OCI layout; remove it, or choose another folder")
+    shutil.rmtree(layout)
+
+
+def _bake(request: Request, file: Path, metadata_file: Path, progress: Progress, stream: Stream) -> int:
+    command = ["docker", "buildx", "bake", "--file", str(file)]
     command += ["--progress", "rawjson", "--metadata-file", str(metadata_file)]
     if request.builder:
         command += ["--builder", request.builder]
     environ = {
-        **os.environ,
+        # buildx would make it an argument of the build, and steps would depend on it; see `packing`.
+        **{name: value for name, value in os.environ.items() if name != packing.VARIABLE},
         **request.engine.environment,
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it
@@ -227,4 +247,5 @@ def _result(
         size_bytes=None,
         seconds=round(seconds, 3),
         steps=steps,
+        replaced=bake.replacements(request.options),
     )

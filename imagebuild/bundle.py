@@ -13,11 +13,11 @@ from pydantic import Field
 
 from imagebuild import config, images
 from imagebuild.errors import ConfigError, ResultError
+from imagebuild.fields import Commit, Model, Platform
 from imagebuild.files import write_text
 from imagebuild.gitstore import GitStore
 from imagebuild.inputs import ArchiveFile, GitCommit, Needs
 from imagebuild.lockfile import Digest
-from imagebuild.models import Commit, Model, Platform
 from imagebuild.shelf import Shelf, StoredFile
 
 MANIFEST = "manifest.json"

@@ -37,6 +37,10 @@ SetOption = Annotated[
 ]
 WithOption = Annotated[list[str] | None, typer.Option("--with", metavar="COMPONENT", help="Add a component.")]
 WithoutOption = Annotated[list[str] | None, typer.Option("--without", metavar="COMPONENT", help="Leave out.")]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option("--registry", "--repository", metavar="R", help="Registry and folder of the images: ghcr.io/acme."),
+]
 
 DEFAULT_MATRIX = Path("matrix.yaml")
 DEFAULT_FOLDER = Path("dockerfiles")
@@ -65,6 +69,8 @@ def prepare(matrix: Path, dockerfiles: Path, lock: Path, changes: planning.Chang
     """Read the project and make its plan. Raises ConfigError."""
     project = config.load_project(matrix, dockerfiles, lock_path(matrix, lock))
     changes = changes or planning.Changes()
+    if changes.repository:
+        project = project.in_repository(changes.repository)
     return Work(project, planning.versions_with(project, changes), planning.make_plan(project, changes))
 
 
@@ -143,9 +149,12 @@ def build(
         list[str] | None, typer.Option("--platform", help="Only this; `local` is this machine's.")
     ] = None,
     load: Annotated[bool, typer.Option("--load", help="Into the engine's image store (the default).")] = False,
-    push: Annotated[bool, typer.Option("--push", help="Push to the registry that the tags name.")] = False,
+    push: Annotated[bool, typer.Option("--push", help="Push by digest, to the staging repositories.")] = False,
     output: Annotated[Path | None, typer.Option("--output", metavar="DIR", help="OCI layouts in a folder.")] = None,
-    repository: Annotated[str | None, typer.Option("--repository", help="Instead of the matrix's.")] = None,
+    registry: RegistryOption = None,
+    compression: Annotated[
+        str, typer.Option("--compression", metavar="NAME[:LEVEL]", help="Of layers that leave the engine: gzip, zstd.")
+    ] = "gzip",
     builder: Annotated[str | None, typer.Option("--builder", help="Any builder of docker buildx.")] = None,
     source: Annotated[
         list[str] | None, typer.Option("--source", metavar="NAME=FOLDER", help="Source of a component.")
@@ -153,6 +162,10 @@ def build(
     base: Annotated[str, typer.Option("--base", help="`bootstrap` from the archive, or `registry`.")] = "bootstrap",
     ca: Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="CA bundle for steps that download.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step again.")] = False,
+    cache: Annotated[
+        str | None, typer.Option("--cache", metavar="REPOSITORY", help="Take what is compiled from caches there.")
+    ] = None,
+    cache_write: Annotated[bool, typer.Option("--cache-write", help="And write them; for the main branch.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="Targets built at a time; 0: all.")] = 0,
     stage: Annotated[str | None, typer.Option("--stage", help="Only this stage of the targets.")] = None,
     bundle: Annotated[Path | None, typer.Option("--bundle", metavar="DIR", help="Offline, from this bundle.")] = None,
@@ -170,21 +183,22 @@ def build(
     from imagebuild import build as building  # noqa: PLC0415 - starts programs; others need it not
     from imagebuild import cli_bundle  # noqa: PLC0415 - needs what is in this module
 
-    changes = planning.parse_changes(settings or (), with_ or (), without or ())
+    changes = planning.parse_changes(settings or (), with_ or (), without or (), repository=registry)
     work = prepare(matrix, dockerfiles, lock, changes)
     if sum((load, push, output is not None)) > 1:
         raise ConfigError("--load, --push and --output exclude each other")
-    if repository:
-        work = prepare_again(work, repository, changes)
     wish = building.Wish(
         targets=planning.select(work.plan, select or ()),
         platforms=tuple(platform or ()),
         output="push" if push else str(output.resolve()) if output else "load",
+        packing=building.packing_of(work.project, compression),
         builder=builder,
         sources=tuple(source or ()),
         base=base,
         ca=ca,
         no_cache=no_cache,
+        cache=cache,
+        cache_write=cache_write,
         jobs=jobs,
         stage=stage,
         folder=folder,
@@ -193,16 +207,6 @@ def build(
         bundle=cli_bundle.chosen(bundle, offline),
     )
     building.build(work.project, work.renderer, wish)
-
-
-def prepare_again(work: Work, repository: str, changes: planning.Changes) -> Work:
-    """The same work with tags in another repository."""
-    document = work.project.matrix
-    changed = config.Document(
-        document.path, document.model.model_copy(update={"repository": repository}), document.lines
-    )
-    project = config.Project(changed, work.project.components, work.project.lock, work.project.root)
-    return Work(project, work.versions, planning.make_plan(project, changes))
 
 
 @app.command()
@@ -260,17 +264,19 @@ def _show_engine(status: object) -> None:
 def register_topics() -> None:
     """Add the commands of other modules, once."""
     from imagebuild import (  # noqa: PLC0415 - need what is in this module
+        cli_attest,
         cli_bundle,
         cli_diff,
         cli_job,
         cli_limits,
         cli_lock,
         cli_report,
+        cli_sbom,
         cli_scan,
         cli_verify,
     )
 
-    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_scan, cli_diff):
+    for topic in (cli_attest, cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_sbom, cli_scan, cli_diff):
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 

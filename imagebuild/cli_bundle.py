@@ -14,7 +14,7 @@ from imagebuild import plan as planning
 from imagebuild.bundle import Bundle, Recording
 from imagebuild.console import err, out
 from imagebuild.errors import ConfigError, ResultError
-from imagebuild.models import Platform
+from imagebuild.fields import Platform
 
 app = typer.Typer(no_args_is_help=True, help="All that builds fetch in one folder, for machines without a network.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,12 @@ def lock_command(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit status 1 if it is not right.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="With --check: do not ask upstream.")] = False,
+    date: Annotated[
+        datetime | None,
+        typer.Option(
+            "--date", formats=["%Y-%m-%d"], help="Only set the date that no file of an image is younger than."
+        ),
+    ] = None,
     ca: CaOption = None,
     settings: cli.SetOption = None,
     with_: cli.WithOption = None,
@@ -44,13 +51,17 @@ def lock_command(
         raise ConfigError("--offline: only with --check; without upstream nothing can be pinned")
     if check and update:
         raise ConfigError("--check and --update exclude each other")
+    if date and (check or update):
+        raise ConfigError("--date: alone; it changes nothing else in the lock")
     changes = planning.parse_changes(settings or (), with_ or (), without or ())
     work = cli.prepare(matrix, dockerfiles, lock, changes)
     whole = not (select or settings or with_ or without)
     job = commands.Job(
         work.project, work.renderer, planning.select(work.plan, select or ()), cli.lock_path(matrix, lock)
     )
-    if check:
+    if date:
+        commands.redate(job, date.date())
+    elif check:
         if not commands.check(job, None if offline else commands.upstream(ca), whole=whole):
             raise typer.Exit(1)
     elif update:

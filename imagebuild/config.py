@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -58,6 +58,11 @@ class Project:
     lock: Lock
     root: Path
     """Folder of the dockerfiles."""
+
+    def in_repository(self, repository: str) -> Project:
+        """The same project, with images named and pushed elsewhere."""
+        model = self.matrix.model.model_copy(update={"repository": repository})
+        return replace(self, matrix=replace(self.matrix, model=model))
 
 
 def line_of(lines: Mapping[Loc, int], loc: Loc) -> int:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from imagebuild import steps
 from imagebuild.buildx import component_of
 from imagebuild.config import Project
-from imagebuild.models import Model, Target
+from imagebuild.fields import Model
+from imagebuild.models import Target
 from imagebuild.render import Renderer
 from imagebuild.sources import digest_of
 from imagebuild.timings import Past

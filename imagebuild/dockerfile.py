@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import get_args
 
 from imagebuild import steps
-from imagebuild.models import Platform
+from imagebuild.fields import Platform
 
 EVERYWHERE = tuple(steps.Setting(platform, "linux/amd64") for platform in get_args(Platform))
 

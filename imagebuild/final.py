@@ -6,8 +6,8 @@ import hashlib
 from typing import Any
 
 from imagebuild.errors import ConfigError
+from imagebuild.fields import Arch
 from imagebuild.lockfile import UNRESOLVED, Lock
-from imagebuild.models import Arch
 from imagebuild.recipe import Recipe
 from imagebuild.sources import pinned, repository_of
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 from imagebuild import programs
 from imagebuild.apt import Run
 from imagebuild.errors import CommandError, ConfigError, ResultError
-from imagebuild.models import Commit
+from imagebuild.fields import Commit
 
 MODULE = re.compile(r"submodule\.(?P<name>.*)\.(?P<key>path|url|update)\n(?P<value>.*)", re.DOTALL)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from imagebuild import final
+from imagebuild.fields import Commit
 from imagebuild.lockfile import Lock
-from imagebuild.models import Commit
 from imagebuild.recipe import ARCHS, Recipe
 from imagebuild.sources import BaseImage, WheelSet, commit_of, digest_of, hash_of, wheels_of
 

@@ -9,8 +9,8 @@ from imagebuild import transfers
 from imagebuild.ceilings import Ceiling, Collective, ceilings, hard_ceiling
 from imagebuild.config import Document, Mistakes
 from imagebuild.errors import ConfigError
+from imagebuild.fields import Model
 from imagebuild.judgement import Limit
-from imagebuild.models import Model
 from imagebuild.placing import place
 from imagebuild.profiles import Copy, Profile, Reference, Wire, key
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from imagebuild.models import Arch, Commit, Model, Name, Platform
+from imagebuild.fields import Arch, Commit, Model, Name, Platform
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -55,3 +56,6 @@ class Lock(Model):
     """Address of a repository of packages → key and versions."""
     wheels: dict[Name, dict[str, tuple[Wheel, ...] | Unresolved]] = Field(default_factory=dict)
     """Component → version → wheels."""
+    date: Day | None = None
+    """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told to,
+    because the layers of all images change with it."""

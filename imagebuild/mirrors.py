@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from imagebuild.models import Model
+from imagebuild.fields import Model
 
 Address = Annotated[str, Field(pattern=r"^https?://[^/\s@]+/(\S*/)?$")]
 """`https://host/` or `https://host/folder/`: with the slash at the end, and without a password, which is for netrc."""

@@ -28,6 +28,8 @@ class Changes:
     """Axis → its values, with commas between, or pin → version (`version@commit` for a commit that is no tag)."""
     with_: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    repository: str | None = None
+    """Where images are named and pushed, instead of where the matrix says."""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -35,7 +37,13 @@ class Changes:
         return tuple(f"{name}={value}" for name, value in self.values.items())
 
 
-def parse_changes(settings: Iterable[str], with_: Iterable[str] = (), without: Iterable[str] = ()) -> Changes:
+def parse_changes(
+    settings: Iterable[str],
+    with_: Iterable[str] = (),
+    without: Iterable[str] = (),
+    *,
+    repository: str | None = None,
+) -> Changes:
     """`["cuda=13.1"]` to Changes. Raises ConfigError for text that is not `name=value`."""
     values = {}
     for setting in settings:
@@ -43,7 +51,7 @@ def parse_changes(settings: Iterable[str], with_: Iterable[str] = (), without: I
         if not (name and equals and value):
             raise ConfigError(f"--set {setting}: write it as name=value, for example --set cuda=13.1")
         values[name] = value
-    return Changes(values, tuple(with_), tuple(without))
+    return Changes(values, tuple(with_), tuple(without), repository)
 
 
 def make_plan(project: Project, changes: Changes | None = None) -> Plan:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from imagebuild.ceilings import AlgorithmName, Collective
 from imagebuild.config import Document, Mistakes, load, suggestion
 from imagebuild.errors import ConfigError
-from imagebuild.models import Arch, Model, Release
+from imagebuild.fields import Arch, Model, Release
 
 UNITS = {"GB/s": 1.0, "Gb/s": 1 / 8}
 BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

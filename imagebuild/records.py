@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from imagebuild.fields import Model, Platform
 from imagebuild.judgement import Judgement
-from imagebuild.models import Model, Platform
 from imagebuild.results.models import Results
 
 
@@ -47,6 +47,8 @@ class BuildResult(Model):
     """What built it: name of the builder, or address of the engine."""
     started: str = ""
     """When, in UTC."""
+    replaced: dict[str, str] = Field(default_factory=dict)
+    """Image or stage, as the Dockerfile names it → what the build had instead: the digest of an image, or `folder`."""
 
 
 Outcome = Literal["passed", "failed", "skipped"]

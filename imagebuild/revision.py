@@ -66,3 +66,19 @@ def _unpack(reference: str, places: Places, folder: Path, run: Run) -> Places:
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
     return Places(**{role: folder / found[role] if role in found else path for role, path in within.items()})
+
+
+def current(matrix: Path, dockerfiles: Path, run: Run = programs.run) -> str | None:
+    """The commit of the project, with `-dirty` if what is tracked has changed, or what is built from is not tracked.
+
+    None if it is in no git repository, or git cannot be asked.
+    """
+    git = ("git", "-C", str(matrix.resolve().parent))
+    try:
+        commit = run(*git, "rev-parse", "HEAD").strip()
+        changed = run(*git, "status", "--porcelain", "--untracked-files=no")
+        inputs = (str(matrix.resolve()), str(dockerfiles.resolve()))
+        untracked = run(*git, "ls-files", "--others", "--exclude-standard", "--", *inputs)
+    except CommandError:
+        return None
+    return f"{commit}-dirty" if changed or untracked else commit

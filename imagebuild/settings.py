@@ -11,9 +11,9 @@ from pydantic import Field
 
 from imagebuild import config
 from imagebuild.errors import ConfigError
+from imagebuild.fields import Model
 from imagebuild.files import read_text, write_text
 from imagebuild.mirrors import Mirrors
-from imagebuild.models import Model
 
 
 class Settings(Model):

@@ -13,9 +13,9 @@ from pydantic import Field
 
 from imagebuild.errors import ConfigError, ResultError
 from imagebuild.fetch import Fetcher, length_of, parts, sha256_of, temporary
+from imagebuild.fields import Model
 from imagebuild.lockfile import Sha256
 from imagebuild.mirrors import Mirrors
-from imagebuild.models import Model
 
 FILES = "files"
 Sink = Callable[[bytes], object]

@@ -11,9 +11,10 @@ from packaging.version import InvalidVersion, Version
 
 from imagebuild.config import Document
 from imagebuild.errors import ConfigError
+from imagebuild.fields import Arch
 from imagebuild.jobs.inputs import Image, Machine
 from imagebuild.jobs.models import Stack
-from imagebuild.models import Arch, Gpu, Target
+from imagebuild.models import Gpu, Target
 from imagebuild.versions import major, satisfies
 
 REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from imagebuild.config import Document
+from imagebuild.fields import Arch
 from imagebuild.jobs.models import (
     Cluster,
     Fabric,
@@ -17,7 +18,6 @@ from imagebuild.jobs.models import (
     SchedulerFacts,
     Stack,
 )
-from imagebuild.models import Arch
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from imagebuild.config import Document, Mistakes, dotted, load, suggestion
+from imagebuild.fields import Model
 from imagebuild.jobs.inputs import Facts
 from imagebuild.jobs.models import (
     COLLECTIVES,
@@ -20,7 +21,6 @@ from imagebuild.jobs.models import (
     SchedulerFacts,
     Stack,
 )
-from imagebuild.models import Model
 from imagebuild.versions import satisfies
 
 M = TypeVar("M", bound=Model)

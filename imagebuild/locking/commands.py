@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Job:
     targets: tuple[Target, ...]
     path: Path
     """Of the lock."""
+    today: date = field(default_factory=lambda: datetime.now(UTC).date())
 
     @property
     def recipes(self) -> Iterable[Recipe]:
@@ -63,7 +65,11 @@ class Job:
         return table(self.project.lock)
 
     def write(self) -> None:
-        write_text(self.path, text_of(lock_of(self.entries)))
+        write_text(self.path, self.text(self.entries))
+
+    def text(self, entries: Table) -> str:
+        """The file with these entries. Its date stays: the first one is today's."""
+        return text_of(lock_of(entries, self.project.lock.date or self.today))
 
 
 def complete(job: Job, asked: Upstream, *, whole: bool) -> None:
@@ -85,6 +91,12 @@ def update(job: Job, asked: Upstream, names: Collection[str]) -> None:
     sources = tuple(source for source in job.sources if key_of(source) in anew)
     outcome = resolve(job.entries, sources, asked, display(), keep=job.write, anew=anew)
     _conclude(job, sources, outcome)
+
+
+def redate(job: Job, day: date) -> None:
+    """Write the lock with another date, and print what that means."""
+    write_text(job.path, text_of(lock_of(job.entries, day)))
+    out.print(f"{job.path}: no file of an image is younger than {day} now; all digests change", markup=False)
 
 
 def _conclude(job: Job, sources: tuple[Source, ...], outcome: Outcome) -> None:
@@ -133,7 +145,7 @@ def bump(job: Job, asked: Upstream, names: Collection[str], *, write: bool, with
     complaint = ""
     if with_lock:
         entries, complaint = bumping.relocked(job.project, proposals.changes, asked, display())
-        texts[job.path] = text_of(lock_of(entries))
+        texts[job.path] = job.text(entries)
     for path, text in texts.items():
         if write:
             write_text(path, text)

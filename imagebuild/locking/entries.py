@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -20,6 +21,7 @@ Entry = str | LockedImage | LockedRepository | tuple[Wheel, ...]
 Table = dict[Key, Entry]
 
 NESTED = ("git", "wheels")
+KINDS = ("archives", "git", "images", "repositories", "wheels")
 
 
 def key_of(source: Source) -> Key:
@@ -39,7 +41,7 @@ def key_of(source: Source) -> Key:
 def table(lock: Lock) -> Table:
     """The lock, flat; changes do not reach the lock."""
     found: Table = {}
-    for kind in Lock.model_fields:
+    for kind in KINDS:
         for name, entry in getattr(lock, kind).items():
             if kind in NESTED:
                 found |= {(kind, name, part): value for part, value in entry.items()}
@@ -48,20 +50,20 @@ def table(lock: Lock) -> Table:
     return found
 
 
-def lock_of(entries: Mapping[Key, Entry]) -> Lock:
-    """The lock of a table."""
-    data: dict[str, dict[str, Any]] = {}
+def lock_of(entries: Mapping[Key, Entry], day: date | None = None) -> Lock:
+    """The lock of a table, with its date."""
+    data: dict[str, Any] = {}
     for (kind, *names), entry in entries.items():
         place = data.setdefault(kind, {})
         for name in names[:-1]:
             place = place.setdefault(name, {})
         place[names[-1]] = entry
-    return Lock.model_validate(data)
+    return Lock.model_validate({**data, "date": day})
 
 
 def text_of(lock: Lock) -> str:
     """The file: sorted, so that a diff shows what changed."""
-    return json.dumps(lock.model_dump(by_alias=True), indent=1, sort_keys=True) + "\n"
+    return json.dumps(lock.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1, sort_keys=True) + "\n"
 
 
 def merged(sources: Iterable[Source]) -> tuple[Source, ...]:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 from imagebuild.errors import Absent, CommandError, ResultError, Unreachable
+from imagebuild.fields import Platform
 from imagebuild.lockfile import LockedImage
-from imagebuild.models import Platform
 
 TIMEOUT_S = 60
 INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")

@@ -107,7 +107,7 @@ class Web:
             try:
                 return self._attempt(address, where, read)
             except (_Again, RequestException, HTTPError) as error:
-                why = _reason(error)
+                why = reason(error)
                 if isinstance(error, RequestException) and _is_final(error):
                     if any(mark in str(error) for mark in REFUSED) or isinstance(error, requests.ConnectTimeout):
                         self._down[host] = why
@@ -156,7 +156,7 @@ def _is_final(error: RequestException) -> bool:
     return isinstance(error, FINAL) or any(mark in str(error) for mark in REFUSED)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The innermost cause, which says in few words what requests wraps in many."""
     if isinstance(error, requests.Timeout):
         return "the server did not answer in time"

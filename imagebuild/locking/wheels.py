@@ -10,8 +10,8 @@ from typing import Any
 
 from imagebuild.apt import Run
 from imagebuild.errors import CommandError, ConfigError, ResultError, Unreachable
+from imagebuild.fields import Arch
 from imagebuild.lockfile import Wheel
-from imagebuild.models import Arch
 from imagebuild.recipe import ARCHS, CPUS
 from imagebuild.sources import WheelSet
 

@@ -22,6 +22,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
 from imagebuild.errors import CommandError, Unreachable
+from imagebuild.locking.web import reason
 from imagebuild.registry.auth import Login
 
 PATIENCE_S = 120.0
@@ -171,10 +172,9 @@ class Wire:
             if not options.get("stream"):
                 self.count("received", len(answer.content))
         except FINAL as error:
-            raise CommandError(f"{self.host}: {method}: {_reason(error)}") from None
+            raise CommandError(f"{self.host}: {method}: {reason(error)}") from None
         except (RequestException, HTTPError, OSError) as error:
-            text = _reason(error)
-            raise Again(text, nobody=any(mark in repr(error) for mark in NOBODY)) from None
+            raise Again(reason(error), nobody=any(mark in repr(error) for mark in NOBODY)) from None
         if answer.status_code in BAD_MOMENTS:
             answer.close()
             raise Again(f"the registry answered {answer.status_code} {answer.reason}", _wished(answer))
@@ -189,7 +189,7 @@ class Wire:
                     self.count("received", len(chunk))
                     yield chunk
         except (RequestException, HTTPError, OSError) as error:
-            raise Again(_reason(error)) from None
+            raise Again(reason(error)) from None
 
 
 def _nothing(request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -207,16 +207,6 @@ def _wished(answer: requests.Response) -> float | None:
 def _shown(path: str) -> str:
     """A path without the query, in which registries put secrets."""
     return urlsplit(path).path
-
-
-def _reason(error: Exception) -> str:
-    """Why, without addresses, which may hold secrets."""
-    inner: BaseException = error
-    while (cause := inner.__cause__ or inner.__context__) is not None and not isinstance(inner, OSError | HTTPError):
-        inner = cause
-    found = getattr(inner, "reason", None) or inner
-    text = str(found).rpartition(": ")[2] if "object at 0x" in str(found) else str(found)
-    return text.split(" for url")[0] or type(found).__name__
 
 
 def ca_bundle(environ: Mapping[str, str]) -> Path | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
+from imagebuild.fields import Model
 from imagebuild.judgement import Judgement
-from imagebuild.models import Model
 from imagebuild.records import VerifyResult
 from imagebuild.report import assertions as claims
 from imagebuild.report.assertions import Assertion

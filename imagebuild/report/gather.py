@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from imagebuild.errors import ConfigError, ResultError
+from imagebuild.fields import Model
 from imagebuild.judgement import Judgement
-from imagebuild.models import Model
 from imagebuild.records import VerifyResult
 from imagebuild.report.document import Report
 from imagebuild.results.models import Results

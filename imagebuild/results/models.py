@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from imagebuild.models import Model
+from imagebuild.fields import Model
 
 Verdict = Literal["ok", "wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "no-data", "failed"]
 

@@ -10,7 +10,7 @@ import pytest
 from imagebuild import config, plan
 from imagebuild.cost import Cost, Side, compare
 from imagebuild.errors import ConfigError
-from imagebuild.models import Platform
+from imagebuild.fields import Platform
 from imagebuild.records import BuildResult
 from imagebuild.records import Step as Done
 from imagebuild.render import Renderer

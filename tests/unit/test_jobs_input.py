@@ -11,10 +11,10 @@ import pytest
 
 from imagebuild import cli, cli_job
 from imagebuild.errors import ConfigError
+from imagebuild.fields import Model
 from imagebuild.jobs import load, resolve
 from imagebuild.jobs.image import Offer
 from imagebuild.jobs.models import Cluster, Fabric, Feature, JobTest, NodeFacts, SchedulerFacts, Stack
-from imagebuild.models import Model
 from tests.conftest import ROOT
 from tests.unit.job_fakes import (
     copy_of_facts,

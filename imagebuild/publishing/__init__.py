@@ -1,0 +1,1 @@
+"""What may be published, and how it is put together; nothing here reaches a registry."""
