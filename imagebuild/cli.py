@@ -271,6 +271,7 @@ def register_topics() -> None:
         cli_limits,
         cli_lock,
         cli_prune,
+        cli_publish,
         cli_report,
         cli_sbom,
         cli_scan,
@@ -278,17 +279,9 @@ def register_topics() -> None:
     )
 
     for topic in (
-        cli_attest,
-        cli_job,
-        cli_lock,
-        cli_verify,
-        cli_limits,
-        cli_report,
-        cli_sbom,
-        cli_scan,
-        cli_diff,
+        cli_attest, cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_sbom, cli_scan, cli_diff, cli_publish,
         cli_prune,
-    ):
+    ):  # fmt: skip
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 

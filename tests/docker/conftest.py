@@ -370,6 +370,12 @@ def install(*packages: str) -> None:
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
+    with registry_in(tmp_path) as address:
+        yield address
+
+
+@contextmanager
+def registry_in(folder: Path) -> Iterator[str]:
     """The distribution's docker-registry, on a free port of the loopback."""
     if not shutil.which("docker-registry"):
         install("docker-registry")
@@ -378,12 +384,12 @@ def registry(tmp_path: Path) -> Iterator[str]:
     config = {
         "version": "0.1",
         "log": {"level": "warn"},
-        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
+        "storage": {"filesystem": {"rootdirectory": str(folder / "registry")}},
         "http": {"addr": address},
     }
-    (tmp_path / "registry.yml").write_text(json.dumps(config))
-    with (tmp_path / "registry.log").open("w") as log:
-        process = subprocess.Popen(["docker-registry", "serve", tmp_path / "registry.yml"], stdout=log, stderr=log)
+    (folder / "registry.yml").write_text(json.dumps(config))
+    with (folder / "registry.log").open("w") as log:
+        process = subprocess.Popen(["docker-registry", "serve", folder / "registry.yml"], stdout=log, stderr=log)
 
     def answers() -> bool:
         try:
@@ -393,12 +399,12 @@ def registry(tmp_path: Path) -> Iterator[str]:
             return False
 
     try:
-        assert until(answers), (tmp_path / "registry.log").read_text()
+        assert until(answers), (folder / "registry.log").read_text()
         yield address
     finally:
         process.terminate()
         process.wait()
-        shutil.rmtree(tmp_path / "registry")
+        shutil.rmtree(folder / "registry")
 
 
 @pytest.fixture(scope="session")
