@@ -35,7 +35,9 @@ class Wish:
         known = (*KINDS, SIGNATURE)
         for kind in self.required:
             if kind not in known:
-                raise ConfigError(f"--require {kind}: no such kind{suggestion(kind, list(known))}; {', '.join(known)}")
+                raise ConfigError(
+                    f"--require {kind}: no such kind{suggestion(kind, list(known))}; one of {', '.join(known)}"
+                )
         if SIGNATURE in self.required and self.signed is None:
             raise ConfigError("--require signature: whose? give --key FILE, or --certificate-identity with its issuer")
 

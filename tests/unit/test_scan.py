@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -246,3 +248,29 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split()[0] for line in said.splitlines() if "CVE" in line or "TEMP" in line]
     assert lines == ["high", "medium", "unknown"]
     assert "2 high, 1 medium, 1 unknown" in said
+
+
+STAND_IN = """\
+#!{python}
+# A stand-in for grype: looks at what it is given as grype would, and prints a sample.
+import json, os, pathlib, sys
+layout = pathlib.Path(sys.argv[-1].removeprefix("oci-dir:"))
+(about,) = json.loads((layout / "index.json").read_text())["manifests"]
+manifest = json.loads((layout / "blobs" / about["digest"].replace(":", "/")).read_text())
+for layer in [manifest["config"], *manifest["layers"]]:
+    assert (layout / "blobs" / layer["digest"].replace(":", "/")).stat().st_size == layer["size"]
+assert os.environ["GRYPE_DB_AUTO_UPDATE"] == "false"
+print({sample!r})
+"""
+
+
+@pytest.mark.programs
+def test_a_program_is_started_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "grype"
+    program.parent.mkdir()
+    program.write_text(STAND_IN.format(python=sys.executable, sample=samples.grype()))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    made = command.scan(image_of(tmp_path / "image"), RULES, Wish(offline=True))
+    assert made.scanner == "grype 0.87.0"
+    assert len(made.findings) == 3
