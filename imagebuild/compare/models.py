@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from imagebuild.models import Model
+from imagebuild.fields import Model
 
 Title = Literal["components", "packages", "environment", "settings", "licences", "labels", "platforms", "checks"]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from imagebuild.config import Document, Mistakes, load, suggestion
-from imagebuild.models import Condition, Model
+from imagebuild.fields import Condition, Model
 from imagebuild.records import Severity, Vulnerability
 from imagebuild.versions import facts, matches
 
