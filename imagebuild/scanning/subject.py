@@ -13,6 +13,7 @@ from imagebuild.checks import axes_of
 from imagebuild.errors import ConfigError, ResultError
 from imagebuild.inspection.lookup import DISTRIBUTION, dpkg_status
 from imagebuild.locating.located import Located
+from imagebuild.models import Plan, combination_id
 from imagebuild.packages import of_sbom, status_of
 from imagebuild.scanning import sbom
 
@@ -51,16 +52,17 @@ def of_image(image: Located) -> Subject:
     told = found.get("usr/lib/os-release") or found.get("etc/os-release") or b""
     names = dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', told.decode("utf-8", "replace")))
     system = System(names.get("ID"), names.get("VERSION_CODENAME"), dpkg_status(found))
-    target = image.labels.get("imagebuild.target", "")
-    known = {**axes_of(image.labels), "arch": image.architecture}
-    if target:
-        known["image"] = target.partition("-")[0]
+    axes = axes_of(image.labels)
+    known = {**axes, "arch": image.architecture}
+    if target := image.labels.get("imagebuild.target"):
+        known["image"] = target.removesuffix(combination_id("", axes))
     return Subject(image.name, image.digest, image.platform, system, image=image, facts=known)
 
 
-def of_sbom_file(path: Path) -> Subject:
-    """What an SBOM in SPDX describes. Raises ConfigError if it does not say of which image it is, ResultError if it is
-    no SBOM.
+def of_sbom_file(path: Path, plan: Plan | None = None) -> Subject:
+    """What an SBOM in SPDX describes; `plan` has the axes of targets.
+
+    Raises ConfigError if it does not say of which image it is, ResultError if it is no SBOM.
     """
     try:
         document = json.loads(files.read_text(path))
@@ -71,4 +73,6 @@ def of_sbom_file(path: Path) -> Subject:
         raise ConfigError(f"{path}: names no digest of an image; make the SBOM with `imagebuild sbom`")
     system = System(about.distribution, about.suite, status_of(packages) if packages else None)
     known = {"arch": about.platform.split("/")[1]} if about.platform else {}
+    if target := next((t for t in plan.targets if t.id == about.name), None) if plan else None:
+        known |= {**target.axes, "image": target.image}
     return Subject(about.name, about.digest, about.platform or "unknown", system, sbom=path, facts=known)
