@@ -12,7 +12,7 @@ from imagebuild.errors import ResultError
 
 
 def read_catalog(path: Path) -> Catalog:
-    """A catalogue that was written before. Raises ConfigError if there is no such file, ResultError if it is another."""
+    """A catalogue that was written before. Raises ConfigError without a file, ResultError if it is something else."""
     try:
         return Catalog.model_validate_json(files.read_text(path))
     except ValidationError as error:

@@ -90,12 +90,13 @@ def minute(time: str) -> str:
 
 
 def bandwidth(image: PublishedImage) -> str:
-    """The all_reduce of most ranks, else the best curve there is; the part of the ceiling if one is known."""
+    """`475 GB/s, 68%`: the all_reduce of most ranks, else the best curve there is; of the ceiling if one is known."""
     found = [curve for platform in image.platforms for curve in platform.curves if curve.verdict == "ok"]
     if not found:
         return NONE
     best = max(found, key=lambda c: (c.collective == "all_reduce", c.ranks or 0, c.best_gb_s))
-    return f"{words.number(best.best_gb_s)} GB/s{part(best)}"
+    ratio = f", {best.ratio:.0%}" if best.ratio is not None else ""
+    return f"{best.best_gb_s:.3g} GB/s{ratio}"
 
 
 def part(curve: Curve) -> str:

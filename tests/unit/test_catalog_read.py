@@ -11,11 +11,11 @@ import pytest
 
 from imagebuild import config, plan
 from imagebuild.attachments import KINDS
-from imagebuild.catalog import read, tags
+from imagebuild.catalog import read, tags, write
 from imagebuild.catalog.describe import Ours
 from imagebuild.catalog.models import Catalog, PublishedImage
 from imagebuild.catalog.read import Shop
-from imagebuild.errors import CommandError
+from imagebuild.errors import CommandError, ConfigError
 from imagebuild.profiles import load_profiles
 from imagebuild.records import CheckResult, ScanResult, Surroundings, VerifyResult, Vulnerability
 from imagebuild.registry import documents
@@ -300,8 +300,5 @@ def test_the_repositories_of_this_project(project: config.Project) -> None:
 
 
 def test_a_registry_must_be_named(ours: Ours, tmp_path: Path, project: config.Project) -> None:
-    from imagebuild.catalog import write
-    from imagebuild.errors import ConfigError
-
     with pytest.raises(ConfigError, match="names no registry; say --registry"):
         write.from_registry(Ours(project.matrix.model, plan.make_plan(project)), tmp_path)
