@@ -293,7 +293,21 @@ def register_topics() -> None:
         cli_verify,
     )
 
-    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_sbom, cli_scan, cli_each, cli_publish, cli_catalog, cli_attest, cli_diff, cli_prune):
+    for topic in (
+        cli_job,
+        cli_lock,
+        cli_verify,
+        cli_limits,
+        cli_report,
+        cli_sbom,
+        cli_scan,
+        cli_each,
+        cli_publish,
+        cli_catalog,
+        cli_attest,
+        cli_diff,
+        cli_prune,
+    ):
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 
