@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from dataclasses import dataclass
@@ -15,15 +14,13 @@ from rich.markup import escape
 
 from imagebuild import config, console, files, listing
 from imagebuild import plan as planning
-from imagebuild.console import err, out
-from imagebuild.errors import CommandError, ConfigError, ImagebuildError
+from imagebuild.console import err
+from imagebuild.errors import ConfigError, ImagebuildError
 from imagebuild.models import Plan
 from imagebuild.render import Renderer
 from imagebuild.revision import Places
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-engine_app = typer.Typer(no_args_is_help=True, help="A private Docker Engine, for machines that have none.")
-app.add_typer(engine_app, name="engine")
 
 MatrixOption = Annotated[Path, typer.Option("--matrix", help="The matrix to read.", envvar="IMAGEBUILD_MATRIX")]
 FolderOption = Annotated[Path, typer.Option("--dockerfiles", help="Folder of the templates and components.")]
@@ -234,45 +231,6 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
-@engine_app.command("up")
-def engine_up() -> None:
-    """Start the private engine; install it first where no usable engine is."""
-    from imagebuild import engine, private_engine  # noqa: PLC0415 - starts programs
-
-    try:
-        found = engine.find(os.environ)
-        if found.origin != "private":
-            out.print(f"An engine answers at {found.host} ({found.origin}); nothing to do.")
-            return
-    except CommandError as error:
-        err.print(f"No usable engine yet: {str(error).splitlines()[0]}", markup=False)
-    _show_engine(private_engine.up())
-
-
-@engine_app.command("status")
-def engine_status() -> None:
-    """Show the private engine."""
-    from imagebuild import private_engine  # noqa: PLC0415 - starts programs
-
-    _show_engine(private_engine.status())
-
-
-@engine_app.command("down")
-def engine_down(
-    purge: Annotated[bool, typer.Option("--purge", help="Delete its images and cache too.")] = False,
-) -> None:
-    """Stop the private engine."""
-    from imagebuild import private_engine  # noqa: PLC0415 - starts programs
-
-    private_engine.down(purge=purge)
-    out.print("The private engine is down" + (" and its data is deleted." if purge else "."))
-
-
-def _show_engine(status: object) -> None:
-    rows = [(name.replace("_", " "), str(value)) for name, value in vars(status).items() if value is not None]
-    console.table(("private engine", ""), rows)
-
-
 @cache
 def register_topics() -> None:
     """Add the commands of other modules, once."""
@@ -282,6 +240,7 @@ def register_topics() -> None:
         cli_catalog,
         cli_diff,
         cli_each,
+        cli_engine,
         cli_job,
         cli_limits,
         cli_lock,
@@ -302,6 +261,7 @@ def register_topics() -> None:
         cli_sbom,
         cli_scan,
         cli_each,
+        cli_engine,
         cli_publish,
         cli_catalog,
         cli_attest,
@@ -309,6 +269,7 @@ def register_topics() -> None:
         cli_prune,
     ):
         topic.register(app)
+    app.add_typer(cli_engine.app, name="engine")
     app.add_typer(cli_bundle.app, name="bundle")
 
 

@@ -136,7 +136,7 @@ def test_images_from_a_push_to_the_catalog(start: Callable[..., Ran], origin: Ti
     failed = start("images.yml", "push", last=first)
     assert "1 of 2 targets differ" in failed.log("plan")
     assert [job.name for job in failed.run.jobs["build"]] == [f"{DEVEL} amd64"]
-    assert {**BUILT, "build": "failure", "publish": "failure"} == failed.results
+    assert failed.results == {**BUILT, "build": "failure", "publish": "failure"}
     assert tags(registry, "tiny") == published
 
 
@@ -175,7 +175,7 @@ def test_newer_versions_become_one_pull_request(start: Callable[..., Ran], origi
 
     ran = start("update.yml", "schedule", variables={})
     assert ran.results == {"bump": "success"}
-    assert f'tool: "1.1"' in git(origin.root, "show", "update:matrix.yaml")
+    assert 'tool: "1.1"' in git(origin.root, "show", "update:matrix.yaml")
     assert commits["1.1"] in git(origin.root, "show", "update:imagebuild.lock")
     assert git(origin.root, "rev-list", "--count", "main..update").strip() == "1"
     assert "gh pr create --head update --base main --title Newer\\ versions --body-file" in ran.world.calls
