@@ -46,6 +46,8 @@ class Scanner:
     install: str
     limits: str = ""
     """What it cannot see."""
+    limit_s: int = 1800
+    """Seconds it may take, with the download of its database: who has no network shall not wait for ever."""
 
 
 def _grype(job: Job) -> tuple[str, ...]:
@@ -100,6 +102,7 @@ SCANNERS = (
         lambda _: {}, parsers.debsecan, "high",
         "install debsecan, for images of Debian: apt-get install debsecan",
         "debsecan knows packages of Debian only; wheels, CUDA, HPC-X and what was compiled were not looked at",
+        limit_s=180,
     ),
 )  # fmt: skip
 """In the order in which `auto` takes the first that is installed and can read the image."""
