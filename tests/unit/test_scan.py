@@ -87,7 +87,7 @@ def test_grype_reads_a_layout_of_this_platform(tmp_path: Path) -> None:
     assert made.digest == about.digest == seen["index"]["manifests"][0]["digest"]
     assert seen["blobs"]
     assert seen["settings"] == ""
-    assert seen["GRYPE_DB_AUTO_UPDATE"] == "false"
+    assert seen["GRYPE_DB_AUTO_UPDATE"] == seen["GRYPE_ONLY_FIXED"] == "false"
     assert seen["GRYPE_DB_CACHE_DIR"] == str(tmp_path)
     assert made.scanner == "grype 0.87.0"
     assert made.database == "schema 5, of 2099-01-02T03:04:05+00:00"
@@ -104,7 +104,15 @@ def test_trivy(tmp_path: Path) -> None:
     here, runner = machine("trivy", "debsecan")
     made = command.scan(image_of(tmp_path), RULES, Wish(offline=True, database=tmp_path), here)
     (line,) = runner.of("trivy image")
-    for option in ("--skip-db-update", "--offline-scan", f"--cache-dir {tmp_path}", "--ignorefile", "--format json"):
+    for option in (
+        "--skip-db-update",
+        "--offline-scan",
+        f"--cache-dir {tmp_path}",
+        "--ignorefile",
+        "--format json",
+        "--ignore-unfixed=false",
+        "LOW,",
+    ):
         assert option in line
     assert f"--cache-dir {tmp_path}" in runner.of("trivy version")[0]
     assert made.scanner == "trivy 0.58.0"
