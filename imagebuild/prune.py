@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 from imagebuild import retention
 from imagebuild.errors import CommandError
+from imagebuild.registry import documents
 from imagebuild.registry.base import DeletionDisabled, Manifest
 from imagebuild.registry.copy import Place
-from imagebuild.registry.documents import children
 from imagebuild.registry.parallel import each
 from imagebuild.retention import REFERRERS, STAGED, Referrer, Staged, Survey, Verdict
 
@@ -134,8 +134,11 @@ class Pruning:
         if found is None:
             return ()
         self._manifests[key] = found
-        below = [child.digest for child in children(found.document)]
-        return tuple(dict.fromkeys(d for child in below for d in (child, *self._parts(place, child))))
+        below = documents.children(found.document)
+        deeper = [
+            d for child in below if child.media_type in documents.INDEX_TYPES for d in self._parts(place, child.digest)
+        ]
+        return tuple(dict.fromkeys((*(child.digest for child in below), *deeper)))
 
     def _there(self, place: Place, digests: Iterable[str]) -> list[str]:
         asked = list(digests)

@@ -52,6 +52,7 @@ class Behaviour:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     @property
     def it(self) -> Behaviour:
@@ -62,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         split = urlsplit(self.path)
-        self.query = {name: values for name, values in parse_qs(split.query).items()}
+        self.query = parse_qs(split.query)
         self.content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with self.it.lock:
             self.it.asked.append((self.command, self.path))

@@ -91,6 +91,8 @@ class Wire:
     """The second pause is twice as long; the first retry is immediate."""
     counts: Counter[str] = field(default_factory=Counter)
     """Requests by method (`GET`, …), and the bytes of bodies `sent` and `received`."""
+    lacks_referrers: bool = False
+    """The registry is known not to list what refers to a manifest."""
 
     def __post_init__(self) -> None:
         self.session = requests.Session()
@@ -101,7 +103,7 @@ class Wire:
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         self.stopped = threading.Event()
-        self.login = Login(self.host, self._token)
+        self.login = Login(self.host, self._token, plain=self.base.startswith("http:"))
         self._lock = threading.Lock()
 
     def stop(self) -> None:
