@@ -103,3 +103,11 @@ def test_with_and_without(tiny: Files) -> None:
     assert list(made.targets[0].components) == ["extra", "library"]
     with pytest.raises(ConfigError, match="--with extr: unknown component; did you mean 'extra'"):
         plan.make_plan(tiny.load(), plan.parse_changes([], with_=["extr"]))
+
+
+def test_another_registry_is_a_change_of_the_plan(tiny: Files) -> None:
+    changes = plan.parse_changes([], repository="r.test/x")
+    project = tiny.load().in_repository("r.test/x")
+    made = plan.make_plan(project, changes)
+    assert {name.partition(":")[0] for t in made.targets for name in (t.name, *t.tags)} == {"r.test/x/tiny"}
+    assert plan.make_plan(tiny.load()).targets[0].name.startswith("example/tiny:")
