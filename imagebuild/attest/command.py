@@ -56,7 +56,7 @@ def verify(reference: Reference, registry: Registry, wish: Wish) -> AttestResult
             findings += _platform(image, name, digest, wish)
         if wish.signed:
             why = wish.signed(reference.at(digest))
-            detail = why or "by whom was named"
+            detail = why or "by the key or identity that was named"
             findings.append(
                 Finding(
                     subject=name, digest=digest, kind=SIGNATURE, outcome="failed" if why else "passed", detail=detail,
