@@ -141,8 +141,14 @@ class Site:
 
     def listed(self, digest: str) -> None:
         """Leave an SBOM."""
-        package = {"SPDXID": "SPDXRef-image", "name": "tiny", "versionInfo": digest}
-        document = {"spdxVersion": "SPDX-2.3", "documentDescribes": ["SPDXRef-image"], "packages": [package]}
+        checksum = {"algorithm": "SHA256", "checksumValue": digest.removeprefix("sha256:")}
+        package = {"SPDXID": "SPDXRef-Image", "name": "tiny", "checksums": [checksum]}
+        relation = {
+            "spdxElementId": "SPDXRef-DOCUMENT",
+            "relationshipType": "DESCRIBES",
+            "relatedSpdxElement": "SPDXRef-Image",
+        }
+        document = {"spdxVersion": "SPDX-2.3", "packages": [package], "relationships": [relation]}
         self.leave(f"{digest[7:19]}/sbom.spdx.json", json.dumps(document))
 
     def leave(self, file: str, text: str) -> Path:

@@ -23,10 +23,18 @@ LISTED = 1000
 def connect(host: str, *, patience_s: float | None = None, environ: Mapping[str, str] | None = None) -> Client:
     """The registry of a host, which is not asked anything yet. Raises ConfigError for unusable settings."""
     environ = os.environ if environ is None else environ
-    named = environ.get("IMAGEBUILD_INSECURE_REGISTRIES", "").replace(",", " ").split()
-    insecure = (*settings.load(environ).insecure_registries, *named)
     seconds = patience(environ) if patience_s is None else patience_s
-    return Client(Wire(host, api_address(host, insecure), ca_bundle(environ), seconds))
+    return Client(Wire(host, api_address(host, _insecure(environ)), ca_bundle(environ), seconds))
+
+
+def is_plain(host: str, environ: Mapping[str, str]) -> bool:
+    """Whether a registry is asked without TLS. Raises ConfigError for unusable settings."""
+    return api_address(host, _insecure(environ)).startswith("http://")
+
+
+def _insecure(environ: Mapping[str, str]) -> tuple[str, ...]:
+    named = environ.get("IMAGEBUILD_INSECURE_REGISTRIES", "").replace(",", " ").split()
+    return (*settings.load(environ).insecure_registries, *named)
 
 
 @dataclass
