@@ -25,6 +25,9 @@ def catalog_command(
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="An images.json, instead of reading the registry.")
     ] = None,
+    earlier: Annotated[
+        Path | None, typer.Option("--known", metavar="FILE", help="An earlier images.json; only what is new is read.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write the site here.")] = None,
     readme: Annotated[
         Path | None, typer.Option("--readme", metavar="FILE", help="Write the table of images between its markers.")
@@ -55,7 +58,7 @@ def catalog_command(
     if from_:
         reading = write.load(from_)
     elif output or registry:
-        reading = write.from_registry(ours, profiles)
+        reading = write.from_registry(ours, profiles, earlier)
     if reading:
         for problem in reading.catalog.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")

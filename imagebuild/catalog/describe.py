@@ -44,14 +44,11 @@ class Described:
     restricted: dict[str, str]
 
 
-def platform_of(
-    child: Descriptor, manifest: dict[str, Any], config: bytes, said: Sequence[tuple[Evidence, Said]], *, signed: bool
-) -> PublishedPlatform:
+def platform_of(child: Descriptor, manifest: dict[str, Any], config: bytes) -> PublishedPlatform:
     """What one platform is. Raises LookupError, TypeError or ValueError for what is no image."""
     about = json.loads(config)
     layers = manifest["layers"]
     labels = {str(k): str(v) for k, v in ((about.get("config") or {}).get("Labels") or {}).items()}
-    found = [one for _, one in said]
     parts = (about["os"], about["architecture"], about.get("variant"))
     return PublishedPlatform(
         platform=child.platform or "/".join(filter(None, parts)),
@@ -60,12 +57,23 @@ def platform_of(
         layers=len(layers),
         created=labels.get(CREATED) or about.get("created") or "",
         labels=labels,
-        sbom=next((one.sbom for one in found if one.sbom), None),
-        scan=max((one.scan for one in found if one.scan), key=lambda scan: scan.started, default=None),
-        checks=tuple(sorted((o.checks for o in found if o.checks), key=lambda c: c.started, reverse=True)),
-        curves=curves.distinct(curve for one in found for curve in one.curves),
-        evidence=tuple(entry for entry, _ in said),
-        signed=signed or any(entry.kind == "signature" for entry, _ in said),
+    )
+
+
+def with_evidence(
+    platform: PublishedPlatform, said: Sequence[tuple[Evidence, Said]], *, signed: bool
+) -> PublishedPlatform:
+    """The platform with what refers to it now."""
+    found = [one for _, one in said]
+    return platform.model_copy(
+        update={
+            "sbom": next((one.sbom for one in found if one.sbom), None),
+            "scan": max((one.scan for one in found if one.scan), key=lambda scan: scan.started, default=None),
+            "checks": tuple(sorted((o.checks for o in found if o.checks), key=lambda c: c.started, reverse=True)),
+            "curves": curves.distinct(curve for one in found for curve in one.curves),
+            "evidence": tuple(entry for entry, _ in said),
+            "signed": signed or any(entry.kind == "signature" for entry, _ in said),
+        }
     )
 
 

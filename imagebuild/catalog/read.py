@@ -13,8 +13,9 @@ from pathlib import PurePosixPath
 
 from imagebuild import __version__
 from imagebuild.catalog import evidence, tags
-from imagebuild.catalog.describe import CREATED, Ours, described, newest_first, platform_of
+from imagebuild.catalog.describe import CREATED, Ours, described, newest_first, platform_of, with_evidence
 from imagebuild.catalog.evidence import Said
+from imagebuild.catalog.known import Known
 from imagebuild.catalog.models import Catalog, Evidence, PublishedImage, PublishedPlatform
 from imagebuild.errors import CommandError, ResultError
 from imagebuild.models import Plan
@@ -49,6 +50,7 @@ class Shop:
     """Host → registry."""
     ours: Ours
     profiles: Mapping[str, Profile] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
 
 
 def repositories(plan: Plan) -> dict[Reference, str]:
@@ -145,10 +147,13 @@ class Shelf:
         return f"{self.registry.host}/{self.repository}@{digest}: {problem}"
 
     def _platform(self, child: Descriptor, problems: list[str]) -> PublishedPlatform:
-        manifest = self._manifest(child.digest).document
-        config = self.registry.blob(self.repository, manifest["config"]["digest"])
+        platform = self.shop.known.platforms.get(child.digest)
+        if platform is None:
+            manifest = self._manifest(child.digest).document
+            config = self.registry.blob(self.repository, manifest["config"]["digest"])
+            platform = platform_of(child, manifest, config)
         said = self._evidence(child.digest, problems)
-        return platform_of(child, manifest, config, said, signed=child.digest in self.signatures)
+        return with_evidence(platform, said, signed=child.digest in self.signatures)
 
     def _manifest(self, digest: str) -> Manifest:
         found = self.registry.manifest(self.repository, digest)
@@ -174,6 +179,10 @@ class Shelf:
         return result
 
     def _one(self, kind: str, digest: str) -> tuple[Evidence, Said]:
+        if found := self.shop.known.evidence.get(digest):
+            if found[0].file:
+                self.copies[found[0].file] = self.shop.known.copies[found[0].file]
+            return found
         layers = documents.blobs(self._manifest(digest).document)[1:]
         size = sum(layer.size for layer in layers)
         if kind not in evidence.READ or not layers:

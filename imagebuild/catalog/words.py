@@ -21,7 +21,6 @@ class Badge:
 
     state: str
     text: str
-    more: str = ""
 
 
 def checks(found: Iterable[Checks]) -> Badge:
@@ -34,11 +33,10 @@ def checks(found: Iterable[Checks]) -> Badge:
     failed = sum(run.failed for run in runs)
     most = max(runs, key=lambda run: run.passed)
     if failed:
-        return Badge("failed", f"{failed} failed", f"{most.passed} passed")
-    state = "passed" if most.passed else "skipped"
+        return Badge("failed", f"{failed} failed")
     gpus = max(run.gpus for run in runs)
-    where = f"on {gpus} GPU{'s' * (gpus != 1)}" if gpus else "no GPU"
-    return Badge(state, f"{most.passed} passed", where)
+    where = f", {gpus} GPU{'s' * (gpus != 1)}" if gpus else ""
+    return Badge("passed" if most.passed else "skipped", f"{most.passed} passed{where}")
 
 
 def scan(found: Scan | None) -> Badge:
@@ -47,7 +45,7 @@ def scan(found: Scan | None) -> Badge:
         return Badge("skipped", "not scanned")
     grave = [(s, found.counts[s]) for s in get_args(Severity) if found.counts.get(s)]
     text = f"{grave[0][1]} {grave[0][0]}" if grave else "no findings"
-    return Badge(found.verdict, text, "" if found.verdict == "passed" else "not allowed")
+    return Badge(found.verdict, text)
 
 
 def together_checks(image: PublishedImage) -> Badge:

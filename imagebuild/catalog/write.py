@@ -9,8 +9,9 @@ from imagebuild import profiles as hardware
 from imagebuild.catalog import read, site
 from imagebuild.catalog.describe import Ours
 from imagebuild.catalog.file import read_catalog
+from imagebuild.catalog.known import Known, known
 from imagebuild.catalog.models import Catalog, PublishedImage
-from imagebuild.catalog.read import FOLDER, Reading, Shop
+from imagebuild.catalog.read import COPIED_BYTES, FOLDER, Reading, Shop
 from imagebuild.errors import ConfigError
 from imagebuild.mirrors import normalized
 from imagebuild.registry import client
@@ -48,15 +49,24 @@ def _without_lost(catalog: Catalog, there: set[str]) -> Catalog:
     return catalog.model_copy(update={"images": tuple(image(one) for one in catalog.images)})
 
 
-def from_registry(ours: Ours, profiles: Path) -> Reading:
-    """What the registries of the plan have. Raises ConfigError without a registry, CommandError if one fails."""
+def from_registry(ours: Ours, profiles: Path, earlier: Path | None = None) -> Reading:
+    """What the registries of the plan have; what an earlier `images.json` tells is not read again.
+
+    Raises ConfigError without a registry, CommandError if one fails.
+    """
     for target in ours.plan.targets:
         for tag in target.tags:
             if normalized(tag) != tag:
                 raise ConfigError(f"catalog: {tag} names no registry; say --registry, or `repository:` in the matrix")
     hosts = {reference.host for reference in read.repositories(ours.plan)}
-    known = hardware.load_profiles(profiles) if profiles.is_dir() else {}
-    shop = Shop({host: client.connect(host) for host in hosts}, ours, {name: doc.model for name, doc in known.items()})
+    machines = hardware.load_profiles(profiles) if profiles.is_dir() else {}
+    before = load(earlier) if earlier else None
+    shop = Shop(
+        {host: client.connect(host) for host in hosts},
+        ours,
+        {name: document.model for name, document in machines.items()},
+        known(before.catalog, before.copies, COPIED_BYTES) if before else Known(),
+    )
     return read.read(shop)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from imagebuild import config, plan
 from imagebuild.attachments import KINDS
 from imagebuild.catalog import read, tags, write
 from imagebuild.catalog.describe import Ours
+from imagebuild.catalog.known import known
 from imagebuild.catalog.models import Catalog, PublishedImage
 from imagebuild.catalog.read import Shop
 from imagebuild.errors import CommandError, ConfigError
 from imagebuild.profiles import load_profiles
 from imagebuild.records import CheckResult, ScanResult, Surroundings, VerifyResult, Vulnerability
 from imagebuild.registry import documents
-from imagebuild.registry.base import Descriptor, File
+from imagebuild.registry.base import Descriptor, File, Manifest
 from imagebuild.registry.documents import digest_of
 from imagebuild.results.models import Results
 from tests import registry_fake, report_samples
@@ -290,6 +292,53 @@ def test_tags() -> None:
     assert revision in ("0a1b2c3", "0a1b2c3-dirty")
     assert tags.split(["cuda12-nccl1-u24-0a1b2c3"], templates, {"cuda": "13.4.2", "os": "u24"})[0] == ()
     assert tags.of_images(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
+
+
+@dataclass
+class Counting(FakeRegistry):
+    """Knows which manifests and blobs were asked for."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        self.asked.append(reference)
+        return super().manifest(repository, reference)
+
+    def digest(self, repository: str, reference: str) -> str | None:
+        found = super().manifest(repository, reference)
+        return found.digest if found else None
+
+    def blob(self, repository: str, digest: str) -> bytes:
+        self.asked.append(digest)
+        return super().blob(repository, digest)
+
+
+def test_what_is_known_is_not_read_again(ours: Ours) -> None:
+    registry = Counting()
+    amd64, arm64 = publish(registry)
+    verified = VerifyResult(image="x", digest=None, target=None, platform="x", checks=(), started="1")
+    for child in (amd64, arm64):
+        attach(registry, child, "verification", verified.model_dump())
+        attach(registry, child, "benchmark", report_samples.GOOD.model_dump())
+        attach(registry, child, "provenance", {})
+        attach(registry, child, "sbom", {"packages": [{"SPDXID": "x" * read.COPIED_BYTES}]})
+    shop = Shop({registry.host: registry}, ours)
+    first = read.read(shop, lambda: NOW)
+    assert len(registry.asked) > 15
+    registry.asked.clear()
+    again = replace(shop, known=known(first.catalog, first.copies, read.COPIED_BYTES))
+    assert read.read(again, lambda: NOW) == first
+    assert registry.asked == [registry.digest(REPOSITORY, TAG)]
+
+    # What is new is read, and a copy that was lost is made again.
+    newer = attach(registry, amd64, "verification", verified.model_copy(update={"started": "2"}).model_dump())
+    registry.asked.clear()
+    second = read.read(again, lambda: NOW)
+    assert len(registry.asked) == 3
+    assert newer in registry.asked
+    assert [checks.started for checks in second.catalog.images[0].platforms[0].checks] == ["2", "1"]
+    without = replace(shop, known=known(first.catalog, {}, read.COPIED_BYTES))
+    assert read.read(without, lambda: NOW) == read.read(shop, lambda: NOW)
 
 
 def test_the_repositories_of_this_project(project: config.Project) -> None:

@@ -256,7 +256,7 @@ def test_words() -> None:
     run = Checks(evidence="x", passed=60, failed=0, skipped=9)
     gpu = run.model_copy(update={"passed": 80, "gpus": 8})
     assert words.checks([]) == words.Badge("skipped", "not checked")
-    assert words.checks([run, gpu]) == words.Badge("passed", "80 passed", "on 8 GPUs")
+    assert words.checks([run, gpu]) == words.Badge("passed", "80 passed, 8 GPUs")
     assert words.checks([gpu, run.model_copy(update={"failed": 2})]).text == "2 failed"
     assert words.checks([run.model_copy(update={"passed": 0})]).state == "skipped"
     assert words.day("1970-01-01T00:00:00Z") == words.NONE
