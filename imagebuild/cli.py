@@ -269,11 +269,12 @@ def register_topics() -> None:
         cli_limits,
         cli_lock,
         cli_prune,
+        cli_publish,
         cli_report,
         cli_verify,
     )
 
-    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_prune):
+    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_prune, cli_publish):
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 
