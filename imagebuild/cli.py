@@ -6,6 +6,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,12 @@ RegistryOption = Annotated[
     typer.Option("--registry", "--repository", metavar="R", help="Registry and folder of the images: ghcr.io/acme."),
 ]
 
+TOPICS = (
+    "job", "lock", "verify", "limits", "report", "sbom", "scan", "each", "publish", "catalog", "attest", "diff", "prune",
+)  # fmt: skip
+"""Modules `cli_<topic>` with commands, in the order of the help."""
+GROUPS = ("engine", "bundle")
+"""Modules `cli_<group>` with commands of a name of their own."""
 DEFAULT_MATRIX = Path("matrix.yaml")
 DEFAULT_FOLDER = Path("dockerfiles")
 BESIDE_MATRIX = Path()
@@ -233,44 +240,11 @@ def doctor() -> None:
 
 @cache
 def register_topics() -> None:
-    """Add the commands of other modules, once."""
-    from imagebuild import (  # noqa: PLC0415 - need what is in this module
-        cli_attest,
-        cli_bundle,
-        cli_catalog,
-        cli_diff,
-        cli_each,
-        cli_engine,
-        cli_job,
-        cli_limits,
-        cli_lock,
-        cli_prune,
-        cli_publish,
-        cli_report,
-        cli_sbom,
-        cli_scan,
-        cli_verify,
-    )
-
-    for topic in (
-        cli_job,
-        cli_lock,
-        cli_verify,
-        cli_limits,
-        cli_report,
-        cli_sbom,
-        cli_scan,
-        cli_each,
-        cli_engine,
-        cli_publish,
-        cli_catalog,
-        cli_attest,
-        cli_diff,
-        cli_prune,
-    ):
-        topic.register(app)
-    app.add_typer(cli_engine.app, name="engine")
-    app.add_typer(cli_bundle.app, name="bundle")
+    """Add the commands of other modules, which need what is in this one, once."""
+    for topic in TOPICS:
+        import_module(f"imagebuild.cli_{topic}").register(app)
+    for group in GROUPS:
+        app.add_typer(import_module(f"imagebuild.cli_{group}").app, name=group)
 
 
 def main() -> None:
