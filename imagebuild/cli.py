@@ -41,7 +41,8 @@ RegistryOption = Annotated[
 ]
 
 TOPICS = (
-    "job", "lock", "verify", "limits", "report", "sbom", "scan", "each", "publish", "catalog", "attest", "diff", "prune",
+    "job", "lock", "verify", "limits", "report", "sbom", "scan", "each", "publish", "catalog", "attest", "diff",
+    "prune",
 )  # fmt: skip
 """Modules `cli_<topic>` with commands, in the order of the help."""
 GROUPS = ("engine", "bundle")
