@@ -63,7 +63,7 @@ def scan_command(
         rules = read(policy, axes)
     wish = command.Wish(scanner, database, offline)
     if sbom:
-        result = command.scan(subject.of_sbom_file(sbom), rules, wish)
+        result = command.scan(subject.of_sbom_file(sbom, plan), rules, wish)
     else:
         assert image is not None
         with Places(plan or NO_PLAN, folder, offline).find(image) as found:

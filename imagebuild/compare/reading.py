@@ -51,10 +51,11 @@ def compare(wish: Wish, places: Places) -> Comparison:
         both = [stack.enter_context(places.find(name)) for name in (wish.a, wish.b)]
         chosen = _platforms(both, wish.platform)
         given = wish.results or (None, None)
+        built = all(isinstance(one, Found) for one in both)
         a, b = (
             _of_target(one, path, alone=any(isinstance(other, Found) for other in both))
             if isinstance(one, Target)
-            else _of_image(one, one.image(platform), path, known)
+            else _of_image(one, one.image(platform), path, known if built else None)
             for one, platform, path in zip(both, chosen, given, strict=True)
         )
         made = facts.compare(a, b)
@@ -95,7 +96,8 @@ def _of_target(target: Target, given: Path | None, *, alone: bool) -> Facts:
     return Facts(side, values, {**unknown, "checks": "has no results of verify"}, results=results)
 
 
-def _of_image(found: Found, image: Located, given: Path | None, known: dict[str, Part]) -> Facts:
+def _of_image(found: Found, image: Located, given: Path | None, known: dict[str, Part] | None) -> Facts:
+    """Of an image; without `known`, which holds what was read of layers, layers are not read."""
     notes: list[str] = []
     gathered = _gathered(given) or _attached(image)
     values: dict[Title, dict[str, str]] = {
@@ -106,17 +108,21 @@ def _of_image(found: Found, image: Located, given: Path | None, known: dict[str,
         "labels": facts.labels(image.labels),
         "platforms": dict.fromkeys(found.platforms, "yes"),
     }
-    packages, how = _packages(image, known)
-    notes += [how] if how else []
-    if packages is not None:
-        values["packages"] = versions(packages, image.architecture)
+    if known is not None:
+        packages, how = _packages(image, known)
+        notes += [how] if how else []
+        if packages is not None:
+            values["packages"] = versions(packages, image.architecture)
     if gathered and gathered.verifications:
         values["checks"] = facts.checks(gathered.verifications)
         notes += _strangers(gathered.verifications, {image.digest, found.digest}, found.name)
     return Facts(
         side=Side(name=found.name, origin=found.origin, digest=image.digest, platform=image.platform),
         values=values,
-        unknown={"packages": "has no packages of dpkg", "checks": "has no results of verify"},
+        unknown={
+            "packages": "was not read, as the other one is not built" if known is None else "has no packages of dpkg",
+            "checks": "has no results of verify",
+        },
         layers=facts.layers(image.config, [(layer.digest, layer.size) for layer in image.layers]),
         compressed=image.compressed,
         notes=tuple(notes),

@@ -13,6 +13,8 @@ from imagebuild.results.models import Results
 
 CLASSES = ((1 << 16, "up to 64 KiB"), (1 << 20, "64 KiB to 1 MiB"), (1 << 30, "1 MiB to 1 GiB"))
 LARGEST = "1 GiB and more"
+LARGE = (CLASSES[-1][1], LARGEST)
+"""Classes of sizes at which it is bandwidth that is measured."""
 EVERY_PAIR = "all pairs"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from docker import DockerClient
@@ -40,7 +41,8 @@ def engine_has(image: str) -> DockerClient | None:
 def in_engine(name: str, client: DockerClient, image: str, folder: Path) -> Found:
     """An image of the engine's store. Raises CommandError if the engine fails, ResultError as `in_files`."""
     try:
-        return _found(name, "the engine's store", layout.images(docker.saved(client, image), folder))
+        found = _found(name, "the engine's store", layout.images(docker.saved(client, image), folder))
+        return replace(found, digest=docker.inspect(client, image).digest)
     finally:
         client.close()
 

@@ -106,7 +106,7 @@ class Found:
     platforms: tuple[str, ...]
     choose: Callable[[str], Located]
     digest: str | None = None
-    """Of the index, where there is one."""
+    """What the name stands for: of an index or a manifest, where it is known."""
 
     def image(self, platform: str | None) -> Located:
         """The one for a platform; without one it must be the only one. Raises ConfigError."""

@@ -8,14 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from imagebuild import subject
 from imagebuild.checks import components_of
 from imagebuild.errors import ConfigError, ResultError
+from imagebuild.files import read_text
 from imagebuild.locating import local, remote
 from imagebuild.locating.located import Found
 from imagebuild.models import Plan, Target
+from imagebuild.records import BuildResult
 from imagebuild.registry.base import Registry
-from imagebuild.registry.reference import parse
+from imagebuild.registry.reference import Reference, parse
 
 NO_PLAN = Plan(targets=(), excluded=())
 ENGINE, REGISTRY = "engine:", "registry:"
@@ -72,7 +76,9 @@ class Places:
         return remote.find(name, reference, self.connect(reference.host), folder)
 
     def _built(self, target: Target, folder: Path) -> Found | None:
-        """A target in the engine's store or in the folder of builds, if it has the versions of the plan."""
+        """A target in the engine's store, in the folder of builds or where it was pushed to, if it has the versions of
+        the plan.
+        """
         if client := local.engine_has(target.name):
             found = local.in_engine(target.id, client, target.name, folder)
             if _is(found, target):
@@ -82,7 +88,25 @@ class Places:
             found = local.in_files(target.id, path, folder)
             if _is(found, target):
                 return found
+        if (pushed := self._pushed(target)) and not self.offline:
+            found = remote.find(target.id, pushed, self.connect(pushed.host), folder)
+            if _is(found, target):
+                return found
         return None
+
+    def _pushed(self, target: Target) -> Reference | None:
+        """Where the last build pushed a target to, if its result is in the folder of builds."""
+        path = self.folder / target.id / "result.json"
+        if not path.exists():
+            return None
+        try:
+            result = BuildResult.model_validate_json(read_text(path))
+        except ValidationError as error:
+            why = f"{error.errors()[0]['msg']}; was it written by another version of imagebuild? build again"
+            raise ResultError(f"{path}: {why}") from None
+        if result.repository is None or result.digest is None:
+            return None
+        return parse(result.repository).at(result.digest)
 
 
 def _is(found: Found, target: Target) -> bool:

@@ -59,10 +59,10 @@ def choose(wanted: str, subject: Subject, machine: Machine) -> Scanner:
     or cannot read the image.
     """
     if wanted == AUTO:
-        fitting = [scanner for scanner in SCANNERS if not unfit(scanner, subject)]
-        if found := next((scanner for scanner in fitting if machine.which(scanner.name)), None):
+        installed = (scanner for scanner in SCANNERS if machine.which(scanner.name))
+        if found := next((scanner for scanner in installed if not unfit(scanner, subject)), None):
             return found
-        ways = "; or ".join(scanner.install for scanner in fitting)
+        ways = "; or ".join(scanner.install for scanner in SCANNERS if not unfit(scanner, subject))
         raise CommandError(f"{subject.name}: not scanned, as no scanner that can read it is installed: {ways}")
     if wanted not in BY_NAME:
         raise ConfigError(f"--scanner {wanted}: use {AUTO}, {', '.join(BY_NAME)}")
@@ -88,9 +88,9 @@ def scan(subject: Subject, rules: Document[Policy], wish: Wish, machine: Machine
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
         job, what, built = _prepared(scanner, subject, wish, Path(folder), started)
         environment = scanner.environment(job)
-        output = machine.run(*scanner.scan(job), env=environment)
+        output = machine.run(*scanner.scan(job), env=environment, timeout=scanner.limit_s)
         about = scanner.about(job)
-        reading = scanner.parse(output, machine.run(*about, env=environment) if about else "")
+        reading = scanner.parse(output, machine.run(*about, env=environment, timeout=60) if about else "")
     built = reading.built or built
     judged = policy.judge(reading.findings, rules, subject.facts, worst=scanner.worst, database=built, now=started)
     notes = [*reading.notes, *([scanner.limits] if scanner.limits else []), *judged.notes]

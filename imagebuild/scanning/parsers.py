@@ -40,7 +40,7 @@ def grype(output: str, about: str) -> Reading:  # noqa: ARG001 - the scan's outp
     with _known_form("grype"):
         told = document["descriptor"]
         database = told.get("db") or {}
-        state = database.get("status") or database  # grype 0.88 and later have a level more
+        state = database.get("status") or database  # since version 6 of the database there is a level more
         built = _time(state.get("built"))
         ignored = len(document.get("ignoredMatches") or ())
         return Reading(

@@ -46,6 +46,8 @@ class Scanner:
     install: str
     limits: str = ""
     """What it cannot see."""
+    limit_s: int = 1800
+    """Seconds it may take, with the download of its database: who has no network shall not wait for ever."""
 
 
 def _grype(job: Job) -> tuple[str, ...]:
@@ -55,7 +57,10 @@ def _grype(job: Job) -> tuple[str, ...]:
 
 
 def _grype_environment(job: Job) -> dict[str, str]:
-    values = {"GRYPE_CHECK_FOR_APP_UPDATE": "false", "GRYPE_DB_VALIDATE_AGE": "false"}  # our policy judges the age
+    # Our policy judges the age, and what has no fix.
+    values = dict.fromkeys(
+        ("GRYPE_CHECK_FOR_APP_UPDATE", "GRYPE_DB_VALIDATE_AGE", "GRYPE_ONLY_FIXED", "GRYPE_ONLY_NOTFIXED"), "false"
+    )
     if job.offline:
         values["GRYPE_DB_AUTO_UPDATE"] = "false"
     return values | ({"GRYPE_DB_CACHE_DIR": str(job.database)} if job.database else {})
@@ -63,9 +68,10 @@ def _grype_environment(job: Job) -> dict[str, str]:
 
 def _trivy(job: Job) -> tuple[str, ...]:
     settings = ("--config", str(job.folder / "settings.yaml"), "--ignorefile", str(job.folder / "ignore"))
+    everything = ("--severity", "UNKNOWN,LOW,MEDIUM,HIGH,CRITICAL", "--ignore-unfixed=false")
     what = ("sbom", str(job.sbom)) if job.sbom else ("image", "--input", str(job.layout), "--scanners", "vuln")
     network = ("--offline-scan", "--skip-db-update", "--skip-java-db-update") if job.offline else ()
-    return ("trivy", *what, "--quiet", "--format", "json", *settings, *network, *_trivy_cache(job))
+    return ("trivy", *what, "--quiet", "--format", "json", *settings, *everything, *network, *_trivy_cache(job))
 
 
 def _trivy_cache(job: Job) -> tuple[str, ...]:
@@ -96,6 +102,7 @@ SCANNERS = (
         lambda _: {}, parsers.debsecan, "high",
         "install debsecan, for images of Debian: apt-get install debsecan",
         "debsecan knows packages of Debian only; wheels, CUDA, HPC-X and what was compiled were not looked at",
+        limit_s=180,
     ),
 )  # fmt: skip
 """In the order in which `auto` takes the first that is installed and can read the image."""

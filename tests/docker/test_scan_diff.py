@@ -76,7 +76,7 @@ def test_diff_of_runtime_and_devel(
         (quickstart.result.size_bytes, devel.result.size_bytes), rel=0.001
     )
     assert made.sizes.shared > 20_000_000  # the base
-    assert f"1 component, {len(sections['packages'].changes)} packages" in done.out
+    assert f"1 component, {len(sections['packages'].changes)} packages, " in done.out
 
 
 DOCKERFILE = """\

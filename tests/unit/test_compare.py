@@ -366,18 +366,26 @@ def test_the_table(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -
         assert part in said, part
     last = said.splitlines()[-1]
     assert last == (
-        "1 component, 1 label, 1 check differ; 100.0 MB becomes 110.0 MB (+10.0%), 0.0 MB shared; "
+        "1 component, 1 label, 1 check, 2 layers differ; 100.0 MB becomes 110.0 MB (+10.0%), 0.0 MB shared; "
         "least bandwidth ratio 0.950 (all_reduce, 8 ranks, float, 1 GiB and more)"
     )
 
 
 def test_markdown(comparison: Comparison) -> None:
     said = text.markdown(comparison)
-    assert said.startswith("**1 component, 1 label, 1 check differ")
+    assert said.startswith("**1 component, 1 label, 1 check, 2 layers differ")
     assert "| only B | 110.0 MB | bbbbbbbbbbbb | RUN &lt;x> \\| y |" in said
     assert said.count("<details>") == said.count("</details>") == 5
     # In Markdown, rows that follow each other without an empty line are one table.
     assert "|  | A | B |\n| --- | --- | --- |\n| nccl | 1 | 2 |\n\n</details>" in said
+
+
+def test_small_messages_are_not_in_the_summary(comparison: Comparison) -> None:
+    a, b = (Results(runs=(run((1024, small), (GIB, 400)),)) for small in (2.0, 1.0))
+    made = comparison.model_copy(update={"speeds": tuple(speed.speeds(a, b))})
+    assert "least bandwidth ratio 1.000" in text.summary(made)
+    small = comparison.model_copy(update={"speeds": tuple(s for s in made.speeds if s.sizes == "up to 64 KiB")})
+    assert "ratio" not in text.summary(small)
 
 
 def test_nothing_differs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from imagebuild.locating import local
 from imagebuild.locating.located import Found, Located
 from imagebuild.locating.resolve import Places
 from imagebuild.models import Plan, Target
+from imagebuild.records import BuildResult
 from imagebuild.registry import documents
 from imagebuild.registry.base import Descriptor, File, Registry
 from tests import registry_fake
@@ -210,3 +212,24 @@ def test_a_build_with_other_versions_is_not_the_target(tiny: Files, tmp_path: Pa
     make.layout(tmp_path / "build" / target.id / "layout", STATUS, Labels=labels)
     with Places(planning.make_plan(tiny.load()), tmp_path / "build").find(target.id) as found:
         assert isinstance(found, Target)
+
+
+def test_a_target_that_was_pushed(tiny: Files, tmp_path: Path, registry: FakeRegistry) -> None:
+    plan = planning.make_plan(tiny.load())
+    target = plan.targets[0]
+    about = pushed(registry, STATUS, Labels={f"imagebuild.component.{n}": v for n, v in target.components.items()})
+    result = BuildResult(
+        target=target.id, digest=about.digest, tags=(), platforms=("linux/amd64",), size_bytes=None, seconds=1, steps=(),
+        repository="registry.test/gpu/open",
+    )  # fmt: skip
+    path = tmp_path / target.id / "result.json"
+    path.parent.mkdir()
+    path.write_text(result.model_dump_json())
+    places = replace(at(registry, plan), folder=tmp_path)
+    with found_at(target.id, places) as found:
+        assert found.image(None).digest == about.digest
+    with replace(places, offline=True).find(target.id) as absent:
+        assert isinstance(absent, Target)
+    path.write_text("{}")
+    with pytest.raises(ResultError, match=r"result.json: .*build again"), found_at(target.id, places):
+        pass

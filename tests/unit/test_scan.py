@@ -17,18 +17,25 @@ from imagebuild.config import Document
 from imagebuild.errors import CommandError, ConfigError, ResultError
 from imagebuild.locating.located import Found
 from imagebuild.locating.resolve import Places
-from imagebuild.scanning import command, show, subject
+from imagebuild.models import Plan
+from imagebuild.packages import of_sbom
+from imagebuild.scanning import command, sbom, show, subject
 from imagebuild.scanning.command import Machine, Wish
 from imagebuild.scanning.policy import Policy
 from imagebuild.scanning.scanners import BY_NAME, Job
 from imagebuild.scanning.subject import Subject
+from tests.conftest import ROOT
 from tests.unit import image_files as make
 from tests.unit import vulnerability_samples as samples
 from tests.unit.conftest import Runner
 
 NOW = datetime(2099, 1, 3, 3, 4, 5, tzinfo=UTC)
 RULES = Document(Path("p.yaml"), Policy(), {})
-LABELS = {"imagebuild.target": "open-cuda13.5-debian13-runtime", "imagebuild.axis.cuda": "13.5"}
+AXES = {"cuda": "13.5", "os": "debian13", "variant": "runtime"}
+LABELS = {
+    "imagebuild.target": "my-open-cuda13.5-debian13-runtime",
+    **{f"imagebuild.axis.{n}": v for n, v in AXES.items()},
+}
 DEBIAN = {"usr/lib/os-release": samples.OS_RELEASE.encode(), "var/lib/dpkg/status": samples.STATUS.encode()}
 
 
@@ -57,7 +64,7 @@ def machine(*programs: str, **answers: str | Callable[[], str]) -> tuple[Machine
 def test_what_the_image_says_of_itself(tmp_path: Path) -> None:
     about = image_of(tmp_path)
     assert about.system == subject.System("debian", "trixie", samples.STATUS)
-    assert about.facts == {"arch": "amd64", "image": "open", "cuda": "13.5"}
+    assert about.facts == {"arch": "amd64", "image": "my-open", **AXES}
     assert about.digest.startswith("sha256:")
     assert about.platform == "linux/amd64"
 
@@ -80,7 +87,7 @@ def test_grype_reads_a_layout_of_this_platform(tmp_path: Path) -> None:
     assert made.digest == about.digest == seen["index"]["manifests"][0]["digest"]
     assert seen["blobs"]
     assert seen["settings"] == ""
-    assert seen["GRYPE_DB_AUTO_UPDATE"] == "false"
+    assert seen["GRYPE_DB_AUTO_UPDATE"] == seen["GRYPE_ONLY_FIXED"] == "false"
     assert seen["GRYPE_DB_CACHE_DIR"] == str(tmp_path)
     assert made.scanner == "grype 0.87.0"
     assert made.database == "schema 5, of 2099-01-02T03:04:05+00:00"
@@ -97,7 +104,15 @@ def test_trivy(tmp_path: Path) -> None:
     here, runner = machine("trivy", "debsecan")
     made = command.scan(image_of(tmp_path), RULES, Wish(offline=True, database=tmp_path), here)
     (line,) = runner.of("trivy image")
-    for option in ("--skip-db-update", "--offline-scan", f"--cache-dir {tmp_path}", "--ignorefile", "--format json"):
+    for option in (
+        "--skip-db-update",
+        "--offline-scan",
+        f"--cache-dir {tmp_path}",
+        "--ignorefile",
+        "--format json",
+        "--ignore-unfixed=false",
+        "LOW,",
+    ):
         assert option in line
     assert f"--cache-dir {tmp_path}" in runner.of("trivy version")[0]
     assert made.scanner == "trivy 0.58.0"
@@ -210,12 +225,29 @@ def test_an_sbom_instead_of_an_image(tmp_path: Path) -> None:
     assert (about.name, about.digest, about.platform) == ("example/image", f"sha256:{'d' * 64}", "linux/amd64")
     assert about.system.id == "debian"
     assert about.system.suite == "trixie"
+    assert about.facts == {"arch": "amd64"}
     here, runner = machine("trivy")
     assert command.scan(about, RULES, Wish(), here).digest == about.digest
     assert runner.of(f"trivy sbom {path}")
     here, runner = machine("grype")
     command.scan(about, RULES, Wish(), here)
     assert runner.calls[0].endswith(f"sbom:{path}")
+
+
+def test_the_axes_of_an_sbom_are_those_of_its_target(tmp_path: Path, full_plan: Plan) -> None:
+    path = tmp_path / "sbom.spdx.json"
+    target = full_plan.targets[0]
+    path.write_text(json.dumps(samples.sbom()).replace("example/image", target.id))
+    assert subject.of_sbom_file(path, full_plan).facts == {**target.axes, "image": target.image, "arch": "amd64"}
+
+
+def test_the_sbom_of_syft() -> None:
+    """A real one, which names its image in other places than ours does."""
+    document = json.loads((ROOT / "tests/data/sbom/syft.json").read_text())
+    about = sbom.about(document)
+    assert about.digest
+    assert (about.distribution, about.suite) == ("debian", "trixie")
+    assert "libc6" in {package.name for package in of_sbom(document)}
 
 
 @pytest.mark.parametrize(
