@@ -158,6 +158,7 @@ class Dropped(Exception):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     default_request_version = "HTTP/1.1"
     """Of what is no request, such as TLS: engines see by the answer that they have to do without."""
 

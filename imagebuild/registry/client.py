@@ -10,9 +10,8 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 from imagebuild import settings
-from imagebuild.errors import CommandError
 from imagebuild.registry import answers, documents, manifests, referrers, uploads
-from imagebuild.registry.base import Descriptor, File, Manifest, Streamed
+from imagebuild.registry.base import DeletionDisabled, Descriptor, File, Manifest, Streamed
 from imagebuild.registry.reference import api_address
 from imagebuild.registry.wire import Again, Wire, ca_bundle, patience
 
@@ -142,7 +141,7 @@ class Client:
         """Delete a manifest, with the tags that name it; one that is not there is deleted already."""
         answer = self.wire.request("DELETE", f"{repository}/manifests/{digest}", answers.delete(repository))
         if answer.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            raise CommandError(
+            raise DeletionDisabled(
                 f"{self.host}: does not let images be deleted (405); the distribution's registry does with "
                 "`storage: {delete: {enabled: true}}` in its configuration, or REGISTRY_STORAGE_DELETE_ENABLED=true"
             )

@@ -56,7 +56,9 @@ def add(wire: Wire, repository: str, subject: str, content: bytes) -> None:
 
 
 def _from_api(wire: Wire, repository: str, digest: str) -> tuple[Descriptor, ...] | None:
-    """None if the registry has no such API."""
+    """None if the registry has no such API, which it need not be asked twice."""
+    if wire.lacks_referrers:
+        return None
     found: list[Descriptor] = []
     path: str | None = f"{repository}/referrers/{digest}"
     while path:
@@ -67,6 +69,8 @@ def _from_api(wire: Wire, repository: str, digest: str) -> tuple[Descriptor, ...
                 answer, f"{wire.host}/{repository}: what refers to {digest}", HTTPStatus.OK, HTTPStatus.BAD_REQUEST,
                 HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED,
             )  # fmt: skip
+            # One that has it lists errors of its own, for example that it does not know the repository.
+            wire.lacks_referrers = not answers.codes(answer)
             return None
         found += documents.children(answer.json())
         following = answer.links.get("next", {}).get("url")
