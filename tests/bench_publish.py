@@ -11,7 +11,7 @@ from pathlib import Path
 
 from imagebuild.publication import Tools
 from imagebuild.registry.client import connect
-from tests.docker.conftest import registry_in
+from tests import registries
 from tests.faulty import Faulty, in_front_of
 from tests.publish_fakes import AMD64, ARM64, HOST, MATRIX, Done, Site
 
@@ -24,7 +24,7 @@ def measure_publish() -> list[tuple[str, str, str]]:
     """Rows of docs/benchmarks.md."""
     with (
         tempfile.TemporaryDirectory() as name,
-        registry_in(Path(name)) as address,
+        registries.distribution(Path(name) / "registry") as address,
         in_front_of(address) as faulty,
     ):
         site = _site(Path(name) / "site", faulty.address)

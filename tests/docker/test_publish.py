@@ -17,7 +17,8 @@ from imagebuild.publishing.result import Published, PublishResult
 from imagebuild.records import BuildResult
 from imagebuild.registry.client import Client, connect
 from imagebuild.registry.documents import blobs, children, digest_of, encode
-from tests.docker.conftest import REPOSITORY, Tiny, finish, registry_in, until, watched
+from tests import registries
+from tests.docker.conftest import REPOSITORY, Tiny, finish, install, until, watched
 from tests.faulty import Faulty, in_front_of
 
 pytestmark = pytest.mark.docker
@@ -82,7 +83,13 @@ class Shop:
 @pytest.fixture(scope="module")
 def shops(client: DockerClient, host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     folder = tmp_path_factory.mktemp("publish")
-    with registry_in(folder) as address, in_front_of(address) as faulty, watched(client, host) as environ:
+    if not shutil.which("docker-registry"):
+        install("docker-registry")
+    with (
+        registries.distribution(folder / "registry") as address,
+        in_front_of(address) as faulty,
+        watched(client, host) as environ,
+    ):
         (folder / "project").mkdir()
         tiny = Tiny(folder / "project", environ)
         lines = (tiny.root / "matrix.yaml").read_text().splitlines(keepends=True)

@@ -1,7 +1,6 @@
 """Exit codes, and what is printed, without an engine."""
 
 import json
-import sys
 from datetime import date
 from pathlib import Path
 
