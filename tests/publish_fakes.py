@@ -35,6 +35,7 @@ images:
     axes:
       cuda: ["12.9", "13.0"]
       os: [debian13]
+      variant: [runtime]
     platforms: [linux/amd64, linux/arm64]
     components: [tool, library]
     tags: ["{repository}/{image}:cuda{cuda}-tool{tool.version}-{revision}"]
@@ -48,7 +49,7 @@ checks:
   - {name: newest, description: For the newest, run: "true", when: {cuda: "13.0"}}
   - {name: on-gpu, description: It works on a GPU, run: "true", needs: [gpu]}
 """
-OLD, NEW = "tiny-cuda12.9-debian13", "tiny-cuda13.0-debian13"
+OLD, NEW = "tiny-cuda12.9-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
 
 
 @dataclass
