@@ -36,7 +36,7 @@ def _insecure(environ: Mapping[str, str]) -> tuple[str, ...]:
     return (*settings.load(environ).insecure_registries, *named)
 
 
-@dataclass
+@dataclass(eq=False)
 class Client:
     """Satisfies `base.Registry`, for several threads."""
 
@@ -48,8 +48,8 @@ class Client:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """A manifest by tag or digest; None if there is none. Raises CommandError if it has another digest."""
-        where = f"{self.host}/{repository}: manifest {reference}"
-        return self.wire.patiently(where, lambda: manifests.read(self.wire, repository, reference))
+        what = f"{repository}: manifest {reference}"
+        return self.wire.patiently(what, lambda: manifests.read(self.wire, repository, reference))
 
     def digest(self, repository: str, reference: str) -> str | None:
         """The digest of what a tag names now; None if there is none."""
