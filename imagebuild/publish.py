@@ -78,6 +78,7 @@ def publish(project: Project, plan: Plan, wish: Wish, tools: Tools) -> PublishRe
     return PublishResult(
         targets=tuple(each(lambda pair: checked(*pair), published, *registries, jobs=wish.jobs)),
         ignored=len(found.ignored),
+        unnamed=tuple(str(v.path) for v in found.verifications if not v.value.digest),
     )
 
 
@@ -120,6 +121,8 @@ def show(result: PublishResult, plan: Plan) -> None:
         asked = ", ".join(f"{number} {method}" for method, number in result.requests.items() if method.isupper())
         moved = " and ".join(f"{console.size(result.requests.get(k, 0))} {k}" for k in ("sent", "received"))
         err.print(f"requests: {asked}; bodies: {moved}")
+    for path in result.unnamed:
+        err.print(f"{path}: counts for nothing, as it names no digest; verify the image as NAME@DIGEST", markup=False)
     if result.ignored:
         err.print(f"{result.ignored} other JSON files were ignored")
 

@@ -479,6 +479,12 @@ def test_cut_off_results_are_not_ignored(site: Site) -> None:
         site.publish()
 
 
+def test_verifications_of_no_digest_are_named(site: Site) -> None:
+    of_no_digest(site)
+    (path,) = site.publish().result.unnamed
+    assert json.loads(Path(path).read_text())["digest"] is None
+
+
 def test_other_files_are_counted(site: Site) -> None:
     site.ready(NEW)
     site.leave("index.json", '{"schemaVersion": 2}')
