@@ -43,7 +43,8 @@ def put(wire: Wire, repository: str, content: bytes | Path | Streamed, digest: s
             raise Again("what arrived was not what was sent")
         answers.expect(done, f"{wire.host}/{repository}: upload of {digest}", HTTPStatus.CREATED)
         if not has(wire, repository, digest):
-            raise Again("the registry took the upload, but does not have it")
+            # Some only take a moment: they are asked once more before it is sent again.
+            raise Again("the registry took the upload, but does not have it", wire.backoff_s)
         return True
 
     return wire.patiently(f"{repository}: upload of {digest}", attempt)

@@ -25,6 +25,7 @@ from imagebuild.errors import CommandError, ConfigError, Unreachable
 from imagebuild.locking.web import reason
 from imagebuild.registry import answers
 from imagebuild.registry.auth import Login
+from imagebuild.registry.reference import is_loopback
 
 PATIENCE_S = 120.0
 """How long a registry may fail before we give up."""
@@ -99,6 +100,8 @@ class Wire:
         self.session = requests.Session()
         self.session.headers.update({"User-Agent": "imagebuild", "Accept-Encoding": "identity"})
         self.session.verify = str(self.ca) if self.ca else True
+        # Docker does not look for registries of this machine behind a proxy either.
+        self.session.trust_env = not is_loopback(self.host)
         # Cookies are all in a session that several threads would change.
         self.session.cookies = RequestsCookieJar(DefaultCookiePolicy(allowed_domains=[]))
         for scheme in ("http://", "https://"):
@@ -151,7 +154,13 @@ class Wire:
         Raises Again for bad moments, CommandError for what stays wrong.
         """
         url = urljoin(self.base, path)
-        own = urlsplit(url).netloc == urlsplit(self.base).netloc
+        there, here = urlsplit(url), urlsplit(self.base)
+        own = there.netloc == here.netloc
+        if own and there.scheme != here.scheme:
+            raise CommandError(
+                f"{self.host}: says that uploads go to {there.scheme}://{there.netloc}; if a proxy is in front of the "
+                "registry, it has to tell it X-Forwarded-Proto"
+            )
         # Uploads may go to another server, which has its own way to know them.
         shown = self.login.header(scopes) if own else None
         answer = self._send(method, url, auth=shown or _nothing, **options)

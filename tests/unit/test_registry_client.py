@@ -408,3 +408,19 @@ def test_parallel() -> None:
     with pytest.raises(CommandError, match="three"):
         each(square, range(3, 1000), jobs=1)
     assert began[-1] == 3
+
+
+def test_uploads_do_not_lose_tls(server: Behaviour) -> None:
+    registry = connect(server.address)
+    registry.wire.base = registry.wire.base.replace("http:", "https:")
+    with pytest.raises(CommandError, match=r"says that uploads go to http://.*X-Forwarded-Proto"):
+        registry.wire.once("PUT", f"http://{server.address}/v2/a/blobs/uploads/1", ("repository:a:push",))
+    assert not server.asked
+
+
+def test_registries_of_this_machine_are_not_behind_a_proxy(server: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert connect(server.address, patience_s=0).tags("a") == ()
