@@ -26,14 +26,6 @@ AlgorithmName = Literal["ring", "nvls", "hierarchical", "nvls-tree", "sharp", "n
 Multiplier = Callable[[int, int, int], float]
 """From n, k, g."""
 
-FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    **dict.fromkeys(("all_gather", "reduce_scatter", "alltoall", "gather", "scatter"), lambda n: (n - 1) / n),
-    **dict.fromkeys(("broadcast", "reduce", "sendrecv", "hypercube"), lambda n: 1.0 if n > 1 else 0.0),
-}
-"""Collective → bus bandwidth / algorithm bandwidth. alltoallv is not here: how much crosses a link depends on its
-table of sizes, which is not printed."""
-
 REDUCING: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -141,12 +133,6 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "every rank sends size to the next one; at best one rank of each node sends to another node",
     ),
 )  # fmt: skip
-
-
-def bus_factor(collective: str, ranks: int) -> float | None:
-    """Bus bandwidth / algorithm bandwidth as nccl-tests computes it; `None` for a collective without a constant one."""
-    factor = FACTORS.get(collective)
-    return factor(ranks) if factor else None
 
 
 def classes(collective: str) -> set[str]:

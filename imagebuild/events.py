@@ -20,6 +20,8 @@ NAME = re.compile(
     re.DOTALL,
 )
 FINAL_STAGE = "image"
+BLOB = re.compile(r"^(extracting )?sha256:")
+"""What is in progress when a layer comes from a registry. Steps that run have no progress, only output."""
 LOG_LINES = 400
 """Lines of output kept per step."""
 
@@ -33,6 +35,8 @@ class Vertex:
     started: float | None = None
     completed: float | None = None
     cached: bool = False
+    pulled: bool = False
+    """Did layers of it come from a registry? BuildKit then reports a step as if it had run."""
     error: str = ""
     inputs: tuple[str, ...] = ()
     """Digests of the vertices that it starts from; a source has none."""
@@ -153,6 +157,9 @@ class Stream:
         self.messages.clear()
 
     def _event(self, event: dict[str, Any]) -> Iterator[tuple[str, Vertex, str]]:
+        for raw in event.get("statuses") or ():
+            if BLOB.match(raw.get("id") or ""):
+                self.vertices.setdefault(raw["vertex"], Vertex(raw["vertex"])).pulled = True
         for raw in event.get("vertexes") or ():
             yield from self._vertex(raw)
         for raw in event.get("logs") or ():
@@ -180,7 +187,7 @@ class Stream:
         if completed and (not ran_before or raw.get("error")):
             # A step that was looked up, or cancelled for one target, may then run for another that wants it.
             vertex.started = started or vertex.started
-            vertex.cached, vertex.error = bool(raw.get("cached")), raw.get("error") or ""
+            vertex.cached, vertex.error = bool(raw.get("cached") or vertex.pulled), raw.get("error") or ""
             vertex.completed = completed
             if vertex.partial:
                 vertex.log.append(vertex.partial)

@@ -19,6 +19,7 @@ from imagebuild.errors import ConfigError
 from imagebuild.judgement import Judgement, Limit, Outcome
 from imagebuild.placing import place
 from imagebuild.profiles import Profile, Reference
+from imagebuild.results import p2p
 from imagebuild.results.models import BandwidthTest, Results, Run, Table
 
 MARGIN = 0.02
@@ -47,9 +48,11 @@ def judge(results: Results, profile: Profile, known: Known | None = None) -> tup
     known = known or Known()
     if known.algorithm and known.algorithm not in get_args(AlgorithmName):
         raise ConfigError(f"algorithm {known.algorithm!r}: not one of {', '.join(get_args(AlgorithmName))}")
+    sources = {test.source for test in results.tests}
+    idle = {s for s in sources if p2p.enabling_changes_nothing([t for t in results.tests if t.source == s])}
     return (
         *(judge_run(run, profile, known) for run in results.runs),
-        *(judge_matrix(test, profile) for test in results.tests if test.unit == "GB/s"),
+        *(judge_matrix(test, profile, peers=test.source not in idle) for test in results.tests if test.unit == "GB/s"),
         *(judge_table(table, profile) for table in results.tables if not _of_latency(table)),
     )
 
@@ -108,9 +111,9 @@ def subject(collective: str | None, ranks: int | None, nodes: int | None) -> str
     return ", ".join(parts)
 
 
-def judge_matrix(test: BandwidthTest, profile: Profile) -> Judgement:
+def judge_matrix(test: BandwidthTest, profile: Profile, *, peers: bool = True) -> Judgement:
     """A matrix of nvbandwidth or p2pBandwidthLatencyTest, in GB/s: its worst pair beside the reference, its best
-    beside the ceiling.
+    beside the ceiling. Without `peers`, the same run was as fast with P2P disabled.
     """
     name = test.name or "unnamed test"
     cells = pairs(test)
@@ -121,6 +124,8 @@ def judge_matrix(test: BandwidthTest, profile: Profile) -> Judgement:
     if worst is None:
         return base.end("not-comparable", "no pair was measured")
     base.ceiling = transfers.copy_ceiling(profile, name)
+    if not peers and "p2p_enabled" in name:
+        return base.end("failed", "no pair gains by P2P: it is off, or does not work")
     if base.above(max(cells)):
         base.measured = max(cells)
         return base.error()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import socket
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -12,7 +13,7 @@ import pytest
 from docker import DockerClient
 
 from imagebuild.records import BuildResult, VerifyResult
-from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, Tiny
+from tests.docker.conftest import REPOSITORY, TARGET, Imagebuild, Tiny
 
 pytestmark = pytest.mark.docker
 
@@ -24,34 +25,39 @@ def blob(layout: Path, digest: str) -> bytes:
 
 
 MANIFESTS = ("oci.image.manifest.v1", "oci.image.index.v1", "docker.distribution.manifest.v2")
+TINY_TARGET = "tiny-cuda13.0-debian13-runtime"
 
 
-def test_push_pull_verify(
-    registry: str, quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
-) -> None:
-    out, repository = tmp_path / "build", f"{registry}/{REPOSITORY}"
-    imagebuild("build", TARGET, "--platform", "local", "--push", "--repository", repository, "--folder", out)
-    result = BuildResult.model_validate_json((out / TARGET / "result.json").read_text())
-    assert result.digest == quickstart.result.digest
-    name, _, tag = result.tags[0].rpartition(":")
-    assert name == f"{repository}/quickstart"
-
-    # What the registry has under the tag is what the result says, and it is all there.
-    address = f"http://{registry}/v2/{REPOSITORY}/quickstart"
+def manifest_of(registry: str, repository: str, reference: str) -> bytes:
     accept = {"Accept": ", ".join(f"application/vnd.{kind}+json" for kind in MANIFESTS)}
-    with urlopen(Request(f"{address}/manifests/{tag}", headers=accept)) as answer:
-        manifest = answer.read()
-    assert result.digest == f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-    layers = json.loads(manifest)["layers"]
-    assert sum(layer["size"] for layer in layers) == pytest.approx(quickstart.result.size_bytes, rel=0.001)
-    for layer in layers:
-        with urlopen(Request(f"{address}/blobs/{layer['digest']}", method="HEAD")) as answer:
-            assert int(answer.headers["Content-Length"]) == layer["size"]
+    with urlopen(Request(f"http://{registry}/v2/{repository}/manifests/{reference}", headers=accept)) as answer:
+        return bytes(answer.read())
 
-    for _ in client.images.list(name):  # a push also names it here
-        client.images.remove(f"{name}:{tag}", force=True)
-    assert not client.images.list(name)
-    pulled = f"{name}@{result.digest}"
+
+def tags(registry: str, repository: str) -> list[str]:
+    with urlopen(f"http://{registry}/v2/{repository}/tags/list") as answer:
+        return list(json.load(answer)["tags"])
+
+
+def test_push_pull_verify(registry: str, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path) -> None:
+    out, repository = tmp_path / "build", f"{registry}/{REPOSITORY}"
+    imagebuild("build", TARGET, "--platform", "local", "--push", "--registry", repository, "--folder", out)
+    result = BuildResult.model_validate_json((out / TARGET / "result.json").read_text())
+    assert result.repository == f"{repository}/quickstart-staging"
+    assert list(result.manifests.values()) == [result.digest]
+    assert not (out / TARGET / "layout").exists()
+
+    # What the registry has under the digest is what the result says, and nobody has a tag to pull it by.
+    staging = f"{REPOSITORY}/quickstart-staging"
+    manifest = manifest_of(registry, staging, str(result.digest))
+    assert result.digest == f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+    assert sum(layer["size"] for layer in json.loads(manifest)["layers"]) == result.size_bytes
+    (tag,) = tags(registry, staging)
+    assert result.tags == (f"{result.repository}:{tag}",)
+    assert re.fullmatch(rf"staged-\d{{8}}T\d{{6}}Z-{str(result.digest)[7:19]}", tag)
+    assert not client.images.list(result.repository)
+
+    pulled = f"{result.repository}@{result.digest}"
     client.images.pull(pulled)
     imagebuild("verify", pulled, "--json", tmp_path / "verify.json")
     verified = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
@@ -59,23 +65,51 @@ def test_push_pull_verify(
     assert verified.target == TARGET
 
 
+def test_what_is_there_is_not_pushed_again(tiny: Tiny, registry: str) -> None:
+    push = (TINY_TARGET, "--push", "--repository", f"{registry}/x")
+    first = tiny.build(*push)
+    assert not re.search("pushed .*: 0 blobs", first.out + first.err)
+    before = tiny.result()
+    again = tiny.build(*push)
+    assert re.search(rf"pushed {TINY_TARGET}: 0 blobs", again.out + again.err)
+    assert tiny.result().digest == before.digest
+    assert sorted([*before.tags, *tiny.result().tags]) == sorted(
+        f"{registry}/x/tiny-staging:{tag}" for tag in tags(registry, "x/tiny-staging")
+    )
+
+
 def test_push_to_a_registry_that_does_not_answer(tiny: Tiny) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    done = tiny.build("tiny-cuda13.0*runtime", "--push", "--repository", f"{address}/x", expect=4)
-    assert "connection refused" in done.err
+    environ = {"IMAGEBUILD_REGISTRY_PATIENCE": "1"}
+    done = tiny.build(TINY_TARGET, "--push", "--registry", f"{address}/x", expect=4, **environ)
+    assert "refused" in done.err
     assert address in done.err
 
 
-def test_output_is_an_oci_layout(tiny: Tiny) -> None:
-    tiny.build("cuda=13.0", "--output", tiny.root / "layouts")
+@pytest.mark.parametrize("compression", ["gzip", "zstd:3"])
+def test_output_is_an_oci_layout(tiny: Tiny, compression: str) -> None:
+    tiny.build("cuda=13.0", "--output", tiny.root / "layouts", "--compression", compression)
     for target in ("tiny-cuda13.0-debian13-runtime", "tiny-cuda13.0-debian13-devel"):
-        layout = tiny.root / "layouts" / target
+        layout, result = tiny.root / "layouts" / target, tiny.result(target)
         assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
         (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
-        assert entry["digest"] == tiny.result(target).digest
+        assert entry["digest"] == result.digest
+        assert list(result.manifests.values()) == [result.digest]
         manifest = json.loads(blob(layout, entry["digest"]))
         for part in [manifest["config"], *manifest["layers"]]:
             assert len(blob(layout, part["digest"])) == part["size"]
+        kind = f"application/vnd.oci.image.layer.v1.tar+{compression.partition(':')[0]}"
+        assert {layer["mediaType"] for layer in manifest["layers"]} == {kind}  # the base's too
+        assert result.size_bytes == sum(layer["size"] for layer in manifest["layers"])
         labels = json.loads(blob(layout, manifest["config"]["digest"]))["config"]["Labels"]
         assert labels["imagebuild.target"] == target
+
+
+def test_a_folder_of_something_else_is_not_replaced(tiny: Tiny) -> None:
+    mine = tiny.root / "layouts" / TINY_TARGET / "thesis.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    done = tiny.build(TINY_TARGET, "--output", tiny.root / "layouts", expect=2)
+    assert "has thesis.txt, so it is no OCI layout" in done.err
+    assert mine.read_text() == "mine"

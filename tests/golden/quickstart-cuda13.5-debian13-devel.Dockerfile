@@ -234,6 +234,9 @@ RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/lib,target=/usr/local/cuda/lib \
     --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl/lib,target=/opt/nccl/lib \
     bash -eu <<'EOF'
+# Programs that write the time into files write this one, so that tomorrow's image is the same.
+SOURCE_DATE_EPOCH=$(stat --dereference --format=%Y /etc/os-release)
+export SOURCE_DATE_EPOCH
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
@@ -283,6 +286,9 @@ PROFILE
 cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
 SetEnv PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 CONFIG
+# An image is no machine with an id of its own; and what ldconfig remembers of its work has numbers of this disk.
+if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi
+rm -f /var/cache/ldconfig/aux-cache
 EOF
 
 COPY --link --from=cuda /out/devel/ /

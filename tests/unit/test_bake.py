@@ -7,12 +7,16 @@ import pytest
 from imagebuild import bake
 from imagebuild.errors import ConfigError
 from imagebuild.models import Plan
+from imagebuild.packing import Packing
 
 OPTIONS = bake.Options(
     context=Path("/build/empty"),
     output="push",
     replaced={"ucx-source": "/src/ucx", "debian:13-slim": "oci-layout:///cache@sha256:0"},
     secrets={"ca": Path("/etc/ca.crt")},
+)
+PACKED = (
+    "compression=zstd,compression-level=19,force-compression=true,rewrite-timestamp=true,source-date-epoch=1763683200"
 )
 
 
@@ -27,11 +31,17 @@ def test_bake_names_have_no_dots(full_plan: Plan) -> None:
 
 @pytest.mark.parametrize(
     ("output", "written"),
-    [("load", "type=docker"), ("push", "type=registry"), ("/out", "type=oci,tar=false,dest=/out/{id}")],
+    [
+        ("load", "type=docker"),
+        ("cacheonly", "type=cacheonly"),
+        ("push", f"type=oci,tar=false,dest=/b/{{id}}/layout,{PACKED}"),
+        ("/out", f"type=oci,tar=false,dest=/out/{{id}},{PACKED}"),
+    ],
 )
 def test_outputs(full_plan: Plan, output: str, written: str) -> None:
     target = full_plan.targets[0]
-    entry = bake.bake_file([target], Path("/b"), bake.Options(Path("/e"), output=output))["target"][target.bake_name]
+    options = bake.Options(Path("/e"), output=output, packing=Packing(1763683200, "zstd", 19))
+    entry = bake.bake_file([target], Path("/b"), options)["target"][target.bake_name]
     assert entry["output"] == [written.format(id=target.id)]
 
 

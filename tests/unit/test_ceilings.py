@@ -7,16 +7,15 @@ import pytest
 
 from imagebuild.ceilings import (
     ALGORITHMS,
-    FACTORS,
     AlgorithmName,
     Collective,
     Hardware,
-    bus_factor,
     ceilings,
     classes,
     hard_ceiling,
 )  # fmt: skip
 
+COLLECTIVES = get_args(Collective)
 HGX = Hardware(450, 400, nvls=True, sharp=True)
 SCALES = [(2, 1), (8, 1), (16, 2), (32, 4), (72, 1), (144, 2), (4, 4), (2, 2), (128, 16)]
 
@@ -94,21 +93,14 @@ def test_alltoall_by_what_leaves_the_node() -> None:
 
 
 def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
-    for collective in FACTORS:
+    for collective in COLLECTIVES:
         assert ceilings(collective, 1, 1, HGX) == ()
         assert ceilings(collective, 16, 2, Hardware(450)) == ()
         assert ceilings(collective, 7, 2, HGX) == ()
     assert ceilings("alltoallv", 8, 1, HGX) == ()
-    assert bus_factor("alltoallv", 8) is None
 
 
-@pytest.mark.parametrize("collective", FACTORS)
-def test_factor_of_one_rank_is_zero(collective: str) -> None:
-    assert bus_factor(collective, 1) == 0
-    assert bus_factor(collective, 2) in (0.5, 1)
-
-
-@pytest.mark.parametrize("collective", FACTORS)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("ranks", "nodes"), SCALES)
 def test_faster_hardware_is_never_slower(collective: str, ranks: int, nodes: int) -> None:
     slow = {c.algorithm: c for c in ceilings(collective, ranks, nodes, HGX)}
@@ -133,14 +125,14 @@ def test_limits_for_many_nodes(collective: str) -> None:
         assert value(collective, 8000, 1000, endless, "sharp") == pytest.approx(800, rel=0.001)
 
 
-@pytest.mark.parametrize("collective", FACTORS)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 def test_rank_counts_of_one_node_never_pass_twice_the_link(collective: str) -> None:
     for ranks in range(2, 200):
         assert value(collective, ranks, 1, HGX) <= 2 * 450
         assert value(collective, ranks, 1, Hardware(450)) <= 450
 
 
-@pytest.mark.parametrize("collective", FACTORS)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("ranks", "nodes"), SCALES)
 def test_the_formula_says_what_is_computed(collective: str, ranks: int, nodes: int) -> None:
     scope = {"link": 450.0, "W": 400.0, "n": ranks, "k": nodes, "g": ranks // nodes, "min": min}
@@ -158,7 +150,6 @@ def _products(text: str) -> str:
 
 
 def test_names_agree() -> None:
-    assert set(get_args(Collective)) == set(FACTORS)
     assert set(get_args(AlgorithmName)) == {a.name for a in ALGORITHMS}
-    assert {c for a in ALGORITHMS for c in a.collectives} == set(FACTORS)
+    assert {c for a in ALGORITHMS for c in a.collectives} == set(COLLECTIVES)
     assert classes("alltoall") == {"pairwise"}

@@ -1,6 +1,7 @@
 """Exit codes, and what is printed, without an engine."""
 
 import json
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,28 @@ def test_exit_codes(call: Call, arguments: list[str], status: int, message: str)
     got, _, error = call(*arguments)
     assert (got, message in error) == (status, True), error
     assert "Traceback" not in error
+
+
+def test_the_date_of_the_lock_is_set_alone(call, tiny: Files) -> None:  # type: ignore[no-untyped-def]
+    before = tiny.load().lock
+    status, out, _ = call("lock", "--date", "2026-11-21")
+    assert (status, "all digests change" in out) == (0, True)
+    assert tiny.load().lock == before.model_copy(update={"date": date(2026, 11, 21)})
+    assert call("lock", "--check", "--offline")[0] == 0
+    for other in (["--check"], ["--update", "tool"]):
+        status, _, err = call("lock", "--date", "2026-11-21", *other)
+        assert (status, "--date: alone" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--compression", "xz"], "--compression xz: gzip or zstd"),
+        (["--cache-write"], "--cache-write: says that --cache REPOSITORY is written too"),
+        (["--push", "--load"], "exclude each other"),
+    ],
+)
+def test_options_of_build_that_make_no_sense(call, options: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
+    status, _, err = call("build", *options)
+    assert status == 2
+    assert said in " ".join(err.split())

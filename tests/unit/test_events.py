@@ -52,6 +52,15 @@ def test_a_step_that_two_targets_share_ran_once() -> None:
     assert step.seconds == 1.0
 
 
+def test_a_step_whose_layers_come_from_a_registry_did_not_run() -> None:
+    pull = {"statuses": [{"vertex": "a", "id": f"sha256:{'0' * 64}", "total": 180, "started": T0}]}
+    unpack = {"statuses": [{"vertex": "a", "id": f"extracting sha256:{'0' * 64}", "started": T1}]}
+    looked_up = vertex("a", RUN, started=T0, completed=T0, cached=True)
+    for events in ([looked_up, pull], [pull], [unpack]):
+        (step,) = read(*events, vertex("a", RUN, started=T0), vertex("a", RUN, started=T0, completed=T2)).steps({})
+        assert step.cached
+
+
 def test_a_step_that_was_looked_up_and_then_run_ran() -> None:
     (step,) = read(
         vertex("a", RUN, started=T0, completed=T0, cached=True), vertex("a", RUN, started=T0, completed=T2)

@@ -1,0 +1,76 @@
+"""The same lock gives the same digest: on another engine, at another time, and whatever packs the layers."""
+
+from __future__ import annotations
+
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from imagebuild.inspection.layout import images
+from tests.docker.conftest import SecondEngine, Tiny
+
+pytestmark = pytest.mark.docker
+
+TARGET = "tiny-cuda13.0-debian13-runtime"
+STAGE = """\
+FROM {{{{ base }}}} AS {name}
+RUN mkdir -p /out/runtime/opt/{name} && echo {name} {nonce} > /out/runtime/opt/{name}/file && cp -r /out/runtime /out/devel
+"""
+
+
+@pytest.fixture
+def quiet(tiny: Tiny) -> Tiny:
+    """Its stages say nothing about when they ran; their files and folders do."""
+    for name in ("library", "tool"):
+        text = STAGE.format(name=name, nonce=tiny.nonce)
+        tiny.write(f"dockerfiles/components/{name}/build.j2", text)
+    # As packages do: an id, a cache of the loader, a user with the day of a password.
+    after = "cat /proc/sys/kernel/random/uuid > /etc/machine-id; useradd --system packaged"
+    text = (tiny.root / "dockerfiles/components/library/component.yaml").read_text()
+    tiny.write(
+        "dockerfiles/components/library/component.yaml",
+        text.replace('after-install: "', f'after-install: "{after} #'),
+    )
+    return tiny
+
+
+def diff_ids(layout: Path) -> list[str]:
+    (image,) = images(layout, layout)
+    return list(image.config["rootfs"]["diff_ids"])
+
+
+def shadow(layout: Path) -> dict[str, str]:
+    """User → day on which the password changed, in the last layer that has the file."""
+    (image,) = images(layout, layout)
+    found = ""
+    for layer in image.layers:
+        with tarfile.open(layer.file, "r:gz") as archive:
+            if "etc/shadow" in archive.getnames():
+                member = archive.extractfile("etc/shadow")
+                found = member.read().decode() if member else found
+    return {line.split(":")[0]: line.split(":")[2] for line in found.splitlines()}
+
+
+def test_two_engines_make_the_same_digest(quiet: Tiny, second_engine: SecondEngine) -> None:
+    def output(folder: str) -> tuple[str, str, Path]:
+        return TARGET, "--output", quiet.root / folder
+
+    quiet.build(*output("first"))
+    first = quiet.result().digest
+    quiet.build(*output("second"), DOCKER_HOST=second_engine.host)
+    assert not any(step.cached for step in quiet.result().steps if step.stage != "image")
+    assert quiet.result().digest == first
+    days = shadow(quiet.root / "first" / TARGET)
+    assert {"packaged", "mpiuser"} <= days.keys()
+    assert str(int(time.time()) // 86400) not in days.values()
+
+    # Another compression is another digest, of the same files.
+    quiet.build(*output("zstd"), "--compression", "zstd")
+    assert quiet.result().digest != first
+    assert diff_ids(quiet.root / "zstd" / TARGET) == diff_ids(quiet.root / "first" / TARGET)
+    # Another time is another digest too, but no step depends on it.
+    quiet.build(*output("later"), SOURCE_DATE_EPOCH="1763683200")
+    assert quiet.result().digest != first
+    assert all(step.cached for step in quiet.result().steps)

@@ -1,0 +1,214 @@
+"""A project whose images are staged in a registry in memory, with the evidence that publishing looks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from imagebuild import static
+from imagebuild.config import Project
+from imagebuild.models import Plan, Target
+from imagebuild.plan import make_plan
+from imagebuild.publication import Tools
+from imagebuild.publish import Wish, publish
+from imagebuild.publishing.result import Published, PublishResult
+from imagebuild.records import BuildResult, CheckResult, Outcome, ScanResult, VerifyResult
+from imagebuild.registry import documents
+from imagebuild.registry.base import Descriptor, Registry
+from tests.conftest import LIBRARY, TOOL, Files
+from tests.registry_fake import FakeRegistry
+
+HOST = "registry.test"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+AMD64, ARM64 = "linux/amd64", "linux/arm64"
+MATRIX = """\
+repository: registry.test/acme
+bases:
+  debian13: {image: "debian:13-slim"}
+versions: {library: "1.2", tool: "3.4"}
+images:
+  tiny:
+    description: A small image
+    axes:
+      cuda: ["12.9", "13.0"]
+      os: [debian13]
+    platforms: [linux/amd64, linux/arm64]
+    components: [tool, library]
+    tags: ["{repository}/{image}:cuda{cuda}-tool{tool.version}-{revision}"]
+    aliases:
+      - "{repository}/{image}:cuda{cuda}"
+      - "{repository}/{image}:latest"
+"""
+CHECKS = """\
+checks:
+  - {name: works, description: It works, run: "true"}
+  - {name: newest, description: For the newest, run: "true", when: {cuda: "13.0"}}
+  - {name: on-gpu, description: It works on a GPU, run: "true", needs: [gpu]}
+"""
+OLD, NEW = "tiny-cuda12.9-debian13", "tiny-cuda13.0-debian13"
+
+
+@dataclass
+class Site:
+    """A project, a registry, and a folder of evidence."""
+
+    root: Path
+    fake: FakeRegistry = field(default_factory=lambda: FakeRegistry(HOST))
+    policy: str = ""
+    """Lines at the end of the matrix, from `publish:` on."""
+    host: str = HOST
+
+    def __post_init__(self) -> None:
+        self.files = Files(self.root / "project")
+        self.files.write("matrix.yaml", MATRIX.replace(HOST, self.host) + self.policy)
+        self.files.component("library", LIBRARY + CHECKS, build="FROM {{ base }} AS library\nRUN true\n")
+        self.files.component("tool", TOOL, build="FROM {{ base }} AS tool\nRUN make\n")
+        self.evidence = self.root / "evidence"
+        self.evidence.mkdir(parents=True, exist_ok=True)
+        self.read()
+
+    def read(self) -> None:
+        """Read the project as its files are now."""
+        self.project: Project = self.files.load()
+        self.plan: Plan = make_plan(self.project)
+
+    def target(self, name: str = NEW) -> Target:
+        return next(target for target in self.plan.targets if target.id == name)
+
+    def stage(
+        self,
+        name: str,
+        platform: str,
+        content: bytes = b"layer",
+        registry: Registry | None = None,
+        labels: Mapping[str, str] | None = None,
+        shared: Iterable[bytes] = (),
+    ) -> str:
+        """Push an image of a platform to the staging repository, with layers below its own; its digest."""
+        registry = registry or self.fake
+        target = self.target(name)
+        said = {"imagebuild.target": name, "org.opencontainers.image.version": name}
+        said |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
+        said |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()} | dict(labels or {})
+        os, architecture = platform.split("/")
+        config = {"os": os, "architecture": architecture, "config": {"Labels": said}, "rootfs": {}}
+        parts = [
+            Descriptor(f"application/vnd.oci.image.{kind}", documents.digest_of(data), len(data))
+            for kind, data in (
+                ("config.v1+json", encoded(config)),
+                *(("layer.v1.tar+gzip", layer) for layer in (*shared, content)),
+            )
+        ]
+        repository = f"acme/{target.image}-staging"
+        for data in (encoded(config), *shared, content):
+            registry.put_blob(repository, data, documents.digest_of(data))
+        first, *layers = [documents.descriptor_json(part) for part in parts]
+        manifest = encoded({"schemaVersion": 2, "mediaType": documents.MANIFEST, "config": first, "layers": layers})
+        return registry.put_manifest(repository, documents.digest_of(manifest), manifest, documents.MANIFEST)
+
+    def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
+        """Leave a build's result."""
+        values = {
+            "target": name, "digest": next(iter(manifests.values())), "tags": (), "platforms": tuple(manifests),
+            "size_bytes": None, "seconds": 1.0, "steps": (), "manifests": dict(manifests), "revision": COMMIT,
+            "repository": f"{self.host}/acme/tiny-staging", "started": "2026-11-21T10:00:00Z", "builder": "test",
+        }  # fmt: skip
+        result = BuildResult.model_validate(values | more)
+        self.leave(file or f"{name}/{'-'.join(manifests).replace('/', '-')}/result.json", result.model_dump_json())
+        return result
+
+    def verified(
+        self, digest: str, platform: str = AMD64, file: str = "", outcomes: Mapping[str, Outcome] | None = None,
+        name: str = NEW, checks: Iterable[CheckResult] | None = None,
+    ) -> VerifyResult:  # fmt: skip
+        """Leave a verification, in which everything passed but for `outcomes`, and what needs a GPU was skipped."""
+        told = {**passing(name), **(outcomes or {})}
+        found = [
+            CheckResult(component=c, check=n, outcome=o, reason="" if o == "passed" else f"it was {o}")
+            for c, n, o in ((*key.split("/"), outcome) for key, outcome in told.items())
+        ]
+        result = VerifyResult(
+            image=f"{self.host}/acme/tiny-staging@{digest}", digest=digest, target=name, platform=platform,
+            checks=tuple(found if checks is None else checks), started="2026-11-21T10:30:00+00:00",
+        )  # fmt: skip
+        self.leave(file or f"{digest[7:19]}/verify.json", result.model_dump_json())
+        return result
+
+    def scanned(self, digest: str, verdict: str = "passed", file: str = "") -> None:
+        result = ScanResult.model_validate({
+            "image": "x", "digest": digest, "platform": AMD64, "scanner": "test 1", "database": "of today", "findings": (),
+            "started": "2026-11-21T11:00:00Z", "verdict": verdict, "reason": "CVE-2026-1 in libc6 1",
+        })  # fmt: skip
+        self.leave(file or f"{digest[7:19]}/scan.json", result.model_dump_json())
+
+    def listed(self, digest: str) -> None:
+        """Leave an SBOM."""
+        checksum = {"algorithm": "SHA256", "checksumValue": digest.removeprefix("sha256:")}
+        package = {"SPDXID": "SPDXRef-Image", "name": "tiny", "checksums": [checksum]}
+        relation = {
+            "spdxElementId": "SPDXRef-DOCUMENT",
+            "relationshipType": "DESCRIBES",
+            "relatedSpdxElement": "SPDXRef-Image",
+        }
+        document = {"spdxVersion": "SPDX-2.3", "packages": [package], "relationships": [relation]}
+        self.leave(f"{digest[7:19]}/sbom.spdx.json", json.dumps(document))
+
+    def leave(self, file: str, text: str) -> Path:
+        path = self.evidence / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def ready(self, *names: str, content: bytes = b"layer", registry: Registry | None = None) -> None:
+        """Stage, build and verify targets for both platforms."""
+        for name in names or (NEW,):
+            for platform in (AMD64, ARM64):
+                layer = content + platform.encode() + name.encode()
+                digest = self.stage(name, platform, layer, registry)
+                self.built(name, {platform: digest})
+                self.verified(digest, platform, name=name)
+
+    def publish(self, *select: str, registry: Registry | None = None, tools: Tools | None = None, **more: Any) -> Done:
+        wish = Wish(select=select, folders=[self.evidence], **more)
+        reached = tools or Tools(lambda _: registry or self.fake)
+        return Done(publish(self.project, self.plan, wish, reached))
+
+    def tags(self, repository: str = "acme/tiny") -> dict[str, str]:
+        """What people can pull."""
+        held = self.fake.repositories.get(repository)
+        return {} if held is None else dict(held.tags)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What publishing said."""
+
+    result: PublishResult
+
+    @property
+    def only(self) -> Published:
+        (target,) = self.result.targets
+        return target
+
+    @property
+    def reasons(self) -> str:
+        return "\n".join(reason for target in self.result.targets for reason in target.reasons)
+
+    @property
+    def states(self) -> list[str]:
+        return [target.state for target in self.result.targets]
+
+
+def passing(name: str) -> dict[str, Outcome]:
+    """The checks of a target as a machine without GPUs sees them."""
+    found: dict[str, Outcome] = {f"image/{check}": "passed" for check in static.CHECKS}
+    found |= {"library/works": "passed", "library/on-gpu": "skipped"}
+    found["library/newest"] = "passed" if name == NEW else "skipped"
+    return found
+
+
+def encoded(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True).encode()
