@@ -38,7 +38,7 @@ def find(name: str, reference: Reference, registry: Registry, folder: Path) -> F
         image = held.image(top)
     except (LookupError, TypeError, ValueError) as error:
         raise ResultError(f"{name}: what the registry has is no image: {type(error).__name__}: {error}") from None
-    return Found(name, reference.name, (image.platform,), lambda _: image)
+    return Found(name, reference.name, (image.platform,), lambda _: image, top.digest)
 
 
 def _runs(item: Descriptor) -> bool:
