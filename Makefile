@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint unit browser docker open-proof hpcx-proof bench golden schemas clean
+.PHONY: image test lint unit browser docker open-proof reproducible-proof hpcx-proof bench golden schemas clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
@@ -33,6 +33,9 @@ docker: $(VENV)/installed-dev ## real engine, registry and sshd
 
 open-proof: $(VENV)/installed-dev ## all targets of `open`, shared stages counted; SOURCES="--source ucx=… --source ucc=…"
 	$(VENV)/bin/python tests/open_proof.py $(SOURCES)
+
+reproducible-proof: $(VENV)/installed-dev ## quickstart twice, each time with nothing in any cache: the same digest
+	$(VENV)/bin/python -m tests.reproducible_proof $(TARGET)
 
 hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for every Ubuntu release and CUDA major
 	$(IMAGEBUILD) engine up

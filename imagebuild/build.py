@@ -106,11 +106,11 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
         for t in wish.targets
     }
     sources = buildx.sources(project, wish.targets, wish.sources)
+    compiled = _compiled(project, renderer, wish)
     found = engine.find(os.environ)
     if not wish.builder and found.host.startswith("unix://"):
         for name in sorted(platforms - {native_platform()}):
             emulation.ensure_emulation(name.removeprefix("linux/"))
-    compiled = _compiled(project, renderer, wish)
     began, started = time.monotonic(), datetime.now(UTC)
     shown = console.progress([t.id for t in wish.targets], verbose=wish.verbose)
     origin = delivery.Origin(project, revision.current(project.matrix.path, project.root), started, shown)
@@ -145,7 +145,7 @@ def build(project: Project, renderer: Renderer, wish: Wish) -> list[BuildResult]
                 again=wish.again,
             )
             built = buildx.run(request, shown)
-            results += built if wish.stage else delivery.deliver(request, built, origin)
+            results += delivery.deliver(request, built, origin)
             if wish.cache and wish.cache_write:
                 delivery.write_caches(request, wish.cache, compiled, built, origin)
     if not wish.stage:
@@ -177,7 +177,8 @@ def _show(results: Sequence[BuildResult], targets: Sequence[Target]) -> None:
         run = [s for s in result.steps if not s.cached]
         steps = f"{len(run)} run, {len(result.steps) - len(run)} cached"
         contains = ", ".join(f"{name} {version}" for name, version in target.components.items())
-        rows.append((result.tags[0], console.size(result.size_bytes), steps, (result.digest or "")[:19], contains))
+        name = f"{result.repository}@{result.digest}" if result.repository else result.tags[0]
+        rows.append((name, console.size(result.size_bytes), steps, (result.digest or "")[:19], contains))
     console.table(("image", "compressed", "steps", "digest", "contains"), rows)
 
 

@@ -91,7 +91,7 @@ def run(request: Request, progress: Progress) -> tuple[BuildResult, ...]:
     Raises CommandError if a step or buildx itself fails, ResultError if buildx's answer cannot be read.
     """
     began = time.monotonic()
-    _write_inputs(request)
+    write_inputs(request)
     content = bake.bake_file(request.targets, request.folder, request.options)
     if request.stage:
         for entry in content["target"].values():
@@ -123,7 +123,8 @@ def execute(
         metadata_file.unlink(missing_ok=True)
 
 
-def _write_inputs(request: Request) -> None:
+def write_inputs(request: Request) -> None:
+    """Write the Dockerfiles, and remove what builds before left of these targets. Raises ConfigError."""
     try:
         request.options.context.mkdir(parents=True, exist_ok=True)
     except OSError as error:

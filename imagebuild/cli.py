@@ -271,6 +271,7 @@ def register_topics() -> None:
         cli_job,
         cli_limits,
         cli_lock,
+        cli_prune,
         cli_publish,
         cli_report,
         cli_sbom,
@@ -279,8 +280,8 @@ def register_topics() -> None:
     )
 
     for topic in (
-        cli_attest, cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_sbom, cli_scan, cli_diff, cli_publish,
-        cli_catalog,
+        cli_attest, cli_catalog, cli_diff, cli_job, cli_limits, cli_lock, cli_prune, cli_publish, cli_report, cli_sbom,
+        cli_scan, cli_verify,
     ):  # fmt: skip
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")

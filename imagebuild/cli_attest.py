@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from imagebuild import cli, console, files, signing
+from imagebuild import cli, console, files
 from imagebuild.attachments import KINDS
 from imagebuild.config import suggestion
 from imagebuild.console import out
@@ -62,7 +62,8 @@ def verify_command(
     lock: cli.LockOption = cli.BESIDE_MATRIX,
 ) -> None:
     """Check that what refers to an image is about it and says good things. Exit status 1 if not."""
-    from imagebuild.attest import command  # noqa: PLC0415 - imports much
+    from imagebuild import signing  # noqa: PLC0415 - imports much
+    from imagebuild.attest import command  # noqa: PLC0415 - as above
 
     reference = parse(image)
     trust = signing.Trust(key, identity, issuer, not no_tlog)
@@ -125,7 +126,7 @@ def _connect(host: str) -> Client:
 
 def _kind(name: str) -> str:
     if name not in KINDS:
-        raise ConfigError(f"--kind {name}: no such kind{suggestion(name, list(KINDS))}; {', '.join(KINDS)}")
+        raise ConfigError(f"--kind {name}: no such kind{suggestion(name, list(KINDS))}; one of {', '.join(KINDS)}")
     return name
 
 

@@ -46,17 +46,19 @@ def deliver(request: buildx.Request, results: Sequence[BuildResult], origin: Ori
     has its result.
     """
     delivered = []
+    # A stage alone is built into the cache only.
+    output = "cacheonly" if request.stage else request.options.output
     for target, result in zip(request.targets, results, strict=True):
         complete = _described(request, target, result, origin)
-        layout = bake.layout_of(target, request.folder, request.options.output)
+        layout = bake.layout_of(target, request.folder, output)
         if layout:
             complete = _with_layout(complete, layout)
-            if request.options.output == "push":
-                complete = _pushed(complete, layout, target, origin)
-                shutil.rmtree(layout)
-        elif request.options.output == "load":
+        if layout and output == "push":
+            complete = _pushed(complete, layout, target, origin)
+            shutil.rmtree(layout)
+        if output == "load":
             complete = _weighed(complete, request)
-        write(request.folder, complete)
+        write_text(request.folder / result.target / "result.json", complete.model_dump_json(indent=1) + "\n")
         delivered.append(complete)
     return delivered
 
@@ -78,11 +80,6 @@ def write_caches(
     origin.progress.note(f"writing {len(chosen)} of {len(owners)} caches to {place.name}")
     content = bake.bake_file(request.targets, request.folder, request.options)
     buildx.execute(request, caching.bake_file(content, place.name, chosen), origin.progress, "bake-caches.json")
-
-
-def write(folder: Path, result: BuildResult) -> None:
-    """Write `result.json` beside the target's Dockerfile."""
-    write_text(folder / result.target / "result.json", result.model_dump_json(indent=1) + "\n")
 
 
 def _described(request: buildx.Request, target: Target, result: BuildResult, origin: Origin) -> BuildResult:

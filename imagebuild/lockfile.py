@@ -57,5 +57,5 @@ class Lock(Model):
     wheels: dict[Name, dict[str, tuple[Wheel, ...] | Unresolved]] = Field(default_factory=dict)
     """Component → version → wheels."""
     date: Day | None = None
-    """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told to,
-    because the layers of all images change with it."""
+    """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
+    to, because the layers of all images change with it."""

@@ -70,7 +70,7 @@ class Cosign:
         program = self.program or programs.which("cosign")
         if not program:
             raise CommandError(f"`cosign` is missing, which signs images; install it: {INSTALL}")
-        return self.run(program, *arguments)
+        return self.run(program, *arguments, env={k: v for k, v in self.environ.items() if k.startswith("COSIGN_")})
 
 
 def sign(images: Iterable[Reference], signer: Signer, cosign: Cosign | None = None) -> None:

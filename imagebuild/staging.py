@@ -16,8 +16,13 @@ DIGITS = 12
 
 def repository_of(project: Project, target: Target) -> str:
     """Registry and repository that a target is pushed to before it is verified."""
+    return repository_name(project, target.image)
+
+
+def repository_name(project: Project, image: str) -> str:
+    """Registry and repository that builds of an image are pushed to."""
     matrix = project.matrix.model
-    return matrix.publish.staging.format(repository=matrix.repository, image=target.image)
+    return matrix.publish.staging.format(repository=matrix.repository, image=image)
 
 
 def staged_tag(digest: str, now: datetime) -> str:

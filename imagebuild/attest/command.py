@@ -35,7 +35,9 @@ class Wish:
         known = (*KINDS, SIGNATURE)
         for kind in self.required:
             if kind not in known:
-                raise ConfigError(f"--require {kind}: no such kind{suggestion(kind, list(known))}; {', '.join(known)}")
+                raise ConfigError(
+                    f"--require {kind}: no such kind{suggestion(kind, list(known))}; one of {', '.join(known)}"
+                )
         if SIGNATURE in self.required and self.signed is None:
             raise ConfigError("--require signature: whose? give --key FILE, or --certificate-identity with its issuer")
 
@@ -54,7 +56,7 @@ def verify(reference: Reference, registry: Registry, wish: Wish) -> AttestResult
             findings += _platform(image, name, digest, wish)
         if wish.signed:
             why = wish.signed(reference.at(digest))
-            detail = why or "by whom was named"
+            detail = why or "by the key or identity that was named"
             findings.append(
                 Finding(
                     subject=name, digest=digest, kind=SIGNATURE, outcome="failed" if why else "passed", detail=detail,

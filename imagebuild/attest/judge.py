@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,8 @@ from imagebuild.sbom import spdx
 
 SHOWN = 3
 """Differing sources that are named."""
+LONG = re.compile(r"([0-9a-f]{12})[0-9a-f]{20,}")
+"""Digests and commits; their beginning tells which."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,9 @@ def _provenance(document: Mapping[str, Any], subject: Subject, checkout: Checkou
     if unpinned := provenance.unpinned(document):
         return Verdict("failed", f"built from folders that nobody can compare: {_listed(unpinned)}")
     if replaced:
-        about += f", of which {len(replaced)} stood in for others ({_listed(replaced)})"
+        about += (
+            f", of which {len(replaced)} stood in for others ({_listed([uri.partition('?')[0] for uri in replaced])})"
+        )
     try:
         if definition["buildType"] != provenance.BUILD_TYPE:
             raise ConfigError("it was not built by imagebuild")
@@ -180,4 +185,4 @@ def _revision(definition: Mapping[str, Any]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return (", ".join(names[:SHOWN]) or "none") + more
+    return (", ".join(LONG.sub(r"\1…", name) for name in names[:SHOWN]) or "none") + more

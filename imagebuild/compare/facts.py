@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from imagebuild.compare.models import Change, Comparison, LayerChange, Section, Side, Sizes, Title
 from imagebuild.compare.speed import in_one_only, speeds
 from imagebuild.records import VerifyResult
 from imagebuild.results.models import Results
 
-SECTIONS: tuple[Title, ...] = (
-    "components", "packages", "environment", "settings", "labels", "platforms", "checks",
-)  # fmt: skip
+SECTIONS: tuple[Title, ...] = get_args(Title)
+LICENCES = "org.opencontainers.image.licenses"
+COMPONENT = "imagebuild.component."
 LONGEST = 120
 """Characters of an instruction that are shown."""
 
@@ -45,31 +46,35 @@ class Facts:
 
 def compare(a: Facts, b: Facts) -> Comparison:
     """What differs."""
-    sections, absent = [], []
-    for title in SECTIONS:
-        if title in a.values and title in b.values:
-            sections.append(_section(title, a.values[title], b.values[title]))
-        else:
-            absent += [f"{title}: {reason}" for reason in _reasons(title, a, b)]
-    sizes = _sizes(a, b) if a.layers is not None and b.layers is not None else None
-    if sizes is None:
-        absent += [f"size: {f.side.name} is not built" for f in (a, b) if f.layers is None]
-    absent += _speeds_absent(a, b)
+    known = [title for title in SECTIONS if title in a.values and title in b.values]
+    sized = a.layers is not None and b.layers is not None
     return Comparison(
-        a=a.side, b=b.side, sections=tuple(sections), sizes=sizes, speeds=tuple(speeds(a.results, b.results)),
-        not_compared=tuple(dict.fromkeys(absent)), notes=tuple(dict.fromkeys((*a.notes, *b.notes))),
-    )  # fmt: skip
+        a=a.side,
+        b=b.side,
+        sections=tuple(_section(title, a.values[title], b.values[title]) for title in known),
+        sizes=_sizes(a, b) if sized else None,
+        speeds=tuple(speeds(a.results, b.results)),
+        not_compared=tuple(_not_compared(a, b)),
+        notes=tuple(dict.fromkeys((*a.notes, *b.notes))),
+    )
 
 
-def _reasons(title: Title, a: Facts, b: Facts) -> Iterator[str]:
-    return (f"{f.side.name} {f.unknown.get(title, 'does not say')}" for f in (a, b) if title not in f.values)
-
-
-def _speeds_absent(a: Facts, b: Facts) -> list[str]:
-    nothing = [f.side.name for f in (a, b) if not _measured(f.results)]
-    if nothing:
-        return [f"bandwidth: no results of {name}" for name in nothing]
-    return [f"bandwidth of {name}: only one of them has it" for name in in_one_only(a.results, b.results)]
+def _not_compared(a: Facts, b: Facts) -> Iterator[str]:
+    """What, and why; what has the same reason in one sentence."""
+    reasons: dict[str, list[str]] = {}
+    for facts in (a, b):
+        for title in SECTIONS:
+            if title not in facts.values:
+                why = f"{facts.side.name} {facts.unknown.get(title, 'does not say')}"
+                reasons.setdefault(why, []).append(title)
+        if facts.layers is None:
+            reasons.setdefault(f"{facts.side.name} {facts.unknown.get('packages', '')}", []).append("size")
+        if not _measured(facts.results):
+            reasons.setdefault(f"{facts.side.name} has no results of benchmarks", []).append("bandwidth")
+    yield from (f"{', '.join(titles)}: {why}" for why, titles in reasons.items())
+    if _measured(a.results) and _measured(b.results):
+        for name in in_one_only(a.results, b.results):
+            yield f"bandwidth of {name}: only one of them has it"
 
 
 def _measured(results: Results) -> bool:
@@ -104,6 +109,29 @@ def _change(layer: LayerFact, where: str) -> LayerChange:
     return LayerChange.model_validate(
         {"digest": layer.digest, "size_bytes": layer.size_bytes, "where": where, "made_by": layer.made_by}
     )
+
+
+def labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Labels, but for those that have sections of their own: components and licences."""
+    return {name: value for name, value in labels.items() if not name.startswith(COMPONENT) and name != LICENCES}
+
+
+def licences(labels: Mapping[str, str]) -> dict[str, str]:
+    """The parts that the expression of the licences joins by AND."""
+    found, depth, part = [], 0, ""
+    for word in re.split(r"([()]|\bAND\b)", labels.get(LICENCES, "")):
+        if word == "AND" and depth == 0:
+            found.append(part)
+            part = ""
+            continue
+        depth += {"(": 1, ")": -1}.get(word, 0)
+        part += word
+    return {_bare(text): "yes" for text in (*found, part) if text.strip()}
+
+
+def _bare(text: str) -> str:
+    text = text.strip()
+    return text[1:-1] if text.startswith("(") and text.find(")") == len(text) - 1 else text
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:

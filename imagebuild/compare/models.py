@@ -6,7 +6,7 @@ from typing import Literal
 
 from imagebuild.fields import Model
 
-Title = Literal["components", "packages", "environment", "settings", "labels", "platforms", "checks"]
+Title = Literal["components", "packages", "environment", "settings", "licences", "labels", "platforms", "checks"]
 
 
 class Change(Model):

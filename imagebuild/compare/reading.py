@@ -52,7 +52,9 @@ def compare(wish: Wish, places: Places) -> Comparison:
         chosen = _platforms(both, wish.platform)
         given = wish.results or (None, None)
         a, b = (
-            _of_target(one, path) if isinstance(one, Target) else _of_image(one, one.image(platform), path, known)
+            _of_target(one, path, alone=any(isinstance(other, Found) for other in both))
+            if isinstance(one, Target)
+            else _of_image(one, one.image(platform), path, known)
             for one, platform, path in zip(both, chosen, given, strict=True)
         )
         made = facts.compare(a, b)
@@ -79,13 +81,12 @@ def _others(both: list[Found | Target], chosen: list[str | None]) -> list[str]:
     return [f"{platform}: compare it with --platform {platform}" for platform in common] if built else []
 
 
-def _of_target(target: Target, given: Path | None) -> Facts:
-    """Of a target that is not built."""
+def _of_target(target: Target, given: Path | None, *, alone: bool) -> Facts:
+    """Of a target that is not built; `alone` if the other one is."""
     gathered = _gathered(given)
-    values: dict[Title, dict[str, str]] = {
-        "components": dict(target.components),
-        "platforms": dict.fromkeys(target.platforms, "yes"),
-    }
+    values: dict[Title, dict[str, str]] = {"components": dict(target.components)}
+    if not alone:  # an image that was built for one platform so far lacks nothing
+        values["platforms"] = dict.fromkeys(target.platforms, "yes")
     if gathered and gathered.verifications:
         values["checks"] = facts.checks(gathered.verifications)
     unknown: dict[Title, str] = dict.fromkeys(facts.SECTIONS, NOT_BUILT)
@@ -101,7 +102,8 @@ def _of_image(found: Found, image: Located, given: Path | None, known: dict[str,
         "components": components_of(image.labels),
         "environment": facts.environment(image.settings),
         "settings": facts.settings(image.settings),
-        "labels": {n: v for n, v in image.labels.items() if not n.startswith("imagebuild.component.")},
+        "licences": facts.licences(image.labels),
+        "labels": facts.labels(image.labels),
         "platforms": dict.fromkeys(found.platforms, "yes"),
     }
     packages, how = _packages(image, known)

@@ -52,7 +52,8 @@ def markdown(made: Comparison) -> str:
 def summary(made: Comparison) -> str:
     """`3 components, 12 packages differ; 409.1 MB becomes 696.2 MB (+70.2 %)`."""
     parts = [f"{len(s.changes)} {_noun(s)}" for s in made.sections if s.changes]
-    text = f"{', '.join(parts)} differ" if parts else "nothing that was compared differs"
+    total = sum(len(s.changes) for s in made.sections)
+    text = f"{', '.join(parts)} {_differ(total, bare=True)}" if parts else "nothing that was compared differs"
     if made.sizes:
         text += f"; {_growth(made.sizes)}"
     if made.speeds:
@@ -74,7 +75,7 @@ def tables(made: Comparison) -> Iterator[Table]:
     for section in made.sections:
         if section.changes:
             rows = [(c.name, *_values(c.a, c.b)) for c in section.changes]
-            yield f"{section.title}: {len(rows)} differ, {section.same} are the same", ("", "A", "B"), rows
+            yield f"{section.title}: {_differ(len(rows))}, {section.same} the same", ("", "A", "B"), rows
     if made.sizes and any(layer.where != "both" for layer in made.sizes.layers):
         yield _layers(made.sizes)
     if made.speeds:
@@ -88,7 +89,7 @@ def tables(made: Comparison) -> Iterator[Table]:
 def _layers(sizes: Sizes) -> Table:
     both = [layer for layer in sizes.layers if layer.where == "both"]
     rows = [_layer(layer) for layer in sizes.layers if layer.where != "both"]
-    heading = f"layers: {len(rows)} differ, {len(both)} are shared ({console.size(sizes.shared)})"
+    heading = f"layers: {_differ(len(rows))}, {len(both)} shared ({console.size(sizes.shared)})"
     return heading, ("in", "size", "layer", "made by"), rows
 
 
@@ -116,9 +117,13 @@ def _side(side: Side) -> str:
 
 
 def _noun(section: Section) -> str:
-    if section.title in ("settings", "environment"):
-        return {"settings": "settings", "environment": "variables"}[section.title]
-    return section.title if len(section.changes) != 1 else section.title.removesuffix("s")
+    name = "variables" if section.title == "environment" else section.title
+    return name if len(section.changes) != 1 else name.removesuffix("s")
+
+
+def _differ(count: int, *, bare: bool = False) -> str:
+    verb = "differs" if count == 1 else "differ"
+    return verb if bare else f"{count} {verb}"
 
 
 def _growth(sizes: Sizes) -> str:

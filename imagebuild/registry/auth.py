@@ -91,6 +91,8 @@ class Login:
     ask: Callable[..., requests.Response]
     """Sends a request to the server of tokens: method, address and options as `requests` has them."""
     find: Callable[[str], Credentials | None] = stored
+    plain: bool = False
+    """The registry is reached without TLS, as its user wants: its tokens may be too."""
     _known: Challenge | None = None
     _tokens: dict[tuple[str, ...], tuple[str, float]] = field(default_factory=dict)
     """Scopes → token, and until when it is used."""
@@ -134,7 +136,8 @@ class Login:
 
     def _token(self, asked: Challenge, scopes: tuple[str, ...]) -> str:
         own = self._own()
-        if own and urlsplit(asked.realm).scheme != "https" and not is_loopback(urlsplit(asked.realm).netloc):
+        server = urlsplit(asked.realm)
+        if own and server.scheme != "https" and not self.plain and not is_loopback(server.netloc):
             raise CommandError(f"{self.host}: wants the password sent to {asked.realm} without TLS; not done")
         wanted = tuple(dict.fromkeys(scope for scope in (*scopes, asked.scope) if scope))
         if own and own.identity_token:

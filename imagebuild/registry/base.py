@@ -83,6 +83,10 @@ class MissingBlobs(CommandError):
     """A registry refused a manifest, since it does not have what that names."""
 
 
+class DeletionDisabled(CommandError):
+    """A registry lets nothing be deleted."""
+
+
 class Registry(Protocol):
     """Repositories of one registry. `repository` is its name without the registry: `gpu/open`.
 
@@ -139,7 +143,10 @@ class Registry(Protocol):
         """
 
     def delete(self, repository: str, digest: str) -> None:
-        """Delete a manifest, with the tags that name it; one that is not there is deleted already."""
+        """Delete a manifest, with the tags that name it; one that is not there is deleted already.
+
+        Raises DeletionDisabled where nothing may be deleted.
+        """
 
     def stop(self) -> None:
         """Make what other threads are doing with it end with CommandError, for Ctrl-C."""

@@ -10,9 +10,8 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 from imagebuild import settings
-from imagebuild.errors import CommandError
 from imagebuild.registry import answers, documents, manifests, referrers, uploads
-from imagebuild.registry.base import Descriptor, File, Manifest, Streamed
+from imagebuild.registry.base import DeletionDisabled, Descriptor, File, Manifest, Streamed
 from imagebuild.registry.reference import api_address
 from imagebuild.registry.wire import Again, Wire, ca_bundle, patience
 
@@ -37,7 +36,7 @@ def _insecure(environ: Mapping[str, str]) -> tuple[str, ...]:
     return (*settings.load(environ).insecure_registries, *named)
 
 
-@dataclass
+@dataclass(eq=False)
 class Client:
     """Satisfies `base.Registry`, for several threads."""
 
@@ -49,8 +48,8 @@ class Client:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """A manifest by tag or digest; None if there is none. Raises CommandError if it has another digest."""
-        where = f"{self.host}/{repository}: manifest {reference}"
-        return self.wire.patiently(where, lambda: manifests.read(self.wire, repository, reference))
+        what = f"{repository}: manifest {reference}"
+        return self.wire.patiently(what, lambda: manifests.read(self.wire, repository, reference))
 
     def digest(self, repository: str, reference: str) -> str | None:
         """The digest of what a tag names now; None if there is none."""
@@ -142,7 +141,7 @@ class Client:
         """Delete a manifest, with the tags that name it; one that is not there is deleted already."""
         answer = self.wire.request("DELETE", f"{repository}/manifests/{digest}", answers.delete(repository))
         if answer.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            raise CommandError(
+            raise DeletionDisabled(
                 f"{self.host}: does not let images be deleted (405); the distribution's registry does with "
                 "`storage: {delete: {enabled: true}}` in its configuration, or REGISTRY_STORAGE_DELETE_ENABLED=true"
             )

@@ -21,8 +21,9 @@ from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
-from imagebuild.errors import CommandError, Unreachable
+from imagebuild.errors import CommandError, ConfigError, Unreachable
 from imagebuild.locking.web import reason
+from imagebuild.registry import answers
 from imagebuild.registry.auth import Login
 
 PATIENCE_S = 120.0
@@ -77,7 +78,7 @@ class Body:
             yield chunk
 
 
-@dataclass
+@dataclass(eq=False)
 class Wire:
     """The connection to one registry, for several threads."""
 
@@ -91,6 +92,8 @@ class Wire:
     """The second pause is twice as long; the first retry is immediate."""
     counts: Counter[str] = field(default_factory=Counter)
     """Requests by method (`GET`, …), and the bytes of bodies `sent` and `received`."""
+    lacks_referrers: bool = False
+    """The registry is known not to list what refers to a manifest."""
 
     def __post_init__(self) -> None:
         self.session = requests.Session()
@@ -101,7 +104,7 @@ class Wire:
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         self.stopped = threading.Event()
-        self.login = Login(self.host, self._token)
+        self.login = Login(self.host, self._token, plain=self.base.startswith("http:"))
         self._lock = threading.Lock()
 
     def stop(self) -> None:
@@ -131,7 +134,7 @@ class Wire:
                 pause = max(policy.get_backoff_time(), again.pause_s or 0.0)
                 patience = min(self.patience_s, UNREACHABLE_PATIENCE_S) if again.nobody else self.patience_s
                 spent = now - first + pause
-                if pause > patience or (spent > patience and (attempts >= ATTEMPTS or not patience)):
+                if not patience or pause > patience or (spent > patience and attempts >= ATTEMPTS):
                     kind = Unreachable if again.nobody else CommandError
                     wish = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
                     tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
@@ -176,8 +179,8 @@ class Wire:
         except (RequestException, HTTPError, OSError) as error:
             raise Again(reason(error), nobody=any(mark in repr(error) for mark in NOBODY)) from None
         if answer.status_code in BAD_MOMENTS:
-            answer.close()
-            raise Again(f"the registry answered {answer.status_code} {answer.reason}", _wished(answer))
+            with answer:
+                raise Again(f"the registry answered {answers.said(answer)}", _wished(answer))
         return answer
 
     def chunks(self, answer: requests.Response) -> Iterator[bytes]:
@@ -216,12 +219,12 @@ def ca_bundle(environ: Mapping[str, str]) -> Path | None:
 
 
 def patience(environ: Mapping[str, str] = os.environ) -> float:
-    """Seconds that a registry may fail: `IMAGEBUILD_REGISTRY_PATIENCE`, else two minutes. Raises CommandError."""
+    """Seconds that a registry may fail: `IMAGEBUILD_REGISTRY_PATIENCE`, else two minutes. Raises ConfigError."""
     text = environ.get("IMAGEBUILD_REGISTRY_PATIENCE", "")
     try:
         seconds = float(text or PATIENCE_S)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise CommandError(f"IMAGEBUILD_REGISTRY_PATIENCE={text}: is no number of seconds")
+        raise ConfigError(f"IMAGEBUILD_REGISTRY_PATIENCE={text}: is no number of seconds")
     return seconds

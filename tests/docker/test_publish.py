@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from imagebuild.publishing.result import Published, PublishResult
 from imagebuild.records import BuildResult
 from imagebuild.registry.client import Client, connect
 from imagebuild.registry.documents import blobs, children, digest_of, encode
-from tests.docker.conftest import REPOSITORY, Tiny, finish, registry_in, until, watched
+from tests import registries
+from tests.docker.conftest import REPOSITORY, Tiny, finish, install, until, watched
 from tests.faulty import Faulty, in_front_of
 
 pytestmark = pytest.mark.docker
@@ -47,11 +49,12 @@ class Shop:
         return ["publish", "--registry", place, "--from", evidence or self.evidence, *more]
 
     def publish(
-        self, name: str, *select: str, expect: int = 0, evidence: Path | None = None, host: str = ""
-    ) -> dict[str, Published]:
+        self, name: str, *more: str | Path, expect: int = 0, evidence: Path | None = None, host: str = "",
+        environ: Mapping[str, str] | None = None,
+    ) -> dict[str, Published]:  # fmt: skip
         out = self.tiny.root.parent / f"{name}.json"
-        command = self.args(name, *select, "--json", out, evidence=evidence, host=host)
-        done = self.tiny.imagebuild(*command, expect=expect)
+        command = self.args(name, *more, "--json", out, evidence=evidence, host=host)
+        done = self.tiny.imagebuild(*command, expect=expect, **dict(environ or {}))
         self.said = done.out + done.err
         result = PublishResult.model_validate_json(out.read_text())
         return {target.target: target for target in result.targets}
@@ -80,7 +83,13 @@ class Shop:
 @pytest.fixture(scope="module")
 def shops(client: DockerClient, host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     folder = tmp_path_factory.mktemp("publish")
-    with registry_in(folder) as address, in_front_of(address) as faulty, watched(client, host) as environ:
+    if not shutil.which("docker-registry"):
+        install("docker-registry")
+    with (
+        registries.distribution(folder / "registry") as address,
+        in_front_of(address) as faulty,
+        watched(client, host) as environ,
+    ):
         (folder / "project").mkdir()
         tiny = Tiny(folder / "project", environ)
         lines = (tiny.root / "matrix.yaml").read_text().splitlines(keepends=True)
@@ -125,6 +134,8 @@ def test_from_build_to_pull_over_a_bad_network(shop: Shop, client: DockerClient)
     }
     shop.complete("shop")
 
+    assert done[NEW].attached == {"provenance": 1, "verification": 1}
+
     # What is under the tag is what was built and verified, bit for bit, and it runs.
     name = f"{faulty.address}/{REPOSITORY}/shop/tiny:latest"
     image = client.images.pull(name)
@@ -132,6 +143,7 @@ def test_from_build_to_pull_over_a_bad_network(shop: Shop, client: DockerClient)
     verified = json.loads((shop.evidence / NEW / "verify.json").read_text())
     assert list(done[NEW].platforms.values()) == [verified["digest"]] == [shop.result(NEW).digest]
     shop.tiny.imagebuild("verify", name, "--check", "image/labels", "--check", "library/made")
+    shop.tiny.imagebuild("attest", "verify", name, "--require", "provenance,verification")
 
 
 def test_again_it_writes_nothing(shop: Shop) -> None:
@@ -171,6 +183,27 @@ def test_killed_in_the_middle_it_goes_on_from_there(shop: Shop) -> None:
     assert {target.state for target in done.values()} == {"published"}
     assert sum(target.mounted for target in done.values()) + mounted <= 10 + 2  # but for one that was under way
     shop.complete("killed")
+
+
+def test_signed_before_it_has_a_tag(shop: Shop, tmp_path: Path) -> None:
+    if not shutil.which("cosign"):
+        pytest.skip("cosign is not installed")
+    environ = {"COSIGN_PASSWORD": "", "HOME": str(tmp_path)}
+    subprocess.run(["cosign", "generate-key-pair"], cwd=tmp_path, env={**os.environ, **environ}, check=True)
+    key = ("--sign", "--key", tmp_path / "cosign.key", "--no-tlog")
+    shop.faulty.rule("broken", "PUT", "/manifests/sha256-.*sig", times=99)
+    refused = shop.publish("signed", NEW, *key, expect=4, environ=environ)
+    assert refused[NEW].state == "failed"
+    assert shop.tags("signed") == {}, "a tag was given though nothing could be signed"
+    shop.faulty.clear()
+    done = shop.publish("signed", NEW, *key, environ=environ)[NEW]
+    assert done.signed == 2  # the image and the index
+    name = f"{shop.faulty.address}/{REPOSITORY}/signed/tiny:latest"
+    wanted = ("--require", "signature", "--key", tmp_path / "cosign.pub", "--no-tlog")
+    shop.tiny.imagebuild("attest", "verify", name, *wanted, expect=0, **environ)
+    shop.faulty.clear()
+    assert shop.publish("signed", NEW, *key, environ=environ)[NEW].state == "unchanged"
+    assert [r for r in shop.faulty.requests if r.method in WRITES] == []
 
 
 def test_what_failed_a_check_gets_no_tag(shop: Shop, tmp_path: Path) -> None:

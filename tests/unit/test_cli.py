@@ -1,37 +1,27 @@
 """Exit codes, and what is printed, without an engine."""
 
 import json
-import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
 
-from imagebuild import __main__, __version__
+from imagebuild import __version__
 from tests.conftest import Files
+from tests.unit.conftest import Call
 
 
 @pytest.fixture
-def call(tiny: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tiny.root)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["imagebuild", *arguments])
-        try:
-            __main__.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+    return command
 
 
-def test_version(call) -> None:  # type: ignore[no-untyped-def]
+def test_version(call: Call) -> None:
     assert call("--version") == (0, f"imagebuild {__version__}\n", "")
 
 
-def test_plan_json_is_the_full_plan(call) -> None:  # type: ignore[no-untyped-def]
+def test_plan_json_is_the_full_plan(call: Call) -> None:
     status, out, _ = call("plan", "--json")
     made = json.loads(out)
     assert status == 0
@@ -39,19 +29,19 @@ def test_plan_json_is_the_full_plan(call) -> None:  # type: ignore[no-untyped-de
     assert set(made["excluded"][0]) == {"image", "axes", "rule", "reason"}
 
 
-def test_plan_why_names_rule_and_reason(call) -> None:  # type: ignore[no-untyped-def]
+def test_plan_why_names_rule_and_reason(call: Call) -> None:
     _, out, _ = call("plan", "--why")
     assert "no-old-devel" in out
     assert "nobody asked for it" in out
 
 
-def test_plan_github_is_one_line_of_json(call) -> None:  # type: ignore[no-untyped-def]
+def test_plan_github_is_one_line_of_json(call: Call) -> None:
     _, out, _ = call("plan", "--github", "cuda=12.9")
     assert len(out.splitlines()) == 1
     assert [e["target"] for e in json.loads(out)["include"]] == ["tiny-cuda12.9-debian13-runtime"]
 
 
-def test_render_to_a_file_equals_render_to_the_terminal(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_render_to_a_file_equals_render_to_the_terminal(call: Call, tmp_path: Path) -> None:
     _, out, _ = call("render", "tiny-cuda12.9*")
     assert call("render", "tiny-cuda12.9*", "-o", "D")[0] == 0
     assert (tmp_path / "D").read_text() == out
@@ -77,7 +67,32 @@ def test_render_to_a_file_equals_render_to_the_terminal(call, tmp_path: Path) ->
         (["build", "--source", "tool=/gone"], 2, "is not a folder"),
     ],
 )
-def test_exit_codes(call, arguments: list[str], status: int, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_exit_codes(call: Call, arguments: list[str], status: int, message: str) -> None:
     got, _, error = call(*arguments)
     assert (got, message in error) == (status, True), error
     assert "Traceback" not in error
+
+
+def test_the_date_of_the_lock_is_set_alone(call, tiny: Files) -> None:  # type: ignore[no-untyped-def]
+    before = tiny.load().lock
+    status, out, _ = call("lock", "--date", "2026-11-21")
+    assert (status, "all digests change" in out) == (0, True)
+    assert tiny.load().lock == before.model_copy(update={"date": date(2026, 11, 21)})
+    assert call("lock", "--check", "--offline")[0] == 0
+    for other in (["--check"], ["--update", "tool"]):
+        status, _, err = call("lock", "--date", "2026-11-21", *other)
+        assert (status, "--date: alone" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--compression", "xz"], "--compression xz: gzip or zstd"),
+        (["--cache-write"], "--cache-write: says that --cache REPOSITORY is written too"),
+        (["--push", "--load"], "exclude each other"),
+    ],
+)
+def test_options_of_build_that_make_no_sense(call, options: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
+    status, _, err = call("build", *options)
+    assert status == 2
+    assert said in " ".join(err.split())

@@ -1,5 +1,7 @@
 """The lock as a table: what sources need of it."""
 
+import json
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from imagebuild import plan
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError
-from imagebuild.lockfile import LockedImage, LockedRepository, Wheel
+from imagebuild.lockfile import Lock, LockedImage, LockedRepository, Wheel
 from imagebuild.locking.entries import (
     Entry,
     Table,
@@ -51,8 +53,16 @@ def test_a_lock_survives_being_a_table() -> None:
     assert table(lock_of(ENTRIES)) == ENTRIES
 
 
+def test_a_lock_may_have_a_date() -> None:
+    lock = lock_of(ENTRIES, date(2026, 11, 21))
+    assert table(lock) == ENTRIES
+    assert json.loads(text_of(lock))["date"] == "2026-11-21"
+    assert Lock.model_validate_json(text_of(lock)) == lock
+    assert "date" not in json.loads(text_of(lock_of(ENTRIES)))
+
+
 def test_the_projects_lock_is_written_as_it_is(project: Project) -> None:
-    text = text_of(lock_of(table(project.lock)))
+    text = text_of(lock_of(table(project.lock), project.lock.date))
     assert text == (Path(__file__).parents[2] / "imagebuild.lock").read_text()
 
 

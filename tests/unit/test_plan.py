@@ -111,3 +111,11 @@ def test_a_github_matrix_has_an_entry_for_each_target_and_platform(project: Proj
     entries = plan.github_matrix(full_plan.targets)["include"]
     assert len(entries) == sum(len(t.platforms) for t in full_plan.targets)
     assert json.loads(json.dumps(entries))[0]["platform"] == "linux/amd64"
+
+
+def test_another_registry_is_a_change_of_the_plan(tiny: Files) -> None:
+    changes = plan.parse_changes([], repository="r.test/x")
+    project = tiny.load().in_repository("r.test/x")
+    made = plan.make_plan(project, changes)
+    assert {name.partition(":")[0] for t in made.targets for name in (t.name, *t.tags)} == {"r.test/x/tiny"}
+    assert plan.make_plan(tiny.load()).targets[0].name.startswith("example/tiny:")

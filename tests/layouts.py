@@ -1,0 +1,34 @@
+"""Small OCI layouts, as a build leaves them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagebuild import oci
+
+CREATED = "2026-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An image for two platforms that share a layer."""
+
+    folder: Path
+    digest: str
+    manifests: tuple[oci.Descriptor, ...]
+
+
+def make(folder: Path, content: bytes, platforms: tuple[str, ...] = ("linux/amd64", "linux/arm64")) -> Layout:
+    """An image whose one layer has a file of this content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tar = folder / "layer.tar"
+    with tarfile.open(tar, "w") as archive:
+        entry = tarfile.TarInfo("file")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    layout = folder / "layout"
+    manifests = tuple(oci.add_image(layout, tar, platform, oci.Settings(CREATED)) for platform in platforms)
+    return Layout(layout, oci.write_index(layout, manifests), manifests)
