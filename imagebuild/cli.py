@@ -261,7 +261,6 @@ def register_topics() -> None:
         cli_sbom,
         cli_scan,
         cli_each,
-        cli_engine,
         cli_publish,
         cli_catalog,
         cli_attest,

@@ -34,14 +34,19 @@ def folder(tmp_path: Path) -> Path:
 
 def test_values_are_filled_in_for_every_platform(folder: Path) -> None:
     calls: list[Sequence[str]] = []
+
+    def call(argv: Sequence[str]) -> int:
+        calls.append(argv)
+        return 0
+
     command = ["x", "{image}", "{target}/{arch}", "{folder}/o.json", "{other}"]
-    assert each.run(folder, (), command, lambda argv: calls.append(argv) or 0) == 0
+    assert each.run(folder, (), command, call) == 0
     assert [list(call) for call in calls] == [
         ["x", f"r.example/x-staging@{digest(d)}", f"{t}/{arch}", f"{folder}/results-{n}/{t}/o.json", "{other}"]
         for d, t, arch, n in (("a", "a", "amd64", 0), ("b", "b", "amd64", 1), ("c", "b", "arm64", 1))
     ]
     calls.clear()
-    each.run(folder, ("linux/arm64",), ["{image}"], lambda argv: calls.append(argv) or 0)
+    each.run(folder, ("linux/arm64",), ["{image}"], call)
     assert [list(call) for call in calls] == [[f"r.example/x-staging@{digest('c')}"]]
 
 
