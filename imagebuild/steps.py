@@ -7,20 +7,17 @@ digest of the instruction as it is executed, of its parent's key, and of the key
 from __future__ import annotations
 
 import hashlib
-import re
-import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import PurePosixPath
 
-from imagebuild.instructions import VARIABLE, Instruction, Stage, expand, parse
+from imagebuild import closures, operands
+from imagebuild.instructions import Instruction, Stage, expand, parse
 
 EXECUTED = ("RUN", "COPY", "ADD", "WORKDIR")
 """Instructions that are steps; the others change what later ones see, or the image's configuration."""
 SCRATCH = "scratch"
-LINK = PurePosixPath("/out/link")
-"""Where a stage leaves what others are compiled with, if that changes less often than the stage."""
-GIT_COMMIT = re.compile(r"^\S+#[0-9a-f]{40}(?::\S*)?$")
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,12 @@ class Setting:
             result |= {prefix + name: value for name, value in values.items()}
         return result
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for settings that are equal."""
+        ignores = tuple(sorted((name, tuple(value)) for name, value in self.ignores.items()))
+        return self.platform, self.build_platform, tuple(sorted(self.bases.items())), ignores
+
 
 @dataclass(frozen=True)
 class _State:
@@ -76,14 +79,15 @@ class _State:
     """`SHELL`, `USER` and `WORKDIR` in effect, sorted."""
     steps: tuple[Step, ...] = ()
     used: frozenset[int] = frozenset()
-    """Stages, by index, that were needed for it."""
+    """Stages, by their number in `closures`, that were needed for it."""
 
 
 def steps_of(text: str, setting: Setting) -> tuple[Step, ...]:
     """Steps that the last stage needs, each stage's in order. Stages that it does not need are not executed."""
     walk = _Walk(text, setting)
     final = walk.stage(len(walk.parsed.stages) - 1)
-    return tuple(step for index in sorted(final.used) for step in walk.stage(index).steps)
+    needed = [index for index, number in enumerate(walk.numbers) if number in final.used]
+    return tuple(step for index in needed for step in walk.stage(index).steps)
 
 
 def result_key(text: str, setting: Setting) -> str:
@@ -112,27 +116,44 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+_shared: dict[tuple[object, ...], _State] = {}
+"""States of stages that several Dockerfiles have."""
+
+
 class _Walk:
     """Follows what stages need, for one setting."""
 
     def __init__(self, text: str, setting: Setting) -> None:
         self.parsed = parse(text)
+        self.numbers = closures.numbers(text)
         self.setting = setting
+        self.identity = setting.identity
         self.known: dict[tuple[int, bool], _State] = {}
         self.globals: dict[str, str] = dict(setting.arguments)
         for instruction in self.parsed.arguments:
-            self.globals |= dict(_pairs(instruction, self.globals))
+            self.globals |= dict(operands.pairs(instruction, self.globals))
 
     def stage(self, index: int, *, link: bool = False) -> _State:
         """State after a stage; with `link`, as far as `/out/link` depends on it."""
         if (index, link) not in self.known:
-            self.known[index, link] = self._walk(index, self.parsed.stages[index], link)
+            self.known[index, link] = self._found(index, link)
         return self.known[index, link]
+
+    def _found(self, index: int, link: bool) -> _State:
+        # The last stage is one target's own.
+        if index == len(self.parsed.stages) - 1:
+            return self._walk(index, self.parsed.stages[index], link)
+        key = (self.numbers[index], link, self.identity)
+        if key not in _shared:
+            if len(_shared) > closures.MOST:
+                _shared.clear()
+            _shared[key] = self._walk(index, self.parsed.stages[index], link)
+        return _shared[key]
 
     def _walk(self, index: int, stage: Stage, link: bool) -> _State:
         state = self._base(stage, index)
         external = not state.used and state.key != SCRATCH
-        state = replace(state, used=state.used | {index}, steps=())
+        state = replace(state, used=state.used | {self.numbers[index]}, steps=())
         total = sum(i.word in EXECUTED for i in stage.instructions) + external
         last_run = max((n for n, i in enumerate(stage.instructions) if i.word == "RUN"), default=-1)
         ignored = self.setting.ignores.get(stage.name, ()) if link else ()
@@ -146,13 +167,13 @@ class _Walk:
                 number=len(state.steps) + 1,
                 total=total,
                 word=instruction.word,
-                title=f"{instruction.word} {_title(instruction)}",
+                title=f"{instruction.word} {operands.title(instruction)}",
                 runs_on=state.platform,
                 last_run=n == last_run,
                 key=key,
             )
             # With --link, a step does not depend on what is below it; what comes next depends on both.
-            below = _digest("merge", state.key, key) if _is_linked(instruction) else key
+            below = _digest("merge", state.key, key) if operands.is_linked(instruction) else key
             state = replace(state, key=below, steps=(*state.steps, step), used=state.used | used)
             if instruction.word == "WORKDIR":
                 state = _with(state, "WORKDIR", _folder(state, expand(instruction.text, state.env)))
@@ -178,7 +199,7 @@ class _Walk:
             return self._image(name, self.setting.platform), frozenset()
         if name in ignored:
             return "ignored", self.stage(found).used
-        source = self.stage(found, link=PurePosixPath("/", folder).is_relative_to(LINK))
+        source = self.stage(found, link=operands.is_link(folder))
         return source.key, source.used
 
     def _key(
@@ -186,27 +207,27 @@ class _Walk:
     ) -> tuple[str, frozenset[int]]:
         if step.word == "WORKDIR":
             return _digest("WORKDIR", state.key, _folder(state, expand(step.text, state.env))), frozenset()
-        sources = [self._source(*pair, index, ignored) for pair in _froms(step, state.env)]
+        sources = [self._source(*pair, index, ignored) for pair in operands.froms(step, state.env)]
         keys, used = [key for key, _ in sources], frozenset[int]().union(*(u for _, u in sources))
         if step.word == "RUN":
-            flags = [f"{name}={_without_from(expand(value, state.env))}" for name, value in step.flags]
+            flags = [f"{name}={operands.without_from(expand(value, state.env))}" for name, value in step.flags]
             settings = [repr(sorted(state.env.items())), repr(state.config), state.platform]
             texts = [h.text for h in step.heredocs]
             return _digest("RUN", state.key, step.text, *flags, *settings, *texts, *keys), used
         flags = [f"{n}={expand(v, state.env)}" for n, v in sorted(step.flags) if n not in ("from", "checksum")]
-        texts = [h.text if h.literal else h.text + _referenced(h.text, state.env) for h in step.heredocs]
-        words = _copied(step, expand(step.text, state.env))
+        texts = [h.text if h.literal else h.text + operands.referenced(h.text, state.env) for h in step.heredocs]
+        words = operands.copied(step, expand(step.text, state.env))
         words[-1] = _folder(state, words[-1]) + ("/" if words[-1].endswith("/") else "")
-        parent = "" if _is_linked(step) else state.key
+        parent = "" if operands.is_linked(step) else state.key
         return _digest(step.word, parent, *flags, *words, *texts, *keys), used
 
     def _configured(self, state: _State, instruction: Instruction) -> _State:
         """The state after an instruction that is no step."""
         if instruction.word == "ENV":
-            return replace(state, env={**state.env, **dict(_pairs(instruction, state.env))})
+            return replace(state, env={**state.env, **dict(operands.pairs(instruction, state.env))})
         if instruction.word == "ARG":
             values = {}
-            for name, given in _pairs(instruction, {**self.globals, **state.env}):
+            for name, given in operands.pairs(instruction, {**self.globals, **state.env}):
                 # Declared without a value, it is what BuildKit or an `ARG` before the first `FROM` says, if any.
                 if given or name in self.globals:
                     values[name] = given or self.globals[name]
@@ -216,75 +237,15 @@ class _Walk:
         return state
 
 
-def _is_linked(step: Instruction) -> bool:
-    return step.flag("link") not in (None, "false")
-
-
-def _pairs(instruction: Instruction, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """`A=1 B="two"` as pairs, expanded; the old form `ENV A one` too. A name without a value has the value ``."""
-    try:
-        words = shlex.split(expand(instruction.text, values))
-    except ValueError:
-        words = expand(instruction.text, values).split()
-    if instruction.word == "ENV" and words and "=" not in words[0]:
-        yield words[0], " ".join(words[1:])
-        return
-    for word in words:
-        name, _, value = word.partition("=")
-        yield name, value
-
-
-def _froms(step: Instruction, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What a step mounts or copies from other stages and images: name and folder in it."""
-    for name, value in step.flags:
-        if name == "from":
-            words = shlex.split(expand(step.text, env))
-            folder = words[0] if len(words) == 2 else "/"
-            yield expand(value, env), folder
-        elif name == "mount":
-            options = dict(o.partition("=")[::2] for o in expand(value, env).split(","))
-            if "from" in options:
-                yield options["from"], options.get("source") or options.get("src") or "/"
-
-
-def _without_from(mount: str) -> str:
-    """A mount without the name of the stage, which does not matter; its key does."""
-    return re.sub(r"(^|,)from=[^,]*", "", mount)
-
-
-def _copied(step: Instruction, text: str) -> list[str]:
-    """What identifies the sources of `COPY` and `ADD`, and the destination last.
-
-    A file with a checksum is known by that and its name, a git repository by its commit: where they come from does
-    not matter.
-    """
-    words = text.split()
-    checksum = step.flag("checksum")
-    names = [_remote(word, checksum) if step.word == "ADD" else word for word in words[:-1]]
-    return [*names, words[-1]] if words else [""]
-
-
-def _remote(address: str, checksum: str | None) -> str:
-    if GIT_COMMIT.match(address):
-        return address.partition("#")[2]
-    return f"{checksum} {PurePosixPath(address).name}" if checksum else address
-
-
-def _referenced(text: str, env: Mapping[str, str]) -> str:
-    names = sorted({found[0] or found[1] for found in VARIABLE.findall(text)})
-    return repr([(name, env.get(name, "")) for name in names])
-
-
 def _folder(state: _State, folder: str) -> str:
-    return str(PurePosixPath(dict(state.config).get("WORKDIR", "/"), folder))
+    return _below(dict(state.config).get("WORKDIR", "/"), folder)
+
+
+# Most texts come again in the next target.
+@lru_cache(maxsize=4096)
+def _below(top: str, folder: str) -> str:
+    return str(PurePosixPath(top, folder))
 
 
 def _with(state: _State, name: str, value: str) -> _State:
     return replace(state, config=tuple(sorted({**dict(state.config), name: value}.items())))
-
-
-def _title(step: Instruction) -> str:
-    first = next((line for h in step.heredocs for line in h.text.splitlines() if not line.startswith("set -")), "")
-    text = f"{step.text} ({first.strip()} …)" if step.word == "RUN" and first else step.text
-    source = step.flag("from")
-    return " ".join([*([f"--from={source}"] if source else []), *text.split()])[:80]

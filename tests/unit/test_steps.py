@@ -5,6 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from imagebuild import steps
+from imagebuild.models import Plan
+from imagebuild.render import Renderer
 from imagebuild.steps import Setting, Step, stage_keys, steps_of
 
 TEXT = """\
@@ -178,3 +181,32 @@ def test_keys_of_stages_follow_variables_in_from_and_the_configuration_of_an_ima
         after = stage_keys(TEXT.replace(old, new), (AMD64, ARM64))
         assert {stage for stage in after if after[stage] != before[stage]} == stages
     assert all(a != b for a, b in itertools.combinations(before.values(), 2))
+
+
+def test_what_several_dockerfiles_share_changes_no_key(full_plan: Plan, renderer: Renderer) -> None:
+    texts = [renderer.dockerfile(target).text for target in full_plan.targets[::4]]
+    setting = Setting("linux/arm64", "linux/amd64")
+    together = [[step.key for step in steps.steps_of(text, setting)] for text in texts]
+    for text, keys in zip(texts, together, strict=True):
+        steps._shared.clear()
+        assert [step.key for step in steps.steps_of(text, setting)] == keys
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("FROM a AS base\nRUN one\n", "FROM a AS base\nRUN two\n"),  # what it starts from, through another stage
+        ("ARG V=1\nFROM a:$V AS base\n", "ARG V=2\nFROM a:$V AS base\n"),
+        ("FROM a AS base\nFROM b AS from-amd64\nRUN one\n", "FROM a AS base\nFROM b AS from-amd64\nRUN two\n"),
+        ("FROM a AS base\nFROM b AS mounted\nRUN one\n", "FROM a AS base\nFROM b AS mounted\nRUN two\n"),
+        ("FROM a AS base\nFROM b AS mounted\nRUN one\n", "FROM a AS base\n"),  # now it is an image
+    ],
+)
+def test_the_same_stage_after_other_stages_is_another(before: str, after: str) -> None:
+    rest = (
+        "FROM base AS middle\nARG TARGETARCH\nRUN --mount=type=bind,from=mounted,target=/m make\n"
+        "COPY --from=from-${TARGETARCH} /x /x\nFROM scratch\nCOPY --from=middle / /\n"
+    )
+    setting = Setting("linux/amd64", "linux/amd64")
+    both = [{s.title: s.key for s in steps.steps_of(text + rest, setting)} for text in (before, after)]
+    assert both[0]["COPY --from=middle / /"] != both[1]["COPY --from=middle / /"]
