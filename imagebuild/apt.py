@@ -23,7 +23,7 @@ UNITS = [Path("/usr/lib/systemd/system") / n for n in ("docker.service", "docker
 
 # Debian 12 is the one release whose own engine is too old while the next release's packages install on it.
 NEXT = {"bookworm": "trixie"}
-FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "qemu-user-static"})
+FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "qemu-user-static", "cosign"})
 
 MINIMUM = {"docker.io": (26, 0), "docker-buildx": (0, 13)}
 """Docker Engine 26 is the first that embeds BuildKit 0.13 (25 has 0.12)."""

@@ -72,6 +72,17 @@ def platforms_of(target: Target, wanted: Sequence[str]) -> tuple[Platform, ...]:
     return chosen
 
 
+def replacements(options: Options) -> dict[str, str]:
+    """What replaces images and stages, told by content: a digest, or `folder` where there is none.
+
+    Not what `stages` has: that is what the lock names, from elsewhere.
+    """
+    return {
+        name: f"sha256:{context.rpartition('@sha256:')[2]}" if "@sha256:" in context else "folder"
+        for name, context in sorted((options.replaced or {}).items())
+    }
+
+
 def layout_of(target: Target, folder: Path, output: str) -> Path | None:
     """Where the OCI layout of a target is written, None for an output that writes none."""
     if output in ("load", "cacheonly"):

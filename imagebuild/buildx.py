@@ -248,4 +248,5 @@ def _result(
         size_bytes=None,
         seconds=round(seconds, 3),
         steps=steps,
+        replaced=bake.replacements(request.options),
     )

@@ -264,17 +264,24 @@ def _show_engine(status: object) -> None:
 def register_topics() -> None:
     """Add the commands of other modules, once."""
     from imagebuild import (  # noqa: PLC0415 - need what is in this module
+        cli_attest,
         cli_bundle,
+        cli_diff,
         cli_job,
         cli_limits,
         cli_lock,
         cli_prune,
         cli_publish,
         cli_report,
+        cli_sbom,
+        cli_scan,
         cli_verify,
     )
 
-    for topic in (cli_job, cli_lock, cli_verify, cli_limits, cli_report, cli_prune, cli_publish):
+    for topic in (
+        cli_attest, cli_diff, cli_job, cli_limits, cli_lock, cli_prune, cli_publish, cli_report, cli_sbom, cli_scan,
+        cli_verify,
+    ):  # fmt: skip
         topic.register(app)
     app.add_typer(cli_bundle.app, name="bundle")
 

@@ -58,7 +58,8 @@ def prune_command(
             gone, spared = pruning.delete(able)
             for verdict in spared:
                 err.print(f"kept after all: {verdict.staged.digest} {verdict.kept}", markup=False)
-            out.print(f"Deleted {len(able) - len(spared)} images, {gone} manifests of {pruning.staging}.", markup=False)
+            done = _count(len(able) - len(spared), "image")
+            out.print(f"Deleted {done}, {_count(gone, 'manifest')} of {pruning.staging}.", markup=False)
     if deletable and not yes:
         out.print(f"{deletable} would be deleted; add --yes to delete them.")
     elif not deletable:
@@ -98,11 +99,12 @@ def _show(where: Place, verdicts: tuple[Verdict, ...]) -> None:
 
 
 def _row(verdict: Verdict) -> tuple[str, str, str]:
-    taken = [
-        f"{len(things)} {name}{'s' if len(things) > 1 else ''}"
-        for name, things in (("platform", verdict.parts), ("attachment", verdict.attachments))
-        if things
-    ]
+    parts = (("platform", verdict.parts), ("attachment", verdict.attachments))
+    taken = [_count(len(things), name) for name, things in parts if things]
     text = f"kept: {verdict.kept}" if verdict.kept else "delete" + (f", with {' and '.join(taken)}" if taken else "")
     staged = verdict.staged
     return retention.short(staged.digest), f"{staged.pushed:%Y-%m-%d %H:%M}", text
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

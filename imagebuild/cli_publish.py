@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -33,6 +33,9 @@ def publish_command(
         list[str] | None, typer.Option("--platform", help="An index of only these, on purpose.")
     ] = None,
     allow_dirty: Annotated[bool, typer.Option("--allow-dirty", help="Builds of no commit; their tags say so.")] = False,
+    sign: Annotated[bool, typer.Option("--sign", help="With cosign, before tags are given; keyless in CI.")] = False,
+    key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="With --sign: by this key.")] = None,
+    no_tlog: Annotated[bool, typer.Option("--no-tlog", help="With --sign: not into the transparency log.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Targets at a time.")] = 4,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write what was done.")] = None,
@@ -47,6 +50,7 @@ def publish_command(
 
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
+    from imagebuild import origins, signing  # noqa: PLC0415 - as below
     from imagebuild import publish as publishing  # noqa: PLC0415 - imports the docker SDK
     from imagebuild.publication import Tools  # noqa: PLC0415 - as above
     from imagebuild.registry import client  # noqa: PLC0415 - as above
@@ -57,11 +61,20 @@ def publish_command(
         select=select or (), folders=from_ or (BUILD,), platforms=_platforms(platform or ()), jobs=jobs,
         allow_dirty=allow_dirty, dry_run=dry_run,
     )  # fmt: skip
-    connected = cache(client.connect)
-    result = publishing.publish(work.project, work.plan, wish, Tools(connected))
+    if (key or no_tlog) and not sign:
+        raise ConfigError("--key and --no-tlog: they say how to --sign")
+    connected: dict[str, client.Client] = {}
+    tools = Tools(
+        registry=lambda host: connected.get(host) or connected.setdefault(host, client.connect(host)),
+        provenance=origins.provenance_with(work.renderer, allow_dirty=allow_dirty),
+        sign=origins.signature_by(signing.Signer(key, log=not no_tlog)) if sign and not dry_run else None,
+    )
+    result = publishing.publish(work.project, work.plan, wish, tools)
+    counts = sum((registry.wire.counts for registry in connected.values()), Counter[str]())
+    result = result.model_copy(update={"requests": dict(sorted(counts.items()))})
     if json_file:
         files.write_text(json_file, result.model_dump_json(indent=1) + "\n")
-    publishing.show(result)
+    publishing.show(result, work.plan)
     if result.exit_status:
         raise typer.Exit(result.exit_status)
 

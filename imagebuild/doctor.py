@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagebuild import engine, programs
+from imagebuild import engine, programs, signing
 from imagebuild.apt import Run, numbers
 from imagebuild.emulation import MACHINES
 from imagebuild.engine import BUILDX_MIN, Endpoint
 from imagebuild.errors import ImagebuildError
+from imagebuild.sbom import syft
 
 DISK_WANTED = 20 * 2**30
 BUILDKIT_MIN = (0, 13)
@@ -50,6 +51,8 @@ class Facts:
     gpu_spec: bool = False
     mmdebstrap: str | None = None
     keyring: bool = False
+    syft: str | None = None
+    cosign: str | None = None
 
 
 def _dotted(version: tuple[int, ...]) -> str:
@@ -161,6 +164,18 @@ def judge_keyring(facts: Facts) -> Finding:
     return Finding("Debian archive keyring", False, f"{KEYRING} is missing", fix)
 
 
+def judge_syft(facts: Facts) -> Finding:
+    if facts.syft:
+        return Finding("syft", True, facts.syft)
+    return Finding("syft", None, "missing; `imagebuild sbom` needs it", "pip install 'imagebuild[sbom]'")
+
+
+def judge_cosign(facts: Facts) -> Finding:
+    if facts.cosign:
+        return Finding("cosign", True, facts.cosign)
+    return Finding("cosign", None, "missing; signing and verifying signatures need it", signing.INSTALL)
+
+
 JUDGES: tuple[Callable[[Facts], Finding], ...] = (
     judge_engine,
     judge_buildkit,
@@ -171,6 +186,8 @@ JUDGES: tuple[Callable[[Facts], Finding], ...] = (
     judge_gpu,
     judge_bootstrap,
     judge_keyring,
+    judge_syft,
+    judge_cosign,
 )
 
 
@@ -210,6 +227,8 @@ def collect(environ: Mapping[str, str], run: Run) -> Facts:
         gpu_spec=_gpu_spec(info),
         mmdebstrap=shutil.which("mmdebstrap"),
         keyring=KEYRING.exists(),
+        syft=syft.program(),
+        cosign=shutil.which("cosign"),
     )
 
 

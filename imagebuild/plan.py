@@ -14,6 +14,7 @@ from imagebuild import naming, validate
 from imagebuild.config import Mistakes, Project, suggestion
 from imagebuild.errors import ConfigError, NothingSelected
 from imagebuild.models import Component, Excluded, Image, Pin, Plan, Target, combination_id
+from imagebuild.publishing import policy
 from imagebuild.versions import facts, matches
 
 Pins = Mapping[str, tuple[Pin, ...]]
@@ -84,6 +85,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     if not changes.values:
         validate.check_rules_used(project, used, mistakes)
     validate.check_tags(project, targets, mistakes)
+    policy.check_policy(project, targets, mistakes)
     mistakes.stop_if_any()
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
     return Plan(targets=naming.with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted)

@@ -40,16 +40,19 @@ class Pruning:
         held = self._held(self.staging, others)
         wanted = [s for s in staged if only is None or s.digest in only]
         old = [s for s in wanted if not retention.is_young(s, self.now, self.limit)]
-        asked = list(dict.fromkeys(digest for s in old for digest in s.all))
+        there: dict[Place, list[str]] = {}
+        for place in self.published:
+            there[place] = self._there(place, dict.fromkeys(digest for s in old for digest in s.all))
+            if there[place]:
+                held |= self._held(place, self._resolved(place, _lasting(place.registry.tags(place.repository))))
+        # What else is known to be needed is not asked about.
+        asked = dict.fromkeys(d for s in old if held.keys().isdisjoint(s.all) for d in s.all)
         referrers = self._referrers(self.staging, asked)
         attached = [r.digest for found in referrers.values() for r in found]
         referrers |= self._referrers(self.staging, attached)
-        for place in self.published:
-            there = self._there(place, asked)
-            if there:
-                held |= self._held(place, self._resolved(place, _lasting(place.registry.tags(place.repository))))
-                for digest, found in self._referrers(place, there).items():
-                    referrers[digest] = (*referrers.get(digest, ()), *found)
+        for place, copies in there.items():
+            for digest, found in self._referrers(place, (d for d in copies if d in asked)).items():
+                referrers[digest] = (*referrers.get(digest, ()), *found)
         return Survey(staged, held, referrers)
 
     def delete(self, verdicts: Iterable[Verdict]) -> tuple[int, tuple[Verdict, ...]]:
@@ -90,9 +93,9 @@ class Pruning:
 
     def _staged(self, tags: Iterable[str]) -> tuple[tuple[Staged, ...], dict[str, str]]:
         """What pushes left, and the tags that name something for another reason."""
-        listed = _lasting(tags, staged=True)
-        fresh = self._resolved(self.staging, (tag for tag in listed if tag not in self._pushes))
-        resolved = {tag: self._pushes.get(tag) or fresh[tag] for tag in listed if tag in self._pushes or tag in fresh}
+        listed = set(tags)
+        fresh = self._read(tag for tag in _lasting(listed, staged=True) if tag not in self._pushes)
+        resolved = fresh | {tag: digest for tag, digest in self._pushes.items() if tag in listed}
         times = {tag: retention.staged_at(tag, digest) for tag, digest in resolved.items()}
         others = {tag: digest for tag, digest in resolved.items() if times[tag] is None}
         self._pushes |= {tag: digest for tag, digest in resolved.items() if times[tag]}
@@ -108,6 +111,14 @@ class Pruning:
             for digest, named in left.items()
         )
         return staged, others
+
+    def _read(self, tags: Iterable[str]) -> dict[str, str]:
+        """The digest that each tag of the staging repository names; what it names is needed too."""
+        listed, place = list(tags), self.staging
+        found = each(lambda tag: place.registry.manifest(place.repository, tag), listed, place.registry, jobs=JOBS)
+        named = {tag: manifest for tag, manifest in zip(listed, found, strict=True) if manifest}
+        self._manifests |= {(str(place), manifest.digest): manifest for manifest in named.values()}
+        return {tag: manifest.digest for tag, manifest in named.items()}
 
     def _resolved(self, place: Place, tags: Iterable[str]) -> dict[str, str]:
         listed = list(tags)

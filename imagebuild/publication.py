@@ -188,14 +188,19 @@ def _todo(made: Draft, place: Place, tools: Tools) -> _Todo:
     children = documents.children(made.index.document)
     attach = []
     for child in children:
-        there = {item.digest for item in place.registry.referrers(place.repository, child.digest)}
-        for artefact in made.artefacts[_platform(made, child)]:
-            content = documents.attachment(child, artefact.artifact_type, artefact.files, artefact.annotations)
-            if documents.digest_of(content) not in there:
-                attach.append((child, artefact))
+        there = place.registry.referrers(place.repository, child.digest)
+        attach += [(child, one) for one in made.artefacts[_platform(made, child)] if not _attached(child, one, there)]
     digests = (*(child.digest for child in children), made.index.digest) if tools.sign else ()
     unsigned = [d for d in digests if made.missing or not place.registry.digest(place.repository, signature_tag(d))]
     return _Todo(place, attach, [Reference(place.registry.host, place.repository, digest=d) for d in unsigned])
+
+
+def _attached(child: Descriptor, artefact: Artefact, there: Iterable[Descriptor]) -> bool:
+    if artefact.kind == "provenance":
+        # The same image built again was made as the first one was; when that was changes nothing.
+        return any(item.artifact_type == artefact.artifact_type for item in there)
+    content = documents.attachment(child, artefact.artifact_type, artefact.files, artefact.annotations)
+    return documents.digest_of(content) in {item.digest for item in there}
 
 
 def signature_tag(digest: str) -> str:

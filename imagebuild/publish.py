@@ -78,6 +78,7 @@ def publish(project: Project, plan: Plan, wish: Wish, tools: Tools) -> PublishRe
     return PublishResult(
         targets=tuple(each(lambda pair: checked(*pair), published, *registries, jobs=wish.jobs)),
         ignored=len(found.ignored),
+        unnamed=tuple(str(v.path) for v in found.verifications if not v.value.digest),
     )
 
 
@@ -102,8 +103,8 @@ def chosen(plan: Plan, wish: Wish, found: Evidence) -> tuple[Target, ...]:
     return targets
 
 
-def show(result: PublishResult) -> None:
-    """Print what became of each target, and at last how many there are of each."""
+def show(result: PublishResult, plan: Plan) -> None:
+    """Print what became of each target, how many there are of each, and what who publishes them accepts."""
     for target in result.targets:
         out.print(f"{MARKS[target.state]} {target.target} {target.digest or ''}".rstrip())
         for line in _lines(target):
@@ -113,6 +114,15 @@ def show(result: PublishResult) -> None:
     mounted = sum(target.mounted for target in result.targets)
     counts = ", ".join(f"{number} {state}" for state, number in states.items())
     out.print(f"{counts}; {console.size(sent)} sent, {mounted} blobs taken from staging")
+    public = {target.target for target in result.targets if target.state not in ("refused", "failed")}
+    for name, text in planning.restricted(plan, [t for t in plan.targets if t.id in public]).items():
+        err.print(f"restricted: {name}: {text}", markup=False)
+    if result.requests:
+        asked = ", ".join(f"{number} {method}" for method, number in result.requests.items() if method.isupper())
+        moved = " and ".join(f"{console.size(result.requests.get(k, 0))} {k}" for k in ("sent", "received"))
+        err.print(f"requests: {asked}; bodies: {moved}")
+    for path in result.unnamed:
+        err.print(f"{path}: counts for nothing, as it names no digest; verify the image as NAME@DIGEST", markup=False)
     if result.ignored:
         err.print(f"{result.ignored} other JSON files were ignored")
 

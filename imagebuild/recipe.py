@@ -8,7 +8,7 @@ from typing import get_args
 
 from imagebuild.config import Project, suggestion
 from imagebuild.errors import ConfigError
-from imagebuild.fields import Arch
+from imagebuild.fields import Arch, Platform
 from imagebuild.models import Base, Component, Pin, Repository, Target
 from imagebuild.plan import pin_of, provider
 from imagebuild.sources import Archive, BaseImage, GitRef, PackageSource, Source, WheelSet
@@ -33,6 +33,11 @@ class Recipe:
         self._known = facts(target.axes)
         self._found: dict[str, str] = {}
         self._filled: dict[tuple[str, Arch | None, bool], dict[str, str]] = {}
+
+    def on(self, platform: Platform) -> Recipe:
+        """The recipe of one of the platforms alone."""
+        narrow = self.target.model_copy(update={"platforms": (platform,)})
+        return Recipe(self.project, self._versions, narrow, self._stages)
 
     def of(self, name: str) -> Component:
         return self.project.components[name].model

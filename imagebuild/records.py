@@ -47,6 +47,8 @@ class BuildResult(Model):
     """What built it: name of the builder, or address of the engine."""
     started: str = ""
     """When, in UTC."""
+    replaced: dict[str, str] = Field(default_factory=dict)
+    """Image or stage, as the Dockerfile names it → what the build had instead: the digest of an image, or `folder`."""
 
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -117,12 +119,15 @@ class VerifyResult(Model):
     """Absent if nothing could be run in the image."""
 
 
+Severity = Literal["unknown", "negligible", "low", "medium", "high", "critical"]
+
+
 class Vulnerability(Model):
     """Something that a scanner found in a package of an image."""
 
     id: str
     """CVE or other identifier."""
-    severity: Literal["unknown", "negligible", "low", "medium", "high", "critical"]
+    severity: Severity
     package: str
     version: str
     fixed_in: str | None = None
@@ -149,3 +154,5 @@ class ScanResult(Model):
     findings: tuple[Vulnerability, ...]
     verdict: Literal["passed", "failed"]
     reason: str = ""
+    notes: tuple[str, ...] = ()
+    """What was not looked at, and what is wrong with the policy or the database but fails nothing."""

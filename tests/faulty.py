@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 import time
 from collections import Counter
@@ -159,11 +160,21 @@ class Dropped(Exception):
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    default_request_version = "HTTP/1.1"
+    """Of what is no request, such as TLS: engines see by the answer that they have to do without."""
 
     def setup(self) -> None:
         super().setup()
         self.rfile, self.wfile = cast(Any, Counted(self.rfile)), cast(Any, Counted(self.wfile))
         self.noted = 0
+
+    def handle(self) -> None:
+        # Who tries TLS first, as docker does, needs an answer that is HTTP to try again without.
+        if self.connection.recv(1, socket.MSG_PEEK) == b"\x16":
+            self.connection.recv(CHUNK)
+            self.connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+            return
+        super().handle()
 
     def log_message(self, *_: object) -> None:
         pass

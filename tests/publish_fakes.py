@@ -35,6 +35,7 @@ images:
     axes:
       cuda: ["12.9", "13.0"]
       os: [debian13]
+      variant: [runtime]
     platforms: [linux/amd64, linux/arm64]
     components: [tool, library]
     tags: ["{repository}/{image}:cuda{cuda}-tool{tool.version}-{revision}"]
@@ -48,7 +49,7 @@ checks:
   - {name: newest, description: For the newest, run: "true", when: {cuda: "13.0"}}
   - {name: on-gpu, description: It works on a GPU, run: "true", needs: [gpu]}
 """
-OLD, NEW = "tiny-cuda12.9-debian13", "tiny-cuda13.0-debian13"
+OLD, NEW = "tiny-cuda12.9-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
 
 
 @dataclass
@@ -58,11 +59,12 @@ class Site:
     root: Path
     fake: FakeRegistry = field(default_factory=lambda: FakeRegistry(HOST))
     policy: str = ""
-    """Lines of the matrix below `publish:`."""
+    """Lines at the end of the matrix, from `publish:` on."""
+    host: str = HOST
 
     def __post_init__(self) -> None:
         self.files = Files(self.root / "project")
-        self.files.write("matrix.yaml", MATRIX + self.policy)
+        self.files.write("matrix.yaml", MATRIX.replace(HOST, self.host) + self.policy)
         self.files.component("library", LIBRARY + CHECKS, build="FROM {{ base }} AS library\nRUN true\n")
         self.files.component("tool", TOOL, build="FROM {{ base }} AS tool\nRUN make\n")
         self.evidence = self.root / "evidence"
@@ -84,8 +86,9 @@ class Site:
         content: bytes = b"layer",
         registry: Registry | None = None,
         labels: Mapping[str, str] | None = None,
+        shared: Iterable[bytes] = (),
     ) -> str:
-        """Push an image of a platform to the staging repository; its digest."""
+        """Push an image of a platform to the staging repository, with layers below its own; its digest."""
         registry = registry or self.fake
         target = self.target(name)
         said = {"imagebuild.target": name, "org.opencontainers.image.version": name}
@@ -95,10 +98,13 @@ class Site:
         config = {"os": os, "architecture": architecture, "config": {"Labels": said}, "rootfs": {}}
         parts = [
             Descriptor(f"application/vnd.oci.image.{kind}", documents.digest_of(data), len(data))
-            for kind, data in (("config.v1+json", encoded(config)), ("layer.v1.tar+gzip", content))
+            for kind, data in (
+                ("config.v1+json", encoded(config)),
+                *(("layer.v1.tar+gzip", layer) for layer in (*shared, content)),
+            )
         ]
         repository = f"acme/{target.image}-staging"
-        for data in (encoded(config), content):
+        for data in (encoded(config), *shared, content):
             registry.put_blob(repository, data, documents.digest_of(data))
         first, *layers = [documents.descriptor_json(part) for part in parts]
         manifest = encoded({"schemaVersion": 2, "mediaType": documents.MANIFEST, "config": first, "layers": layers})
@@ -109,7 +115,7 @@ class Site:
         values = {
             "target": name, "digest": next(iter(manifests.values())), "tags": (), "platforms": tuple(manifests),
             "size_bytes": None, "seconds": 1.0, "steps": (), "manifests": dict(manifests), "revision": COMMIT,
-            "repository": f"{HOST}/acme/tiny-staging", "started": "2026-11-21T10:00:00Z", "builder": "test",
+            "repository": f"{self.host}/acme/tiny-staging", "started": "2026-11-21T10:00:00Z", "builder": "test",
         }  # fmt: skip
         result = BuildResult.model_validate(values | more)
         self.leave(file or f"{name}/{'-'.join(manifests).replace('/', '-')}/result.json", result.model_dump_json())
@@ -126,7 +132,7 @@ class Site:
             for c, n, o in ((*key.split("/"), outcome) for key, outcome in told.items())
         ]
         result = VerifyResult(
-            image=f"{HOST}/acme/tiny-staging@{digest}", digest=digest, target=name, platform=platform,
+            image=f"{self.host}/acme/tiny-staging@{digest}", digest=digest, target=name, platform=platform,
             checks=tuple(found if checks is None else checks), started="2026-11-21T10:30:00+00:00",
         )  # fmt: skip
         self.leave(file or f"{digest[7:19]}/verify.json", result.model_dump_json())
@@ -141,8 +147,14 @@ class Site:
 
     def listed(self, digest: str) -> None:
         """Leave an SBOM."""
-        package = {"SPDXID": "SPDXRef-image", "name": "tiny", "versionInfo": digest}
-        document = {"spdxVersion": "SPDX-2.3", "documentDescribes": ["SPDXRef-image"], "packages": [package]}
+        checksum = {"algorithm": "SHA256", "checksumValue": digest.removeprefix("sha256:")}
+        package = {"SPDXID": "SPDXRef-Image", "name": "tiny", "checksums": [checksum]}
+        relation = {
+            "spdxElementId": "SPDXRef-DOCUMENT",
+            "relationshipType": "DESCRIBES",
+            "relatedSpdxElement": "SPDXRef-Image",
+        }
+        document = {"spdxVersion": "SPDX-2.3", "packages": [package], "relationships": [relation]}
         self.leave(f"{digest[7:19]}/sbom.spdx.json", json.dumps(document))
 
     def leave(self, file: str, text: str) -> Path:

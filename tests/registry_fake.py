@@ -21,7 +21,7 @@ class Repository:
     tags: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeRegistry:
     """Satisfies `registry.base.Registry`. `calls` has every change that was asked for: (what, repository, name).
 

@@ -53,6 +53,8 @@ class Image:
     digest: str | None
     config: Mapping[str, Any]
     layers: tuple[Blob, ...]
+    stored: tuple[Blob, ...] = ()
+    """Manifest, configuration and layers, each by its digest; empty for an archive that has no manifest."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -117,10 +119,12 @@ def _digests(
 
 
 def _from_manifest(blobs: Mapping[str, Blob], digest: str, platform: str | None, where: str) -> Image:
-    manifest = json.loads(_blob(blobs, digest, where).read())
-    config = json.loads(_blob(blobs, manifest["config"]["digest"], where).read())
+    about = _blob(blobs, digest, where)
+    manifest = json.loads(about.read())
+    settings = _blob(blobs, manifest["config"]["digest"], where)
+    config = json.loads(settings.read())
     layers = tuple(_blob(blobs, layer["digest"], where) for layer in manifest["layers"] or ())
-    return Image(platform or _platform(config), digest, config, layers)
+    return Image(platform or _platform(config), digest, config, layers, (about, settings, *layers))
 
 
 def _from_saved(blobs: Mapping[str, Blob], item: Mapping[str, Any], where: str) -> Image:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from io import BufferedReader
 from typing import IO, Any, cast
 
@@ -36,24 +37,43 @@ WORTH_A_PROCESS = 16 << 20
 
 def scan(blob: Blob, number: int) -> Layer:
     """All entries of a layer. Raises ResultError if it cannot be read, or is not what its digest says."""
-    entries: list[Entry] = []
+    with reading(blob) as members:
+        entries = tuple(_entry(archive, member, path, number) for archive, member, path in members)
+        return Layer(entries, blob.size, members.compressed)
+
+
+class Members:
+    """The members of a layer, in its order: the archive that has its content, the member, its path below the root."""
+
+    def __init__(self, reader: IO[bytes], *, compressed: bool) -> None:
+        self.compressed = compressed
+        self._reader = reader
+
+    def __iter__(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:
+        with tarfile.open(fileobj=self._reader, mode="r|", bufsize=CHUNK) as archive:
+            for member in archive:
+                if (path := _normal(member.name)) is not None:
+                    yield archive, member, path
+                    archive.members = []  # type: ignore[attr-defined]  # or it keeps every one
+        while self._reader.read(CHUNK):
+            pass  # what follows the last entry belongs to the digest
+
+
+@contextmanager
+def reading(blob: Blob) -> Iterator[Members]:
+    """The members of a layer, to be read once and all of them.
+
+    Raises ResultError if it cannot be read, or is not what its digest says.
+    """
     try:
         with blob.file.open("rb") as file:
             region = Region(file, blob.offset, blob.size)
             compressed, chunks = decompressed(region.chunks())
-            reader = cast(IO[bytes], BufferedReader(Joined(chunks), CHUNK))
-            with tarfile.open(fileobj=reader, mode="r|", bufsize=CHUNK) as archive:
-                for member in archive:
-                    if (path := _normal(member.name)) is not None:
-                        entries.append(_entry(archive, member, path, number))
-                        archive.members = []  # type: ignore[attr-defined]  # or it keeps every one
-            while reader.read(CHUNK):
-                pass  # what follows the last entry belongs to the digest
+            yield Members(cast(IO[bytes], BufferedReader(Joined(chunks), CHUNK)), compressed=compressed)
     except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError) as error:
         raise ResultError(f"{blob.file}: layer {blob.name or blob.digest}: cannot be read: {error}") from None
     if blob.digest and blob.digest.startswith("sha256:") and region.digest != blob.digest:
         raise ResultError(f"{blob.file}: layer {blob.digest}: is damaged: its digest is {region.digest}")
-    return Layer(tuple(entries), blob.size, compressed)
 
 
 def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, ...]:

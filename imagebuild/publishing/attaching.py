@@ -39,11 +39,17 @@ class Artefact:
 def artefacts(digest: str, platform: str, evidence: Evidence) -> list[Artefact]:
     """What the evidence has about an image, each once. The same evidence gives the same bytes, in the same order."""
     found = [*_files(digest, evidence)]
+    reports = evidence.reported(digest)
+    for report in reports:
+        kept = tuple(published(verification, digest, platform) for verification in report.value.verifications)
+        content = _json(report.value.model_copy(update={"verifications": kept}))
+        found.append(Artefact("benchmark", content, {CREATED: report.value.about.created}))
     for verification in evidence.verified(digest):
         result = verification.value
         when = {CREATED: result.started} if result.started else {}
         found.append(Artefact("verification", _json(published(result, digest, platform)), when))
-        if benchmark := _benchmark(result):
+        # A report has them too, and says more about them.
+        if not reports and (benchmark := _benchmark(result)):
             found.append(Artefact("benchmark", _json(benchmark), when))
     unique = {(artefact.kind, artefact.content): artefact for artefact in found}
     return [unique[key] for key in sorted(unique)]
@@ -66,8 +72,6 @@ def _files(digest: str, evidence: Evidence) -> Iterator[Artefact]:
         yield Artefact("sbom", sbom.content)
     for scan in evidence.scanned(digest):
         yield Artefact("scan", scan.content, {CREATED: scan.value.started} if scan.value.started else {})
-    for report in evidence.reported(digest):
-        yield Artefact("benchmark", report.content, {CREATED: report.value.about.created})
 
 
 def _benchmark(result: VerifyResult) -> Results | None:

@@ -144,7 +144,7 @@ def _checks(target: Target, choice: Choice, terms: Terms) -> Iterator[str]:
         if check.outcome == "failed":
             yield f"{_name(check)} failed ({found.path}): {check.reason}"
     inapplicable = {name for found in verified for name in _inapplicable(found.value, choice.platform)}
-    wanted = required(target, terms.policy)
+    wanted = required(target, choice.platform, terms.policy)
     for rule in terms.rules:
         patterns = [pattern for pattern in wanted if _fits(rule, pattern)]
         told = rule.name in outcomes["passed"] or rule.name in outcomes["failed"]
@@ -163,9 +163,9 @@ def _fits(rule: Rule, pattern: str) -> bool:
     return fnmatchcase(rule.name, pattern) and (not rule.name.endswith(SPEED) or pattern.endswith(SPEED))
 
 
-def required(target: Target, policy: Publish) -> list[str]:
-    """Patterns `component/check` that the policy has for a target."""
-    names = {**facts(target.axes), "image": target.image}
+def required(target: Target, platform: Platform, policy: Publish) -> list[str]:
+    """Patterns `component/check` that the policy has for a platform of a target."""
+    names = {**facts(target.axes), "image": target.image, "arch": platform.removeprefix("linux/")}
     rows = [row for row in policy.require if matches(row.when, names)]
     return [pattern if "/" in pattern else f"{pattern}/*" for row in rows for pattern in row.checks]
 

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from imagebuild.errors import ConfigError, ResultError
 from imagebuild.fields import Model, Platform
-from imagebuild.publishing import spdx
 from imagebuild.records import BuildResult, ScanResult, VerifyResult
 from imagebuild.report.document import Report
+from imagebuild.sbom import spdx
 
 T_co = TypeVar("T_co", covariant=True)
 SHAPES: Mapping[type[Model], frozenset[str]] = {
@@ -38,6 +38,14 @@ class Found(Generic[T_co]):
 
 
 @dataclass(frozen=True)
+class Sbom:
+    """An SPDX document."""
+
+    digests: frozenset[str]
+    """Of the images that it is about."""
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything that was found."""
 
@@ -45,7 +53,7 @@ class Evidence:
     verifications: Sequence[Found[VerifyResult]] = ()
     scans: Sequence[Found[ScanResult]] = ()
     reports: Sequence[Found[Report]] = ()
-    sboms: Sequence[Found[spdx.Document]] = ()
+    sboms: Sequence[Found[Sbom]] = ()
     ignored: Sequence[Path] = field(default=())
     """JSON files that are something else."""
     indexes: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -86,7 +94,7 @@ class Evidence:
     def scanned(self, manifest: str) -> list[Found[ScanResult]]:
         return [s for s in self.scans if s.value.digest == manifest]
 
-    def listed(self, manifest: str) -> list[Found[spdx.Document]]:
+    def listed(self, manifest: str) -> list[Found[Sbom]]:
         """The SBOMs of a manifest."""
         return [s for s in self.sboms if manifest in s.value.digests]
 
@@ -117,7 +125,7 @@ def gather(folders: Iterable[Path]) -> Evidence:
             found[type(value)].append(Found(path, content, value))
     return Evidence(
         builds=found[BuildResult], verifications=found[VerifyResult], scans=found[ScanResult], reports=found[Report],
-        sboms=found[spdx.Document], ignored=ignored,
+        sboms=found[Sbom], ignored=ignored,
     )  # fmt: skip
 
 
@@ -144,11 +152,11 @@ def _read(path: Path) -> tuple[bytes, Any]:
         raise ResultError(f"{path}: is no JSON: {error}; is it cut off? Get it again, or remove it") from None
 
 
-def _recognised(path: Path, document: Any) -> Model | spdx.Document | None:
+def _recognised(path: Path, document: Any) -> Model | Sbom | None:
     if not isinstance(document, dict):
         return None
     if "spdxVersion" in document:
-        return spdx.read(document)
+        return _sbom(document)
     for model, keys in SHAPES.items():
         if keys <= document.keys():
             try:
@@ -159,3 +167,12 @@ def _recognised(path: Path, document: Any) -> Model | spdx.Document | None:
                 what = f"{path}: {where}: {first['msg']}"
                 raise ResultError(f"{what}; was it written by another version of imagebuild?") from None
     return None
+
+
+def _sbom(document: dict[str, Any]) -> Sbom | None:
+    """None for one that names no image, as of packages alone."""
+    try:
+        digests = spdx.digests(document)
+    except (LookupError, TypeError, AttributeError):
+        return None
+    return Sbom(digests) if digests else None

@@ -15,7 +15,7 @@ class Requirement(Model):
     """Checks that must have passed on the image, wherever they ran, and not only been skipped."""
 
     when: Condition = Field(default_factory=dict)
-    """Targets that it is for; besides axes there is `image`."""
+    """Targets that it is for; besides axes there are `image` and `arch`."""
     checks: Annotated[tuple[str, ...], Field(min_length=1)]
     """`component/check` or shell patterns of that; a component alone means all of its checks."""
 

@@ -94,7 +94,8 @@ class Registry(Protocol):
     """
 
     @property
-    def host(self) -> str: ...
+    def host(self) -> str:
+        """Its name, with the port if it has one."""
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """A manifest by tag or digest; None if there is none."""

@@ -22,13 +22,21 @@ LISTED = 1000
 def connect(host: str, *, patience_s: float | None = None, environ: Mapping[str, str] | None = None) -> Client:
     """The registry of a host, which is not asked anything yet. Raises ConfigError for unusable settings."""
     environ = os.environ if environ is None else environ
-    named = environ.get("IMAGEBUILD_INSECURE_REGISTRIES", "").replace(",", " ").split()
-    insecure = (*settings.load(environ).insecure_registries, *named)
     seconds = patience(environ) if patience_s is None else patience_s
-    return Client(Wire(host, api_address(host, insecure), ca_bundle(environ), seconds))
+    return Client(Wire(host, api_address(host, _insecure(environ)), ca_bundle(environ), seconds))
 
 
-@dataclass
+def is_plain(host: str, environ: Mapping[str, str]) -> bool:
+    """Whether a registry is asked without TLS. Raises ConfigError for unusable settings."""
+    return api_address(host, _insecure(environ)).startswith("http://")
+
+
+def _insecure(environ: Mapping[str, str]) -> tuple[str, ...]:
+    named = environ.get("IMAGEBUILD_INSECURE_REGISTRIES", "").replace(",", " ").split()
+    return (*settings.load(environ).insecure_registries, *named)
+
+
+@dataclass(eq=False)
 class Client:
     """Satisfies `base.Registry`, for several threads."""
 
@@ -40,8 +48,8 @@ class Client:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """A manifest by tag or digest; None if there is none. Raises CommandError if it has another digest."""
-        where = f"{self.host}/{repository}: manifest {reference}"
-        return self.wire.patiently(where, lambda: manifests.read(self.wire, repository, reference))
+        what = f"{repository}: manifest {reference}"
+        return self.wire.patiently(what, lambda: manifests.read(self.wire, repository, reference))
 
     def digest(self, repository: str, reference: str) -> str | None:
         """The digest of what a tag names now; None if there is none."""

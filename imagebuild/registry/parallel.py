@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from imagebuild.registry.base import Registry
@@ -16,21 +17,37 @@ JOBS = 4
 
 
 def each(function: Callable[[T], R], items: Iterable[T], *registries: Registry, jobs: int = JOBS) -> list[R]:
-    """Results in the order of the items. The first error ends it, and nothing new is begun after it.
+    """Results in the order of the items. After the first error nothing new is begun, and that error is raised.
 
-    Ctrl-C also ends what runs, in the registries that are named.
+    Ctrl-C ends it at once: what waits in the registries that are named is told to stop, and nobody waits for an answer
+    that is under way.
     """
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        futures = [pool.submit(function, item) for item in items]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        except BaseException:
-            for registry in registries:
-                registry.stop()
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    failed = next((f for f in futures if not f.cancelled() and f.exception()), None)
-    if failed:
-        failed.result()
-    return [future.result() for future in futures]
+    todo = deque(enumerate(items))
+    results: dict[int, R] = {}
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors:
+            try:
+                number, item = todo.popleft()
+            except IndexError:
+                return
+            try:
+                results[number] = function(item)
+            except BaseException as error:  # it is raised where `each` was called
+                errors.append(error)
+
+    # An executor's threads would keep the program from ending until the last answer has come.
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(jobs, len(todo)))]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        for registry in registries:
+            registry.stop()
+        raise
+    if errors:
+        raise errors[0]
+    return [results[number] for number in sorted(results)]

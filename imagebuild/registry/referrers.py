@@ -20,9 +20,9 @@ from imagebuild.registry.wire import Again, Wire
 
 SUBJECT = "OCI-Subject"
 """Header of a registry that lists by itself what refers to a manifest."""
-WINDOWS = 2.0
-"""How long after writing the index is looked at again: so many times the time between reading and writing it. Who read
-it before we wrote has written by then, if its requests take no longer than ours."""
+SETTLED_S = 0.5
+"""How long after writing the index it is looked at again, or twice the time between reading and writing it if that is
+more: who read it before we wrote has written by then, unless its requests take far longer than ours."""
 
 _own: defaultdict[tuple[str, str, str], threading.Lock] = defaultdict(threading.Lock)
 """Our own threads take turns."""
@@ -52,7 +52,7 @@ def add(wire: Wire, repository: str, subject: str, content: bytes) -> None:
     if wire.patiently(f"{repository}: attachment {own.digest}", attempt):
         return
     with _own[wire.host, repository, subject]:
-        wire.patiently(f"{repository}: list of attachments", lambda: _add_under_tag(wire, repository, subject, own))
+        _list_under_tag(wire, repository, subject, own)
 
 
 def _from_api(wire: Wire, repository: str, digest: str) -> tuple[Descriptor, ...] | None:
@@ -83,14 +83,26 @@ def _under_tag(wire: Wire, repository: str, tag: str) -> tuple[Descriptor, ...]:
     return documents.children(json.loads(found.content)) if found else ()
 
 
-def _add_under_tag(wire: Wire, repository: str, subject: str, own: Descriptor) -> None:
+def _list_under_tag(wire: Wire, repository: str, subject: str, own: Descriptor) -> None:
     tag = referrers_tag(subject)
-    began = time.monotonic()
-    there = _under_tag(wire, repository, tag)
-    if all(item.digest != own.digest for item in there):
-        # Sorted, so that it does not depend on who came first.
-        content = documents.index(sorted((*there, own), key=lambda item: item.digest))
-        manifests.store(wire, repository, tag, content, INDEX)
-        wire.stopped.wait(WINDOWS * (time.monotonic() - began))
-        if all(item.digest != own.digest for item in _under_tag(wire, repository, tag)):
+    tried = False
+
+    def is_listed(there: tuple[Descriptor, ...]) -> bool:
+        return any(item.digest == own.digest for item in there)
+
+    def attempt() -> None:
+        nonlocal tried
+        began = time.monotonic()
+        there = _under_tag(wire, repository, tag)
+        if is_listed(there) and not tried:
+            return
+        if not is_listed(there):
+            tried = True
+            # Sorted, so that it does not depend on who came first.
+            content = documents.index(sorted((*there, own), key=lambda item: item.digest))
+            manifests.store(wire, repository, tag, content, INDEX)
+        wire.stopped.wait(max(SETTLED_S, 2 * (time.monotonic() - began)))
+        if not is_listed(_under_tag(wire, repository, tag)):
             raise Again("another publisher wrote the list of attachments at the same time")
+
+    wire.patiently(f"{repository}: list of attachments", attempt)

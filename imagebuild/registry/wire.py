@@ -23,6 +23,7 @@ from urllib3.util import Retry
 
 from imagebuild.errors import CommandError, ConfigError, Unreachable
 from imagebuild.locking.web import reason
+from imagebuild.registry import answers
 from imagebuild.registry.auth import Login
 
 PATIENCE_S = 120.0
@@ -77,7 +78,7 @@ class Body:
             yield chunk
 
 
-@dataclass
+@dataclass(eq=False)
 class Wire:
     """The connection to one registry, for several threads."""
 
@@ -178,8 +179,8 @@ class Wire:
         except (RequestException, HTTPError, OSError) as error:
             raise Again(reason(error), nobody=any(mark in repr(error) for mark in NOBODY)) from None
         if answer.status_code in BAD_MOMENTS:
-            answer.close()
-            raise Again(f"the registry answered {answer.status_code} {answer.reason}", _wished(answer))
+            with answer:
+                raise Again(f"the registry answered {answers.said(answer)}", _wished(answer))
         return answer
 
     def chunks(self, answer: requests.Response) -> Iterator[bytes]:

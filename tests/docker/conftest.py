@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.request import urlopen
 from uuid import uuid4
 
 import pytest
@@ -26,7 +23,9 @@ from docker.errors import ImageNotFound
 
 from imagebuild import apt, docker, engine, private_engine, programs
 from imagebuild.records import BuildResult
+from tests import registries
 from tests.conftest import LOCK, ROOT, Files
+from tests.faulty import Faulty, in_front_of
 
 if TYPE_CHECKING:
     from tests.upstream.standin import Upstream
@@ -370,35 +369,18 @@ def install(*packages: str) -> None:
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
-    """The distribution's docker-registry, on a free port of the loopback."""
+    """The distribution's docker-registry, which lets images be deleted, on a free port of the loopback."""
     if not shutil.which("docker-registry"):
         install("docker-registry")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    config = {
-        "version": "0.1",
-        "log": {"level": "warn"},
-        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
-        "http": {"addr": address},
-    }
-    (tmp_path / "registry.yml").write_text(json.dumps(config))
-    with (tmp_path / "registry.log").open("w") as log:
-        process = subprocess.Popen(["docker-registry", "serve", tmp_path / "registry.yml"], stdout=log, stderr=log)
-
-    def answers() -> bool:
-        try:
-            with urlopen(f"http://{address}/v2/", timeout=1):
-                return True
-        except OSError:
-            return False
-
-    try:
-        assert until(answers), (tmp_path / "registry.log").read_text()
+    with registries.distribution(tmp_path / "registry") as address:
         yield address
-    finally:
-        process.terminate()
-        process.wait()
-        shutil.rmtree(tmp_path / "registry")
+
+
+@pytest.fixture
+def faulty(registry: str) -> Iterator[Faulty]:
+    """A proxy in front of it, for clients of `faulty.address`; faults come by `faulty.rule(…)`."""
+    with in_front_of(registry) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="session")

@@ -99,6 +99,19 @@ class Project:
     def stage(self, name: str, *options: str, expect: int) -> Done:
         return self.run("build", TARGET, "--stage", name, *options, expect=expect)
 
+    def cannot_be_locked(self, complaint: str) -> Done:
+        """The packages' repository is found changed, and what it offers is not locked; what `lock` said."""
+        checked = self.run("lock", TARGET, "--check", expect=1)
+        assert f"changed packages {DOCA_URL} {DOCA_URL}: {complaint}" in " ".join(checked.out.split())
+        whole = self.lock
+        self.forget_package()
+        before = self.lock
+        done = self.run("lock", TARGET, expect=4)
+        assert f"packages {DOCA_URL}: {complaint}" in done.err
+        assert self.lock == before
+        self.lock = whole
+        return done
+
     def checks(self, variant: str) -> dict[str, dict[str, Any]]:
         """The results of HPC-X's checks in an image that has little more than HPC-X."""
         file = self.folder / "matrix.yaml"
@@ -140,15 +153,7 @@ def test_a_repository_signed_by_a_key_that_nobody_published(project: Project) ->
     project.resign(STRANGER, published=False)
     trusted, stranger = (project.upstream.keys.fingerprint(key) for key in (DOCA, STRANGER))
     complaint = f"signed by {stranger[-16:]}: the key is not in the file; the file of the key holds {trusted}"
-    checked = project.run("lock", TARGET, "--check", expect=1)
-    assert f"changed packages {DOCA_URL} {DOCA_URL}: {complaint}" in " ".join(checked.out.split())
-    whole = project.lock
-    project.forget_package()
-    before = project.lock
-    done = project.run("lock", TARGET, expect=4)
-    assert f"packages {DOCA_URL}: {complaint}" in done.err
-    assert project.lock == before
-    project.lock = whole
+    project.cannot_be_locked(complaint)
     # What installs runs again, and nothing else.
     template = project.folder / "dockerfiles/components/doca-ofed/build.j2"
     template.write_text(template.read_text().replace("mkdir -p /run/keyrings", f"mkdir -p /run/keyrings # {uuid4()}"))
@@ -162,16 +167,8 @@ def test_a_repository_signed_by_another_key_that_was_published(project: Project)
     project.resign(CUDA, published=True)
     trusted, other = (project.upstream.keys.fingerprint(key) for key in (DOCA, CUDA))
     complaint = f"is signed by the key {other}, but imagebuild.lock trusts {trusted}"
-    checked = project.run("lock", TARGET, "--check", expect=1)
-    assert f"changed packages {DOCA_URL} {DOCA_URL}: {complaint}" in " ".join(checked.out.split())
-    whole = project.lock
-    project.forget_package()
-    before = project.lock
-    done = project.run("lock", TARGET, expect=4)
-    assert f"packages {DOCA_URL}: {complaint}" in done.err
+    done = project.cannot_be_locked(complaint)
     assert f"`imagebuild lock --update {DOCA_URL}` takes the new key" in done.err
-    assert project.lock == before
-    project.lock = whole
     failed = project.stage("doca-ofed", expect=4)
     assert f"does not hold the key {trusted} of imagebuild.lock; it holds:" in failed.err
     assert other in failed.err

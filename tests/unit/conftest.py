@@ -1,15 +1,37 @@
 """A machine for unit tests: its programs answer from a table, its processes and network devices are folders."""
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from imagebuild import bridge, emulation, programs
+from imagebuild import __main__, bridge, emulation, programs
 from imagebuild.engine import Paths
 from imagebuild.errors import CommandError
 
 BUILDX = {"docker buildx version": "github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3\n"}
+
+
+Call = Callable[..., tuple[int, str, str]]
+"""Runs a command of imagebuild in this process: exit status, and what it printed to both streams."""
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """`imagebuild …`, all of it but the process."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["imagebuild", *map(str, arguments)])
+        status = 0
+        try:
+            __main__.main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
 
 
 class Runner:

@@ -1,38 +1,27 @@
 """Exit codes, and what is printed, without an engine."""
 
 import json
-import sys
 from datetime import date
 from pathlib import Path
 
 import pytest
 
-from imagebuild import __main__, __version__
+from imagebuild import __version__
 from tests.conftest import Files
+from tests.unit.conftest import Call
 
 
 @pytest.fixture
-def call(tiny: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tiny.root)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["imagebuild", *arguments])
-        try:
-            __main__.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+    return command
 
 
-def test_version(call) -> None:  # type: ignore[no-untyped-def]
+def test_version(call: Call) -> None:
     assert call("--version") == (0, f"imagebuild {__version__}\n", "")
 
 
-def test_plan_json_is_the_full_plan(call) -> None:  # type: ignore[no-untyped-def]
+def test_plan_json_is_the_full_plan(call: Call) -> None:
     status, out, _ = call("plan", "--json")
     made = json.loads(out)
     assert status == 0
@@ -40,19 +29,19 @@ def test_plan_json_is_the_full_plan(call) -> None:  # type: ignore[no-untyped-de
     assert set(made["excluded"][0]) == {"image", "axes", "rule", "reason"}
 
 
-def test_plan_why_names_rule_and_reason(call) -> None:  # type: ignore[no-untyped-def]
+def test_plan_why_names_rule_and_reason(call: Call) -> None:
     _, out, _ = call("plan", "--why")
     assert "no-old-devel" in out
     assert "nobody asked for it" in out
 
 
-def test_plan_github_is_one_line_of_json(call) -> None:  # type: ignore[no-untyped-def]
+def test_plan_github_is_one_line_of_json(call: Call) -> None:
     _, out, _ = call("plan", "--github", "cuda=12.9")
     assert len(out.splitlines()) == 1
     assert [e["target"] for e in json.loads(out)["include"]] == ["tiny-cuda12.9-debian13-runtime"]
 
 
-def test_render_to_a_file_equals_render_to_the_terminal(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_render_to_a_file_equals_render_to_the_terminal(call: Call, tmp_path: Path) -> None:
     _, out, _ = call("render", "tiny-cuda12.9*")
     assert call("render", "tiny-cuda12.9*", "-o", "D")[0] == 0
     assert (tmp_path / "D").read_text() == out
@@ -78,7 +67,7 @@ def test_render_to_a_file_equals_render_to_the_terminal(call, tmp_path: Path) ->
         (["build", "--source", "tool=/gone"], 2, "is not a folder"),
     ],
 )
-def test_exit_codes(call, arguments: list[str], status: int, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_exit_codes(call: Call, arguments: list[str], status: int, message: str) -> None:
     got, _, error = call(*arguments)
     assert (got, message in error) == (status, True), error
     assert "Traceback" not in error

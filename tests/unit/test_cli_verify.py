@@ -3,15 +3,14 @@
 import json
 import os
 import pwd
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from imagebuild import __main__
 from imagebuild.records import VerifyResult
 from tests.conftest import LIBRARY, Files
+from tests.unit.conftest import Call
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 CHECKS = f"""\
@@ -22,25 +21,13 @@ checks:
   - {{name: hangs, description: Never ends, user: {ME}, run: "echo begun; sleep 1000", timeout-s: 1}}
   - {{name: other, description: Somebody else, user: nobody-like-this, run: x}}
 """
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(tiny: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     tiny.component("library", LIBRARY + CHECKS)
     monkeypatch.chdir(tiny.root)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["imagebuild", "verify", *arguments])
-        try:
-            __main__.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+    return partial(command, "verify")
 
 
 @pytest.mark.parametrize(

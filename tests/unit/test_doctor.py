@@ -34,6 +34,8 @@ GOOD = Facts(
     free=50 * 2**30,
     mmdebstrap="/usr/bin/mmdebstrap",
     keyring=True,
+    syft="/usr/bin/syft",
+    cosign="/usr/bin/cosign",
 )
 NONE = Facts(problem="no usable container engine; start one\n  docker context: silent\n  private engine: silent")
 
@@ -123,7 +125,8 @@ class Runner:
 
 @pytest.fixture(autouse=True)
 def _bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda program: None)
+    monkeypatch.setattr("shutil.which", lambda program, **_: None)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # syft lies beside it
     monkeypatch.setattr(doctor, "KEYRING", tmp_path / "keyring.gpg")
     monkeypatch.setattr(engine, "STATE", tmp_path / "state")
 

@@ -2,36 +2,20 @@
 
 import json
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from imagebuild import __main__
 from imagebuild.errors import ConfigError
 from imagebuild.revision import Places, files_of
 from tests.conftest import Files
-from tests.unit.conftest import Runner
-
-Call = Callable[..., tuple[int, str, str]]
+from tests.unit.conftest import Call, Runner
 
 
 @pytest.fixture
-def call(tiny: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tiny.root)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["imagebuild", *arguments])
-        status = 0
-        try:
-            __main__.main()
-        except SystemExit as end:
-            status = int(end.code or 0)
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+    return command
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -288,7 +288,7 @@ def test_the_command(tiny: Files, server: Behaviour) -> None:
 
     status, output = run(tiny, server, "tiny", "--yes")
     # The index, two platforms, the attachment, and the index that listed it.
-    assert f"Deleted 1 images, 5 manifests of {server.address}/{STAGING}." in output
+    assert f"Deleted 1 image, 5 manifests of {server.address}/{STAGING}." in output
     assert len(site.left()) == 3
     assert set(server.store.tags(STAGING)) == {t for t in server.store.tags(STAGING) if t.startswith("staged-")}
     status, output = run(tiny, server, "--yes")

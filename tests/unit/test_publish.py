@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -327,6 +328,14 @@ def test_required_checks_must_have_passed_somewhere(tmp_path: Path) -> None:
     assert site.publish().states == ["unchanged", "published"]
 
 
+def test_required_checks_may_be_for_one_architecture(tmp_path: Path) -> None:
+    site = Site(tmp_path, policy="publish: {require: [{when: {arch: amd64}, checks: [library]}]}\n")
+    site.ready(NEW)
+    said = site.publish().reasons
+    assert "linux/amd64: library/on-gpu was skipped" in said
+    assert "linux/arm64" not in said
+
+
 def test_a_required_check_that_the_target_has_not_is_refused(tmp_path: Path) -> None:
     site = Site(tmp_path, policy="publish: {require: [{when: {cuda: '12.9'}, checks: [library/newest]}]}\n")
     site.ready(OLD)
@@ -470,9 +479,36 @@ def test_cut_off_results_are_not_ignored(site: Site) -> None:
         site.publish()
 
 
+def test_verifications_of_no_digest_are_named(site: Site) -> None:
+    of_no_digest(site)
+    (path,) = site.publish().result.unnamed
+    assert json.loads(Path(path).read_text())["digest"] is None
+
+
 def test_other_files_are_counted(site: Site) -> None:
     site.ready(NEW)
     site.leave("index.json", '{"schemaVersion": 2}')
     site.leave("list.json", "[1, 2]")
     site.leave(".hidden.json", "{")
     assert site.publish().result.ignored == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "mistake"),
+    [
+        ("{staging: '{repository}/{name}'}", "publish.staging: no value for {name}; known: image, repository"),
+        ("{staging: '{repository}/{image}'}", "registry.test/acme/tiny is where people pull tiny from"),
+        ("{staging: 'Staging/{image}_'}", "publish.staging: 'Staging/tiny_' is no name of a repository"),
+        ("{require: [{checks: [library/on-cpu]}]}", "no check library/on-cpu; did you mean 'library/on-gpu'?"),
+        ("{require: [{checks: [other]}]}", "no check other; see `imagebuild verify --list`"),
+        ("{require: [{when: {cud: '13'}, checks: [library]}]}", "unknown axis 'cud'; did you mean 'cuda'?"),
+        ("{require: [{when: {cuda: '>=x'}, checks: [library]}]}", "cuda: '>=x' is not a version specifier"),
+        ("{require: [{checks: []}]}", "publish.require.0.checks: "),
+        ("{require-attachments: [bom]}", "publish.require-attachments.0: "),
+    ],
+)
+def test_mistakes_in_the_policy(tmp_path: Path, policy: str, mistake: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Site(tmp_path, policy=f"publish: {policy}\n")
+    assert mistake in str(error.value)
+    assert re.match(rf"{tmp_path}/project/matrix.yaml:\d+: ", str(error.value))

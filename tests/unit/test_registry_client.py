@@ -12,10 +12,11 @@ import pytest
 
 from imagebuild import oci
 from imagebuild.errors import CommandError, ConfigError, ResultError, Unreachable
-from imagebuild.registry import client, documents
+from imagebuild.registry import client, documents, referrers
 from imagebuild.registry.base import DeletionDisabled, Descriptor, File, MissingBlobs, Registry, Streamed, Traffic
 from imagebuild.registry.copy import Place, copy
 from imagebuild.registry.documents import digest_of, referrers_tag
+from imagebuild.registry.parallel import each
 from imagebuild.registry.push import push
 from imagebuild.registry.wire import Again
 from tests import layouts
@@ -25,6 +26,12 @@ from tests.registry_http import Behaviour, serve
 
 STAGING, FINAL = "gpu/open-staging", "gpu/open"
 SBOM = (File("sbom.spdx.json", "application/spdx+json", b'{"spdx": 1}'),)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing takes long here."""
+    monkeypatch.setattr(referrers, "SETTLED_S", 0.05)
 
 
 @pytest.fixture
@@ -385,3 +392,19 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("soon", "-1", "inf", "nan"):
         with pytest.raises(ConfigError, match="IMAGEBUILD_REGISTRY_PATIENCE"):
             client.connect("c", environ={**environ, "IMAGEBUILD_REGISTRY_PATIENCE": wrong})
+
+
+def test_parallel() -> None:
+    began: list[int] = []
+
+    def square(number: int) -> int:
+        began.append(number)
+        if number == 3:
+            raise CommandError("three")
+        return number * number
+
+    assert each(square, range(3)) == [0, 1, 4]
+    assert each(square, []) == []
+    with pytest.raises(CommandError, match="three"):
+        each(square, range(3, 1000), jobs=1)
+    assert began[-1] == 3

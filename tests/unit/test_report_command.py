@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from imagebuild import __main__
 from imagebuild.report import raw
 from tests.conftest import ROOT
 from tests.report_samples import BAD, HOSTILE, nccl_log, verification
-
-Call = Callable[..., tuple[int, str, str]]
+from tests.unit.conftest import Call
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(tmp_path: Path, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["imagebuild", "report", *map(str, arguments)])
-        try:
-            __main__.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+    return partial(command, "report")
 
 
 def write(name: str, text: str) -> Path:

@@ -1,0 +1,1 @@
+"""Known vulnerabilities of an image: scanners, what they print, and the policy that judges it."""

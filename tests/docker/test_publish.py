@@ -1,0 +1,265 @@
+"""From build to an image that people pull by a tag: real builds, a real registry, and a bad network between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from docker import DockerClient
+
+from imagebuild.publishing.result import Published, PublishResult
+from imagebuild.records import BuildResult
+from imagebuild.registry.client import Client, connect
+from imagebuild.registry.documents import blobs, children, digest_of, encode
+from tests import registries
+from tests.docker.conftest import REPOSITORY, Tiny, finish, install, until, watched
+from tests.faulty import Faulty, in_front_of
+
+pytestmark = pytest.mark.docker
+
+OLD, NEW = "tiny-cuda12.9-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
+TAGS = """\
+    tags: ["{repository}/{image}:{cuda}-{variant}-{revision}"]
+    aliases: [{tag: "{repository}/{image}:latest", when: {variant: runtime}}]
+"""
+CHECK = 'checks: [{name: made, description: It is there, run: "cat /library"}]\n'
+WRITES = ("PUT", "POST", "PATCH", "DELETE")
+
+
+@dataclass
+class Shop:
+    """A project of which two targets are built, pushed and verified; and the registry, behind a proxy."""
+
+    tiny: Tiny
+    faulty: Faulty
+    registry: Client
+    evidence: Path
+    said: str = field(default="", init=False)
+    """What the last command printed."""
+
+    def args(self, name: str, *more: str | Path, evidence: Path | None = None, host: str = "") -> list[str | Path]:
+        """The command that publishes into repositories of this name."""
+        place = f"{host or self.faulty.address}/{REPOSITORY}/{name}"
+        return ["publish", "--registry", place, "--from", evidence or self.evidence, *more]
+
+    def publish(
+        self, name: str, *more: str | Path, expect: int = 0, evidence: Path | None = None, host: str = "",
+        environ: Mapping[str, str] | None = None,
+    ) -> dict[str, Published]:  # fmt: skip
+        out = self.tiny.root.parent / f"{name}.json"
+        command = self.args(name, *more, "--json", out, evidence=evidence, host=host)
+        done = self.tiny.imagebuild(*command, expect=expect, **dict(environ or {}))
+        self.said = done.out + done.err
+        result = PublishResult.model_validate_json(out.read_text())
+        return {target.target: target for target in result.targets}
+
+    def tags(self, name: str) -> dict[str, str]:
+        """What people can pull; what refers to images has tags too in this registry."""
+        repository = f"{REPOSITORY}/{name}/tiny"
+        found = [tag for tag in self.registry.tags(repository) if not tag.startswith("sha256-")]
+        return {tag: str(self.registry.digest(repository, tag)) for tag in found}
+
+    def complete(self, name: str) -> None:
+        """Everything that a tag names is there."""
+        repository = f"{REPOSITORY}/{name}/tiny"
+        for digest in self.tags(name).values():
+            index = self.registry.manifest(repository, digest)
+            assert index
+            for child in children(index.document):
+                manifest = self.registry.manifest(repository, child.digest)
+                assert manifest
+                assert all(self.registry.has_blob(repository, blob.digest) for blob in blobs(manifest.document))
+
+    def result(self, target: str) -> BuildResult:
+        return BuildResult.model_validate_json((self.evidence / target / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def shops(client: DockerClient, host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    folder = tmp_path_factory.mktemp("publish")
+    if not shutil.which("docker-registry"):
+        install("docker-registry")
+    with (
+        registries.distribution(folder / "registry") as address,
+        in_front_of(address) as faulty,
+        watched(client, host) as environ,
+    ):
+        (folder / "project").mkdir()
+        tiny = Tiny(folder / "project", environ)
+        lines = (tiny.root / "matrix.yaml").read_text().splitlines(keepends=True)
+        matrix = "".join(line for line in lines if "tags:" not in line) + TAGS
+        tiny.write("matrix.yaml", matrix.replace("linux/amd64, linux/arm64", f"linux/{client.version()['Arch']}"))
+        tiny.add("library", tiny.new + CHECK)
+        for command in (["init"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x@x.org", "commit", "-m", "x"]):
+            subprocess.run(["git", "-C", tiny.root, *command], check=True, capture_output=True)
+        made = Shop(tiny, faulty, connect(address, environ={}), folder / "evidence")
+        place = f"{faulty.address}/{REPOSITORY}"
+        tiny.build(OLD, NEW, "--push", "--registry", place, "--folder", made.evidence)
+        for target in (OLD, NEW):
+            image = f"{made.result(target).repository}@{made.result(target).digest}"
+            tiny.imagebuild("verify", image, "--pull", "--json", made.evidence / target / "verify.json")
+        yield made
+
+
+@pytest.fixture
+def shop(shops: Shop) -> Shop:
+    shops.faulty.clear()
+    return shops
+
+
+def test_from_build_to_pull_over_a_bad_network(shop: Shop, client: DockerClient) -> None:
+    faulty = shop.faulty
+    faulty.rule("busy", "POST", "mount=", seconds=1)
+    faulty.rule("drop-after", "POST", "mount=")
+    faulty.rule("lose", "PUT", "/blobs/uploads/")
+    faulty.rule("broken", "PUT", "/manifests/", times=2)
+    faulty.rule("drop-after", "PUT", "/manifests/sha256:")
+    faulty.rule("lose", "PUT", "/manifests/1")  # a tag
+    faulty.rule("drop-after", "PUT", "/manifests/latest")
+    faulty.rule("drop-before", "HEAD", times=3)
+    done = shop.publish("shop")
+    assert not [rule for rule in faulty.rules if rule.times], "a fault was not met"
+    assert {target.state for target in done.values()} == {"published"}
+    revision = str(shop.result(NEW).revision)[:7]
+    assert shop.tags("shop") == {
+        f"12.9-runtime-{revision}": done[OLD].digest,
+        f"13.0-runtime-{revision}": done[NEW].digest,
+        "latest": done[NEW].digest,
+    }
+    shop.complete("shop")
+
+    assert done[NEW].attached == {"provenance": 1, "verification": 1}
+
+    # What is under the tag is what was built and verified, bit for bit, and it runs.
+    name = f"{faulty.address}/{REPOSITORY}/shop/tiny:latest"
+    image = client.images.pull(name)
+    assert client.containers.run(image, "cat /library", remove=True).startswith(b"1.")
+    verified = json.loads((shop.evidence / NEW / "verify.json").read_text())
+    assert list(done[NEW].platforms.values()) == [verified["digest"]] == [shop.result(NEW).digest]
+    shop.tiny.imagebuild("verify", name, "--check", "image/labels", "--check", "library/made")
+    shop.tiny.imagebuild("attest", "verify", name, "--require", "provenance,verification")
+
+
+def test_again_it_writes_nothing(shop: Shop) -> None:
+    shop.publish("again")
+    tags = shop.tags("again")
+    shop.faulty.clear()
+    again = shop.publish("again")
+    assert {target.state for target in again.values()} == {"unchanged"}
+    assert [r for r in shop.faulty.requests if r.method in WRITES] == []
+    assert shop.tags("again") == tags
+
+
+def test_to_another_registry_blobs_pass_through(shop: Shop) -> None:
+    """Nothing can be mounted there, so all that the images are is uploaded, once, whatever breaks on the way."""
+    with in_front_of(shop.faulty.upstream) as other:
+        other.rule("cut", "PUT", "/blobs/uploads/")
+        other.rule("forget", "PUT", "/blobs/uploads/")
+        done = shop.publish("away", host=other.address)
+        assert {target.state for target in done.values()} == {"published"}
+        assert [target.mounted for target in done.values()] == [0, 0]
+        assert sum(target.sent_bytes for target in done.values()) > (shop.result(NEW).size_bytes or 0)
+    shop.complete("away")
+
+
+def test_killed_in_the_middle_it_goes_on_from_there(shop: Shop) -> None:
+    shop.faulty.rule("slow", "PUT", "/manifests/sha256:", times=9, seconds=60)
+    for how, status in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        process = shop.tiny.imagebuild.start(*shop.args("killed"))
+        shop.faulty.noted.clear()
+        assert until(lambda: any("mount=" in request.path for request in shop.faulty.noted))
+        process.send_signal(how)
+        assert finish(process, 30).status == status
+        assert shop.tags("killed") == {}
+    shop.faulty.rules.clear()
+    done = shop.publish("killed")
+    assert {target.state for target in done.values()} == {"published"}
+    assert sum(target.mounted for target in done.values()) < 10, "blobs that were there were mounted again"
+    shop.complete("killed")
+
+
+def test_signed_before_it_has_a_tag(shop: Shop, tmp_path: Path) -> None:
+    if not shutil.which("cosign"):
+        pytest.skip("cosign is not installed")
+    environ = {"COSIGN_PASSWORD": "", "HOME": str(tmp_path)}
+    subprocess.run(["cosign", "generate-key-pair"], cwd=tmp_path, env={**os.environ, **environ}, check=True)
+    key = ("--sign", "--key", tmp_path / "cosign.key", "--no-tlog")
+    shop.faulty.rule("broken", "PUT", "/manifests/sha256-.*sig", times=99)
+    refused = shop.publish("signed", NEW, *key, expect=4, environ=environ)
+    assert refused[NEW].state == "failed"
+    assert shop.tags("signed") == {}, "a tag was given though nothing could be signed"
+    shop.faulty.clear()
+    done = shop.publish("signed", NEW, *key, environ=environ)[NEW]
+    assert done.signed == 2  # the image and the index
+    name = f"{shop.faulty.address}/{REPOSITORY}/signed/tiny:latest"
+    wanted = ("--require", "signature", "--key", tmp_path / "cosign.pub", "--no-tlog")
+    shop.tiny.imagebuild("attest", "verify", name, *wanted, expect=0, **environ)
+    shop.faulty.clear()
+    assert shop.publish("signed", NEW, *key, environ=environ)[NEW].state == "unchanged"
+    assert [r for r in shop.faulty.requests if r.method in WRITES] == []
+
+
+def test_what_failed_a_check_gets_no_tag(shop: Shop, tmp_path: Path) -> None:
+    shutil.copytree(shop.evidence, tmp_path / "evidence")
+    path = tmp_path / "evidence" / NEW / "verify.json"
+    result = json.loads(path.read_text())
+    next(check for check in result["checks"] if check["check"] == "made").update(outcome="failed", reason="not there")
+    path.write_text(json.dumps(result))
+    done = shop.publish("failed", expect=1, evidence=tmp_path / "evidence")
+    assert [done[OLD].state, done[NEW].state] == ["published", "refused"]
+    assert "library/made failed" in shop.said
+    assert "latest" not in shop.tags("failed")
+    assert list(shop.tags("failed").values()) == [done[OLD].digest]
+
+
+def other_build(shop: Shop, folder: Path) -> Path:
+    """Evidence of another build of the same commit, which came out different; its image is staged."""
+    result = shop.result(NEW)
+    repository = f"{REPOSITORY}/tiny-staging"
+    manifest = shop.registry.manifest(repository, str(result.digest))
+    assert manifest
+    config = json.loads(shop.registry.blob(repository, manifest.document["config"]["digest"]))
+    config["config"]["Labels"]["org.opencontainers.image.created"] = "later"
+    content = encode(config)
+    shop.registry.put_blob(repository, content, digest_of(content))
+    named = {**manifest.document["config"], "digest": digest_of(content), "size": len(content)}
+    image = encode({**manifest.document, "config": named})
+    digest = shop.registry.put_manifest(repository, digest_of(image), image, manifest.media_type)
+    for name in ("result.json", "verify.json"):
+        text = (shop.evidence / NEW / name).read_text().replace(str(result.digest), digest)
+        (folder / NEW).mkdir(parents=True, exist_ok=True)
+        (folder / NEW / name).write_text(text)
+    return folder
+
+
+def test_two_publishers_of_one_tag(shop: Shop, tmp_path: Path) -> None:
+    evidence = [shop.evidence, other_build(shop, tmp_path / "other")]
+    commands = [shop.args("two", NEW, "--json", tmp_path / f"{i}.json", evidence=e) for i, e in enumerate(evidence)]
+    ended = [finish(process) for process in [shop.tiny.imagebuild.start(*command) for command in commands]]
+    results = [PublishResult.model_validate_json((tmp_path / f"{i}.json").read_text()).targets[0] for i in (0, 1)]
+    assert results[0].digest != results[1].digest
+    revision = str(shop.result(NEW).revision)[:7]
+    tags = shop.tags("two")
+    assert set(tags) == {f"13.0-runtime-{revision}", "latest"}
+    shop.complete("two")
+    for done, result in zip(ended, results, strict=True):
+        assert done.status in (0, 1, 4)
+        assert "Traceback" not in done.err
+        if done.status:
+            assert tags[f"13.0-runtime-{revision}"] in "".join(result.reasons)
+    assert any(done.status for done in ended), "both say that the tag is theirs"
+
+
+def test_publishers_of_two_targets_at_once(shop: Shop) -> None:
+    started = [shop.tiny.imagebuild.start(*shop.args("apart", target)) for target in (OLD, NEW)]
+    for done in map(finish, started):
+        assert (done.status, "Traceback" in done.err) == (0, False), done.out + done.err
+    assert len(shop.tags("apart")) == 3
+    shop.complete("apart")

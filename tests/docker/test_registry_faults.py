@@ -1,0 +1,250 @@
+"""The registry client with the distribution's docker-registry, through every fault, and docker as the one who pulls."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from docker import DockerClient
+
+from imagebuild import oci, retention, staging
+from imagebuild.attachments import KINDS
+from imagebuild.prune import Pruning
+from imagebuild.registry import client, manifests
+from imagebuild.registry.base import DeletionDisabled, Descriptor, File
+from imagebuild.registry.copy import Place, copy
+from imagebuild.registry.documents import digest_of
+from imagebuild.registry.parallel import each
+from imagebuild.registry.push import push
+from tests import layouts, registries
+from tests.docker.conftest import MARK, Tiny, finish, until
+from tests.faulty import Fault, Faulty
+
+pytestmark = pytest.mark.docker
+
+STAGING, FINAL = "example/tiny-staging", "example/tiny"
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> layouts.Layout:
+    return layouts.make(tmp_path_factory.mktemp("layout"), os.urandom(4_000_000))
+
+
+def connect(address: str, backoff_s: float = 0.01) -> client.Client:
+    made = client.connect(address, patience_s=30, environ={"IMAGEBUILD_CONFIG": ""})
+    made.wire.backoff_s = backoff_s
+    return made
+
+
+def same(registry: client.Client, repository: str, layout: layouts.Layout) -> bool:
+    """Whether the registry gives back all of the layout, digest by digest."""
+    named = {layout.digest, *(manifest.digest for manifest in layout.manifests)}
+    for digest, _ in oci.closure(layout.folder, layout.digest):
+        manifest = registry.manifest(repository, digest) if digest in named else None
+        content = manifest.content if manifest else registry.blob(repository, digest)
+        if content != oci.blob_path(layout.folder, digest).read_bytes():
+            return False
+    return True
+
+
+COPIED: tuple[Fault, ...] = ("busy", "broken", "drop-before", "drop-after", "cut")
+FAULTS: list[tuple[Fault, str, str]] = [
+    *[(fault, "PUT", "/blobs/uploads/") for fault in
+      ("busy", "broken", "drop-before", "drop-after", "cut", "lose", "forget", "slow")],
+    *[(fault, "PUT", "/manifests/") for fault in ("busy", "broken", "drop-before", "drop-after", "cut", "lose")],
+    *[(fault, "POST", "/uploads/$") for fault in ("busy", "broken", "drop-before", "drop-after")],
+    *[(fault, "HEAD", "") for fault in ("busy", "broken", "drop-before", "drop-after")],
+]  # fmt: skip
+
+
+def test_push_through_each_fault(registry: str, faulty: Faulty, layout: layouts.Layout) -> None:
+    for number, (fault, method, path) in enumerate(FAULTS):
+        repository = f"push/r{number}"
+        rule = faulty.rule(fault, method, path, times=3, seconds=0.1)
+        push(layout.folder, layout.digest, connect(faulty.address), repository, "t")
+        assert rule.times == 0, rule
+        assert [r.fault for r in faulty.requests if r.fault] == [fault] * 3
+        direct = connect(registry)
+        assert direct.digest(repository, "t") == layout.digest
+        assert same(direct, repository, layout), rule
+        faulty.clear()
+
+
+def test_copy_through_each_fault(registry: str, faulty: Faulty, layout: layouts.Layout, tmp_path: Path) -> None:
+    push(layout.folder, layout.digest, connect(registry), STAGING)
+    with registries.distribution(tmp_path / "other") as other:
+        for number, fault in enumerate(COPIED):
+            for place in ("/manifests/", "/blobs/"):
+                source, target = (
+                    Place(connect(faulty.address), STAGING),
+                    Place(connect(other), f"copy/{place[1]}{number}"),
+                )
+                rule = faulty.rule(fault, "GET", place, times=2)
+                moved = copy(layout.digest, source, target)
+                assert (rule.times, moved.blobs) == (0, 3)
+                assert same(connect(other), target.repository, layout)
+                faulty.clear()
+
+
+def test_what_is_there_is_not_sent(faulty: Faulty, layout: layouts.Layout) -> None:
+    registry = connect(faulty.address)
+    push(layout.folder, layout.digest, registry, STAGING)
+    faulty.clear()
+    moved = copy(layout.digest, Place(registry, STAGING), Place(registry, FINAL))
+    assert (moved.manifests, moved.blobs, moved.mounted) == (3, 0, 3)
+    assert faulty.counts["PUT", "upload"] == 0
+    # Manifests once down and once up; 700 bytes are more than the headers of a request and its answer.
+    assert faulty.bytes() < 2 * moved.bytes + 700 * len(faulty.requests)
+    faulty.clear()
+    assert copy(layout.digest, Place(registry, STAGING), Place(registry, FINAL)).bytes == 0
+    assert dict(faulty.counts) == {("HEAD", "manifest"): 1}
+
+
+def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_path: Path) -> None:
+    for fault in ("busy", "broken", "drop-after", "lose", "forget"):
+        faulty.rule(fault, "PUT", "/blobs/uploads/")
+    made = layouts.make(tmp_path, b"content", ("linux/amd64",))
+    push(made.folder, made.digest, connect(faulty.address), f"{MARK}/pulled")
+    assert len([r for r in faulty.requests if r.fault]) == 5
+    name = f"{faulty.address}/{MARK}/pulled@{made.digest}"
+    client.images.pull(name)
+    try:
+        assert client.images.get(name).attrs["Architecture"] == "amd64"
+    finally:
+        client.images.remove(name, force=True)
+
+
+def test_publishers_attach_at_once(registry: str, faulty: Faulty, layout: layouts.Layout) -> None:
+    direct = connect(registry)
+    push(layout.folder, layout.digest, direct, FINAL)
+    subject = Descriptor(oci.MANIFEST, layout.manifests[0].digest, layout.manifests[0].size)
+    faulty.rule("slow", "PUT", "/manifests/sha256-", times=2, seconds=0.3)
+    faulty.rule("drop-after", "PUT", "/manifests/sha256-", times=2)
+    attached = []
+
+    def publisher(kind: str) -> None:
+        own = connect(faulty.address)
+        own.wire.host = f"{kind} {faulty.address}"  # as of another process: they share no lock
+        attached.append(own.attach(FINAL, subject, kind, (File("f", kind, kind.encode()),), {}))
+
+    threads = [threading.Thread(target=publisher, args=(kind.artifact_type,)) for kind in KINDS.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(attached) == len(KINDS)
+    assert {r.digest for r in direct.referrers(FINAL, subject.digest)} == set(attached)
+
+
+def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
+    direct = connect(registry)
+    now = datetime.now(UTC)
+    pushed = [layouts.make(tmp_path / str(i), os.urandom(1000)) for i in range(4)]
+    old, published, signed, young = pushed
+    for made in pushed:
+        tag = staging.staged_tag(made.digest, now - timedelta(days=1 if made is young else 30))
+        push(made.folder, made.digest, direct, STAGING, tag)
+    own = _attach(direct, old, KINDS["sbom"].artifact_type)
+    copy(published.digest, Place(direct, STAGING), Place(direct, FINAL))
+    content = direct.manifest(FINAL, published.digest)
+    assert content
+    direct.put_manifest(FINAL, "latest", content.content, content.media_type)
+    _attach(direct, signed, "application/vnd.dev.sigstore.bundle.v0.3+json")
+
+    arguments = ("prune", "--registry", f"{registry}/example")
+    done = tiny.imagebuild(*arguments)
+    rows = {line.split()[0]: line for line in done.out.splitlines() if line.startswith("sha256:")}
+    assert rows[retention.short(old.digest)].endswith("delete, with 2 platforms and 1 attachment")
+    assert f"is tagged latest in {registry}/{FINAL}" in rows[retention.short(published.digest)]
+    assert "is referred to by application/vnd.dev.sigstore.bundle" in rows[retention.short(signed.digest)]
+    assert "younger than 14 d" in rows[retention.short(young.digest)]
+    assert all(same(direct, STAGING, made) for made in pushed)
+
+    done = tiny.imagebuild(*arguments, "--yes")
+    assert "Deleted 1 image, 5 manifests" in done.out
+    gone = [old.digest, *(m.digest for m in old.manifests), own]
+    assert [direct.digest(STAGING, digest) for digest in gone] == [None] * 4
+    assert all(same(direct, STAGING, made) for made in (published, signed, young))
+    assert same(direct, FINAL, published)
+    assert all(old.digest[7:19] not in tag and old.manifests[0].digest[7:] not in tag for tag in direct.tags(STAGING))
+    assert "Nothing to delete." in tiny.imagebuild(*arguments, "--yes").out
+
+
+def _attach(registry: client.Client, made: layouts.Layout, kind: str) -> str:
+    subject = Descriptor(oci.MANIFEST, made.manifests[0].digest, made.manifests[0].size)
+    return registry.attach(STAGING, subject, kind, (File("f", kind, b"{}"),), {})
+
+
+def test_prune_where_nothing_may_be_deleted(tiny: Tiny, layout: layouts.Layout, tmp_path: Path) -> None:
+    with registries.distribution(tmp_path / "frozen", deletes=False) as address:
+        tag = staging.staged_tag(layout.digest, datetime.now(UTC) - timedelta(days=30))
+        push(layout.folder, layout.digest, connect(address), STAGING, tag)
+        done = tiny.imagebuild("prune", "--registry", f"{address}/example", "--yes", expect=4)
+        assert "does not let images be deleted (405)" in done.err
+        assert same(connect(address), STAGING, layout)
+        with pytest.raises(DeletionDisabled):
+            connect(address).delete(STAGING, layout.digest)
+
+
+def test_ctrl_c(faulty: Faulty, tiny: Tiny, layout: layouts.Layout) -> None:
+    """It ends at once, though the registry does not answer."""
+    push(
+        layout.folder,
+        layout.digest,
+        connect(faulty.address),
+        STAGING,
+        staging.staged_tag(layout.digest, datetime.now(UTC)),
+    )
+    rule = faulty.rule("slow", "GET", "/manifests/staged", seconds=15)
+    process = tiny.imagebuild.start("prune", "--registry", f"{faulty.address}/example")
+    assert until(lambda: rule.times == 0)
+    process.send_signal(signal.SIGINT)
+    done = finish(process, 8)
+    assert done.status == 130
+    assert "Traceback" not in done.err
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[str]:
+    """A docker-registry that writes nothing to the disk."""
+    with registries.distribution(tmp_path / "memory", memory=True) as address:
+        yield address
+
+
+def test_two_thousand_tags(memory: str) -> None:
+    """A thousand pushes, and a thousand published tags, are looked at in seconds."""
+    direct = connect(memory)
+    now = datetime.now(UTC)
+    config = b"{}"
+    direct.put_blob(STAGING, config, digest_of(config))
+    direct.put_blob(FINAL, config, digest_of(config))
+
+    def one(number: int) -> str:
+        content = json.dumps(
+            {"schemaVersion": 2, "mediaType": oci.MANIFEST, "annotations": {"n": str(number)}, "layers": [],
+             "config": {"mediaType": oci.CONFIG, "digest": digest_of(config), "size": len(config)}}
+        ).encode()  # fmt: skip
+        tag = staging.staged_tag(digest_of(content), now - timedelta(days=30))
+        manifests.store(direct.wire, STAGING, tag, content, oci.MANIFEST)
+        if number % 2:
+            manifests.store(direct.wire, FINAL, f"t{number}", content, oci.MANIFEST)
+            manifests.store(direct.wire, FINAL, f"alias-{number}", content, oci.MANIFEST)
+        return digest_of(content)
+
+    digests = each(one, range(1000), direct, jobs=16)
+    direct.wire.counts.clear()
+    began = time.monotonic()
+    pruning = Pruning(Place(direct, STAGING), (Place(direct, FINAL),), timedelta(days=14), now)
+    verdicts = {v.staged.digest: v for v in retention.decide(pruning.survey(), now, timedelta(days=14))}
+    seconds = time.monotonic() - began
+    assert [bool(verdicts[digest].kept) for digest in digests] == [False, True] * 500
+    questions = direct.wire.counts["GET"] + direct.wire.counts["HEAD"]
+    assert questions <= 4 * 1000 + 20
+    assert seconds < 60, f"{questions} questions took {seconds:.0f} s"

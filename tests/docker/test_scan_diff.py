@@ -1,0 +1,147 @@
+"""`imagebuild scan` with the real debsecan, and `imagebuild diff`, of real images, in the engine and in a registry."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from docker import DockerClient
+
+from imagebuild.attachments import KINDS
+from imagebuild.compare.models import Comparison
+from imagebuild.records import ScanResult
+from imagebuild.registry import client as registries
+from imagebuild.registry.base import Descriptor, File
+from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, install
+from tests.unit import vulnerability_samples as samples
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def debsecan() -> None:
+    if not shutil.which("debsecan"):
+        install("debsecan")
+
+
+def packages(client: DockerClient, image: str) -> dict[str, str]:
+    """As dpkg in the image lists them."""
+    command = ["dpkg-query", "--show", "--showformat", "${Package} ${Version}\\n"]
+    lines = client.containers.run(image, command, remove=True, entrypoint="").decode().splitlines()
+    return dict(line.split(" ") for line in lines)
+
+
+def test_debsecan_reads_the_real_image(
+    debsecan: None, quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
+) -> None:
+    """The database is a stand-in, as its vulnerabilities are made up; program, image and packages are real."""
+    samples.database(tmp_path / "data" / "trixie")
+    rules, out = tmp_path / "policy.yaml", tmp_path / "scan.json"
+    waiver = "{id: CVE-2099-0001, package: libssl3t64, when: {image: quickstart, cuda: '>=13'}, until: 2099-12-31, reason: made up for a test}"
+    rules.write_text(f"fail: {{severity: high, only-fixed: true}}\nmaximum-database-age-days: 1\nwaivers: [{waiver}]\n")
+    scan = ("scan", TARGET, "--scanner", "debsecan", "--database", tmp_path / "data", "--offline", "--policy", rules)
+    done = imagebuild(*scan, "--json", out, expect=1)
+    found = ScanResult.model_validate_json(out.read_text())
+    has = packages(client, quickstart.tag)
+    assert found.digest == quickstart.result.digest
+    assert {(f.id, f.package, f.version, f.fails) for f in found.findings} == {
+        ("CVE-2099-0001", "libssl3t64", has["libssl3t64"], False),
+        ("CVE-2099-0001", "openssl-provider-legacy", has["openssl-provider-legacy"], True),
+        ("CVE-2099-0002", "libc6", has["libc6"], False),
+        ("CVE-2099-0003", "bash", has["bash"], False),
+    }
+    assert {f.fixed_in for f in found.findings if f.severity == "high"} == {"3.5.98-1~deb13u1"}
+    assert "waived until 2099-12-31: made up for a test" in done.out
+    assert "✗ failed (1 finding that the policy does not allow)" in done.out
+
+
+def test_diff_of_runtime_and_devel(
+    quickstart: Built, devel: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
+) -> None:
+    out = tmp_path / "diff.json"
+    done = imagebuild("diff", TARGET, devel.tag, "--json", out, "--exit-code", expect=1)
+    made = Comparison.model_validate_json(out.read_text())
+    a, b = packages(client, quickstart.tag), packages(client, devel.tag)
+    sections = {section.title: section for section in made.sections}
+    assert {(c.name, c.a, c.b) for c in sections["packages"].changes} == {
+        (name, a.get(name), b.get(name)) for name in {*a, *b} if a.get(name) != b.get(name)
+    }
+    assert [(c.name, c.a) for c in sections["components"].changes] == [("cuda-stubs", None)]
+    assert "PATH" in {c.name for c in sections["environment"].changes}
+    assert made.sizes
+    assert (made.sizes.a, made.sizes.b) == pytest.approx(
+        (quickstart.result.size_bytes, devel.result.size_bytes), rel=0.001
+    )
+    assert made.sizes.shared > 20_000_000  # the base
+    assert f"1 component, {len(sections['packages'].changes)} packages" in done.out
+
+
+DOCKERFILE = """\
+FROM scratch
+COPY <<EOF /usr/lib/os-release
+{release}
+EOF
+COPY <<EOF /var/lib/dpkg/status
+Package: libc6
+Status: install ok installed
+Architecture: amd64
+Version: {version}
+
+EOF
+COPY <<EOF /large
+{version}
+EOF
+"""
+
+
+def push(name: str, version: str) -> None:
+    text = DOCKERFILE.format(version=version, release=samples.OS_RELEASE)
+    subprocess.run(
+        ["docker", "buildx", "build", "--quiet", "--provenance=false", "--tag", name, "-"],
+        input=text,
+        text=True,
+        check=True,
+    )
+    subprocess.run(["docker", "push", "--quiet", name], check=True)
+    subprocess.run(["docker", "image", "rm", "--force", name], check=True)
+
+
+def test_a_registry(debsecan: None, registry: str, imagebuild: Imagebuild, tmp_path: Path) -> None:
+    repository, name = f"{REPOSITORY}/small", f"{registry}/{REPOSITORY}/small"
+    for tag, version in (("1", "2.41-12"), ("2", "2.41-13")):
+        push(f"{name}:{tag}", version)
+    held = registries.connect(registry)
+    digests = [held.digest(repository, tag) or "" for tag in "12"]
+    out = tmp_path / "diff.json"
+    imagebuild("diff", f"{name}:1", f"{name}@{digests[1]}", "--json", out)
+    made = Comparison.model_validate_json(out.read_text())
+    assert [made.a.digest, made.b.digest] == digests
+    (changed,) = [section.changes for section in made.sections if section.title == "packages"]
+    assert [(c.name, c.a, c.b) for c in changed] == [("libc6", "2.41-12", "2.41-13")]
+    assert all("has no SBOM with packages" in note for note in made.notes)
+
+    kind = KINDS["sbom"]
+    for digest, version in zip(digests, ("1", "2"), strict=True):
+        manifest = held.manifest(repository, digest)
+        assert manifest
+        about = Descriptor(manifest.media_type, digest, len(manifest.content))
+        content = json.dumps(samples.sbom(digest, libc6=version)).encode()
+        held.attach(repository, about, kind.artifact_type, (File(kind.file, kind.media_type, content),), {})
+    imagebuild("diff", f"{name}:1", f"{name}:2", "--json", out)
+    made = Comparison.model_validate_json(out.read_text())
+    (changed,) = [section.changes for section in made.sections if section.title == "packages"]
+    assert [(c.name, c.a, c.b) for c in changed] == [("libc6", "1", "2")]
+    assert all("no layer was fetched" in note for note in made.notes)
+
+    samples.database(tmp_path / "trixie")
+    wanted = f"{name}@{digests[1]}"
+    scanned = imagebuild(
+        "scan", wanted, "--scanner", "debsecan", "--database", tmp_path / "trixie", "--json", tmp_path / "scan.json"
+    )
+    found = ScanResult.model_validate_json((tmp_path / "scan.json").read_text())
+    assert found.digest == digests[1]
+    assert [(f.package, f.version) for f in found.findings] == [("libc6", "2.41-13")]
+    assert "✓ passed" in scanned.out

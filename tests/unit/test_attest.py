@@ -1,0 +1,504 @@
+"""What refers to an image in a registry: right, wrong, damaged, of another image, missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from imagebuild import cli, cli_attest, provenance
+from imagebuild.attachments import KINDS
+from imagebuild.attest import command, reading
+from imagebuild.attest.command import Wish
+from imagebuild.attest.judge import Checkout
+from imagebuild.attest.models import AttestResult, Finding
+from imagebuild.config import Project
+from imagebuild.errors import CommandError, ConfigError, ImagebuildError, ResultError
+from imagebuild.fields import Platform
+from imagebuild.lockfile import Lock
+from imagebuild.models import Plan
+from imagebuild.plan import select_one
+from imagebuild.recipe import Recipe
+from imagebuild.records import BuildResult
+from imagebuild.registry.base import Descriptor, File, Manifest
+from imagebuild.registry.reference import Reference, parse
+from imagebuild.render import Renderer
+from imagebuild.sbom import spdx
+from tests.registry_fake import FakeRegistry, image, index
+
+REPOSITORY = "gpu/open"
+TARGET = "open-cuda13.0-debian13-runtime"
+AMD64: Platform = "linux/amd64"
+ARM64: Platform = "linux/arm64"
+PLATFORMS: tuple[Platform, ...] = (AMD64, ARM64)
+OTHER = f"sha256:{'9' * 64}"
+
+
+def sbom(digest: str) -> dict[str, Any]:
+    about = spdx.package(spdx.IMAGE, "open", digest, sha256=digest.removeprefix("sha256:"))
+    document = {
+        "packages": [about, spdx.package("SPDXRef-Component-ucx", "ucx", "1.22.0")],
+        "relationships": [spdx.relationship(spdx.DOCUMENT, "DESCRIBES", spdx.IMAGE)],
+    }
+    return spdx.finished(document, "open", "2026-01-01T00:00:00Z", [])
+
+
+def verification(digest: str, platform: str = AMD64, outcome: str = "passed") -> dict[str, Any]:
+    checks = [
+        {"component": "ucx", "check": "version", "outcome": outcome},
+        {"component": "ucx", "check": "gpu", "outcome": "skipped"},
+    ]
+    return {"image": "open", "digest": digest, "target": TARGET, "platform": platform, "checks": checks}
+
+
+def scan(digest: str, verdict: str = "passed") -> dict[str, Any]:
+    return {
+        "image": "open", "digest": digest, "platform": AMD64, "scanner": "grype 0.1", "database": "of today",
+        "started": "2026-01-01T00:00:00+00:00", "findings": [], "verdict": verdict, "reason": "CVE-1 is critical",
+    }  # fmt: skip
+
+
+def benchmark() -> dict[str, Any]:
+    return {"tests": [], "ucx": [], "runs": [], "tables": [], "diagnostics": [
+        {"tool": "dcgmi", "test": "software", "outcome": "pass"}]}  # fmt: skip
+
+
+@dataclass
+class Published:
+    """An image of two platforms in a registry, with what publishing attaches to it."""
+
+    registry: FakeRegistry
+    recipe: Recipe
+    lock: Lock
+    platforms: dict[Platform, Descriptor]
+    digest: str
+    reference: Reference
+
+    def statement(self, platform: Platform, **more: Any) -> dict[str, Any]:
+        result = BuildResult(
+            target=TARGET, digest=self.digest, tags=(), platforms=PLATFORMS, size_bytes=None, seconds=1.0, steps=(),
+            manifests={p: d.digest for p, d in self.platforms.items()}, revision="c" * 40, dockerfile="d" * 64,
+            started="2026-01-01T00:00:00Z", **more,
+        )  # fmt: skip
+        return provenance.statement(result, platform, self.recipe, self.lock)
+
+    def attach(self, kind: str, document: object, platform: Platform = AMD64) -> str:
+        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        about = KINDS[kind]
+        files = (File(about.file, about.media_type, content),)
+        return self.registry.attach(REPOSITORY, self.platforms[platform], about.artifact_type, files, {})
+
+    def attach_all(self, *kinds: str) -> None:
+        for platform in PLATFORMS:
+            digest = self.platforms[platform].digest
+            documents = {
+                "sbom": sbom(digest), "provenance": self.statement(platform),
+                "verification": verification(digest, platform),
+            }  # fmt: skip
+            for kind in kinds or command.DEFAULT:
+                self.attach(kind, documents[kind], platform)
+
+    def verify(self, *required: str, **more: Any) -> AttestResult:
+        wish = Wish(required or command.DEFAULT, checkout=self.checkout(), **more)
+        return command.verify(self.reference, self.registry, wish)
+
+    def checkout(self) -> Checkout:
+        return Checkout(lambda name: self.recipe if name == TARGET else None)
+
+
+@pytest.fixture
+def published(renderer: Renderer, full_plan: Plan, project: Project) -> Published:
+    registry = FakeRegistry()
+    platforms = {p: image(registry, REPOSITORY, p.encode(), p) for p in PLATFORMS}
+    digest = index(registry, REPOSITORY, platforms.values(), "13.0")
+    recipe = renderer.recipe(select_one(full_plan, TARGET))
+    return Published(
+        registry, recipe, project.lock, dict(platforms), digest, parse(f"registry.test/{REPOSITORY}:13.0")
+    )  # fmt: skip
+
+
+def wrong(result: AttestResult) -> list[Finding]:
+    assert (result.verdict == "failed") == any(f.is_wrong for f in result.findings)
+    return [f for f in result.findings if f.is_wrong]
+
+
+def test_all_is_well(published: Published) -> None:
+    published.attach_all()
+    result = published.verify()
+    assert result.digest == published.digest
+    assert wrong(result) == []
+    seen = {(f.subject, f.kind) for f in result.findings if f.outcome == "passed"}
+    assert seen == {(p, k) for p in PLATFORMS for k in command.DEFAULT}
+    (first, *_) = [f for f in result.findings if f.kind == "provenance"]
+    assert "as in this checkout's lock" in first.detail
+    assert "cccccccccccc" in first.detail
+
+
+def test_a_platform_alone(published: Published) -> None:
+    published.attach_all()
+    published.reference = published.reference.at(published.platforms[AMD64].digest)
+    result = published.verify()
+    assert wrong(result) == []
+    assert {f.subject for f in result.findings} == {AMD64}
+
+
+@pytest.mark.parametrize("kind", command.DEFAULT)
+def test_what_is_missing(published: Published, kind: str) -> None:
+    published.attach_all(*(k for k in command.DEFAULT if k != kind))
+    assert [(f.subject, f.kind, f.outcome) for f in wrong(published.verify())] == [
+        (p, kind, "missing") for p in PLATFORMS
+    ]
+    assert wrong(published.verify(*(k for k in command.DEFAULT if k != kind))) == []
+
+
+def test_one_platform_without(published: Published) -> None:
+    published.attach_all("sbom", "provenance")
+    published.attach("verification", verification(published.platforms[AMD64].digest))
+    assert [(f.subject, f.kind) for f in wrong(published.verify())] == [(ARM64, "verification")]
+
+
+def test_a_tampered_sbom(published: Published) -> None:
+    published.attach_all()
+    blobs = published.registry.repositories[REPOSITORY].blobs
+    digest = published.platforms[AMD64].digest
+    (name,) = [d for d, data in blobs.items() if b"SPDXRef-Image" in data and digest.encode() in data]
+    blobs[name] = blobs[name].replace(b"1.22.0", b"1.99.0")
+    (finding,) = wrong(published.verify())
+    assert (finding.kind, finding.outcome) == ("sbom", "broken")
+    assert "was changed" in finding.detail
+    # Nobody has to ask for it.
+    assert [f.kind for f in wrong(published.verify("provenance"))] == ["sbom"]
+
+
+def test_more_bytes_than_said(published: Published) -> None:
+    published.attach_all()
+    blobs = published.registry.repositories[REPOSITORY].blobs
+    for name in [d for d, data in blobs.items() if b"SPDXRef-Image" in data]:
+        blobs[name] += b" " * 100
+    assert {(f.kind, f.outcome) for f in wrong(published.verify())} == {("sbom", "broken")}
+
+
+def test_a_referrer_that_is_listed_and_not_there(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    published.attach_all()
+    digest = published.attach("scan", scan(published.platforms[AMD64].digest))
+    held = published.registry.repositories[REPOSITORY]
+    listed = published.registry.referrers
+    everything = {p.digest: listed(REPOSITORY, p.digest) for p in published.platforms.values()}
+    held.manifests.pop(digest)
+    monkeypatch.setattr(published.registry, "referrers", lambda _, subject: everything[subject])
+    (finding,) = wrong(published.verify())
+    assert (finding.kind, finding.detail) == ("scan", "is listed, but the registry does not have it")
+
+
+def test_a_referrer_of_another_digest(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    published.attach_all()
+    amd64, arm64 = (published.platforms[p].digest for p in PLATFORMS)
+    listed = published.registry.referrers
+    swapped = {amd64: listed(REPOSITORY, arm64), arm64: listed(REPOSITORY, amd64)}
+    monkeypatch.setattr(published.registry, "referrers", lambda _, subject: swapped[subject])
+    findings = wrong(published.verify())
+    assert len(findings) == 2 * len(command.DEFAULT)
+    assert all(f.outcome == "broken" and "refers to another image" in f.detail for f in findings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "said"),
+    [
+        ("sbom", sbom(OTHER), "is about another image"),
+        ("verification", verification(OTHER), "is about another image"),
+        ("scan", scan(OTHER), "is about another image"),
+        ("sbom", b"{", "cannot be read"),
+        ("sbom", b"[]", "is no JSON object"),
+        ("sbom", b"[" * 100_000, "nested too deeply"),
+        ("sbom", {"spdxVersion": "SPDX-3.0"}, "not SPDX 2"),
+        ("verification", {"digest": 5}, "cannot be read"),
+        ("provenance", {"_type": "x", "predicateType": "y"}, "not SLSA's provenance v1"),
+        ("provenance", {}, "cannot be read"),
+        ("provenance", b"\xff\xfe\x00", "cannot be read"),
+        ("benchmark", {"runs": []}, "has no result"),
+        ("benchmark", {"unknown": 1}, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_is_about_another_image_or_nothing(published: Published, kind: str, document: object, said: str) -> None:
+    published.attach_all(*(k for k in command.DEFAULT if k != kind))
+    for platform in PLATFORMS:
+        published.attach(kind, document, platform)
+    findings = wrong(published.verify())
+    assert {(f.subject, f.kind, f.outcome) for f in findings} == {(p, kind, "broken") for p in PLATFORMS}
+    assert all(said in f.detail for f in findings)
+
+
+def test_a_failed_check(published: Published) -> None:
+    published.attach_all("sbom", "provenance")
+    for platform, outcome in zip(PLATFORMS, ("passed", "failed"), strict=True):
+        published.attach(
+            "verification", verification(published.platforms[platform].digest, platform, outcome), platform
+        )
+    (finding,) = wrong(published.verify())
+    assert (finding.subject, finding.outcome) == (ARM64, "failed")
+    assert "failed: ucx/version" in finding.detail
+
+
+def test_one_good_verification_does_not_hide_a_failed_one(published: Published) -> None:
+    published.attach_all()
+    digest = published.platforms[AMD64].digest
+    published.attach("verification", verification(digest, AMD64, "failed"))
+    assert [f.outcome for f in wrong(published.verify())] == ["failed"]
+
+
+def test_checks_that_were_all_skipped_passed_nothing(published: Published) -> None:
+    published.attach_all("sbom", "provenance")
+    for platform in PLATFORMS:
+        found = verification(published.platforms[platform].digest, platform, "skipped")
+        published.attach("verification", found, platform)
+    assert [f.detail for f in wrong(published.verify())] == ["0 checks passed, 2 skipped"] * 2
+
+
+def test_a_verification_of_the_index(published: Published) -> None:
+    published.attach_all("sbom", "provenance")
+    for platform in PLATFORMS:
+        published.attach("verification", verification(published.digest, "linux/amd64, linux/arm64"), platform)
+    assert wrong(published.verify()) == []
+
+
+def test_a_verification_of_the_other_platform(published: Published) -> None:
+    published.attach_all("sbom", "provenance")
+    for platform in PLATFORMS:
+        published.attach("verification", verification(published.digest, AMD64), platform)
+    assert [(f.subject, f.detail) for f in wrong(published.verify())] == [(ARM64, "is about linux/amd64")]
+
+
+def test_a_failed_scan_counts_where_it_is_required(published: Published) -> None:
+    published.attach_all()
+    for platform in PLATFORMS:
+        published.attach("scan", scan(published.platforms[platform].digest, "failed"), platform)
+    assert wrong(published.verify()) == []
+    findings = wrong(published.verify(*command.DEFAULT, "scan"))
+    assert [(f.kind, f.outcome) for f in findings] == [("scan", "failed")] * 2
+    assert "CVE-1 is critical" in findings[0].detail
+
+
+def test_sources_of_another_lock(published: Published) -> None:
+    published.attach_all()
+    entries = published.lock.model_dump(by_alias=True)
+    entries["git"]["https://github.com/openucx/ucx.git"]["v1.22.0"] = "e" * 40
+    project = replace(published.recipe.project, lock=Lock.model_validate(entries))
+    published.recipe = Recipe(project, published.recipe._versions, published.recipe.target, published.recipe._stages)
+    findings = wrong(published.verify())
+    assert {f.kind for f in findings} == {"provenance"}
+    assert "not those of this checkout's lock: pkg:github/openucx/ucx@" in findings[0].detail
+    assert wrong(command.verify(published.reference, published.registry, Wish())) == []
+
+
+def test_a_bootstrapped_base_is_said_and_right(published: Published) -> None:
+    published.attach_all("sbom", "verification")
+    official = f"debian:13.7-slim@{published.lock.images['debian:13.7-slim'].digest}"  # type: ignore[union-attr]
+    for platform in PLATFORMS:
+        published.attach("provenance", published.statement(platform, replaced={official: OTHER}), platform)
+    result = published.verify()
+    assert wrong(result) == []
+    assert all("of which 1 stood in for others (pkg:oci/debian@" in f.detail
+               for f in result.findings if f.kind == "provenance")  # fmt: skip
+
+
+def test_a_folder_in_place_of_a_commit_is_wrong(published: Published) -> None:
+    published.attach_all("sbom", "verification")
+    for platform in PLATFORMS:
+        published.attach("provenance", published.statement(platform, replaced={"ucx-source": "folder"}), platform)
+    assert [f.detail for f in wrong(published.verify())] == [
+        "built from folders that nobody can compare: ucx-source"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["subject"][0]["digest"].update(sha256="9" * 64),
+        lambda d: d["subject"].append({"name": "also", "digest": {"sha256": "9" * 64}}),
+        lambda d: d["predicate"]["buildDefinition"]["externalParameters"].update(platform="linux/riscv64"),
+        lambda d: d["predicate"].pop("buildDefinition"),
+        lambda d: d.update(predicateType="https://slsa.dev/provenance/v0.2"),
+    ],
+)
+def test_statements_about_something_else(published: Published, change: Callable[[dict[str, Any]], object]) -> None:
+    published.attach_all("sbom", "verification")
+    for platform in PLATFORMS:
+        document = published.statement(platform)
+        change(document)
+        published.attach("provenance", document, platform)
+    assert [(f.kind, f.outcome) for f in wrong(published.verify())] == [("provenance", "broken")] * 2
+
+
+def test_a_source_more_than_the_lock_has(published: Published) -> None:
+    published.attach_all("sbom", "verification")
+    for platform in PLATFORMS:
+        document = published.statement(platform)
+        extra = {"name": "evil", "uri": "pkg:generic/evil@1", "digest": {"sha256": "9" * 64}}
+        document["predicate"]["buildDefinition"]["resolvedDependencies"].append(extra)
+        published.attach("provenance", document, platform)
+    assert all("pkg:generic/evil@1" in f.detail for f in wrong(published.verify()))
+    assert len(wrong(published.verify())) == 2
+
+
+def test_signatures_of_index_and_platforms(published: Published) -> None:
+    published.attach_all()
+    asked: list[str] = []
+
+    def signed(named: Reference) -> str | None:
+        asked.append(str(named))
+        return "no signatures found" if named.digest == published.platforms[ARM64].digest else None
+
+    result = published.verify(signed=signed)
+    digests = [published.digest, *(d.digest for d in published.platforms.values())]
+    assert sorted(asked) == sorted(f"registry.test/{REPOSITORY}@{d}" for d in digests)
+    assert [(f.subject, f.kind, f.detail) for f in wrong(result)] == [(ARM64, "signature", "no signatures found")]
+
+
+@pytest.mark.parametrize(
+    ("required", "said"), [(("sboom",), "did you mean 'sbom'"), (("signature",), "whose\\? give --key")]
+)
+def test_wishes_that_make_no_sense(published: Published, required: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        published.verify(*required)
+
+
+def test_no_such_image(published: Published) -> None:
+    with pytest.raises(ConfigError, match="registry.test has no such image"):
+        reading.find(parse("registry.test/gpu/open:14"), published.registry)
+
+
+@pytest.mark.parametrize("document", [{"manifests": []}, {"layers": []}, {"manifests": [{"digest": 1}]}])
+def test_what_is_no_image(published: Published, document: object) -> None:
+    content = json.dumps(document).encode()
+    manifest = Manifest(content, "application/vnd.oci.image.index.v1+json", OTHER)
+    published.registry.repositories[REPOSITORY].manifests[OTHER] = manifest
+    with pytest.raises(ResultError):
+        reading.find(parse(f"registry.test/{REPOSITORY}@{OTHER}"), published.registry)
+
+
+def test_show_gives_the_bytes(published: Published) -> None:
+    published.attach_all()
+    digest = published.platforms[ARM64].digest
+    content = command.show(published.reference, published.registry, "sbom", ARM64)
+    assert json.loads(content) == sbom(digest)
+    with pytest.raises(ConfigError, match="choose with --platform"):
+        command.show(published.reference, published.registry, "sbom", None)
+    with pytest.raises(ConfigError, match="has no scan; it has provenance, sbom, verification"):
+        command.show(published.reference, published.registry, "scan", ARM64)
+
+
+def test_show_gives_the_newest(published: Published) -> None:
+    digest = published.platforms[AMD64].digest
+    about = KINDS["verification"]
+    for day in (3, 9, 5):
+        content = json.dumps({**verification(digest), "started": f"2026-01-0{day}"}).encode()
+        files = (File(about.file, about.media_type, content),)
+        note = {command.CREATED: f"2026-01-0{day}"}
+        published.registry.attach(REPOSITORY, published.platforms[AMD64], about.artifact_type, files, note)
+    shown = json.loads(command.show(published.reference, published.registry, "verification", AMD64))
+    assert shown["started"] == "2026-01-09"
+
+
+def test_show_gives_nothing_that_was_changed(published: Published) -> None:
+    published.attach_all()
+    blobs = published.registry.repositories[REPOSITORY].blobs
+    for name in [d for d, data in blobs.items() if b"SPDXRef-Image" in data]:
+        blobs[name] = blobs[name].replace(b"ucx", b"xcu")
+    with pytest.raises(ConfigError, match="cannot be trusted: was changed"):
+        command.show(published.reference, published.registry, "sbom", AMD64)
+
+
+def test_add_results_that_were_measured_later(published: Published) -> None:
+    named = published.reference.at(published.digest)
+    content = json.dumps(verification(published.platforms[AMD64].digest)).encode()
+    first = command.add(named, published.registry, "verification", File("v.json", "", content), AMD64)
+    calls = len(published.registry.calls)
+    assert command.add(named, published.registry, "verification", File("v.json", "", content), AMD64) == first
+    assert len(published.registry.calls) == calls
+    assert command.show(published.reference, published.registry, "verification", AMD64) == content
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "said"),
+    [
+        ("verification", json.dumps(verification(OTHER)), "is no verification of sha256:.*about another image"),
+        ("benchmark", "{}", "has no result"),
+        ("sbom", "no", "cannot be read"),
+    ],
+)
+def test_add_refuses_what_is_not_about_the_image(published: Published, kind: str, content: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        command.add(
+            published.reference.at(published.digest), published.registry, kind, File("f", "", content.encode()), AMD64
+        )
+    assert published.registry.referrers(REPOSITORY, published.platforms[AMD64].digest) == ()
+
+
+def test_add_wants_a_digest(published: Published) -> None:
+    with pytest.raises(ConfigError, match="name the image by digest"):
+        command.add(published.reference, published.registry, "sbom", File("f", "", b"{}"), AMD64)
+
+
+@pytest.fixture
+def run(published: Published, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    monkeypatch.setattr(cli_attest, "_connect", lambda _: published.registry)
+    cli.register_topics()
+
+    def call(*args: str | Path) -> tuple[int, str]:
+        done = CliRunner().invoke(cli.app, ["attest", *map(str, args)])
+        if isinstance(done.exception, ImagebuildError):
+            raise done.exception
+        return done.exit_code, done.output
+
+    return call
+
+
+def test_command_verify(published: Published, run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    published.attach_all()
+    result = tmp_path / "result.json"
+    status, text = run("verify", published.reference, "--json", result)
+    assert status == 0, text
+    assert f"is {published.digest}" in text
+    assert "all that is required is there and right" in text
+    assert AttestResult.model_validate_json(result.read_text()).verdict == "passed"
+    status, text = run("verify", published.reference, "--require", "sbom,scan")
+    assert status == 1
+    assert "missing" in text
+    assert "2 wrong or missing" in text
+
+
+def test_what_others_wrote_does_not_act_on_the_terminal(
+    published: Published, run: Callable[..., tuple[int, str]]
+) -> None:
+    evil = {"spdxVersion": "\x1b]0;owned\x07[red]SPDX-9[/red]\x1b[2J"}
+    published.attach("sbom", evil)
+    _, text = run("verify", published.reference)
+    assert "\x1b" not in text
+    assert "[red]SPDX-9" in text
+
+
+def test_command_show_and_add(published: Published, run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    published.attach_all()
+    shown = tmp_path / "sbom.spdx.json"
+    assert run("show", published.reference, "--kind", "sbom", "--platform", AMD64, "-o", shown)[0] == 0
+    assert json.loads(shown.read_text()) == sbom(published.platforms[AMD64].digest)
+    named = published.reference.at(published.digest)
+    status, text = run("add", named, shown, "--kind", "sbom", "--platform", AMD64)
+    assert status == 0
+    assert text.startswith(f"registry.test/{REPOSITORY}@sha256:")
+    with pytest.raises(ConfigError, match="did you mean 'sbom'"):
+        run("show", published.reference, "--kind", "sbon")
+
+
+def test_a_registry_that_fails_is_no_verdict(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> tuple[Descriptor, ...]:
+        raise CommandError("registry.test: 500")
+
+    monkeypatch.setattr(published.registry, "referrers", broken)
+    with pytest.raises(CommandError, match="500"):
+        published.verify()
