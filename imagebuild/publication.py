@@ -186,11 +186,14 @@ class _Todo:
 def _todo(made: Draft, place: Place, tools: Tools) -> _Todo:
     assert made.index
     children = documents.children(made.index.document)
-    attach = []
+    attach, artefacts = [], []
     for child in children:
         there = place.registry.referrers(place.repository, child.digest)
-        attach += [(child, one) for one in made.artefacts[_platform(made, child)] if not _attached(child, one, there)]
-    digests = (*(child.digest for child in children), made.index.digest) if tools.sign else ()
+        own = made.artefacts[_platform(made, child)]
+        absent = [(child, artefact) for artefact in own if not _attached(child, artefact, there)]
+        attach += absent
+        artefacts += [_digest(child, a) for a in own if (child, a) in absent or _digest(child, a) in _digests(there)]
+    digests = (*(child.digest for child in children), *artefacts, made.index.digest) if tools.sign else ()
     unsigned = [d for d in digests if made.missing or not place.registry.digest(place.repository, signature_tag(d))]
     return _Todo(place, attach, [Reference(place.registry.host, place.repository, digest=d) for d in unsigned])
 
@@ -199,8 +202,17 @@ def _attached(child: Descriptor, artefact: Artefact, there: Iterable[Descriptor]
     if artefact.kind == "provenance":
         # The same image built again was made as the first one was; when that was changes nothing.
         return any(item.artifact_type == artefact.artifact_type for item in there)
-    content = documents.attachment(child, artefact.artifact_type, artefact.files, artefact.annotations)
-    return documents.digest_of(content) in {item.digest for item in there}
+    return _digest(child, artefact) in _digests(there)
+
+
+def _digest(child: Descriptor, artefact: Artefact) -> str:
+    return documents.digest_of(
+        documents.attachment(child, artefact.artifact_type, artefact.files, artefact.annotations)
+    )
+
+
+def _digests(there: Iterable[Descriptor]) -> set[str]:
+    return {item.digest for item in there}
 
 
 def signature_tag(digest: str) -> str:

@@ -74,15 +74,23 @@ def _platform(image: Image, platform: str, digest: str, wish: Wish) -> Iterator[
             subject=platform, digest=digest, kind="image", outcome="broken", required=True,
             detail="the index names it, but the registry does not have it",
         )  # fmt: skip
-    for attachment in found:
-        if attachment.kind in KINDS or attachment.problem:
+    believed = set()
+    for attachment in (a for a in found if a.kind in KINDS or a.problem):
+        why = wish.signed(image.reference(attachment.digest)) if wish.signed and not attachment.problem else None
+        if why is None:
+            believed.add(attachment.kind)
             yield _finding(attachment, subject, wish)
-    present = {attachment.kind for attachment in found}
-    for kind in (k for k in KINDS if k not in present):
+        else:
+            # Whoever may push can attach, so what nobody who is trusted has signed counts for nothing.
+            yield Finding(
+                subject=platform, digest=digest, kind=attachment.kind, outcome="skipped", required=False,
+                detail=f"not believed: {why}", attachment=attachment.digest,
+            )  # fmt: skip
+    for kind in (k for k in KINDS if k not in believed):
         required = kind in wish.required
         yield Finding(
             subject=platform, digest=digest, kind=kind, required=required, outcome="missing" if required else "skipped",
-            detail="the registry lists none",
+            detail="the registry lists none" + (" that is signed" if wish.signed else ""),
         )  # fmt: skip
 
 

@@ -44,6 +44,10 @@ class Image:
     platforms: Mapping[str, Descriptor]
     """Platform → its manifest; of a manifest that is in no index, its own."""
 
+    def reference(self, digest: str) -> Reference:
+        """The name of something in its repository."""
+        return Reference(self.registry.host, self.repository, digest=digest)
+
 
 def find(reference: Reference, registry: Registry) -> Image:
     """The image that a name means now. Raises ConfigError if there is none, ResultError for what is no image."""

@@ -145,9 +145,13 @@ def test_published_and_verified(
 
     # Signatures: none, ours, twice the same, somebody else's key.
     key = ("--key", tmp_path / "ours.pub", "--no-tlog")
-    assert {f.kind for f in wrong(imagebuild, published, *key, status=1)} == {"signature"}
+    attached = {"sbom", "provenance", "verification"}
+    assert {f.kind for f in wrong(imagebuild, published, *key, status=1)} == {"signature", *attached}
     signer = Signer(str(tmp_path / "ours.key"), log=False)
-    images = [published.named(d) for d in (published.index, digest)]
+    signing.sign([published.named(d) for d in (published.index, digest)], signer, cosign)
+    assert {f.kind for f in wrong(imagebuild, published, *key, status=1)} == attached, "nobody signed those"
+    referring = [item.digest for item in published.registry.referrers(REPOSITORY, digest)]
+    images = [published.named(d) for d in (published.index, digest, *referring)]
     signing.sign(images, signer, cosign)
     assert wrong(imagebuild, published, *key) == []
     tags = [tag for tag in published.registry.tags(REPOSITORY) if signing.is_signature(tag)]
@@ -155,7 +159,9 @@ def test_published_and_verified(
     signing.sign(images, signer, cosign)
     assert [published.registry.digest(REPOSITORY, tag) for tag in tags] == before
     findings = wrong(imagebuild, published, "--key", tmp_path / "theirs.pub", "--no-tlog", status=1)
-    assert [(f.subject, f.kind) for f in findings] == [("index", "signature"), (published.platform, "signature")]
+    assert {(f.subject, f.kind) for f in findings} == {
+        ("index", "signature"), *((published.platform, kind) for kind in ("signature", *attached))
+    }  # fmt: skip
 
     # What is downloaded is what was attached.
     shown = tmp_path / "shown.json"

@@ -354,9 +354,22 @@ def test_signatures_of_index_and_platforms(published: Published) -> None:
         return "no signatures found" if named.digest == published.platforms[ARM64].digest else None
 
     result = published.verify(signed=signed)
-    digests = [published.digest, *(d.digest for d in published.platforms.values())]
-    assert sorted(asked) == sorted(f"registry.test/{REPOSITORY}@{d}" for d in digests)
+    images = [published.digest, *(d.digest for d in published.platforms.values())]
+    attached = [item.digest for d in images for item in published.registry.referrers(REPOSITORY, d)]
+    assert sorted(asked) == sorted(f"registry.test/{REPOSITORY}@{d}" for d in (*images, *attached))
     assert [(f.subject, f.kind, f.detail) for f in wrong(result)] == [(ARM64, "signature", "no signatures found")]
+
+
+def test_what_nobody_signed_is_not_believed(published: Published) -> None:
+    published.attach_all()
+    images = {published.digest, *(d.digest for d in published.platforms.values())}
+    result = published.verify(signed=lambda named: None if named.digest in images else "no signatures found")
+    assert {(f.subject, f.kind, f.outcome) for f in wrong(result)} == {
+        (platform, kind, "missing") for platform in PLATFORMS for kind in ("sbom", "provenance", "verification")
+    }
+    ignored = [f for f in result.findings if f.attachment]
+    assert ignored
+    assert {(f.outcome, f.detail) for f in ignored} == {("skipped", "not believed: no signatures found")}
 
 
 @pytest.mark.parametrize(
