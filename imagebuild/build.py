@@ -177,9 +177,12 @@ def _show(results: Sequence[BuildResult], targets: Sequence[Target]) -> None:
         run = [s for s in result.steps if not s.cached]
         steps = f"{len(run)} run, {len(result.steps) - len(run)} cached"
         contains = ", ".join(f"{name} {version}" for name, version in target.components.items())
-        name = f"{result.repository}@{result.digest}" if result.repository else result.tags[0]
+        name = result.repository or result.tags[0]
         rows.append((name, console.size(result.size_bytes), steps, (result.digest or "")[:19], contains))
     console.table(("image", "compressed", "steps", "digest", "contains"), rows)
+    for result in results:
+        if result.repository:
+            out.print(f"pushed {result.repository}@{result.digest}", soft_wrap=True, markup=False)
 
 
 def _check_stage(wish: Wish, dockerfiles: dict[str, Dockerfile]) -> None:

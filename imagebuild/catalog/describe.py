@@ -44,6 +44,11 @@ class Described:
     restricted: dict[str, str]
 
 
+def _times(about: Mapping[str, Any]) -> list[str]:
+    """When an image and its steps were made. BuildKit may leave the base's time in `created`."""
+    return [str(entry.get("created") or "") for entry in (about, *(about.get("history") or ()))]
+
+
 def platform_of(child: Descriptor, manifest: dict[str, Any], config: bytes) -> PublishedPlatform:
     """What one platform is. Raises LookupError, TypeError or ValueError for what is no image."""
     about = json.loads(config)
@@ -55,7 +60,7 @@ def platform_of(child: Descriptor, manifest: dict[str, Any], config: bytes) -> P
         digest=child.digest,
         size_bytes=sum(layer["size"] for layer in layers),
         layers=len(layers),
-        created=labels.get(CREATED) or about.get("created") or "",
+        created=labels.get(CREATED) or max(_times(about)),
         labels=labels,
     )
 

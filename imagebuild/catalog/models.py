@@ -116,7 +116,7 @@ class PublishedPlatform(Model):
     """Of the compressed layers."""
     layers: int
     created: str = ""
-    """When it was built, as the image says."""
+    """When its youngest step was made, as the image says; of one that `build --push` made, the date of its lock."""
     labels: dict[str, str] = Field(default_factory=dict)
     sbom: Sbom | None = None
     scan: Scan | None = None

@@ -64,7 +64,7 @@ def index(catalog: Catalog, environment: jinja2.Environment | None = None) -> st
     )
 
 
-COLUMNS = ("Platforms", "Compressed", "Checks", "Scan", "Busbw", "Built")
+COLUMNS = ("Platforms", "Compressed", "Checks", "Scan", "Busbw", "Dated")
 
 
 def _css(text: str) -> str:

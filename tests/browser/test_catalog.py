@@ -278,8 +278,8 @@ def test_a_phone_has_cards_with_labels(visit: Visit) -> None:
     page = visit(width=390, height=844, has_touch=True, is_mobile=True).page
     label = page.locator("tbody td").first.evaluate("e => getComputedStyle(e, '::before').content")
     assert label == '"CUDA"'
-    built = page.locator("tbody tr").first.locator("td").last.evaluate("e => getComputedStyle(e, '::before').content")
-    assert built == '"Built"'
+    dated = page.locator("tbody tr").first.locator("td").last.evaluate("e => getComputedStyle(e, '::before').content")
+    assert dated == '"Dated"'
     box = page.locator(".chips label").first.bounding_box()
     assert box
     assert box["height"] >= 32
