@@ -118,8 +118,8 @@ class Project:
         head, _, image = file.read_text().partition("  hpcx:\n    description")
         start, end = image.index("    components:"), image.index("    build-with:")
         small = image[:start] + SMALL + image[end:]
-        small = "\n".join(line for line in small.splitlines() if "{nccl.version}" not in line)
-        file.write_text(f"{head}  hpcx:\n    description{small}\n")
+        small = small.replace("-nccl{nccl.version}", "")
+        file.write_text(f"{head}  hpcx:\n    description{small}")
         repository = f"{REPOSITORY}/{self.folder.parent.name}".lower()
         self.run("build", TARGET.replace("runtime", variant), "--repository", repository)
         image, results = f"{repository}/hpcx:cuda13.2.1-ubuntu24.04-{variant}", self.folder / "checks.json"
