@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagebuild import measured, needs, redact
+from imagebuild.component import Check, Component
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError
-from imagebuild.models import Check, Component
 from imagebuild.needs import Facilities
 from imagebuild.records import CheckResult, Outcome
 from imagebuild.runners.base import Command, Execution, Session

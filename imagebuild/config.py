@@ -13,9 +13,10 @@ from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from imagebuild.component import Component
 from imagebuild.errors import ConfigError
 from imagebuild.lockfile import Lock
-from imagebuild.models import Component, Matrix
+from imagebuild.models import Matrix
 
 M = TypeVar("M", bound=BaseModel)
 Loc = tuple[str | int, ...]

@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 from imagebuild import judge, needs
 from imagebuild.ceilings import AlgorithmName
+from imagebuild.component import Check
 from imagebuild.errors import ResultError
 from imagebuild.judge import Known
 from imagebuild.judgement import Judgement
-from imagebuild.models import Check
 from imagebuild.profiles import Profile
 from imagebuild.records import CheckResult, Outcome
 from imagebuild.results import read as reading

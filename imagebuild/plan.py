@@ -11,9 +11,10 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import product
 
 from imagebuild import naming, validate
+from imagebuild.component import Component
 from imagebuild.config import Mistakes, Project, suggestion
 from imagebuild.errors import ConfigError, NothingSelected
-from imagebuild.models import Component, Excluded, Image, Pin, Plan, Target, combination_id
+from imagebuild.models import Excluded, Image, Pin, Plan, Target, combination_id
 from imagebuild.publishing import policy
 from imagebuild.versions import facts, matches
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import get_args
 
+from imagebuild.component import Component, Repository
 from imagebuild.config import Project, suggestion
 from imagebuild.errors import ConfigError
 from imagebuild.fields import Arch, Platform
-from imagebuild.models import Base, Component, Pin, Repository, Target
+from imagebuild.models import Base, Pin, Target
 from imagebuild.plan import pin_of, provider
 from imagebuild.sources import Archive, BaseImage, GitRef, PackageSource, Source, WheelSet
 from imagebuild.versions import facts, first_values

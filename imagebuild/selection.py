@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from imagebuild import checks
+from imagebuild.component import Check
 from imagebuild.config import Project, suggestion
 from imagebuild.errors import ConfigError, NothingSelected
-from imagebuild.models import Check
 
 IMAGE = "image"
 """Stands before the names of checks that read an image without starting it."""

@@ -8,8 +8,8 @@ from functools import lru_cache
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from imagebuild.component import Row
 from imagebuild.fields import Condition
-from imagebuild.models import Row
 
 OPERATORS = ("<", ">", "=", "!", "~")
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from imagebuild.checks import axes_of, components_of
+from imagebuild.component import Component
 from imagebuild.config import Project
 from imagebuild.inspection.closure import Closure, Loader
 from imagebuild.inspection.facts import Elf, Entry, Layer
 from imagebuild.inspection.layout import Image
 from imagebuild.inspection.tree import Tree
-from imagebuild.models import Component, Plan, Target
+from imagebuild.models import Plan, Target
 from imagebuild.plan import Changes, Pins, versions_with
 from imagebuild.render import Renderer
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from imagebuild.component import Support
 from imagebuild.config import Document, suggestion
 from imagebuild.errors import ConfigError
 from imagebuild.jobs import image as images
@@ -14,7 +15,6 @@ from imagebuild.jobs.inputs import Facts, Image, Machine, Request
 from imagebuild.jobs.lint import nearest
 from imagebuild.jobs.models import COLLECTIVES, Cluster, Container, Fabric, Feature, JobTest, Nodes, Site, Stack
 from imagebuild.jobs.scale import Scale, scale
-from imagebuild.models import Support
 from imagebuild.versions import matches
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from imagebuild.component import Support
 from imagebuild.fields import Condition, Model
-from imagebuild.models import Support
 
 Scheduler = Literal["mpijob", "jobset", "slurm"]
 Container = Literal["kubernetes", "pyxis", "none"]

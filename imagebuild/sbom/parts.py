@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from imagebuild import checks, final
+from imagebuild.component import Component
 from imagebuild.errors import ConfigError
 from imagebuild.fields import Platform
 from imagebuild.materials import Material, materials
-from imagebuild.models import Component, Plan
+from imagebuild.models import Plan
 from imagebuild.recipe import Recipe
 from imagebuild.render import Renderer
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from imagebuild import checks
+from imagebuild.component import Check
 from imagebuild.config import Project
 from imagebuild.errors import ConfigError
-from imagebuild.models import Check
 from imagebuild.needs import Facilities
 from imagebuild.runners.base import Command, Execution, Place
 from tests.conftest import LIBRARY, Files

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild import measured, profiles
-from imagebuild.models import Check
+from imagebuild.component import Check
 from imagebuild.profiles import Profile
 from imagebuild.records import CheckResult
 from imagebuild.results.models import BandwidthTest, Diagnostic, Half, Results, Row, Run, UcxResult

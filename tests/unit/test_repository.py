@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from imagebuild import checks, selection, static
+from imagebuild.component import Component
 from imagebuild.config import Project
 from imagebuild.lockfile import Lock
-from imagebuild.models import Component, Matrix, Plan
+from imagebuild.models import Matrix, Plan
 from imagebuild.render import Renderer
 from imagebuild.sources import Archive, BaseImage, GitRef, PackageSource, is_unresolved
 from tests.conftest import ROOT
