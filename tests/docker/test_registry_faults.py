@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -211,16 +210,9 @@ def test_ctrl_c(faulty: Faulty, tiny: Tiny, layout: layouts.Layout) -> None:
     assert "Traceback" not in done.err
 
 
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[str]:
-    """A docker-registry that writes nothing to the disk."""
-    with registries.distribution(tmp_path / "memory", memory=True) as address:
-        yield address
-
-
-def test_two_thousand_tags(memory: str) -> None:
+def test_two_thousand_tags(registry: str) -> None:
     """A thousand pushes, and a thousand published tags, are looked at in seconds."""
-    direct = connect(memory)
+    direct = connect(registry)
     now = datetime.now(UTC)
     config = b"{}"
     direct.put_blob(STAGING, config, digest_of(config))

@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,15 +18,17 @@ SECONDS = 30
 
 
 @contextmanager
-def running(storage: Path, port: int) -> Iterator[str]:
-    """Its `host:port`. Raises CommandError, with what it said, if it does not start."""
+def running(storage: Path, port: int, settings: Mapping[str, object] | None = None) -> Iterator[str]:
+    """Its `host:port`; `settings` are added to how it stores. Raises CommandError, with what it said, if it does not
+    start.
+    """
     address = f"127.0.0.1:{port}"
     storage.mkdir(parents=True, exist_ok=True)
     config, log = storage.with_suffix(".yml"), storage.with_suffix(".log")
     config.write_text(json.dumps({
         "version": "0.1",
         "log": {"level": "warn"},
-        "storage": {"filesystem": {"rootdirectory": str(storage)}},
+        "storage": {"filesystem": {"rootdirectory": str(storage)}, **(settings or {})},
         "http": {"addr": address},
     }))  # fmt: skip
     with log.open("w") as file:
