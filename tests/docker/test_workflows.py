@@ -70,7 +70,11 @@ class Ran:
 @pytest.fixture
 def start(origin: Tiny, registry: str, tmp_path: Path) -> Callable[..., Ran]:
     """Run a workflow as an event would start it; runs share nothing but the repository and the registry."""
-    variables = {"IMAGEBUILD_REGISTRY": f"{registry}/{REPOSITORY}", "IMAGEBUILD_TARGETS": "tiny"}
+    variables = {
+        "IMAGEBUILD_REGISTRY": f"{registry}/{REPOSITORY}",
+        "IMAGEBUILD_TARGETS": "tiny",
+        "IMAGEBUILD_BASES": "bootstrap",
+    }
     worlds: list[World] = []
 
     def run(workflow: str, event: str, last: str = "", environ: Mapping[str, str] | None = None, **more: Any) -> Ran:
