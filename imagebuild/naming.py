@@ -23,7 +23,7 @@ def named(project: Project, image: str, axes: dict[str, str], components: dict[s
     entry = matrix.images[image]
     provided = {c: (c, *project.components[c].model.provides) for c in components}
     values = {**axes, **{f"{n}.version": v for c, v in components.items() for n in provided[c]}}
-    values |= {"image": image, "repository": matrix.repository, "revision": REVISION}
+    values |= {"image": image, "repository": matrix.repository}
     parts = {f"{axis}-{part}": of(value) for axis, value in axes.items() for part, of in PARTS.items()}
     known = {**facts(axes), "image": image}
 
@@ -38,7 +38,9 @@ def named(project: Project, image: str, axes: dict[str, str], components: dict[s
         platforms=entry.platforms,
         components=components,
         name=f"{matrix.repository}/{image}:{identity.removeprefix(f'{image}-')}",
-        tags=tuple(filled("tags", i, template, values) for i, template in enumerate(entry.tags)),
+        tags=tuple(
+            filled("tags", i, template, {**values, "revision": REVISION}) for i, template in enumerate(entry.tags)
+        ),
         aliases=tuple(
             filled("aliases", i, alias.tag, {**values, **parts})
             for i, alias in enumerate(entry.aliases)
