@@ -131,7 +131,9 @@ def run(planned: Planned, session: Session, log: Path, more: Mapping[str, str] |
     if reason := planned.skip or session.obstacle(command):
         return skipped([planned], reason)[0]
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    execution = session.run(command)
+    hung = 0
+    while _hung(execution := session.run(command)) and hung + 1 < planned.check.attempts:
+        hung += 1
     results = None
     outcome: Outcome = "skipped"
     if execution.status == SKIPPED_STATUS and execution.output.strip():
@@ -144,6 +146,9 @@ def run(planned: Planned, session: Session, log: Path, more: Mapping[str, str] |
         outcome = "failed" if reason else "passed"
         if not reason and planned.version is None and "{version}" in (planned.check.expect or ""):
             reason = UNCOMPARED
+    if hung:
+        late = f"{hung + _hung(execution)} of {hung + 1} attempts did not end within {command.timeout_s} s"
+        reason = "; ".join(filter(None, ("" if _hung(execution) else reason, late)))
     return CheckResult(
         component=planned.component,
         check=planned.check.name,
@@ -153,11 +158,15 @@ def run(planned: Planned, session: Session, log: Path, more: Mapping[str, str] |
         seconds=round(execution.seconds, 3),
         command=execution.argv,
         status=execution.status,
-        timeout=execution.status is None and not execution.problem,
+        timeout=_hung(execution),
         environment=dict(execution.environment),
         started=started,
         results=results,
     )
+
+
+def _hung(execution: Execution) -> bool:
+    return execution.status is None and not execution.problem
 
 
 def judge(check: Check, version: str | None, execution: Execution, log: Path | None = None) -> str:

@@ -50,6 +50,9 @@ class Check(Model):
     user: str = "root"
     """User the commands run as."""
     timeout_s: Annotated[int, Field(gt=0)] = 60
+    attempts: Annotated[int, Field(gt=0, le=5)] = 1
+    """How often it is started as long as it does not end in time, for programs that are known to hang now and then. The
+    result says so."""
 
     @model_validator(mode="after")
     def _ranks_need_slurm(self) -> Check:

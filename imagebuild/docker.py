@@ -5,14 +5,23 @@ from __future__ import annotations
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import docker
+import requests
+import urllib3
+from docker import APIClient
 from docker.context import ContextAPI
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import (
+    APIError,
+    DockerException,
+    ImageNotFound,
+    NotFound,
+    create_api_error_from_http_exception,
+)
 from docker.models.containers import Container
 from docker.utils import parse_repository_tag
 
@@ -23,6 +32,14 @@ TIMEOUT_S = 600
 
 LABEL = "imagebuild.process"
 """Marks containers that we started, so that leftovers can be found."""
+HEAD_SIZE = 8
+"""Bytes before each piece of a program's output: one for the stream, three without meaning, four for the length."""
+
+
+class Readable(Protocol):
+    """What bytes are read from."""
+
+    def read(self, amount: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -122,11 +139,62 @@ def execute(
     command = ["timeout", "--kill-after=5", str(timeout_s), "bash", "-euo", "pipefail", "-c", script]
     home = "/root" if user == "root" else f"/home/{user}"
     with explained(shlex.join(command[:3])):
-        status, output = running.exec_run(
-            command, user=user, workdir="/", environment={**environment, "HOME": home, "USER": user}
-        )
-    assert isinstance(output, bytes)
-    return status or 0, output.decode("utf-8", "replace")
+        started = Exec.create(running, command, user=user, environment={**environment, "HOME": home, "USER": user})
+        output = b"".join(started.output())
+        return started.status() or 0, output.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Exec:
+    """A program in a container that runs. All methods raise what the SDK raises.
+
+    The SDK's own `exec_start` asks for the bare connection and reads from it past what the HTTP client has already
+    taken in with the head of the reply: what a program prints at once is lost now and then. So the reply is read as
+    any other is.
+    """
+
+    client: APIClient
+    id: str
+
+    @classmethod
+    def create(
+        cls, running: Container, argv: Sequence[str], *, user: str, environment: Mapping[str, str] | None = None
+    ) -> Exec:
+        """Prepare a program; it starts when its output is read."""
+        assert running.client
+        client = running.client.api
+        made = client.exec_create(running.id, list(argv), user=user, workdir="/", environment=dict(environment or {}))
+        return cls(client, made["Id"])
+
+    def output(self) -> Iterator[bytes]:
+        """Start it: what it prints to standard output and error, as it comes, until it ends."""
+        url = f"{self.client.base_url}/v{self.client.api_version}/exec/{self.id}/start"
+        with self.client.post(url, json={"Detach": False, "Tty": False}, stream=True, timeout=None) as reply:
+            try:
+                reply.raise_for_status()
+                yield from frames(reply.raw)
+            except requests.HTTPError as error:
+                create_api_error_from_http_exception(error)
+            except urllib3.exceptions.HTTPError as error:
+                raise ConnectionError(f"the connection to the engine broke: {error}") from None
+
+    def status(self) -> int | None:
+        """Its exit status; `None` while it runs."""
+        status: int | None = self.client.exec_inspect(self.id)["ExitCode"]
+        return status
+
+
+def frames(stream: Readable) -> Iterator[bytes]:
+    """The contents of the engine's frames, which say from which of the two outputs they are and how long they are.
+
+    Raises ConnectionError if the stream ends within one.
+    """
+    while head := stream.read(HEAD_SIZE):
+        size = int.from_bytes(head[4:])
+        data = stream.read(size) if len(head) == HEAD_SIZE else b""
+        if len(head) < HEAD_SIZE or len(data) < size:
+            raise ConnectionError("the engine stopped in the middle of what a program prints")
+        yield data
 
 
 def saved(client: docker.DockerClient, image: str) -> Iterator[bytes]:

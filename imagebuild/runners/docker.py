@@ -108,17 +108,17 @@ class DockerRunner:
                     if not REFUSED.search(problem):
                         break
                     continue
-                started = Started(running, options, examined(self.client, running, image))
+                started = Started(running, options, examined(running, image))
                 stack.push(attempt.pop_all())
                 return started
         raise Unusable(problem)
 
 
-def examined(client: DockerClient, running: Container, image: str) -> dict[str, list[str]]:
+def examined(running: Container, image: str) -> dict[str, list[str]]:
     """What the probe tells about a container. Raises Unusable if it cannot run."""
     with Sink(None) as sink:
         try:
-            status = execute(client, running, ["sh", "-c", probe.PROGRAM], "root", sink=sink, timeout_s=probe.TIMEOUT_S)
+            status = execute(running, ["sh", "-c", probe.PROGRAM], "root", sink=sink, timeout_s=probe.TIMEOUT_S)
             how = "did not end" if status is None else f"ended with {status}"
         except CommandError as error:  # the container has ended, because there is no `sleep`
             how = str(error)
@@ -132,9 +132,7 @@ def examined(client: DockerClient, running: Container, image: str) -> dict[str, 
     return told
 
 
-def execute(
-    client: DockerClient, running: Container, argv: list[str], user: str, *, sink: Sink, timeout_s: float
-) -> int | None:
+def execute(running: Container, argv: list[str], user: str, *, sink: Sink, timeout_s: float) -> int | None:
     """Run a program in a container: its status, or `None` if it must be ended for its time or its output.
 
     Raises CommandError if the engine fails.
@@ -143,9 +141,9 @@ def execute(
 
     def drain() -> None:
         try:
-            created = client.api.exec_create(running.id, argv, user=user, workdir="/")["Id"]
-            sink.drain(client.api.exec_start(created, stream=True))
-            status.append(client.api.exec_inspect(created)["ExitCode"])
+            started = docker.Exec.create(running, argv, user=user)
+            sink.drain(started.output())
+            status.append(started.status())
         except (DockerException, OSError) as error:
             problems.append(error)
 
@@ -198,7 +196,7 @@ class DockerSession:
     def run(self, command: Command) -> Execution:
         """Run a command in the container, or in new ones if it needs several. Raises CommandError."""
         if command.nodes == 1:
-            done = run_in(self.client, self.started.running, command, self.place)
+            done = run_in(self.started.running, command, self.place)
             if done.status is None or _busy(self.started.running):
                 restart(self.started.running)
             return done
@@ -209,7 +207,7 @@ class DockerSession:
             return Execution(("docker", "run", self.image), None, str(error), 0.0, problem="the nodes did not come up")
         names = {"IMAGEBUILD_NODES": " ".join(cluster_names(command.nodes))}
         environment = {**command.environment, **names}
-        done = run_in(self.client, nodes[0], replace(command, environment=environment), self.place)
+        done = run_in(nodes[0], replace(command, environment=environment), self.place)
         if done.status is None:
             self._clusters.pop(command.nodes)[0].close()
         return done
@@ -227,7 +225,7 @@ class DockerSession:
         return self._clusters[number][1]
 
 
-def run_in(client: DockerClient, running: Container, command: Command, place: Place) -> Execution:
+def run_in(running: Container, command: Command, place: Place) -> Execution:
     """Run a command in a container. Raises CommandError if the engine fails."""
     _, _, home = place.accounts[command.user]
     given = {"LC_ALL": "C.UTF-8", "HOME": home, "USER": command.user, **command.environment}
@@ -236,7 +234,7 @@ def run_in(client: DockerClient, running: Container, command: Command, place: Pl
     limit = command.timeout_s + script.GRACE_S + HANG_S
     with Sink(command.log) as sink:
         argv = ["bash", "-c", program]
-        status = execute(client, running, argv, command.user, sink=sink, timeout_s=limit)
+        status = execute(running, argv, command.user, sink=sink, timeout_s=limit)
     seconds = time.monotonic() - began
     late = status == script.LATE and seconds >= command.timeout_s
     words = ["docker", "exec", "--user", command.user, str(running.name), "bash", "-euo", "pipefail", "-c"]

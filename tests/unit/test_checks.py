@@ -132,9 +132,41 @@ def test_a_check_says_what_it_starts(project: Project, tiny: Files) -> None:
     assert checks.command_of(planned) == Command("x", "me", 9, {"SIZE": "1G"}, nodes=3, ranks=6)
 
 
+class Hangs(Answers):
+    """A session whose commands hang some times before they answer."""
+
+    def __init__(self, answers: Mapping[str, tuple[int, str]], times: int) -> None:
+        super().__init__(answers)
+        self.times = times
+
+    def run(self, command: Command) -> Execution:
+        self.times -= 1
+        return execution(None, "half") if self.times >= 0 else super().run(command)
+
+
+@pytest.mark.parametrize(
+    ("times", "answer", "expected"),
+    [
+        (0, (0, ""), ("passed", "", False)),
+        (1, (0, ""), ("passed", "1 of 2 attempts did not end within 60 s", False)),
+        (2, (0, ""), ("passed", "2 of 3 attempts did not end within 60 s", False)),
+        (3, (0, ""), ("failed", "3 of 3 attempts did not end within 60 s", True)),
+        (1, (9, ""), ("failed", "exit status 9; 1 of 2 attempts did not end within 60 s", False)),
+    ],
+)
+def test_a_check_that_hangs_may_be_started_again(
+    tiny: Files, tmp_path: Path, times: int, answer: tuple[int, str], expected: tuple[str, str, bool]
+) -> None:
+    tiny.component("library", LIBRARY + "checks:\n  - {name: a, description: d, run: x, attempts: 3}\n")
+    (planned,) = [p for p in checks.planned(tiny.load(), {"library": "1"}, {}, NOTHING) if p.check.name == "a"]
+    result = checks.run(planned, Hangs({"a": answer}, times), tmp_path / "a.log")
+    assert (result.outcome, result.reason, result.timeout) == expected
+
+
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
+        ("attempts: 0", "checks.0.attempts"),
         ("needs: [gpu, gppu]", "component.yaml:6: checks.0.needs.1: 'gppu' is no need; known: gpu, rdma"),
         ("needs: [gpus>=0]", "'gpus>=0' is no need"),
         ("needs: [rdma>=2]", "'rdma>=2' is no need"),
