@@ -1,7 +1,8 @@
 """The bash program that a command runs under, wherever it runs: it keeps the time and ends what the command leaves.
 
 It needs nothing but bash, so that it works in images without coreutils. Processes of a command are known by a
-variable in their environment: they inherit it also when they leave the process group or the session. It runs as the
+variable in their environment: they inherit it also when they leave the process group or the session. Where srun starts
+the program several times, each ends what is its own: a rank that is done first must not end the others. It runs as the
 command's own user, because root in a container may neither read nor end the processes of others everywhere.
 """
 
@@ -35,7 +36,7 @@ nap() { read -r -t "$1" <> <(:); }
 """
 _WRAPPER = """\
 exec 3>&1 2>/dev/null
-mark={mark}
+mark={mark}${{SLURM_PROCID:+.$SLURM_PROCID.}}
 {functions}cd /
 {exports}late=
 trap 'late=1' USR1
@@ -49,7 +50,7 @@ parent=$$
   finish KILL
 ) &
 watch=$!
-{mark} {start}bash -euo pipefail -c {script} < /dev/null >&3 2>&3 3>&-
+{name}="${{mark#*=}}" {start}bash -euo pipefail -c {script} < /dev/null >&3 2>&3 3>&-
 status=$?
 kill "$watch"
 finish KILL
@@ -76,6 +77,7 @@ def wrapped(
     """A program for bash that runs the script; `start` is what starts it several times: srun and its options."""
     return _WRAPPER.format(
         mark=mark(token),
+        name=MARK,
         functions=_FUNCTIONS,
         exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
         seconds=f"{timeout_s:g}",

@@ -52,6 +52,18 @@ def test_a_step_that_two_targets_share_ran_once() -> None:
     assert step.seconds == 1.0
 
 
+def test_a_step_that_was_only_looked_up_did_not_run() -> None:
+    """Two targets have an equal step under two digests: BuildKit runs one of them, and lets the other end at once."""
+    looked_up = vertex("a", RUN, started=T0, completed=T0.replace("456789", "999999"))
+    ran = vertex("b", RUN.replace("13_0", "13_5"), started=T0, completed=T1)
+    assert [step.cached for step in read(looked_up, ran).steps({})] == [True, False]
+    # It may still run, or fail.
+    (step,) = read(looked_up, vertex("a", RUN, started=T1, completed=T2)).steps({})
+    assert (step.cached, step.seconds) == (False, 1.0)
+    (step,) = read(vertex("a", RUN, started=T0, completed=T0, error="no such file")).steps({})
+    assert not step.cached
+
+
 def test_a_step_whose_layers_come_from_a_registry_did_not_run() -> None:
     pull = {"statuses": [{"vertex": "a", "id": f"sha256:{'0' * 64}", "total": 180, "started": T0}]}
     unpack = {"statuses": [{"vertex": "a", "id": f"extracting sha256:{'0' * 64}", "started": T1}]}

@@ -3,6 +3,7 @@
 import os
 import pwd
 import shlex
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.errors import CommandError, ConfigError
-from imagebuild.runners import sink
+from imagebuild.runners import script, sink
 from imagebuild.runners.base import Command, Execution
 from imagebuild.runners.exec import ExecRunner, ExecSession
 
@@ -206,6 +207,21 @@ def test_root_becomes_another_user_whose_processes_end_too(session: ExecSession,
     done = session.run(Command(f"(setsid sleep {forever} &); sleep {forever}", user="daemon", timeout_s=1))
     assert done.status is None
     assert gone(forever)
+
+
+def test_a_rank_that_is_done_does_not_end_the_others() -> None:
+    """srun starts the same program several times, and they see each other's processes."""
+    number = "echo rank $SLURM_PROCID; sleep $((SLURM_PROCID % 10)); sleep 0.2; echo end $SLURM_PROCID"
+    program = script.wrapped(number, token="several", timeout_s=30, environment={})
+    ranks = [
+        subprocess.Popen(
+            ["bash", "-c", program], env={**os.environ, "SLURM_PROCID": rank}, stdout=subprocess.PIPE, text=True
+        )
+        # The second is the beginning of the third.
+        for rank in ("0", "1", "11", "2")
+    ]
+    said = [(rank.communicate(timeout=30)[0], rank.returncode) for rank in ranks]
+    assert said == [(f"rank {n}\nend {n}\n", 0) for n in (0, 1, 11, 2)]
 
 
 def test_hosts_are_nodes(session: ExecSession) -> None:
