@@ -18,6 +18,7 @@ lint: $(VENV)/installed-dev workflows
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
 	$(IMAGEBUILD) limits --check
 	$(IMAGEBUILD) catalog --readme README.md --check
 

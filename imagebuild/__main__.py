@@ -9,7 +9,7 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"imagebuild {__version__}\n")
         return
-    from imagebuild.cli import main as run  # noqa: PLC0415 - see above
+    from imagebuild.cli.app import main as run  # noqa: PLC0415 - see above
 
     run()
 

@@ -66,8 +66,8 @@ def measure_light() -> list[tuple[str, str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         options = many(Path(folder), 1000)
         # `plan --json` renders every target, for the keys of its stages.
-        took = seconds([IMAGEBUILD, "plan", "--json", *options], repeat=3)
-        out = subprocess.run([IMAGEBUILD, "plan", "--json", *options], capture_output=True, text=True, check=True)
+        took = seconds([IMAGEBUILD, "plan", "--json", "-", *options], repeat=3)
+        out = subprocess.run([IMAGEBUILD, "plan", "--json", "-", *options], capture_output=True, text=True, check=True)
         number = len(json.loads(out.stdout)["targets"])
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     rows.append((f"plan and render of {number:,} targets", f"{took:.1f} s", "≤ 3 s"))
@@ -98,9 +98,9 @@ def measure_github() -> list[tuple[str, str, str]]:
 
 
 def measure_engine() -> list[tuple[str, str, str]]:
-    from imagebuild import engine  # noqa: PLC0415 - only where there is one
+    from imagebuild.oci import find_engine  # noqa: PLC0415 - only where there is one
 
-    host = dict(engine.find(os.environ).environment)
+    host = dict(find_engine(os.environ).environment)
     rows = []
     for what, selected in (("one target", [TARGET]), ("all of quickstart", ["quickstart"])):
         build = [IMAGEBUILD, "build", *selected, "--platform", "local"]
@@ -142,7 +142,7 @@ def weights(image: str) -> list[tuple[str, str, str]]:
 
 
 JOBS = """
-from tests.unit.job_fakes import REFERENCE, text
+from tests.unit.jobs.job_fakes import REFERENCE, text
 for line in (list(REFERENCE.values()) * 32)[:1000]:
     text(line)
 """

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from imagebuild.publication import Tools
-from imagebuild.registry.client import connect
+from imagebuild.oci import connect_registry
+from imagebuild.publish import PublishTools
 from tests import registries
 from tests.faulty import Faulty, in_front_of
 from tests.publish_fakes import AMD64, ARM64, HOST, MATRIX, Done, Site
@@ -31,10 +31,10 @@ def measure_publish() -> list[tuple[str, str, str]]:
         began = time.perf_counter()
         digests = _staged(site, address)
         rows = [("20 targets × 2 platforms pushed to staging, seconds", f"{time.perf_counter() - began:.1f} s", "")]
-        client = cache(connect)
+        client = cache(connect_registry)
 
         def publish() -> Done:
-            return site.publish(tools=Tools(client))
+            return site.publish(tools=PublishTools(client))
 
         rows += _measured("first publish: blobs are in staging", publish, faulty)
         for old in list(site.evidence.rglob("result.json")):
@@ -56,7 +56,7 @@ def _site(folder: Path, host: str) -> Site:
 
 
 def _staged(site: Site, address: str) -> dict[tuple[str, str], str]:
-    registry, chance = connect(address), random.Random(1)
+    registry, chance = connect_registry(address), random.Random(1)
     shared = {platform: [chance.randbytes(size) for size in SHARED] for platform in (AMD64, ARM64)}
     digests = {}
     for target in site.plan.targets:

@@ -6,18 +6,18 @@ import hashlib
 import random
 from itertools import count, islice, product
 
-from imagebuild.catalog.describe import newest_first
-from imagebuild.catalog.models import (
+from imagebuild.project import (
+    AttachedFile,
     Bound,
     Catalog,
     Checks,
     Curve,
-    Evidence,
     PublishedImage,
     PublishedPlatform,
     Sbom,
     Scan,
 )
+from imagebuild.publish import newest_first
 
 CUDA = ["12.6.3", "12.8.2", "12.9.2", "13.0.3", "13.1.2", "13.2.1", "13.3.1", "13.4.2"]
 UBUNTU = ["ubuntu22.04", "ubuntu24.04", "ubuntu26.04"]
@@ -41,7 +41,7 @@ def curve(collective: str, peak: float, ceiling: float, evidence: str) -> Curve:
 
 
 def platform(name: str, key: object, dice: random.Random, labels: dict[str, str], created: str) -> PublishedPlatform:
-    refs = [Evidence(kind=kind, digest=digest(key, name, kind), size_bytes=dice.randrange(10**3, 10**6))
+    refs = [AttachedFile(kind=kind, digest=digest(key, name, kind), size_bytes=dice.randrange(10**3, 10**6))
             for kind in ("sbom", "provenance", "verification", "benchmark", "scan")]  # fmt: skip
     measured = dice.random() < 0.3
     found = Checks(

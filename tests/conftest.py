@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from imagebuild import config, plan, render
-from imagebuild.models import Plan
+from imagebuild.project import Changes, Plan, Project, load_project, make_plan, versions_with
+from imagebuild.render import Renderer
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,18 +45,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 @pytest.fixture(scope="session")
-def project() -> config.Project:
-    return config.load_project(ROOT / "matrix.yaml", ROOT / "dockerfiles", ROOT / "imagebuild.lock")
+def project() -> Project:
+    return load_project(ROOT / "matrix.yaml", ROOT / "dockerfiles", ROOT / "imagebuild.lock")
 
 
 @pytest.fixture(scope="session")
-def full_plan(project: config.Project) -> Plan:
-    return plan.make_plan(project)
+def full_plan(project: Project) -> Plan:
+    return make_plan(project)
 
 
 @pytest.fixture
-def renderer(project: config.Project) -> render.Renderer:
-    return render.Renderer(project, plan.versions_with(project, plan.Changes()))
+def renderer(project: Project) -> Renderer:
+    return Renderer(project, versions_with(project, Changes()))
 
 
 MATRIX = """\
@@ -139,8 +139,8 @@ class Files:
         if build is not None:
             self.write(f"dockerfiles/components/{name}/build.j2", build)
 
-    def load(self) -> config.Project:
-        return config.load_project(self.root / "matrix.yaml", self.root / "dockerfiles", self.root / "imagebuild.lock")
+    def load(self) -> Project:
+        return load_project(self.root / "matrix.yaml", self.root / "dockerfiles", self.root / "imagebuild.lock")
 
 
 @pytest.fixture

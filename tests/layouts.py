@@ -7,7 +7,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild import oci
+from imagebuild.oci import Descriptor, ImageSettings, add_image, write_index
 
 CREATED = "2026-01-01T00:00:00Z"
 
@@ -18,7 +18,7 @@ class Layout:
 
     folder: Path
     digest: str
-    manifests: tuple[oci.Descriptor, ...]
+    manifests: tuple[Descriptor, ...]
 
 
 def make(folder: Path, content: bytes, platforms: tuple[str, ...] = ("linux/amd64", "linux/arm64")) -> Layout:
@@ -30,5 +30,5 @@ def make(folder: Path, content: bytes, platforms: tuple[str, ...] = ("linux/amd6
         entry.size = len(content)
         archive.addfile(entry, io.BytesIO(content))
     layout = folder / "layout"
-    manifests = tuple(oci.add_image(layout, tar, platform, oci.Settings(CREATED)) for platform in platforms)
-    return Layout(layout, oci.write_index(layout, manifests), manifests)
+    manifests = tuple(add_image(layout, tar, platform, ImageSettings(CREATED)) for platform in platforms)
+    return Layout(layout, write_index(layout, manifests), manifests)

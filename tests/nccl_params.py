@@ -1,8 +1,9 @@
-"""Makes `jobs/nccl-params.json`: which names each release of NCCL reads, from a clone of its repository.
+"""Write `jobs/nccl-params.json`: the variables that each release of NCCL reads, from a clone of its repository.
 
     python -m tests.nccl_params CLONE > jobs/nccl-params.json
 
-Only names, numbers and whether the user guide has them are taken down; run by hand when NCCL has a new release.
+Only names, defaults that are numbers, and whether the user guide has them are written. Run it by hand when NCCL has a
+new release.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ def git(clone: str, *arguments: str) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def names(text: str) -> dict[str, str | None]:
-    """Names that a source reads, with the default where it is a plain number."""
-    found: dict[str, str | None] = dict.fromkeys((*READ.findall(text), *TYPED.findall(text), *DEFINED.findall(text)))
+def variables(text: str) -> dict[str, str | None]:
+    """Return the variables that a source reads, with the default if it is a plain number."""
+    defaults: dict[str, str | None] = dict.fromkeys((*READ.findall(text), *TYPED.findall(text), *DEFINED.findall(text)))
     for name, default in PARAMETER.findall(text):
-        found[f"NCCL_{name}"] = number(default)
-    return found
+        defaults[f"NCCL_{name}"] = number(default)
+    return defaults
 
 
 def number(expression: str) -> str | None:
-    """`131072` of `(1 << 17)`; None of what is no plain number, as names of constants."""
+    """Return `131072` for `(1 << 17)`; None for what is no plain number, such as the name of a constant."""
     plain = re.sub(r"/\*.*?\*/", "", expression).strip()
     return str(eval(plain)) if re.fullmatch(r"[-0-9()*< ]+", plain) else None
 
 
-def release(clone: str, version: str) -> dict[str, str | None]:
+def variables_of_release(clone: str, version: str) -> dict[str, str | None]:
     tag = f"v{version}-1"
     sources = (".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh")
     files = [f for f in git(clone, "ls-tree", "-r", "--name-only", tag, "src").split() if f.endswith(sources)]
@@ -51,14 +52,15 @@ def release(clone: str, version: str) -> dict[str, str | None]:
         ["git", "-C", clone, "cat-file", "--batch"], input="\n".join(f"{tag}:{f}" for f in files).encode(),
         capture_output=True, check=True,
     )  # fmt: skip
-    return names(batch.stdout.decode(errors="replace"))
+    return variables(batch.stdout.decode(errors="replace"))
 
 
 def table(clone: str, releases: Iterable[str]) -> str:
-    read = {version: release(clone, version) for version in releases}
+    """Return the file: for each variable, since and until when it is read, and its defaults where they change."""
+    read = {version: variables_of_release(clone, version) for version in releases}
     guide = set(re.findall(r"NCCL_[A-Z0-9_]+", git(clone, "show", f"v{RELEASES[-1]}-1:{GUIDE}")))
     rows: dict[str, object] = {}
-    for name in sorted({n for found in read.values() for n in found}):
+    for name in sorted({name for variables in read.values() for name in variables}):
         present = [v for v in read if name in read[v]]
         row: dict[str, object] = {"since": present[0], "until": present[-1]}
         if len(present) != list(read).index(present[-1]) - list(read).index(present[0]) + 1:

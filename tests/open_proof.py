@@ -44,7 +44,7 @@ def main() -> None:
     options = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plan = json.loads(imagebuild("plan", "open", "--json"))
+        plan = json.loads(imagebuild("plan", "open", "--json", "-"))
         keys = {stage: {t["stages"][stage] for t in plan["targets"]} for stage in COMPILED}
         began = time.monotonic()
         imagebuild("build", "open", "--folder", str(folder), *options)

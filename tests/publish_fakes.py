@@ -8,16 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagebuild import static
-from imagebuild.config import Project
-from imagebuild.models import Plan, Target
-from imagebuild.plan import make_plan
-from imagebuild.publication import Tools
-from imagebuild.publish import Wish, publish
-from imagebuild.publishing.result import Published, PublishResult
-from imagebuild.records import BuildResult, CheckResult, Outcome, ScanResult, VerifyResult
-from imagebuild.registry import documents
-from imagebuild.registry.base import Descriptor, Registry
+from imagebuild.oci import BlobDescriptor, Registry, descriptor_json, digest_of
+from imagebuild.oci import registry as oci_registry
+from imagebuild.project import (
+    BuildResult,
+    CheckResult,
+    Outcome,
+    Plan,
+    Project,
+    Published,
+    PublishResult,
+    ScanResult,
+    Target,
+    VerifyResult,
+    make_plan,
+)
+from imagebuild.publish import PublishRequest, PublishTools, publish_targets
+from imagebuild.verify import verify
 from tests.conftest import LIBRARY, TOOL, Files
 from tests.registry_fake import FakeRegistry
 
@@ -97,7 +104,7 @@ class Site:
         os, architecture = platform.split("/")
         config = {"os": os, "architecture": architecture, "config": {"Labels": said}, "rootfs": {}}
         parts = [
-            Descriptor(f"application/vnd.oci.image.{kind}", documents.digest_of(data), len(data))
+            BlobDescriptor(f"application/vnd.oci.image.{kind}", digest_of(data), len(data))
             for kind, data in (
                 ("config.v1+json", encoded(config)),
                 *(("layer.v1.tar+gzip", layer) for layer in (*shared, content)),
@@ -105,10 +112,10 @@ class Site:
         ]
         repository = f"acme/{target.image}-staging"
         for data in (encoded(config), *shared, content):
-            registry.put_blob(repository, data, documents.digest_of(data))
-        first, *layers = [documents.descriptor_json(part) for part in parts]
-        manifest = encoded({"schemaVersion": 2, "mediaType": documents.MANIFEST, "config": first, "layers": layers})
-        return registry.put_manifest(repository, documents.digest_of(manifest), manifest, documents.MANIFEST)
+            registry.put_blob(repository, data, digest_of(data))
+        first, *layers = [descriptor_json(part) for part in parts]
+        manifest = encoded({"schemaVersion": 2, "mediaType": oci_registry.MANIFEST, "config": first, "layers": layers})
+        return registry.put_manifest(repository, digest_of(manifest), manifest, oci_registry.MANIFEST)
 
     def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
         """Leave a build's result."""
@@ -172,10 +179,12 @@ class Site:
                 self.built(name, {platform: digest})
                 self.verified(digest, platform, name=name)
 
-    def publish(self, *select: str, registry: Registry | None = None, tools: Tools | None = None, **more: Any) -> Done:
-        wish = Wish(select=select, folders=[self.evidence], **more)
-        reached = tools or Tools(lambda _: registry or self.fake)
-        return Done(publish(self.project, self.plan, wish, reached))
+    def publish(
+        self, *select: str, registry: Registry | None = None, tools: PublishTools | None = None, **more: Any
+    ) -> Done:
+        wish = PublishRequest(select=select, folders=[self.evidence], **more)
+        reached = tools or PublishTools(lambda _: registry or self.fake)
+        return Done(publish_targets(self.project, self.plan, wish, reached))
 
     def tags(self, repository: str = "acme/tiny") -> dict[str, str]:
         """What people can pull."""
@@ -205,7 +214,7 @@ class Done:
 
 def passing(name: str) -> dict[str, Outcome]:
     """The checks of a target as a machine without GPUs sees them."""
-    found: dict[str, Outcome] = {f"image/{check}": "passed" for check in static.CHECKS}
+    found: dict[str, Outcome] = {f"image/{check}": "passed" for check in verify.CHECKS}
     found |= {"library/works": "passed", "library/on-gpu": "skipped"}
     found["library/newest"] = "passed" if name == NEW else "skipped"
     return found

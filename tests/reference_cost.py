@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagebuild import config, cost, plan, preview
+from imagebuild.build import Count, ProjectState, compare_states, project_state
+from imagebuild.project import load_project, make_plan, parse_changes, select_targets, versions_with
 from tests.conftest import ROOT
 
 CUDA = "13.2.1,13.1.1,13.0.2,12.9.1,12.8.1,12.6.3"
@@ -36,19 +37,19 @@ CHANGES = (
 COLD, COLD_COMPILE = Change("everything", (), 110, 380), 28
 
 
-def side(*settings: str, cuda: str = CUDA) -> cost.Side:
+def side(*settings: str, cuda: str = CUDA) -> ProjectState:
     """The matrix with these settings."""
-    project = config.load_project(ROOT / "matrix.yaml", ROOT / "dockerfiles", ROOT / "imagebuild.lock")
-    changes = plan.parse_changes([f"cuda={cuda}", *settings])
-    everything = plan.make_plan(project, changes)
-    versions = plan.versions_with(project, changes)
-    return preview.side_of(project, versions, plan.select(everything, TARGETS), (), "registry")
+    project = load_project(ROOT / "matrix.yaml", ROOT / "dockerfiles", ROOT / "imagebuild.lock")
+    changes = parse_changes([f"cuda={cuda}", *settings])
+    everything = make_plan(project, changes)
+    versions = versions_with(project, changes)
+    return project_state(project, versions, select_targets(everything, TARGETS), (), "registry")
 
 
-def executed(change: Change) -> cost.Count:
+def executed(change: Change) -> Count:
     """What the change executes again; of `COLD` everything."""
     before = None if change is COLD else side()
-    return cost.compare(before, side(*change.settings, cuda=change.cuda), ("before", "after")).total
+    return compare_states(before, side(*change.settings, cuda=change.cuda), ("before", "after")).total
 
 
 def table() -> str:

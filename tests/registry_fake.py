@@ -8,10 +8,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagebuild.errors import CommandError
-from imagebuild.registry import documents
-from imagebuild.registry.base import Descriptor, File, Manifest, MissingBlobs, Streamed
-from imagebuild.registry.documents import digest_of
+from imagebuild.core import CommandError
+from imagebuild.oci import (
+    EMPTY,
+    INDEX,
+    AttachmentFile,
+    BlobDescriptor,
+    Manifest,
+    MissingBlobs,
+    Streamed,
+    as_referrer,
+    attachment_manifest,
+    blobs_of,
+    descriptor_json,
+    digest_of,
+    encode_json,
+    index_document,
+    manifests_of,
+    registry,
+)
+from imagebuild.oci import registry as oci_registry
 
 
 @dataclass
@@ -67,8 +83,8 @@ class FakeRegistry:
         if ":" in reference and reference != digest:
             raise self._problem(repository, f"{reference} is not the digest of what was sent")
         with self.lock:
-            missing = [b.digest for b in documents.blobs(document) if b.digest not in held.blobs]
-            missing += [m.digest for m in documents.children(document) if m.digest not in held.manifests]
+            missing = [b.digest for b in blobs_of(document) if b.digest not in held.blobs]
+            missing += [m.digest for m in manifests_of(document) if m.digest not in held.manifests]
             if missing:
                 raise MissingBlobs(f"{self.host}/{repository}: lacks what the manifest names: {', '.join(missing)}")
             held.manifests[digest] = Manifest(content, media_type, digest)
@@ -112,9 +128,9 @@ class FakeRegistry:
         self._change("mount", repository, digest).blobs[digest] = found
         return True
 
-    def referrers(self, repository: str, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
+    def referrers(self, repository: str, digest: str, artifact_type: str | None = None) -> tuple[BlobDescriptor, ...]:
         found = [
-            documents.as_referrer(manifest.content)
+            as_referrer(manifest.content)
             for manifest in self._look(repository).manifests.values()
             if (manifest.document.get("subject") or {}).get("digest") == digest
         ]
@@ -123,15 +139,15 @@ class FakeRegistry:
     def attach(
         self,
         repository: str,
-        subject: Descriptor,
+        subject: BlobDescriptor,
         artifact_type: str,
-        files: tuple[File, ...],
+        files: tuple[AttachmentFile, ...],
         annotations: Mapping[str, str],
     ) -> str:
-        content = documents.attachment(subject, artifact_type, files, annotations)
-        for data in (documents.EMPTY, *(file.content for file in files)):
+        content = attachment_manifest(subject, artifact_type, files, annotations)
+        for data in (EMPTY, *(file.content for file in files)):
             self.put_blob(repository, data, digest_of(data))
-        return self.put_manifest(repository, digest_of(content), content, documents.MANIFEST)
+        return self.put_manifest(repository, digest_of(content), content, registry.MANIFEST)
 
     def delete(self, repository: str, digest: str) -> None:
         held = self._change("delete", repository, digest)
@@ -148,12 +164,12 @@ class FakeRegistry:
 
 def image(
     registry: FakeRegistry, repository: str, content: bytes = b"layer", platform: str = "linux/amd64"
-) -> Descriptor:
+) -> BlobDescriptor:
     """Put a small image of one platform there, by digest; what describes it in an index."""
     os, architecture, *_ = platform.split("/")
     config = json.dumps({"os": os, "architecture": architecture, "config": {}, "rootfs": {}}).encode()
     parts = [
-        Descriptor(kind, digest_of(data), len(data))
+        BlobDescriptor(kind, digest_of(data), len(data))
         for kind, data in (
             ("application/vnd.oci.image.config.v1+json", config),
             ("application/vnd.oci.image.layer.v1.tar+gzip", content),
@@ -161,15 +177,15 @@ def image(
     ]
     for data in (config, content):
         registry.put_blob(repository, data, digest_of(data))
-    first, *layers = [documents.descriptor_json(part) for part in parts]
-    manifest = documents.encode(
-        {"schemaVersion": 2, "mediaType": documents.MANIFEST, "config": first, "layers": layers}
+    first, *layers = [descriptor_json(part) for part in parts]
+    manifest = encode_json(
+        {"schemaVersion": 2, "mediaType": oci_registry.MANIFEST, "config": first, "layers": layers}
     )  # fmt: skip
-    digest = registry.put_manifest(repository, digest_of(manifest), manifest, documents.MANIFEST)
-    return Descriptor(documents.MANIFEST, digest, len(manifest), platform)
+    digest = registry.put_manifest(repository, digest_of(manifest), manifest, oci_registry.MANIFEST)
+    return BlobDescriptor(oci_registry.MANIFEST, digest, len(manifest), platform)
 
 
-def index(registry: FakeRegistry, repository: str, manifests: Iterable[Descriptor], tag: str | None = None) -> str:
+def index(registry: FakeRegistry, repository: str, manifests: Iterable[BlobDescriptor], tag: str | None = None) -> str:
     """Put an index of images there, by digest or by tag; its digest."""
-    content = documents.index(manifests)
-    return registry.put_manifest(repository, tag or digest_of(content), content, documents.INDEX)
+    content = index_document(manifests)
+    return registry.put_manifest(repository, tag or digest_of(content), content, INDEX)

@@ -13,9 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
-from imagebuild.errors import CommandError
-from imagebuild.registry import documents
-from imagebuild.registry.base import MissingBlobs
+from imagebuild.core import CommandError
+from imagebuild.oci import INDEX, MissingBlobs, digest_of, index_document
 from tests.registry_fake import FakeRegistry
 
 USER, PASSWORD, IDENTITY = "someone", "pass:word", "an-identity-token"
@@ -181,7 +180,7 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(404, "BLOB_UPLOAD_UNKNOWN")
         elif self.command == "DELETE":
             self.answer(204)
-        elif documents.digest_of(self.content) != self.query["digest"][0]:
+        elif digest_of(self.content) != self.query["digest"][0]:
             self.refuse(400, "DIGEST_INVALID")
         else:
             self.it.store.put_blob(self.repository, self.content, self.query["digest"][0])
@@ -203,7 +202,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, b"404 page not found\n", Content_Type="text/plain")
             return
         listed = self.it.store.referrers(self.repository, digest)
-        self.answer(200, documents.index(listed), Content_Type=documents.INDEX)
+        self.answer(200, index_document(listed), Content_Type=INDEX)
 
 
 class Server(ThreadingHTTPServer):

@@ -1,21 +1,22 @@
-"""Reports made by hand, for tests of what is written about them."""
+"""Reports written by hand, for tests of their text, page and JUnit file."""
 
 from __future__ import annotations
 
-from imagebuild.judgement import Judgement, Limit
-from imagebuild.records import CheckResult, VerifyResult
-from imagebuild.report.document import About, Report
-from imagebuild.results.models import (
+from imagebuild.bench import (
     BandwidthTest,
     Diagnostic,
     Half,
-    Row,
+    Limit,
+    NcclRow,
+    PerftestTable,
     Run,
     Source,
-    Table,
+    SpeedVerdict,
     TableRow,
     UcxResult,
 )
+from imagebuild.project import CheckResult, VerifyResult
+from imagebuild.report import Report, ReportOrigin
 
 HOSTILE = (
     '<script>document.title="owned"</script><img src=x onerror=alert(1)>\x1b[31m red\x00 \u202e ]]> {{ 7*7 }} | `@all`'
@@ -29,13 +30,13 @@ def half(busbw: float | None, size: int, factor: float = 1.75, wrong: int | None
     return Half(time_us=time_us, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=wrong)
 
 
-def row(size: int, busbw: float | None, in_place: float | None = None, **values: object) -> Row:
+def row(size: int, busbw: float | None, in_place: float | None = None, **values: object) -> NcclRow:
     known = {"count": size // 4, "dtype": "float", "redop": "sum", "root": -1} | values
     inner = None if in_place is None else half(in_place, size)
-    return Row(size_bytes=size, out_of_place=half(busbw, size), in_place=inner, **known)
+    return NcclRow(size_bytes=size, out_of_place=half(busbw, size), in_place=inner, **known)
 
 
-def curve(peak: float) -> tuple[Row, ...]:
+def curve(peak: float) -> tuple[NcclRow, ...]:
     """Rows from 1 KiB to 8 GiB that approach a peak, as real ones do."""
     sizes = [1 << power for power in range(10, 34)]
     return tuple(row(s, round(peak * s / (s + 6e7), 3), round(peak * s / (s + 6.3e7), 3)) for s in sizes)
@@ -49,8 +50,10 @@ def run(collective: str | None = "all_reduce", peak: float = 480.0, **values: ob
     return Run(collective=collective, **({"rows": curve(peak)} | known | values))
 
 
-def judgement(collective: str, measured: float, ceiling: float, reference: float, outcome: str = "passed") -> Judgement:
-    return Judgement(
+def judgement(
+    collective: str, measured: float, ceiling: float, reference: float, outcome: str = "passed"
+) -> SpeedVerdict:
+    return SpeedVerdict(
         source=f"logs/{collective}.log",
         subject=f"{collective}, 8 ranks, 1 node",
         measured=measured,
@@ -71,7 +74,7 @@ def matrix(size: int = 8, slow: tuple[int, int] = (2, 5)) -> tuple[tuple[float |
     return tuple(tuple(cell(i, j) for j in range(size)) for i in range(size))
 
 
-ABOUT = About(
+ABOUT = ReportOrigin(
     title="8 x H100", created="2026-11-21T08:00:00+00:00", imagebuild="0.4.0", files=("logs",), profile="h100-sxm"
 )
 
@@ -132,10 +135,10 @@ BAD = Report(
                       status="waived", matrix=None, sum=None),
     ),
     tables=(
-        Table(source="logs/ib_write_bw.log", test="RDMA_Write BW", unit="Gb/sec",
+        PerftestTable(source="logs/ib_write_bw.log", test="RDMA_Write BW", unit="Gb/sec",
               rows=tuple(TableRow(size_bytes=1 << p, bw_average=392 * (1 << p) / ((1 << p) + 4000), bw_peak=0.0,
                                   msg_rate=2.5) for p in range(1, 24))),
-        Table(source="logs/ib_read_lat.log", test="RDMA_Read Latency", unit=None,
+        PerftestTable(source="logs/ib_read_lat.log", test="RDMA_Read Latency", unit=None,
               rows=(TableRow(size_bytes=2, latency_us={"typical": 3.9, "average": 4.0}),)),
     ),
     ucx=(UcxResult(source="logs/ucx.log", title="overhead", size_bytes=1 << 20, thread=0,

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from imagebuild import engine, private_engine
-from imagebuild.inspection.layout import Image, images
+from imagebuild.build import start_engine, stop_engine
+from imagebuild.oci import EnginePaths, LayoutImage, images_in
 
 ROOT = Path(__file__).parent.parent
 IMAGEBUILD = (sys.executable, "-m", "imagebuild")
@@ -33,14 +33,14 @@ def nothing_cached() -> Iterator[dict[str, str]]:
         Path(folder).chmod(0o755)
         inherited = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
         environ = {**inherited, "IMAGEBUILD_STATE": f"{folder}/engine", "XDG_CACHE_HOME": f"{folder}/cache"}
-        private_engine.up(environ)
+        start_engine(environ)
         try:
-            yield {**environ, "DOCKER_HOST": engine.Paths.of(environ).host}
+            yield {**environ, "DOCKER_HOST": EnginePaths.of(environ).host}
         finally:
-            private_engine.down(environ, purge=True)
+            stop_engine(environ, purge=True)
 
 
-def build(target: str, layouts: Path, options: list[str], environ: dict[str, str]) -> tuple[str, Image]:
+def build(target: str, layouts: Path, options: list[str], environ: dict[str, str]) -> tuple[str, LayoutImage]:
     """Digest and image of a build."""
     began = time.monotonic()
     work = layouts.parent / "work"
@@ -48,7 +48,7 @@ def build(target: str, layouts: Path, options: list[str], environ: dict[str, str
     subprocess.run([*command, *options], cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=True)
     result = json.loads((work / target / "result.json").read_text())
     ran = sum(not step["cached"] for step in result["steps"])
-    (image,) = images(layouts / target, layouts)
+    (image,) = images_in(layouts / target, layouts)
     seconds = time.monotonic() - began
     sys.stdout.write(f"{layouts.name}: {result['digest']}, {ran} steps run, {seconds:.0f} s\n")
     sys.stdout.flush()

@@ -1,18 +1,19 @@
-"""A job as a batch script of Slurm, with or without a container. Pure."""
+"""Write a job as a batch script of Slurm, with or without a container. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
 
-from imagebuild.jobs import header, script
-from imagebuild.jobs.merge import of
-from imagebuild.jobs.resolve import Job
+from imagebuild.jobs import script
+from imagebuild.jobs.choose import Job
+from imagebuild.jobs.environment import in_scope
 
 
-def text(job: Job) -> str:
-    """The script."""
-    lines = ["#!/bin/bash", *(f"# {line}" for line in header.lines(job)), *options(job), "", "set -uo pipefail"]
+def batch_script(job: Job) -> str:
+    """Return the text of the script."""
+    lines = ["#!/bin/bash", *(f"# {line}" for line in script.header_lines(job)), *sbatch_lines(job), ""]
+    lines.append("set -uo pipefail")
     if job.choices.container == "none" and job.cluster.module:
         lines += [
             "# the site's MPI, CUDA and NCCL",
@@ -20,49 +21,50 @@ def text(job: Job) -> str:
             "command -v module > /dev/null || . /usr/share/modules/init/bash",
             f"module load {shlex.quote(job.cluster.module)}",
         ]
-    lines += script.exports((*of(job.env, "batch"), *of(job.env, "container")))
-    lines += script.heredoc("rank", script.rank(job))
+    lines += script.export_lines((*in_scope(job.variables, "batch"), *in_scope(job.variables, "container")))
+    lines += script.heredoc_lines("rank", script.rank_script(job))
     lines += [f'log="$SLURM_SUBMIT_DIR/{job.name}-$SLURM_JOB_ID.log"', 'echo "imagebuild: on $SLURM_JOB_NODELIST"']
     if job.choices.container == "pyxis":
-        lines += fetch(job)
-    lines += step(job)
-    lines += [*script.runs(job, 'srun "${step[@]}"'), *script.checks(job), *report(job), *script.verdict()]
+        lines += import_image_lines(job)
+    lines += step_lines(job)
+    lines += [*script.run_lines(job, 'srun "${step[@]}"'), *script.check_lines(job)]
+    lines += [*judge_speed_lines(job), *script.verdict_lines()]
     return "\n".join(lines) + "\n"
 
 
-def options(job: Job) -> list[str]:
-    """What is asked of Slurm; the same for every profile."""
-    found = {
+def sbatch_lines(job: Job) -> list[str]:
+    """Return the options of sbatch; the same for every profile."""
+    options = {
         "job-name": job.name,
         "nodes": str(job.scale.nodes),
-        "ntasks-per-node": str(job.machine.gpus),
-        "gpus-per-node": str(job.machine.gpus),
-        "cpus-per-task": cpus(job),
+        "ntasks-per-node": str(job.hardware.gpus),
+        "gpus-per-node": str(job.hardware.gpus),
+        "cpus-per-task": cpus_per_rank(job),
         "mem": "0",
         "exclusive": "",
         "distribution": "block:block",
         "time": str(job.test.minutes),
         "output": "%x-%j.out",
-        "account": job.options.get("account"),
+        "account": job.parameters.get("account"),
         "partition": job.nodes.partition,
         "constraint": job.nodes.constraint,
     }
     lines = []
-    if job.machine.mnnvl:
-        found["segment"] = str(job.scale.each)
+    if job.hardware.mnnvl:
+        options["segment"] = str(job.scale.nodes_per_rack)
         lines.append("# Nodes of a segment share a rack. For other numbers, make the job anew: sbatch -N keeps it.")
-    lines += [f"#SBATCH --{k}={v}" if v else f"#SBATCH --{k}" for k, v in found.items() if v is not None]
+    lines += [f"#SBATCH --{k}={v}" if v else f"#SBATCH --{k}" for k, v in options.items() if v is not None]
     return lines
 
 
-def cpus(job: Job) -> str:
-    """CPUs of a rank."""
-    return job.options.get("cpus-per-task") or str(job.cluster.cpus_per_task)
+def cpus_per_rank(job: Job) -> str:
+    """Return the number of CPUs of a rank."""
+    return job.parameters.get("cpus-per-task") or str(job.cluster.cpus_per_task)
 
 
-def fetch(job: Job) -> list[str]:
-    """The image as a file that all nodes see, made once, and never seen half."""
-    folder = job.options.get("images") or job.cluster.images
+def import_image_lines(job: Job) -> list[str]:
+    """Return the lines that import the image into a folder that all nodes share, once, and never half."""
+    folder = job.parameters.get("images") or job.cluster.images
     name = re.sub(r"[^A-Za-z0-9_.-]+", "+", job.image.reference)
     return [
         f'images="{folder}"',
@@ -82,7 +84,7 @@ def fetch(job: Job) -> list[str]:
         "flock 9",
         'if [ ! -e "$image" ]; then',
         '  partial="$image.$SLURM_JOB_ID"',
-        f'  if ! enroot import --output "$partial" {shlex.quote(enroot(job.image.reference))}; then',
+        f'  if ! enroot import --output "$partial" {shlex.quote(enroot_reference(job.image.reference))}; then',
         '    rm -f "$partial"',
         '    echo "imagebuild: the image could not be imported" >&2',
         "    exit 1",
@@ -93,18 +95,33 @@ def fetch(job: Job) -> list[str]:
     ]
 
 
-def step(job: Job) -> list[str]:
-    """Arguments of srun, which from 22.05 to 23.02 takes no CPUs over from the batch."""
+def enroot_reference(reference: str) -> str:
+    """Return the address of an image for enroot: `#` follows the registry, and a digest takes the place of the tag.
+
+    enroot 3 and 4.0 do not know `@`, but ask the registry for whatever stands behind the colon; later ones know both.
+    """
+    name, at, digest = reference.partition("@")
+    if at:
+        reference = f"{re.sub(r':[^:/]*$', '', name)}:{digest}"
+    first, slash, rest = reference.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return f"docker://{first}#{rest}"
+    return f"docker://{reference}"
+
+
+def step_lines(job: Job) -> list[str]:
+    """Return the lines that collect the arguments of srun."""
     lines = [
         "step=(",
         "  --mpi=pmix --kill-on-bad-exit=1",
-        f"  --cpus-per-task={cpus(job)}",
+        # srun 22.05 to 23.02 does not take this number from the batch job.
+        f"  --cpus-per-task={cpus_per_rank(job)}",
     ]
     if job.choices.container == "pyxis":
         lines += ['  --container-image="$image" --no-container-mount-home']
         if mounts := (*job.fabric.mounts, *job.choices.site.mounts):
             lines.append(f"  --container-mounts={shlex.quote(','.join(mounts))}")
-        if names := [one.entry.name for one in of(job.env, "container")]:
+        if names := [variable.name for variable in in_scope(job.variables, "container")]:
             lines += ["  # before the container starts, and whatever the image says"]
             lines += [f"  --container-env={','.join(names)}"]
     lines.append(")")
@@ -116,9 +133,9 @@ def step(job: Job) -> list[str]:
     return lines
 
 
-def report(job: Job) -> list[str]:
-    """The verdict on speed, where imagebuild is installed."""
-    options = header.judging(job)
+def judge_speed_lines(job: Job) -> list[str]:
+    """Return the lines that judge the speed on nodes where imagebuild is installed."""
+    options = script.report_options(job)
     return [
         "# 1: wrong, slow or unbelievably fast; 5: no result in the log; others: not judged, which fails nothing",
         "judged=127",
@@ -132,17 +149,3 @@ def report(job: Job) -> list[str]:
         f'  *) echo "imagebuild: speed was not judged; elsewhere: imagebuild report $log {options}" ;;',
         "esac",
     ]
-
-
-def enroot(reference: str) -> str:
-    """An image as enroot names it: the registry is set off by `#`, and a digest stands where a tag does.
-
-    enroot 3 and 4.0 know no `@`, but ask the registry for whatever stands behind the colon; later ones know both.
-    """
-    name, at, digest = reference.partition("@")
-    if at:
-        reference = f"{re.sub(r':[^:/]*$', '', name)}:{digest}"
-    first, slash, rest = reference.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
-        return f"docker://{first}#{rest}"
-    return f"docker://{reference}"

@@ -1,97 +1,594 @@
-"""The document of a report: everything that was read, what is said about it, and the exit status. Pure."""
+"""Define what a report says: what was read, the verdicts on it, and an assertion for each thing that can fail.
+
+Pure, except that `gather_files` reads files.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Literal
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite
+from pathlib import Path, PurePath
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from imagebuild.fields import Model
-from imagebuild.judgement import Judgement
-from imagebuild.records import VerifyResult
-from imagebuild.report import assertions as claims
-from imagebuild.report.assertions import Assertion
-from imagebuild.report.clean import one_line
-from imagebuild.results.models import Results
+from pydantic import ValidationError
 
+from imagebuild.bench.judge import device_pairs
+from imagebuild.bench.models import (
+    BandwidthTest,
+    Diagnostic,
+    NcclRow,
+    PerftestTable,
+    Results,
+    Run,
+    SpeedVerdict,
+    UcxResult,
+)
+from imagebuild.bench.read import read_files
+from imagebuild.core.errors import ConfigError, ResultError
+from imagebuild.core.fields import Model
+from imagebuild.project.records import VerifyResult
+
+Result = Run | BandwidthTest | PerftestTable | UcxResult
+Kind = Literal["correctness", "speed", "check", "diagnostic", "reading"]
+State = Literal["passed", "failed", "skipped"]
 Overall = Literal["ok", "failed", "not-verified", "nothing-read"]
 
+STATES: tuple[State, ...] = ("passed", "failed", "skipped")
 EXIT_STATUS: dict[Overall, int] = {"ok": 0, "failed": 1, "not-verified": 1, "nothing-read": 5}
 
+# Words of benchmarks and judges → the state of an assertion. Every other word is a failure.
+SPEED_STATES: dict[str, State] = {"passed": "passed", "not-comparable": "skipped"}
+TEST_STATES: dict[str, State] = {"passed": "passed", "waived": "skipped", "not-found": "skipped"}
+DIAGNOSTIC_STATES: dict[str, State] = {"pass": "passed", "warn": "passed", "skip": "skipped", "not-run": "skipped"}
 
-class About(Model):
-    """Where a report comes from."""
+
+@dataclass(frozen=True)
+class Assertion:
+    """State something that should hold, and whether it does."""
+
+    kind: Kind
+    source: str
+    """The file, or for a check the image."""
+    subject: str
+    state: State
+    word: str
+    """The result as the benchmark, judge or check words it: `wrong-data`, `measurement-error`, `waived`."""
+    reason: str = ""
+    seconds: float = 0.0
+    output: str = ""
+    """Output of a check that failed."""
+
+
+class ReportOrigin(Model):
+    """The origin of a report."""
 
     title: str
     created: str
     """Time of the report, ISO 8601, UTC."""
     imagebuild: str
-    """Version that wrote it."""
+    """Version of imagebuild that wrote the report."""
     files: tuple[str, ...]
-    """As they were named."""
+    """Files and folders that were read, as they were named."""
     profile: str | None = None
-    """The hardware that results were compared with."""
+    """Profile of the hardware that results were compared with."""
     baseline: str | None = None
-    """The earlier report that results were compared with."""
+    """Earlier report that results were compared with."""
     verdict: Overall | None = None
-    """On everything, for programs that read the file."""
+    """Verdict on everything, for programs that read the file."""
 
 
 class Report(Results):
-    """What `imagebuild report --json` writes: what was read, and beside it what is said about it."""
+    """The results that were read and the verdicts on them; the file that `imagebuild report --json` writes."""
 
-    about: About
-    judgements: tuple[Judgement, ...] = ()
-    """About speed. Whether data were right is the verdict of each result."""
+    about: ReportOrigin
+    judgements: tuple[SpeedVerdict, ...] = ()
+    """Verdicts on speed. The verdict of a result itself tells whether its data are right."""
     verifications: tuple[VerifyResult, ...] = ()
     """Results of `imagebuild verify`."""
     nothing_in: tuple[str, ...] = ()
-    """Files that were named and hold no result."""
+    """Files that were named and contain no result."""
 
     @property
     def assertions(self) -> tuple[Assertion, ...]:
-        """All that is claimed about the results, problems first, otherwise in the order of the files."""
-        found = claims.of_results(self)
-        found += claims.of_judgements(self.judgements)
-        found += [claim for verification in self.verifications for claim in claims.of_verification(verification)]
-        found += claims.of_unread(self.nothing_in)
-        return tuple(sorted(found, key=lambda claim: claim.state != "failed"))
+        """Return all assertions, failed ones first, otherwise in the order of the files."""
+        assertions = [*assertions_on_data(self), *assertions_on_diagnostics(self.diagnostics)]
+        for verdict in self.judgements:
+            state = speed_state(verdict)
+            assertions.append(
+                Assertion("speed", verdict.source, verdict.subject, state, verdict.outcome, verdict.reason)
+            )
+        for verification in self.verifications:
+            assertions += assertions_of_checks(verification)
+        for file in self.nothing_in:
+            reason = "no output of a known benchmark, result of verify or report was found in it"
+            assertions.append(Assertion("reading", file, file, "failed", "no-result", reason))
+        return tuple(sorted(assertions, key=lambda assertion: assertion.state != "failed"))
+
+    @property
+    def failures(self) -> tuple[Assertion, ...]:
+        """Return the assertions that do not hold."""
+        return tuple(assertion for assertion in self.assertions if assertion.state == "failed")
+
+    @property
+    def skips(self) -> tuple[Assertion, ...]:
+        """Return the assertions that were skipped."""
+        return tuple(assertion for assertion in self.assertions if assertion.state == "skipped")
 
     @property
     def overall(self) -> Overall:
-        """The verdict on everything."""
+        """Return the verdict on everything."""
         if not (self.runs or self.tests or self.tables or self.ucx or self.diagnostics or self.verifications):
             return "nothing-read"
-        states = Counter(claim.state for claim in self.assertions)
-        if states["failed"]:
-            return "failed"
-        return "ok" if states["passed"] else "not-verified"
+        states = {assertion.state for assertion in self.assertions}
+        return "failed" if "failed" in states else "ok" if "passed" in states else "not-verified"
 
     @property
     def exit_status(self) -> int:
-        """0 all is well, 1 something is not (or nothing was verified), 5 nothing could be read."""
+        """Return 0 if all is well, 1 if something failed or nothing was verified, 5 if nothing could be read."""
         return EXIT_STATUS[self.overall]
 
     @property
     def counts(self) -> str:
-        """`12 passed, 1 failed, 3 skipped`."""
-        states = Counter(claim.state for claim in self.assertions)
-        return ", ".join(f"{states[state]} {state}" for state in claims.STATES)
+        """Return the numbers of assertions: `12 passed, 1 failed, 3 skipped`."""
+        numbers = Counter(assertion.state for assertion in self.assertions)
+        return ", ".join(f"{numbers[state]} {state}" for state in STATES)
 
     @property
     def headline(self) -> str:
-        """The verdict in one sentence."""
-        failed = [claim for claim in self.assertions if claim.state == "failed"]
+        """Return the verdict in one sentence."""
+        failures = self.failures
         if self.overall == "nothing-read":
             return "No result could be read"
         if self.overall == "not-verified":
             return "Nothing was verified: everything was skipped"
-        if not failed:
+        if not failures:
             return "All is well"
-        if len(failed) == 1:
-            return f"{one_line(failed[0].subject)}: {failed[0].word.replace('-', ' ')}"
-        return f"{len(failed)} of {len(self.assertions)} assertions failed"
+        if len(failures) == 1:
+            return f"{one_line(failures[0].subject)}: {failures[0].word.replace('-', ' ')}"
+        return f"{len(failures)} of {len(self.assertions)} assertions failed"
 
     @property
     def unread_lines(self) -> int:
-        """Lines that look like a result and could not be read, in all files."""
+        """Return the number of lines, in all files, that look like a result and could not be read."""
         return sum(source.unread for source in self.sources)
+
+
+# Assertions
+
+
+def assertions_on_data(results: Results) -> list[Assertion]:
+    """Assert that each result is complete and its data are right; speed is not considered."""
+    assertions = []
+    for result in results_in(results):
+        word = status_of(result)
+        state: State = "passed" if word == "ok" else "failed"
+        match result:
+            case Run():
+                reason = run_reason(result)
+            case BandwidthTest():
+                state = TEST_STATES.get(word, "failed")
+                reason = "" if state == "passed" else result.reason or f"{result.tool} gives no reason"
+            case PerftestTable():
+                reason = result.reason
+            case UcxResult():
+                reason = "" if result.final else "only progress lines were printed, and no final result"
+        assertions.append(Assertion("correctness", result.source, name_of(result), state, word, reason))
+    return assertions
+
+
+def results_in(results: Results) -> list[Result]:
+    """Return everything that was measured, by kind."""
+    return [*results.runs, *results.tests, *results.tables, *results.ucx]
+
+
+def assertions_on_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Assertion]:
+    """Assert that the hardware passes its tests, and that some test of each file was run."""
+    assertions = []
+    for source, group in groupby(diagnostics, key=lambda diagnostic: diagnostic.source):
+        of_file = [
+            Assertion(
+                "diagnostic",
+                source,
+                diagnostic_name(diagnostic),
+                DIAGNOSTIC_STATES.get(diagnostic.status, "failed"),
+                diagnostic.status,
+                "; ".join(diagnostic.messages),
+            )
+            for diagnostic in group
+        ]
+        if all(assertion.state == "skipped" for assertion in of_file):
+            reason = "every test was skipped, so nothing is known about the hardware"
+            of_file.append(Assertion("diagnostic", source, "dcgmi diag", "failed", "not-verified", reason))
+        assertions += of_file
+    return assertions
+
+
+def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
+    """Assert that the checks of an image pass, except checks of speed: their verdicts are in `judgements`."""
+    return [
+        Assertion(
+            kind="check",
+            source=verification.image,
+            subject=f"{check.component} {check.check}",
+            state=check.outcome,
+            word=check.outcome,
+            reason=check.reason,
+            seconds=check.seconds,
+            output=check.output if check.outcome == "failed" else "",
+        )
+        for check in verification.checks
+        if not check.judgements
+    ]
+
+
+def speed_state(verdict: SpeedVerdict) -> State:
+    """Return what a verdict on speed counts as."""
+    return SPEED_STATES.get(verdict.outcome, "failed")
+
+
+def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[str, ...]]]:
+    """Return the first assertion of those with the same word and reason, and the subjects of all.
+
+    A subject that occurs several times is `name (3 times)`.
+    """
+    groups: defaultdict[tuple[str, str], list[Assertion]] = defaultdict(list)
+    for assertion in assertions:
+        groups[assertion.word, assertion.reason].append(assertion)
+    result = []
+    for group in groups.values():
+        times = Counter(assertion.subject for assertion in group)
+        subjects = tuple(name if count == 1 else f"{name} ({count} times)" for name, count in times.items())
+        result.append((group[0], subjects))
+    return result
+
+
+# What files contain
+
+HEAD_BYTES = 4096
+"""Beginning of a file that tells whether imagebuild can have written it; other files are not read whole to find out."""
+
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Hold what some files contain, together."""
+
+    results: Results
+    verifications: tuple[VerifyResult, ...]
+    earlier: tuple[Report, ...]
+    judgements: tuple[SpeedVerdict, ...]
+    """Verdicts on speed in earlier reports and in results of verify."""
+    logs: tuple[Path, ...]
+    """Files with output of benchmarks, including logs that verify kept."""
+    nothing_in: tuple[str, ...]
+    """Files and folders that were named and contain no result."""
+
+
+def gather_files(named: Iterable[Path]) -> Gathered:
+    """Read files, and all files of folders whose names do not begin with a dot.
+
+    Raises ConfigError if a file cannot be opened, ResultError if a file that imagebuild wrote cannot be read.
+    """
+    named = tuple(dict.fromkeys(named))
+    verifications: dict[Path, VerifyResult] = {}
+    earlier: dict[Path, Report] = {}
+    others: list[Path] = []
+    for path in named:
+        for file in _files_in(path):
+            match read_own_file(file):
+                case VerifyResult() as verification:
+                    verifications[file] = verification
+                case Report() as report:
+                    earlier[file] = report
+                case None:
+                    others.append(file)
+
+    # Files that verify kept beside its result → whether they are output of a benchmark, which was read at that time.
+    kept: dict[Path, bool] = {}
+    for file, verification in verifications.items():
+        folder = file.parent.resolve()
+        kept |= {folder / check.log: check.results is not None for check in verification.checks if check.log}
+        if verification.surroundings:
+            kept |= {folder / name: False for name in verification.surroundings.reports.values()}
+    unread = [file for file in others if file.resolve() not in kept]
+    try:
+        results = read_files(unread) if unread else Results()
+    except ResultError:
+        results = Results()  # no result in any file: the report tells this of each, and shows the logs
+
+    checks = [check for verification in verifications.values() for check in verification.checks]
+    parts = [results, *(check.results for check in checks if check.results), *earlier.values()]
+    known = {*verifications, *earlier, *(file for file in others if file.resolve() in kept)}
+    known |= {Path(source.path) for source in results.sources if source.tools}
+    return Gathered(
+        results=Results(
+            runs=tuple(run for part in parts for run in part.runs),
+            tests=tuple(test for part in parts for test in part.tests),
+            tables=tuple(table for part in parts for table in part.tables),
+            ucx=tuple(ucx for part in parts for ucx in part.ucx),
+            diagnostics=tuple(diagnostic for part in parts for diagnostic in part.diagnostics),
+            sources=tuple(source for part in parts for source in part.sources),
+        ),
+        verifications=(
+            *verifications.values(),
+            *(verification for report in earlier.values() for verification in report.verifications),
+        ),
+        earlier=tuple(earlier.values()),
+        judgements=(
+            *(verdict for check in checks for verdict in check.judgements),
+            *(verdict for report in earlier.values() for verdict in report.judgements),
+        ),
+        logs=tuple(file for file in others if kept.get(file.resolve(), True)),
+        nothing_in=tuple(
+            str(path) for path in named if path not in known and not any(path in file.parents for file in known)
+        ),
+    )
+
+
+def _files_in(path: Path) -> list[Path]:
+    """Return the file, or all files of the folder. Raises ConfigError if one cannot be opened."""
+    try:
+        files = [path]
+        if path.is_dir():
+            files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+            files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+        for file in files:
+            with file.open("rb"):
+                pass
+    except OSError as error:
+        where = error.filename or path
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}; name logs, JSON files or folders") from None
+    return files
+
+
+def read_own_file(file: Path) -> VerifyResult | Report | None:
+    """Return what imagebuild wrote into a file, None if imagebuild did not write it. Raises ResultError if the content
+    of a file of imagebuild is invalid.
+    """
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(HEAD_BYTES)
+            # Files of imagebuild begin with one of these keys; files of benchmarks are not read twice.
+            if not head.lstrip().startswith(b"{") or not (b'"image"' in head or b'"runs"' in head):
+                return None
+            opened.seek(0)
+            data = json.loads(opened.read())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict):
+        return None
+    if {"about", "runs", "sources"} <= data.keys():
+        return _validated(Report, data, file)
+    if {"image", "platform", "checks"} <= data.keys():
+        return _validated(VerifyResult, data, file)
+    return None
+
+
+def _validated(model: type[M], data: dict[str, Any], file: Path) -> M:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ResultError(f"{file}: {key}: {first['msg']}; was it written by another version of imagebuild?") from None
+
+
+# Verdicts on the speed of each result
+
+SpeedVerdicts = Mapping[int, tuple[SpeedVerdict, ...]]
+"""Identity (`id`) of a result → the verdicts on its speed."""
+
+
+class _ResultKey(NamedTuple):
+    source: str
+    name: str
+    ranks: str
+
+
+def verdicts_by_result(results: Results, verdicts: Iterable[SpeedVerdict]) -> SpeedVerdicts:
+    """Return the verdicts of each result. Of equal results, the first gets the first verdict: judges keep the order."""
+    results_of: defaultdict[_ResultKey, list[Result]] = defaultdict(list)
+    for result in results_in(results):
+        results_of[_result_key(result)].append(result)
+    verdicts_of: defaultdict[_ResultKey, list[SpeedVerdict]] = defaultdict(list)
+    for verdict in verdicts:
+        name, *rest = verdict.subject.split(", ")
+        key = _ResultKey(verdict.source, name, next((part for part in rest if "rank" in part), ""))
+        # The number of ranks may have been known to the judge only, from an option.
+        verdicts_of[key if key in results_of else key._replace(ranks="")].append(verdict)
+    return {
+        id(result): tuple(verdicts_of[key][number :: len(equal)])
+        for key, equal in results_of.items()
+        for number, result in enumerate(equal)
+    }
+
+
+def _result_key(result: Result) -> _ResultKey:
+    match result:
+        case Run():
+            ranks = "" if not result.ranks else "1 rank" if result.ranks == 1 else f"{result.ranks} ranks"
+            return _ResultKey(result.source, result.collective or "unknown collective", ranks)
+        case BandwidthTest():
+            return _ResultKey(result.source, result.name or "unnamed test", "")
+        case PerftestTable():
+            return _ResultKey(result.source, result.test or "unknown test", "")
+        case UcxResult():
+            return _ResultKey(result.source, name_of(result), "")
+
+
+# A result in words
+
+GIB = 1 << 30
+NONE = "\u2013"
+"""Shown for a value that is unknown or absent."""
+
+
+def name_of(result: Result) -> str:
+    """Return what was measured, without the file."""
+    match result:
+        case Run():
+            return run_name(result)
+        case BandwidthTest():
+            return result.name or "unnamed test"
+        case PerftestTable():
+            return result.test or "perftest"
+        case UcxResult():
+            title = f"ucx_perftest {result.title}" if result.title else "ucx_perftest"
+            return title if result.thread is None else f"{title}, thread {result.thread}"
+
+
+def run_name(run: Run) -> str:
+    """Return the collective and its scale: `all_reduce, 8 ranks, 2 nodes`."""
+    parts = [run.collective or f"{run.tool} (collective unknown)"]
+    if run.ranks is not None:
+        parts.append(f"{run.ranks} rank{'s' * (run.ranks != 1)}")
+    if run.nodes is not None and run.nodes > 1:
+        parts.append(f"{run.nodes} nodes")
+    return ", ".join(parts)
+
+
+def diagnostic_name(diagnostic: Diagnostic) -> str:
+    """Return the test, and what it was about if it was not about everything: `memory, GPU 0`."""
+    return f"{diagnostic.test}, {diagnostic.entity}" if diagnostic.entity else diagnostic.test
+
+
+def unique_names(results: Sequence[Result]) -> tuple[str, ...]:
+    """Return names that tell results apart: equal ones also have their file and, if needed, a number."""
+    names = [name_of(result) for result in results]
+    times = Counter(names)
+    names = [
+        f"{name}, {PurePath(result.source).name}" if times[name] > 1 else name
+        for result, name in zip(results, names, strict=True)
+    ]
+    times, numbers, unique = Counter(names), Counter[str](), []
+    for name in names:
+        numbers[name] += 1
+        unique.append(f"{name} #{numbers[name]}" if times[name] > 1 else name)
+    return tuple(unique)
+
+
+def status_of(result: Result) -> str:
+    """Return the verdict on a result's data, in the words of its tool's reader: `ok`, `truncated`, `waived`."""
+    match result:
+        case Run() | PerftestTable():
+            return result.verdict
+        case BandwidthTest():
+            return result.status
+        case UcxResult():
+            return "ok" if result.final else "truncated"
+
+
+def run_reason(run: Run) -> str:
+    """Return the reason for a run's verdict, without the verdict."""
+    return run.reason.removeprefix(f"{run.verdict}: ").removeprefix(f"{run.verdict.split('-')[0]}: ")
+
+
+def best_value(result: Result) -> str:
+    """Return the best value of a result.
+
+    * a run of nccl-tests: the highest bus bandwidth, `482.3 GB/s at 8 GiB`
+    * a matrix: the least and the highest value of its pairs, `374.0 to 395.2 GB/s`
+    * a table of perftest: the highest average bandwidth, or the least latency, `1.92 µs at 2 B`
+    * ucx_perftest: average bandwidth and typical latency, `10531.2 MiB/s, 0.09 µs at 1 MiB`
+    """
+    match result:
+        case Run():
+            if best := best_row(result):
+                return f"{format_number(best.busbw_gb_s)} GB/s at {format_bytes(best.size_bytes)}"
+        case BandwidthTest():
+            if pairs := device_pairs(result):
+                least, most = format_number(min(pairs)), format_number(max(pairs))
+                return f"{least if least == most else f'{least} to {most}'} {result.unit or '(unit unknown)'}"
+        case PerftestTable():
+            averages = [(row.bw_average, row.size_bytes) for row in result.rows if row.bw_average is not None]
+            if averages:
+                value, size = max(averages)
+                return f"{format_number(value)} {result.unit or '(unit unknown)'} at {format_bytes(size)}"
+            times = [(time, row.size_bytes) for row in result.rows if (time := latency(row.latency_us)) is not None]
+            if times:
+                value, size = min(times)
+                return f"{format_number(value)} µs at {format_bytes(size)}"
+        case UcxResult():
+            speed, time = result.bandwidth_mib_s.get("average"), latency(result.latency_us)
+            parts = [f"{format_number(speed)} MiB/s"] if speed is not None else []
+            parts += [f"{format_number(time)} µs"] if time is not None else []
+            size_text = f" at {format_bytes(result.size_bytes)}" if result.size_bytes is not None else ""
+            return (", ".join(parts) or NONE) + size_text
+    return NONE
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """Hold the fastest row of a run."""
+
+    busbw_gb_s: float
+    size_bytes: int
+
+
+def best_row(run: Run) -> BestRow | None:
+    """Return the fastest row in either placement, None if no bus bandwidth was printed."""
+    rows = [BestRow(speed, row.size_bytes) for row in run.rows if (speed := busbw(row)) is not None]
+    return max(rows, key=lambda row: row.busbw_gb_s, default=None)
+
+
+def busbw(row: NcclRow) -> float | None:
+    """Return the bus bandwidth of the better placement in GB/s, None if none was printed."""
+    halves = (row.out_of_place, row.in_place) if row.in_place else (row.out_of_place,)
+    speeds = [half.busbw_gb_s for half in halves if half.busbw_gb_s is not None and isfinite(half.busbw_gb_s)]
+    return max(speeds, default=None)
+
+
+def latency(values: Mapping[str, float | None] | None) -> float | None:
+    """Return the typical latency, else the average, in µs."""
+    known = values or {}
+    return next((known[name] for name in ("typical", "average") if known.get(name) is not None), None)
+
+
+# Numbers and texts
+
+
+def format_bytes(size: int) -> str:
+    """Return a size in binary units with up to two decimals: `512 B`, `1 GiB`, `1.5 MiB`."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+
+
+def format_number(value: float | None, digits: int = 2) -> str:
+    """Return a measurement with fewer decimals the larger it is, a dash if it is unknown."""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:.1f}" if value < 1e6 else f"{value:.3g}"
+    return f"{value:.{digits}f}" if abs(value) >= 0.01 else f"{value:.3g}"
+
+
+TERMINAL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+"""Sequences that colour text, move the cursor or set the title of a terminal."""
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+"""Control characters, characters that change the direction of text, and characters that XML forbids."""
+
+
+def visible(text: str) -> str:
+    """Return the text without anything that acts on the program that shows it, and with line ends of Unix."""
+    text = TERMINAL_SEQUENCES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return INVISIBLE.sub("\ufffd", text)
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """Return the text for a cell of a table: without line ends, and at most `limit` characters long."""
+    text = " ".join(visible(text).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -13,8 +13,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from imagebuild.report.html import html
-from imagebuild.report.raw import Raw
+from imagebuild.report import LogText, report_html
 from tests.report_samples import BAD, HOSTILE
 
 
@@ -55,7 +54,7 @@ def bad_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a report that has one of everything."""
     log = "\n".join(f"node1:100:{n} NCCL INFO Channel {n % 16:02}/16 : 0 1 2 3" for n in range(2000)) + HOSTILE
     path = tmp_path_factory.mktemp("pages") / "bad.html"
-    path.write_text(html(BAD, (Raw("logs/hung.log", log, 50_000_000, 49_900_000),)), encoding="utf-8")
+    path.write_text(report_html(BAD, (LogText("logs/hung.log", log, 50_000_000, 49_900_000),)), encoding="utf-8")
     return path
 
 

@@ -15,9 +15,8 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from imagebuild.catalog import picker, site, write
-from imagebuild.catalog.models import Catalog
-from imagebuild.catalog.read import Reading
+from imagebuild.project import Catalog
+from imagebuild.publish import RegistryReading, facets_of, path_of, site, write_site
 from tests import catalog_samples
 from tests.browser.conftest import Opened, until
 from tests.browser.test_report import background, contrast, rgb
@@ -35,7 +34,7 @@ def catalog() -> Catalog:
 @pytest.fixture(scope="session")
 def folder(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("site")
-    write.write(Reading(catalog), made)
+    write_site(RegistryReading(catalog), made)
     return made
 
 
@@ -67,7 +66,7 @@ def visit(browser: Browser, folder: Path) -> Iterator[Visit]:
 
 def measured(catalog: Catalog) -> str:
     """The page of an image that has curves."""
-    return site.path_of(next(image for image in catalog.images if any(p.curves for p in image.platforms)))
+    return path_of(next(image for image in catalog.images if any(p.curves for p in image.platforms)))
 
 
 def choose(page: Page, facet: str, value: str) -> None:
@@ -86,8 +85,8 @@ def test_nothing_is_loaded_and_nothing_goes_wrong(visit: Visit, catalog: Catalog
 def test_the_picker_leads_to_every_tag(visit: Visit, catalog: Catalog) -> None:
     """All choices of each image of the picker, made by the page's own program."""
     page = visit().page
-    facets = picker.facets_of(catalog.images)
-    rows = picker.rows(catalog.images, facets)
+    facets = facets_of(catalog.images)
+    rows = site.rows(catalog.images, facets)
     assert len(rows) > 50
     wrong = page.evaluate(
         """([rows, tags]) => rows.filter(row => {
@@ -336,7 +335,7 @@ ASK = """
 
 def test_the_picker_answers_within_a_second_on_a_phone(browser: Browser, tmp_path: Path) -> None:
     """Of 500 images, from the beginning of the navigation to the answer to a click; the middle of five."""
-    write.write(Reading(catalog_samples.catalog(500)), tmp_path)
+    write_site(RegistryReading(catalog_samples.catalog(500)), tmp_path)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Packed, directory=str(tmp_path)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     times = []

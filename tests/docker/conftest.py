@@ -21,14 +21,17 @@ import pytest
 from docker import DockerClient
 from docker.errors import ImageNotFound
 
-from imagebuild import apt, docker, engine, private_engine, programs
-from imagebuild.records import BuildResult
+from imagebuild.build import family, private, start_engine, stop_engine
+from imagebuild.core import process_table, run_program
+from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
+from imagebuild.project import BuildResult
 from tests import registries
 from tests.conftest import LOCK, ROOT, Files
 from tests.faulty import Faulty, in_front_of
 
 if TYPE_CHECKING:
     from tests.upstream.standin import Upstream
+
 
 MARK = uuid4().hex[:8]
 REPOSITORY = f"imagebuild-test-{MARK}"
@@ -129,14 +132,14 @@ def half_written(folder: Path) -> list[str]:
 def host() -> Iterator[str]:
     """Address of the engine, found as imagebuild finds it."""
     with pytest.MonkeyPatch.context() as patched:
-        found = engine.find(os.environ).host
+        found = find_engine(os.environ).host
         patched.setenv("DOCKER_HOST", found)
         yield found
 
 
 @pytest.fixture(scope="session")
 def client(host: str) -> Iterator[DockerClient]:
-    connected = docker.connect(engine.Endpoint(host, "DOCKER_HOST"))
+    connected = connect_engine(Endpoint(host, "DOCKER_HOST"))
     yield connected
     for image in connected.images.list():
         names = [*image.attrs["RepoTags"], *image.attrs["RepoDigests"]]
@@ -166,7 +169,7 @@ def watched(client: DockerClient, host: str) -> Iterator[dict[str, str]]:
 
 def containers(client: DockerClient) -> list[str]:
     """Containers of our images that imagebuild started."""
-    found = client.containers.list(all=True, filters={"label": docker.LABEL}, ignore_removed=True)
+    found = client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True)
     return [str(c.name) for c in found if REPOSITORY in c.attrs["Config"]["Image"]]
 
 
@@ -335,10 +338,10 @@ class SecondEngine:
 
     @property
     def host(self) -> str:
-        return engine.Paths.of(self.environ).host
+        return EnginePaths.of(self.environ).host
 
     def stop(self) -> None:
-        private_engine.down(self.environ)
+        stop_engine(self.environ)
 
 
 @pytest.fixture
@@ -350,13 +353,13 @@ def second_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondEn
     environ = {**os.environ, "IMAGEBUILD_STATE": str(state)}
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "imagebuild-test", state], check=True)
     try:
-        private_engine.up(environ)
+        start_engine(environ)
         yield SecondEngine(environ)
     finally:
-        private_engine.down(environ, purge=True)
+        stop_engine(environ, purge=True)
         subprocess.run(["umount", state], check=True)
-    paths = engine.Paths.of(environ)
-    assert not private_engine.family(programs.processes(), paths)
+    paths = EnginePaths.of(environ)
+    assert not family(process_table(), paths)
     assert not [path for path in (paths.run, Path("/sys/class/net") / paths.bridge) if path.exists()]
 
 
@@ -364,7 +367,7 @@ def install(*packages: str) -> None:
     """What a test needs and this machine lacks."""
     if os.geteuid():
         pytest.skip(f"installing {' '.join(packages)} needs root")
-    apt.install(packages, programs.run)
+    private.install(packages, run_program)
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from imagebuild import depot, engine
+from imagebuild.build import gateway
+from imagebuild.oci import find_engine
 
 PASSWORD = "geheim-of-the-mirror"
 
@@ -92,7 +93,7 @@ class Site(ThreadingHTTPServer):
             def log_message(self, *_: object) -> None:
                 pass
 
-        address = depot.gateway(engine.find())
+        address = gateway(find_engine())
         super().__init__((address, 0), partial(Handler, directory=str(folder)))
         self.host = f"{address}:{self.server_address[1]}"
         self.url = f"http://{self.host}"

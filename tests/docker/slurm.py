@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild import programs
+from imagebuild.core import which
 from tests.docker.conftest import install, until
 
 NOBODY = 65534
@@ -112,7 +112,7 @@ def running() -> Iterator[Slurm]:
     if os.geteuid():
         pytest.skip("Slurm's daemons, and installing them, need root")
     needed = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
-    missing = [package for program, package in needed.items() if not programs.which(program)]
+    missing = [package for program, package in needed.items() if not which(program)]
     # Slurm's plug-in opens the library by a name that only the development package has.
     if not list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so")):
         missing.append("libpmix-dev")

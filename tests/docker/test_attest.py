@@ -14,23 +14,35 @@ import pytest
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from imagebuild import plan as planning
-from imagebuild import provenance, signing
-from imagebuild.attachments import KINDS
-from imagebuild.attest.models import AttestResult, Finding
-from imagebuild.config import load_project
-from imagebuild.errors import CommandError
-from imagebuild.fields import Platform
-from imagebuild.locating.located import Found
-from imagebuild.locating.resolve import Places
-from imagebuild.registry import documents
-from imagebuild.registry.base import Descriptor, File
-from imagebuild.registry.client import Client, connect
-from imagebuild.registry.push import push
-from imagebuild.registry.reference import Reference
+from imagebuild.core import CommandError, Platform
+from imagebuild.oci import (
+    INDEX,
+    KINDS,
+    AttachmentFile,
+    BlobDescriptor,
+    FoundImage,
+    ImageReference,
+    RegistryClient,
+    connect_registry,
+    digest_of,
+    index_document,
+    push_image,
+)
+from imagebuild.project import Changes, load_project, make_plan, select_one, versions_with
+from imagebuild.publish import (
+    AttestFinding,
+    AttestResult,
+    Cosign,
+    Signer,
+    digests,
+    encode_statement,
+    is_signature,
+    provenance_statement,
+    replaced,
+    sign_digest,
+)
 from imagebuild.render import Renderer
-from imagebuild.sbom import spdx
-from imagebuild.signing import Cosign, Signer
+from imagebuild.verify import ImageFinder
 from tests.docker.conftest import TARGET, Built, Imagebuild, install
 
 pytestmark = pytest.mark.docker
@@ -56,10 +68,10 @@ def cosign(tmp_path: Path) -> Cosign:
 class Published:
     """The image of `make image` in a registry, as an index of one platform with a tag."""
 
-    registry: Client
+    registry: RegistryClient
     layout: Path
     platform: Platform
-    manifest: Descriptor
+    manifest: BlobDescriptor
     index: str
     storage: Path
     """Where the registry has its files."""
@@ -68,33 +80,33 @@ class Published:
     def tag(self) -> str:
         return f"{self.registry.host}/{REPOSITORY}:13.5"
 
-    def named(self, digest: str) -> Reference:
-        return Reference(self.registry.host, REPOSITORY, digest=digest)
+    def named(self, digest: str) -> ImageReference:
+        return ImageReference(self.registry.host, REPOSITORY, digest=digest)
 
     def attach(self, kind: str, content: bytes) -> str:
         about = KINDS[kind]
-        file = File(about.file, about.media_type, content)
+        file = AttachmentFile(about.file, about.media_type, content)
         return self.registry.attach(REPOSITORY, self.manifest, about.artifact_type, (file,), {})
 
 
 @pytest.fixture
 def published(quickstart: Built, registry: str, tmp_path: Path) -> Iterator[Published]:
-    client = connect(registry)
-    with Places().find(f"engine:{quickstart.tag}") as found:
-        assert isinstance(found, Found)
+    client = connect_registry(registry)
+    with ImageFinder().find(f"engine:{quickstart.tag}") as found:
+        assert isinstance(found, FoundImage)
         image = found.image(None)
         layout = image.as_layout(tmp_path / "layout")
         assert image.digest
-        push(layout, image.digest, client, REPOSITORY)
+        push_image(layout, image.digest, client, REPOSITORY)
         stored = client.manifest(REPOSITORY, image.digest)
         assert stored
-        about = Descriptor(stored.media_type, stored.digest, len(stored.content), image.platform)
+        about = BlobDescriptor(stored.media_type, stored.digest, len(stored.content), image.platform)
         platform: Platform = "linux/arm64" if image.architecture == "arm64" else "linux/amd64"
-        index = client.put_manifest(REPOSITORY, "13.5", documents.index([about]), documents.INDEX)
+        index = client.put_manifest(REPOSITORY, "13.5", index_document([about]), INDEX)
         yield Published(client, layout, platform, about, index, tmp_path / "registry")
 
 
-def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, status: int = 0) -> list[Finding]:
+def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, status: int = 0) -> list[AttestFinding]:
     """What `attest verify` says is wrong."""
     file = imagebuild.folder / "attest.json"
     imagebuild("attest", "verify", published.tag, "--json", file, *args, expect=status)
@@ -104,12 +116,12 @@ def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, statu
 def statement(imagebuild: Imagebuild, quickstart: Built, published: Published) -> Mapping[str, Any]:
     folder = imagebuild.folder
     project = load_project(folder / "matrix.yaml", folder / "dockerfiles", folder / "imagebuild.lock")
-    renderer = Renderer(project, planning.versions_with(project, planning.Changes()))
-    target = planning.select_one(planning.make_plan(project), TARGET)
+    renderer = Renderer(project, versions_with(project, Changes()))
+    target = select_one(make_plan(project), TARGET)
     manifests = {published.platform: published.manifest.digest}
     result = quickstart.result.model_copy(update={"manifests": manifests})
     text = renderer.dockerfile(target).text
-    return provenance.statement(result, published.platform, renderer.recipe(target), project.lock, text)
+    return provenance_statement(result, published.platform, renderer.recipe(target), project.lock, text)
 
 
 def test_published_and_verified(
@@ -124,15 +136,15 @@ def test_published_and_verified(
     assert first.read_bytes() == second.read_bytes()
     assert validate_full_spdx_document(parse_file(str(first))) == []
     document = json.loads(first.read_text())
-    assert spdx.digests(document) == {digest}
+    assert digests(document) == {digest}
     packages = {p["name"]: p for p in document["packages"]}
     assert {"libc6", "openmpi-bin", "nccl-wheel", "nvidia-nccl-cu13", "sshd"} <= packages.keys()
     assert packages["nvidia-nccl-cu13"]["checksums"]
     assert "comment" not in document, "the checkout has the lock that the image was built with"
 
-    imagebuild("verify", quickstart.tag, "--check", "pmix/*", "--json", verified)
+    imagebuild("verify", quickstart.tag, "--only", "pmix/*", "--json", verified)
     published.attach("sbom", first.read_bytes())
-    made = provenance.encode(statement(imagebuild, quickstart, published))
+    made = encode_statement(statement(imagebuild, quickstart, published))
     published.attach("provenance", made)
     assert json.loads(verified.read_text())["digest"] == digest
     assert [(f.kind, f.outcome) for f in wrong(imagebuild, published, status=1)] == [("verification", "missing")]
@@ -140,7 +152,7 @@ def test_published_and_verified(
     assert wrong(imagebuild, published) == []
 
     # The base was bootstrapped, and so it is said; its digest is not that of the official image.
-    (base,) = provenance.replaced(json.loads(made))
+    (base,) = replaced(json.loads(made))
     assert base.startswith("pkg:oci/debian@sha256:")
 
     # Signatures: none, ours, twice the same, somebody else's key.
@@ -148,15 +160,15 @@ def test_published_and_verified(
     attached = {"sbom", "provenance", "verification"}
     assert {f.kind for f in wrong(imagebuild, published, *key, status=1)} == {"signature", *attached}
     signer = Signer(str(tmp_path / "ours.key"), log=False)
-    signing.sign([published.named(d) for d in (published.index, digest)], signer, cosign)
+    sign_digest([published.named(d) for d in (published.index, digest)], signer, cosign)
     assert {f.kind for f in wrong(imagebuild, published, *key, status=1)} == attached, "nobody signed those"
     referring = [item.digest for item in published.registry.referrers(REPOSITORY, digest)]
     images = [published.named(d) for d in (published.index, digest, *referring)]
-    signing.sign(images, signer, cosign)
+    sign_digest(images, signer, cosign)
     assert wrong(imagebuild, published, *key) == []
-    tags = [tag for tag in published.registry.tags(REPOSITORY) if signing.is_signature(tag)]
+    tags = [tag for tag in published.registry.tags(REPOSITORY) if is_signature(tag)]
     before = [published.registry.digest(REPOSITORY, tag) for tag in tags]
-    signing.sign(images, signer, cosign)
+    sign_digest(images, signer, cosign)
     assert [published.registry.digest(REPOSITORY, tag) for tag in tags] == before
     findings = wrong(imagebuild, published, "--key", tmp_path / "theirs.pub", "--no-tlog", status=1)
     assert {(f.subject, f.kind) for f in findings} == {
@@ -169,7 +181,7 @@ def test_published_and_verified(
     assert shown.read_bytes() == first.read_bytes()
 
     # Somebody with access to the registry's disk changes the SBOM.
-    hexadecimal = documents.digest_of(first.read_bytes()).removeprefix("sha256:")
+    hexadecimal = digest_of(first.read_bytes()).removeprefix("sha256:")
     (stored,) = published.storage.rglob(f"{hexadecimal}/data")
     stored.write_bytes(first.read_bytes().replace(b"2.32.3", b"2.32.9"))
     (finding,) = wrong(imagebuild, published, status=1)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.build import cache_folder
+from imagebuild.core import cache_folder
 from tests.docker.conftest import REPOSITORY, TARGET, Imagebuild, Tiny, install
 from tests.docker.site import Content, served
 from tests.docker.test_mirrors import fetch_all

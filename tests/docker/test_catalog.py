@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.catalog.file import read_catalog
-from imagebuild.registry.base import Descriptor
-from imagebuild.registry.documents import children
+from imagebuild.oci import BlobDescriptor, manifests_of
+from imagebuild.publish import read_catalog
 from tests.docker.conftest import REPOSITORY
 from tests.docker.test_publish import NEW, OLD, Shop, shop, shops
 
@@ -38,7 +37,7 @@ def test_what_was_published_is_in_the_catalogue(shop: Shop, tmp_path: Path) -> N
         assert image.versions == {"library": f"1.{shop.tiny.nonce}", "tool": f"2.{shop.tiny.nonce}"}
         index = shop.registry.manifest(f"{REPOSITORY}/catalogue/tiny", image.digest)
         assert index
-        listed: list[Descriptor] = list(children(index.document))
+        listed: list[BlobDescriptor] = list(manifests_of(index.document))
         assert [(p.platform, p.digest) for p in image.platforms] == [(c.platform, c.digest) for c in listed]
         assert [p.digest for p in image.platforms] == list(result.manifests.values())
         (platform,) = image.platforms
@@ -62,4 +61,4 @@ def test_what_the_catalogue_names_is_pulled(shop: Shop, tmp_path: Path) -> None:
     assert re.findall(r">(docker pull [^<]+)<", page) == [
         f"docker pull {image.repository}:{image.tag}", f"docker pull {image.reference}"
     ]  # fmt: skip
-    shop.tiny.imagebuild("verify", image.reference, "--pull", "--check", "library/*")
+    shop.tiny.imagebuild("verify", image.reference, "--pull", "--only", "library/*")

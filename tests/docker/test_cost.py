@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.build import native_platform
-from imagebuild.cost import Cost, CostStep
-from imagebuild.events import NAME
-from imagebuild.records import BuildResult, Step
+from imagebuild.build import NAME, Cost, CostStep
+from imagebuild.core import native_platform
+from imagebuild.project import BuildResult, Step
 from tests.docker.conftest import COMPONENT, REPOSITORY, TARGET, Built, Imagebuild, Tiny
 
 pytestmark = pytest.mark.docker
@@ -71,7 +70,7 @@ def fits(predicted: CostStep, target: str, step: Step) -> bool:
 
 
 def predict(imagebuild: Imagebuild, *args: str | Path) -> Cost:
-    return Cost.model_validate_json(imagebuild("plan", "--json", "--from", *args).out)
+    return Cost.model_validate_json(imagebuild("plan", "--json", "-", "--from", *args).out)
 
 
 def copied(project: Path, folder: Path) -> Path:
@@ -265,4 +264,6 @@ def test_a_file_of_the_quickstart_image(
     assert [(step.stage, step.command) for step in predicted.steps] == [("image", "COPY")]
     imagebuild("build", TARGET, *LOCAL)
     assert_same(predicted, executed(tmp_path))
-    assert json.loads(imagebuild("plan", "--from", checkout, TARGET, "--json", *LOCAL).out)["total"]["untimed"] == 0
+    assert (
+        json.loads(imagebuild("plan", "--from", checkout, TARGET, "--json", "-", *LOCAL).out)["total"]["untimed"] == 0
+    )

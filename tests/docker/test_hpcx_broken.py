@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pytest
 
-from imagebuild.build import cache_folder
+from imagebuild.core import cache_folder
 from tests.docker.conftest import REPOSITORY, Done, Imagebuild, finish
 from tests.upstream import hpcx, packages
 from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER
@@ -121,7 +121,7 @@ class Project:
         small = small.replace("-nccl{nccl.version}", "")
         file.write_text(f"{head}  hpcx:\n    description{small}")
         repository = f"{REPOSITORY}/{self.folder.parent.name}".lower()
-        self.run("build", TARGET.replace("runtime", variant), "--repository", repository)
+        self.run("build", TARGET.replace("runtime", variant), "--registry", repository)
         image, results = f"{repository}/hpcx:cuda13.2.1-ubuntu24.04-{variant}", self.folder / "checks.json"
         done = finish(self.run.start("verify", image, "--json", results), 300)
         assert done.status in (0, 1), done.err  # other checks may fail in so small an image

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.inspection import describe, inspect
-from imagebuild.inspection.context import Inspection
-from imagebuild.inspection.scan import scan_all
-from imagebuild.records import CheckResult, VerifyResult
+from imagebuild.project import CheckResult, VerifyResult
+from imagebuild.verify import Inspection, describe_images, inspect, scan_all
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild
 from tests.docker.test_quickstart import docker_build
 from tests.unit.image_files import elf
@@ -98,7 +96,7 @@ def test_the_loader_in_the_image_agrees(quickstart: Built, client: DockerClient,
     """`ldd -r` of every program and library finds, and misses, the same libraries and symbols."""
     with (tmp_path / "image.tar").open("wb") as file:
         file.writelines(client.images.get(quickstart.tag).save())
-    (image,) = describe(tmp_path / "image.tar")
+    (image,) = describe_images(tmp_path / "image.tar")
     about = Inspection(image, scan_all(image.layers))
     paths = [path for path, found in about.objects.items() if found.machine == about.machine and found.type in (2, 3)]
     assert len(paths) > 500

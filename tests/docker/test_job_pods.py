@@ -19,7 +19,7 @@ from docker import DockerClient
 from docker.models.containers import Container
 
 from tests.docker.conftest import Built, until
-from tests.unit.job_fakes import text
+from tests.unit.jobs.job_fakes import text
 
 pytestmark = pytest.mark.docker
 

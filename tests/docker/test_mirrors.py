@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.build import cache_folder
+from imagebuild.core import cache_folder
 from tests.conftest import LOCK
 from tests.docker.conftest import COMPONENT, Tiny
 from tests.docker.site import PASSWORD, Content, Site, served

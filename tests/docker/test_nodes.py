@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild import docker
-from imagebuild.records import CheckResult, VerifyResult
-from imagebuild.runners.cluster import Unreachable, cluster
+from imagebuild.oci import LABEL, execute_script, sleeping_container
+from imagebuild.project import CheckResult, VerifyResult
+from imagebuild.verify import NodesUnreachable, cluster
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild, containers, until
 from tests.docker.test_quickstart import docker_build
 from tests.docker.test_slurm import SUM
@@ -27,7 +27,7 @@ NODES = [
 
 
 def networks(client: DockerClient) -> set[str]:
-    return {str(n.name) for n in client.networks.list(filters={"label": docker.LABEL})}
+    return {str(n.name) for n in client.networks.list(filters={"label": LABEL})}
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def before(client: DockerClient) -> set[str]:
 
 def verify(imagebuild: Imagebuild, tag: str, folder: Path, *checks: str, expect: int = 0) -> list[CheckResult]:
     """The results of some checks of an image."""
-    chosen = [word for check in checks for word in ("--check", check)]
+    chosen = [word for check in checks for word in ("--only", check)]
     imagebuild("verify", tag, *chosen, "--json", folder / "verify.json", expect=expect)
     result = VerifyResult.model_validate_json((folder / "verify.json").read_text())
     return [check for check in result.checks if check.component != "image"]
@@ -97,8 +97,8 @@ def test_checks_find_what_is_broken(quickstart: Built, imagebuild: Imagebuild, t
 def test_compiled_in_the_devel_image_run_in_the_runtime_image(
     quickstart: Built, devel: Built, client: DockerClient
 ) -> None:
-    with docker.container(client, devel.tag) as compiler:
-        status, text = docker.execute(
+    with sleeping_container(client, devel.tag) as compiler:
+        status, text = execute_script(
             compiler, f"cat > /tmp/sum.c <<'C'\n{SUM}\nC\nmpicc /tmp/sum.c -o /tmp/sum && base64 -w 0 /tmp/sum",
             user="root", timeout_s=60, environment={},
         )  # fmt: skip
@@ -106,9 +106,9 @@ def test_compiled_in_the_devel_image_run_in_the_runtime_image(
     with cluster(client, quickstart.tag, 2) as nodes:
         for node in nodes:
             put = f"echo {text} | base64 -d > /tmp/sum && chmod +x /tmp/sum"
-            assert docker.execute(node, put, user="root", timeout_s=60, environment={})[0] == 0
+            assert execute_script(node, put, user="root", timeout_s=60, environment={})[0] == 0
         start = "mpirun -n 4 --host node-1:2,node-2:2 /tmp/sum"
-        status, text = docker.execute(nodes[0], start, user="mpiuser", timeout_s=60, environment={})
+        status, text = execute_script(nodes[0], start, user="mpiuser", timeout_s=60, environment={})
     assert status == 0, text
     assert sorted(text.splitlines()) == [f"user 1000: rank {rank} of 4, sum 6" for rank in range(4)]
 
@@ -118,7 +118,7 @@ def test_nothing_is_left_of_nodes_that_do_not_reach_each_other(
 ) -> None:
     tag = f"{REPOSITORY}/no-ssh:1"
     docker_build(f"FROM {quickstart.tag}\nRUN rm /usr/bin/ssh\n", "--tag", tag)
-    with pytest.raises(Unreachable, match="no ssh$"), cluster(client, tag, 2):
+    with pytest.raises(NodesUnreachable, match="no ssh$"), cluster(client, tag, 2):
         pytest.fail("there are nodes")
     assert not containers(client)
     assert networks(client) <= before
@@ -132,7 +132,7 @@ def test_keys_are_of_this_cluster_and_in_memory(quickstart: Built, client: Docke
                 "stat -f -c %T ~/.ssh; cat ~/.ssh/id_ed25519.pub; cut -d' ' -f1,3 /etc/ssh/ssh_host_ed25519_key.pub"
             )
             for user in ("root", "mpiuser"):
-                status, text = docker.execute(nodes[0], script, user=user, timeout_s=10, environment={})
+                status, text = execute_script(nodes[0], script, user=user, timeout_s=10, environment={})
                 assert status == 0, text
                 filesystem, key, _ = text.splitlines()
                 assert filesystem == "tmpfs"

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.publishing.result import Published, PublishResult
-from imagebuild.records import BuildResult
-from imagebuild.registry.client import Client, connect
-from imagebuild.registry.documents import blobs, children, digest_of, encode
+from imagebuild.oci import RegistryClient, blobs_of, connect_registry, digest_of, encode_json, manifests_of
+from imagebuild.project import BuildResult, Published, PublishResult
 from tests import registries
 from tests.docker.conftest import REPOSITORY, Tiny, finish, install, until, watched
 from tests.faulty import Faulty, in_front_of
@@ -39,7 +37,7 @@ class Shop:
 
     tiny: Tiny
     faulty: Faulty
-    registry: Client
+    registry: RegistryClient
     evidence: Path
     said: str = field(default="", init=False)
     """What the last command printed."""
@@ -47,7 +45,7 @@ class Shop:
     def args(self, name: str, *more: str | Path, evidence: Path | None = None, host: str = "") -> list[str | Path]:
         """The command that publishes into repositories of this name."""
         place = f"{host or self.faulty.address}/{REPOSITORY}/{name}"
-        return ["publish", "--registry", place, "--from", evidence or self.evidence, *more]
+        return ["publish", "--registry", place, "--results", evidence or self.evidence, *more]
 
     def publish(
         self, name: str, *more: str | Path, expect: int = 0, evidence: Path | None = None, host: str = "",
@@ -72,10 +70,10 @@ class Shop:
         for digest in self.tags(name).values():
             index = self.registry.manifest(repository, digest)
             assert index
-            for child in children(index.document):
+            for child in manifests_of(index.document):
                 manifest = self.registry.manifest(repository, child.digest)
                 assert manifest
-                assert all(self.registry.has_blob(repository, blob.digest) for blob in blobs(manifest.document))
+                assert all(self.registry.has_blob(repository, blob.digest) for blob in blobs_of(manifest.document))
 
     def result(self, target: str) -> BuildResult:
         return BuildResult.model_validate_json((self.evidence / target / "result.json").read_text())
@@ -99,7 +97,7 @@ def shops(client: DockerClient, host: str, tmp_path_factory: pytest.TempPathFact
         tiny.add("library", tiny.new + CHECK)
         for command in (["init"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x@x.org", "commit", "-m", "x"]):
             subprocess.run(["git", "-C", tiny.root, *command], check=True, capture_output=True)
-        made = Shop(tiny, faulty, connect(address, environ={}), folder / "evidence")
+        made = Shop(tiny, faulty, connect_registry(address, environ={}), folder / "evidence")
         place = f"{faulty.address}/{REPOSITORY}"
         tiny.build(OLD, NEW, "--push", "--registry", place, "--folder", made.evidence)
         for target in (OLD, NEW):
@@ -143,7 +141,7 @@ def test_from_build_to_pull_over_a_bad_network(shop: Shop, client: DockerClient)
     assert client.containers.run(image, "cat /library", remove=True).startswith(b"1.")
     verified = json.loads((shop.evidence / NEW / "verify.json").read_text())
     assert list(done[NEW].platforms.values()) == [verified["digest"]] == [shop.result(NEW).digest]
-    shop.tiny.imagebuild("verify", name, "--check", "image/labels", "--check", "library/made")
+    shop.tiny.imagebuild("verify", name, "--only", "image/labels", "--only", "library/made")
     shop.tiny.imagebuild("attest", "verify", name, "--require", "provenance,verification")
 
 
@@ -227,10 +225,10 @@ def other_build(shop: Shop, folder: Path) -> Path:
     assert manifest
     config = json.loads(shop.registry.blob(repository, manifest.document["config"]["digest"]))
     config["config"]["Labels"]["org.opencontainers.image.created"] = "later"
-    content = encode(config)
+    content = encode_json(config)
     shop.registry.put_blob(repository, content, digest_of(content))
     named = {**manifest.document["config"], "digest": digest_of(content), "size": len(content)}
-    image = encode({**manifest.document, "config": named})
+    image = encode_json({**manifest.document, "config": named})
     digest = shop.registry.put_manifest(repository, digest_of(image), image, manifest.media_type)
     for name in ("result.json", "verify.json"):
         text = (shop.evidence / NEW / name).read_text().replace(str(result.digest), digest)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.records import VerifyResult
+from imagebuild.project import VerifyResult
 from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, Tiny
 
 pytestmark = pytest.mark.docker
@@ -77,7 +77,7 @@ def test_verify_proves_every_component(
     assert not outcomes["failed"]
     assert f"{outcomes['passed']} passed, 0 failed, {outcomes['skipped']} skipped" in done.out
     assert all(check.reason for check in result.checks if check.outcome == "skipped")
-    (planned,) = json.loads(imagebuild("plan", target, "--json").out)["targets"]
+    (planned,) = json.loads(imagebuild("plan", target, "--json", "-").out)["targets"]
     assert {check.component for check in result.checks if check.outcome == "passed"} == {
         "image",
         *planned["components"],

@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 import pytest
 from docker import DockerClient
 
-from imagebuild.records import BuildResult, VerifyResult
+from imagebuild.project import BuildResult, VerifyResult
 from tests.docker.conftest import REPOSITORY, TARGET, Imagebuild, Tiny
 
 pytestmark = pytest.mark.docker
@@ -59,7 +59,7 @@ def test_push_pull_verify(registry: str, imagebuild: Imagebuild, client: DockerC
 
     pulled = f"{result.repository}@{result.digest}"
     client.images.pull(pulled)
-    chosen = ("--check", "openmpi-distro/two-nodes-*", "--check", "sshd/*")  # all of them pass in test_quickstart
+    chosen = ("--only", "openmpi-distro/two-nodes-*", "--only", "sshd/*")  # all of them pass in test_quickstart
     imagebuild("verify", pulled, *chosen, "--json", tmp_path / "verify.json")
     verified = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
     assert verified.digest == result.digest
@@ -67,7 +67,7 @@ def test_push_pull_verify(registry: str, imagebuild: Imagebuild, client: DockerC
 
 
 def test_what_is_there_is_not_pushed_again(tiny: Tiny, registry: str) -> None:
-    push = (TINY_TARGET, "--push", "--repository", f"{registry}/x")
+    push = (TINY_TARGET, "--push", "--registry", f"{registry}/x")
     first = tiny.build(*push)
     assert not re.search("pushed .*: 0 blobs", first.out + first.err)
     before = tiny.result()

@@ -13,15 +13,26 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild import oci, retention, staging
-from imagebuild.attachments import KINDS
-from imagebuild.prune import Pruning
-from imagebuild.registry import client, manifests
-from imagebuild.registry.base import DeletionDisabled, Descriptor, File
-from imagebuild.registry.copy import Place, copy
-from imagebuild.registry.documents import digest_of
-from imagebuild.registry.parallel import each
-from imagebuild.registry.push import push
+from imagebuild.oci import (
+    CONFIG,
+    KINDS,
+    MANIFEST,
+    AttachmentFile,
+    BlobDescriptor,
+    DeletionDisabled,
+    RegistryClient,
+    RepositoryAt,
+    blob_path,
+    blobs_named,
+    connect_registry,
+    copy_image,
+    digest_of,
+    for_each,
+    push_image,
+    store_manifest,
+)
+from imagebuild.project import staged_tag
+from imagebuild.publish import Pruning, decide_pruning, short_digest
 from tests import layouts, registries
 from tests.docker.conftest import MARK, Tiny, finish, until
 from tests.faulty import Fault, Faulty
@@ -36,19 +47,19 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> layouts.Layout:
     return layouts.make(tmp_path_factory.mktemp("layout"), os.urandom(4_000_000))
 
 
-def connect(address: str, backoff_s: float = 0.01) -> client.Client:
-    made = client.connect(address, patience_s=30, environ={"IMAGEBUILD_CONFIG": ""})
+def connect(address: str, backoff_s: float = 0.01) -> RegistryClient:
+    made = connect_registry(address, patience_s=30, environ={"IMAGEBUILD_CONFIG": ""})
     made.wire.backoff_s = backoff_s
     return made
 
 
-def same(registry: client.Client, repository: str, layout: layouts.Layout) -> bool:
+def same(registry: RegistryClient, repository: str, layout: layouts.Layout) -> bool:
     """Whether the registry gives back all of the layout, digest by digest."""
     named = {layout.digest, *(manifest.digest for manifest in layout.manifests)}
-    for digest, _ in oci.closure(layout.folder, layout.digest):
+    for digest, _ in blobs_named(layout.folder, layout.digest):
         manifest = registry.manifest(repository, digest) if digest in named else None
         content = manifest.content if manifest else registry.blob(repository, digest)
-        if content != oci.blob_path(layout.folder, digest).read_bytes():
+        if content != blob_path(layout.folder, digest).read_bytes():
             return False
     return True
 
@@ -67,7 +78,7 @@ def test_push_through_each_fault(registry: str, faulty: Faulty, layout: layouts.
     for number, (fault, method, path) in enumerate(FAULTS):
         repository = f"push/r{number}"
         rule = faulty.rule(fault, method, path, times=3, seconds=0.1)
-        push(layout.folder, layout.digest, connect(faulty.address), repository, "t")
+        push_image(layout.folder, layout.digest, connect(faulty.address), repository, "t")
         assert rule.times == 0, rule
         assert [r.fault for r in faulty.requests if r.fault] == [fault] * 3
         direct = connect(registry)
@@ -77,16 +88,16 @@ def test_push_through_each_fault(registry: str, faulty: Faulty, layout: layouts.
 
 
 def test_copy_through_each_fault(registry: str, faulty: Faulty, layout: layouts.Layout, tmp_path: Path) -> None:
-    push(layout.folder, layout.digest, connect(registry), STAGING)
+    push_image(layout.folder, layout.digest, connect(registry), STAGING)
     with registries.distribution(tmp_path / "other") as other:
         for number, fault in enumerate(COPIED):
             for place in ("/manifests/", "/blobs/"):
                 source, target = (
-                    Place(connect(faulty.address), STAGING),
-                    Place(connect(other), f"copy/{place[1]}{number}"),
+                    RepositoryAt(connect(faulty.address), STAGING),
+                    RepositoryAt(connect(other), f"copy/{place[1]}{number}"),
                 )
                 rule = faulty.rule(fault, "GET", place, times=2)
-                moved = copy(layout.digest, source, target)
+                moved = copy_image(layout.digest, source, target)
                 assert (rule.times, moved.blobs) == (0, 3)
                 assert same(connect(other), target.repository, layout)
                 faulty.clear()
@@ -94,15 +105,15 @@ def test_copy_through_each_fault(registry: str, faulty: Faulty, layout: layouts.
 
 def test_what_is_there_is_not_sent(faulty: Faulty, layout: layouts.Layout) -> None:
     registry = connect(faulty.address)
-    push(layout.folder, layout.digest, registry, STAGING)
+    push_image(layout.folder, layout.digest, registry, STAGING)
     faulty.clear()
-    moved = copy(layout.digest, Place(registry, STAGING), Place(registry, FINAL))
+    moved = copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))
     assert (moved.manifests, moved.blobs, moved.mounted) == (3, 0, 3)
     assert faulty.counts["PUT", "upload"] == 0
     # Manifests once down and once up; 700 bytes are more than the headers of a request and its answer.
     assert faulty.bytes() < 2 * moved.bytes + 700 * len(faulty.requests)
     faulty.clear()
-    assert copy(layout.digest, Place(registry, STAGING), Place(registry, FINAL)).bytes == 0
+    assert copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL)).bytes == 0
     assert dict(faulty.counts) == {("HEAD", "manifest"): 1}
 
 
@@ -110,7 +121,7 @@ def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_
     for fault in ("busy", "broken", "drop-after", "lose", "forget"):
         faulty.rule(fault, "PUT", "/blobs/uploads/")
     made = layouts.make(tmp_path, b"content", ("linux/amd64",))
-    push(made.folder, made.digest, connect(faulty.address), f"{MARK}/pulled")
+    push_image(made.folder, made.digest, connect(faulty.address), f"{MARK}/pulled")
     assert len([r for r in faulty.requests if r.fault]) == 5
     name = f"{faulty.address}/{MARK}/pulled@{made.digest}"
     client.images.pull(name)
@@ -122,8 +133,8 @@ def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_
 
 def test_publishers_attach_at_once(registry: str, faulty: Faulty, layout: layouts.Layout) -> None:
     direct = connect(registry)
-    push(layout.folder, layout.digest, direct, FINAL)
-    subject = Descriptor(oci.MANIFEST, layout.manifests[0].digest, layout.manifests[0].size)
+    push_image(layout.folder, layout.digest, direct, FINAL)
+    subject = BlobDescriptor(MANIFEST, layout.manifests[0].digest, layout.manifests[0].size)
     faulty.rule("slow", "PUT", "/manifests/sha256-", times=2, seconds=0.3)
     faulty.rule("drop-after", "PUT", "/manifests/sha256-", times=2)
     attached = []
@@ -131,7 +142,7 @@ def test_publishers_attach_at_once(registry: str, faulty: Faulty, layout: layout
     def publisher(kind: str) -> None:
         own = connect(faulty.address)
         own.wire.host = f"{kind} {faulty.address}"  # as of another process: they share no lock
-        attached.append(own.attach(FINAL, subject, kind, (File("f", kind, kind.encode()),), {}))
+        attached.append(own.attach(FINAL, subject, kind, (AttachmentFile("f", kind, kind.encode()),), {}))
 
     threads = [threading.Thread(target=publisher, args=(kind.artifact_type,)) for kind in KINDS.values()]
     for thread in threads:
@@ -148,10 +159,10 @@ def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
     pushed = [layouts.make(tmp_path / str(i), os.urandom(1000)) for i in range(4)]
     old, published, signed, young = pushed
     for made in pushed:
-        tag = staging.staged_tag(made.digest, now - timedelta(days=1 if made is young else 30))
-        push(made.folder, made.digest, direct, STAGING, tag)
+        tag = staged_tag(made.digest, now - timedelta(days=1 if made is young else 30))
+        push_image(made.folder, made.digest, direct, STAGING, tag)
     own = _attach(direct, old, KINDS["sbom"].artifact_type)
-    copy(published.digest, Place(direct, STAGING), Place(direct, FINAL))
+    copy_image(published.digest, RepositoryAt(direct, STAGING), RepositoryAt(direct, FINAL))
     content = direct.manifest(FINAL, published.digest)
     assert content
     direct.put_manifest(FINAL, "latest", content.content, content.media_type)
@@ -160,10 +171,10 @@ def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
     arguments = ("prune", "--registry", f"{registry}/example")
     done = tiny.imagebuild(*arguments)
     rows = {line.split()[0]: line for line in done.out.splitlines() if line.startswith("sha256:")}
-    assert rows[retention.short(old.digest)].endswith("delete, with 2 platforms and 1 attachment")
-    assert f"is tagged latest in {registry}/{FINAL}" in rows[retention.short(published.digest)]
-    assert "is referred to by application/vnd.dev.sigstore.bundle" in rows[retention.short(signed.digest)]
-    assert "younger than 14 d" in rows[retention.short(young.digest)]
+    assert rows[short_digest(old.digest)].endswith("delete, with 2 platforms and 1 attachment")
+    assert f"is tagged latest in {registry}/{FINAL}" in rows[short_digest(published.digest)]
+    assert "is referred to by application/vnd.dev.sigstore.bundle" in rows[short_digest(signed.digest)]
+    assert "younger than 14 d" in rows[short_digest(young.digest)]
     assert all(same(direct, STAGING, made) for made in pushed)
 
     done = tiny.imagebuild(*arguments, "--yes")
@@ -176,15 +187,15 @@ def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
     assert "Nothing to delete." in tiny.imagebuild(*arguments, "--yes").out
 
 
-def _attach(registry: client.Client, made: layouts.Layout, kind: str) -> str:
-    subject = Descriptor(oci.MANIFEST, made.manifests[0].digest, made.manifests[0].size)
-    return registry.attach(STAGING, subject, kind, (File("f", kind, b"{}"),), {})
+def _attach(registry: RegistryClient, made: layouts.Layout, kind: str) -> str:
+    subject = BlobDescriptor(MANIFEST, made.manifests[0].digest, made.manifests[0].size)
+    return registry.attach(STAGING, subject, kind, (AttachmentFile("f", kind, b"{}"),), {})
 
 
 def test_prune_where_nothing_may_be_deleted(tiny: Tiny, layout: layouts.Layout, tmp_path: Path) -> None:
     with registries.distribution(tmp_path / "frozen", deletes=False) as address:
-        tag = staging.staged_tag(layout.digest, datetime.now(UTC) - timedelta(days=30))
-        push(layout.folder, layout.digest, connect(address), STAGING, tag)
+        tag = staged_tag(layout.digest, datetime.now(UTC) - timedelta(days=30))
+        push_image(layout.folder, layout.digest, connect(address), STAGING, tag)
         done = tiny.imagebuild("prune", "--registry", f"{address}/example", "--yes", expect=4)
         assert "does not let images be deleted (405)" in done.err
         assert same(connect(address), STAGING, layout)
@@ -194,12 +205,12 @@ def test_prune_where_nothing_may_be_deleted(tiny: Tiny, layout: layouts.Layout, 
 
 def test_ctrl_c(faulty: Faulty, tiny: Tiny, layout: layouts.Layout) -> None:
     """It ends at once, though the registry does not answer."""
-    push(
+    push_image(
         layout.folder,
         layout.digest,
         connect(faulty.address),
         STAGING,
-        staging.staged_tag(layout.digest, datetime.now(UTC)),
+        staged_tag(layout.digest, datetime.now(UTC)),
     )
     rule = faulty.rule("slow", "GET", "/manifests/staged", seconds=15)
     process = tiny.imagebuild.start("prune", "--registry", f"{faulty.address}/example")
@@ -220,21 +231,21 @@ def test_two_thousand_tags(registry: str) -> None:
 
     def one(number: int) -> str:
         content = json.dumps(
-            {"schemaVersion": 2, "mediaType": oci.MANIFEST, "annotations": {"n": str(number)}, "layers": [],
-             "config": {"mediaType": oci.CONFIG, "digest": digest_of(config), "size": len(config)}}
+            {"schemaVersion": 2, "mediaType": MANIFEST, "annotations": {"n": str(number)}, "layers": [],
+             "config": {"mediaType": CONFIG, "digest": digest_of(config), "size": len(config)}}
         ).encode()  # fmt: skip
-        tag = staging.staged_tag(digest_of(content), now - timedelta(days=30))
-        manifests.store(direct.wire, STAGING, tag, content, oci.MANIFEST)
+        tag = staged_tag(digest_of(content), now - timedelta(days=30))
+        store_manifest(direct.wire, STAGING, tag, content, MANIFEST)
         if number % 2:
-            manifests.store(direct.wire, FINAL, f"t{number}", content, oci.MANIFEST)
-            manifests.store(direct.wire, FINAL, f"alias-{number}", content, oci.MANIFEST)
+            store_manifest(direct.wire, FINAL, f"t{number}", content, MANIFEST)
+            store_manifest(direct.wire, FINAL, f"alias-{number}", content, MANIFEST)
         return digest_of(content)
 
-    digests = each(one, range(1000), direct, jobs=16)
+    digests = for_each(one, range(1000), direct, jobs=16)
     direct.wire.counts.clear()
     began = time.monotonic()
-    pruning = Pruning(Place(direct, STAGING), (Place(direct, FINAL),), timedelta(days=14), now)
-    verdicts = {v.staged.digest: v for v in retention.decide(pruning.survey(), now, timedelta(days=14))}
+    pruning = Pruning(RepositoryAt(direct, STAGING), (RepositoryAt(direct, FINAL),), timedelta(days=14), now)
+    verdicts = {v.staged.digest: v for v in decide_pruning(pruning.survey(), now, timedelta(days=14))}
     seconds = time.monotonic() - began
     assert [bool(verdicts[digest].kept) for digest in digests] == [False, True] * 500
     questions = direct.wire.counts["GET"] + direct.wire.counts["HEAD"]

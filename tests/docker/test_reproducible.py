@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.inspection.layout import images
+from imagebuild.oci import images_in
 from tests.docker.conftest import SecondEngine, Tiny
 
 pytestmark = pytest.mark.docker
@@ -37,13 +37,13 @@ def quiet(tiny: Tiny) -> Tiny:
 
 
 def diff_ids(layout: Path) -> list[str]:
-    (image,) = images(layout, layout)
+    (image,) = images_in(layout, layout)
     return list(image.config["rootfs"]["diff_ids"])
 
 
 def shadow(layout: Path) -> dict[str, str]:
     """User → day on which the password changed, in the last layer that has the file."""
-    (image,) = images(layout, layout)
+    (image,) = images_in(layout, layout)
     found = ""
     for layer in image.layers:
         with tarfile.open(layer.file, "r:gz") as archive:

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.attachments import KINDS
-from imagebuild.compare.models import Comparison
-from imagebuild.records import ScanResult
-from imagebuild.registry import client as registries
-from imagebuild.registry.base import Descriptor, File
+from imagebuild.oci import KINDS, AttachmentFile, BlobDescriptor, connect_registry
+from imagebuild.project import ScanResult
+from imagebuild.publish import Comparison
 from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, install
-from tests.unit import vulnerability_samples as samples
+from tests.unit.publish import vulnerability_samples as samples
 
 pytestmark = pytest.mark.docker
 
@@ -113,7 +111,7 @@ def test_a_registry(debsecan: None, registry: str, imagebuild: Imagebuild, tmp_p
     repository, name = f"{REPOSITORY}/small", f"{registry}/{REPOSITORY}/small"
     for tag, version in (("1", "2.41-12"), ("2", "2.41-13")):
         push(f"{name}:{tag}", version)
-    held = registries.connect(registry)
+    held = connect_registry(registry)
     digests = [held.digest(repository, tag) or "" for tag in "12"]
     out = tmp_path / "diff.json"
     imagebuild("diff", f"{name}:1", f"{name}@{digests[1]}", "--json", out)
@@ -127,9 +125,9 @@ def test_a_registry(debsecan: None, registry: str, imagebuild: Imagebuild, tmp_p
     for digest, version in zip(digests, ("1", "2"), strict=True):
         manifest = held.manifest(repository, digest)
         assert manifest
-        about = Descriptor(manifest.media_type, digest, len(manifest.content))
+        about = BlobDescriptor(manifest.media_type, digest, len(manifest.content))
         content = json.dumps(samples.sbom(digest, libc6=version)).encode()
-        held.attach(repository, about, kind.artifact_type, (File(kind.file, kind.media_type, content),), {})
+        held.attach(repository, about, kind.artifact_type, (AttachmentFile(kind.file, kind.media_type, content),), {})
     imagebuild("diff", f"{name}:1", f"{name}:2", "--json", out)
     made = Comparison.model_validate_json(out.read_text())
     (changed,) = [section.changes for section in made.sections if section.title == "packages"]

@@ -31,7 +31,7 @@ def made(client: DockerClient, tiny: Tiny, name: str) -> dict[str, str]:
 
 
 def test_each_stage_runs_once_for_all_targets(tiny: Tiny, client: DockerClient) -> None:
-    plan = json.loads(tiny.imagebuild("plan", "--json").out)["targets"]
+    plan = json.loads(tiny.imagebuild("plan", "--json", "-").out)["targets"]
     assert [t["id"] for t in plan] == TARGETS
     keys = {key for target in plan for stage, key in target["stages"].items() if stage != "image"}
     tiny.build()

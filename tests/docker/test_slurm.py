@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.records import VerifyResult
+from imagebuild.project import VerifyResult
 from tests.conftest import ROOT
 from tests.docker import slurm
 from tests.docker.conftest import Built, Imagebuild
@@ -124,7 +124,7 @@ def verify(
     expect: int = 0,
 ) -> dict[str, str]:
     """Check -> outcome."""
-    chosen = [word for check in checks for word in ("--check", check)]
+    chosen = [word for check in checks for word in ("--only", check)]
     told = folder / "verify.json"
     given = {name: cluster.slurm.environ[name] for name in ("SLURM_CONF", "TMPDIR")}
     target = built.result.target

@@ -15,7 +15,7 @@ import yaml
 from tests.conftest import ROOT
 from tests.docker import slurm
 from tests.docker.slurm import Slurm
-from tests.unit.job_fakes import IMAGE, text
+from tests.unit.jobs.job_fakes import IMAGE, text
 
 pytestmark = pytest.mark.docker
 

@@ -14,9 +14,9 @@ import pytest
 from docker import DockerClient
 from docker.models.containers import Container
 
-from imagebuild import docker
-from imagebuild.records import CheckResult, VerifyResult
-from imagebuild.runners.cluster import cluster, names
+from imagebuild.oci import sleeping_container
+from imagebuild.project import CheckResult, VerifyResult
+from imagebuild.verify import cluster, cluster_names
 from tests.docker.conftest import (
     REPOSITORY,
     TARGET,
@@ -68,7 +68,7 @@ def by_docker(
 @pytest.fixture
 def started(quickstart: Built, client: DockerClient, environ: dict[str, str]) -> Iterator[Container]:
     """Gone before `environ` looks for what is left."""
-    with docker.container(client, quickstart.tag, hostname="check") as running:
+    with sleeping_container(client, quickstart.tag, hostname="check") as running:
         yield running
 
 
@@ -119,7 +119,7 @@ def test_hosts_of_a_prefix_are_nodes(
     assert len(chosen) > 8
     with cluster(client, quickstart.tag, 4) as nodes:
         result = verify(
-            TARGET, "--runner", f"exec:docker exec {nodes[0].name}", "--hosts", ",".join(names(4)),
+            TARGET, "--runner", f"exec:docker exec {nodes[0].name}", "--hosts", ",".join(cluster_names(4)),
             *(f"--check={name}" for name in chosen),
         )  # fmt: skip
     assert outcomes(result) == {name: outcomes(by_docker)[name] for name in outcomes(result)}
@@ -127,7 +127,7 @@ def test_hosts_of_a_prefix_are_nodes(
 
 
 def test_what_is_kept_as_evidence(quickstart: Built, imagebuild: Imagebuild, tmp_path: Path) -> None:
-    imagebuild("verify", TARGET, "--output", tmp_path, "--check", "ucx-distro", "--check", "image/no-keys")
+    imagebuild("verify", TARGET, "--output", tmp_path, "--only", "ucx-distro", "--only", "image/no-keys")
     result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
     assert (result.target, result.digest) == (TARGET, quickstart.result.digest)
     assert result.labels["imagebuild.target"] == TARGET
@@ -191,7 +191,7 @@ def test_a_hung_check_ends_with_all_it_started(
         component.write_text(component.read_text().replace("env -i ", ""))
     prefix = "docker" if runner == "docker" else f"exec:docker exec {started.name}"
     done = imagebuild(
-        "verify", TARGET, "--runner", prefix, "--check", "pmix/hangs", "--check", "pmix/afterwards", "--output",
+        "verify", TARGET, "--runner", prefix, "--only", "pmix/hangs", "--only", "pmix/afterwards", "--output",
         tmp_path / "kept", expect=1,
     )  # fmt: skip
     result = VerifyResult.model_validate_json((tmp_path / "kept/verify.json").read_text())
@@ -204,7 +204,7 @@ def test_a_hung_check_ends_with_all_it_started(
 
 def test_ctrl_c_ends_the_container(quickstart: Built, hung: tuple[Imagebuild, str], client: DockerClient) -> None:
     imagebuild, seconds = hung
-    process = imagebuild.start("verify", TARGET, "--check", "pmix/forever")
+    process = imagebuild.start("verify", TARGET, "--only", "pmix/forever")
 
     def begun() -> bool:
         return any(
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_what_ssh_started(
     quickstart: Built, hung: tuple[Imagebuild, str], ssh: str, started: Container
 ) -> None:
     imagebuild, seconds = hung
-    process = imagebuild.start("verify", TARGET, "--runner", f"exec:{ssh}", "--check", "pmix/forever")
+    process = imagebuild.start("verify", TARGET, "--runner", f"exec:{ssh}", "--only", "pmix/forever")
     assert until(lambda: seconds in str(started.top()["Processes"]))
     process.send_signal(signal.SIGINT)
     assert finish(process).status == 130
@@ -237,7 +237,7 @@ def foreign(quickstart: Built) -> str:
 
 
 def test_an_image_of_somebody_else_is_checked_by_name(foreign: str, verify: Verify) -> None:
-    result = verify(foreign, "--check", "pmix/pack*", "--check", "image/no-keys", "--check", "nvbandwidth/lists")
+    result = verify(foreign, "--only", "pmix/pack*", "--only", "image/no-keys", "--only", "nvbandwidth/lists")
     assert result.target is None
     assert the(result, "image/no-keys").outcome == "passed"
     assert the(result, "pmix/package").outcome == "passed"
@@ -247,7 +247,7 @@ def test_an_image_of_somebody_else_is_checked_by_name(foreign: str, verify: Veri
 
 
 def test_what_a_foreign_image_lacks_is_said(imagebuild: Imagebuild, quickstart: Built, verify: Verify) -> None:
-    chosen = ["--check", "pmix/loads", "--check", "openmpi-distro/ranks-as-user", "--check", "image/no-keys"]
+    chosen = ["--only", "pmix/loads", "--only", "openmpi-distro/ranks-as-user", "--only", "image/no-keys"]
     tag = f"{REPOSITORY}/foreign:3"
     docker_build(f"FROM {quickstart.tag}\nRUN userdel mpiuser && rm /usr/bin/bash\n", "--tag", tag)
     result = verify(tag, *chosen)
@@ -266,17 +266,17 @@ def test_an_image_without_coreutils(quickstart: Built, verify: Verify) -> None:
     """The time is kept by bash, not by a program of the image."""
     tag = f"{REPOSITORY}/foreign:4"
     docker_build(f"FROM {quickstart.tag}\nRUN rm /usr/bin/timeout /usr/bin/env\n", "--tag", tag)
-    assert the(verify(tag, "--check", "pmix/loads"), "pmix/loads").outcome == "passed"
+    assert the(verify(tag, "--only", "pmix/loads"), "pmix/loads").outcome == "passed"
 
 
 def test_a_normal_user_s_image(quickstart: Built, verify: Verify, client: DockerClient) -> None:
     tag = f"{REPOSITORY}/foreign:5"
     docker_build(f"FROM {quickstart.tag}\nUSER mpiuser\n", "--tag", tag)
-    with docker.container(client, tag) as running:
-        result = verify(TARGET, "--runner", f"exec:docker exec {running.name}", "--check", "pmix")
+    with sleeping_container(client, tag) as running:
+        result = verify(TARGET, "--runner", f"exec:docker exec {running.name}", "--only", "pmix")
         assert the(result, "pmix/loads").outcome == "passed"  # docker exec is told the user
         plain = verify(
-            TARGET, "--runner", f"exec:nsenter -t {pid(client, running)} -a -S 1000 -G 1000", "--check", "pmix"
+            TARGET, "--runner", f"exec:nsenter -t {pid(client, running)} -a -S 1000 -G 1000", "--only", "pmix"
         )
     assert the(plain, "pmix/loads").reason == "needs the user root; commands run as mpiuser here"
 
@@ -298,7 +298,7 @@ def layout(quickstart: Built, client: DockerClient, tmp_path: Path) -> Path:
 
 def test_a_layout_is_read_and_started(layout: Path, client: DockerClient, verify: Verify, quickstart: Built) -> None:
     before = sorted(tag for image in client.images.list() for tag in image.tags)
-    result = verify(layout, "--check", "pmix", "--check", "image")
+    result = verify(layout, "--only", "pmix", "--only", "image")
     assert {c.outcome for c in result.checks if c.component == "pmix"} <= {"passed", "skipped"}
     assert the(result, "pmix/loads").outcome == "passed"
     assert the(result, "image/no-keys").outcome == "passed"
@@ -322,9 +322,9 @@ def test_a_digest_is_pulled_where_that_is_allowed(
         assert "error" not in line, line
     client.images.remove(f"{registry}/{REPOSITORY}/pulled:1")
     name = f"{registry}/{REPOSITORY}/pulled@{quickstart.result.digest}"
-    assert "--pull" in imagebuild("verify", name, "--check", "pmix/loads", expect=2).err
+    assert "--pull" in imagebuild("verify", name, "--only", "pmix/loads", expect=2).err
     try:
-        result = verify(name, "--pull", "--check", "pmix/loads")
+        result = verify(name, "--pull", "--only", "pmix/loads")
         assert (result.image, result.digest) == (name, quickstart.result.digest)
         assert the(result, "pmix/loads").outcome == "passed"
     finally:
@@ -332,8 +332,8 @@ def test_a_digest_is_pulled_where_that_is_allowed(
 
 
 def test_names_that_are_wrong(quickstart: Built, imagebuild: Imagebuild) -> None:
-    assert "did you mean 'pmix/loads'" in imagebuild("verify", TARGET, "--check", "pmix/laods", expect=2).err
-    assert "nothing" in imagebuild("verify", TARGET, "--check", "nvbandwidth/*", expect=3).err
+    assert "did you mean 'pmix/loads'" in imagebuild("verify", TARGET, "--only", "pmix/laods", expect=2).err
+    assert "nothing" in imagebuild("verify", TARGET, "--only", "nvbandwidth/*", expect=3).err
     assert "cannot be run" in imagebuild("verify", TARGET, "--runner", "exec:not-a-program", expect=4).err
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild import __main__, bridge, emulation, programs
-from imagebuild.engine import Paths
-from imagebuild.errors import CommandError
+from imagebuild import __main__
+from imagebuild.build import private as build_private
+from imagebuild.core import CommandError, run
+from imagebuild.oci import EnginePaths
 
 BUILDX = {"docker buildx version": "github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3\n"}
 
@@ -63,9 +64,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("proc", "net/eth0"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "net/eth0/mtu").write_text("1400\n")
-    monkeypatch.setattr(programs, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(bridge, "NET", tmp_path / "net")
-    monkeypatch.setattr(emulation, "BINFMT_D", tmp_path)
+    monkeypatch.setattr(run, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(build_private, "NET", tmp_path / "net")
+    monkeypatch.setattr(build_private, "BINFMT_D", tmp_path)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("os.kill", killed)
     monkeypatch.setattr("time.sleep", lambda _: None)
@@ -73,15 +74,15 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def paths(machine: Path) -> Paths:
+def paths(machine: Path) -> EnginePaths:
     run = machine / "run"
     state = machine / "state"
     ours = (state / "data", state / "daemon.json", state / "dockerd.log")
-    return Paths(state, run, "ib-test", *ours, run / "exec", run / "docker.pid", run / "docker.sock")
+    return EnginePaths(state, run, "ib-test", *ours, run / "exec", run / "docker.pid", run / "docker.sock")
 
 
 @pytest.fixture
-def private(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> Paths:
+def private(paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> EnginePaths:
     """`paths` is where `up`, `down` and `status` look."""
-    monkeypatch.setattr(Paths, "of", lambda _: paths)
+    monkeypatch.setattr(EnginePaths, "of", lambda _: paths)
     return paths

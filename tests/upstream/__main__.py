@@ -9,8 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from imagebuild.build import cache_folder
-from imagebuild.errors import ImagebuildError
+from imagebuild.core import ImagebuildError, cache_folder
 from tests.upstream.standin import Upstream, missing
 
 CACHE = cache_folder().parent / "upstream"

@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild import programs
+from imagebuild.core import run_program
 
 CUDA, DOCA, STRANGER, EXPIRED = "cuda", "doca", "stranger", "expired"
 """STRANGER's public key is published nowhere; EXPIRED could sign on the first days of 2020 only."""
@@ -63,11 +63,11 @@ class Keys:
             link = Path(folder) / "h"
             link.symlink_to(self.home.absolute())
             try:
-                return programs.run("gpg", "--homedir", str(link), "--batch", "--yes", "--quiet", *words)
+                return run_program("gpg", "--homedir", str(link), "--batch", "--yes", "--quiet", *words)
             finally:
                 # An agent of its own starts with every call that needs a secret key.
                 if shutil.which("gpgconf"):
-                    programs.run("gpgconf", "--homedir", str(link), "--kill", "all")
+                    run_program("gpgconf", "--homedir", str(link), "--kill", "all")
 
 
 def _address(name: str) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from imagebuild import rootfs
-from imagebuild.errors import CommandError
+from imagebuild.build import DIE_WITH_US
+from imagebuild.core import CommandError
 
 SECONDS = 30
 """It answers after a moment, or something is wrong."""
@@ -34,10 +34,10 @@ def running(storage: Path, port: int, settings: Mapping[str, object] | None = No
     with log.open("w") as file:
         try:
             process = subprocess.Popen(
-                [*rootfs.DIE_WITH_US, "docker-registry", "serve", str(config)], stdout=file, stderr=file
+                [*DIE_WITH_US, "docker-registry", "serve", str(config)], stdout=file, stderr=file
             )
         except OSError as error:
-            raise CommandError(f"`{rootfs.DIE_WITH_US[0]}` cannot be run: {error.strerror}") from error
+            raise CommandError(f"`{DIE_WITH_US[0]}` cannot be run: {error.strerror}") from error
     try:
         deadline = time.monotonic() + SECONDS
         while not _answers(address):

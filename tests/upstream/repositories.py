@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild import programs
+from imagebuild.core import run_program
 from tests.upstream.workshop import RECIPES
 
 PROJECTS = RECIPES / "git"
@@ -65,4 +65,4 @@ def _make(repository: Repository, bare: Path) -> None:
 
 
 def _git(*words: str) -> str:
-    return programs.run("git", *words, env=IDENTITY)
+    return run_program("git", *words, env=IDENTITY)

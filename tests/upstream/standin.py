@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagebuild import engine, programs
+from imagebuild.core import run_program, which
+from imagebuild.oci import find_engine
 from tests.upstream import bases, hpcx, packages, registry, repositories, wheels
 from tests.upstream.keys import CUDA, DOCA, Keys
 from tests.upstream.server import Server
@@ -33,7 +34,7 @@ PROGRAMS = {"docker-registry": "docker-registry", "git": "git", "gpg": "gnupg"}
 
 def missing() -> list[str]:
     """Packages that this machine needs for the stand-in and lacks."""
-    return [package for program, package in PROGRAMS.items() if not programs.which(program)]
+    return [package for program, package in PROGRAMS.items() if not which(program)]
 
 
 @dataclass
@@ -156,9 +157,9 @@ def _toolkit(version: str) -> Callable[[Path], None]:
 
 
 def _gateway() -> str:
-    found = engine.find(os.environ)
+    found = find_engine(os.environ)
     words = ("docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
-    return programs.run(*words, env=found.environment, timeout=20).strip()
+    return run_program(*words, env=found.environment, timeout=20).strip()
 
 
 def _remembered(cache: Path) -> dict[str, int]:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from imagebuild import programs
-from imagebuild.locking.wheels import GLIBC
+from imagebuild.core import run_program
+from imagebuild.lock import GLIBC
 
 LOCK = Path(__file__).parents[2] / "imagebuild.lock"
 
@@ -26,7 +26,7 @@ def unpack(wheels: list[dict[str, Any]], folder: Path) -> None:
     wanted = folder / "requirements.txt"
     wanted.write_text("".join(lines))
     tags = [word for glibc in GLIBC for word in ("--platform", f"{glibc}_x86_64")]
-    programs.run(
+    run_program(
         sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile", "--no-deps",
         "--require-hashes", "--only-binary", ":all:", *tags, "--target", str(folder / "tree"),
         "--requirement", str(wanted),

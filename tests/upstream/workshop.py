@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild import base, build, engine, programs
+from imagebuild.build import bootstrap
+from imagebuild.core import cache_folder, run_program
+from imagebuild.oci import find_engine
 
 RECIPES = Path(__file__).parent / "recipes"
 BASE = "debian:13-standin"
@@ -42,9 +44,9 @@ class Workshop:
     @classmethod
     def open(cls, cache: Path, log: Callable[[str], None]) -> Workshop:
         """Raises imagebuild's errors where no base can be made or no engine is found."""
-        made = base.bootstrap(["linux/amd64"], build.cache_folder(), release="trixie", log=log)
+        made = bootstrap(["linux/amd64"], cache_folder(), release="trixie", log=log)
         cache.mkdir(parents=True, exist_ok=True)
-        return cls(cache.absolute(), made.context, engine.find(os.environ).environment, log)
+        return cls(cache.absolute(), made.context, find_engine(os.environ).environment, log)
 
     def piece(self, name: str, inputs: Iterable[Path | str], make: Make) -> Path:
         """The folder `name` in the cache. `make` fills it anew if it was made from other inputs, or never."""
@@ -69,7 +71,7 @@ class Workshop:
     def build(self, recipe: str, *options: str, **contexts: Path) -> None:
         """Run `recipes/<recipe>.Dockerfile` with its folder as context, and other folders by name."""
         named = {BASE: self.base, **{name: str(path) for name, path in contexts.items()}}
-        programs.run(
+        run_program(
             "docker", "buildx", "build", "--progress=plain", "--provenance=false", "--platform=linux/amd64",
             *(word for name, value in named.items() for word in ("--build-context", f"{name}={value}")),
             "--file", str(RECIPES / f"{recipe}.Dockerfile"), *options, str(RECIPES / recipe),

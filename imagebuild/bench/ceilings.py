@@ -1,0 +1,459 @@
+"""Compute the most bandwidth that hardware can show, by collective, class of algorithms and topology. Pure.
+
+The bus bandwidth of a collective is at most min(a * link, b * W). With
+
+* n ranks in k nodes, which are NVLink domains: a host, or the hosts of a rack; g = n / k ranks in each;
+* link, the GB/s that one GPU can send to its peers in the node, one way;
+* W, the GB/s that the network cards of one node can send, one way;
+
+a and b are what `ALGORITHMS` has for each class and collective. Bus bandwidth is size / time * the factor of a ring, so
+a class that moves less than a ring has factors above 1. Within one node, the part with W falls away.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple, get_args
+
+from imagebuild.bench.models import AlgorithmName, Collective, Limit
+from imagebuild.bench.profiles import CopyRate, Link, Measured, MeasuredSpeed, Profile, WireRate, profile_key
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Model
+from imagebuild.core.yaml import Mistakes, YamlFile
+
+
+class NotComparable(Exception):
+    """A measurement has no place on the hardware of a profile; the message says why."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What limits a run."""
+
+    link: float
+    """GB/s that one GPU can send to its peers in the node."""
+    network: float | None = None
+    """GB/s that the network cards of one node can send; `None` is unknown."""
+    nvls: bool = False
+    """Whether the switch between the GPUs can multicast and reduce (NVLink SHARP)."""
+    sharp: bool = False
+    """Whether the switches of the network can reduce (SHARP, CollNet)."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The most that one class of algorithms can reach."""
+
+    collective: str
+    algorithm: str
+    value: float
+    link: float
+    """What the links alone would allow; infinite if nothing passes them."""
+    network: float
+    """What the network alone would allow; infinite within a node."""
+    formula: str
+
+    @property
+    def bound(self) -> str:
+        """The part that limits: `link` or `network`."""
+        return "link" if self.link <= self.network else "network"
+
+
+class Factor(NamedTuple):
+    """The factor of a rate in a ceiling."""
+
+    text: str
+    compute: Callable[[int, int, int], float]
+    """From n, k and g; infinite if nothing passes there."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A class of algorithms for some collectives."""
+
+    name: AlgorithmName
+    collectives: tuple[Collective, ...]
+    link: Factor
+    """a of the formula."""
+    network: Factor | None
+    """b of the formula; `None` if the class works within a node only."""
+    why: str
+    nvls: bool = False
+    """Whether it needs NVLink SHARP."""
+    sharp: bool = False
+    """Whether it needs SHARP in the network."""
+    within: bool = True
+    """Whether it is a class of its own within one node."""
+
+
+REDUCING: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+
+_LINK_ONCE = Factor("1", lambda _n, _k, g: 1.0 if g > 1 else math.inf)
+_NETWORK_ONCE = Factor("1", lambda _n, _k, _g: 1.0)
+_LINK_LOCAL = Factor("(n-1)/(k(g-1))", lambda n, k, g: (n - 1) / (k * (g - 1)) if g > 1 else math.inf)
+_LINK_NVLS = Factor("2g(n-1)/(n(g+1))", lambda n, _k, g: 2 * g * (n - 1) / (n * (g + 1)))
+_LINK_PEERS = Factor("(n-1)/(g-1)", lambda n, _k, g: (n - 1) / (g - 1) if g > 1 else math.inf)
+_NETWORK_SPLIT = Factor("k(n-1)/(n(k-1))", lambda n, k, _g: k * (n - 1) / (n * (k - 1)))
+_NETWORK_SHARP = Factor("2(n-1)/n", lambda n, _k, _g: 2 * (n - 1) / n)
+
+ALGORITHMS: tuple[Algorithm, ...] = (
+    Algorithm(
+        "ring", (*REDUCING, "broadcast", "reduce"), _LINK_ONCE, _NETWORK_ONCE,
+        "every GPU passes factor * size to the next one, and one GPU of each node to the next node",
+    ),
+    Algorithm(
+        "hierarchical", REDUCING, _LINK_LOCAL, _NETWORK_SPLIT,
+        "the least that must cross without help of switches: (k-1)/k * size a node, twice for all_reduce; trees too, "
+        "which move as much on the average of their GPUs and nodes",
+        within=False,
+    ),
+    Algorithm(
+        "nvls", ("all_reduce",), Factor("2(n-1)/(n+1)", lambda n, _k, _g: 2 * (n - 1) / (n + 1)), None,
+        "the switch reduces: a GPU sends (n+1)/n * size instead of 2(n-1)/n * size", nvls=True,
+    ),
+    Algorithm(
+        "nvls", ("all_gather", "reduce_scatter"), Factor("(n-1)/n", lambda n, _k, _g: (n - 1) / n), None,
+        "the switch multicasts or reduces, but a GPU still receives, or sends, all of size", nvls=True,
+    ),
+    Algorithm(
+        "nvls-tree", ("all_reduce",), _LINK_NVLS, _NETWORK_SPLIT,
+        "NVLS in each node, (g+1)/g * size over a link; a tree between nodes", nvls=True, within=False,
+    ),
+    Algorithm(
+        "sharp", ("all_reduce",), _LINK_LOCAL, _NETWORK_SHARP,
+        "the network reduces: a node sends size once", sharp=True, within=False,
+    ),
+    Algorithm(
+        "nvls-sharp", ("all_reduce",), _LINK_NVLS, _NETWORK_SHARP,
+        "NVLS in each node, the network reduces between nodes", nvls=True, sharp=True, within=False,
+    ),
+    Algorithm(
+        "pairwise", ("alltoall", "hypercube"), _LINK_PEERS,
+        Factor("(n-1)/(g(n-g))", lambda n, _k, g: (n - 1) / (g * (n - g))),
+        "of the n-1 parts that a rank sends, g-1 stay in the node and n-g leave it",
+    ),
+    Algorithm(
+        "pairwise", ("gather", "scatter"), _LINK_PEERS,
+        Factor("(n-1)/(n-g)", lambda n, _k, g: (n - 1) / (n - g)),
+        "the root's link carries g-1 parts, its node's network n-g",
+    ),
+    Algorithm(
+        "pairwise", ("sendrecv",), _LINK_ONCE, _NETWORK_ONCE,
+        "every rank sends size to the next one; at best one rank of each node sends to another node",
+    ),
+)  # fmt: skip
+
+
+def algorithms_of(collective: str) -> set[str]:
+    """Return the names of the classes that the collective has on any hardware."""
+    return {algorithm.name for algorithm in ALGORITHMS if collective in algorithm.collectives}
+
+
+def class_ceilings(collective: str, ranks: int, nodes: int, hardware: Hardware) -> tuple[Ceiling, ...]:
+    """Return the ceiling of each class that the hardware can run; `nodes` are NVLink domains.
+
+    There is none for one rank, which moves nothing; for a collective without a formula; between nodes whose network is
+    unknown; and if the ranks do not divide evenly between the nodes.
+    """
+    if ranks < 2 or nodes < 1 or ranks % nodes:
+        return ()
+    ceilings = []
+    gpus = ranks // nodes
+    for algorithm in ALGORITHMS:
+        if collective not in algorithm.collectives or (nodes == 1 and not algorithm.within):
+            continue
+        if (algorithm.nvls and not (hardware.nvls and gpus > 1)) or (algorithm.sharp and not hardware.sharp):
+            continue
+        link = hardware.link * algorithm.link.compute(ranks, nodes, gpus)
+        network = math.inf
+        parts = [] if math.isinf(link) else [_product("link", algorithm.link)]
+        if nodes > 1:
+            if algorithm.network is None or hardware.network is None:
+                continue
+            network = hardware.network * algorithm.network.compute(ranks, nodes, gpus)
+            parts.append(_product("W", algorithm.network))
+        formula = parts[0] if len(parts) == 1 else f"min({', '.join(parts)})"
+        ceilings.append(Ceiling(collective, algorithm.name, min(link, network), link, network, formula))
+    return tuple(ceilings)
+
+
+def _product(rate: str, factor: Factor) -> str:
+    return rate if factor.text == "1" else f"{rate} * {factor.text}"
+
+
+def hard_ceiling(
+    collective: str, ranks: int, nodes: int, hardware: Hardware, algorithm: str | None = None
+) -> Ceiling | None:
+    """Return the ceiling of the class if it is known, else of the loosest class: a measurement above it is a mistake.
+
+    Of classes that allow the same, the first in `ALGORITHMS`.
+    """
+    ceilings = class_ceilings(collective, ranks, nodes, hardware)
+    known = [ceiling for ceiling in ceilings if algorithm in (None, ceiling.algorithm)]
+    return max(known, key=lambda ceiling: ceiling.value, default=None)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 node`, `2 nodes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+# Ranks on the hardware of a profile
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """How ranks run on the hardware of a profile, in the terms of the formulas."""
+
+    domains: int
+    """k: NVLink domains."""
+    gpus: int
+    """g: ranks of a domain."""
+    link: Link
+    """The link that joins the ranks of a domain."""
+    network: float | None
+    """W: GB/s of the network cards of one domain."""
+    sharp: bool
+    """Whether the switches of the network can reduce."""
+
+    @property
+    def hardware(self) -> Hardware:
+        rate = self.link.rate
+        if self.link.pair and self.gpus > 1:
+            # Without a switch, a GPU has a wire to each peer, and uses those whose peers take part.
+            rate = min(rate, self.link.pair * (self.gpus - 1))
+        return Hardware(rate, self.network, nvls=self.link.nvls, sharp=self.sharp)
+
+
+def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
+    """Return how ranks on so many hosts use the hardware. Raises NotComparable if they do not fit it.
+
+    Hosts of a rack-wide link are taken to fill racks: 32 hosts of 18-host racks are two domains. W counts the cards of
+    the hosts in use, but no more than what the GPUs in use can pass over their host links.
+    """
+    if ranks % nodes or ranks > nodes * profile.node.gpus:
+        raise NotComparable(
+            f"{plural(ranks, 'rank')} on {plural(nodes, 'node')} do not fit {profile.name}, "
+            f"which has {plural(profile.node.gpus, 'GPU')} a node"
+        )
+    domains = -(-nodes // profile.hosts_per_domain)
+    if nodes % domains:
+        raise NotComparable(
+            f"{nodes} nodes do not divide evenly between {domains} domains of {profile.hosts_per_domain} nodes"
+        )
+    gpus = ranks // domains
+    link = next((link for link in profile.links if link.gpus >= gpus), None)
+    if link is None:
+        raise NotComparable(f"no link of {profile.name} joins the {gpus} GPUs of a node")
+    network = nodes // domains * profile.network.count * profile.network.rate if profile.network else None
+    if network and profile.host_link:
+        network = min(network, gpus * profile.host_link.rate)
+    sharp = profile.network is not None and profile.network.kind == "infiniband"
+    return RankLayout(domains, gpus, link, network, sharp)
+
+
+# Copies between devices, and single network cards
+
+GBIT_UNITS = {"MB/sec": 2**20 * 8 / 1e9, "MiB/sec": 2**20 * 8 / 1e9, "Gb/sec": 1.0}
+"""Unit that perftest prints → Gb/s. What it calls MB is 2^20 bytes."""
+
+_COPY_PATHS = (
+    (r"latency|local_copy|p2p_disabled|connectivity", None, 0),
+    (r"device_to_device_bidirectional\w*_(read|write)[12]$", "link", 1),
+    (r"device_to_device_bidirectional|^bidirectional_p2p_enabled", "link", 2),
+    (r"device_to_device|all_to_one|one_to_all|p2p_enabled", "link", 1),
+    (r"host_to_|_to_host", "host-link", 1),
+)
+"""Name of a test → what its bytes pass, and how many times that rate its figure can be. A bidirectional test between
+GPUs reports each direction and their total, one between a GPU and the host only the direction that it names."""
+
+
+def copy_ceiling(profile: Profile, test: str) -> Limit | None:
+    """Return the most that one cell of the test's matrix can be, in GB/s; None if it is not known."""
+    path, times = next(((path, times) for p, path, times in _COPY_PATHS if re.search(p, test.casefold())), (None, 0))
+    if path == "link":
+        # The output does not say which of several links joins a pair: the fastest is the limit.
+        link = max(profile.links, key=lambda link: link.pair or link.rate)
+        kind, rate = link.kind, link.pair or link.rate
+    elif path == "host-link" and profile.host_link:
+        kind, rate = profile.host_link.kind, profile.host_link.rate
+    else:
+        return None
+    return Limit(value=times * rate, unit="GB/s", what=f"{kind}, {'both directions' if times > 1 else 'one way'}")
+
+
+def copy_reference(profile: Profile, test: str) -> CopyRate | None:
+    """Return the first reference for the test."""
+    return next((copy for copy in profile.copies if _matches(test, copy.tests)), None)
+
+
+def wire_ceiling(profile: Profile, test: str) -> Limit | None:
+    """Return the most that one network card can move, in Gb/s; None if it is not known."""
+    if not profile.network:
+        return None
+    times = 2 if "bidirectional" in test.casefold() else 1
+    what = f"one {profile.network.kind} port, {'both directions' if times > 1 else 'one way'}"
+    return Limit(value=times * profile.network.rate * 8, unit="Gb/s", what=what)
+
+
+def wire_reference(profile: Profile, test: str) -> WireRate | None:
+    """Return the lowest reference for the test: its output does not say whether buffers were in GPU memory."""
+    references = [wire for wire in profile.wires if _matches(test, wire.tests)]
+    return min(references, key=lambda wire: wire.rate * wire.tolerance, default=None)
+
+
+def reference_limit(measured: Measured, value: float, unit: str) -> Limit:
+    """Return a reference as a verdict shows it: the value with its source and date."""
+    return Limit(value=value, unit=unit, what=f"{measured.source}, {measured.date}")
+
+
+def _matches(test: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(test.casefold(), pattern.casefold()) for pattern in patterns)
+
+
+# The table of `imagebuild limits`
+
+
+class LimitRow(Model):
+    """A row of the table of limits: the ceiling of a class, and what was measured with it."""
+
+    collective: str
+    algorithm: str
+    ceiling_gb_s: float
+    bound: str
+    """The part that limits: `link` or `network`."""
+    hardest: bool
+    """Whether no class of the collective allows more: above this, a measurement is wrong."""
+    formula: str
+    references: tuple[MeasuredSpeed, ...] = ()
+    """References of the collective at this scale, beside the class that they were measured with, else the loosest."""
+
+
+class LimitTable(Model):
+    """The document that `imagebuild limits --json` writes."""
+
+    profile: str
+    title: str
+    nodes: int
+    """Number of hosts."""
+    ranks: int
+    """n of the formulas."""
+    domains: int
+    """k of the formulas: NVLink domains."""
+    link_gb_s: float
+    network_gb_s: float | None
+    """W of the formulas, of one domain."""
+    rows: tuple[LimitRow, ...]
+    copies: tuple[CopyRate, ...] = ()
+    wires: tuple[WireRate, ...] = ()
+
+
+def limit_table(profile: Profile, nodes: int | None = None) -> LimitTable:
+    """Return every ceiling for all GPUs of so many hosts; by default of one NVLink domain.
+
+    Raises ConfigError if the hosts do not divide evenly between domains.
+    """
+    nodes = nodes or profile.hosts_per_domain
+    ranks = nodes * profile.node.gpus
+    try:
+        layout = rank_layout(profile, ranks, nodes)
+    except NotComparable as error:
+        raise ConfigError(f"--nodes {nodes}: {error}") from None
+    rows = []
+    for collective in get_args(Collective):
+        ceilings = class_ceilings(collective, ranks, layout.domains, layout.hardware)
+        loosest = max(ceilings, key=lambda ceiling: ceiling.value, default=None)
+        references = [r for r in profile.references if (r.collective, r.ranks, r.nodes) == (collective, ranks, nodes)]
+        rows += [
+            LimitRow(
+                collective=collective,
+                algorithm=ceiling.algorithm,
+                ceiling_gb_s=round(ceiling.value, 1),
+                bound=ceiling.bound,
+                hardest=ceiling is loosest,
+                formula=ceiling.formula,
+                references=tuple(
+                    reference
+                    for reference in references
+                    if reference.algorithm == ceiling.algorithm or (reference.algorithm is None and ceiling is loosest)
+                ),
+            )
+            for ceiling in ceilings
+        ]
+    return LimitTable(
+        profile=profile.name,
+        title=profile.title,
+        nodes=nodes,
+        ranks=ranks,
+        domains=layout.domains,
+        link_gb_s=layout.hardware.link,
+        network_gb_s=layout.network,
+        rows=tuple(rows),
+        copies=profile.copies,
+        wires=profile.wires,
+    )
+
+
+# Mistakes in profiles
+
+
+def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
+    """Add the mistakes in a profile that is otherwise sound.
+
+    They are references at or above their ceiling, of a scale that does not fit, or listed twice; tests without a rate
+    that limits them; and links that are not in order.
+    """
+    profile = document.model
+    if sorted(link.gpus for link in profile.links) != [link.gpus for link in profile.links]:
+        mistakes.add(document.at("links"), "links: the link that joins fewest GPUs must come first")
+    inherited = len(profile.references) - sum(loc[:1] == ("references",) and len(loc) == 2 for loc in document.lines)
+    keys = set()
+    for index, reference in enumerate(profile.references):
+        where = document.at("references", index - inherited) if index >= inherited else document.at("extends")
+        scale = f"{plural(reference.ranks, 'rank')}, {plural(reference.nodes, 'node')}"
+        name = f"{reference.collective} on {scale}"
+        key = profile_key(reference)
+        if key in keys:
+            mistakes.add(where, f"{name}: is listed twice; set `forced` in the one whose algorithm was chosen")
+        keys.add(key)
+        try:
+            ceiling = _ceiling_of(profile, reference)
+        except NotComparable as error:
+            mistakes.add(where, f"{name}: {error}")
+        else:
+            what = f"{ceiling.algorithm}: {ceiling.formula}"
+            _lint_rate(mistakes, where, name, reference.rate, Limit(value=ceiling.value, unit="GB/s", what=what))
+    for index, copy in enumerate(profile.copies):
+        for test in copy.tests:
+            _lint_rate(mistakes, document.at("copies", index), test, copy.rate, copy_ceiling(profile, test))
+    for index, wire in enumerate(profile.wires):
+        for test in wire.tests:
+            _lint_rate(mistakes, document.at("wires", index), test, wire.rate * 8, wire_ceiling(profile, test))
+
+
+def _ceiling_of(profile: Profile, reference: MeasuredSpeed) -> Ceiling:
+    """Return the ceiling that a reference must stay below. Raises NotComparable if it has none."""
+    layout = rank_layout(profile, reference.ranks, reference.nodes)
+    if layout.domains > 1 and layout.network is None:
+        raise NotComparable(f"{reference.nodes} nodes need a network, and {profile.name} has none")
+    ceiling = hard_ceiling(reference.collective, reference.ranks, layout.domains, layout.hardware, reference.algorithm)
+    if ceiling is None:
+        raise NotComparable(
+            f"{reference.algorithm} is no class for {reference.collective} at this scale on {profile.name}"
+        )
+    return ceiling
+
+
+def _lint_rate(mistakes: Mistakes, where: str, name: str, value: float, limit: Limit | None) -> None:
+    if limit is None:
+        mistakes.add(where, f"{name}: the profile has no rate that limits it; add its links, host-link or network")
+    elif value >= limit.value:
+        mistakes.add(
+            where,
+            f"{name}: {value:g} {limit.unit} is not below the ceiling, {limit.value:.1f} {limit.unit} ({limit.what}); "
+            "no machine passes that, so correct the figure, the scale or the rates",
+        )

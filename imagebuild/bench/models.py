@@ -1,0 +1,232 @@
+"""Define the types of what benchmarks print, and of the verdicts on it.
+
+Bandwidths are in GB/s of 10^9 bytes, times in µs, sizes in bytes, unless the field says otherwise; `None` is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from pydantic import Field
+
+from imagebuild.core.fields import Model
+
+Collective = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "alltoall", "gather", "scatter", "broadcast", "reduce", "sendrecv",
+    "hypercube",
+]  # fmt: skip
+"""A collective for which `ceilings` has a formula."""
+
+AlgorithmName = Literal["ring", "nvls", "hierarchical", "nvls-tree", "sharp", "nvls-sharp", "pairwise"]
+"""A class of algorithms in `ceilings`."""
+
+RunVerdict = Literal["ok", "wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "no-data", "failed"]
+TableVerdict = Literal["ok", "failed", "truncated", "no-data"]
+DiagnosticStatus = Literal["pass", "fail", "warn", "skip", "not-run", "unknown"]
+SpeedOutcome = Literal["passed", "failed", "measurement-error", "not-comparable", "regression"]
+
+
+class Half(Model):
+    """One half of a row of nccl-tests: the figures out of place, or those in place."""
+
+    time_us: float | None
+    algbw_gb_s: float | None
+    busbw_gb_s: float | None
+    wrong: int | None
+    """Wrong elements; `None` where the data were not validated, or the column held the largest error (before 2.13)."""
+
+
+class NcclRow(Model):
+    """One row of nccl-tests: the figures for one message size."""
+
+    size_bytes: int
+    count: int
+    dtype: str
+    redop: str | None
+    root: int | None
+    out_of_place: Half
+    in_place: Half | None
+
+
+class Run(Model):
+    """One run of a program of nccl-tests (or rccl-tests), which prints one table."""
+
+    source: str
+    """The file it was read from."""
+    tool: str = "nccl-tests"
+    tool_version: str | None = None
+    collective: str | None = None
+    """`all_reduce`, `all_gather`, `reduce_scatter`, `alltoall`, `broadcast`, `sendrecv`, …"""
+    ranks: int | None = None
+    nodes: int | None = None
+    """Number of hosts, if the list of devices was printed."""
+    device: str | None = None
+    """Name of the GPUs, if it was printed and is the same for all of them."""
+    rows: tuple[NcclRow, ...] = ()
+    partial_rows: int = 0
+    """Number of rows that were cut, or broken by other output beyond repair."""
+    avg_busbw_gb_s: float | None = None
+    """The printed mean over all rows and both halves. It depends on the sizes, so nothing is judged by it."""
+    out_of_bounds: int | None = None
+    """Number of failed checks of the data, as the footer says."""
+    wrong_total: int | None = None
+    """Wrong elements of all rows."""
+    verdict: RunVerdict
+    reason: str
+    """Why, in one line."""
+
+
+class BandwidthTest(Model):
+    """One matrix of nvbandwidth or p2pBandwidthLatencyTest."""
+
+    source: str
+    tool: Literal["nvbandwidth", "p2pBandwidthLatencyTest"] = "nvbandwidth"
+    tool_version: str | None = None
+    name: str | None
+    """`None` if the output does not say it: the text of nvbandwidth does not name a waived test."""
+    unit: str | None
+    """`GB/s`, `ns` or `us`, as printed."""
+    status: str
+    """`passed`, `waived`, `error`, `not-found` or `truncated`."""
+    matrix: tuple[tuple[float | None, ...], ...] | None
+    """A cell is `None` where N/A was printed: on the diagonal, or for a pair without access. In nvbandwidth's JSON, a
+    bidirectional test between devices has three matrices below each other: both directions and their total."""
+    sum: float | None
+    """As printed; of three matrices, that of the last."""
+    reason: str = ""
+    """Why the test did not pass, if the output says it."""
+
+
+class TableRow(Model):
+    """One row of perftest. `bw_*` are in the table's unit, `msg_rate` in millions of messages a second."""
+
+    size_bytes: int
+    bw_peak: float | None = None
+    bw_average: float | None = None
+    msg_rate: float | None = None
+    latency_us: dict[str, float] | None = None
+    """Of a latency test: `min`, `max`, `typical`, `average`, `stdev`, `p99`, `p99.9`."""
+
+
+class PerftestTable(Model):
+    """One table that a program of perftest printed."""
+
+    source: str
+    test: str | None
+    """As printed, for example `RDMA_Write BW`."""
+    unit: str | None
+    """`MB/sec` (older, 2^20 bytes), `MiB/sec`, `Gb/sec` (10^9 bits), `usec`; `None` if not printed, as in JSON."""
+    rows: tuple[TableRow, ...] = ()
+    verdict: TableVerdict = "ok"
+    reason: str = ""
+
+
+class UcxResult(Model):
+    """One line of results of ucx_perftest."""
+
+    source: str
+    title: str | None
+    """What was measured, for example `tag match bandwidth`."""
+    size_bytes: int | None = None
+    """Size of a message, if it was printed."""
+    thread: int | None = None
+    iterations: int | None = None
+    latency_us: dict[str, float | None] = Field(default_factory=dict)
+    """`typical` (or the percentile printed), `average`, `overall`."""
+    bandwidth_mib_s: dict[str, float | None] = Field(default_factory=dict)
+    """`average` and `overall`, in MiB/s, which the program calls MB/s."""
+    rate_msg_s: dict[str, float | None] = Field(default_factory=dict)
+    final: bool = True
+    """False if only progress was printed, or an error."""
+    reason: str = ""
+    """The error that the program printed instead of a result."""
+
+
+class Diagnostic(Model):
+    """One result of `dcgmi diag`."""
+
+    source: str
+    category: str | None
+    test: str
+    entity: str | None = None
+    """`GPU 0`, or `None` for the whole test."""
+    status: DiagnosticStatus
+    messages: tuple[str, ...] = ()
+
+
+class Source(Model):
+    """A file, and what was read from it."""
+
+    path: str
+    tools: tuple[str, ...]
+    """The tools whose output is in it."""
+    lines: int
+    unread: int
+    """Number of lines that look like results and could not be read."""
+    examples: tuple[str, ...] = ()
+    """The first few unread lines."""
+
+
+class Results(Model):
+    """Everything that was read from some files: what `imagebuild report --json` writes beside the verdicts on speed."""
+
+    runs: tuple[Run, ...] = ()
+    tests: tuple[BandwidthTest, ...] = ()
+    tables: tuple[PerftestTable, ...] = ()
+    ucx: tuple[UcxResult, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
+    sources: tuple[Source, ...] = ()
+
+
+class Limit(Model):
+    """A number that a measurement is compared with, and where it comes from."""
+
+    value: float
+    unit: str
+    what: str
+    """For example `NVLS all_reduce ceiling: link * 2(N-1)/(N+1)`, or the source and date of a reference."""
+
+
+class SpeedVerdict(Model):
+    """The verdict on the speed of one result. Whether its data were right is the verdict of the run."""
+
+    source: str
+    subject: str
+    """For example `all_reduce, 8 ranks`, `device_to_device_memcpy_read_ce`."""
+    measured: float | None
+    """In `unit`: for a collective, the best row of 1 GiB or more."""
+    size_bytes: int | None = None
+    unit: str
+    ceiling: Limit | None
+    reference: Limit | None
+    tolerance: float | None
+    """The least fraction of the reference that passes."""
+    outcome: SpeedOutcome
+    reason: str
+
+
+Item_co = TypeVar("Item_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class ParsedOutput(Generic[Item_co]):
+    """What a parser read of its tool in one source; empty if the source holds nothing of that tool."""
+
+    items: tuple[Item_co, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Lines (or pieces of JSON, shortened) that look like results of this tool and could not be read."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.items and not self.unread
+
+    @classmethod
+    def joined(cls, parts: Iterable[ParsedOutput[Item_co]]) -> ParsedOutput[Item_co]:
+        """Join several parts of a source, in order."""
+        parts = tuple(parts)
+        return cls(
+            items=tuple(item for part in parts for item in part.items),
+            unread=tuple(line for part in parts for line in part.unread),
+        )

@@ -1,0 +1,252 @@
+"""Read profiles: what a kind of machine is, how fast its links are, what others measured on it (`profiles/*.yaml`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from imagebuild.bench.models import AlgorithmName, Collective
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Arch, Model, Release
+from imagebuild.core.yaml import Mistakes, YamlFile, load_yaml, suggestion
+
+RATE_UNITS = {"GB/s": 1.0, "Gb/s": 1 / 8}
+SIZE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z/]+)")
+
+
+def _number_in(units: Mapping[str, float]) -> BeforeValidator:
+    """Return a validator that turns a number with one of the units into a plain number."""
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        match = _QUANTITY.fullmatch(value.strip())
+        if not match or match[2] not in units:
+            raise ValueError(f"needs a number and a unit, one of {', '.join(units)}")
+        return float(match[1]) * units[match[2]]
+
+    return BeforeValidator(convert)
+
+
+def _schema_of(units: Mapping[str, float]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": f"^[0-9]+([.][0-9]+)? ?({'|'.join(units)})$"})
+
+
+Rate = Annotated[float, _number_in(RATE_UNITS), Field(gt=0), _schema_of(RATE_UNITS)]
+"""Bytes a second, one way: `450 GB/s`, or bits: `400 Gb/s`. In the model: GB/s of 10^9 bytes."""
+Size = Annotated[int, _number_in(SIZE_UNITS), Field(gt=0), _schema_of(SIZE_UNITS)]
+"""`16 GiB`. In the model: bytes."""
+Date = Annotated[str, Field(pattern=r"^20[0-9]{2}-[0-9]{2}(-[0-9]{2})?$")]
+Tolerance = Annotated[float, Field(gt=0, le=1)]
+
+
+class Sourced(Model):
+    """A number that somebody published."""
+
+    source: str
+    """The document that says it, or a repository with file and commit."""
+    date: Date
+    """When it was published or measured."""
+
+
+class Gpu(Sourced):
+    """The GPU."""
+
+    names: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names as the driver prints them; `*` stands for anything."""
+    compute_capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")] | None = None
+    """Of an NVIDIA GPU."""
+    driver: str | None = None
+    """The oldest driver that supports the GPU."""
+
+
+class Node(Sourced):
+    """A host: one machine with one operating system."""
+
+    cpu: Arch
+    gpus: Annotated[int, Field(gt=0)]
+
+
+class Link(Sourced):
+    """A link that joins GPUs without a network card."""
+
+    kind: str
+    """With its generation: `NVLink 4`."""
+    gpus: Annotated[int, Field(gt=1)]
+    """Number of GPUs that it joins. If a host has fewer, it joins those of several hosts, as in a rack."""
+    rate: Rate
+    """All that one GPU can send to its peers together, one way."""
+    pair: Rate | None = None
+    """What one GPU can send to another, if that is less: with wires instead of a switch."""
+    nvls: bool = False
+    """Whether the switch reduces and multicasts (NVLink SHARP: NVSwitch 3 and later)."""
+
+
+class HostLink(Sourced):
+    """The link between a GPU and the memory and network cards of its host."""
+
+    kind: str
+    rate: Rate
+    """One way."""
+
+
+class Network(Sourced):
+    """The network cards of a host that GPUs use, or the ports of these cards."""
+
+    kind: Literal["infiniband", "roce", "efa", "tcpxo", "slingshot", "ethernet"]
+    """The switches of `infiniband` can reduce (SHARP)."""
+    count: Annotated[int, Field(gt=0)]
+    rate: Rate
+    """Of one card or port, one way."""
+
+
+class Measured(Sourced):
+    """A rate that somebody measured."""
+
+    rate: Rate
+    tolerance: Tolerance = 0.9
+    """The least fraction of the rate that passes; 1 if the rate is a threshold itself."""
+
+
+class MeasuredSpeed(Measured):
+    """Bus bandwidth of a collective at its best size."""
+
+    collective: Collective
+    ranks: Annotated[int, Field(gt=1)]
+    nodes: Annotated[int, Field(gt=0)] = 1
+    """Number of hosts."""
+    algorithm: AlgorithmName | None = None
+    """Class of algorithms, if it was not the library's own choice or is known."""
+    forced: bool = False
+    """Whether the library was made to use `algorithm`, so that only runs which say the same are compared."""
+    size: Size | None = None
+    """Message size at which it was measured."""
+
+
+class CopyRate(Measured):
+    """Rate of the worst pair in a test of nvbandwidth or of p2pBandwidthLatencyTest."""
+
+    tests: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of tests, with `*` for anything."""
+
+
+class WireRate(Measured):
+    """Rate of a test of perftest over one card."""
+
+    tests: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of tests as printed, with `*` for anything: `RDMA_Write BW`."""
+    memory: Literal["host", "gpu"]
+    """The memory of the buffers. The output does not say it, so a measurement is compared with the lower rate."""
+
+
+class ProfileFile(Model):
+    """A file of `profiles/`."""
+
+    title: str
+    extends: Release | None = None
+    """A profile that this one is like. Keys of this file replace those of that profile; references are added to them.
+    With a `network` of its own, a profile takes over only references within one link, and no `wires`."""
+    gpu: Gpu | None = None
+    node: Node | None = None
+    links: tuple[Link, ...] = ()
+    """The link that joins fewest GPUs comes first."""
+    host_link: HostLink | None = None
+    network: Network | None = None
+    references: tuple[MeasuredSpeed, ...] = ()
+    copies: tuple[CopyRate, ...] = ()
+    wires: tuple[WireRate, ...] = ()
+
+
+class Profile(ProfileFile):
+    """A profile with all its parts, those of the profile that it extends too."""
+
+    name: str
+    gpu: Gpu
+    node: Node
+    links: Annotated[tuple[Link, ...], Field(min_length=1)]
+
+    def has(self, device: str) -> bool:
+        """Return whether the driver calls this profile's GPU so."""
+        return any(fnmatchcase(device.casefold(), name.casefold()) for name in self.gpu.names)
+
+    @property
+    def hosts_per_domain(self) -> int:
+        """Number of hosts whose GPUs one link joins."""
+        return _hosts_per_domain(self.links, self.node)
+
+
+Profiles = Mapping[str, YamlFile[Profile]]
+"""Profiles by name."""
+
+
+def load_profiles(folder: Path) -> Profiles:
+    """Read all profiles of a folder. Raises ConfigError with every mistake found, each with its file and line."""
+    mistakes = Mistakes()
+    files = sorted(folder.glob("*.yaml"))
+    if not files:
+        raise ConfigError(f"{folder}: no profiles (*.yaml) here; give their folder with --profiles")
+    loaded = {file.stem: load_yaml(file, ProfileFile, mistakes) for file in files}
+    documents = {name: document for name, document in loaded.items() if document}
+    profiles = {name: _complete_profile(name, documents, set(loaded), mistakes) for name in documents}
+    mistakes.stop_if_any()
+    return {name: profile for name, profile in profiles.items() if profile}
+
+
+def find_profile(profiles: Profiles, name: str) -> YamlFile[Profile]:
+    """Return the profile of that name. Raises ConfigError with the nearest name."""
+    if name not in profiles:
+        raise ConfigError(f"no profile {name!r}{suggestion(name, set(profiles))}")
+    return profiles[name]
+
+
+def profile_key(reference: MeasuredSpeed) -> tuple[str, int, int, str | None]:
+    """Return what tells references apart: of two with the same key, a profile's own replaces the one taken over."""
+    return reference.collective, reference.ranks, reference.nodes, reference.algorithm if reference.forced else None
+
+
+def _complete_profile(
+    name: str, documents: Mapping[str, YamlFile[ProfileFile]], known: set[str], mistakes: Mistakes
+) -> YamlFile[Profile] | None:
+    """Return a profile with what it takes over from the one it extends; None if that cannot be done."""
+    document = documents[name]
+    own = document.model
+    values = _given_values(own)
+    if own.extends:
+        if own.extends not in known:
+            mistakes.add(document.at("extends"), f"extends: no profile {own.extends!r}{suggestion(own.extends, known)}")
+            return None
+        if own.extends not in documents:
+            return None  # the mistakes of that file are reported
+        base = documents[own.extends].model
+        if base.extends:
+            mistakes.add(document.at("extends"), f"extends: {own.extends} itself extends {base.extends}; name that one")
+            return None
+        inherited = _given_values(base)
+        references = base.references
+        if own.network:
+            domain = _hosts_per_domain(base.links, base.node) if base.links and base.node else 1
+            references = tuple(r for r in references if r.nodes <= domain)
+            inherited.pop("wires", None)
+        replaced = {profile_key(reference) for reference in own.references}
+        kept = tuple(r for r in references if profile_key(r) not in replaced)
+        values = {**inherited, **values, "references": kept + own.references}
+    missing = [field for field in ("gpu", "node", "links") if field not in values]
+    for field in missing:
+        mistakes.add(document.at(), f"{field}: is missing")
+    if missing:
+        return None
+    return YamlFile(document.path, Profile(name=name, **values), document.lines)
+
+
+def _given_values(model: ProfileFile) -> dict[str, Any]:
+    return {field: value for field, value in model if field in model.model_fields_set}
+
+
+def _hosts_per_domain(links: tuple[Link, ...], node: Node) -> int:
+    return max(1, links[-1].gpus // node.gpus)

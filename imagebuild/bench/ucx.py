@@ -1,0 +1,229 @@
+"""Read what ucx_perftest prints: text from UCX 1.3 on, and its CSV.
+
+The server prints the name of the test, the client the numbers. `Final:` marks a result; before UCX 1.9 nothing does,
+and the last row is the result. With several threads, the result has totals only. What is printed as MB is 2^20 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from imagebuild.bench.logs import excerpt, is_table_value, parse_integer, parse_number
+from imagebuild.bench.models import ParsedOutput, UcxResult
+
+_LONGEST_LINE = 500
+_LONGEST_REASON = 1000
+_LONGEST_TITLE = 200
+_COLUMNS = (
+    ("latency", "first"), ("latency", "average"), ("latency", "overall"),
+    ("bandwidth", "average"), ("bandwidth", "overall"), ("rate", "average"), ("rate", "overall"),
+)  # fmt: skip
+"""Columns after the number of iterations. The first latency is the median, or a percentile that the header names."""
+_TOTALS = (("latency", "overall"), ("bandwidth", "overall"), ("rate", "overall"))
+_LEAST_TIME_US = 0.02
+"""Below this, the three decimals of a time are too few to compute the rate from it."""
+
+_CSV_HEADER = re.compile(r"(?:[^,\s]{1,80},){0,8}iterations,(?P<first>[\w.]{1,40})_lat,avg_lat,overall_lat,avg_bw,.*")
+_ERROR = re.compile(r".{0,300}?\b(?:\w{0,20}perf\w{0,20})\.cc?:\d{1,5}\s{1,8}UCX {1,4}ERROR (?P<message>.*)")
+_MARK = re.compile(
+    r"[\s>]{0,40}(?:\|[^|]{0,40}\| # iterations|\| # iterations|\| Test:  |Final: |\[\d.*UCX  ERROR)|"
+    + _CSV_HEADER.pattern
+)
+"""A line that only ucx_perftest prints."""
+_HEADER = re.compile(r"\|(?:\s*(?P<label>Stage|Test)\s*\|)? # iterations \|\s*(?P<first>typical|[\d.]{1,6}%ile) \|.*")
+_QUANTITY = re.compile(r"\|(?:\s+\|){1,2}\s+(?P<quantity>latency|overhead) \(usec\) .*")
+_FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
+_BATCH_TEST = re.compile(r"\+(?P<name>[^+\-\s][^+\s]{0,200}?)-*\+-+\+.*")
+_ROW_LABEL = re.compile(r"\[thread (?P<thread>\d{1,6})\]|Final:")
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
+"""A number with commas between thousands."""
+
+
+def parse_ucx_text(source: str, lines: Sequence[str]) -> ParsedOutput[UcxResult]:
+    """Read the results in cleaned lines."""
+    if not any(map(_MARK.match, lines)):
+        return ParsedOutput()
+    reader = _UcxReader(source)
+    for line in lines:
+        if len(line) <= _LONGEST_LINE and (text := line.strip()):
+            reader.read(text)
+    reader.end_progress()
+    return ParsedOutput(tuple(reader.results), tuple(reader.unread))
+
+
+@dataclass
+class _UcxReader:
+    """Read text line by line: the frame with the name of the test, the header, rows of progress, the result."""
+
+    source: str
+    test: str | None = None
+    size: int | None = None
+    quantity: str | None = None
+    """`latency` or `overhead`, which the header calls its times."""
+    header: re.Match[str] | None = None
+    """The header of the table that is read."""
+    has_result: bool = False
+    """Whether the result of that table came, so that a row without a label is another program's."""
+    batch_test: str | None = None
+    """The name of a test of a batch."""
+    progress: dict[int | None, UcxResult] = field(default_factory=dict)
+    """The last row of each thread, until the result comes."""
+    after_error: bool = False
+    """Whether the last line was an error: another one that follows at once explains it."""
+    results: list[UcxResult] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+    @property
+    def first_column(self) -> str | None:
+        """Heading of the first column: `Stage`, or `Test` if only results are printed; the oldest layout has none."""
+        return self.header["label"] if self.header and self.header.re is _HEADER else None
+
+    def read(self, text: str) -> None:
+        after_error, self.after_error = self.after_error, False
+        if text.startswith(("|", "+")):
+            self.read_frame(text)
+        elif match := _CSV_HEADER.fullmatch(text):
+            self.begin_run()
+            self.header = match
+        elif match := _ERROR.fullmatch(text):
+            self.read_error(excerpt(match["message"]), explains_last=after_error)
+        elif self.header and self.header.re is _CSV_HEADER:
+            self.read_csv_row(text)
+        else:
+            self.read_row(text)
+
+    def read_frame(self, text: str) -> None:
+        if match := _FIELD.match(text):
+            value = match["value"].strip()
+            if match["key"] == "Test":
+                self.begin_run()
+                self.test, self.size = value, None
+            else:
+                self.size = parse_integer(value)
+        elif match := _QUANTITY.fullmatch(text):
+            self.begin_run()
+            self.quantity = match["quantity"]
+        elif match := _HEADER.fullmatch(text):
+            self.header, self.has_result = match, False
+        elif match := _BATCH_TEST.fullmatch(text):
+            self.end_progress()
+            self.batch_test, self.has_result = match["name"], False
+
+    def begin_run(self) -> None:
+        """Forget the last run. Keep the name of a test that has no table yet: it is that of the new run."""
+        self.end_progress()
+        if self.header:
+            self.test = self.size = None
+        self.header = self.quantity = self.batch_test = None
+        self.has_result = False
+
+    def end_progress(self) -> None:
+        """Keep the progress of a run without a result; in the oldest layout, it is the result."""
+        is_final = self.first_column is None
+        self.results.extend(result.model_copy(update={"final": is_final}) for result in self.progress.values())
+        self.progress.clear()
+
+    def read_error(self, error: str, *, explains_last: bool) -> None:
+        self.after_error = True
+        if explains_last:
+            last = self.results.pop()
+            reason = f"{last.reason}; {error}"[:_LONGEST_REASON]
+            self.results.append(last.model_copy(update={"reason": reason}))
+            return
+        if self.has_result:
+            self.begin_run()
+        self.end_progress()
+        self.results.append(
+            UcxResult(source=self.source, title=self.title(), size_bytes=self.size, final=False, reason=error)
+        )
+
+    def read_csv_row(self, text: str) -> None:
+        words = [word.strip() for word in text.split(",")]
+        begin = next((index for index, word in enumerate(words) if is_table_value(word)), len(words))
+        values = _row_values(words[begin:])
+        if values and not _is_cut(values):
+            self.batch_test = "/".join(words[:begin])[:_LONGEST_TITLE] or None
+            self.results.append(self.result_of(values, None))
+        elif begin < len(words) and len(words) > len(_TOTALS):
+            self.unread.append(excerpt(text))
+
+    def read_row(self, text: str) -> None:
+        label = _ROW_LABEL.match(text)
+        if not label and (not self.header or self.has_result):
+            return
+        words = text[label.end() if label else 0 :].split()
+        has_only_results = self.first_column == "Test"
+        has_name = not label and has_only_results and len(words) > len(_TOTALS) and not is_table_value(words[0])
+        values = _row_values(words[1:] if has_name else words)
+        if values is None or _is_cut(values):
+            if (label or values) and any(map(is_table_value, words)):
+                self.unread.append(excerpt(text))
+            return
+        if has_name:
+            self.batch_test = words[0][:_LONGEST_TITLE]
+        thread = int(label["thread"]) if label and label["thread"] else None
+        if (label and thread is None) or has_only_results:
+            self.progress.clear()
+            self.results.append(self.result_of(values, thread))
+            self.has_result = not has_name
+        else:
+            self.progress[thread] = self.result_of(values, thread)
+
+    def result_of(self, values: Sequence[str], thread: int | None) -> UcxResult:
+        figures: dict[str, dict[str, float | None]] = {"latency": {}, "bandwidth": {}, "rate": {}}
+        columns = _COLUMNS if len(values) > len(_COLUMNS) else _TOTALS
+        for (quantity, name), value in zip(columns, values[1:], strict=True):
+            if name != "first":
+                figures[quantity][name] = parse_number(value)
+            elif self.header:
+                percentile = self.header["first"].removesuffix("%ile").removesuffix("_percentile")
+                is_median = percentile in ("50.0", "typical")
+                figures[quantity]["typical" if is_median else f"p{percentile.removesuffix('.0')}"] = parse_number(value)
+        return UcxResult(
+            source=self.source,
+            title=self.title(),
+            size_bytes=None if self.batch_test else self.size,
+            thread=thread,
+            iterations=parse_integer(values[0]),
+            latency_us=figures["latency"],
+            bandwidth_mib_s=figures["bandwidth"],
+            rate_msg_s=figures["rate"],
+        )
+
+    def title(self) -> str | None:
+        """Return the name of the test.
+
+        If the name is of a latency and the header of an overhead, or the reverse, the name is of another run. The
+        oldest layout calls every time a latency.
+        """
+        if self.batch_test:
+            return self.batch_test
+        if self.test and self.quantity and self.first_column:
+            is_latency = "latency" in self.test
+            return self.test if is_latency == (self.quantity == "latency") else self.quantity
+        return self.test or self.quantity
+
+
+def _row_values(words: Sequence[str]) -> list[str] | None:
+    """Return the numbers of a row: all of them, or those of totals; None if the words are no row.
+
+    Iterations and rates are printed without a fraction.
+    """
+    words = [word.replace(",", "") if _GROUPED.fullmatch(word) else word for word in words[: len(_COLUMNS) + 1]]
+    for columns, without_fraction in ((_COLUMNS, (0, -2, -1)), (_TOTALS, (0, -1))):
+        row = words[: len(columns) + 1]
+        if len(row) <= len(columns) or any("." in row[column] for column in without_fraction):
+            continue
+        if all(map(is_table_value, row)):
+            return row
+    return None
+
+
+def _is_cut(values: Sequence[str]) -> bool:
+    """Return whether the last number, the overall rate, has lost digits: it is the inverse of the overall time."""
+    if len(values) <= len(_COLUMNS):
+        return False
+    time, rate = parse_number(values[3]), parse_number(values[-1])
+    return time is not None and rate is not None and time > _LEAST_TIME_US and rate < 0.9 * 1e6 / time - 1

@@ -1,0 +1,142 @@
+"""Find the command that is called, import only that one, and turn errors that people meet into an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command as typer_command
+
+from imagebuild.core.errors import ImagebuildError
+
+
+class Entry(NamedTuple):
+    """A command: the module of this package that has a function or group of its name, and its line in the help."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: Mapping[str, Mapping[str, Entry]] = {
+    "Build": {
+        "plan": Entry("plan", "List the targets that a build would build, or what a change makes it execute again."),
+        "render": Entry("plan", "Print the self-contained Dockerfile of a target."),
+        "build": Entry("build", "Build targets with BuildKit."),
+        "lock": Entry("lock", "Pin every source by content: add what the lock lacks, remove what nothing uses."),
+        "bump": Entry("lock", "Propose newer versions of the matrix's pins, as a diff."),
+        "bundle": Entry("build", "Keep all that builds fetch in one folder, for machines without a network."),
+    },
+    "Check and measure": {
+        "verify": Entry("verify", "Run the checks of an image, and say of each whether it passed."),
+        "job": Entry("job", "Print a benchmark as an MPIJob, a JobSet or a Slurm script."),
+        "report": Entry("report", "Say what benchmarks and checks measured, and whether it is right and fast enough."),
+        "limits": Entry("report", "Show what hardware can do at best, and what was measured on it."),
+    },
+    "Publish": {
+        "publish": Entry("publish", "Give tags to images whose checks passed, and to nothing else."),
+        "each": Entry("publish", "Run a command for every image that was pushed, by its digest."),
+        "sbom": Entry("evidence", "List all that is in an image, as SPDX."),
+        "scan": Entry("evidence", "Look for known vulnerabilities in an image, and judge them by a policy."),
+        "attest": Entry("evidence", "Verify, show and add what refers to a published image."),
+        "diff": Entry("catalog", "Say what differs between two images."),
+        "catalog": Entry("catalog", "Make a site of all published images, and the table in the README."),
+        "prune": Entry("publish", "List what builds pushed and nobody needs any more, and delete it with --yes."),
+    },
+    "This machine": {
+        "doctor": Entry("build", "Say what this machine has for building and checking, and how to get what it lacks."),
+        "engine": Entry("build", "Start, show and stop a private Docker Engine, for machines that have none."),
+    },
+}
+"""Commands by the section of the help that lists them."""
+
+
+class Completion(NamedTuple):
+    """A word that completes what is typed, with the fields that typer's writers of completions read."""
+
+    value: str
+    help: str
+    type: str = "plain"
+
+
+class LazyCommands(TyperGroup):
+    """The commands of `imagebuild`, each imported when it is called; the help needs none of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.entries = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return list(self.entries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command, or end with a message that names the nearest one."""
+        if cmd_name not in self.entries:
+            if near := get_close_matches(cmd_name, self.entries):
+                ctx.fail(f"No such command {cmd_name!r}. Did you mean {near[0]!r}?")
+            return None
+        if cmd_name not in self.commands:
+            self.add_command(load_command(cmd_name, self.entries[cmd_name]), cmd_name)
+        return self.commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections of commands with their lines."""
+        for title, entries in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, entry.summary) for name, entry in entries.items()])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete names of commands without importing them."""
+        return [Completion(n, entry.summary) for n, entry in self.entries.items() if n.startswith(incomplete)]
+
+
+def load_command(name: str, entry: Entry) -> Any:
+    """Import the module of a command, and make the command of the function or group that has its name."""
+    attribute = getattr(import_module(f"imagebuild.cli.{entry.module}"), name)
+    if isinstance(attribute, typer.Typer):
+        group = attribute
+    else:
+        group = typer.Typer(add_completion=False, rich_markup_mode=None)
+        group.command(name, epilog=vars(attribute).get("epilog"))(attribute)
+    command: Any = typer_command(group)
+    for subcommand in getattr(command, "commands", {name: command}).values():
+        for parameter in subcommand.params:
+            if parameter.param_type_name == "argument":
+                parameter.display_type_rich = _no_type
+    return command
+
+
+def _no_type(ctx: Any) -> str:
+    """Stand for the type of an argument in the help: the metavar says more than Python's name of it."""
+    return ""
+
+
+app = typer.Typer(cls=LazyCommands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def imagebuild(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Build, verify and publish container images for GPU networking, from one matrix of versions."""
+
+
+def main() -> None:
+    """Run a command. Errors that people meet become one message and an exit code; others keep their traceback."""
+    # Being told to end is a reason to clean up, as Ctrl-C is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        app()
+    except ImagebuildError as error:
+        from rich.markup import escape
+
+        from imagebuild.core.console import err
+
+        err.print(f"[red]error:[/] {escape(str(error))}")
+        sys.exit(error.exit_code)

@@ -1,0 +1,305 @@
+"""Run `imagebuild publish`, `each` and `prune`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from imagebuild.cli.options import (
+    BESIDE_MATRIX,
+    BUILDS,
+    DOCKERFILES,
+    MATRIX,
+    STDOUT,
+    DockerfilesOption,
+    JsonOption,
+    LockOption,
+    MatrixOption,
+    PlatformsOption,
+    RegistryOption,
+    SelectArgument,
+    SetOption,
+    WithOption,
+    WithoutOption,
+    changes_of,
+    example,
+    open_workspace,
+    parse_platforms,
+    print_result,
+)
+from imagebuild.core.console import err, out, print_table
+from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
+from imagebuild.core.run import run_in_foreground
+from imagebuild.core.yaml import suggestion
+
+if TYPE_CHECKING:
+    from imagebuild.core.fields import Platform
+    from imagebuild.publish.prune import PruneVerdict
+
+RESULT = "result.json"
+"""File that a build leaves in the folder of each target."""
+
+
+@example(
+    "imagebuild publish --registry ghcr.io/acme --dry-run",
+    "imagebuild publish --registry ghcr.io/acme --results build --sign --key cosign.key",
+)
+def publish(
+    select: SelectArgument = None,
+    registry: RegistryOption = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--results",
+            metavar="DIR",
+            help="Folder with results of build, verify, scan and benchmarks; by default build. Repeat for several.",
+        ),
+    ] = None,
+    platform: PlatformsOption = None,
+    allow_dirty: Annotated[
+        bool, typer.Option("--allow-dirty", help="Publish builds of files that are not committed; their tags say so.")
+    ] = False,
+    sign: Annotated[
+        bool, typer.Option("--sign", help="Sign with cosign before tags are given; in CI without a key.")
+    ] = False,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="FILE", help="With --sign: sign with this private key.")
+    ] = None,
+    no_tlog: Annotated[
+        bool, typer.Option("--no-tlog", help="With --sign: leave the signature out of the transparency log.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, metavar="NUMBER", help="Targets to publish at a time.")] = 4,
+    json_file: JsonOption = None,
+    settings: SetOption = None,
+    with_: WithOption = None,
+    without: WithoutOption = None,
+    matrix: MatrixOption = MATRIX,
+    dockerfiles: DockerfilesOption = DOCKERFILES,
+    lock: LockOption = BESIDE_MATRIX,
+) -> None:
+    """Give tags to images whose checks passed, and to nothing else.
+
+    Exit status 0: all is published; 1: something was refused; 4: a registry failed.
+    """
+    from imagebuild.oci.registry import RegistryClient, connect_registry
+    from imagebuild.publish.provenance import Signer
+    from imagebuild.publish.publish import (
+        PublishRequest,
+        PublishTools,
+        print_published,
+        provenance_with,
+        publish_targets,
+        signature_by,
+    )
+
+    if (key or no_tlog) and not sign:
+        raise ConfigError("--key and --no-tlog: need --sign")
+    changes = changes_of(settings, with_, without, registry=registry)
+    workspace = open_workspace(matrix, dockerfiles, lock, changes)
+    request = PublishRequest(
+        select=select or (), folders=results or (BUILDS,), platforms=parse_platforms(platform), jobs=jobs,
+        allow_dirty=allow_dirty, dry_run=dry_run,
+    )  # fmt: skip
+    connected: dict[str, RegistryClient] = {}
+    tools = PublishTools(
+        registry=lambda host: connected.get(host) or connected.setdefault(host, connect_registry(host)),
+        provenance=provenance_with(workspace.renderer, allow_dirty=allow_dirty),
+        sign=signature_by(Signer(key, log=not no_tlog)) if sign and not dry_run else None,
+    )
+    result = publish_targets(workspace.project, workspace.plan, request, tools)
+    counts = sum((client.wire.counts for client in connected.values()), Counter[str]())
+    result = result.model_copy(update={"requests": dict(sorted(counts.items()))})
+    print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: print_published(result, workspace.plan))
+    if result.exit_status:
+        raise typer.Exit(result.exit_status)
+
+
+@example("imagebuild each build -- imagebuild verify '{image}' --pull --json '{folder}/verify.json'")
+def each(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder below which `imagebuild build --push` left its results.")
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND",
+            help="Program and arguments; {image}, {target}, {platform}, {arch} and {folder} are filled in.",
+        ),
+    ],
+    platform: PlatformsOption = None,
+) -> None:
+    """Run a command for every image that was pushed, by its digest.
+
+    A failure does not stop the others; the exit status is the worst.
+    """
+    if status := run_for_each(folder, parse_platforms(platform), command):
+        raise typer.Exit(status)
+
+
+@dataclass(frozen=True)
+class PushedImage:
+    """The image of a target for one platform, in its staging repository."""
+
+    target: str
+    platform: Platform
+    image: str
+    """Repository and digest of the manifest."""
+    folder: Path
+    """Where the build left its result."""
+
+    def fill(self, command: Sequence[str]) -> list[str]:
+        """Return a command with {image} and the like replaced by this image's values; other braces stay."""
+        values = {
+            "target": self.target, "platform": self.platform, "arch": self.platform.removeprefix("linux/"),
+            "image": self.image, "folder": str(self.folder),
+        }  # fmt: skip
+        words = list(command)
+        for name, value in values.items():
+            words = [word.replace(f"{{{name}}}", value) for word in words]
+        return words
+
+
+def pushed_images(folder: Path, platforms: Sequence[str] = ()) -> Iterator[PushedImage]:
+    """Read which images the results below a folder name, in the order of their paths.
+
+    Raises ResultError for a result that cannot be read.
+    """
+    from pydantic import ValidationError
+
+    from imagebuild.project.records import BuildResult
+
+    for path in sorted(folder.rglob(RESULT)):
+        try:
+            result = BuildResult.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise ResultError(
+                f"{path}: cannot be read as the result of a build: {str(error).splitlines()[0]}"
+            ) from None
+        for platform, digest in result.manifests.items():
+            if result.repository and (platform in platforms or not platforms):
+                yield PushedImage(result.target, platform, f"{result.repository}@{digest}", path.parent)
+
+
+def run_for_each(
+    folder: Path,
+    platforms: Sequence[str],
+    command: Sequence[str],
+    call: Callable[[Sequence[str]], int] = run_in_foreground,
+) -> int:
+    """Run a command for every image that was pushed; return the worst exit status. A failure does not stop the others.
+
+    Raises NothingSelected if there is no image, CommandError if the program cannot be started.
+    """
+    images = list(pushed_images(folder, platforms))
+    if not images:
+        for_ = f" for {', '.join(platforms)}" if platforms else ""
+        raise NothingSelected(f"{folder}: no {RESULT} below it names a pushed image{for_}; `imagebuild build --push`")
+    grouped = os.environ.get("GITHUB_ACTIONS") == "true"
+    failed: dict[str, int] = {}
+    for image in images:
+        title = f"{image.target} {image.platform}"
+        err.print(f"::group::{title}" if grouped else f"{title}: {image.image}", markup=False)
+        if status := call(image.fill(command)):
+            failed[title] = status
+        if grouped:
+            err.print("::endgroup::", markup=False)
+    for title, status in failed.items():
+        err.print(f"{title}: exit status {status}", markup=False)
+    err.print(f"{len(images) - len(failed)} of {len(images)} succeeded", markup=False)
+    return max(failed.values(), default=0)
+
+
+@example("imagebuild prune --registry ghcr.io/acme", "imagebuild prune --registry ghcr.io/acme --older-than 4w --yes")
+def prune(
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE", help="Globs of images' names; by default all.")
+    ] = None,
+    registry: RegistryOption = None,
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Keep what was pushed since: 36h, 14d, 2w.")
+    ] = "14d",
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only list.")] = False,
+    json_file: JsonOption = None,
+    matrix: MatrixOption = MATRIX,
+    dockerfiles: DockerfilesOption = DOCKERFILES,
+    lock: LockOption = BESIDE_MATRIX,
+) -> None:
+    """List what builds pushed and nobody needs any more, and delete it with --yes."""
+    from imagebuild.oci.registry import connect_registry
+    from imagebuild.publish.prune import Pruning, decide_pruning, parse_age, repositories_of
+
+    limit = parse_age(older_than)
+    workspace = open_workspace(matrix, dockerfiles, lock, changes_of(registry=registry))
+    connect = cache(connect_registry)
+    now = datetime.now(UTC)
+    surveyed = []
+    for image in _matching(list(workspace.project.matrix.model.images), images or ()):
+        pruning = Pruning(*repositories_of(workspace.project, workspace.plan, image, connect), limit, now)
+        surveyed.append((pruning, decide_pruning(pruning.survey(), now, limit)))
+
+    def as_json() -> str:
+        rows = [(str(pruning.staging), asdict(verdict)) for pruning, verdicts in surveyed for verdict in verdicts]
+        return json.dumps([{"repository": name, **verdict} for name, verdict in rows], indent=1, default=str)
+
+    def show() -> None:
+        for pruning, verdicts in surveyed:
+            _show(str(pruning.staging), verdicts)
+
+    print_result(json_file, as_json, show)
+    console = err if json_file == STDOUT else out
+    deletable = 0
+    for pruning, verdicts in surveyed:
+        able = [verdict for verdict in verdicts if not verdict.kept]
+        deletable += len(able)
+        if yes and able:
+            deleted, spared = pruning.delete(able)
+            for verdict in spared:
+                err.print(f"kept after all: {verdict.staged.digest} {verdict.kept}", markup=False)
+            done = _count(len(able) - len(spared), "image")
+            console.print(f"Deleted {done}, {_count(deleted, 'manifest')} of {pruning.staging}.", markup=False)
+    if deletable and not yes:
+        console.print(f"{deletable} would be deleted; add --yes to delete them.")
+    elif not deletable:
+        console.print("Nothing to delete.")
+
+
+def _matching(known: Sequence[str], globs: Iterable[str]) -> list[str]:
+    """Return the known names that fit a glob, all without globs. Raises ConfigError for a glob that fits none."""
+    globs = tuple(globs)
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in known):
+            raise ConfigError(f"{glob}: no such image{suggestion(glob, list(known))}")
+    return [name for name in known if not globs or any(fnmatchcase(name, glob) for glob in globs)]
+
+
+def _show(staging: str, verdicts: Sequence[PruneVerdict]) -> None:
+    from imagebuild.publish.prune import short_digest
+
+    if not verdicts:
+        out.print(f"{staging}: nothing was pushed.", markup=False)
+        return
+    out.print(f"{staging}: {len(verdicts)} pushed, {sum(not v.kept for v in verdicts)} to delete", markup=False)
+    rows = []
+    for verdict in verdicts:
+        parts = (("platform", verdict.parts), ("attachment", verdict.attachments))
+        taken = [_count(len(digests), name) for name, digests in parts if digests]
+        text = (
+            f"kept: {verdict.kept}" if verdict.kept else "delete" + (f", with {' and '.join(taken)}" if taken else "")
+        )
+        rows.append((short_digest(verdict.staged.digest), f"{verdict.staged.pushed:%Y-%m-%d %H:%M}", text))
+    print_table(("digest", "pushed", "verdict"), rows)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

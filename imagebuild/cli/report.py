@@ -1,0 +1,185 @@
+"""Run `imagebuild report` and `imagebuild limits`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from imagebuild.cli.options import (
+    PROFILES,
+    CheckOption,
+    JsonOption,
+    MarkdownOption,
+    ProfileOption,
+    ProfilesOption,
+    example,
+    print_result,
+)
+from imagebuild.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from imagebuild.bench.ceilings import LimitRow, LimitTable
+    from imagebuild.bench.profiles import Measured, Profiles
+
+
+@example(
+    "imagebuild report all_reduce.log --profile h200 --algorithm ring",
+    "imagebuild report logs/ --baseline last-week.json --junit report.xml --json report.json",
+    "imagebuild report verify.json logs/ --html report.html",
+)
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE",
+            help="Logs or JSON of benchmarks, results of verify, earlier reports, or folders of them.",
+        ),
+    ],
+    profile: ProfileOption = None,
+    profiles: ProfilesOption = PROFILES,
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="Earlier report as JSON; what became slower since then fails."),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, metavar="NUMBER", help="Ranks of runs whose output does not say it.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, metavar="NUMBER", help="Hosts of runs whose output does not say it.")
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm", metavar="NAME", help="Class of algorithms that NCCL was made to use, such as ring."
+        ),
+    ] = None,
+    json_file: JsonOption = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, which CI systems show.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts.")] = None,
+    markdown: MarkdownOption = False,
+) -> None:
+    """Say what benchmarks and checks measured, and whether it is right and fast enough.
+
+    Exit status 0: all is well; 1: something is not; 2: the input is wrong; 5: nothing could be read.
+    """
+    from imagebuild.bench.judge import RunContext
+    from imagebuild.core.console import out
+    from imagebuild.report.report import ReportRequest, make_report
+    from imagebuild.report.text import print_report, report_markdown
+
+    context = RunContext(ranks=ranks, nodes=nodes, algorithm=algorithm)
+    made = make_report(ReportRequest(tuple(files), profile, profiles, baseline, context, junit, html))
+
+    def show() -> None:
+        if markdown:
+            out.file.write(report_markdown(made))
+        else:
+            print_report(made)
+
+    print_result(json_file, lambda: made.model_dump_json(indent=1), show)
+    if made.exit_status:
+        raise typer.Exit(made.exit_status)
+
+
+@example(
+    "imagebuild limits",
+    "imagebuild limits h100 --nodes 4",
+    "imagebuild limits --check      # for CI: is every reference below its ceiling?",
+)
+def limits(
+    profile: Annotated[
+        str | None,
+        typer.Argument(metavar="PROFILE", help="Hardware, a file of profiles/; without it all are listed."),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=1, metavar="NUMBER", help="Hosts; by default those of one NVLink domain."),
+    ] = None,
+    check: CheckOption = False,
+    profiles: ProfilesOption = PROFILES,
+    json_file: JsonOption = None,
+) -> None:
+    """Show what hardware can do at best, and what was measured on it."""
+    from imagebuild.bench.ceilings import limit_table
+    from imagebuild.bench.profiles import find_profile, load_profiles
+
+    known = load_profiles(profiles)
+    if check:
+        _check({profile: find_profile(known, profile)} if profile else known)
+    elif profile:
+        table = limit_table(find_profile(known, profile).model, nodes)
+        print_result(json_file, lambda: table.model_dump_json(indent=1), lambda: _show(table))
+    elif nodes is not None:
+        raise ConfigError("--nodes: name a profile, too")
+    else:
+        from imagebuild.core.console import print_table
+
+        titles = {name: document.model.title for name, document in known.items()}
+        print_result(
+            json_file,
+            lambda: json.dumps([{"profile": name, "title": title} for name, title in titles.items()], indent=1),
+            lambda: print_table(("profile", "what it is"), list(titles.items())),
+        )
+
+
+def _check(profiles: Profiles) -> None:
+    """Print every reference that is impossible; end with exit status 1 if there is one."""
+    from imagebuild.bench.ceilings import lint_profile
+    from imagebuild.core.console import out
+    from imagebuild.core.yaml import Mistakes
+
+    mistakes = Mistakes()
+    for document in profiles.values():
+        lint_profile(document, mistakes)
+    for text in dict.fromkeys(mistakes.texts):
+        out.print(text, markup=False)
+    if mistakes.texts:
+        raise typer.Exit(1)
+    out.print(f"{_count(len(profiles), 'profile')}: every reference is below its ceiling.")
+
+
+def _show(table: LimitTable) -> None:
+    from imagebuild.core.console import out, print_table
+
+    network = f"; W = {table.network_gb_s:g} GB/s for the network of one domain" if table.network_gb_s else ""
+    out.print(f"{table.title}: {_count(table.ranks, 'rank')} on {_count(table.nodes, 'node')}", markup=False)
+    out.print(
+        f"n = {table.ranks} ranks, k = {_count(table.domains, 'NVLink domain')}, g = {table.ranks // table.domains} "
+        f"ranks each; link = {table.link_gb_s:g} GB/s one way{network}\n",
+        markup=False,
+    )
+    columns = ("collective", "algorithm", "ceiling GB/s", "formula", "measured GB/s", "of ceiling", "source")
+    print_table(columns, [line for row in table.rows for line in _lines(row)])
+    if table.domains > 1 and not table.rows:
+        out.print("Nothing is known about the network between these nodes.")
+    out.print("\n* the hard ceiling of the collective: what is measured above it is a mistake", markup=False)
+    copies = [(", ".join(c.tests), f"{c.rate:g} GB/s", f"{c.tolerance:.0%}", _cite(c)) for c in table.copies]
+    wires = [
+        (f"{', '.join(w.tests)}, {w.memory} memory", f"{w.rate * 8:g} Gb/s", f"{w.tolerance:.0%}", _cite(w))
+        for w in table.wires
+    ]
+    if copies or wires:
+        out.print()
+        print_table(("one copy or card", "measured", "passes from", "source"), [*copies, *wires])
+
+
+def _lines(row: LimitRow) -> list[tuple[str, ...]]:
+    """Return the lines of a ceiling: one for each measurement below it, or one alone."""
+    head = (row.collective, row.algorithm, f"{row.ceiling_gb_s:.1f}{' *' if row.hardest else ''}", row.formula)
+    if not row.references:
+        return [(*head, "", "", "")]
+    first, *rest = [(f"{r.rate:g}", f"{r.rate / row.ceiling_gb_s:.0%}", _cite(r)) for r in row.references]
+    return [(*head, *first), *(("", "", "", "", *more) for more in rest)]
+
+
+def _cite(measured: Measured) -> str:
+    return f"{measured.source}, {measured.date}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

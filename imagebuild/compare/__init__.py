@@ -1,1 +1,0 @@
-"""What differs between two images: read at the edges, compared without them, shown as table, JSON or Markdown."""

@@ -1,0 +1,100 @@
+"""Print tables, durations and sizes; blank what may be a secret."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skipped": "[yellow]- skipped[/]"}
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Print a table; on something narrower than its content, cells wrap."""
+    result = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        result.add_row(*row)
+    if out.is_terminal:
+        out.print(result)
+        return
+    # In a file or a log, cells have room and lines end where their text ends.
+    plain = Console(highlight=False, width=200, file=io.StringIO())
+    with plain.capture() as captured:
+        plain.print(result)
+    out.print("\n".join(line.rstrip() for line in captured.get().splitlines()), markup=False)
+
+
+def format_duration(seconds: float) -> str:
+    """`7.2 s`, `3 min 05 s`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+
+
+def format_size(number: int | None) -> str:
+    """Bytes in decimal units, as registries count: `273.4 MB`."""
+    if number is None:
+        return "unknown"
+    return f"{number / 1e6:.1f} MB" if number < 1e9 else f"{number / 1e9:.2f} GB"
+
+
+BLANK = "(redacted)"
+NAMES = re.compile(
+    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|(^|_)(PWD|PAT|JWT|PIN)$",
+    re.IGNORECASE,
+)
+"""Names of variables whose values are blanked; `PWD` alone is a folder."""
+HARMLESS = frozenset({"PWD", "OLDPWD", "XDG_SESSION_TYPE", "SSH_AUTH_SOCK"})
+VALUES = (
+    re.compile(r"(?<=://)[^/\s@]+(?=@)"),  # user and password of an address
+    re.compile(r"\b(?:gh[pousr]|github_pat|glpat|hf|nvapi|xox[abp]|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
+    re.compile(r"\bsk-(?:[a-z]+-)?[A-Za-z0-9]{20,}"),
+    re.compile(r"\bAKIA[0-9A-Z]{16}\b"),
+    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),  # JSON web token
+    re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{8,}"),
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+)
+ASSIGNED = re.compile(r"""(?i)\b(\w*(?:password|passwd|secret|token|api_?key|sig)=)(?!\()[^&\s,;'"$]+""")
+OPAQUE = re.compile(r"^(?=[^\s]*[0-9])(?=[^\s]*[A-Z])(?=[^\s]*[a-z])[A-Za-z0-9+=_]{32,}$")
+"""A value that is nothing but a long mixture of letters and digits."""
+
+
+def redacted_text(value: str) -> str:
+    """A text without what looks like a secret in it."""
+    for pattern in VALUES:
+        value = pattern.sub(BLANK, value)
+    return ASSIGNED.sub(rf"\1{BLANK}", value)
+
+
+def redacted_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables with the values of those blanked that may be secrets, by name or by what they look like."""
+    return {name: _value(name, variables[name]) for name in sorted(variables)}
+
+
+def redacted_arguments(argv: Iterable[str]) -> tuple[str, ...]:
+    """A command line without secrets: also what follows `--token` or `--password=`."""
+    result: list[str] = []
+    hide = False
+    for word in argv:
+        option, equals, _ = word.partition("=")
+        secret = option.startswith("-") and bool(NAMES.search(option)) and " " not in option
+        if hide:
+            result.append(BLANK)
+        elif secret and equals:
+            result.append(f"{option}={BLANK}")
+        else:
+            result.append(redacted_text(word))
+        hide = secret and not equals and not hide
+    return tuple(result)
+
+
+def _value(name: str, value: str) -> str:
+    if name in HARMLESS or not value:
+        return value
+    return BLANK if NAMES.search(name) or OPAQUE.match(value) else redacted_text(value)

@@ -1,0 +1,343 @@
+"""Run programs of this machine, and say what it is. Every program starts here."""
+
+from __future__ import annotations
+
+import os
+import platform as machine
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import IO, BinaryIO, TypeVar
+
+from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """The first version in `text` as numbers: `1:26.1.5+dfsg1` is (26, 1, 5); () if there is none."""
+    match = re.search(r"\d+(?:\.\d+)+", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+RunProgram = Callable[..., str]
+"""Runs a program (`run("ip", "-j", "route")`), returns what it printed, raises CommandError if it fails."""
+
+
+PROC = Path("/proc")
+
+
+def program_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    # What we read must not be translated, and sbin is not on everyone's path.
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    return {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", **(extra or {})}
+
+
+def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
+    """What a program prints, as text. Raises CommandError as `read` does."""
+    return _text(run_for_bytes(*argv, env=env, timeout=timeout))
+
+
+def run_for_bytes(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> bytes:
+    """What a program prints. Raises CommandError with its last lines if it fails, is missing or is too slow.
+
+    Ctrl-C reaches the program as one SIGINT, and is raised here after the program has ended: apt, for one,
+    finishes the package that it is setting up.
+    """
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            argv, env=program_environment(env), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from error
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        process.communicate()
+        raise CommandError(f"`{' '.join(argv)}` did not answer within {timeout:.0f} s") from error
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+        raise
+    if process.returncode:
+        lines = "\n".join((_text(err).strip() or _text(out).strip()).splitlines()[-10:])
+        raise CommandError(f"`{' '.join(argv)}` failed ({process.returncode}): {lines}")
+    return out
+
+
+def run_in_foreground(command: Sequence[str]) -> int:
+    """Run a program whose output people see at once; its exit status, as a shell gives it.
+
+    Raises CommandError if it cannot be started.
+    """
+    try:
+        status = subprocess.run(command, env=program_environment(), check=False).returncode
+    except OSError as error:
+        raise CommandError(f"`{command[0]}` cannot be run: {error.strerror}") from error
+    return status if status >= 0 else 128 - status  # a shell adds 128 to the signal that ended a program
+
+
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def end_children() -> None:
+    """End every program that this process has started and not yet waited for, with what those have started."""
+    for pid, (parent, _) in process_table().items():
+        if parent == os.getpid():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGTERM)
+
+
+def which(program: str) -> str | None:
+    return shutil.which(program, path=program_environment()["PATH"])
+
+
+def program_version(run: RunProgram, *argv: str) -> tuple[int, ...]:
+    """The version that a program reports, () if it cannot be run."""
+    with suppress(CommandError):
+        return version_numbers(run(*argv, timeout=10))
+    return ()
+
+
+def process_arguments(pid: int | str) -> list[str]:
+    with suppress(OSError):
+        return (PROC / str(pid) / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
+    return []
+
+
+def process_table() -> dict[int, tuple[int, list[str]]]:
+    table = {}
+    for folder in PROC.glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            table[int(folder.name)] = (parent, process_arguments(folder.name))
+    return table
+
+
+@contextmanager
+def os_errors_as_command_errors() -> Iterator[None]:
+    """A full disk or a read-only folder is the machine's problem, not a bug."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{error.filename or 'writing'}: {error.strerror}") from error
+
+
+def require_root(what: str) -> None:
+    if os.geteuid():
+        raise ConfigError(f"{what} needs root: use sudo, or set DOCKER_HOST to an engine that you may use")
+
+
+KEPT = 64 * 1024
+"""Bytes of the end that are kept in memory."""
+LIMIT = 1 << 30
+"""Bytes after which a command is ended: it would fill the disk."""
+
+
+class OutputSink:
+    """Takes output in chunks, from one thread; `full` says that the command must be ended."""
+
+    def __init__(self, log: Path | None) -> None:
+        self.log = log
+        self.total = 0
+        self.full = threading.Event()
+        self._chunks: deque[bytes] = deque()
+        self._kept = 0
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> OutputSink:
+        if self.log:
+            try:
+                self.log.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.log.open("wb")
+            except OSError as error:
+                raise ConfigError(f"{self.log}: cannot be written: {error.strerror}") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file:
+            self._file.close()
+
+    def write(self, chunk: bytes) -> None:
+        """Keep a chunk; what comes after the limit is dropped."""
+        if self.full.is_set() or not chunk:
+            return
+        chunk = chunk[: LIMIT - self.total]
+        self.total += len(chunk)
+        if self._file and not self._file.closed:
+            self._file.write(chunk)
+            self._file.flush()
+        self._chunks.append(chunk)
+        self._kept += len(chunk)
+        while self._kept - len(self._chunks[0]) >= KEPT:
+            self._kept -= len(self._chunks.popleft())
+        if self.total >= LIMIT:
+            self.full.set()
+
+    def drain(self, chunks: Iterable[bytes]) -> None:
+        """Take everything."""
+        for chunk in chunks:
+            self.write(chunk)
+
+    @property
+    def text(self) -> str:
+        """The end of the output."""
+        return b"".join(self._chunks)[-KEPT:].decode("utf-8", "replace")
+
+    @property
+    def reason(self) -> str:
+        """Why the command was ended; empty if it was not for its output."""
+        return f"printed more than {LIMIT >> 20} MiB" if self.full.is_set() else ""
+
+
+CHUNK = 1 << 16
+POLL_S = 0.5
+DRAIN_S = 2
+"""For output that is still under way when the program has ended; something that it left may keep the pipe open."""
+KILL_S = 5
+
+
+def run_with_deadline(argv: Sequence[str], sink: OutputSink, timeout_s: float) -> int | None:
+    """Run a program: its exit status, or `None` if it was ended for its time or for what it printed.
+
+    Raises CommandError if it cannot be started. Whatever is raised meanwhile, the program has ended.
+    """
+    process = start_session(argv)
+    assert process.stdout
+    reader = threading.Thread(target=sink.drain, args=(_chunks(process.stdout),), daemon=True)
+    reader.start()
+    deadline = time.monotonic() + timeout_s
+    try:
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, min(POLL_S, deadline - time.monotonic())))
+            if process.returncode is None and (time.monotonic() >= deadline or sink.full.is_set()):
+                return None
+        reader.join(DRAIN_S)
+        return None if sink.full.is_set() else process.returncode
+    finally:
+        end_session(process)
+        reader.join(DRAIN_S)
+
+
+def start_session(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A program in a session of its own, whose errors are in its output."""
+    try:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            # Nobody answers questions: without a terminal ssh would ask through a window.
+            env=program_environment({"SSH_ASKPASS_REQUIRE": "never"}), bufsize=0,
+        )  # fmt: skip
+    except OSError as error:
+        raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """End a program and its group, also what the group has left behind."""
+    with suppress(ProcessLookupError, PermissionError):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    with stream:
+        while chunk := stream.read(CHUNK):
+            yield chunk
+
+
+WORKERS = 8
+PATIENCE_S = 3.0
+"""For what is under way to end and to remove its temporary files, when the whole is interrupted."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@contextmanager
+def answer_each(
+    items: Iterable[T], ask: Callable[[T], R], stop: Callable[[], None]
+) -> Iterator[Iterator[tuple[T, R | ImagebuildError]]]:
+    """Every item with its answer or the ImagebuildError that `ask` raised, in the order in which they come.
+
+    If the block is left early, nothing more is asked, and `stop` is called so that what is under way ends. The threads
+    are daemons: a server that never answers cannot keep the process alive.
+    """
+    waiting: SimpleQueue[T] = SimpleQueue()
+    done: SimpleQueue[tuple[T, R | BaseException]] = SimpleQueue()
+    count = 0
+    for item in items:
+        waiting.put(item)
+        count += 1
+    stopped = threading.Event()
+
+    def work() -> None:
+        while not stopped.is_set():
+            try:
+                item = waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                done.put((item, ask(item)))
+            except BaseException as error:  # raised again where it can be seen
+                done.put((item, error))
+
+    def answers() -> Iterator[tuple[T, R | ImagebuildError]]:
+        for _ in range(count):
+            item, answer = done.get()
+            if isinstance(answer, BaseException) and not isinstance(answer, ImagebuildError):
+                raise answer
+            yield item, answer
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(WORKERS, count))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers()
+    except BaseException:
+        stopped.set()
+        stop()
+        deadline = time.monotonic() + PATIENCE_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        raise
+
+
+ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+
+
+def native_platform() -> str:
+    """Platform of this machine. Raises ConfigError for a machine that is neither amd64 nor arm64."""
+    name = machine.machine().lower()
+    if name not in ARCHITECTURES:
+        raise ConfigError(f"this machine is {name}; images are for amd64 and arm64")
+    return f"linux/{ARCHITECTURES[name]}"
+
+
+INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.4 or newer from its project's releases"
+
+
+INSTALL_SYFT = "install it with `pip install 'imagebuild[sbom]'`"
+
+
+def syft_program() -> str | None:
+    """Path of syft: beside the Python that runs this, as pip installs it, or on the path."""
+    beside = Path(sys.executable).parent / "syft"
+    return str(beside) if beside.is_file() else which("syft")

@@ -1,0 +1,152 @@
+"""Read the user's configuration file: mirrors, credentials for them, registries, the bundle of offline builds.
+
+A mirror changes where something comes from, never what it is: images keep their digests, archives their sha256,
+sources in git their commits, packages their signed index, wheels their hashes.
+"""
+
+from __future__ import annotations
+
+import configparser
+import netrc
+import os
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from pydantic import Field
+
+from imagebuild.core import yaml
+from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.fields import Model, full_reference
+from imagebuild.core.files import read_text, write_text
+from imagebuild.core.run import RunProgram, run_program
+
+Address = Annotated[str, Field(pattern=r"^https?://[^/\s@]+/(\S*/)?$")]
+"""`https://host/` or `https://host/folder/`: with the slash at the end, and without a password, which is for netrc."""
+
+
+class Mirrors(Model):
+    """Addresses that builds use in place of public ones."""
+
+    images: dict[str, str] = Field(default_factory=dict)
+    """Registry, or registry and path → the registry and path to pull from instead; of several, the longest counts."""
+    downloads: dict[Address, Address] = Field(default_factory=dict)
+    """Beginning of an address → what it becomes, for archives, keys, sources in git and repositories of packages; of
+    several, the longest counts. It is for http and https alike, unless there is one for each."""
+    python_index: Address | None = None
+    """A Python package index (the folder of its simple pages), instead of the one pip is configured for."""
+
+    def image(self, reference: str) -> str:
+        """Where to pull an image from; a reference without mirror comes back as it is."""
+        full = full_reference(reference)
+        fitting = [p for p in self.images if full.startswith((f"{p.rstrip('/')}/", f"{p}:", f"{p}@"))]
+        if not fitting:
+            return reference
+        prefix = max(fitting, key=len)
+        return self.images[prefix].rstrip("/") + full.removeprefix(prefix.rstrip("/"))
+
+    def download(self, url: str) -> str:
+        """Where to fetch an address from; one without mirror comes back as it is."""
+        scheme, _, rest = url.partition("://")
+        fitting = [p for p in self.downloads if rest.startswith(p.partition("://")[2])]
+        if not fitting:
+            return url
+        prefix = max(fitting, key=lambda p: (len(p.partition("://")[2]), p.startswith(f"{scheme}://")))
+        return self.downloads[prefix] + rest.removeprefix(prefix.partition("://")[2])
+
+
+class Settings(Model):
+    """The file `config.yaml`."""
+
+    mirrors: Mirrors = Field(default_factory=Mirrors)
+    netrc: str | None = None
+    """File with the passwords of mirrors, in netrc's format."""
+    bundle: str | None = None
+    """Folder that `imagebuild build --offline` takes everything from; `imagebuild bundle use` writes it."""
+
+    insecure_registries: tuple[str, ...] = ()
+    """Registries (`host` or `host:port`) that are reached without TLS; those on this machine always are."""
+
+    @property
+    def netrc_file(self) -> Path | None:
+        return Path(self.netrc).expanduser() if self.netrc else None
+
+
+def settings_path(environ: Mapping[str, str]) -> Path:
+    """Where the configuration is: `$IMAGEBUILD_CONFIG`, else in the folder of the XDG specification."""
+    if given := environ.get("IMAGEBUILD_CONFIG"):
+        return Path(given)
+    home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(home) / "imagebuild" / "config.yaml"
+
+
+def load_settings(environ: Mapping[str, str]) -> Settings:
+    """The configuration; without a file the defaults. Raises ConfigError with every mistake in it."""
+    file = settings_path(environ)
+    if not file.exists() and not environ.get("IMAGEBUILD_CONFIG"):
+        return Settings()
+    mistakes = yaml.Mistakes()
+    document = yaml.load_yaml(file, Settings, mistakes)
+    mistakes.stop_if_any()
+    assert document is not None
+    found = document.model
+    if found.netrc_file:
+        try:
+            netrc.netrc(found.netrc_file)
+        except (OSError, netrc.NetrcParseError) as error:
+            # The error's text may quote the file, which holds passwords.
+            why = error.strerror if isinstance(error, OSError) else f"line {error.lineno} is not netrc's format"
+            raise ConfigError(f"{document.at('netrc')}: netrc: {found.netrc_file} cannot be read: {why}") from None
+    return found
+
+
+def remember_bundle(environ: Mapping[str, str], folder: Path) -> Path:
+    """Write the bundle's folder into the configuration, leaving its other lines alone; returns the file.
+
+    Raises ConfigError if the file cannot be written, or its keys do not stand on lines of their own.
+    """
+    file = settings_path(environ)
+    text = read_text(file) if file.exists() else ""
+    if text.lstrip().startswith("{"):
+        raise ConfigError(f"{file}:1: is all in braces, so no line can be added; write `bundle: {folder}` by hand")
+    line = f"bundle: {folder}\n"
+    changed, count = re.subn(r"(?m)^bundle:.*\n?", lambda _: line, text, count=1)
+    write_text(file, changed if count else f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}")
+    return file
+
+
+CONFIGURATIONS = (Path("~/.config/pip/pip.conf"), Path("~/.pip/pip.conf"), Path("/etc/pip.conf"))
+
+
+def configured_index() -> str | None:
+    """Address of the Python package index, if this machine's pip has another than its default."""
+    found = os.environ.get("PIP_INDEX_URL", "")
+    for path in CONFIGURATIONS:
+        parser = configparser.ConfigParser(interpolation=None)
+        with suppress(configparser.Error):
+            parser.read(path.expanduser())
+            found = found or parser.get("global", "index-url", fallback="")
+    return found if found.startswith("http") else None
+
+
+def default_index(run: RunProgram = run_program) -> str:
+    """The index that pip asks where nothing is configured; pip's help says it. Raises CommandError."""
+    said = run(sys.executable, "-m", "pip", "install", "--help", env={"COLUMNS": "400"})
+    found = re.search(r"\(default\s+(https://[^\s)]+)\)", said)
+    if not found:
+        raise CommandError("pip's help does not say its default index; set mirrors.python-index in config.yaml")
+    return found[1]
+
+
+def pip_conf_text(index: str, login: tuple[str, str] | None = None) -> str:
+    """A pip.conf for an index; the wheels' hashes, which the lock has, verify what comes without https."""
+    address = urlsplit(index)
+    if login:
+        host = f"{quote(login[0], safe='')}:{quote(login[1], safe='')}@{address.netloc}"
+        index = urlunsplit(address._replace(netloc=host))
+    trusted = f"trusted-host = {address.hostname}\n" if address.scheme == "http" else ""
+    return f"[global]\nindex-url = {index}\n{trusted}"

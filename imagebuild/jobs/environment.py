@@ -1,0 +1,230 @@
+"""Compute the environment of a job from layers of facts and from `--set`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import cast, get_args
+
+from packaging.version import Version
+
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import matches
+from imagebuild.core.yaml import suggestion
+from imagebuild.jobs.facts import Container, Expect, FactLayer, NcclVariables, Scheduler, Scope
+
+OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
+"""Variables that a higher layer may set to another value. For all others, two values are an error."""
+
+SCOPES: Mapping[tuple[Scheduler, Container], tuple[Scope, ...]] = {
+    ("mpijob", "kubernetes"): ("rank", "container", "launcher"),
+    ("jobset", "kubernetes"): ("rank", "container", "launcher"),
+    ("slurm", "pyxis"): ("rank", "container", "batch"),
+    ("slurm", "none"): ("rank", "batch"),
+}
+"""Scheduler and container → the scopes that its jobs have."""
+NO_SUCH_SCOPE: Mapping[Scope, str] = {
+    "container": "with --container none there is no container; use rank or batch",
+    "launcher": "Slurm starts ranks without a launcher; use rank or batch",
+    "batch": "Kubernetes has no batch script; use rank, container or launcher",
+}
+"""Why a job does not have a scope, and what to use instead."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """Describe a variable of the job's environment, and the layer that set it."""
+
+    name: str
+    value: str | None
+    """Without a value, ranks get the value that the launcher has."""
+    why: str
+    layer: str
+    """Name of the layer, for messages: `fabric ib`, `--set`."""
+    where: str
+    """Place of the entry, for messages: file and line, or the option."""
+    scope: Scope = "rank"
+    prepend: bool = False
+    """The value is a folder that is put before the folders that the rank's variable has already."""
+    replaces: bool = False
+    """The value was set by `--set NAME:=VALUE` and replaces the value of any layer."""
+
+
+@dataclass(frozen=True)
+class FactSource:
+    """Name a layer of facts and the file that it comes from."""
+
+    name: str
+    layer: FactLayer
+    at: Callable[..., str]
+    """Returns the file and line of a key of the file."""
+    path: tuple[str, ...] = ()
+    """Keys that lead to the layer in its file."""
+
+
+def layered_variables(
+    sources: Iterable[FactSource], conditions: Mapping[str, str], placeholders: Mapping[str, str]
+) -> list[Variable]:
+    """Return the variables whose condition holds, lowest layer first. Raises ConfigError for an unknown placeholder."""
+    variables = []
+    for source in sources:
+        for i, entry in enumerate(source.layer.env):
+            if matches(entry.when, conditions):
+                where = source.at(*source.path, "env", i)
+                value = None if entry.value is None else fill_placeholders(entry.value, placeholders, where)
+                variables.append(Variable(entry.name, value, entry.why, source.name, where, entry.scope, entry.prepend))
+    return variables
+
+
+def fill_placeholders(text: str, placeholders: Mapping[str, str], where: str) -> str:
+    """Replace `{name}` by its value. Raises ConfigError for an unknown name."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in placeholders:
+            known = ", ".join(sorted(placeholders))
+            raise ConfigError(f"{where}: unknown placeholder {{{match[1]}}}; known: {known}")
+        return placeholders[match[1]]
+
+    return re.sub(r"(?<!\$){([a-z][a-z0-9-]*)}", value, text)
+
+
+def expected_lines(sources: Iterable[FactSource], conditions: Mapping[str, str]) -> tuple[Expect, ...]:
+    """Return the lines that the job's output must contain: those whose condition holds."""
+    return tuple(line for source in sources for line in source.layer.expect if matches(line.when, conditions))
+
+
+def merge(variables: Iterable[Variable], scheduler: Scheduler, container: Container) -> tuple[Variable, ...]:
+    """Return each variable once, as the highest layer sets it.
+
+    Raises ConfigError if two layers disagree about a value, or if the job does not have the scope of a variable.
+    """
+    merged: dict[str, Variable] = {}
+    for variable in variables:
+        name, scope = variable.name, variable.scope
+        if scope not in SCOPES[scheduler, container]:
+            raise ConfigError(f"{variable.where}: {name}: scope {scope}: {NO_SUCH_SCOPE[scope]}")
+        earlier = merged.get(name)
+        if earlier is None or variable.replaces or name in OVERRIDABLE:
+            merged[name] = variable
+        elif (earlier.value, earlier.scope) != (variable.value, scope):
+            first, second = (f"{v.value!r} in scope {v.scope} from {v.layer} ({v.why})" for v in (earlier, variable))
+            by_user = variable.layer == "--set"
+            advice = f"to replace the first, write --set {name}:={variable.value}" if by_user else "remove one of them"
+            raise ConfigError(f"{variable.where}: {name} has two values: {first}, and {second}; {advice}")
+    return tuple(merged.values())
+
+
+def in_scope(variables: Iterable[Variable], scope: Scope) -> tuple[Variable, ...]:
+    """Return the variables of a scope, in their order."""
+    return tuple(variable for variable in variables if variable.scope == scope)
+
+
+# `--set`
+
+PARAMETERS = {
+    "account": r"[A-Za-z0-9_.,=-]+",
+    "constraint": r"[A-Za-z0-9_&|,*()\[\]-]+",
+    "cpu": r"[0-9]+",
+    "cpus-per-task": r"[1-9][0-9]*",
+    "driver": r"[0-9]+(\.[0-9]+)*",
+    "hca": r"[A-Za-z0-9_:,=^-]+",
+    "images": r"[A-Za-z0-9_./${}:-]+",
+    "interface": r"[A-Za-z0-9_.,=^-]+",
+    "json": r"yes|no",
+    "memory": r"[0-9]+(Ki|Mi|Gi|Ti)?",
+    "min-bw": r"[0-9]+(\.[0-9]+)?",
+    "minutes": r"[0-9]+",
+    "name": r"[a-z]([-a-z0-9]*[a-z0-9])?",
+    "partition": r"[A-Za-z0-9_,-]+",
+    "plugin": r"[A-Za-z0-9_.-]+",
+    "programs": r"/[A-Za-z0-9_./-]+",
+    "rack-nodes": r"[0-9]+",
+    "resource": r"[a-z0-9.-]+/[A-Za-z0-9._-]+:[0-9]+",
+    "suffix": r"[A-Za-z0-9_-]*",
+}
+"""Parameter → the regular expression that its value must match."""
+VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<replace>:?)=(?P<value>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """Hold the values of all `--set` options."""
+
+    parameters: Mapping[str, str]
+    variables: tuple[Variable, ...]
+
+
+def parse_settings(settings: Iterable[str]) -> JobSettings:
+    """Read the texts of `--set`. Raises ConfigError for unknown parameters and for values that cannot be passed on."""
+    parameters: dict[str, str] = {}
+    variables: list[Variable] = []
+    for setting in settings:
+        if match := VARIABLE.fullmatch(setting):
+            name, value, scope = match["name"], match["value"], match["scope"] or "rank"
+            if scope not in get_args(Scope):
+                raise ConfigError(f"--set {setting}: unknown scope {scope!r}{suggestion(scope, list(get_args(Scope)))}")
+            if bad := next((c for c in value if c in "'\"\\`" or not c.isprintable()), None):
+                raise ConfigError(
+                    f"--set {name}: the value contains {bad!r}, which shells or files on its way would interpret; "
+                    "leave it out"
+                )
+            if "$" in value:
+                raise ConfigError(f"--set {name}: the value contains '$'; write the text that it stands for")
+            variables.append(
+                Variable(
+                    name=name,
+                    value=value,
+                    why="set on the command line",
+                    layer="--set",
+                    where=f"--set {name}",
+                    scope=cast(Scope, scope),
+                    replaces=bool(match["replace"]),
+                )
+            )
+            continue
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting}: no '='; write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
+        if name not in PARAMETERS:
+            raise ConfigError(f"--set {name}: unknown parameter{suggestion(name, PARAMETERS)}")
+        if not re.fullmatch(PARAMETERS[name], value):
+            raise ConfigError(f"--set {name}={value!r}: the value must match {PARAMETERS[name]}")
+        parameters[name] = value
+    return JobSettings(parameters, tuple(variables))
+
+
+# What NCCL reads
+
+NOT_OF_NCCL = ("NCCL_TESTS_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_IBEXT_", "NCCL_OFI_")
+"""Beginnings of variables that nccl-tests or plug-ins read, and NCCL does not."""
+
+
+def lint(variables: Iterable[Variable], table: NcclVariables, nccl: str) -> list[str]:
+    """Return `warning: …` for variables that NCCL does not read, and `note: …` for values that are its default."""
+    older = [release for release in table.releases if Version(release) <= Version(nccl)]
+    release = older[-1] if older else table.releases[0]
+    position = table.releases.index
+    messages = []
+    for variable in variables:
+        name = variable.name
+        if not name.startswith("NCCL_") or name.startswith(NOT_OF_NCCL):
+            continue
+        row = table.names.get(name)
+        if row is None:
+            near = get_close_matches(name, table.names, n=1, cutoff=0.85)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            messages.append(f"warning: {variable.where}: NCCL {release} does not read {name}{hint}")
+            continue
+        if release in row.absent or not position(row.since) <= position(release) <= position(row.until):
+            readers = f"releases {row.since} to {row.until} do"
+            messages.append(f"warning: {variable.where}: NCCL {release} does not read {name}; {readers}")
+            continue
+        defaults = [value for since, value in row.defaults.items() if Version(since) <= Version(release)]
+        if defaults and defaults[-1] and defaults[-1] == variable.value:
+            messages.append(f"note: {variable.where}: {name}={variable.value} is the default of NCCL {release}")
+    if messages and release != nccl:
+        where = "the nearest release in the table of NCCL's variables"
+        messages.append(f"note: the image has NCCL {nccl}; its variables were looked up for {release}, {where}")
+    return messages

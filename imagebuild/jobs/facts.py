@@ -1,0 +1,436 @@
+"""Define and read what jobs are made from: the facts of the folder `jobs/`, the hardware of a profile, a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from imagebuild.bench.profiles import Profile
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Arch, Condition, Model, satisfies
+from imagebuild.core.yaml import Mistakes, YamlFile, dotted_key, load_yaml, suggestion
+from imagebuild.project.component import Support
+
+Scheduler = Literal["mpijob", "jobset", "slurm"]
+Container = Literal["kubernetes", "pyxis", "none"]
+Scope = Literal["rank", "container", "launcher", "batch"]
+Text = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
+"""One line."""
+Value = Annotated[str, Field(pattern=r"""^[^'"`\\\x00-\x1f\x7f]*$""")]
+"""One line without quotes and backslashes: a shell or a file on the way to the rank would interpret them."""
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+COLLECTIVES = (
+    "all_reduce", "all_gather", "alltoall", "alltoallv", "broadcast", "gather", "hypercube", "reduce", "reduce_scatter",
+    "scatter", "sendrecv",
+)  # fmt: skip
+CONDITIONS = (
+    "arch", "capability", "cluster", "container", "fabric", "gpu", "mnnvl", "nccl", "network", "nodes", "nvls",
+    "plugin", "profile", "rack-nvlink", "racks", "scheduler", "stack", "test",
+)  # fmt: skip
+"""Names that a condition (`when`) can use, besides features and collectives, which are `yes` or `no`."""
+
+# What every kind of file can contain
+
+
+class Env(Model):
+    """A variable of the environment."""
+
+    name: EnvName
+    value: Value | None = None
+    """The text; `{interface}`, `{hca}`, `{cards}` and `{gpus}` in it are replaced. Without it, ranks get the value that
+    the launcher has."""
+    scope: Scope = "rank"
+    """Where the variable is set: in the process of every `rank`; in the environment of the `container` before it
+    starts; in the `launcher`, which runs mpirun; or in the `batch` script of Slurm."""
+    why: Text
+    """The reason, in one line. It becomes the comment beside the variable."""
+    when: Condition = Field(default_factory=dict)
+    """The variable is set only where this holds, for example `nccl: "<2.27"`, `scheduler: slurm` or `mnnvl: "yes"`."""
+    prepend: bool = False
+    """The value is a folder that is put before the folders that the rank's variable has already."""
+
+
+class Expect(Model):
+    """A line that the output must contain, because NCCL continues without a feature that it cannot use."""
+
+    line: Text
+    """Extended regular expression, as `grep -E` reads it."""
+    why: Text
+    when: Condition = Field(default_factory=dict)
+
+
+class FactLayer(Model):
+    """Variables and expected lines, which every kind of file can add."""
+
+    env: tuple[Env, ...] = ()
+    expect: tuple[Expect, ...] = ()
+
+
+class Volume(Model):
+    """A folder or device of the host that is mounted into the benchmark's container."""
+
+    name: str
+    host: Text
+    mount: Text
+    type: str | None = None
+    """Type of the host path in Kubernetes: `Directory`, `CharDevice`, …"""
+    read_only: bool = False
+
+
+class Sidecar(Model):
+    """A container that runs beside the benchmark's container in every worker."""
+
+    name: str
+    image: Text
+    command: tuple[Text, ...]
+    env: dict[str, Text] = Field(default_factory=dict)
+    capabilities: tuple[str, ...] = ()
+    mounts: dict[str, Text] = Field(default_factory=dict)
+    """Name of a volume → path where it is mounted."""
+    volumes: tuple[Volume, ...] = ()
+
+
+class Pod(Model):
+    """Resources, networks, volumes and sidecars that a worker pod needs to use a fabric."""
+
+    resources: dict[str, Text] = Field(default_factory=dict)
+    """Extended resource → its number, which is both request and limit."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    networks: tuple[str, ...] = ()
+    """Networks of Multus, as `namespace/name`."""
+    select: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Label of a node → the values that are accepted."""
+    volumes: tuple[Volume, ...] = ()
+    sidecars: tuple[Sidecar, ...] = ()
+
+
+# The kinds of files
+
+
+class Stack(FactLayer):
+    """The contents of an image; a file of `stacks/`."""
+
+    title: str
+    images: tuple[str, ...] = ()
+    """Globs of image references. An image has the first stack with a glob that matches; an image of the plan is
+    recognised by its components instead."""
+    components: tuple[str, ...] = ()
+    """An image of the plan with all these components has this stack."""
+    prefer: int = 0
+    """Of the images that fit, those whose stack has the highest number are chosen."""
+    programs: Text = "/opt/nccl_tests/build"
+    """Folder of nccl-tests."""
+    suffix: Text = ""
+    """Text after the name of each program."""
+    plugins: dict[str, Text] | None = None
+    """Network plug-in of NCCL → its folder, empty where the loader finds it. None: the plug-ins are not known."""
+
+
+class Fabric(FactLayer):
+    """A network between nodes; a file of `fabrics/`."""
+
+    title: str
+    short: str
+    """The fabric in names of jobs."""
+    plugin: str
+    """Network plug-in of NCCL; `none` is NCCL's own transport, `host` is the plug-in that `setup` chooses."""
+    measures: tuple[str, ...]
+    """Kinds of network, as in profiles. Only a profile with one of them says how fast this fabric must be."""
+    setup: Text | None = None
+    """Shell command in which the owner of the node prepares the rank's environment; it runs before facts are set."""
+    pod: Pod = Pod()
+    mounts: tuple[Text, ...] = ()
+    """Folders of the host, as `FROM:TO`, that pyxis mounts."""
+    supports: tuple[Support, ...] = ()
+    excludes: tuple[Support, ...] = ()
+
+
+class Feature(FactLayer):
+    """Something a job can do in addition; a file of `features/`."""
+
+    title: str
+    plugin: str | None = None
+    """Network plug-in of NCCL, instead of the fabric's."""
+    claims: bool = False
+    """A ComputeDomain gives containers their channel of the rack-wide NVLink."""
+    without_fabric: bool = False
+    """Containers get no network card."""
+    in_name: bool = True
+    """The feature is part of the job's name."""
+    comparable: bool = True
+    """The profile's limits and references are valid for jobs with this feature, too."""
+    supports: tuple[Support, ...] = ()
+    excludes: tuple[Support, ...] = ()
+
+
+class Nodes(Model):
+    """The nodes of a cluster that have one kind of GPU."""
+
+    select: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Label of a node → the values that are accepted."""
+    cpu: Text | None = None
+    memory: Text | None = None
+    partition: Text | None = None
+    constraint: Text | None = None
+    rack_nodes: Annotated[int, Field(gt=0)] | None = None
+    """Number of nodes in a rack that a job may use, if not all of them."""
+
+
+class Site(FactLayer):
+    """Additions of a cluster to a fabric."""
+
+    pod: Pod = Pod()
+    plugin: str | None = None
+    """Network plug-in of NCCL, instead of the fabric's."""
+    mounts: tuple[Text, ...] = ()
+    nodes: dict[str, Nodes] = Field(default_factory=dict)
+    """GPU → the nodes that have this fabric, where they are not the cluster's `nodes`."""
+
+
+class Toleration(Model):
+    """A taint of nodes that the pods of the job tolerate."""
+
+    key: str
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str | None = None
+    effect: str | None = None
+
+
+class Cluster(FactLayer):
+    """The constants of a site; a file of `clusters/`."""
+
+    title: str
+    interface: Text = "eth0"
+    """Network interface through which ranks find each other."""
+    hca: Text = "mlx5"
+    """RDMA devices, as NCCL_IB_HCA takes them: the beginning of their names, or `=` and a list."""
+    driver: Text | None = None
+    """Version of the driver on the nodes; images that need a newer one are not chosen."""
+    rack_key: Text = "nvidia.com/gpu.clique"
+    """Label of nodes that tells which nodes share a rack-wide NVLink."""
+    ipc_lock: bool = True
+    """Workers request the capability to pin memory; not needed where containers have an unlimited memlock."""
+    fabrics: dict[str, Site] = Field(default_factory=dict)
+    nodes: dict[str, Nodes] = Field(default_factory=dict)
+    """GPU, as in names of jobs (`h100`) → its nodes."""
+    launcher_select: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes on which launchers run."""
+    tolerations: tuple[Toleration, ...] = ()
+    labels: dict[str, Text] = Field(default_factory=dict)
+    """Labels of the job, for example the name of a queue."""
+    cpus_per_task: Annotated[int, Field(gt=0)] = 8
+    """CPUs of a rank in Slurm."""
+    module: Text | None = None
+    """Environment module that jobs without a container load."""
+    images: Text = "$HOME/.cache/imagebuild"
+    """Folder, shared by all nodes, for images that pyxis starts; it may contain variables of the shell."""
+
+
+class JobTest(Model):
+    """Collectives and message sizes that are measured; a file of `tests/`."""
+
+    title: str
+    collectives: Annotated[tuple[str, ...], Field(min_length=1)]
+    min_bytes: Text
+    max_bytes: Text
+    factor: Text = "2"
+    iterations: Text | None = None
+    warmup: Text | None = None
+    check: bool = True
+    """The programs compare the data with what they should be."""
+    large: bool = False
+    """All messages are so large that their average can be compared with the profile's threshold for the best size."""
+    minutes: Annotated[int, Field(gt=0)] = 20
+    """Time limit."""
+
+
+class SchedulerFacts(FactLayer):
+    """Variables that a scheduler needs; a file of `schedulers/`."""
+
+    title: str
+
+
+class NodeFacts(FactLayer):
+    """Variables that the hardware of a node needs; the file `node.yaml`."""
+
+    title: str
+
+
+class NcclVariable(Model):
+    """A variable that NCCL reads, in the releases from `since` to `until`."""
+
+    since: str
+    until: str
+    absent: tuple[str, ...] = ()
+    """Releases in between that do not read it."""
+    defaults: dict[str, str] = Field(default_factory=dict)
+    """Release → the default from that release on; empty if it is not a plain number."""
+    documented: bool = False
+
+
+class NcclVariables(Model):
+    """The file `nccl-params.json`: the variables that each release of NCCL reads."""
+
+    releases: tuple[str, ...]
+    names: dict[str, NcclVariable]
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """Hold everything that the folder `jobs/` contains."""
+
+    stacks: Mapping[str, YamlFile[Stack]]
+    fabrics: Mapping[str, YamlFile[Fabric]]
+    features: Mapping[str, YamlFile[Feature]]
+    clusters: Mapping[str, YamlFile[Cluster]]
+    tests: Mapping[str, YamlFile[JobTest]]
+    schedulers: Mapping[str, YamlFile[SchedulerFacts]]
+    node: YamlFile[NodeFacts]
+    nccl_variables: NcclVariables
+
+
+M = TypeVar("M", bound=Model)
+
+
+def load_facts(folder: Path) -> JobFacts:
+    """Read all facts of a folder. Raises ConfigError with every mistake found, each with its file and line."""
+    mistakes = Mistakes()
+    stacks = _load_folder(folder / "stacks", Stack, mistakes)
+    fabrics = _load_folder(folder / "fabrics", Fabric, mistakes)
+    features = _load_folder(folder / "features", Feature, mistakes)
+    clusters = _load_folder(folder / "clusters", Cluster, mistakes)
+    tests = _load_folder(folder / "tests", JobTest, mistakes)
+    schedulers = _load_folder(folder / "schedulers", SchedulerFacts, mistakes)
+    node = load_yaml(folder / "node.yaml", NodeFacts, mistakes)
+    nccl_variables = load_yaml(folder / "nccl-params.json", NcclVariables, mistakes)
+    for cluster in clusters.values():
+        for name in set(cluster.model.fabrics) - set(fabrics):
+            mistakes.add(cluster.at("fabrics", name), f"fabrics.{name}: unknown fabric{suggestion(name, set(fabrics))}")
+    for test in tests.values():
+        for name in set(test.model.collectives) - set(COLLECTIVES):
+            near = suggestion(name, set(COLLECTIVES))
+            mistakes.add(test.at("collectives"), f"collectives: nccl-tests has no {name!r}{near}")
+    layers = [file for kind in (stacks, fabrics, features, clusters, schedulers) for file in kind.values()]
+    for file in (*layers, *([node] if node else [])):
+        _check_conditions(file, {*CONDITIONS, *COLLECTIVES, *features}, mistakes)
+    mistakes.stop_if_any()
+    assert node is not None
+    assert nccl_variables is not None
+    return JobFacts(stacks, fabrics, features, clusters, tests, schedulers, node, nccl_variables.model)
+
+
+def _load_folder(folder: Path, model: type[M], mistakes: Mistakes) -> Mapping[str, YamlFile[M]]:
+    paths = sorted(folder.glob("*.yaml"))
+    if not paths:
+        mistakes.add(str(folder), "no *.yaml in this folder; name the folder that contains the facts with --facts")
+    files = {path.stem: load_yaml(path, model, mistakes) for path in paths}
+    return {name: file for name, file in files.items() if file}
+
+
+def _check_conditions(file: YamlFile[Any], known: set[str], mistakes: Mistakes) -> None:
+    """Add a mistake for each condition on an unknown name: it would never hold, and nobody would notice."""
+    layers: list[tuple[tuple[str, ...], FactLayer]] = [((), file.model)]
+    if isinstance(file.model, Cluster):
+        layers += [(("fabrics", name), site) for name, site in file.model.fabrics.items()]
+    entries: list[tuple[tuple[str | int, ...], Condition]] = []
+    for path, layer in layers:
+        entries += [((*path, "env", i), entry.when) for i, entry in enumerate(layer.env)]
+        entries += [((*path, "expect", i), entry.when) for i, entry in enumerate(layer.expect)]
+        if isinstance(layer, Fabric | Feature):
+            entries += [((*path, "supports", i), entry.when) for i, entry in enumerate(layer.supports)]
+            entries += [((*path, "excludes", i), entry.when) for i, entry in enumerate(layer.excludes)]
+    for entry_path, condition in entries:
+        for name, alternatives in condition.items():
+            key = (*entry_path, "when", name)
+            if name not in known:
+                mistakes.add(file.at(*key), f"{dotted_key(key)}: unknown fact{suggestion(name, known)}")
+            for value in alternatives:
+                try:
+                    satisfies("1", value)
+                except ValueError as error:
+                    mistakes.add(file.at(*key), f"{dotted_key(key)}: {error}")
+
+
+# What else a job is made from
+
+FABRICS = {"infiniband": "ib", "roce": "roce", "efa": "efa", "tcpxo": "tcpxo", "ethernet": "ethernet"}
+"""Kind of network, as in profiles → the fabric of a job without --fabric."""
+
+
+@dataclass(frozen=True)
+class JobHardware:
+    """Describe the hardware of a profile as far as jobs need it."""
+
+    profile: str
+    gpu: str
+    """Short name of the GPU (`h100`), as in names of jobs and in files of clusters."""
+    arch: Arch
+    gpus: int
+    """GPUs of a node."""
+    rack_nodes: int = 1
+    """Nodes whose GPUs are connected by NVLink; 1 if NVLink ends at the node."""
+    nvls: bool = False
+    capability: str | None = None
+    """Compute capability, such as `9.0`; None for a GPU that is not NVIDIA's."""
+    cards: int = 0
+    """Network cards or ports of a node."""
+    network: str | None = None
+    """Kind of network of the cards."""
+    thresholds: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
+    """(Collective, ranks, nodes) → GB/s that the best message size must reach."""
+
+    @property
+    def mnnvl(self) -> bool:
+        """Return whether NVLink connects several nodes."""
+        return self.rack_nodes > 1
+
+
+def job_hardware(profile: Profile) -> JobHardware:
+    """Return the hardware of a profile as jobs need it. Raises ConfigError if the GPU has no short name."""
+    short = next((m[0] for name in profile.gpu.names if (m := re.search(r"[A-Z]{1,3}[0-9]{2,4}", name))), None)
+    if short is None:
+        names = ", ".join(profile.gpu.names)
+        raise ConfigError(
+            f"profile {profile.name}: gpu.names: no model such as H100 in {names}; add a name that has it"
+        )
+    network = profile.network
+    return JobHardware(
+        profile=profile.name,
+        gpu=short.lower(),
+        arch=profile.node.cpu,
+        gpus=profile.node.gpus,
+        rack_nodes=profile.hosts_per_domain,
+        nvls=profile.links[-1].nvls,
+        capability=profile.gpu.compute_capability,
+        cards=network.count if network else 0,
+        network=network.kind if network else None,
+        thresholds={(r.collective, r.ranks, r.nodes): r.rate * r.tolerance for r in profile.references if not r.forced},
+    )
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """Hold the arguments of `imagebuild job`."""
+
+    scheduler: Scheduler
+    profile: str
+    fabric: str
+    cluster: str = "generic"
+    nodes: int | None = None
+    racks: int | None = None
+    features: tuple[str, ...] = ()
+    container: str = "pyxis"
+    """`pyxis` or `none`; only Slurm uses it."""
+    image: str | None = None
+    nccl: str | None = None
+    test: str = "all-reduce"
+    settings: tuple[str, ...] = ()
+    """Texts of `--set`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
+    collect: bool = False
+    """The header says how to run the job and how to get its result."""

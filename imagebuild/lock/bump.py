@@ -1,0 +1,412 @@
+"""Propose newer versions of pins, as changes of the matrix and of the lock."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from imagebuild.core import files
+from imagebuild.core.errors import ConfigError, ImagebuildError
+from imagebuild.core.run import answer_each
+from imagebuild.core.yaml import Mistakes, YamlFile, load_yaml, suggestion
+from imagebuild.lock.resolve import Display, resolve_sources, todo
+from imagebuild.lock.upstream import Upstream
+from imagebuild.project.load import Project
+from imagebuild.project.lockfile import (
+    GitRef,
+    PackageSource,
+    Source,
+    Table,
+    lock_table,
+    merged_sources,
+    source_title,
+    without_stale,
+)
+from imagebuild.project.matrix import Matrix, Target
+from imagebuild.project.plan import make_plan
+from imagebuild.render.recipe import ARCHS, Recipe
+from imagebuild.render.renderer import Renderer
+
+VERSION = "{version}"
+SERIES = re.compile(r"==\{version\}\.\*$")
+EXACT = re.compile(r"^([A-Za-z0-9._-]+)==\{version\}$")
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags of a git repository."""
+
+    url: str
+    template: str
+
+
+@dataclass(frozen=True)
+class WheelVersions:
+    """The versions of a wheel on the package index."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class PackageVersions:
+    """The versions of a package in a repository."""
+
+    source: PackageSource
+    """With this one package, without version."""
+    template: str
+    """Of the package's version, where only `{version}` is left to fill in."""
+
+
+Question = Tags | WheelVersions | PackageVersions
+Row = tuple[str, int]
+"""A pin's name in the matrix, and which of its rows."""
+
+
+@dataclass
+class Asking:
+    """What to ask about one row of a pin, or why nobody can be asked."""
+
+    questions: set[Question] = field(default_factory=set)
+    reasons: list[str] = field(default_factory=list)
+
+
+def askings(recipes: Iterable[Recipe]) -> dict[Row, Asking]:
+    """For every row of a pin that a target uses."""
+    found: dict[Row, Asking] = {}
+    for recipe in recipes:
+        for name in dict.fromkeys((*recipe.target.components, *recipe.stages)):
+            pin = recipe.pin(name)
+            if recipe.of(name).version_axis or pin is None:
+                continue
+            pin_name = recipe.of(name).pin or name
+            # The command line can change pins; here they are those of the file.
+            rows = recipe.project.matrix.model.versions[pin_name]
+            asking = found.setdefault((pin_name, rows.index(pin)), Asking())
+            if pin.commit:
+                asking.reasons.append("is pinned to a commit that is no tag")
+                continue
+            asking.questions.update(_questions(recipe, name))
+            asking.reasons.extend(_obstacles(recipe, name))
+    return found
+
+
+def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
+    component = recipe.of(name)
+    if component.git:
+        yield Tags(component.git, component.tag)
+    for text in recipe.of(component.wheels_from or name).wheels:
+        if match := EXACT.match(text):
+            yield WheelVersions(match[1])
+    wanted = [p for p in (*component.packages.runtime, *component.packages.devel) if VERSION in p and "=" in p]
+    for arch in recipe.archs:
+        repository = recipe.repository(name, arch)
+        if repository and name in recipe.target.components:
+            for text in wanted:
+                filled = recipe.fill(name, text, {**recipe.values(name, arch), "version": VERSION}, "packages")
+                package, _, template = filled.partition("=")
+                source = PackageSource(repository.url, repository.suite, repository.key, (package,))
+                yield PackageVersions(source, template)
+
+
+def _obstacles(recipe: Recipe, name: str) -> Iterator[str]:
+    component = recipe.of(name)
+    if any(SERIES.search(text) for text in recipe.of(component.wheels_from or name).wheels):
+        yield "names a series of releases, which is chosen by hand"
+    if component.archive and VERSION in component.archive:
+        yield "is part of an archive's address, and nobody lists those"
+    if component.repository and VERSION in component.repository.url:
+        yield "is part of a repository's address, and nobody lists those"
+    packages = (*component.packages.runtime, *component.packages.devel)
+    if recipe.repository(name, ARCHS[0]) is None and any(VERSION in text for text in packages):
+        yield "comes with the distribution's release"
+
+
+def versions_in(template: str, names: Iterable[str]) -> set[str]:
+    """The versions that tags or packages of that form have: `v{version}-1` has `2.3` in `v2.3-1`."""
+    before, _, after = template.partition(VERSION)
+    return {
+        name[len(before) : len(name) - len(after)]
+        for name in names
+        if name.startswith(before) and name.endswith(after) and len(name) > len(before) + len(after)
+    }
+
+
+def newer(current: str, versions: Iterable[str], *, pre: bool) -> list[str]:
+    """Those above the current one, newest first; only stable releases unless `pre`.
+
+    Raises ValueError if the current one cannot be compared.
+    """
+    try:
+        least = Version(current)
+    except InvalidVersion:
+        raise ValueError(f"{current} cannot be compared with other versions") from None
+    found: Mapping[str, Version] = {text: v for text in versions if (v := _parsed(text)) and v > least}
+    return sorted(
+        (t for t, v in found.items() if pre or not v.is_prerelease), key=lambda t: (found[t], t), reverse=True
+    )
+
+
+def _parsed(text: str) -> Version | None:
+    try:
+        return Version(text) if text[:1].isdigit() and "+" not in text else None
+    except InvalidVersion:
+        return None
+
+
+SIGN = r"[\w.+:~-]"
+"""What a version is made of."""
+
+
+def edited(matrix: YamlFile[Matrix], wanted: YamlFile[Matrix], changes: Mapping[Row, str]) -> str:
+    """The matrix's text with the versions of `changes`; `wanted` is what it must mean.
+
+    Raises ConfigError where a version cannot be changed by itself, for example because an anchor has it.
+    """
+    lines = files.read_text(matrix.path).splitlines(keepends=True)
+    for row, version in changes.items():
+        number = _line(matrix, row)
+        old = matrix.model.versions[row[0]][row[1]].version
+        changed = _replaced(lines[number - 1], row[0], old, version)
+        if changed is None:
+            raise ConfigError(f"{matrix.path}:{number}: {old} does not stand here once; write {version} by hand")
+        lines[number - 1] = changed
+    text = "".join(lines)
+    if _read(text) != wanted.model:
+        where = ", ".join(f"{matrix.path}:{_line(matrix, row)}" for row in changes)
+        raise ConfigError(f"{where}: a change of the version here changes something else too; do it by hand")
+    return text
+
+
+def _line(matrix: YamlFile[Matrix], row: Row) -> int:
+    name, i = row
+    places = (
+        ("versions", name, i, "version"),
+        ("versions", name, i),
+        ("versions", name, "version"),
+        ("versions", name),
+    )
+    return next(matrix.lines[place] for place in places if place in matrix.lines)
+
+
+def _replaced(line: str, name: str, old: str, new: str) -> str | None:
+    """The line with the version changed that stands behind `version:` or the pin's name, or by itself."""
+    keys = list(re.finditer(rf"""(?:\bversion|^\s*["']?{re.escape(name)})["']?\s*:\s""", line))
+    start = keys[-1].end() if keys else 0
+    comment = re.search(r"\s#", line)
+    end = comment.start() if comment else len(line)
+    found = list(re.finditer(rf"(?<!{SIGN}){re.escape(old)}(?!{SIGN})", line[:end]))
+    fitting = [match for match in found if match.start() >= start]
+    if len(fitting) != 1:
+        return None
+    return line[: fitting[0].start()] + new + line[fitting[0].end() :]
+
+
+def _read(text: str) -> Matrix | None:
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+        path = Path(folder) / "matrix.yaml"
+        path.write_text(text, encoding="utf-8")
+        document = load_yaml(path, Matrix, Mistakes())
+    return document.model if document else None
+
+
+Asked = Tags | WheelVersions | PackageSource
+Answer = set[str] | ImagebuildError
+Changes = Mapping[Row, str]
+"""Row of a pin → its new version."""
+
+
+@dataclass
+class Proposals:
+    """What upstream has to offer."""
+
+    changes: dict[Row, str] = field(default_factory=dict)
+    reasons: list[tuple[str, str, str]] = field(default_factory=list)
+    """Pin, version, and why it stays."""
+
+
+def propose(
+    project: Project,
+    targets: Collection[Target],
+    names: Collection[str],
+    upstream: Upstream,
+    display: Display,
+    *,
+    pre: bool,
+) -> Proposals:
+    """The newest version of each pin that all its sources have and with which the plan can be made.
+
+    Raises ConfigError for the name of no pin.
+    """
+    pins = project.matrix.model.versions
+    for name in names:
+        if name not in pins:
+            raise ConfigError(
+                f"{project.matrix.at('versions')}: versions: no pin {name!r}{suggestion(name, dict(pins))}"
+            )
+    renderer = Renderer(project, pins)
+    known = askings(renderer.recipe(target) for target in targets)
+    wanted = {
+        (n, i): known.get((n, i)) for n, rows in pins.items() for i in range(len(rows)) if not names or n in names
+    }
+    result = Proposals()
+    todo: dict[Row, Asking] = {}
+    for row, asking in wanted.items():
+        if why := _obstacle(project, row, asking, named=bool(names)):
+            result.reasons.append((row[0], _version(project, row), why))
+        elif asking:
+            todo[row] = asking
+    answers = _ask({q for asking in todo.values() for q in asking.questions}, upstream, display)
+    for row, asking in todo.items():
+        _decide(project, row, [(q, answers[q]) for q in asking.questions], result, pre=pre)
+    if result.changes:
+        sources_of(with_pins(project, result.changes))
+    return result
+
+
+def _obstacle(project: Project, row: Row, asking: Asking | None, *, named: bool) -> str | None:
+    pin = project.matrix.model.versions[row[0]][row[1]]
+    if asking is None:
+        return "no target uses it"
+    if not asking.questions or pin.commit:
+        return "; ".join(dict.fromkeys(asking.reasons)) or "nobody lists its versions"
+    if "+" in pin.version:
+        return "has an addition of its own behind the +"
+    if pin.when and not named:
+        return "is for some targets only; name the pin to have it bumped too"
+    return None
+
+
+def _ask(questions: set[Question], upstream: Upstream, display: Display) -> dict[Question, Answer]:
+    """Question → versions, or why there is no answer. A repository is read once for all its packages."""
+    packages = [question.source for question in questions if isinstance(question, PackageVersions)]
+    repositories = [source for source in merged_sources(packages) if isinstance(source, PackageSource)]
+    wanted: list[Asked] = [*repositories, *(q for q in questions if not isinstance(q, PackageVersions))]
+
+    def ask(question: Asked) -> dict[str, list[str]]:
+        display.begin(_title(question))
+        match question:
+            case Tags(url, _):
+                return {"": list(upstream.tags(url))}
+            case WheelVersions(name):
+                return {"": list(upstream.wheel_versions(name))}
+            case PackageSource(packages=names):
+                return dict(upstream.index(question, names).versions)
+
+    found: dict[Asked, dict[str, list[str]] | ImagebuildError] = {}
+    with display, answer_each(sorted(wanted, key=_title), ask, upstream.stop) as answers:
+        for question, answer in answers:
+            found[question] = answer
+            bad = isinstance(answer, ImagebuildError)
+            display.end(_title(question), "could not be asked" if bad else "asked", good=not bad)
+    by_url = {q.url: answer for q, answer in found.items() if isinstance(q, PackageSource)}
+    return {q: _versions(q, by_url[q.source.url] if isinstance(q, PackageVersions) else found[q]) for q in questions}
+
+
+def _versions(question: Question, answer: dict[str, list[str]] | ImagebuildError) -> Answer:
+    if isinstance(answer, ImagebuildError):
+        return answer
+    match question:
+        case PackageVersions(source, template):
+            return versions_in(template, answer[source.packages[0]])
+        case Tags(_, template):
+            return versions_in(template, answer[""])
+        case WheelVersions():
+            return set(answer[""])
+
+
+def _decide(
+    project: Project,
+    row: Row,
+    answers: list[tuple[Question, Answer]],
+    result: Proposals,
+    *,
+    pre: bool,
+) -> None:
+    """Add the newest version that fits, or why there is none, to the result."""
+    current = _version(project, row)
+    errors = [str(answer).splitlines()[0] for _, answer in answers if isinstance(answer, ImagebuildError)]
+    if errors:
+        result.reasons.append((row[0], current, f"could not be asked: {errors[0]}"))
+        return
+    sets = [answer for _, answer in answers if not isinstance(answer, ImagebuildError)]
+    try:
+        everywhere = newer(current, set.intersection(*sets), pre=pre)
+        somewhere = newer(current, set.union(*sets), pre=pre)
+    except ValueError as error:
+        result.reasons.append((row[0], current, str(error)))
+        return
+    for version in everywhere:
+        try:
+            sources_of(with_pins(project, {row: version}))
+        except ConfigError as error:
+            result.reasons.append((row[0], current, f"{version} is there, but: {error}"))
+        else:
+            result.changes[row] = version
+            break
+    if somewhere and somewhere[0] not in everywhere:
+        lacking = sorted({_title(q) for q, answer in answers if isinstance(answer, set) and somewhere[0] not in answer})
+        result.reasons.append((row[0], current, f"{somewhere[0]} is not yet everywhere: {', '.join(lacking)} lacks it"))
+
+
+def _version(project: Project, row: Row) -> str:
+    return project.matrix.model.versions[row[0]][row[1]].version
+
+
+def _title(question: Question | PackageSource) -> str:
+    match question:
+        case Tags(url, template):
+            return source_title(GitRef(url, template))
+        case PackageVersions(source, template):
+            return f"{source_title(source)} {source.packages[0]}={template}"
+        case WheelVersions(name):
+            return f"wheels {name}"
+        case PackageSource():
+            return source_title(question)
+
+
+def with_pins(project: Project, changes: Changes) -> Project:
+    """The project with other versions."""
+    matrix = project.matrix.model
+    versions = {
+        name: tuple(
+            pin.model_copy(update={"version": changes[name, i]}) if (name, i) in changes else pin
+            for i, pin in enumerate(rows)
+        )
+        for name, rows in matrix.versions.items()
+    }
+    document = replace(project.matrix, model=matrix.model_copy(update={"versions": versions}))
+    return replace(project, matrix=document)
+
+
+def sources_of(project: Project) -> tuple[Source, ...]:
+    """Every source of every target. Raises ConfigError if the plan or a template does not go with the versions."""
+    plan = make_plan(project)
+    renderer = Renderer(project, project.matrix.model.versions)
+    return merged_sources(source for target in plan.targets for source in renderer.recipe(target).sources())
+
+
+def relocked(project: Project, changes: Changes, upstream: Upstream, display: Display) -> tuple[Table, str]:
+    """The lock's entries for the new versions, without those only the old ones used, and what was not resolved."""
+    entries = lock_table(project.lock)
+    before, after = sources_of(project), sources_of(with_pins(project, changes))
+    outcome = resolve_sources(
+        entries, [s for s in todo(entries, after) if s not in before], upstream, display, keep=lambda: None
+    )
+    return without_stale(entries, after, before), outcome.complaint()
+
+
+def diff(path: Path, text: str) -> str:
+    """The change of a file as a unified diff."""
+    old = files.read_text(path) if path.exists() else ""
+    return "".join(_lines(old, text, str(path)))
+
+
+def _lines(old: str, new: str, name: str) -> Iterator[str]:
+    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    return difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")

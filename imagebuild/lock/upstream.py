@@ -1,0 +1,316 @@
+"""Ask upstream about sources: tags of git repositories, digests of images, wheels of the Python package index."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
+from imagebuild.core.fields import Arch, Platform
+from imagebuild.core.http import Advance, Downloads
+from imagebuild.core.run import RunProgram, end_children, run_for_bytes, run_program
+from imagebuild.lock import repositories
+from imagebuild.project.lockfile import (
+    Archive,
+    BaseImage,
+    Entry,
+    GitRef,
+    LockedImage,
+    LockedRepository,
+    PackageSource,
+    Source,
+    Wheel,
+    WheelSet,
+)
+from imagebuild.render.recipe import ARCHS, CPUS
+
+GIT_TIMEOUT_S = 60
+ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
+"""Nobody is there to type a password."""
+REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(\^\{\})?$")
+
+
+def commit_of(run: RunProgram, address: str, tag: str) -> str:
+    """The commit of a tag. Raises Absent if the repository has no such tag, and as `tags` does."""
+    found = _list(run, address, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}")
+    if tag not in found:
+        raise Absent(f"{address}: has no tag {tag}")
+    return found[tag]
+
+
+def git_tags(run: RunProgram, address: str) -> dict[str, str]:
+    """Every tag with its commit. Raises Unreachable if the repository cannot be read."""
+    return _list(run, address, "refs/tags/*")
+
+
+def _list(run: RunProgram, address: str, *patterns: str) -> dict[str, str]:
+    try:
+        text = run("git", "ls-remote", "--", address, *patterns, env=ENVIRONMENT, timeout=GIT_TIMEOUT_S)
+    except CommandError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        told = [line for line in lines if "fatal:" in line or "error:" in line]
+        raise Unreachable(f"{address}: {(told or lines)[0].rpartition('fatal: ')[2]}") from None
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = REFERENCE.match(line)
+        if not match:
+            raise ResultError(f"{address}: git ls-remote says what is no tag: {line!r}")
+        commit, tag, peeled = match.groups()
+        if peeled or tag not in found:  # the commit of an annotated tag comes as tag^{}
+            found[tag] = commit
+    return found
+
+
+IMAGE_TIMEOUT_S = 60
+INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+
+Read = Callable[..., bytes]
+"""Runs a program, returns the bytes that it printed, raises CommandError if it fails."""
+
+
+def resolve_image(read: Read, reference: str) -> LockedImage:
+    """The digests behind a tag.
+
+    Raises Absent or Unreachable if the registry does not have it or does not answer, ResultError for what is no
+    manifest.
+    """
+    content = _manifest(read, reference)
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    try:
+        data: dict[str, Any] = json.loads(content)
+        if data.get("mediaType") not in INDEXES and "manifests" not in data:
+            return LockedImage(digest=digest)
+        return LockedImage(digest=digest, platforms=dict(filter(None, map(_platform, data["manifests"]))))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ResultError(f"{reference}: the registry's answer is no manifest: {error!r}") from None
+
+
+def image_exists(read: Read, reference: str, digest: str) -> bool:
+    """Does the registry still have what was pinned? Raises Unreachable."""
+    repository = reference if ":" not in reference.rpartition("/")[2] else reference.rpartition(":")[0]
+    try:
+        _manifest(read, f"{repository}@{digest}")
+    except Absent:
+        return False
+    return True
+
+
+def _platform(entry: dict[str, Any]) -> tuple[Platform, str] | None:
+    """Platform and digest of one manifest of an index; attestations have the platform unknown/unknown."""
+    found = f"{entry['platform']['os']}/{entry['platform']['architecture']}"
+    return next(((platform, entry["digest"]) for platform in get_args(Platform) if platform == found), None)
+
+
+def _manifest(read: Read, reference: str) -> bytes:
+    try:
+        return read("docker", "buildx", "imagetools", "inspect", "--raw", reference, timeout=IMAGE_TIMEOUT_S)
+    except CommandError as error:
+        why = str(error).splitlines()[-1].rpartition("ERROR: ")[2]
+        why = re.sub(r'^failed to do request: \w+ "[^"]*": ', "", why)
+        if why.endswith("not found"):
+            raise Absent(f"{reference}: the registry does not have it") from None
+        raise Unreachable(f"{reference}: {why}") from None
+
+
+GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
+"""Platform tags that the images' glibc satisfies; `fetch-wheels` accepts the same."""
+PIP_TIMEOUT_S = 300
+OFFLINE = re.compile(
+    r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
+    r"Connection (?:refused|reset|aborted)|Temporary failure in name resolution|timed out|HTTP error 5"
+)
+"""What pip writes when it could not ask; then it also writes that it found nothing."""
+
+Answer = dict[str, tuple[str, str]]
+"""Name → version and sha256."""
+Ask = Callable[[tuple[str, ...], Arch], Answer]
+
+
+def resolve_wheels(ask: Ask, wanted: WheelSet) -> tuple[Wheel, ...]:
+    """The newest wheels that fit, in one version for all architectures.
+
+    Raises ConfigError if an architecture lacks a wheel, and as `ask` does.
+    """
+    answers = {arch: ask(wanted.requirements, arch) for arch in ARCHS}
+    first, *others = ARCHS
+    wheels = []
+    for name, (version, _) in sorted(answers[first].items()):
+        for arch in others:
+            other = answers[arch].get(name)
+            if other is None or other[0] != version:
+                raise ConfigError(
+                    f"{wanted.component} {wanted.version}: {name} is {version} for {first} but {other and other[0]} "
+                    f"for {arch}"
+                )
+        digests = {arch: answers[arch][name][1] for arch in ARCHS}
+        wheels.append(Wheel(name=name, version=version, sha256=digests))
+    return tuple(wheels)
+
+
+def ask_pip(run: RunProgram, index: str | None = None) -> Ask:
+    """Asks pip; `index` is a Python package index to use instead of the one it is configured for.
+
+    The function raises Unreachable if the index does not answer, CommandError if it has no such wheel, and
+    ResultError if pip's report cannot be read.
+    """
+
+    def ask(asked: tuple[str, ...], arch: Arch) -> Answer:
+        tags = [option for glibc in GLIBC for option in ("--platform", f"{glibc}_{CPUS[arch]}")]
+        text = _pip(
+            run, "install", *_index(index), "--dry-run", "--quiet", "--ignore-installed", "--no-deps",
+            "--only-binary", ":all:", "--target", "unused", "--report", "-", *tags, *asked,
+            failing=f"pip finds no {' '.join(asked)} for {arch}",
+        )  # fmt: skip
+        try:
+            report: dict[str, Any] = json.loads(text)
+            return {
+                item["metadata"]["name"]: (
+                    item["metadata"]["version"],
+                    item["download_info"]["archive_info"]["hashes"]["sha256"],
+                )
+                for item in report["install"]
+            }
+        except (ValueError, KeyError) as error:
+            raise ResultError(f"pip's report cannot be read: {error!r}") from None
+
+    return ask
+
+
+def wheel_versions(run: RunProgram, name: str, index: str | None = None) -> tuple[str, ...]:
+    """Every version of a wheel that fits both architectures, pre-releases too.
+
+    Raises Unreachable or CommandError, as `ask_pip`, and ResultError if pip's answer cannot be read.
+    """
+    found = []
+    for arch in ARCHS:
+        tags = [option for glibc in GLIBC for option in ("--platform", f"{glibc}_{CPUS[arch]}")]
+        text = _pip(
+            run, "index", "versions", *_index(index), "--pre", "--only-binary", ":all:", *tags, name,
+            failing=f"pip finds no {name}",
+        )  # fmt: skip
+        match = re.search(r"^Available versions: (.+)$", text, re.MULTILINE)
+        if not match:
+            raise ResultError(f"pip's list of versions of {name} cannot be read: {text[:200]!r}")
+        found.append(match[1].split(", "))
+    return tuple(version for version in found[0] if all(version in other for other in found[1:]))
+
+
+def _index(index: str | None) -> tuple[str, ...]:
+    return ("--index-url", index) if index else ()
+
+
+def _pip(run: RunProgram, *words: str, failing: str) -> str:
+    command, *rest = words
+    try:
+        return run(
+            sys.executable, "-m", "pip", command, "--retries", "2", "--disable-pip-version-check", *rest,
+            timeout=PIP_TIMEOUT_S,
+        )  # fmt: skip
+    except CommandError as error:
+        said = str(error).partition(": ")[2].splitlines()
+        told = [line for line in said if not line.startswith("WARNING: Location")]
+        if OFFLINE.search("\n".join(said)):
+            raise Unreachable(f"{failing}: its index does not answer") from None
+        raise CommandError("\n".join([f"{failing}:", *told[-4:]])) from None
+
+
+def same(address: str) -> str:
+    return address
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where to ask instead of the public address; by default there."""
+
+    image: Callable[[str], str] = same
+    """Image reference → the reference to ask for."""
+    download: Callable[[str], str] = same
+    """Address of an archive, a key, a repository of packages or of git → the address to ask."""
+    python_index: str | None = None
+    """Python package index, instead of the one that pip is configured for."""
+
+
+class Upstream(Protocol):
+    """Answers questions about sources; tests have one of their own."""
+
+    def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
+        """The source's pin as it is upstream. Raises Unreachable, or another ImagebuildError for a wrong answer.
+
+        `known` is what the lock has: the key of a repository and versions in it that shall stay.
+        """
+
+    def has_image(self, reference: str, digest: str) -> bool:
+        """Does the registry still have this digest? Raises Unreachable."""
+
+    def index(self, source: PackageSource, names: tuple[str, ...]) -> repositories.PackageIndex:
+        """Versions of packages in a repository. Raises as `resolve`."""
+
+    def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
+        """The newest wheels that fit. Raises as `resolve`."""
+
+    def tags(self, address: str) -> dict[str, str]:
+        """Tags of a git repository. Raises Unreachable."""
+
+    def wheel_versions(self, name: str) -> tuple[str, ...]:
+        """Versions of a wheel on the package index. Raises as `resolve`."""
+
+    def stop(self) -> None:
+        """End what is under way."""
+
+
+@dataclass(frozen=True)
+class NetworkUpstream:
+    """The network."""
+
+    addresses: Addresses = Addresses()
+    ca: Path | None = None
+    netrc: Path | None = None
+    """File of passwords for downloads."""
+    run: RunProgram = run_program
+    read: Read = run_for_bytes
+    web: Downloads = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "web", Downloads(self.addresses.download, self.ca, self.netrc))
+
+    def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
+        match source:
+            case Archive(_, url):
+                return self.web.sha256(url, advance)
+            case GitRef(url, tag, _):
+                return commit_of(self.run, self.addresses.download(url), tag)
+            case BaseImage(reference):
+                return self.image(reference)
+            case WheelSet():
+                return self.wheels(source)
+            case PackageSource():
+                before = known if isinstance(known, LockedRepository) else None
+                return repositories.resolve_repository(self.run, self.web, source, before)
+
+    def image(self, reference: str) -> LockedImage:
+        return resolve_image(self.read, self.addresses.image(reference))
+
+    def has_image(self, reference: str, digest: str) -> bool:
+        return image_exists(self.read, self.addresses.image(reference), digest)
+
+    def index(self, source: PackageSource, names: tuple[str, ...]) -> repositories.PackageIndex:
+        return repositories.read(self.run, self.web, source, names)
+
+    def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
+        return resolve_wheels(ask_pip(self.run, self.addresses.python_index), wanted)
+
+    def tags(self, address: str) -> dict[str, str]:
+        return git_tags(self.run, self.addresses.download(address))
+
+    def wheel_versions(self, name: str) -> tuple[str, ...]:
+        return wheel_versions(self.run, name, self.addresses.python_index)
+
+    def stop(self) -> None:
+        self.web.stopped.set()
+        end_children()

@@ -1,0 +1,350 @@
+"""Find a Docker Engine, and use it through the SDK."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import docker
+import requests
+import urllib3
+from docker import APIClient
+from docker.context import ContextAPI
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound, create_api_error_from_http_exception
+from docker.models.containers import Container
+from docker.utils import parse_repository_tag
+
+from imagebuild.core import run
+from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.run import RunProgram, run_program, version_numbers
+
+MINIMUM = {"docker.io": (26, 0), "docker-buildx": (0, 13)}
+"""Docker Engine 26 is the first that embeds BuildKit 0.13 (25 has 0.12)."""
+
+
+STATE = Path("/var/lib/imagebuild/engine")
+
+# A distribution's build reports its BuildKit as "v0.0.0+unknown", but the engine's version tells: Docker Engine 26.0
+# is the first with BuildKit 0.13, 25.0 has 0.12.
+ENGINE_MIN, BUILDX_MIN = MINIMUM["docker.io"], MINIMUM["docker-buildx"]
+
+NO_ENGINE = "run `imagebuild engine up` as root, or install Docker Engine 26+ with its buildx plug-in"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A usable engine. `host` is what DOCKER_HOST would hold; `origin` says who chose it."""
+
+    host: str
+    origin: Literal["DOCKER_HOST", "context", "private"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What leads the docker CLI there: nothing for a context, which it knows and which also holds TLS keys."""
+        return {} if self.origin == "context" else {"DOCKER_HOST": self.host}
+
+
+@dataclass(frozen=True)
+class EnginePaths:
+    """Where a private engine keeps its things; IMAGEBUILD_STATE names another one, independent of the first."""
+
+    state: Path
+    run: Path
+    bridge: str
+    data: Path
+    config: Path
+    log: Path
+    exec_root: Path
+    pidfile: Path
+    socket: Path
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> EnginePaths:
+        state, key, bridge = STATE, "", "imagebuild0"
+        if other := environ.get("IMAGEBUILD_STATE"):
+            state = Path(other).absolute()
+            # Short, because names of sockets (107 bytes) and of network devices (15) are limited.
+            digest = sha256(bytes(state)).hexdigest()[:8]
+            key, bridge = f"-{digest}", f"ib-{digest}"
+        run = Path(f"/run/imagebuild{key}")
+        ours = (state / "data", state / "daemon.json", state / "dockerd.log")
+        return cls(state, run, bridge, *ours, run / "exec", run / "docker.pid", run / "docker.sock")
+
+    @property
+    def host(self) -> str:
+        return f"unix://{self.socket}"
+
+
+def buildx_version(run: RunProgram = run_program) -> tuple[int, ...]:
+    """The version of `docker buildx`, () if there is none."""
+    with suppress(CommandError):
+        text = run("docker", "buildx", "version", timeout=10)
+        # Podman's `docker` has a `buildx` too, and it is another program.
+        return version_numbers(text) if "docker/buildx" in text else ()
+    return ()
+
+
+def _reason(error: CommandError) -> str:
+    """What the program said, on one line and without how it was called."""
+    said = str(error).partition("): ")[2].splitlines() or [str(error)]
+    return next((line for line in said if not line.startswith("WARNING")), said[0])
+
+
+def engine_flaw(host: str, run: RunProgram = run_program, *, flags: tuple[str, ...] | None = None) -> str | None:
+    """Why the engine at `host` cannot be used, or None; `flags` is how the CLI gets there, if not by address."""
+    with suppress(PermissionError):  # the CLI says it better
+        if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
+            return "no socket there"
+    try:
+        flags = ("--host", host) if flags is None else flags
+        answer = run("docker", *flags, "version", "--format", "{{.Server.Version}}", timeout=20)
+    except CommandError as error:
+        return f"does not answer: {_reason(error)}"
+    if version_numbers(answer) < ENGINE_MIN:
+        return f"Docker Engine {answer.strip()} is too old; 26.0 is the first with BuildKit 0.13"
+    return None
+
+
+def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> Endpoint:
+    """The first usable engine of DOCKER_HOST, the current docker context and the private engine.
+
+    Raises CommandError, saying what was tried and what to do, if there is none, or if DOCKER_HOST is set and
+    its engine cannot be used: whoever sets it does not want another.
+    """
+    private = EnginePaths.of(environ)
+    try:
+        run("docker", "buildx", "version", timeout=10)
+    except CommandError as error:
+        raise CommandError(f"`docker buildx` cannot be used ({_reason(error)}); {NO_ENGINE}") from error
+    if explicit := environ.get("DOCKER_HOST"):
+        if why := engine_flaw(explicit, run):
+            raise CommandError(f"DOCKER_HOST={explicit}: {why}; start or upgrade that engine, or unset DOCKER_HOST")
+        return Endpoint(explicit, "DOCKER_HOST")
+    tried = []
+    try:
+        current = run("docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", timeout=10).strip()
+        # Without --host, because a context also holds the keys for reaching its engine.
+        if not (why := engine_flaw(current, run, flags=())):
+            return Endpoint(current, "context")
+        tried.append(f"docker context ({current}): {why}")
+    except CommandError as error:
+        tried.append(f"docker context: {_reason(error)}")
+    if not (why := engine_flaw(private.host, run)):
+        return Endpoint(private.host, "private")
+    tried.append(f"private engine ({private.host}): {why}")
+    raise CommandError("\n  ".join([f"no usable container engine; {NO_ENGINE}", *tried]))
+
+
+TIMEOUT_S = 600
+
+LABEL = "imagebuild.process"
+"""Marks containers that we started, so that leftovers can be found."""
+HEAD_SIZE = 8
+"""Bytes before each piece of a program's output: one for the stream, three without meaning, four for the length."""
+
+
+class Readable(Protocol):
+    """What bytes are read from."""
+
+    def read(self, amount: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """What the engine says about an image."""
+
+    id: str
+    reference: str
+    """A name for exactly this image: repository and digest, or the id where the engine knows no digest."""
+    digest: str | None
+    platform: str
+    labels: Mapping[str, str]
+
+
+def connect_engine(engine: Endpoint) -> docker.DockerClient:
+    """A client of the engine, with the TLS keys of the context or environment that chose it.
+
+    Raises CommandError if it does not answer.
+    """
+    options: dict[str, Any] = {"base_url": engine.host}
+    try:
+        if engine.origin == "DOCKER_HOST":
+            return docker.DockerClient.from_env(timeout=TIMEOUT_S)
+        if engine.origin == "context" and (context := ContextAPI.get_current_context()) and context.TLSConfig:
+            options["tls"] = context.TLSConfig
+        return docker.DockerClient(timeout=TIMEOUT_S, use_ssh_client=engine.host.startswith("ssh://"), **options)
+    except DockerException as error:
+        raise CommandError(f"{engine.host}: the engine does not answer: {error}") from None
+
+
+def inspect_image(client: docker.DockerClient, image: str) -> ImageInfo:
+    """Labels and digest of an image in the engine's store. Raises ConfigError if it is not there."""
+    try:
+        found = client.images.get(image)
+    except ImageNotFound:
+        raise ConfigError(
+            f"{image}: not in the engine's image store; build it, or pull it: verify has --pull"
+        ) from None
+    except APIError as error:
+        raise CommandError(f"{image}: {error.explanation or error}") from None
+    digests = found.attrs.get("RepoDigests") or []
+    repository, _ = parse_repository_tag(image)
+    own = [name for name in digests if name.partition("@")[0] == repository]
+    return ImageInfo(
+        id=str(found.id),
+        reference=own[0] if own else str(found.id),
+        digest=[*own, *digests][0].rpartition("@")[2] if digests else None,
+        platform=f"{found.attrs.get('Os')}/{found.attrs.get('Architecture')}",
+        labels=found.labels,
+    )
+
+
+def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None:
+    """Remove something that may never have been made, and try again while the engine refuses.
+
+    It refuses for a moment to remove a network whose last container is still leaving it, or a container that it is
+    stopping. Raises CommandError if it still refuses after `within_s` seconds, so that nothing is left in silence.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            remove()
+        except APIError as error:
+            if isinstance(error, NotFound):
+                return
+            if time.monotonic() > deadline:
+                raise CommandError(f"the engine does not remove what was started: {error.explanation}") from None
+            time.sleep(0.2)
+        except (DockerException, OSError):
+            return  # the engine is gone, and the error that comes from inside says so
+        else:
+            return
+
+
+@contextmanager
+def sleeping_container(client: docker.DockerClient, image: str, **options: Any) -> Iterator[Container]:
+    """A container of the image that sleeps; it is removed at the end, whatever happens."""
+    name = f"imagebuild-{uuid.uuid4().hex[:12]}"
+    try:
+        with sdk_errors_explained(image):
+            started = client.containers.run(
+                image, ["infinity"], entrypoint="sleep", name=name, detach=True, init=True, labels={LABEL: "verify"},
+                **options,
+            )  # fmt: skip
+        yield started
+    finally:
+        remove_patiently(lambda: client.containers.get(name).remove(force=True))
+
+
+def execute_script(
+    running: Container, script: str, *, user: str, timeout_s: int, environment: Mapping[str, str]
+) -> tuple[int, str]:
+    """Run a script by bash in the container: its status and output. 124 is a timeout.
+
+    The time limit is kept inside the container by coreutils, which every image here has.
+    """
+    command = ["timeout", "--kill-after=5", str(timeout_s), "bash", "-euo", "pipefail", "-c", script]
+    home = "/root" if user == "root" else f"/home/{user}"
+    with sdk_errors_explained(shlex.join(command[:3])):
+        started = ExecProcess.create(
+            running, command, user=user, environment={**environment, "HOME": home, "USER": user}
+        )
+        output = b"".join(started.output())
+        return started.status() or 0, output.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class ExecProcess:
+    """A program in a container that runs. All methods raise what the SDK raises.
+
+    The SDK's own `exec_start` asks for the bare connection and reads from it past what the HTTP client has already
+    taken in with the head of the reply: what a program prints at once is lost now and then. So the reply is read as
+    any other is.
+    """
+
+    client: APIClient
+    id: str
+
+    @classmethod
+    def create(
+        cls, running: Container, argv: Sequence[str], *, user: str, environment: Mapping[str, str] | None = None
+    ) -> ExecProcess:
+        """Prepare a program; it starts when its output is read."""
+        assert running.client
+        client = running.client.api
+        made = client.exec_create(running.id, list(argv), user=user, workdir="/", environment=dict(environment or {}))
+        return cls(client, made["Id"])
+
+    def output(self) -> Iterator[bytes]:
+        """Start it: what it prints to standard output and error, as it comes, until it ends."""
+        url = f"{self.client.base_url}/v{self.client.api_version}/exec/{self.id}/start"
+        with self.client.post(url, json={"Detach": False, "Tty": False}, stream=True, timeout=None) as reply:
+            try:
+                reply.raise_for_status()
+                yield from output_frames(reply.raw)
+            except requests.HTTPError as error:
+                create_api_error_from_http_exception(error)
+            except urllib3.exceptions.HTTPError as error:
+                raise ConnectionError(f"the connection to the engine broke: {error}") from None
+
+    def status(self) -> int | None:
+        """Its exit status; `None` while it runs."""
+        status: int | None = self.client.exec_inspect(self.id)["ExitCode"]
+        return status
+
+
+def output_frames(stream: Readable) -> Iterator[bytes]:
+    """The contents of the engine's frames, which say from which of the two outputs they are and how long they are.
+
+    Raises ConnectionError if the stream ends within one.
+    """
+    while head := stream.read(HEAD_SIZE):
+        size = int.from_bytes(head[4:])
+        data = stream.read(size) if len(head) == HEAD_SIZE else b""
+        if len(head) < HEAD_SIZE or len(data) < size:
+            raise ConnectionError("the engine stopped in the middle of what a program prints")
+        yield data
+
+
+def save_image(client: docker.DockerClient, image: str) -> Iterator[bytes]:
+    """The image as an archive, in chunks. Raises CommandError if the engine fails."""
+    with sdk_errors_explained(image):
+        yield from client.images.get(image).save()
+
+
+def compressed_size(client: docker.DockerClient, image: str) -> int | None:
+    """Bytes of the image as a registry keeps it; None if the engine does not know, because it keeps it unpacked only.
+
+    Raises CommandError if the engine fails.
+    """
+    with sdk_errors_explained(image):
+        if not any("containerd.snapshotter" in value for _, value in client.info().get("DriverStatus") or ()):
+            return None
+        try:
+            return int(client.images.get(image).attrs["Size"])
+        except ImageNotFound:
+            return None  # built by another builder, and not loaded
+
+
+@contextmanager
+def sdk_errors_explained(what: str) -> Iterator[None]:
+    """Turn what the SDK raises into CommandError."""
+    try:
+        yield
+    except (DockerException, OSError) as error:
+        text = getattr(error, "explanation", None) or str(error)
+        raise CommandError(f"{what}: the engine refused or stopped: {text}") from None
+
+
+def has_containerd_store(found: Endpoint) -> bool:
+    """Does the engine keep images in containerd? The classic store takes no OCI layouts, and one platform at a time."""
+    status = run.run_program("docker", "info", "--format", "{{.DriverStatus}}", env=found.environment, timeout=20)
+    return "io.containerd.snapshotter" in status

@@ -1,0 +1,77 @@
+"""Names of images: `registry/repository:tag@digest`. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, replace
+
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import DEFAULT_REGISTRY, full_reference
+
+DEFAULT_TAG = "latest"
+_NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    r"(?P<host>[A-Za-z0-9.-]+(?::[0-9]+)?|\[[0-9A-Fa-f:]+\](?::[0-9]+)?)"
+    rf"/(?P<repository>{_NAME}(?:/{_NAME})*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
+    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class ImageReference:
+    """A name of an image, or of a repository of images."""
+
+    host: str
+    """Registry, with its port if it has one."""
+    repository: str
+    """Without the registry."""
+    tag: str | None = None
+    digest: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Registry and repository."""
+        return f"{self.host}/{self.repository}"
+
+    @property
+    def wanted(self) -> str:
+        """What to ask the registry for: the digest, else the tag, else `latest`."""
+        return self.digest or self.tag or DEFAULT_TAG
+
+    def at(self, digest: str) -> ImageReference:
+        """The image of this digest in the same repository."""
+        return replace(self, tag=None, digest=digest)
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.name}{tag}" + (f"@{self.digest}" if self.digest else "")
+
+
+def parse_reference(text: str) -> ImageReference:
+    """`debian:13` is `docker.io/library/debian:13`. Raises ConfigError for what names no image."""
+    found = _REFERENCE.fullmatch(full_reference(text))
+    if not found:
+        raise ConfigError(
+            f"{text}: is no name of an image; write registry/repository:tag or registry/repository@digest"
+        )
+    return ImageReference(**found.groupdict())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a registry is on this machine."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def api_address(host: str, insecure: tuple[str, ...] = ()) -> str:
+    """Where a registry answers: with TLS, but for those on this machine and those that the user named."""
+    scheme = "http" if is_loopback(host) or host in insecure else "https"
+    return f"{scheme}://{'registry-1.docker.io' if host == DEFAULT_REGISTRY else host}/v2/"

@@ -1,0 +1,252 @@
+"""Define the type of `component.yaml`: how one piece is obtained, built, installed and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from imagebuild.core.fields import Condition, Model, Name, matches
+from imagebuild.project.matrix import CheckWaiver
+
+PATTERN = r"^(gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*)$"
+SINGLE = ("gpu", "rdma", "slurm")
+WORDS = {"gpus": "GPUs", "nodes": "nodes"}
+
+
+@dataclass(frozen=True)
+class Facilities:
+    """What the place has where a runner's commands run."""
+
+    gpus: int = 0
+    """GPUs that a command in the image can use."""
+    rdma: bool = False
+    """Whether there is an RDMA device with an active port."""
+    nodes: int = 1
+    """Containers or hosts that a check may use together."""
+    slurm: bool = False
+    """Whether ranks can be started with `srun --mpi=pmix`."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Facility (`gpu`, `rdma`, `nodes`, `slurm`) → why it is absent, where that is known."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that a check needs."""
+
+    what: Literal["gpus", "rdma", "nodes", "slurm"]
+    least: int = 1
+
+    def missing(self, have: Facilities) -> str:
+        """Why the place does not do; empty if it does: `no gpu here`, `needs 2 GPUs, 1 here`."""
+        count = int(getattr(have, self.what))
+        if count >= self.least:
+            return ""
+        name = "gpu" if self.what == "gpus" else self.what
+        text = f"no {name} here" if not count else f"needs {self.least} {WORDS[self.what]}, {count} here"
+        return f"{text}: {have.why[name]}" if have.why.get(name) else text
+
+
+def parse(text: str) -> Need:
+    """A need as `component.yaml` spells it. Raises ValueError with the known ones if it is none."""
+    if text in SINGLE:
+        return Need("gpus" if text == "gpu" else cast(Literal["rdma", "slurm"], text))
+    if re.match(PATTERN, text):
+        what, _, least = text.partition(">=")
+        return Need(cast(Literal["gpus", "nodes"], what), int(least))
+    raise ValueError(f"{text!r} is no need; known: {', '.join(SINGLE)}, gpus>=N, nodes>=N")
+
+
+def missing_needs(needs: Iterable[str], have: Facilities) -> str:
+    """Why a check with these needs cannot run; empty if it can."""
+    return "; ".join(filter(None, (parse(need).missing(have) for need in needs)))
+
+
+def nodes_needed(needs: Iterable[str]) -> int:
+    """How many nodes a check uses."""
+    return max((need.least for need in map(parse, needs) if need.what == "nodes"), default=1)
+
+
+def _rows(value: Any) -> Any:
+    return [{"values": value}] if isinstance(value, dict) else value
+
+
+def _need(text: str) -> str:
+    parse(text)
+    return text
+
+
+NeedText = Annotated[str, AfterValidator(_need), Field(json_schema_extra={"pattern": PATTERN})]
+"""`gpu`, `gpus>=2`, `rdma`, `nodes>=2` or `slurm`."""
+
+
+class Check(Model):
+    """A statement about an image that can be run."""
+
+    name: Name
+    description: str
+    """What passing proves, in one line."""
+    run: str | None = None
+    """Shell commands, run by bash inside the image; status 0 passes."""
+    script: Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*$")] | None = None
+    """Instead of `run`: the file `checks/<script>.sh`, or another component's as `<component>/<script>`. Without both
+    it is `checks/<name>.sh`."""
+    expect: str | None = None
+    """Regular expression that must occur in the output; `{version}` stands for the component's version."""
+    needs: tuple[NeedText, ...] = ()
+    """What the place must have; elsewhere the check is skipped."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables for the commands, for checks that share a script."""
+    ranks: Annotated[int, Field(gt=0)] = 1
+    """How many times srun starts it together; more than one needs `slurm`."""
+    results: Literal["nccl-tests", "nvbandwidth", "perftest", "ucx_perftest", "dcgmi"] | None = None
+    """The benchmark whose output is read; it passes only if what was read is good."""
+    when: Condition = Field(default_factory=dict)
+    """Targets the check is about; elsewhere it is skipped."""
+    user: str = "root"
+    """User the commands run as."""
+    timeout_s: Annotated[int, Field(gt=0)] = 60
+    attempts: Annotated[int, Field(gt=0, le=5)] = 1
+    """How often it is started as long as it does not end in time, for programs that are known to hang now and then. The
+    result says so."""
+
+    @model_validator(mode="after")
+    def _ranks_need_slurm(self) -> Check:
+        if self.ranks > 1 and "slurm" not in self.needs:
+            raise ValueError("ranks: srun starts them, so it needs [slurm]")
+        return self
+
+
+class Support(Model):
+    """What a component can, or cannot, be combined with: conditions on axes and its own `version`, and why."""
+
+    when: Condition
+    reason: str
+
+
+class ConditionalRow(Model):
+    """Values that vary by axis, version or arch."""
+
+    when: Condition = Field(default_factory=dict)
+    values: dict[str, str]
+
+
+class Repository(Model):
+    """A signed repository of packages, beside the distribution's own. Templates as in `archive`."""
+
+    name: Name
+    url: str
+    suite: str = "/"
+    key: str
+    """Address of the key that signs it; the lock has the fingerprint."""
+    configured: bool = False
+    """The base image already trusts it."""
+
+
+class Packages(Model):
+    """Packages of the distribution, or of the component's `repository`.
+
+    `name={version}` pins a package; other packages of a `repository` get their exact version from the lock.
+    """
+
+    runtime: tuple[str, ...] = ()
+    devel: tuple[str, ...] = ()
+    """Installed in addition in the `devel` variant."""
+    before_install: str = ""
+    """Shell lines that run in the same step, before."""
+    after_install: str = ""
+    """Shell lines that run in the same step, so that what they remove is in no layer."""
+
+
+class Component(Model):
+    """The file `component.yaml` of a component."""
+
+    title: str
+    description: str
+    homepage: str
+    license: str
+    """SPDX expression, or `LicenseRef-…` for one that SPDX does not list."""
+    license_files: tuple[str, ...] = ()
+    """Paths or shell patterns of the licence texts in the image; a check `license` comes of it."""
+    redistribution: str | None = None
+    """What whoever publishes an image with it must accept, where the licence restricts that."""
+    version_axis: Name | None = None
+    """Axis whose value is the version."""
+    pin: Name | None = None
+    """Name of the pin in `matrix.yaml` that is the version; by default the component's own name."""
+    provides: tuple[Name, ...] = ()
+    """Other names under which components may require this one."""
+    requires: tuple[Name, ...] = ()
+    """Components (or what they provide) that must be in the image too."""
+    build_requires: tuple[Name, ...] = ()
+    """Components whose build stages this one's stage uses; they need not be in the image."""
+    variants: tuple[str, ...] = ("runtime", "devel")
+    """Variants of an image that have the component; in others it is left out."""
+    supports: tuple[Support, ...] = ()
+    """Targets where one of these does not hold are excluded."""
+    excludes: tuple[Support, ...] = ()
+    """Targets where one of these holds are excluded."""
+    key: tuple[Name, ...] = ()
+    """What `build.j2` may mention besides the own version: axes, `<axis>-major`, `gpu`, other components' names."""
+    compiles: bool = False
+    """The last step of its build stage compiles upstream source: the steps that cost most."""
+    portable: bool = False
+    """Built on the base's `build-on`: the result runs on all later releases too."""
+    stage_only: bool = False
+    """The build stage serves other stages; nothing of it is copied into the image."""
+    git: str | None = None
+    """Address of the git repository."""
+    tag: str = "{version}"
+    """Tag of a version in the git repository; the lock has the commit."""
+    archive: str | None = None
+    """Address of an archive: version, axes, `<axis>-major`, `arch`, `cpu` and facts are filled in."""
+    images: dict[Name, str] = Field(default_factory=dict)
+    """Images that build stages start from or take files from; templates as in `archive`."""
+    wheels: tuple[str, ...] = ()
+    """Requirements on the Python package index, with `{version}` and facts filled in; hashes are in the lock."""
+    wheels_from: Name | None = None
+    """Take the wheels of this component, in the own version, instead."""
+    facts: tuple[ConditionalRow, ...] = ()
+    """Of each value, the first row that has it and whose condition holds counts."""
+    repository: Repository | None = None
+    packages_from: Name | None = None
+    """Component whose `repository` the packages come from."""
+    packages: Packages = Packages()
+    libraries: tuple[str, ...] = ()
+    """Folders below `/out/<variant>` of the build stage where the loader shall look, in this order."""
+    env: Annotated[tuple[ConditionalRow, ...], BeforeValidator(_rows)] = ()
+    """Environment of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to."""
+    labels: dict[Name, str] = Field(default_factory=dict)
+    """What else the image declares, as `imagebuild.<name>`; templates as in `archive`."""
+    checks: tuple[Check, ...] = ()
+    gpu_code: tuple[str, ...] = ()
+    """Shell patterns of files in the image that hold code for exactly the GPUs that the matrix lists."""
+    waivers: tuple[CheckWaiver, ...] = ()
+    """What the image checks object to and is right."""
+    link_ignores: tuple[Name, ...] = ()
+    """Components that the build stage uses but what it leaves in `/out/link` does not depend on."""
+
+
+def first_values(rows: Iterable[ConditionalRow], axes: Mapping[str, str]) -> dict[str, str]:
+    """Of each value, the text of the first row that has it and whose condition holds."""
+    result: dict[str, str] = {}
+    for row in rows:
+        if matches(row.when, axes):
+            result |= {name: text for name, text in row.values.items() if name not in result}
+    return result
+
+
+def license_check(component: Component) -> tuple[Check, ...]:
+    """The check that the licence texts of a component are in the image, if it says where."""
+    if not component.license_files:
+        return ()
+    run = "".join(f"ls {pattern}\n" for pattern in component.license_files)
+    return (Check(name="license", description=f"The texts of {component.license} are in the image", run=run),)
+
+
+def checks_of(component: Component) -> tuple[Check, ...]:
+    """All checks of a component."""
+    return (*license_check(component), *component.checks)

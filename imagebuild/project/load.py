@@ -1,0 +1,66 @@
+"""Read a project: the matrix, all components and the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.yaml import Mistakes, YamlFile, load_yaml
+from imagebuild.project.component import Check, Component
+from imagebuild.project.lockfile import Lock
+from imagebuild.project.matrix import Matrix
+
+
+@dataclass(frozen=True)
+class Project:
+    """The matrix, the components and the lock, as the files say."""
+
+    matrix: YamlFile[Matrix]
+    components: Mapping[str, YamlFile[Component]]
+    lock: Lock
+    root: Path
+    """Folder of the dockerfiles."""
+
+    def in_repository(self, repository: str) -> Project:
+        """The same project, with images named and pushed elsewhere."""
+        model = self.matrix.model.model_copy(update={"repository": repository})
+        return replace(self, matrix=replace(self.matrix, model=model))
+
+
+def load_lock(path: Path) -> Lock:
+    """Read the lock; a missing file is an empty lock."""
+    if not path.exists():
+        return Lock()
+    mistakes = Mistakes()
+    document = load_yaml(path, Lock, mistakes)
+    mistakes.stop_if_any()
+    assert document is not None
+    return document.model
+
+
+def load_project(matrix: Path, dockerfiles: Path, lock: Path) -> Project:
+    """Read the matrix, all components and the lock. Raises ConfigError with every mistake found."""
+    mistakes = Mistakes()
+    document = load_yaml(matrix, Matrix, mistakes)
+    folders = sorted(dockerfiles.glob("components/*/component.yaml"))
+    if not folders:
+        mistakes.add(str(dockerfiles), "no components/*/component.yaml here; give the folder with --dockerfiles")
+    components = {file.parent.name: load_yaml(file, Component, mistakes) for file in folders}
+    mistakes.stop_if_any()
+    assert document is not None
+    return Project(document, {k: v for k, v in components.items() if v}, load_lock(lock), dockerfiles)
+
+
+def script_of(project: Project, component: str, check: Check) -> str:
+    """The commands of a check."""
+    if check.run is not None:
+        return check.run
+    owner, _, script = (check.script or check.name).rpartition("/")
+    path: Path = project.root / "components" / (owner or component) / "checks" / f"{script}.sh"
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        where = project.components[component].at("checks")
+        raise ConfigError(f"{where}: checks.{check.name}: {path}: {error.strerror}") from None

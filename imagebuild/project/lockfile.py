@@ -1,0 +1,367 @@
+"""Define the types of `imagebuild.lock`, and look up in it what the sources of targets need. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date as Day  # noqa: N812 - the lock has a field `date`
+from typing import Annotated, Any, Literal, TypeVar
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from pydantic import Field
+
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Arch, Commit, Model, Name, Platform
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Fingerprint = Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")]
+Unresolved = Literal["unresolved"]
+UNRESOLVED: Unresolved = "unresolved"
+"""Needed, but nobody could resolve it yet. It is rendered as it is, and stops a build."""
+
+
+class Wheel(Model):
+    """A wheel of the Python package index, pinned by content for each architecture."""
+
+    name: str
+    version: str
+    sha256: dict[Arch, Sha256]
+
+
+class LockedImage(Model):
+    """An image of a registry, pinned."""
+
+    digest: Digest
+    """Of the index of all platforms, or of the manifest if there is only one."""
+    platforms: dict[Platform, Digest] = Field(default_factory=dict)
+
+
+class LockedRepository(Model):
+    """A signed repository of packages, as it was when locked."""
+
+    fingerprint: Fingerprint
+    """Of the key that signed it."""
+    packages: dict[str, str] = Field(default_factory=dict)
+    """Package → exact version, of the packages that are used. A package that is asked for with its version
+    (`name=version`) stands here as it is asked for: it was there, and another target may ask for another version."""
+
+
+class Lock(Model):
+    """The file `imagebuild.lock`: sources pinned by content."""
+
+    archives: dict[str, Sha256 | Unresolved] = Field(default_factory=dict)
+    """Address → sha256."""
+    git: dict[str, dict[str, Commit | Unresolved]] = Field(default_factory=dict)
+    """Address → tag → commit."""
+    images: dict[str, LockedImage | Unresolved] = Field(default_factory=dict)
+    """Image with tag → digests."""
+    repositories: dict[str, LockedRepository | Unresolved] = Field(default_factory=dict)
+    """Address of a repository of packages → key and versions."""
+    wheels: dict[Name, dict[str, tuple[Wheel, ...] | Unresolved]] = Field(default_factory=dict)
+    """Component → version → wheels."""
+    date: Day | None = None
+    """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
+    to, because the layers of all images change with it."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BaseImage:
+    """An image of a registry."""
+
+    reference: str
+    """With a tag, as in FROM."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file that a component is unpacked from."""
+
+    component: str
+    url: str
+
+
+@dataclass(frozen=True)
+class GitRef:
+    """A tag or a commit of a git repository."""
+
+    url: str
+    tag: str
+    commit: str | None = None
+    """Given in the matrix or on the command line; else the lock has it."""
+
+
+@dataclass(frozen=True)
+class WheelSet:
+    """Wheels of the Python package index."""
+
+    component: str
+    version: str
+    requirements: tuple[str, ...]
+    """As pip takes them."""
+
+
+@dataclass(frozen=True)
+class PackageSource:
+    """A signed repository of packages."""
+
+    url: str
+    suite: str
+    key: str
+    """Address of the key."""
+    packages: tuple[str, ...]
+    """Names, some with `=version`."""
+
+
+Source = BaseImage | Archive | GitRef | WheelSet | PackageSource
+
+
+def source_title(source: Source) -> str:
+    """The source in one line."""
+    match source:
+        case BaseImage(reference):
+            return f"image {reference}"
+        case Archive(_, url):
+            return f"archive {url}"
+        case GitRef(url, tag, _):
+            return f"git {url} {tag}"
+        case WheelSet(component, version, _):
+            return f"wheels {component} {version}"
+        case PackageSource(url):
+            return f"packages {url}"
+
+
+def locked_image(lock: Lock, reference: str) -> LockedImage | Unresolved:
+    """What the lock has for an image. Raises ConfigError if it lacks it; so do the functions below."""
+    return _found(lock.images.get(reference), BaseImage(reference))
+
+
+def digest_of(lock: Lock, reference: str) -> str:
+    """`image:tag@digest`. Without digest, the text `sha256:unresolved` makes any builder refuse it."""
+    found = locked_image(lock, reference)
+    return f"{reference}@{found.digest if isinstance(found, LockedImage) else f'sha256:{UNRESOLVED}'}"
+
+
+def hash_of(lock: Lock, component: str, url: str) -> str:
+    """sha256 of an archive, or `unresolved`, which any builder refuses."""
+    return _found(lock.archives.get(url), Archive(component, url))
+
+
+def commit_of(lock: Lock, git: GitRef) -> str:
+    """Commit of a source in git, or `unresolved`."""
+    return git.commit or _found(lock.git.get(git.url, {}).get(git.tag), git)
+
+
+def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:
+    """Wheels with their hashes; none if they are unresolved, which pip refuses."""
+    found = _found(lock.wheels.get(wheels.component, {}).get(wheels.version), wheels)
+    return found if isinstance(found, tuple) else ()
+
+
+def repository_of(lock: Lock, url: str) -> LockedRepository | Unresolved:
+    """Key and versions of a repository of packages."""
+    return _found(lock.repositories.get(url), PackageSource(url, "", "", ()))
+
+
+def pinned_text(lock: Lock, source: Source) -> str:
+    """The source with what the lock has for it, as text. Raises ConfigError if it lacks the source."""
+    match source:
+        case BaseImage(reference):
+            pin: object = digest_of(lock, reference)
+        case Archive(component, url):
+            pin = hash_of(lock, component, url)
+        case GitRef():
+            pin = commit_of(lock, source)
+        case WheelSet():
+            pin = [sorted(wheel.sha256.values()) for wheel in wheels_of(lock, source)]
+        case PackageSource():
+            found = repository_of(lock, source.url)
+            pin = found if isinstance(found, str) else (found.fingerprint, sorted(found.packages.items()))
+    return f"{source_title(source)} {pin}"
+
+
+def is_unresolved(lock: Lock, source: Source) -> bool:
+    """Does the lock say that the source could not be resolved yet? Raises ConfigError if it lacks the source."""
+    match source:
+        case BaseImage(reference):
+            return locked_image(lock, reference) == UNRESOLVED
+        case Archive(component, url):
+            return hash_of(lock, component, url) == UNRESOLVED
+        case GitRef():
+            return commit_of(lock, source) == UNRESOLVED
+        case WheelSet():
+            return not wheels_of(lock, source)
+        case PackageSource():
+            return repository_of(lock, source.url) == UNRESOLVED
+
+
+def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
+    """The lock with `unresolved` for every source that it lacks: enough to render, not to build."""
+    entries = lock.model_dump(by_alias=True)
+    for source in sources:
+        match source:
+            case BaseImage(reference):
+                entries["images"].setdefault(reference, UNRESOLVED)
+            case Archive(_, url):
+                entries["archives"].setdefault(url, UNRESOLVED)
+            case GitRef(url, tag, None):
+                entries["git"].setdefault(url, {}).setdefault(tag, UNRESOLVED)
+            case WheelSet(component, version, _):
+                entries["wheels"].setdefault(component, {}).setdefault(version, UNRESOLVED)
+            case PackageSource(url):
+                entries["repositories"].setdefault(url, UNRESOLVED)
+    return Lock.model_validate(entries)
+
+
+def check_resolved(lock: Lock, sources: Iterable[Source]) -> None:
+    """Stop before building from a source without a pin. Raises ConfigError that lists all of them."""
+    missing = [source_title(source) for source in dict.fromkeys(sources) if is_unresolved(lock, source)]
+    if missing:
+        listed = "\n".join(f"  {text}" for text in missing)
+        raise ConfigError(
+            f"imagebuild.lock: unresolved, so nothing would verify them; run `imagebuild lock` where they can be "
+            f"reached:\n{listed}"
+        )
+
+
+def _found(entry: T | None, source: Source) -> T:
+    if entry is None:
+        raise ConfigError(
+            f"imagebuild.lock: has no {source_title(source)}; "
+            "add it with `imagebuild lock` (and the same --set, --with)"
+        )
+    return entry
+
+
+Key = tuple[str, ...]
+"""Where an entry stands in the lock: `("git", address, tag)`."""
+Entry = str | LockedImage | LockedRepository | tuple[Wheel, ...]
+"""What the lock has for a source: a hash, a commit, an image, … or `unresolved`."""
+Table = dict[Key, Entry]
+
+NESTED = ("git", "wheels")
+KINDS = ("archives", "git", "images", "repositories", "wheels")
+
+
+def key_of(source: Source) -> Key:
+    match source:
+        case Archive(_, url):
+            return ("archives", url)
+        case GitRef(url, tag, _):
+            return ("git", url, tag)
+        case BaseImage(reference):
+            return ("images", reference)
+        case WheelSet(component, version, _):
+            return ("wheels", component, version)
+        case PackageSource(url):
+            return ("repositories", url)
+
+
+def lock_table(lock: Lock) -> Table:
+    """The lock, flat; changes do not reach the lock."""
+    found: Table = {}
+    for kind in KINDS:
+        for name, entry in getattr(lock, kind).items():
+            if kind in NESTED:
+                found |= {(kind, name, part): value for part, value in entry.items()}
+            else:
+                found[kind, name] = entry
+    return found
+
+
+def lock_from_table(entries: Mapping[Key, Entry], day: Day | None = None) -> Lock:
+    """The lock of a table, with its date."""
+    data: dict[str, Any] = {}
+    for (kind, *names), entry in entries.items():
+        place = data.setdefault(kind, {})
+        for name in names[:-1]:
+            place = place.setdefault(name, {})
+        place[names[-1]] = entry
+    return Lock.model_validate({**data, "date": day})
+
+
+def lock_text(lock: Lock) -> str:
+    """The file: sorted, so that a diff shows what changed."""
+    return json.dumps(lock.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1, sort_keys=True) + "\n"
+
+
+def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
+    """Each entry of the lock once: the packages that targets want of one repository together, no given commits.
+
+    Raises ConfigError if two components give one repository different keys or suites.
+    """
+    found: dict[Key, Source] = {}
+    for source in sources:
+        if isinstance(source, GitRef) and source.commit:
+            continue
+        before = found.setdefault(key_of(source), source)
+        if isinstance(source, PackageSource) and isinstance(before, PackageSource):
+            if (before.suite, before.key) != (source.suite, source.key):
+                raise ConfigError(
+                    f"{source.url}: one component says suite {before.suite!r} and key {before.key}, "
+                    f"another suite {source.suite!r} and key {source.key}"
+                )
+            packages = tuple(sorted({*before.packages, *source.packages}))
+            found[key_of(source)] = PackageSource(source.url, source.suite, source.key, packages)
+    return tuple(found.values())
+
+
+def what_entry_lacks(source: Source, entry: Entry | None) -> Unresolved | str | None:
+    """What the entry lacks for the source, None if nothing: `unresolved`, or in words."""
+    if entry is None:
+        return "not in the lock"
+    if entry == UNRESOLVED:
+        return UNRESOLVED
+    match source, entry:
+        case PackageSource(packages=packages), LockedRepository():
+            absent = [package for package in packages if package not in entry.packages]
+            return f"the lock has no version of {', '.join(absent)}" if absent else None
+        case WheelSet(requirements=requirements), tuple():
+            return None if _fit(requirements, entry) else f"the lock has other wheels than {', '.join(requirements)}"
+    return None
+
+
+def _fit(requirements: tuple[str, ...], wheels: tuple[Wheel, ...]) -> bool:
+    """Are these wheels what is required, no more and no less?"""
+    versions = {canonicalize_name(wheel.name): wheel.version for wheel in wheels}
+    try:
+        wanted = [Requirement(text) for text in requirements]
+    except InvalidRequirement as error:
+        raise ConfigError(f"wheels: {error}") from None
+    return {canonicalize_name(r.name) for r in wanted} == versions.keys() and all(
+        r.specifier.contains(versions[canonicalize_name(r.name)], prereleases=True) for r in wanted
+    )
+
+
+def stale_entries(entries: Mapping[Key, Entry], sources: Iterable[Source]) -> Iterator[tuple[Key, str | None]]:
+    """Entries that no source uses, and packages of repositories: (key, None) or (key, package)."""
+    wanted = {key_of(source): source for source in sources}
+    for key, entry in entries.items():
+        source = wanted.get(key)
+        if source is None:
+            yield key, None
+        elif isinstance(source, PackageSource) and isinstance(entry, LockedRepository):
+            yield from ((key, package) for package in entry.packages if package not in source.packages)
+
+
+def without_stale(
+    entries: Mapping[Key, Entry], sources: Iterable[Source], before: Iterable[Source] | None = None
+) -> Table:
+    """The entries without stale ones; `before`: without those only that the sources before that used."""
+    result = dict(entries)
+    unused_before = set() if before is None else set(stale_entries(entries, before))
+    for key, package in stale_entries(entries, sources):
+        if (key, package) in unused_before:
+            continue
+        entry = result[key]
+        if package is None:
+            del result[key]
+        elif isinstance(entry, LockedRepository):
+            left = {name: version for name, version in entry.packages.items() if name != package}
+            result[key] = entry.model_copy(update={"packages": left})
+    return result

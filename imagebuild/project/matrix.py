@@ -1,0 +1,198 @@
+"""Define the types of `matrix.yaml` and of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from imagebuild.core.fields import Arch, Commit, Condition, Model, Name, OneOrMore, Platform, Release
+
+Attachment = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
+
+
+class Requirement(Model):
+    """Checks that must have passed on the image, wherever they ran, and not only been skipped."""
+
+    when: Condition = Field(default_factory=dict)
+    """Targets that it is for; besides axes there are `image` and `arch`."""
+    checks: Annotated[tuple[str, ...], Field(min_length=1)]
+    """`component/check` or shell patterns of that; a component alone means all of its checks."""
+
+
+class Publish(Model):
+    """What an image must have shown before it gets a tag.
+
+    Always: on every platform no check failed, and each that needs nothing special of the place passed.
+    """
+
+    staging: str = "{repository}/{image}-staging"
+    """Where builds are pushed by digest, until they are verified."""
+    require: tuple[Requirement, ...] = ()
+    """What must have passed besides, for example on GPUs."""
+    require_attachments: tuple[Attachment, ...] = ()
+    """What must be there to be attached to every platform's image."""
+
+
+def _pins(value: Any) -> Any:
+    rows = value if isinstance(value, list | tuple) else [value]
+    return [{"version": row} if isinstance(row, str) else row for row in rows]
+
+
+class Pin(Model):
+    """The version of a component; of several, the first whose condition holds counts."""
+
+    when: Condition = Field(default_factory=dict)
+    version: str
+    commit: Commit | None = None
+    """For a source in git whose version is no tag: the commit. Commits of tags are in the lock."""
+
+
+class Base(Model):
+    """A distribution release: a value of the axis `os`."""
+
+    image: str
+    """Official image of the release in a registry, with a tag; the lock has its digest."""
+    release: Name | None = None
+    """Code name in the Debian archive, from which the base can be bootstrapped instead."""
+    build_on: Release | None = None
+    """The older base on which programs are compiled that run on both; by default this one."""
+
+
+class GpuArchitecture(Model):
+    """A compute capability to compile for."""
+
+    gpus: str
+    """Products that have it."""
+    cuda: str
+    """Versions of the toolkit that can compile for it."""
+    arch: tuple[Arch, ...] = ("amd64", "arm64")
+    """CPU architectures of machines that have such a GPU."""
+
+
+class ExclusionRule(Model):
+    """Combinations that are not built, and why."""
+
+    name: Release
+    when: Condition
+    reason: str
+
+
+class CheckWaiver(Model):
+    """Something that a rule of the image checks objects to, and that is right here."""
+
+    rule: Name
+    """Name of the rule, as `imagebuild verify` prints it."""
+    subject: str
+    """What it objects to, as printed before the colon: a path, a name, or a shell pattern of those."""
+    when: Condition = Field(default_factory=dict)
+    """Targets that it is for; besides axes there are `arch` and `image`."""
+    reason: str
+
+
+def _alias(value: Any) -> Any:
+    return {"tag": value} if isinstance(value, str) else value
+
+
+class Alias(Model):
+    """A tag that publishing moves. Of several targets that render the same one, the last in the matrix gets it."""
+
+    tag: str
+    """Template as of `tags`; also `<axis>-major` and `<axis>-minor`: `13` and `13.2` of `13.2.1`."""
+    when: Condition = Field(default_factory=dict)
+    """Targets that may have it."""
+
+
+class Image(Model):
+    """An image: its axes, components, platforms and tags."""
+
+    description: str
+    base: str | None = None
+    """Image it starts from, with axes filled in; by default the one of the axis `os`."""
+    axes: dict[Name, Annotated[tuple[str, ...], Field(min_length=1)]]
+    platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
+    components: Annotated[tuple[Name, ...], Field(min_length=1)]
+    build_with: dict[Name, Name] = Field(default_factory=dict)
+    """What components build with → the component whose stage it is, where that is not in the image."""
+    tags: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Tags that publishing gives once and never moves. Templates such as `{repository}/{image}:{cuda}-{os}-{revision}`:
+    axes, `image`, `repository`, `<name>.version` of a component or of what it provides, and `revision`, the first seven
+    digits of the commit."""
+    aliases: tuple[Annotated[Alias, BeforeValidator(_alias)], ...] = ()
+    """Tags that publishing moves to the newest image."""
+    size_limit_mb: Annotated[int, Field(gt=0)] | dict[str, Annotated[int, Field(gt=0)]] | None = None
+    """Most megabytes (10^6 bytes) that the compressed layers may have; or for each variant its own."""
+    waivers: tuple[CheckWaiver, ...] = ()
+    """What the image checks object to and is right."""
+
+
+class Matrix(Model):
+    """The file `matrix.yaml`."""
+
+    repository: str
+    """Where images are named and pushed, for example `ghcr.io/acme` or `imagebuild`."""
+    bases: dict[Release, Base]
+    versions: dict[Name, Annotated[tuple[Pin, ...], BeforeValidator(_pins)]]
+    """Pin → version, or rows of versions with conditions on axes."""
+    gpu_architectures: dict[str, GpuArchitecture] = Field(default_factory=dict)
+    """Compute capability → what it is for, in ascending order."""
+    images: dict[Name, Image]
+    rules: tuple[ExclusionRule, ...] = ()
+    publish: Publish = Publish()
+    """What an image must have shown before it gets a tag."""
+    github_runners: dict[Platform, OneOrMore] = Field(default_factory=dict)
+    """Platform → label, or labels, of the GitHub Actions runners whose own architecture it is."""
+
+
+def combination_id(image: str, axes: Mapping[str, str]) -> str:
+    """`<image>-cuda<V>-<os>-<variant>`: of the values, only the one of `cuda` does not say by itself what it is."""
+    values = [f"{axis}{value}" if axis == "cuda" else value for axis, value in axes.items()]
+    return "-".join([image, *values])
+
+
+class Target(Model):
+    """One point of an image's axes: what one tag names."""
+
+    id: str
+    image: Name
+    axes: dict[Name, str]
+    platforms: tuple[Platform, ...]
+    components: dict[Name, str]
+    """Component → version, requirements first."""
+    name: str
+    """What a build calls it in the engine's store: the repository, and the id as a tag."""
+    tags: tuple[str, ...]
+    """Tags that publishing gives and never moves; `{revision}` is filled in then."""
+    aliases: tuple[str, ...] = ()
+    """Tags that publishing moves to it."""
+    stages: dict[str, str] = Field(default_factory=dict)
+    """Build stage → key: a digest of everything its result depends on. Equal keys are built once."""
+
+    @property
+    def bake_name(self) -> str:
+        """The id as a bake target; bake allows no dots in names."""
+        return self.id.replace(".", "_")
+
+
+class Excluded(Model):
+    """A combination that is not built."""
+
+    image: Name
+    axes: dict[Name, str]
+    rule: str
+    reason: str
+
+    @property
+    def id(self) -> str:
+        """The id that the target would have."""
+        return combination_id(self.image, self.axes)
+
+
+class Plan(Model):
+    """What `imagebuild plan --json` prints."""
+
+    targets: tuple[Target, ...]
+    excluded: tuple[Excluded, ...]
+    restricted: dict[Name, str] = Field(default_factory=dict)
+    """Component → what whoever publishes an image with it must accept."""

@@ -1,0 +1,381 @@
+"""Define the types of what building, verifying, scanning and publishing leave behind."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from imagebuild.bench.models import Results, SpeedVerdict
+from imagebuild.core.fields import Model, Name, Platform
+
+
+class Step(Model):
+    """A step that BuildKit executed or took from its cache."""
+
+    name: str
+    target: str
+    stage: str
+    component: str | None
+    cached: bool
+    seconds: float
+    error: str | None = None
+
+
+class BuildResult(Model):
+    """The file `result.json` of a target."""
+
+    target: str
+    digest: str | None
+    """Digest of what was built: an index or a manifest."""
+    tags: tuple[str, ...]
+    platforms: tuple[Platform, ...]
+    size_bytes: int | None
+    """Size of the compressed layers of one platform, where the result is in the engine's image store."""
+    seconds: float
+    steps: tuple[Step, ...]
+    manifests: dict[Platform, str] = Field(default_factory=dict)
+    """Platform → digest of its manifest, of what was pushed or written as a layout."""
+    repository: str | None = None
+    """Staging repository, with its registry, that it was pushed to by digest."""
+    revision: str | None = None
+    """Commit of the project; with `-dirty` if files had changed."""
+    dockerfile: str | None = None
+    """sha256 of the Dockerfile."""
+    builder: str = ""
+    """What built it: name of the builder, or address of the engine."""
+    started: str = ""
+    """When, in UTC."""
+    replaced: dict[str, str] = Field(default_factory=dict)
+    """Image or stage, as the Dockerfile names it → what the build had instead: the digest of an image, or `folder`."""
+
+
+Outcome = Literal["passed", "failed", "skipped"]
+
+
+class CheckResult(Model):
+    """What a check said about an image."""
+
+    component: str
+    check: str
+    outcome: Outcome
+    reason: str = ""
+    """Why it was skipped or failed, or what of a passed one was not looked at."""
+    output: str = ""
+    """The end of what it printed; the evidence folder has all."""
+    seconds: float = 0.0
+    command: tuple[str, ...] = ()
+    """What was started, as someone would start it by hand; secrets are blanked."""
+    status: int | None = None
+    """Exit status; `None` if nothing was started, or if it was killed."""
+    timeout: bool = False
+    """Whether it was killed because it did not end in time."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """What it was given besides the image's own environment; secrets are blanked."""
+    started: str | None = None
+    """When, in UTC."""
+    log: str | None = None
+    """Name of the file in the evidence folder that has the whole output."""
+    results: Results | None = None
+    """What was read from the output of a benchmark."""
+    judgements: tuple[SpeedVerdict, ...] = ()
+    """What is said about the speed, where a profile was given."""
+
+
+class Surroundings(Model):
+    """Where the checks ran."""
+
+    runner: str
+    gpus: int = 0
+    rdma: bool = False
+    nodes: int = 1
+    slurm: bool = False
+    why: dict[str, str] = Field(default_factory=dict)
+    """Facility that is absent → why."""
+    user: str = ""
+    facts: dict[str, str] = Field(default_factory=dict)
+    """Host name, kernel, driver, CPUs, memory, distribution, as found where the checks ran."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """All variables that a check finds; secrets are blanked."""
+    reports: dict[str, str] = Field(default_factory=dict)
+    """What was recorded beside the checks, for example `nvidia-smi topo -m` → its file in the evidence folder."""
+
+
+class VerifyResult(Model):
+    """What `imagebuild verify --json` writes, and `verify.json` of the evidence folder."""
+
+    image: str
+    digest: str | None
+    target: str | None
+    platform: str
+    checks: tuple[CheckResult, ...]
+    labels: dict[str, str] = Field(default_factory=dict)
+    started: str = ""
+    """When, in UTC."""
+    version: str = ""
+    """Of imagebuild."""
+    surroundings: Surroundings | None = None
+    """Absent if nothing could be run in the image."""
+
+
+Severity = Literal["unknown", "negligible", "low", "medium", "high", "critical"]
+
+
+class Vulnerability(Model):
+    """Something that a scanner found in a package of an image."""
+
+    id: str
+    """CVE or other identifier."""
+    severity: Severity
+    package: str
+    version: str
+    fixed_in: str | None = None
+    """Version that has it no more, if there is one."""
+    link: str | None = None
+    waived: str | None = None
+    """Why the policy lets it pass, and until when."""
+    fails: bool = False
+    """Whether the policy objects to it."""
+
+
+class ScanResult(Model):
+    """What `imagebuild scan --json` writes."""
+
+    image: str
+    digest: str
+    """Of the manifest of one platform."""
+    platform: str
+    scanner: str
+    """Name and version."""
+    database: str
+    """What the scanner compared with, and of when."""
+    started: str
+    findings: tuple[Vulnerability, ...]
+    verdict: Literal["passed", "failed"]
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    """What was not looked at, and what is wrong with the policy or the database but fails nothing."""
+
+
+State = Literal["published", "unchanged", "possible", "refused", "failed"]
+"""`possible` is what `--dry-run` says of what would be published; `failed`: a registry did, or another publisher came
+between."""
+
+
+class Published(Model):
+    """What became of a target."""
+
+    target: str
+    state: State
+    reasons: tuple[str, ...] = ()
+    """Why it was refused, or failed."""
+    digest: str | None = None
+    """Of the index."""
+    platforms: dict[Platform, str] = Field(default_factory=dict)
+    """Platform → digest of its image."""
+    given: tuple[str, ...] = ()
+    """Tags that are new."""
+    kept: tuple[str, ...] = ()
+    """Tags and aliases that named it already."""
+    moved: dict[str, str] = Field(default_factory=dict)
+    """Alias → digest that it named before."""
+    attached: dict[str, int] = Field(default_factory=dict)
+    """Kind of attachment → how many are new."""
+    signed: int = 0
+    """Images and indexes that were signed."""
+    sent_bytes: int = 0
+    """Of blobs and manifests that did not have to be mounted."""
+    mounted: int = 0
+    """Blobs that the registry took from the staging repository."""
+
+
+class PublishResult(Model):
+    """What was published, target by target."""
+
+    targets: tuple[Published, ...]
+    ignored: int = 0
+    """JSON files in the folders that are no evidence."""
+    unnamed: tuple[str, ...] = ()
+    """Verifications that do not say of which digest they are, and so count for nothing."""
+    requests: dict[str, int] = Field(default_factory=dict)
+    """Method → how many requests, for all targets; `sent` and `received` are bytes of bodies."""
+
+    @property
+    def exit_status(self) -> int:
+        """0 all is published, 1 something was refused, 4 a registry failed."""
+        states = {target.state for target in self.targets}
+        return 4 if "failed" in states else 1 if "refused" in states else 0
+
+
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+"""Also the name of a page."""
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class AttachedFile(Model):
+    """Something that refers to an image."""
+
+    kind: str
+    """`sbom`, `provenance`, `verification`, `benchmark`, `scan`, `signature`, or the type of what is none of these."""
+    digest: str
+    """Of its manifest; of a signature by tag, of what the tag names."""
+    size_bytes: int = 0
+    """Of its files."""
+    file: str | None = None
+    """Where a copy is, relative to `images.json`."""
+
+
+class Sbom(Model):
+    """What a list of packages says."""
+
+    evidence: str
+    """Digest of what it was read from."""
+    packages: int
+
+
+class Scan(Model):
+    """What a scanner found."""
+
+    evidence: str
+    verdict: Literal["passed", "failed"]
+    reason: str = ""
+    counts: dict[Severity, int] = Field(default_factory=dict)
+    """Severity → findings, waived ones included."""
+    waived: int = 0
+    scanner: str
+    database: str
+    """What the scanner compared with, and of when."""
+    started: str
+
+
+class Checks(Model):
+    """What a verification found."""
+
+    evidence: str
+    passed: int
+    failed: int
+    skipped: int
+    started: str = ""
+    """When, in UTC."""
+    runner: str = ""
+    """What ran the checks; empty if nothing could be run."""
+    gpus: int = 0
+    nodes: int = 1
+    device: str = ""
+    """Name of the GPUs, where a benchmark printed it."""
+    failures: tuple[str, ...] = ()
+    """Checks that failed, as `component/check`."""
+    version: str = ""
+    """Of imagebuild."""
+
+
+class Bound(Model):
+    """A number that a curve is compared with."""
+
+    gb_s: float
+    what: str
+    """Its formula or source."""
+
+
+class Curve(Model):
+    """Bus bandwidth of a collective over message size: the better placement of each size."""
+
+    evidence: str
+    collective: str
+    ranks: int | None = None
+    nodes: int | None = None
+    device: str | None = None
+    points: tuple[tuple[int, float], ...]
+    """Bytes, GB/s; ascending."""
+    best_gb_s: float
+    best_bytes: int
+    verdict: str
+    """Whether the data were right: `ok`, or what was wrong."""
+    outcome: str = ""
+    """What is said about the speed: `passed`, `failed`, `not-comparable`, …"""
+    reason: str = ""
+    profile: str | None = None
+    """Hardware that it is compared with."""
+    ceiling: Bound | None = None
+    reference: Bound | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """The best value as a part of the ceiling."""
+        return self.best_gb_s / self.ceiling.gb_s if self.ceiling else None
+
+
+class PublishedPlatform(Model):
+    """What runs on one platform."""
+
+    platform: str
+    digest: Digest
+    size_bytes: int
+    """Of the compressed layers."""
+    layers: int
+    created: str = ""
+    """When its youngest step was made, as the image says; of one that `build --push` made, the date of its lock."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    sbom: Sbom | None = None
+    scan: Scan | None = None
+    checks: tuple[Checks, ...] = ()
+    """The newest first."""
+    curves: tuple[Curve, ...] = ()
+    evidence: tuple[AttachedFile, ...] = ()
+    signed: bool = False
+    """Whether there is a signature of it. Whose, and whether it is right, `imagebuild attest verify` finds out."""
+
+
+class PublishedImage(Model):
+    """What tags name."""
+
+    target: str
+    """The target's id, as the image says; empty for an image that was not built from this matrix."""
+    image: Name
+    description: str = ""
+    axes: dict[str, str]
+    versions: dict[str, str]
+    """Component → version."""
+    stack: dict[str, str] = Field(default_factory=dict)
+    """What people choose by besides axes: `nccl` → its version, `mpi` → `HPC-X 2.51` or `Open MPI 5.0.10`."""
+    repository: str
+    """With its registry."""
+    digest: Digest
+    tags: tuple[Tag, ...]
+    """Tags that never move."""
+    aliases: tuple[Tag, ...]
+    """Tags that name it now."""
+    revision: str = ""
+    """Commit of the project, as far as the image or its tag says it."""
+    created: str = ""
+    """The latest of its platforms."""
+    platforms: Annotated[tuple[PublishedPlatform, ...], Field(min_length=1)]
+    restricted: dict[str, str] = Field(default_factory=dict)
+    """Component → what whoever passes the image on must accept."""
+    signed: bool = False
+    """Whether there is a signature of the index."""
+
+    @property
+    def reference(self) -> str:
+        """`registry/repository@sha256:…`: names this image for ever."""
+        return f"{self.repository}@{self.digest}"
+
+    @property
+    def tag(self) -> str:
+        """The tag to call it by: one that does not move, if there is one; else the beginning of the digest."""
+        return next(iter((*self.tags, *self.aliases)), self.digest.removeprefix("sha256:")[:12])
+
+
+class Catalog(Model):
+    """The file `images.json`."""
+
+    repository: str
+    """Where all images are, with the registry."""
+    read: str
+    """When the registry was read, in UTC."""
+    imagebuild: str
+    """Version that read it."""
+    images: tuple[PublishedImage, ...]
+    """By image in the order of the matrix; the newest first."""
+    problems: tuple[str, ...] = ()
+    """What the registry has and could not be read."""

@@ -1,1 +1,0 @@
-"""What may be published, and how it is put together; nothing here reaches a registry."""

@@ -1,1 +1,0 @@
-"""Ways to run a command in an image."""

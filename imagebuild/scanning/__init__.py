@@ -1,1 +1,0 @@
-"""Known vulnerabilities of an image: scanners, what they print, and the policy that judges it."""

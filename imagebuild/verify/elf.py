@@ -1,0 +1,334 @@
+"""Read ELF files and the GPU code in them, and follow what glibc's loader would load. Pure."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import IO, Any
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
+from elftools.elf.segments import InterpSegment
+
+from imagebuild.verify.files import Elf, GpuCode, Tree
+
+SECTIONS = (".nv_fatbin", "__nv_relfatbin")
+"""Fat binaries of programs and libraries; of device code that is linked later."""
+FATBIN_MAGIC = 0xBA55ED50
+HEADER = struct.Struct("<IHHQ")
+"""Magic, version, size of this header, bytes that follow it."""
+PART = struct.Struct("<HHIQ12xI8xQ")
+"""Kind, version, size of this header, bytes that follow it, capability, flags; more follows."""
+PTX, CODE = 1, 2
+SUFFIXES = ((1 << 20, "a"), (1 << 21, "f"))
+"""Flags of code for this chip alone, and for its family."""
+ALIGNMENT = 8
+
+
+def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
+    """The parts of all fat binaries of a section. Raises ValueError where their sizes contradict each other."""
+    found: set[GpuCode] = set()
+    end = offset + size
+    while offset + HEADER.size <= end:
+        file.seek(offset)
+        magic, _, header, length = HEADER.unpack(file.read(HEADER.size))
+        if magic != FATBIN_MAGIC:
+            if magic:
+                raise ValueError(f"no fat binary at {offset:#x}, but {magic:#010x}")
+            offset += ALIGNMENT  # padding
+            continue
+        offset += header
+        if not header or offset + length > end:
+            raise ValueError(f"the fat binary at {offset:#x} is longer than its section")
+        found |= _parts(file, offset, offset + length)
+        offset = -(-(offset + length) // ALIGNMENT) * ALIGNMENT
+    return frozenset(found)
+
+
+def _parts(file: IO[bytes], offset: int, end: int) -> set[GpuCode]:
+    found = set()
+    while offset + PART.size <= end:
+        file.seek(offset)
+        kind, _, header, length, capability, flags = PART.unpack(file.read(PART.size))
+        if header < PART.size or offset + header + length > end:
+            raise ValueError(f"the part at {offset:#x} is longer than its fat binary")
+        if kind in (PTX, CODE):
+            suffix = "".join(letter for flag, letter in SUFFIXES if flags & flag)
+            found.add(GpuCode("ptx" if kind == PTX else "code", f"{capability}{suffix}"))
+        offset += header + length
+    return found
+
+
+MAGIC = b"\x7fELF"
+TYPES = {"ET_NONE": 0, "ET_REL": 1, "ET_EXEC": 2, "ET_DYN": 3, "ET_CORE": 4}
+WEAK, LOCAL, UNDEFINED, VERSION_IS_WEAK = 2, 0, 0, 2
+"""Bindings and section of a symbol; flag of a version that may be absent."""
+LISTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
+
+
+class NotElf(Exception):
+    """The file begins like an ELF file, but its tables cannot be read."""
+
+
+def read(file: IO[bytes]) -> Elf:
+    """What the loader would read of a file. Raises NotElf."""
+    try:
+        return _read(file)
+    except (ELFError, struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError,
+            AssertionError, OverflowError, UnicodeDecodeError, OSError, MemoryError) as error:  # fmt: skip
+        raise NotElf(f"{type(error).__name__}: {error}") from None
+
+
+def _read(file: IO[bytes]) -> Elf:
+    elf = ELFFile(file)
+    header = elf.header
+    (machine,) = struct.unpack("<H" if elf.little_endian else ">H", _at(file, 18, 2))
+    values: dict[str, Any] = {"type": TYPES.get(header["e_type"], -1)}
+    for segment in elf.iter_segments():
+        if isinstance(segment, InterpSegment):
+            values["interpreter"] = segment.get_interp_name()
+        elif segment["p_type"] == "PT_DYNAMIC":
+            values |= _dynamic(segment)
+    if values["type"] in (2, 3):
+        values |= _sections(elf, file)
+    return Elf(machine=machine, bits=elf.elfclass, little=elf.little_endian, **values)
+
+
+def _dynamic(segment: Any) -> dict[str, Any]:
+    lists: dict[str, list[str]] = {name: [] for name in LISTS.values()}
+    result: dict[str, Any] = {}
+    for tag in segment.iter_tags():
+        if tag.entry.d_tag == "DT_NEEDED":
+            lists["needed"].append(tag.needed)
+        elif tag.entry.d_tag in LISTS:
+            name = LISTS[tag.entry.d_tag]
+            lists[name] += getattr(tag, name).split(":")
+        elif tag.entry.d_tag == "DT_SONAME":
+            result["soname"] = tag.soname
+    return result | {name: tuple(value) for name, value in lists.items()}
+
+
+def _sections(elf: ELFFile, file: IO[bytes]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    gpu: set[GpuCode] = set()
+    for section in elf.iter_sections():
+        if isinstance(section, GNUVerNeedSection):
+            result["wants"] = tuple(_wants(section))
+        elif isinstance(section, GNUVerDefSection):
+            # The first names the file itself.
+            result["offers"] = tuple(next(iter(names)).name for _, names in section.iter_versions())
+        elif section["sh_type"] == "SHT_DYNSYM":
+            strings = elf.get_section(section["sh_link"])
+            names = _at(file, strings["sh_offset"], strings["sh_size"])
+            table = _at(file, section["sh_offset"], section["sh_size"])
+            result["undefined"], result["defined"] = _symbols(table, names, elf.elfclass, elf.little_endian)
+        elif section.name in SECTIONS and section["sh_type"] != "SHT_NOBITS":
+            gpu |= gpu_code(file, section["sh_offset"], section["sh_size"])
+    return result | {"gpu": tuple(sorted(gpu, key=lambda part: (part.kind, part.capability)))}
+
+
+def _wants(section: GNUVerNeedSection) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for library, versions in section.iter_versions():
+        names = (version.name for version in versions if not version.entry.vna_flags & VERSION_IS_WEAK)
+        yield str(library.name), tuple(names)
+
+
+def _symbols(table: bytes, names: bytes, bits: int, little: bool) -> tuple[bytes, bytes]:
+    """Names of the symbols that it needs and that it defines. A whole library's are thousands, so no objects."""
+    order = "<" if little else ">"
+    entry = struct.Struct(order + ("IBBHQQ" if bits == 64 else "IIIBBH"))
+    needs, has = [], []
+    for fields in entry.iter_unpack(table[: len(table) // entry.size * entry.size]):
+        name, info, section = (fields[0], fields[1], fields[3]) if bits == 64 else (fields[0], fields[3], fields[5])
+        binding = info >> 4
+        if not name or binding == LOCAL:
+            continue
+        text = names[name : names.index(b"\0", name)]
+        if section != UNDEFINED:
+            has.append(text)
+        elif binding != WEAK:
+            needs.append(text)
+    return b"\0".join(dict.fromkeys(needs)), b"\0".join(dict.fromkeys(has))
+
+
+def _at(file: IO[bytes], offset: int, size: int) -> bytes:
+    file.seek(offset)
+    data = file.read(size)
+    if len(data) != size:
+        raise ValueError(f"the file ends before {offset + size:#x}")
+    return data
+
+
+DRIVER = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[\w-]+)\.so(\.|$)")
+"""Libraries that come with the driver, which the container runtime mounts."""
+DRIVER_SYMBOL = re.compile(r"^(cu|nvml|nvcuvid|nvEnc)[A-Z]")
+TRIPLETS = {(62, 64): "x86_64-linux-gnu", (183, 64): "aarch64-linux-gnu", (3, 32): "i386-linux-gnu"}
+"""Machine and bits → where Debian's loader looks first."""
+CACHE = b"glibc-ld.so.cache1.1"
+CACHE_HEADER, CACHE_ENTRY = struct.Struct("<20sII20x"), struct.Struct("<iIIIQ")
+
+
+@dataclass
+class Closure:
+    """What a program or library loads, and what is wrong with it."""
+
+    libraries: dict[str, str | None] = field(default_factory=dict)
+    """Name as needed → path, or None where there is none."""
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    """Path of what needs it, and the name that was not found."""
+    versions: list[tuple[str, str, str]] = field(default_factory=list)
+    """Path of what needs it, path of the library, and the version of symbols that the library lacks."""
+    paths: tuple[str, ...] = ()
+    """Of everything that is loaded, itself first."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    path: str
+    elf: Elf
+    by: _Loaded | None
+
+
+class Loader:
+    """glibc's loader in an image."""
+
+    def __init__(self, tree: Tree, env: Mapping[str, str]) -> None:
+        self._tree = tree
+        self._library_path = [part for part in env.get("LD_LIBRARY_PATH", "").split(":") if part]
+        self._found: dict[tuple[str, int, int], str | None] = {}
+        self._tables: dict[str, tuple[frozenset[bytes], frozenset[bytes]]] = {}
+
+    def folders(self, machine: int, bits: int = 64) -> list[str]:
+        """Where libraries are found by name alone: LD_LIBRARY_PATH, the folders of the cache, the defaults."""
+        cached = [path.rpartition("/")[0] for paths in self.cache.values() for path in paths]
+        every = [part.strip("/") for part in self._library_path] + cached + self._defaults(machine, bits)
+        return list(dict.fromkeys(path for part in every if (path := self._tree.resolve(part)) is not None))
+
+    @cached_property
+    def cache(self) -> dict[str, list[str]]:
+        """Name → paths, as `/etc/ld.so.cache` says."""
+        entry = self._tree.find("etc/ld.so.cache")
+        text = (entry.text if entry else None) or b""
+        start = text.find(CACHE)
+        if start < 0:
+            return {}
+        found: dict[str, list[str]] = {}
+        try:
+            _, number, _ = CACHE_HEADER.unpack_from(text, start)
+            for i in range(number):
+                _, name, path, _, _ = CACHE_ENTRY.unpack_from(text, start + CACHE_HEADER.size + i * CACHE_ENTRY.size)
+                found.setdefault(_string(text, start + name), []).append(_string(text, start + path).strip("/"))
+        except (struct.error, ValueError):
+            return {}
+        return found
+
+    def closure(self, path: str, elf: Elf) -> Closure:
+        """What is loaded for a program or library."""
+        result = Closure()
+        root = _Loaded(path, elf, None)
+        loaded = {path: root}
+        sonames: dict[str, _Loaded] = {elf.soname or path: root}
+        queue = [root]
+        while queue:
+            here = queue.pop(0)
+            for name in here.elf.needed:
+                if name in result.libraries or name in sonames:
+                    continue
+                found = self._search(name, here)
+                result.libraries[name] = found
+                if found is None:
+                    result.missing.append((here.path, name))
+                    continue
+                real = self._tree.resolve(found) or found
+                if real not in loaded:
+                    entry = self._tree.get(real)
+                    assert entry
+                    assert entry.elf
+                    loaded[real] = _Loaded(found, entry.elf, here)
+                    queue.append(loaded[real])
+                sonames[name] = loaded[real]
+                if soname := loaded[real].elf.soname:
+                    sonames.setdefault(soname, loaded[real])
+        for one in loaded.values():
+            result.versions += _lacking(one, sonames)
+        result.paths = tuple(loaded)
+        return result
+
+    def undefined(self, closure: Closure) -> Iterator[tuple[str, str]]:
+        """Path of what needs it, and name, of every symbol that nothing defines of what is loaded together."""
+        for path in closure.paths:
+            for name in self._symbols(path)[0]:
+                if not any(name in self._symbols(other)[1] for other in closure.paths):
+                    yield path, name.decode("utf-8", "replace")
+
+    def _symbols(self, path: str) -> tuple[frozenset[bytes], frozenset[bytes]]:
+        """Symbols that a file needs and those that it defines."""
+        if path not in self._tables:
+            entry = self._tree.find(path)
+            elf = entry.elf if entry else None
+            texts = (elf.undefined, elf.defined) if elf else (b"", b"")
+            needs, has = (frozenset(text.split(b"\0")) - {b""} for text in texts)
+            self._tables[path] = (needs, has)
+        return self._tables[path]
+
+    def _search(self, name: str, by: _Loaded) -> str | None:
+        if "/" in name:
+            return self._fits(self._expand(name, by), by.elf)
+        own: list[str] = []
+        if not by.elf.runpath:
+            above: _Loaded | None = by
+            while above:
+                if not above.elf.runpath:
+                    own += [self._expand(part, above) for part in above.elf.rpath]
+                above = above.by
+        for folder in (*own, *self._library_path, *(self._expand(part, by) for part in by.elf.runpath)):
+            if found := self._fits(f"{folder}/{name}", by.elf):
+                return found
+        key = (name, by.elf.machine, by.elf.bits)
+        if key not in self._found:
+            default = [f"{folder}/{name}" for folder in self._defaults(by.elf.machine, by.elf.bits)]
+            every = (self._fits(path, by.elf) for path in (*self.cache.get(name, ()), *default))
+            self._found[key] = next((path for path in every if path), None)
+        return self._found[key]
+
+    def _fits(self, path: str, by: Elf) -> str | None:
+        """The path, if it is a library that a file of this machine can load."""
+        path = path.strip("/")
+        entry = self._tree.find(path)
+        if entry is None or entry.elf is None:
+            return None
+        return path if (entry.elf.machine, entry.elf.bits) == (by.machine, by.bits) else None
+
+    def _expand(self, text: str, by: _Loaded) -> str:
+        # The folder a program lies in is the one that links lead to; that of a library is the one it was found in.
+        path = by.path if by.by else self._tree.resolve(by.path) or by.path
+        platform = TRIPLETS.get((by.elf.machine, by.elf.bits), "").partition("-")[0]
+        values = {"ORIGIN": "/" + path.rpartition("/")[0], "LIB": self._lib(by.elf), "PLATFORM": platform}
+        return re.sub(r"\$\{?(ORIGIN|LIB|PLATFORM)\}?", lambda match: values[match[1]], text)
+
+    def _lib(self, elf: Elf) -> str:
+        triplet = TRIPLETS.get((elf.machine, elf.bits), "")
+        return f"lib/{triplet}" if self._tree.is_folder(f"usr/lib/{triplet}") else "lib64"
+
+    def _defaults(self, machine: int, bits: int) -> list[str]:
+        triplet = TRIPLETS.get((machine, bits))
+        local = [f"lib/{triplet}", f"usr/lib/{triplet}"] if triplet else []
+        wide = ["lib64", "usr/lib64"] if bits == 64 else []
+        return [*local, *wide, "lib", "usr/lib"]
+
+
+def _string(text: bytes, start: int) -> str:
+    return text[start : text.index(b"\0", start)].decode("utf-8", "replace")
+
+
+def _lacking(one: _Loaded, loaded: Mapping[str, _Loaded]) -> Iterator[tuple[str, str, str]]:
+    for name, versions in one.elf.wants:
+        library = loaded.get(name)
+        # A library without any version satisfies all, with a warning.
+        if library and library.elf.offers:
+            offers = set(library.elf.offers)
+            yield from ((one.path, library.path, version) for version in versions if version not in offers)

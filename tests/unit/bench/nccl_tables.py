@@ -1,0 +1,214 @@
+"""Writes what nccl-tests prints, release by release, with the numbers that must be read back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from imagebuild.bench import Half, NcclRow, Run
+
+FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n, "all_gather": lambda n: (n - 1) / n, "reduce_scatter": lambda n: (n - 1) / n,
+    "alltoall": lambda n: (n - 1) / n, "broadcast": lambda n: 1.0, "reduce": lambda n: 1.0, "sendrecv": lambda n: 1.0,
+}  # fmt: skip
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+ROOTED = ("broadcast", "reduce")
+DIVIDED = ("all_gather", "reduce_scatter", "alltoall")
+RELEASES = ("1.0", "2.0", "2.10", "2.13.0", "2.13.10", "2.16.7", "2.17.3", "2.17.6", "2.19.6")
+
+
+@dataclass
+class Table:
+    """A run to be printed."""
+
+    release: str = "2.19.6"
+    collective: str = "all_reduce"
+    ranks: int = 8
+    sizes: tuple[int, ...] = tuple(8 << i for i in range(0, 31, 3))
+    wrong: dict[int, int] = field(default_factory=dict)
+    """Row → wrong elements out of place."""
+    validate: bool = True
+    timestamps: bool = False
+    per_iteration: bool = False
+    cputime: bool = False
+    hosts: int = 1
+    seed: int = 0
+    average: float = 123.456
+
+    @property
+    def number(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in self.release.split("."))
+
+    @property
+    def modern(self) -> bool:
+        return self.number >= (2, 13)
+
+    @property
+    def one_half(self) -> bool:
+        return self.number < (2,) and self.collective == "broadcast"
+
+    def fixed(self, value: float, width: int) -> str:
+        for decimals in (2, 1, 0):
+            text = f"{value:{width}.{decimals}f}"
+            if len(text) <= width:
+                return text
+        return f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"
+
+    def half(self, time: float, size: int, wrong: int, checked: bool) -> tuple[str, Half]:
+        algbw = size / time / 1e3
+        busbw = algbw * FACTORS[self.collective](self.ranks)
+        if self.number < (2,):
+            error = f"{0.0 if not wrong else 1.0:7.0e}" if checked else "\tN/A"
+            cells = [f"{time / 1e3:7.3f}", f"{algbw:5.2f}", f"{busbw:5.2f}", error]
+        elif self.number < (2, 17, 3):
+            times = f"{time:7.0f}" if time >= 10000 else f"{time:7.1f}" if time >= 100 else f"{time:7.2f}"
+            count = f"{wrong:5g}" if self.modern else f"{0.0 if not wrong else 1.0:5.0e}"
+            cells = [times, f"{algbw:6.2f}", f"{busbw:6.2f}", count if checked else "  N/A"]
+        else:
+            cells = [
+                self.fixed(time, 7),
+                self.fixed(algbw, 6),
+                self.fixed(busbw, 6),
+                f"{wrong:6g}" if checked else "   N/A",
+            ]
+        text = "".join("  " + cell for cell in cells)
+        if self.per_iteration:
+            text += "".join("  " + self.fixed(value, 7) for value in (time * 0.99, time * 1.07, time * 1.06, 1.75))
+        scale = 1000 if self.number < (2,) else 1
+        counted = int(float(cells[3])) if self.modern and checked else None
+        return text, Half(time_us=float(cells[0]) * scale, algbw_gb_s=float(cells[1]), busbw_gb_s=float(cells[2]), wrong=counted)  # fmt: skip
+
+    def row(self, at: int, size: int) -> tuple[str, NcclRow]:
+        source = random.Random(f"{self.seed}/{at}")
+        count = size // 4 // (self.ranks if self.collective in DIVIDED else 1)
+        if self.collective in DIVIDED:
+            size = count * 4 * self.ranks
+        redop = "sum" if self.collective in REDUCING else "none"
+        root = source.randrange(self.ranks) if self.collective in ROOTED else -1
+        text = f"{size:12d}  {count:12d}  {'float':>{6 if self.number < (2, 10) else 8}}"
+        if self.modern:
+            text += f"  {redop:>6}  {root:>6}"
+        else:
+            blank = self.collective == "alltoall"
+            if self.collective in REDUCING or blank:
+                text += f"  {'' if blank else redop:>6}"
+            if self.collective in ROOTED:
+                text += f"  {root:6d}"
+        halves = []
+        for place in range(1 if self.one_half else 2):
+            time = source.uniform(5, 60) + size / source.uniform(20e3, 400e3)
+            checked = self.validate and not (self.modern and place == 1 and self.collective == "alltoall")
+            cells, half = self.half(time, size, self.wrong.get(at, 0) if place == 0 else 0, checked)
+            text += cells
+            halves.append(half)
+        if self.timestamps:
+            text += f"{'2026-11-21 07:12:33':>21}"
+        shown = not self.modern and self.collective not in REDUCING
+        row = NcclRow(
+            size_bytes=size, count=count, dtype="float", redop=None if shown else redop,
+            root=root if self.modern or self.collective in ROOTED else None, out_of_place=halves[0],
+            in_place=halves[1] if len(halves) > 1 else None,
+        )  # fmt: skip
+        return text, row
+
+    def rows(self) -> list[NcclRow]:
+        return [self.row(at, size)[1] for at, size in enumerate(self.sizes)]
+
+    def head(self) -> list[str]:
+        old = self.number < (2,)
+        lines = []
+        if self.number >= (2, 17, 6):
+            lines.append(f"# nccl-tests version {self.release} nccl-headers=23007 nccl-library=23007")
+        if self.number >= (2, 16, 7):
+            lines.append(f"# Collective test starting: {self.collective}_perf")
+        parameters = (
+            f"nThread 1 nGpus {self.ranks} minBytes {self.sizes[0]} maxBytes {self.sizes[-1]} step: 8(factor) "
+            f"warmup iters: 5 iters: 20 {'agg iters: 1 ' if self.modern else ''}validation: {int(self.validate)} "
+        )
+        lines.append(parameters if old else f"# {parameters}{'graph: 0' if self.modern else ''}")
+        if old:
+            lines.append("# NCCL Tests compiled with NCCL 2.1")
+        lines += ["# Using devices"] if old else ["#", "# Using devices"]
+        for rank in range(self.ranks):
+            group = "Group  0 " if self.number >= (2, 13, 8) else ""
+            pid = "" if old else f"Pid {4711 + rank:6d} "
+            host = f"node{rank * self.hosts // self.ranks + 1}"
+            bus = "[0000:1b:00]" if self.number >= (2, 15) else "[0x1b]"
+            lines.append(
+                f"#  Rank {rank:2d} {group}{pid}on {host:>10} device {rank % 8:2d} {bus} NVIDIA H100 80GB HBM3"
+            )
+        return [*lines, "" if old else "#", *self.header()]
+
+    def header(self) -> list[str]:
+        time = "cputime" if self.cputime else "time"
+        if self.number < (2,):
+            labels = (
+                ["bytes", "N", "type"] + ["op"] * (self.collective in REDUCING) + ["root"] * (self.collective in ROOTED)
+            )
+            halves = 1 if self.one_half else 2
+            return ["#                out-of-place                    in-place", "# " + "  ".join(labels + [time, "algbw", "busbw", "res"] * halves)]  # fmt: skip
+        redop = self.modern or self.collective in (*REDUCING, "alltoall")
+        root = self.modern or self.collective in ROOTED
+        half = [time, "algbw", "busbw", "#wrong" if self.modern else "error"]
+        half += ["i_min", "i_max", "i_p99", "i_cv%"] if self.per_iteration else []
+        labels = ["size", "count", "type", *(["redop"] if redop else []), *(["root"] if root else []), *half, *half]
+        return [
+            "#                                                              out-of-place                       in-place          ",
+            "#  " + "  ".join(f"{label:>6}" for label in labels) + ("            timestamp" if self.timestamps else ""),
+            "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       ",
+        ]
+
+    def foot(self) -> list[str]:
+        mark = "" if self.number < (2,) else "#"
+        bad = len(self.wrong)
+        lines = [
+            f"{mark} Out of bounds values : {bad} {'FAILED' if bad else 'OK'}",
+            f"{mark} Avg bus bandwidth    : {self.average:g} ",
+            mark,
+        ]
+        return [*lines, f"# Collective test concluded: {self.collective}_perf"] if self.number >= (2, 16, 7) else lines
+
+    def body(self) -> list[str]:
+        return [self.row(at, size)[0] for at, size in enumerate(self.sizes)]
+
+    def lines(self) -> list[str]:
+        return [*self.head(), *self.body(), *self.foot()]
+
+    def text(self) -> str:
+        return "\n".join(self.lines()) + "\n"
+
+
+def same(run: Run, table: Table) -> None:
+    """What was printed is what was read."""
+    assert list(run.rows) == table.rows()
+    assert (run.partial_rows, run.avg_busbw_gb_s, run.out_of_bounds) == (0, table.average, len(table.wrong))
+    assert run.ranks == table.ranks
+
+
+def noise(source: random.Random) -> str:
+    rank = source.randrange(8)
+    return f"node{rank // 4 + 1}:{4711 + rank}:{4800 + rank} [{rank}] NCCL " + source.choice((
+        f"INFO Channel 0{rank}/0 : {rank}[{rank}] -> {(rank + 1) % 8}[{(rank + 1) % 8}] via P2P/CUMEM/read",
+        "INFO AllReduce: opCount 3 sendbuff 0x7f count 268435456 datatype 7 op 0 root 0 comm 0x55 [nranks=8] stream 0x1",
+        "INFO Trees [0] 1/-1/-1->0->-1 [1] 1/8/-1->0->-1",
+    ))  # fmt: skip
+
+
+def broken_lines(lines: list[str], source: random.Random, often: float) -> list[str]:
+    """Log lines between and inside rows, as they come when both go to one place without agreement."""
+    out = [noise(source) for _ in range(8)] + [f"node{i}:1:1 [0] NCCL INFO Bootstrap" for i in (1, 2)]
+    for line in lines:
+        while source.random() < often:
+            out.append(noise(source))
+        if line.count("  ") > 6 and not line.startswith("#") and source.random() < often:
+            at = source.randrange(1, len(line))
+            if source.random() < 0.5:
+                out.append(line[:at] + noise(source))
+            else:
+                out += [line[:at], noise(source)]
+            out += [noise(source) for _ in range(source.randrange(3))]
+            out.append(line[at:])
+        else:
+            out.append(line)
+    return out

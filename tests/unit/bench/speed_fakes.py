@@ -1,0 +1,79 @@
+"""Results as a parser would return them, for tests of what is said about their speed."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from imagebuild.bench import (
+    BandwidthTest,
+    Half,
+    NcclRow,
+    PerftestTable,
+    Profile,
+    Profiles,
+    Run,
+    TableRow,
+    load_profiles,
+)
+from tests.conftest import ROOT
+
+GIB = 2**30
+
+
+@cache
+def every_shipped() -> Profiles:
+    return load_profiles(ROOT / "profiles")
+
+
+def shipped(name: str) -> Profile:
+    return every_shipped()[name].model
+
+
+def half(busbw: float | None) -> Half:
+    return Half(time_us=1.0, algbw_gb_s=busbw, busbw_gb_s=busbw, wrong=0)
+
+
+def run(*values: tuple[int, float, float | None], **changes: object) -> Run:
+    """8 ranks of H200 on one node, unless `changes` say otherwise; values are size, out of place and in place."""
+    rows = tuple(
+        NcclRow(size_bytes=size, count=1, dtype="float", redop="sum", root=-1, out_of_place=half(out),
+            in_place=None if inside is None else half(inside))
+        for size, out, inside in values
+    )  # fmt: skip
+    base = Run(source="a.log", collective="all_reduce", ranks=8, nodes=1, device="NVIDIA H200", rows=rows,
+               avg_busbw_gb_s=1.0, verdict="ok", reason="complete")  # fmt: skip
+    return base.model_copy(update=changes)
+
+
+def matrix(name: str, *rows: tuple[float | None, ...], **changes: object) -> BandwidthTest:
+    base = BandwidthTest(source="b.log", name=name, unit="GB/s", status="passed", matrix=rows, sum=None)
+    return base.model_copy(update=changes)
+
+
+def table(average: float, unit: str | None, test: str = "RDMA_Write BW", **changes: object) -> PerftestTable:
+    rows = (TableRow(size_bytes=2, bw_average=0.01), TableRow(size_bytes=65536, bw_peak=0.0, bw_average=average))
+    return PerftestTable(source="c.log", test=test, unit=unit, rows=rows).model_copy(update=changes)
+
+
+BOX = """\
+title: A box
+gpu: {names: ["NVIDIA Test*"], source: somebody, date: 2026-01}
+node: {cpu: amd64, gpus: 8, source: somebody, date: 2026-01}
+links:
+  - {kind: NVLink 4, gpus: 8, rate: 450 GB/s, nvls: true, source: somebody, date: 2026-01}
+host-link: {kind: PCIe 5, rate: 63 GB/s, source: somebody, date: 2026-01}
+network: {kind: infiniband, count: 8, rate: 400 Gb/s, source: somebody, date: 2026-01}
+references:
+  - {collective: all_reduce, ranks: 8, rate: 480 GB/s, source: somebody, date: 2026-01}
+  - {collective: all_reduce, ranks: 16, nodes: 2, rate: 440 GB/s, source: somebody, date: 2026-01}
+wires:
+  - {tests: [RDMA_Write BW], memory: host, rate: 390 Gb/s, source: somebody, date: 2026-01}
+"""
+
+
+def folder(root: Path, **files: str) -> Path:
+    """A folder of profiles with `box` and others."""
+    for name, text in {"box": BOX, **files}.items():
+        (root / f"{name}.yaml").write_text(text)
+    return root

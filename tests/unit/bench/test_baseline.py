@@ -1,0 +1,158 @@
+"""Comparison with an earlier measurement: noise is seldom flagged, a real drop always."""
+
+import math
+import random
+
+import pytest
+
+from imagebuild.bench import Results, Run, SpeedVerdict, compare_with_baseline
+from tests.unit.bench.speed_fakes import matrix, run, table
+
+SIZES = [2**e for e in range(10, 35)]
+
+
+def sweep(rng: random.Random, noise: float, **changes: object) -> Run:
+    """A run whose every value is off by a normally distributed fraction."""
+    factor = changes.pop("factor", lambda size: 1.0)
+    assert callable(factor)
+
+    def value(size: int) -> float:
+        return float(480 / (1 + 2**22 / size) * factor(size) * math.exp(rng.gauss(0, noise)))
+
+    return run(*((size, value(size), value(size)) for size in SIZES), **changes)
+
+
+def results(rng: random.Random, noise: float, runs: int = 1, **changes: object) -> Results:
+    return Results(runs=tuple(sweep(rng, noise, **changes) for _ in range(runs)))
+
+
+def verdict_of(new: Results, old: Results) -> SpeedVerdict:
+    (verdict,) = compare_with_baseline(new, old)
+    return verdict
+
+
+def flagged(rng: random.Random, noise: float, runs: int, **changes: object) -> float:
+    """Share of 60 comparisons that are a regression."""
+    verdicts = [verdict_of(results(rng, noise, runs, **changes), results(rng, noise, runs)) for _ in range(60)]
+    return sum(verdict.outcome == "regression" for verdict in verdicts) / len(verdicts)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.01, 0.02, 0.03])
+@pytest.mark.parametrize("runs", [1, 3])
+def test_noise_alone_is_seldom_flagged_and_a_drop_of_8_percent_is(noise: float, runs: int) -> None:
+    rng = random.Random(f"{noise} {runs}")
+    assert flagged(rng, noise, runs) <= 0.05
+    assert flagged(rng, noise, runs, factor=lambda size: 0.92) >= 0.95
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02])
+def test_a_drop_of_large_sizes_only(noise: float) -> None:
+    rng = random.Random(noise)
+    assert flagged(rng, noise, 1, factor=lambda size: 0.92 if size >= 2**30 else 1.0) >= 0.95
+
+
+def test_a_drop_at_one_size_is_named() -> None:
+    rng = random.Random(1)
+    verdict = verdict_of(results(rng, 0.01, factor=lambda size: 0.8 if size == 2**26 else 1.0), results(rng, 0.01))
+    assert (verdict.outcome, verdict.size_bytes) == ("regression", 2**26)
+    assert verdict.reason.startswith("67108864 bytes: -19.4%; -9.8% is flagged;")
+
+
+def test_a_regression_names_both_values() -> None:
+    rng = random.Random(2)
+    verdict = verdict_of(results(rng, 0.01, factor=lambda size: 0.9), results(rng, 0.01, source="old.log"))
+    assert verdict.subject == "all_reduce, 8 ranks, 1 node, float sum"
+    assert "-10" in verdict.reason
+    assert verdict.reference
+    assert verdict.reference.what == "the baseline, old.log"
+    assert verdict.measured
+    assert verdict.measured / verdict.reference.value == pytest.approx(0.9, abs=0.04)
+    assert verdict.tolerance == pytest.approx(0.95, abs=0.001)
+
+
+def test_faster_passes() -> None:
+    rng = random.Random(3)
+    assert verdict_of(results(rng, 0.01, factor=lambda size: 1.2), results(rng, 0.01)).outcome == "passed"
+
+
+def test_noisy_runs_need_a_larger_drop() -> None:
+    rng = random.Random(4)
+    verdict = verdict_of(results(rng, 0.15, factor=lambda size: 0.95), results(rng, 0.15))
+    assert verdict.outcome == "passed"
+
+
+def test_runs_that_differ_as_a_whole_raise_the_limit() -> None:
+    def offset(by: float) -> Run:
+        return sweep(random.Random(5), 0.001, factor=lambda size: by)
+
+    scattered = Results(runs=tuple(map(offset, (0.9, 1.0, 1.1))))
+    steady = Results(runs=tuple(map(offset, (1.0, 1.0, 1.0))))
+    low = Results(runs=tuple(map(offset, (0.92, 0.92, 0.92))))
+    assert verdict_of(low, scattered).outcome == "passed"
+    assert verdict_of(low, steady).outcome == "regression"
+
+
+def test_three_runs_see_four_percent_and_one_does_not() -> None:
+    rng = random.Random(6)
+    assert verdict_of(results(rng, 0.002, 3, factor=lambda size: 0.96), results(rng, 0.002, 3)).outcome == "regression"
+    assert verdict_of(results(rng, 0.002, 1, factor=lambda size: 0.96), results(rng, 0.002, 1)).outcome == "passed"
+
+
+def test_small_sizes_do_not_count() -> None:
+    rng = random.Random(7)
+    verdict = verdict_of(results(rng, 0.01, factor=lambda size: 0.1 if size < 2**20 else 1.0), results(rng, 0.01))
+    assert verdict.outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        ({"ranks": 4}, {"the baseline does not have it", "it was not measured this time"}),
+        ({"device": "NVIDIA B200"}, {"NVIDIA B200 now, NVIDIA H200 in the baseline"}),
+        ({"verdict": "wrong-data"}, {"its verdict is wrong-data"}),
+    ],
+)
+def test_results_that_cannot_be_compared(changes: dict[str, object], reasons: set[str]) -> None:
+    rng = random.Random(8)
+    verdicts = compare_with_baseline(results(rng, 0.01, 1, **changes), results(rng, 0.01))
+    assert {verdict.outcome for verdict in verdicts} == {"not-comparable"}
+    assert {verdict.reason for verdict in verdicts} == reasons
+
+
+def test_a_failed_baseline_is_none_and_a_failed_run_does_not_spoil_others() -> None:
+    rng = random.Random(9)
+    good, bad = sweep(rng, 0.01), sweep(rng, 0.01, verdict="timeout", factor=lambda size: 0.1)
+    assert verdict_of(Results(runs=(good,)), Results(runs=(bad,))).reason == "in the baseline, its verdict is timeout"
+    assert verdict_of(Results(runs=(bad, good)), Results(runs=(good,))).outcome == "passed"
+
+
+def test_types_and_operations_are_compared_apart() -> None:
+    rng = random.Random(10)
+    base = sweep(rng, 0.0)
+    halves = base.model_copy(update={"rows": tuple(r.model_copy(update={"dtype": "half"}) for r in base.rows)})
+    slow = sweep(rng, 0.0, factor=lambda size: 0.5)
+    verdicts = compare_with_baseline(Results(runs=(slow, halves)), Results(runs=(base, halves)))
+    assert {verdict.subject.split(", ")[-1]: verdict.outcome for verdict in verdicts} == {
+        "float sum": "regression",
+        "half sum": "passed",
+    }
+
+
+def test_matrices_and_tables() -> None:
+    before = matrix("device_to_device_memcpy_read_ce", (None, 390.0, 391.0), (392.0, None, 390.0), (391.0, 390.0, None))
+    slow = matrix("device_to_device_memcpy_read_ce", (None, 390.0, 391.0), (392.0, None, 200.0), (391.0, 390.0, None))
+    verdicts = compare_with_baseline(
+        Results(tests=(slow,), tables=(table(350.0, "Gb/sec"),)),
+        Results(tests=(before,), tables=(table(46500, "MB/sec"),)),
+    )
+    assert [(verdict.subject, verdict.outcome, verdict.unit) for verdict in verdicts] == [
+        ("device_to_device_memcpy_read_ce", "regression", "GB/s"), ("RDMA_Write BW", "regression", "Gb/s"),
+    ]  # fmt: skip
+    assert "row 1, column 2: -48.7%" in verdicts[0].reason
+    assert verdict_of(Results(tests=(before,)), Results(tests=(before,))).outcome == "passed"
+
+
+def test_latency_matrices_and_empty_documents() -> None:
+    latency = matrix("device_to_device_latency_sm", (None, 700.0), unit="ns")
+    assert compare_with_baseline(Results(tests=(latency,)), Results()) == ()
+    assert compare_with_baseline(Results(), Results()) == ()

@@ -1,0 +1,146 @@
+"""Formulas against the figures of public measurements, their limits, and their own texts."""
+
+import math
+from typing import get_args
+
+import pytest
+
+from imagebuild.bench import ALGORITHMS, AlgorithmName, Collective, Hardware, class_ceilings, hard_ceiling
+
+COLLECTIVES = get_args(Collective)
+HGX = Hardware(450, 400, nvls=True, sharp=True)
+SCALES = [(2, 1), (8, 1), (16, 2), (32, 4), (72, 1), (144, 2), (4, 4), (2, 2), (128, 16)]
+
+
+def value(collective: str, ranks: int, nodes: int, hardware: Hardware, algorithm: str | None = None) -> float:
+    ceiling = hard_ceiling(collective, ranks, nodes, hardware, algorithm)
+    assert ceiling, (collective, ranks, nodes, algorithm)
+    return ceiling.value
+
+
+# Measured bus bandwidth; W; per cent of W and of the hierarchical ceiling of the network.
+@pytest.mark.parametrize(
+    ("measured", "ranks", "nodes", "network", "of_flat", "of_hierarchical"),
+    [
+        pytest.param(488, 16, 2, 400, 122, 65, id="p5, 2 nodes"),
+        pytest.param(78.33, 16, 2, 50, 157, 84, id="p4de, 2 nodes"),
+        pytest.param(338, 16, 2, 200, 169, 90, id="a3-mega, 2 nodes"),
+        pytest.param(381.8, 32, 4, 400, 95, 74, id="p6-b200, 4 nodes"),
+        pytest.param(386.56, 96, 12, 400, 97, 90, id="CoreWeave H100, 12 nodes"),
+        pytest.param(369.86, 128, 16, 400, 92, 87, id="p5en, 16 nodes"),
+        pytest.param(123, 8, 2, 100, 123, 70, id="Alps GH200, 2 nodes"),
+        pytest.param(189.6, 16, 2, 200, 95, 51, id="OCI A100, 2 nodes"),
+        pytest.param(358, 16, 2, 400, 90, 48, id="MI300X, 2 nodes"),
+    ],
+)
+def test_public_measurements(
+    measured: float, ranks: int, nodes: int, network: float, of_flat: float, of_hierarchical: float
+) -> None:
+    endless = Hardware(1e9, network)  # so that the network alone limits
+    assert 100 * measured / value("all_reduce", ranks, nodes, endless, "ring") == pytest.approx(of_flat, abs=0.51)
+    share = 100 * measured / value("all_reduce", ranks, nodes, endless, "hierarchical")
+    assert share == pytest.approx(of_hierarchical, abs=0.51)
+
+
+@pytest.mark.parametrize(("ranks", "times"), [(4, 1.2), (8, 1.5556), (36, 1.8919), (72, 1.9452)])
+def test_nvls_exceeds_the_link(ranks: int, times: float) -> None:
+    assert value("all_reduce", ranks, 1, HGX) / 450 == pytest.approx(times, abs=1e-4)
+    for collective in ("all_gather", "reduce_scatter"):
+        assert value(collective, ranks, 1, HGX) == 450
+        assert value(collective, ranks, 1, HGX, "nvls") == pytest.approx(450 * (ranks - 1) / ranks)
+
+
+def test_nvls_of_two_gpus_is_no_gain() -> None:
+    assert value("all_reduce", 2, 1, HGX, "nvls") == pytest.approx(300)
+    assert value("all_reduce", 2, 1, HGX) == 450
+
+
+@pytest.mark.parametrize(("ranks", "nodes", "times"), [(16, 2, 1.875), (32, 4, 1.2917), (96, 12, 1.0795), (8, 2, 1.75)])
+def test_hierarchical(ranks: int, nodes: int, times: float) -> None:
+    for collective in ("all_reduce", "all_gather", "reduce_scatter"):
+        assert value(collective, ranks, nodes, Hardware(1e9, 100), "hierarchical") == pytest.approx(
+            100 * times, rel=1e-4
+        )
+
+
+def test_two_nodes_of_h100_are_bound_by_both() -> None:
+    assert value("all_reduce", 16, 2, HGX) == pytest.approx(750)
+    # Without NVLS the links limit: this is why 488 GB/s on two nodes proves NVLS.
+    assert value("all_reduce", 16, 2, Hardware(450, 400)) == pytest.approx(450 * 15 / 14)
+    assert value("all_reduce", 16, 2, HGX, "ring") == 400
+
+
+def test_sharp_sends_size_once() -> None:
+    wide = Hardware(1e9, 400, nvls=True, sharp=True)
+    assert value("all_reduce", 128, 16, wide, "sharp") == pytest.approx(2 * 127 / 128 * 400)
+    assert value("all_reduce", 128, 16, wide, "nvls-sharp") == pytest.approx(2 * 127 / 128 * 400)
+    assert hard_ceiling("all_gather", 128, 16, wide, "sharp") is None
+    assert hard_ceiling("all_reduce", 128, 16, Hardware(450, 400), "sharp") is None
+
+
+def test_alltoall_by_what_leaves_the_node() -> None:
+    assert value("alltoall", 16, 2, HGX) == pytest.approx(50 * 15 / 8)
+    assert value("alltoall", 8, 1, HGX) == 450
+    assert value("alltoall", 4, 4, HGX) == pytest.approx(400)  # one rank a node: all cards are its own
+
+
+def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
+    for collective in COLLECTIVES:
+        assert class_ceilings(collective, 1, 1, HGX) == ()
+        assert class_ceilings(collective, 16, 2, Hardware(450)) == ()
+        assert class_ceilings(collective, 7, 2, HGX) == ()
+    assert class_ceilings("alltoallv", 8, 1, HGX) == ()
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(("ranks", "nodes"), SCALES)
+def test_faster_hardware_is_never_slower(collective: str, ranks: int, nodes: int) -> None:
+    slow = {c.algorithm: c for c in class_ceilings(collective, ranks, nodes, HGX)}
+    fast = {c.algorithm: c for c in class_ceilings(collective, ranks, nodes, Hardware(900, 800, nvls=True, sharp=True))}
+    assert slow
+    assert slow.keys() == fast.keys()
+    for name, ceiling in slow.items():
+        assert 0 < ceiling.value < math.inf
+        assert ceiling.value == min(ceiling.link, ceiling.network)
+        assert fast[name].value == pytest.approx(2 * ceiling.value)
+        wider = Hardware(450, 800, nvls=True, sharp=True)
+        assert value(collective, ranks, nodes, wider, name) >= ceiling.value
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_limits_for_many_nodes(collective: str) -> None:
+    endless = Hardware(1e9, 400, sharp=True)
+    ceiling = [value(collective, 8 * nodes, nodes, endless, "hierarchical") for nodes in range(2, 200)]
+    assert ceiling == sorted(ceiling, reverse=True)
+    assert ceiling[-1] == pytest.approx(400, rel=0.01)
+    if collective == "all_reduce":
+        assert value(collective, 8000, 1000, endless, "sharp") == pytest.approx(800, rel=0.001)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_rank_counts_of_one_node_never_pass_twice_the_link(collective: str) -> None:
+    for ranks in range(2, 200):
+        assert value(collective, ranks, 1, HGX) <= 2 * 450
+        assert value(collective, ranks, 1, Hardware(450)) <= 450
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(("ranks", "nodes"), SCALES)
+def test_the_formula_says_what_is_computed(collective: str, ranks: int, nodes: int) -> None:
+    scope = {"link": 450.0, "W": 400.0, "n": ranks, "k": nodes, "g": ranks // nodes, "min": min}
+    for ceiling in class_ceilings(collective, ranks, nodes, HGX):
+        text = ceiling.formula
+        for juxtaposed in ("2g(", "2(n", "k(g", "k(n", "g(n", "n(g", "n(k"):
+            text = text.replace(juxtaposed, _products(juxtaposed))
+        assert eval(text, {"__builtins__": {}}, scope) == pytest.approx(ceiling.value)
+
+
+def _products(text: str) -> str:
+    """`2g(` as Python writes it: `2*g*(`."""
+    head, _, rest = text.partition("(")
+    return "*".join(head) + "*(" + rest
+
+
+def test_names_agree() -> None:
+    assert set(get_args(AlgorithmName)) == {a.name for a in ALGORITHMS}
+    assert {c for a in ALGORITHMS for c in a.collectives} == set(COLLECTIVES)

@@ -1,0 +1,256 @@
+"""JSON of nccl-tests: as releases write it, cut, several in a file, of forks, and of a run that was printed, too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from imagebuild.bench import Half, NcclRow, Run, read_text
+from tests.unit.bench.nccl_tables import Table
+
+TABLE = Table(sizes=tuple(1 << i for i in range(20, 34, 2)))
+
+
+def half(values: Half) -> dict[str, Any]:
+    return {"time": values.time_us, "alg_bw": values.algbw_gb_s, "bus_bw": values.busbw_gb_s,
+            "nwrong": None if values.wrong is None else float(values.wrong)}  # fmt: skip
+
+
+def document(table: Table = TABLE, *, version: int = 3, **changes: Any) -> dict[str, Any]:
+    average, value = ("average_bus_bandwidth", "bandwidth") if version > 1 else ("average_bus_bandwidith", "bandwidith")
+    rows = [
+        {"size": row.size_bytes, "count": row.count, "type": row.dtype, "redop": row.redop, "root": f"{row.root:6d}",
+         "out_of_place": half(row.out_of_place), "in_place": half(row.in_place or row.out_of_place),
+         "actual_iterations": 20, "experiment_name": ""}
+        for row in table.rows()
+    ]  # fmt: skip
+    bad = len(table.wrong)
+    return {
+        "version": version, "start_time": "2026-11-21 07:12:33", "args": [f"./build/{table.collective}_perf", "-J", "o"],
+        "env": ['QUOTED=a "b" {[', "NCCL_DEBUG=INFO"], "nccl_version": 23007,
+        "config": {
+            "nthreads": 1, "ngpus": table.ranks, "minimum_bytes": table.sizes[0], "maximum_bytes": table.sizes[-1], "step_factor": 4,
+            "validation": 1, "blocking_collectives": "false",
+            "devices": [{"rank": 0, "hostname": "node1", "device": 0, "device_info": "NVIDIA H100 80GB HBM3"}],
+        },
+        "results": rows,
+        "out_of_bounds": {"count": bad, "okay": "false" if bad else "true"}, average: {value: 437.9, "okay": "unchecked"},
+        "errors": [""], "end_time": "2026-11-21 07:12:44", **changes,
+    }  # fmt: skip
+
+
+def only(text: str) -> Run:
+    results = read_text("out.json", text)
+    assert len(results.runs) == 1
+    assert results.sources[0].tools == ("nccl-tests",)
+    return results.runs[0]
+
+
+def dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_document(version: int, indent: int | None) -> None:
+    run = only(json.dumps(document(version=version), indent=indent))
+    assert list(run.rows) == TABLE.rows()
+    assert (run.verdict, run.reason, run.partial_rows) == ("ok", "complete", 0)
+    assert (run.collective, run.ranks, run.nodes, run.device) == ("all_reduce", 8, 1, "NVIDIA H100 80GB HBM3")
+    assert (run.avg_busbw_gb_s, run.out_of_bounds, run.wrong_total) == (437.9, 0, 0)
+
+
+@pytest.mark.parametrize("prefix", ["", "[1,0]<stdout>:", "0: ", "2026-11-21T07:26:50.1Z "])
+def test_a_document_between_other_output(prefix: str) -> None:
+    text = ["# Writing JSON output to stdout", *json.dumps(document(), indent=1).splitlines(), *Table("2.10").lines()]
+    results = read_text("log", "\n".join(prefix + line for line in text))
+    assert [len(run.rows) for run in results.runs] == [len(TABLE.sizes), 11]
+    assert [run.verdict for run in results.runs] == ["ok", "ok"]
+
+
+def test_several_documents() -> None:
+    first, second = document(), document(Table(sizes=(1024, 2048), collective="all_gather"))
+    for between in ("\n", "", " "):
+        results = read_text("log", dump(first) + between + dump(second))
+        assert [run.collective for run in results.runs] == ["all_reduce", "all_gather"]
+
+
+def test_wrong_and_failed() -> None:
+    run = only(dump(document(Table(sizes=(1024, 4096), wrong={0: 96, 1: 32}))))
+    assert (run.verdict, run.wrong_total, run.out_of_bounds) == ("wrong-data", 128, 2)
+    below = document(average_bus_bandwidth={"bandwidth": 1.5, "okay": "false"})
+    assert only(dump(below)).verdict == "failed"
+    short = document()
+    short["results"].pop()
+    assert only(dump(short)).verdict == "truncated"
+    early = {
+        key: value
+        for key, value in document(errors=["NET/IB : unhandled system error"]).items()
+        if "of_bounds" not in key
+    }
+    early.pop("average_bus_bandwidth")
+    assert only(dump(early)).verdict == "comm-failure"
+    assert only(dump({**early, "errors": [""]})).verdict == "truncated"
+    assert only(dump(document(results=[]))).verdict == "no-data"
+
+
+def test_numbers_that_are_none() -> None:
+    text = dump(document()).replace('"bandwidth":437.9', '"bandwidth":"nan"').replace('"time":', '"cpu_time":')
+    run = only(text)
+    assert (run.avg_busbw_gb_s, run.verdict) == (None, "ok")
+    assert [row.out_of_place.time_us for row in run.rows] == [row.out_of_place.time_us for row in TABLE.rows()]
+    value = TABLE.rows()[0].out_of_place.busbw_gb_s
+    for bare in ("inf", "-inf", "nan", "-nan"):
+        run = only(dump(document()).replace(f'"bus_bw":{value}', f'"bus_bw":{bare}', 1))
+        assert run.rows[0].out_of_place.busbw_gb_s is None
+        assert list(run.rows[1:]) == TABLE.rows()[1:]
+        assert run.verdict == "ok"
+    nothing = document()
+    nothing["results"][0]["out_of_place"] = None
+    nothing["results"][1]["in_place"] = {"time": 1.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": None}
+    run = only(dump(nothing))
+    assert run.rows[0].out_of_place == Half(time_us=None, algbw_gb_s=None, busbw_gb_s=None, wrong=None)
+    assert run.rows[1].in_place == Half(time_us=1.0, algbw_gb_s=1.0, busbw_gb_s=1.0, wrong=None)
+
+
+def test_cut_anywhere() -> None:
+    """Rows before the cut are read; one that is not whole is no row."""
+    text = dump(document())
+    end = text.index('"okay":"true"')
+    expected = TABLE.rows()
+    for at in range(text.index('"results":') + 12, end, 7):
+        run = only(text[:at])
+        assert list(run.rows) == expected[: len(run.rows)]
+        assert run.verdict in ("truncated", "no-data")
+        whole = text[:at].count('"experiment_name"')
+        assert len(run.rows) in (whole, whole + 1)
+        assert run.partial_rows <= 1
+        assert run.ranks == 8
+
+
+def test_output_after_a_document_without_end_is_read() -> None:
+    text = dump(document())
+    cut = text[: text.index('"size":16777216') - 1]
+    results = read_text("log", cut + "\n" + text + "\n" + Table("2.10").text())
+    assert [len(run.rows) for run in results.runs] == [2, len(TABLE.sizes), 11]
+    assert [run.verdict for run in results.runs] == ["truncated", "ok", "ok"]
+    cut = text[: text.index('"size":16777216') + 20]
+    results = read_text(
+        "log", cut + "node1: Test NCCL failure x.cu:1 'unhandled system error'\n" + Table("2.10").text()
+    )
+    assert [len(run.rows) for run in results.runs] == [2, 11]
+
+
+def test_rccl_tests_write_a_flat_list() -> None:
+    def entry(row: NcclRow, values: Half, placement: int) -> dict[str, Any]:
+        return {"numCycle": 0, "name": "AllReduce", "nodes": 1, "ranks": 8, "size": row.size_bytes, "type": row.dtype,
+                "redop": row.redop, "inPlace": placement, "time": values.time_us, "algBw": values.algbw_gb_s,
+                "busBw": values.busbw_gb_s, "wrong": str(values.wrong)}  # fmt: skip
+
+    flat = [
+        entry(row, side, at) for row in TABLE.rows() for at, side in enumerate((row.out_of_place, row.in_place)) if side
+    ]
+    run = only(json.dumps(flat, indent=1))
+    assert (run.tool, run.verdict) == ("rccl-tests", "ok")
+    assert [(row.out_of_place, row.in_place) for row in run.rows] == [
+        (row.out_of_place, row.in_place) for row in TABLE.rows()
+    ]
+
+
+def test_sizes_as_keys() -> None:
+    def entry(row: NcclRow) -> dict[str, Any]:
+        sides = (("oop", row.out_of_place), ("ip", row.in_place or row.out_of_place))
+        names = (("time", "time_us"), ("algbw", "algbw_gb_s"), ("busbw", "busbw_gb_s"), ("error", "wrong"))
+        return {"count": row.count, "type": row.dtype, "redop": row.redop, "root": str(row.root),
+                **{f"{side}_{short}": getattr(values, long) for side, values in sides for short, long in names}}  # fmt: skip
+
+    run = only(dump({"identifier": "nccl-tests structured output", "version": "2.26.6",
+                     "benchmark": [{str(row.size_bytes): entry(row) for row in TABLE.rows()}]}))  # fmt: skip
+    assert list(run.rows) == TABLE.rows()
+    assert (run.collective, run.verdict) == ("all_reduce", "ok")
+
+
+def test_json_of_others() -> None:
+    for text in (
+        "{",
+        "[",
+        "{}",
+        "[]",
+        "{ x }",
+        '{"a": 1}',
+        "[0] x",
+        '{"results": {}}',
+        '{"version": 1',
+        "{" * 5000,
+        '{"results":[' * 5000,
+    ):
+        results = read_text("x", text)
+        assert (results.runs, results.sources[0].tools) == ((), ())
+
+
+ROWS = ((1 << 20, 20.31, 51.63, 45.2), (1 << 30, 5012.4, 214.2, 187.4))
+START = (
+    "# nccl-tests version 2.19.6 nccl-headers=23203 nccl-library=23203\n# Collective test starting: all_reduce_perf\n"
+)
+HEAD = """\
+# nThread 1 nGpus 2 minBytes 1048576 maxBytes 1073741824 step: 1024(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+#
+# Using devices
+#  Rank  0 Group  0 Pid     10 on       node device  0 [0000:01:00] NVIDIA H200
+#  Rank  1 Group  0 Pid     10 on       node device  1 [0000:02:00] NVIDIA H200
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+"""
+FOOT = (
+    "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 116.3\n#\n# Collective test concluded: all_reduce_perf\n"
+)
+
+
+def printed() -> str:
+    rows = "".join(
+        f"{size:>12} {size // 4:>13} {'float':>9} {'sum':>7} {-1:>7} "
+        + f"{time:>8} {alg:>7} {bus:>7} {0:>7} " * 2
+        + "\n"
+        for size, time, alg, bus in ROWS
+    )
+    return START + HEAD + rows + FOOT
+
+
+def written(*, faster: float = 1.0) -> str:
+    def half(time: float, bus: float) -> dict[str, float]:
+        return {"time": time + 0.0012, "alg_bw": bus, "bus_bw": bus * faster + 0.0034, "nwrong": 0.0}
+
+    devices = [{"rank": 0, "group": 0, "pid": 10, "hostname": "node", "device": 0}]
+    return json.dumps({
+        "version": 3, "args": ["all_reduce_perf", "-g", "2"], "nccl_version": 23203,
+        "config": {"nthreads": 1, "ngpus": 2, "minimum_bytes": 1 << 20, "maximum_bytes": 1 << 30, "devices": devices},
+        "results": [
+            {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1",
+             "out_of_place": half(time, bus), "in_place": half(time, bus)}
+            for size, time, _, bus in ROWS
+        ],
+        "out_of_bounds": {"count": 0, "okay": "true"}, "average_bus_bandwidth": {"bandwidth": 116.3034, "okay": "unchecked"},
+        "errors": [""], "end_time": "2026-11-21 08:10:17",
+    })  # fmt: skip
+
+
+def test_one_run_with_the_numbers_of_the_document_and_the_words_of_the_text() -> None:
+    (run,) = read_text("log", printed() + written() + "\n").runs
+    assert run.tool_version == "2.19.6"
+    assert (run.device, run.ranks, run.verdict) == ("NVIDIA H200", 2, "ok")
+    assert run.rows[1].out_of_place.busbw_gb_s == 187.4034
+    assert run.avg_busbw_gb_s == 116.3034
+
+
+def test_two_runs_of_which_one_is_faster_stay_two() -> None:
+    runs = read_text("log", printed() + written(faster=1.2) + "\n").runs
+    assert [run.verdict for run in runs] == ["ok", "ok"]
+
+
+def test_each_text_takes_one_written() -> None:
+    assert len(read_text("log", printed() + written() + "\n" + printed() + written() + "\n").runs) == 2
+    assert len(read_text("log", printed() + written() + "\n" + written() + "\n").runs) == 2

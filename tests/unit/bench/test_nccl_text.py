@@ -1,0 +1,506 @@
+"""Text of nccl-tests: every layout, what other output does to it, and the verdict that it leads to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from imagebuild.bench import Run, read_text
+from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, noise, same
+from tests.unit.bench.outputs import Output, read_part
+
+
+def parse(text: str) -> Output:
+    return read_part("runs", text)
+
+
+def read_runs(text: str) -> tuple[Run, ...]:
+    return read_text("log", text).runs
+
+
+def only(text: str) -> Run:
+    runs = read_runs(text)
+    assert len(runs) == 1
+    return runs[0]
+
+
+LAYOUTS = [
+    (release, collective)
+    for release in RELEASES
+    for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "sendrecv")
+    if not (release == "1.0" and collective in ("alltoall", "sendrecv"))
+]
+
+
+@pytest.mark.parametrize(("release", "collective"), LAYOUTS)
+def test_every_release_prints_what_is_read(release: str, collective: str) -> None:
+    table = Table(release, collective, seed=3)
+    run = only(table.text())
+    same(run, table)
+    assert (run.verdict, run.nodes, run.device) == ("ok", 1, "NVIDIA H100 80GB HBM3")
+    assert run.wrong_total == (0 if table.modern else None)
+    named = table.number >= (2, 16, 7)
+    certain = collective in ("all_reduce", "reduce_scatter", "broadcast", "reduce")
+    old = not table.modern and collective in ("all_gather", "sendrecv", "alltoall")
+    assert run.collective == (collective if named or certain or old else None)
+
+
+@pytest.mark.parametrize(("release", "collective"), LAYOUTS)
+def test_rows_without_header_or_footer_are_read_but_not_trusted(release: str, collective: str) -> None:
+    table = Table(release, collective, sizes=tuple(1 << i for i in range(12, 33, 2)))
+    run = only("\n".join(table.body()))
+    assert (run.verdict, run.ranks, run.partial_rows) == ("truncated", None, 0)
+    expected = table.rows()
+    assert [row.out_of_place.time_us for row in run.rows] == [row.out_of_place.time_us for row in expected]
+    assert [row.in_place for row in run.rows] == [row.in_place for row in expected]
+
+
+@pytest.mark.parametrize("options", [
+    {"timestamps": True}, {"per_iteration": True}, {"per_iteration": True, "timestamps": True}, {"cputime": True},
+    {"validate": False}, {"hosts": 4}, {"ranks": 2}, {"ranks": 1}, {"ranks": 1440, "hosts": 20},
+])  # fmt: skip
+def test_options_that_change_columns(options: dict[str, object]) -> None:
+    table = Table(**options)  # type: ignore[arg-type]
+    run = only(table.text())
+    same(run, table)
+    assert run.verdict == "ok"
+    assert run.nodes == table.hosts
+    assert run.wrong_total == (0 if table.validate else None)
+
+
+def test_wide_numbers() -> None:
+    row = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07    2.01  3.55843e+07  123456  139.16  260.9  12"
+    run = only(row + "\n# Out of bounds values : 2 FAILED\n# Avg bus bandwidth    : 1.5 \n")
+    assert run.rows[0].out_of_place.time_us == 1.6e7
+    assert run.wrong_total == 35584312
+    assert (run.verdict, run.collective) == ("wrong-data", "all_reduce")
+
+
+@pytest.mark.parametrize("often", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("seed", range(12))
+def test_log_lines_between_and_inside_rows(often: float, seed: int) -> None:
+    table = Table(RELEASES[seed % len(RELEASES)], "all_reduce" if seed % 2 else "reduce", seed=seed)
+    run = only("\n".join(broken_lines(table.lines(), random.Random(seed), often)))
+    same(run, table)
+    assert run.verdict == "ok"
+
+
+def test_a_message_glued_to_half_a_row_of_an_unknown_host() -> None:
+    table = Table(sizes=(1 << 20, 8 << 20))
+    first, second = table.body()
+    cut = first.rindex("    0") - 20
+    text = [*table.head(), first[:cut] + "gpu7:12:34 [0] NCCL INFO comm 0x1", first[cut:], second, *table.foot()]
+    same(only("\n".join(text)), table)
+    warned = [
+        *table.head(),
+        first[:cut],
+        "gpu7:12:34 [0] transport/net.cc:12 NCCL WARN slow",
+        first[cut:],
+        second,
+        *table.foot(),
+    ]
+    same(only("\n".join(warned)), table)
+
+
+def test_blanks_stripped_around_the_place_where_a_row_was_cut() -> None:
+    table = Table(sizes=(1 << 20, 8 << 20))
+    first, second = table.body()
+    words = first.split()
+    text = [*table.head(), " ".join(words[:5]), "some message", " ".join(words[5:]), second, *table.foot()]
+    same(only("\n".join(text)), table)
+
+
+def test_rows_that_lost_the_line_end_between_them() -> None:
+    table = Table(sizes=(1 << 20, 8 << 20, 64 << 20))
+    same(only("\n".join([*table.head(), "".join(table.body()), *table.foot()])), table)
+
+
+def test_a_broken_footer() -> None:
+    table = Table()
+    text = (
+        noise(random.Random(1))
+        + "\n"
+        + table.text().replace(
+            "# Out of bounds values : 0 OK", f"# Out of bounds val{noise(random.Random(1))}\nues : 0 OK"
+        )
+    )
+    same(only(text), table)
+
+
+PREFIXES: dict[str, Callable[[int], str]] = {
+    "Open MPI": lambda _: "[1,0]<stdout>:",
+    "Open MPI, indented": lambda _: "   [1,0]<stdout>:",
+    "Open MPI 5": lambda _: "[prterun-node1-4711@1,0]<stdout>: ",
+    "PMIx, rank": lambda _: "[0]<stdout>: ",
+    "PMIx, detailed": lambda _: "[1,0][node1:4711]<stdout>: ",
+    "Open MPI, time": lambda _: "Sat Nov 21 07:26:50 2026[1,0]<stdout>:",
+    "srun": lambda _: "  0: ",
+    "Intel MPI": lambda _: "[0] ",
+    "kubectl": lambda _: "[pod/nccl-launcher-x7/mpi] ",
+    "kubectl, time": lambda at: f"[pod/nccl-launcher-x7/mpi] 2026-11-21T07:26:{at % 60:02d}.123456789Z ",
+    "docker, time": lambda at: f"2026-11-21T07:26:{at % 60:02d}.123456789Z ",
+    "container runtime": lambda at: f"2026-11-21T07:26:{at % 60:02d}.123456789+01:00 stdout F ",
+    "kubectl and Open MPI": lambda at: f"[pod/l/m] 2026-11-21T07:26:{at % 60:02d}.1Z [1,0]<stdout>:",
+    "quoted": lambda _: "> ",
+    "clush": lambda _: "node17: ",
+}
+
+
+@pytest.mark.parametrize("kind", PREFIXES)
+@pytest.mark.parametrize("release", ["1.0", "2.10", "2.19.6"])
+def test_prefixes(kind: str, release: str) -> None:
+    table = Table(release)
+    run = only("\n".join(PREFIXES[kind](at) + line for at, line in enumerate(table.lines())))
+    same(run, table)
+    assert run.verdict == "ok"
+
+
+@pytest.mark.parametrize("kind", ["Open MPI", "srun", "kubectl, time", "Intel MPI"])
+def test_prefixes_and_broken_rows(kind: str) -> None:
+    table = Table("2.13.10", "reduce", seed=5)
+    text = broken_lines(table.lines(), random.Random(7), 0.5)
+    same(only("\n".join(PREFIXES[kind](at) + line for at, line in enumerate(text))), table)
+
+
+def test_trailing_blanks_colours_and_line_ends() -> None:
+    table = Table()
+    same(only("".join(f"\x1b[32m{line}\x1b[0m{' ' * 200}\r\n" for line in table.lines())), table)
+    same(only("\ufeff" + table.text().replace("\n", "\0\n")), table)
+
+
+def test_markdown_copies() -> None:
+    table = Table()
+    text = "\n".join(
+        ["```", *(" ".join(line.replace("#wrong", "wrong").lstrip("#").split()) for line in table.lines()), "```"]
+    )
+    same(only(text), table)
+
+
+def interleaved(texts: list[list[str]], source: random.Random) -> list[str]:
+    queues = [list(text) for text in texts]
+    out = []
+    while any(queues):
+        queue = source.choice([queue for queue in queues if queue])
+        out.append(queue.pop(0))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tables_of_several_processes_by_their_names(seed: int) -> None:
+    tables = [Table(ranks=1, seed=rank) for rank in range(4)]
+    texts = [[f"[1,{rank}]<stdout>:{line}" for line in table.lines()] for rank, table in enumerate(tables)]
+    runs = read_runs("\n".join(interleaved(texts, random.Random(seed))))
+    assert sorted(run.rows[0].out_of_place.time_us or 0 for run in runs) == sorted(
+        table.rows()[0].out_of_place.time_us or 0 for table in tables
+    )
+    assert [len(run.rows) for run in runs] == [len(table.sizes) for table in tables]
+    assert {(run.verdict, run.ranks, run.avg_busbw_gb_s) for run in runs} == {("ok", 1, 123.456)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tables_of_several_processes_without_names(seed: int) -> None:
+    """A program without MPI under mpirun: each process prints a table of its own."""
+    tables = [Table(ranks=1, seed=rank) for rank in range(4)]
+    runs = read_runs("\n".join(interleaved([table.lines() for table in tables], random.Random(seed))))
+    assert len(runs) == 4
+    printed = sorted(str(row) for table in tables for row in table.rows())
+    assert sorted(str(row) for run in runs for row in run.rows) == printed
+    assert all([row.size_bytes for row in run.rows] == list(tables[0].sizes) for run in runs)
+    assert {(run.verdict, run.ranks) for run in runs} == {("ok", 1)}
+
+
+def test_several_runs_in_one_file() -> None:
+    tables = [Table("2.10", name, seed=at) for at, name in enumerate(("all_reduce", "reduce_scatter", "broadcast"))]
+    runs = read_runs("".join(table.text() for table in tables))
+    for run, table in zip(runs, tables, strict=True):
+        same(run, table)
+        assert run.collective == table.collective
+
+
+def test_a_run_that_died_before_the_next_one() -> None:
+    first, second = Table(seed=1), Table(seed=2)
+    runs = read_runs("\n".join([*first.head(), *first.body()[:4]]) + "\n" + second.text())
+    assert [run.verdict for run in runs] == ["truncated", "ok"]
+    assert list(runs[0].rows) == first.rows()[:4]
+    same(runs[1], second)
+    runs = read_runs("\n".join(first.head()) + "\n" + second.text())
+    assert [(run.verdict, len(run.rows)) for run in runs] == [("no-data", 0), ("ok", len(second.sizes))]
+
+
+def test_bare_tables_that_follow_each_other() -> None:
+    first, second = Table(seed=1), Table(seed=2)
+    runs = read_runs("\n".join([*first.body(), *first.foot(), *second.body(), *second.foot()]))
+    assert [list(run.rows) for run in runs] == [first.rows(), second.rows()]
+
+
+def test_sizes_that_repeat_are_all_kept() -> None:
+    table = Table(sizes=(0, 0, 0, *(8 << i for i in range(0, 31, 3))) * 3)
+    run = only(table.text())
+    same(run, table)
+    assert run.verdict == "ok"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_truncated_anywhere(release: str) -> None:
+    """What was whole before the cut is read, and the run is never `ok` unless its footer is there."""
+    table = Table(release)
+    text = table.text()
+    end = text.index("Out of bounds values : 0 OK") + len("Out of bounds values : 0 OK")
+    for at in range(0, end, 37):
+        runs = read_runs(text[:at])
+        for run in runs:
+            assert run.verdict in ("truncated", "no-data")
+            count = len(run.rows)
+            # The last number may have lost digits, which nobody can see.
+            assert list(run.rows[: max(0, count - 1)]) == table.rows()[: max(0, count - 1)]
+        whole = text[:at].count("\n") - len(table.head())
+        assert sum(len(run.rows) for run in runs) >= min(max(0, whole), len(table.sizes))
+
+
+def test_the_last_row_is_cut() -> None:
+    table = Table()
+    text = "\n".join([*table.head(), *table.body()])[:-30]
+    run = only(text)
+    assert (run.verdict, run.partial_rows, len(run.rows)) == ("truncated", 1, len(table.sizes) - 1)
+    assert run.reason.startswith("truncated")
+    parsed = parse(text)
+    assert len(parsed.unread) == 1
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda row: row.replace("float", "flo?t"), lambda row: "x" + row.strip(), lambda row: row[40:], lambda row: row.replace("  0.", "  0,"),
+    lambda row: row[:50], lambda row: row.replace("512", "5", 1),
+])  # fmt: skip
+def test_a_row_that_cannot_be_read_is_counted(spoil: Callable[[str], str]) -> None:
+    table = Table(sizes=(64, 512, 4096, 32768))
+    body = table.body()
+    parsed = parse("\n".join([*table.head(), body[0], spoil(body[1]), *body[2:], *table.foot()]))
+    run = parsed.items[0]
+    assert (len(run.rows), run.partial_rows, len(parsed.unread)) == (3, 1, 1)
+    assert run.verdict == "ok"
+    assert "1 row could not be read" in run.reason
+
+
+def test_numbers_of_others_are_no_rows() -> None:
+    table = Table()
+    matrix = "   0   1   2   3   4   5   6   7\n" + "".join(
+        f" {at} " + " ".join(f"{at}{gpu}7.21" for gpu in range(8)) + "\n" for at in range(8)
+    )
+    parsed = parse("\n".join([*table.head(), *table.body()]) + "\n" + matrix)
+    assert (len(parsed.items), parsed.unread) == (1, ())
+    assert list(parsed.items[0].rows) == table.rows()
+
+
+def test_elisions() -> None:
+    table = Table()
+    body = table.body()
+    run = only("\n".join([*table.head(), *body[:2], "        ...", body[-1], *table.foot()]))
+    assert (run.verdict, len(run.rows)) == ("ok", 3)
+    assert "left out" in run.reason
+    head = table.head()
+    cut = [*head[:6], "...", *head[-4:]]
+    assert only("\n".join([*cut, *body, *table.foot()])).ranks is None
+
+
+def test_a_device_list_that_begins_in_the_middle() -> None:
+    table = Table(ranks=72, hosts=18)
+    text = "\n".join(line for line in table.lines() if "Rank" not in line or "Rank 71" in line)
+    run = only(text)
+    assert (run.ranks, run.nodes, run.verdict) == (72, None, "ok")
+
+
+def test_groups_are_communicators() -> None:
+    table = Table(ranks=8)
+    text = table.text()
+    for rank in range(8):
+        text = text.replace(f"Rank  {rank} Group  0", f"Rank  {rank} Group  {rank % 4}")
+    assert only(text).ranks == 2
+
+
+def test_rccl_tests() -> None:
+    text = Table().text().replace("# nccl-tests version 2.19.6 nccl-headers=23007 nccl-library=23007\n", "")
+    text = text.replace("# Using devices", "rccl-tests: Version develop:2f7c9ab\n# Using devices").replace(
+        " NVIDIA H100 80GB HBM3", ""
+    )
+    run = only(text)
+    assert (run.tool, run.tool_version, run.device, run.verdict) == ("rccl-tests", "develop:2f7c9ab", None, "ok")
+
+
+def test_a_version_with_a_commit() -> None:
+    run = only(Table().text().replace("version 2.19.6 ", "version 2.20.0 (0a1b2c3) "))
+    assert run.tool_version == "2.20.0"
+    assert only(Table().text().replace("version 2.19.6 ", "version 2.20.0(0a1b2c3) ")).tool_version == "2.20.0"
+
+
+def test_the_command_line_names_the_collective() -> None:
+    table = Table("2.13.10", "alltoall")
+    assert only(table.text()).collective is None
+    run = only("+ mpirun -np 8 ./build/alltoall_perf -b 8 -e 8G -f 2\n" + table.text())
+    assert run.collective == "alltoall"
+    contradicted = only("+ mpirun ./build/all_gather_perf -b 8\n" + Table("2.10", "all_reduce").text())
+    assert contradicted.collective == "all_reduce"
+
+
+def test_other_logs_hold_no_run() -> None:
+    assert read_runs("hello\n1 2 3 4 5 6 7\n[1,0]<stdout>: # size 5\nGPU 0: NVIDIA H100\n") == ()
+    parsed = parse("srun: error: node1: task 0: Exited with exit code 1\n")
+    assert parsed == ((), ())
+
+
+TABLE = Table()
+CUT = "\n".join([*TABLE.head(), *TABLE.body()[:4]]) + "\n"
+"""A run that ended between two rows."""
+TRACE = " .. node1 pid 4711: Test failure common.cu:1103\n .. node1 pid 4711: Test failure all_reduce.cu:99\n"
+
+
+@pytest.mark.parametrize(("after", "verdict"), [
+    ("node1: Test NCCL failure common.cu:958 'unhandled system error (run with NCCL_DEBUG=INFO for details) / '\n" + TRACE, "comm-failure"),
+    ("node1: Test NCCL failure common.cu:958 'remote process exited or there was a network error / '\n" + TRACE, "comm-failure"),
+    ("node1: Test NCCL failure common.cu:958 'unhandled cuda error / Cuda failure 2 'out of memory''\n", "cuda-failure"),
+    ("node1: Test NCCL failure common.cu:958 'invalid usage / Duplicate GPU detected'\n", "comm-failure"),
+    ("node1: Test CUDA failure common.cu:894 'system not yet initialized'\n" + TRACE, "cuda-failure"),
+    ("node1: Test timeout (600s) common.cu:524\n" + TRACE, "timeout"),
+    ("slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-21T07:12:33 DUE TO TIME LIMIT ***\n", "timeout"),
+    ("timeout: sending signal TERM to command 'mpirun'\n", "timeout"),
+    ("mpirun: The user-provided time limit for job execution has been reached:\n", "timeout"),
+    ("srun: error: node1: task 0: Exited with exit code 124\n", "timeout"),
+    ("mpirun noticed that process rank 3 with PID 0 on node node1 exited on signal 9 (Killed).\n", "failed"),
+    ("Process name: [[4711,1],0]\nExit code:    7\nmpirun detected that one or more processes exited with non-zero status\n", "failed"),
+    ("srun: error: node1: task 0: Exited with exit code 7\n", "failed"),
+    ("=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n", "failed"),
+    ("slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-21T07:12:33 ***\n", "failed"),
+    (TRACE, "failed"),
+    ("", "truncated"),
+    ("0 network timeouts\n", "truncated"),
+    ("node1:4711:4711 [0] misc/socket.cc:1 NCCL WARN Call to connect failed\n", "truncated"),
+])  # fmt: skip
+def test_runs_that_did_not_end_well(after: str, verdict: str) -> None:
+    run = only(CUT + after)
+    assert run.verdict == verdict
+    assert list(run.rows) == TABLE.rows()[:4]
+    if "WARN" in after:
+        assert "Call to connect failed" in run.reason
+
+
+@pytest.mark.parametrize("after", [
+    "0 network timeouts\n", "Rank 0: 0 network timeouts\n", "node1:1:1 [0] NCCL INFO comm 0x1 rank 0 nranks 8 - Destroy COMPLETE\n",
+    "# error: Call to ibv_create_qp failed with error No space left on device\n", "error obtaining device attributes for mlx5_0\n",
+    "WARNING: There was an error initializing an OpenFabrics device.\n", "NCCL version 2.26.6+cuda12.9\n",
+    "PMIX ERROR: NOT-FOUND in file gds.c at line 3\n", "exited with code 0\n",
+])  # fmt: skip
+def test_noise_that_means_nothing(after: str) -> None:
+    assert only(TABLE.text() + after).verdict == "ok"
+    assert only(after + TABLE.text()).verdict == "ok"
+
+
+def test_an_error_glued_to_half_a_row() -> None:
+    row = TABLE.body()[4]
+    run = only(CUT + row[: len(row) // 2] + "node1: Test NCCL failure common.cu:958 'unhandled system error / '\n")
+    assert (run.verdict, run.partial_rows, len(run.rows)) == ("comm-failure", 1, 4)
+
+
+def test_wrong_elements_come_first() -> None:
+    table = Table(wrong={2: 96, 5: 32})
+    run = only(table.text() + TRACE + "srun: error: node1: task 0: Exited with exit code 7\n")
+    assert (run.verdict, run.wrong_total, run.out_of_bounds) == ("wrong-data", 128, 2)
+    assert run.reason.startswith("wrong: 128")
+    without_footer = only("\n".join([*table.head(), *table.body()]))
+    assert (without_footer.verdict, without_footer.wrong_total) == ("wrong-data", 128)
+
+
+def test_out_of_bounds_of_a_release_that_printed_errors() -> None:
+    run = only(Table("2.10", wrong={1: 5}).text())
+    assert (run.verdict, run.wrong_total, run.out_of_bounds) == ("wrong-data", None, 1)
+    assert only(Table("1.0", wrong={1: 5}).text()).verdict == "wrong-data"
+
+
+def test_an_average_below_what_was_asked_for() -> None:
+    run = only(TABLE.text().replace("123.456 ", "123.456 FAILED"))
+    assert (run.verdict, run.avg_busbw_gb_s) == ("failed", 123.456)
+    assert only(TABLE.text().replace("123.456 ", "123.456 OK")).verdict == "ok"
+
+
+def test_no_rows() -> None:
+    text = "\n".join([*TABLE.head(), *TABLE.foot()]).replace("123.456", "-nan")
+    run = only(text)
+    assert (run.verdict, run.avg_busbw_gb_s, run.wrong_total) == ("no-data", None, None)
+
+
+def test_the_first_release_failed() -> None:
+    run = only("\n".join(Table("1.0").head()) + "\nNCCL failure all_reduce.cu:120 'unhandled system error'\n")
+    assert run.verdict == "comm-failure"
+
+
+def test_the_cause_is_not_what_the_others_say() -> None:
+    others = "".join(
+        f"[1,{rank}]<stdout>:node1: Test NCCL failure common.cu:958 'remote process exited or there was a network error / '\n"
+        for rank in range(1, 4)
+    )
+    head = "".join(f"[1,0]<stdout>:{line}\n" for line in CUT.splitlines())
+    run = only(head + others + "[1,7]<stdout>:node2: Test CUDA failure common.cu:894 'unspecified launch failure'\n")
+    assert run.verdict == "cuda-failure"
+    assert "unspecified launch failure" in run.reason
+    assert only(head + others).verdict == "comm-failure"
+    late = "slurmstepd: error: *** JOB 1 CANCELLED AT 2026-11-21T07:12:33 DUE TO TIME LIMIT ***\n"
+    assert only(head + others + late).verdict == "timeout"
+    system = "[1,2]<stdout>:node1: Test NCCL failure common.cu:958 'unhandled system error / '\n"
+    assert only(head + system + others + late).verdict == "comm-failure"
+
+
+def test_a_failure_belongs_to_its_run() -> None:
+    runs = read_runs(TABLE.text() + CUT + "node1: Test timeout (60s) common.cu:524\n")
+    assert [run.verdict for run in runs] == ["ok", "timeout"]
+    runs = read_runs(CUT + "node1: Test timeout (60s) common.cu:524\n" + TABLE.text())
+    assert [run.verdict for run in runs] == ["timeout", "ok"]
+
+
+def test_a_command_that_could_not_start() -> None:
+    text = (
+        "+ mpirun -np 8 ./build/all_reduce_perf -b 8 -e 128M\nmpirun was unable to launch the specified application\n"
+    )
+    run = only(text)
+    assert (run.verdict, run.rows, run.collective) == ("failed", (), "all_reduce")
+    runs = read_runs(TABLE.text() + text)
+    assert [run.verdict for run in runs] == ["ok", "failed"]
+    assert read_runs("+ mpirun -np 8 ./build/all_reduce_perf -b 8 -e 128M\n") == ()
+
+
+def test_only_the_message_of_a_failure() -> None:
+    run = only("node1: Test CUDA failure common.cu:894 'no CUDA-capable device is detected'\n")
+    assert (run.verdict, run.rows) == ("cuda-failure", ())
+    assert (
+        only(
+            "# nccl-tests version 2.19.6 nccl-headers=1 nccl-library=1\nInvalid number of GPUs: 8 requested but only 4 were found.\n"
+        ).verdict
+        == "failed"
+    )
+
+
+def test_the_largest_size_was_reduced() -> None:
+    sizes = TABLE.sizes[:-2]
+    table = Table(sizes=sizes)
+    text = table.text().replace(f"maxBytes {sizes[-1]}", f"maxBytes {TABLE.sizes[-1]}")
+    short = only(text)
+    assert short.verdict == "truncated"
+    assert str(sizes[-1] * 8) in short.reason
+    reduced = only(text.replace("#   ", f"#\n# Reducing maxBytes to {sizes[-1] + 5} due to memory limitation\n#   ", 1))
+    assert reduced.verdict == "ok"
+    assert "reduced" in reduced.reason
+
+
+def test_steps_in_bytes() -> None:
+    sizes = tuple(range(1024, 10240 + 1, 1024))
+    text = Table(sizes=sizes).text().replace("step: 8(factor)", "step: 1024(bytes)")
+    assert only(text).verdict == "ok"
+    assert only(text.replace("maxBytes 10240", "maxBytes 12000")).verdict == "truncated"
+
+
+def test_a_footer_without_bounds() -> None:
+    text = TABLE.text().replace("# Out of bounds values : 0 OK\n", "")
+    assert only(text).verdict == "ok"
+    assert only(Table(validate=False).text().replace("# Out of bounds values : 0 OK\n", "")).verdict == "ok"
+    old = only(Table("2.10").text().replace("# Out of bounds values : 0 OK\n", ""))
+    assert old.verdict == "truncated"
+    assert only(TABLE.text().replace("# Avg bus bandwidth    : 123.456 \n", "")).verdict == "ok"

@@ -1,0 +1,356 @@
+"""perftest: tables of one and of several processes, errors before and after a table, and JSON of old versions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from imagebuild.bench import PerftestTable, TableRow
+from tests.unit.bench.fuzz import broken, spoiled
+from tests.unit.bench.outputs import NOTHING, Output, read_json, read_part
+
+RULE = "-" * 87 + "\n"
+WAITING = "*" * 36 + "\n* Waiting for client to connect... *\n" + "*" * 36 + "\n"
+BLOCK = (
+    RULE + "                    RDMA_Write BW Test\n Dual-port       : OFF\t\tDevice         : mlx5_0\n"
+    " Number of qps   : 1\t\tTransport type : IB\n Link type       : IB\n Max inline data : 0[B]\n" + RULE
+)
+ADDRESSES = (
+    " local address: LID 0x0d QPN 0x0930 PSN 0x3ff1bc RKey 0x080329 VAddr 0x007fc97ff50000\n"
+    " remote address: LID 0x0e QPN 0x0931 PSN 0x3eb82d RKey 0x080228 VAddr 0x007f19adcbf000\n" + RULE
+)
+HEADER = " #bytes     #iterations    BW peak[{unit}]    BW average[{unit}]   MsgRate[Mpps]\n"
+ROW = " {size:<7}    5000             {peak:<7}            {mean:<7}\t\t   0.009999\n"
+LATENCY = (
+    " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]"
+    "   99% percentile[usec]   99.9% percentile[usec] \n"
+)
+
+
+def run(*rows: tuple[int, str], unit: str = "Gb/sec", test: str = "RDMA_Write BW") -> str:
+    table = "".join(ROW.format(size=size, peak=mean, mean=mean) for size, mean in rows)
+    return BLOCK.replace("RDMA_Write BW", test) + ADDRESSES + HEADER.format(unit=unit) + table + RULE
+
+
+def parse(text: str) -> Output:
+    return read_part("tables", text)
+
+
+def parse_json(document: object) -> Output:
+    return read_json("tables", document)
+
+
+def only(text: str) -> PerftestTable:
+    (table,) = parse(text).items
+    assert isinstance(table, PerftestTable)
+    return table
+
+
+def sizes(table: PerftestTable) -> list[int]:
+    return [row.size_bytes for row in table.rows]
+
+
+@pytest.mark.parametrize("unit", ["MB/sec", "MiB/sec", "Gb/sec"])
+def test_a_sweep(unit: str) -> None:
+    table = only(run((2, "5.30"), (65536, "190.11"), (8388608, "196.60"), unit=unit))
+    assert (table.test, table.unit, table.verdict, table.reason) == ("RDMA_Write BW", unit, "ok", "")
+    assert table.rows[1] == TableRow(size_bytes=65536, bw_peak=190.11, bw_average=190.11, msg_rate=0.009999)
+    assert sizes(table) == [2, 65536, 8388608]
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["Send BW", "RDMA_Write Bidirectional BW", "RDMA_Read Post List BW", "Atomic FETCH_AND_ADD BW", "RDMA_Write_imm BW", "Send Bidirectional BW forwarding"],
+)  # fmt: skip
+def test_names_of_tests(test: str) -> None:
+    assert only(run((2, "5.30"), test=test)).test == test
+
+
+def test_cpu_frequency_between_header_and_row() -> None:
+    noise = "Conflicting CPU frequency values detected: 2200.000000 != 1040.353000. CPU Frequency is not max.\n"
+    text = run((65536, "190.11"))
+    assert only(text.replace("Mpps]\n", "Mpps]\n" + noise + noise)).rows == only(text).rows
+
+
+def test_client_and_server_in_one_file() -> None:
+    output = parse(run((8388608, "196.60")).replace(RULE, "", 1) + WAITING + run((8388608, "23440.10"), unit="MiB/sec"))
+    assert [(table.test, table.unit, sizes(table), table.verdict) for table in output.items] == [
+        ("RDMA_Write BW", "Gb/sec", [8388608], "ok"),
+        ("RDMA_Write BW", "MiB/sec", [8388608], "ok"),
+    ]
+
+
+def test_processes_line_by_line() -> None:
+    """Both headers come first; then the rows of one process, or both row by row."""
+    head = "".join(line + line for line in (BLOCK + ADDRESSES + HEADER.format(unit="MB/sec")).splitlines(keepends=True))
+    rows = [ROW.format(size=size, peak="9.00", mean="8.00") for size in (2, 4, 8)]
+    after_each_other = head + "".join(rows) + RULE + rows[2] + RULE
+    output = parse(after_each_other)
+    assert [sizes(table) for table in output.items] == [[2, 4, 8], [8]]
+    assert {table.test for table in output.items} == {"RDMA_Write BW"}
+    output = parse(head + rows[0] + rows[0] + rows[1] + rows[1] + rows[2] + RULE + rows[2] + RULE)
+    assert [sizes(table) for table in output.items] == [[2, 4, 8], [2, 4, 8]]
+    assert output.unread == ()
+
+
+def test_blanks_may_be_lost() -> None:
+    text = run((2, "5.30"), (4, "10.60"))
+    assert only("\n".join(" ".join(line.split()) for line in text.splitlines())) == only(text)
+    assert only(text.replace("#bytes", "bytes")) == only(text)
+
+
+def test_a_run_for_a_duration_has_no_peak() -> None:
+    text = " WARNING: BW peak won't be measured in this run.\n" + BLOCK + HEADER.format(unit="Gb/sec")
+    table = only(text + " 65536      403504           0.00               42.31                0.080701\n" + RULE)
+    assert (table.rows[0].bw_peak, table.rows[0].bw_average) == (0.0, 42.31)
+    endless = only(text + " 65536  403504  0.00  42.31  0.080701\n 65536  403100  0.00  42.20  0.080651\n")
+    assert sizes(endless) == [65536, 65536]
+
+
+def test_small_values_have_six_decimals() -> None:
+    table = only(
+        BLOCK
+        + HEADER.format(unit="Gb/sec")
+        + " 2          5000           0.042350            0.042185            2.636533\n"
+    )
+    assert (table.rows[0].bw_average, table.verdict) == (0.042185, "ok")
+
+
+def test_latency() -> None:
+    row = (
+        " 2       1000          1.76           6.12         1.79  \t       1.80     \t0.06   \t\t1.88    \t\t6.13   \n"
+    )
+    table = only(BLOCK.replace("BW", "Latency") + ADDRESSES + LATENCY + row + RULE)
+    assert (table.test, table.unit) == ("RDMA_Write Latency", "usec")
+    assert table.rows[0].latency_us == {
+        "min": 1.76, "max": 6.12, "typical": 1.79, "average": 1.80, "stdev": 0.06, "p99": 1.88, "p99.9": 6.13,
+    }  # fmt: skip
+    assert table.rows[0].bw_average is None
+
+
+def test_latency_with_fewer_columns() -> None:
+    duration = only(
+        BLOCK
+        + " #bytes        #iterations       t_avg[usec]    tps average\n 2       560000            1.71        584795.32\n"
+        + RULE
+    )
+    assert duration.rows[0].latency_us == {"average": 1.71}
+    oldest = only(
+        BLOCK + " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n 2  1000  1.21  9.80  1.30\n"
+    )
+    assert oldest.rows[0].latency_us == {"min": 1.21, "max": 9.8, "typical": 1.3}
+
+
+def test_service_levels_ports_and_cpu() -> None:
+    quality = only(
+        BLOCK
+        + " #bytes    #sl      #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n 64    3    1000    9.10    9.00    0.017578\n"
+    )
+    assert (quality.rows[0].bw_average, quality.unit) == (9.0, "Gb/sec")
+    header = HEADER.format(unit="Gb/sec").rstrip("\n")
+    ports = "   BW Port1[Gb/sec]   MsgRate Port1[Mpps]   BW Port2[Gb/sec]   MsgRate Port2[Mpps]\n"
+    both = only(BLOCK + header + ports + " 65536  1000  0.00  190.00  0.362396  95.00  0.181198  95.00  0.181198\n")
+    assert (both.rows[0].bw_average, both.rows[0].msg_rate) == (190.0, 0.362396)
+    for row in (" 65536  1000  0.00  190.00  0.362396\t    1.25\n", " 65536  1000  0.00  190.00  0.362396\n"):
+        assert only(BLOCK + header + "    CPU_Util[%]\n" + row).rows[0].bw_average == 190.0
+
+
+def test_a_row_without_header_has_no_unit() -> None:
+    table = only(BLOCK + ADDRESSES + ROW.format(size=65536, peak="190.20", mean="190.11"))
+    assert (table.unit, table.rows[0].bw_average) == (None, 190.11)
+
+
+def test_a_negative_bandwidth_is_no_result() -> None:
+    table = only(run((2, "-5.30")))
+    assert (table.verdict, table.rows[0].bw_average) == ("failed", -5.3)
+
+
+def test_output_that_is_cut() -> None:
+    text = BLOCK + ADDRESSES + HEADER.format(unit="Gb/sec")
+    assert only(text).verdict == "truncated"
+    output = parse(text + ROW.format(size=2, peak="1.00", mean="1.00") + " 4          5000             1.9")
+    assert (output.items[0].verdict, sizes(output.items[0]), output.unread) == (
+        "truncated",
+        [2],
+        ("4          5000             1.9",),
+    )
+    glued = parse(
+        text + " 65536      5000   Conflicting CPU frequency values detected: 1.0 != 2.0. CPU Frequency is not max.\n"
+    )
+    assert len(glued.unread) == 1
+    assert only(BLOCK).verdict == "no-data"
+    assert only(WAITING).reason == "the server waits for its client"
+
+
+def test_a_number_that_is_cut_is_no_number() -> None:
+    text = run((2, "5.30"), (65536, "190.11"))
+    rows = only(text).rows
+    for at in range(text.index("#bytes"), len(text)):
+        for table in parse(text[:at]).items:
+            assert table.verdict != "ok" or table.rows in (rows, rows[:1]), text[:at]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "Couldn't connect to 10.0.0.1:18515",
+        "IB device mlx5_9 not found",
+        " Unable to find the Infiniband/RoCE device",
+        " Completion with error at client",
+        " Failed status 12: wr_id 0 syndrom 0x81",
+        " Couldn't get context for the device",
+    ],
+)  # fmt: skip
+def test_errors_that_only_perftest_prints(error: str) -> None:
+    table = only(error + "\n")
+    assert (table.verdict, table.reason, table.rows) == ("failed", error.strip(), ())
+
+
+def test_errors_of_one_program_are_one_failure() -> None:
+    text = "Couldn't connect to 10.0.0.1:18515\nUnable to open file descriptor for socket connection\n Unable to init the socket connection\n"
+    assert "init the socket" in only(text).reason
+    output = parse(run((2, "5.30")) + text)
+    assert [table.verdict for table in output.items] == ["ok", "failed"]
+    assert [table.verdict for table in parse(text + run((2, "5.30"))).items] == ["failed", "ok"]
+
+
+def test_an_error_in_a_sweep() -> None:
+    text = run((2, "5.30"), (4, "10.60")).removesuffix(RULE)
+    table = only(text + " Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\nscnt=128, ccnt=0\n")
+    assert (table.verdict, sizes(table)) == ("failed", [2, 4])
+    assert "Failed status 12" in table.reason
+
+
+def test_errors_before_and_after_a_table() -> None:
+    failed = only(BLOCK + " Failed to modify QP 2355 to RTR\n Unable to Connect the HCA's through the link\n")
+    assert (failed.test, failed.verdict) == ("RDMA_Write BW", "failed")
+    slow = only(run((2, "5.30")) + "Error: BW result is below bw limit\n")
+    assert (slow.verdict, slow.reason, sizes(slow)) == ("failed", "Error: BW result is below bw limit", [2])
+
+
+def test_one_bare_number_is_counted() -> None:
+    """`--output=bandwidth` prints neither size nor unit."""
+    assert parse("196.601234\n") == Output((), ("196.601234",))
+    assert parse(" WARNING: BW peak won't be measured in this run.\n196.601234\n").unread == ("196.601234",)
+    assert parse("196.601234\nanything else\n") == NOTHING
+
+
+def test_foreign_lines_are_nothing() -> None:
+    row = " 8388608    20000            24056.74            24056.72\t\t   0.003007\n"
+    assert parse(row + "Failed to do it\n# bytes\n") == NOTHING
+    matrix = "Running a_b.\n           0         1         2         3\n 0     1.00      2.00      3.00      4.00\n"
+    assert [sizes(table) for table in parse(run((2, "5.30")) + matrix).items] == [[2]]
+
+
+def document(**results: float | str) -> dict[str, object]:
+    return {
+        "test_info": {"test": "RDMA_Write_Bidirectional_BW_Test", "Device": "mlx5_0", "Mtu": 4096},
+        "results": results,
+    }
+
+
+def test_json() -> None:
+    output = document(MsgSize=65536, n_iterations=5000, BW_peak=0.0, BW_average=380.25, MsgRate=0.725)
+    table = parse_json(output).items[0]
+    assert (table.test, table.unit, table.verdict) == ("RDMA_Write Bidirectional BW", None, "ok")
+    assert table.rows == (TableRow(size_bytes=65536, bw_peak=0.0, bw_average=380.25, msg_rate=0.725),)
+
+
+def test_json_of_latencies() -> None:
+    output = document(
+        **{
+            "MsgSize": 2,
+            "t_min": 1.7,
+            "t_max": 6.1,
+            "t_typical": 1.8,
+            "t_avg": 1.9,
+            "t_stdev": 0.1,
+            "percentile_99": 2.0,
+            "percentile_99.9": 6.0,
+        }
+    )
+    table = parse_json(output).items[0]
+    assert table.unit == "usec"
+    assert table.rows[0].latency_us == {
+        "min": 1.7,
+        "max": 6.1,
+        "typical": 1.8,
+        "average": 1.9,
+        "stdev": 0.1,
+        "p99": 2.0,
+        "p99.9": 6.0,
+    }
+
+
+def test_json_without_a_size_is_counted() -> None:
+    output = parse_json(document(bw_avg=96.5))
+    assert (output.items, output.unread) == ((), ("results without a message size: bw_avg: 96.5",))
+
+
+OLD = """{
+test_info: {
+test: RDMA_Write_BW_Test,
+Dual_port: OFF,
+Device: "mlx5_0",
+WARNING1: "CPU is not PCIe relaxed ordering compliant",
+TX_depth : 128,
+Data_ex_method: Ethernet,
+},
+results: {
+"MsgSize": 65536,
+"n_iterations": 5000,
+"BW_peak": 190.20,
+"BW_average": 190.11,
+"MsgRate": 0.362610
+},
+}
+"""
+
+
+def test_json_of_before_2024_has_no_quotes() -> None:
+    output = parse(OLD + OLD.replace("RDMA_Write", "Send").replace("190.11", "95.00"))
+    assert [(table.test, table.rows[0].bw_average) for table in output.items] == [
+        ("RDMA_Write BW", 190.11),
+        ("Send BW", 95.0),
+    ]
+
+
+def test_json_with_a_service_level_has_one_key_without_quotes() -> None:
+    text = '{\n"test_info": {\n"test": "Send_BW_Test",\n"Device": "mlx5_0"\n},\n"results": {\n"MsgSize": 64,\nsl: 3,\n"BW_peak": 9.10,\n"BW_average": 9.00,\n "MsgRate": 0.017578\n}\n}\n'
+    table = parse(text).items[0]
+    assert (table.test, table.rows[0].size_bytes, table.rows[0].msg_rate) == ("Send BW", 64, 0.017578)
+
+
+def test_json_that_was_cut() -> None:
+    output = parse(OLD[: OLD.index('"BW_average"')])
+    assert [table.verdict for table in output.items] == ["truncated"]
+    assert parse(OLD[: OLD.index('"MsgSize"')]) == NOTHING
+    assert parse('{"results": {"x": 1}}') == NOTHING
+
+
+def test_json_of_others() -> None:
+    others: tuple[object, ...] = ([], {"results": [{"size": 1}]}, {"results": {"size": 1}}, {"test_info": {}})
+    for other in others:
+        assert parse_json(other) == NOTHING
+
+
+def finite(tables: tuple[PerftestTable, ...]) -> bool:
+    rows = [row for table in tables for row in table.rows]
+    values = [
+        value for row in rows for value in (row.bw_peak, row.bw_average, row.msg_rate, *(row.latency_us or {}).values())
+    ]
+    return all(value is None or math.isfinite(value) for value in values)
+
+
+def test_fuzz() -> None:
+    text = (
+        WAITING
+        + run((2, "5.30"), (4, "10.60"), (8, "21.00"))
+        + run((2, "5.30"), unit="MB/sec")
+        + "Couldn't connect to a:1\n"
+    )
+    for changed in (*broken(text), *broken(OLD)):
+        assert finite(parse(changed).items)
+    for changed in spoiled(document(MsgSize=65536, BW_peak=1.0, BW_average=1.0, MsgRate=0.1, t_avg=1.5)):
+        assert finite(parse_json(changed).items)

@@ -1,0 +1,284 @@
+"""Profiles: mistakes with file and line, `extends`, units, limits, and that every shipped reference is possible."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from imagebuild.bench import NotComparable, ProfileFile, RankLayout, lint_profile, load_profiles, rank_layout
+from imagebuild.cli import app
+from imagebuild.core import ConfigError, Mistakes, load_yaml
+from imagebuild.report import Report
+from tests.conftest import ROOT
+from tests.unit.bench.speed_fakes import BOX, every_shipped, folder, shipped
+
+SHIPPED = every_shipped()
+
+
+def lint(root: Path) -> str:
+    mistakes = Mistakes()
+    for document in load_profiles(root).values():
+        lint_profile(document, mistakes)
+    return "\n".join(mistakes.texts).replace(f"{root}/", "")
+
+
+def test_schema(golden: Callable[[str, str], None]) -> None:
+    golden("schemas/profile.json", json.dumps(ProfileFile.model_json_schema(by_alias=True), indent=1) + "\n")
+
+
+def test_hardware_that_is_shipped() -> None:
+    wanted = {"a100-sxm", "a100-pcie", "a40", "h100", "h200", "b200", "b300", "gb200-nvl72", "gb300-nvl72", "gh200"}
+    assert wanted | {"mi300x", "p4d", "p5", "p5en", "p6-b200", "p6-b300", "a3-mega", "ndv4", "ndv5"} <= set(SHIPPED)
+    kinds = {d.model.network.kind for d in SHIPPED.values() if d.model.network}
+    assert {"infiniband", "roce", "efa", "tcpxo", "slingshot"} <= kinds
+
+
+def test_every_shipped_reference_is_possible() -> None:
+    assert lint(ROOT / "profiles") == ""
+
+
+def test_every_file_names_its_schema() -> None:
+    for file in (ROOT / "profiles").glob("*.yaml"):
+        assert file.read_text().startswith("# yaml-language-server: $schema=../schemas/profile.json\n")
+
+
+@pytest.mark.parametrize(
+    ("profile", "device"),
+    [
+        ("a100-sxm", "NVIDIA A100-SXM4-80GB"), ("a100-sxm", "A100-SXM4-40GB"), ("a100-pcie", "NVIDIA A100-PCIE-40GB"),
+        ("a100-pcie", "NVIDIA A100 80GB PCIe"), ("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200"),
+        ("b200", "NVIDIA B200"), ("b300", "NVIDIA B300 SXM6 AC"), ("gb200-nvl72", "NVIDIA GB200"),
+        ("gb300-nvl72", "NVIDIA GB300"), ("gh200", "NVIDIA GH200 120GB"), ("gh200", "NVIDIA GH200 480GB"),
+        ("mi300x", "AMD Instinct MI300X"), ("a40", "NVIDIA A40"), ("p5en", "NVIDIA H200"),
+    ],
+)  # fmt: skip
+def test_names_of_gpus(profile: str, device: str) -> None:
+    bases = {name: d.model for name, d in SHIPPED.items() if not _raw(name).extends}
+    assert SHIPPED[profile].model.has(device)
+    if profile in bases:
+        assert [name for name, model in bases.items() if model.has(device)] == [profile]
+
+
+def _raw(name: str) -> ProfileFile:
+    mistakes = Mistakes()
+    document = load_yaml(ROOT / f"profiles/{name}.yaml", ProfileFile, mistakes)
+    mistakes.stop_if_any()
+    assert document
+    return document.model
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rate: 450 GB/s", "rate: 450", "box.yaml:5: links.0.rate: needs a number and a unit, one of GB/s, Gb/s (got '450')"),
+        ("rate: 450 GB/s", "rate: 450 GiB/s", "box.yaml:5: links.0.rate: needs a number and a unit"),
+        ("kind: infiniband", "kind: infiniban", "box.yaml:7: network.kind: Input should be 'infiniband', 'roce'"),
+        ("collective: all_reduce, ranks: 8", "collective: allreduce, ranks: 8", "box.yaml:9: references.0.collective: Input should be 'all_reduce'"),
+        ("source: somebody, date: 2026-01}\n  - {col", "source: somebody}\n  - {col", "box.yaml:9: references.0.date: is missing"),
+        ("date: 2026-01}\nnode", "date: lately}\nnode", "box.yaml:2: gpu.date: String should match pattern"),
+        ("host-link:", "hostlink:", "box.yaml:6: hostlink: unknown key; did you mean 'host-link'?"),
+        ("title: A box\n", "title: A box\nextends: bx\n", "box.yaml:2: extends: no profile 'bx'; did you mean 'box'?"),
+        ("node: {cpu: amd64, gpus: 8, source: somebody, date: 2026-01}\n", "", "box.yaml:1: node: is missing"),
+    ],
+)  # fmt: skip
+def test_mistakes_have_a_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in BOX
+    with pytest.raises(ConfigError) as caught:
+        load_profiles(folder(tmp_path, box=BOX.replace(old, new, 1)))
+    assert message in str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_all_mistakes_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_profiles(folder(tmp_path, one="title: 1\nextends: bxo\n", two="title: 2\n"))
+    text = str(caught.value).replace(f"{tmp_path}/", "")
+    assert "one.yaml:2: extends: no profile 'bxo'; did you mean 'box'?" in text
+    assert "two.yaml:1: gpu: is missing" in text
+
+
+def test_an_empty_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give their folder with --profiles"):
+        load_profiles(tmp_path)
+
+
+NETWORK = "network: {kind: roce, count: 4, rate: 100 Gb/s, source: me, date: 2026-02}\n"
+
+
+def test_a_variant_with_its_own_network_keeps_what_is_within_a_node(tmp_path: Path) -> None:
+    known = load_profiles(folder(tmp_path, cloud=f"title: Cloud\nextends: box\n{NETWORK}"))
+    cloud = known["cloud"].model
+    assert (cloud.name, cloud.title, cloud.gpu) == ("cloud", "Cloud", known["box"].model.gpu)
+    assert [r.nodes for r in cloud.references] == [1]
+    assert cloud.wires == ()
+    assert cloud.network
+    assert cloud.network.rate == 12.5
+
+
+def test_a_variant_replaces_references_of_the_same_scale(tmp_path: Path) -> None:
+    own = "  - {collective: all_reduce, ranks: 8, rate: 460 GB/s, tolerance: 1, source: me, date: 2026-02}\n"
+    known = load_profiles(folder(tmp_path, cloud=f"title: Cloud\nextends: box\nreferences:\n{own}"))
+    assert {(r.ranks, r.rate) for r in known["cloud"].model.references} == {(8, 460), (16, 440)}
+    assert known["cloud"].model.wires
+
+
+def test_extends_goes_one_level(tmp_path: Path) -> None:
+    files = {"a": "title: A\nextends: box\n", "b": "title: B\nextends: a\n"}
+    with pytest.raises(ConfigError, match=r"b\.yaml:2: extends: a itself extends box; name that one"):
+        load_profiles(folder(tmp_path, **files))
+
+
+@pytest.mark.parametrize(
+    ("profile", "rate", "ceiling"),
+    [("p4d", 300, "93.8"), ("p5", 800, "750.0"), ("p5en", 800, "750.0"), ("p6-b200", 900, "750.0")],
+)
+def test_thresholds_that_no_machine_passes(tmp_path: Path, profile: str, rate: int, ceiling: str) -> None:
+    """They stand in a public health check for two nodes and more."""
+    for file in (ROOT / "profiles").glob("*.yaml"):
+        (tmp_path / file.name).write_text(file.read_text())
+    own = f"  - {{collective: all_reduce, ranks: 16, nodes: 2, rate: {rate} GB/s, tolerance: 1, source: x, date: 2026-06}}\n"
+    text = (ROOT / f"profiles/{profile}.yaml").read_text().split("references:")[0]
+    (tmp_path / f"{profile}.yaml").write_text(f"{text}references:\n{own}")
+    line = len(f"{text}references:\n".splitlines()) + 1
+    text = lint(tmp_path)
+    assert text.startswith(
+        f"{profile}.yaml:{line}: all_reduce on 16 ranks, 2 nodes: {rate} GB/s is not below the ceiling, {ceiling} GB/s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("ranks: 8, rate: 480", "ranks: 8, rate: 700", "box.yaml:9: all_reduce on 8 ranks, 1 node: 700 GB/s is not below the ceiling, 700.0 GB/s (nvls: link * 2(n-1)/(n+1))"),
+        ("ranks: 8, rate: 480", "ranks: 8, algorithm: ring, rate: 480", "box.yaml:9: all_reduce on 8 ranks, 1 node: 480 GB/s is not below the ceiling, 450.0 GB/s (ring: link)"),
+        ("ranks: 8, rate: 480", "ranks: 9, rate: 480", "box.yaml:9: all_reduce on 9 ranks, 1 node: 9 ranks on 1 node do not fit box"),
+        ("ranks: 8, rate: 480", "ranks: 8, algorithm: sharp, rate: 480", "box.yaml:9: all_reduce on 8 ranks, 1 node: sharp is no class"),
+        ("ranks: 16, nodes: 2, rate: 440", "ranks: 8, rate: 440", "box.yaml:10: all_reduce on 8 ranks, 1 node: is listed twice"),
+        ("network: {kind: infiniband, count: 8, rate: 400 Gb/s, source: somebody, date: 2026-01}\n", "", "box.yaml:9: all_reduce on 16 ranks, 2 nodes: 2 nodes need a network"),
+        ("rate: 390 Gb/s", "rate: 400 Gb/s", "box.yaml:12: RDMA_Write BW: 400 Gb/s is not below the ceiling, 400.0 Gb/s (one infiniband port, one way)"),
+    ],
+)  # fmt: skip
+def test_lint(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in BOX
+    assert message in lint(folder(tmp_path, box=BOX.replace(old, new)))
+
+
+def test_lint_of_what_a_variant_takes_over(tmp_path: Path) -> None:
+    slow = "links: [{kind: PCIe, gpus: 8, rate: 31 GB/s, source: me, date: 2026-02}]\n"
+    assert "slow.yaml:2: all_reduce on 8 ranks" in lint(folder(tmp_path, slow=f"title: S\nextends: box\n{slow}"))
+
+
+def test_lint_of_copies(tmp_path: Path) -> None:
+    copies = "copies:\n  - {tests: [host_to_device_memcpy_ce, other], rate: 64 GB/s, source: me, date: 2026-02}\n"
+    text = lint(folder(tmp_path, box=BOX + copies))
+    assert (
+        "box.yaml:14: host_to_device_memcpy_ce: 64 GB/s is not below the ceiling, 63.0 GB/s (PCIe 5, one way)" in text
+    )
+    assert "box.yaml:14: other: the profile has no rate that limits it" in text
+
+
+def layout(name: str, ranks: int, nodes: int) -> RankLayout:
+    return rank_layout(shipped(name), ranks, nodes)
+
+
+def test_a_rack_is_one_domain() -> None:
+    assert [layout("gb200-nvl72", 4 * n, n).domains for n in (1, 18, 36, 360)] == [1, 1, 2, 20]
+    assert layout("coreweave-gb200", 144, 36).network == 18 * 200
+    assert layout("coreweave-gb200", 144, 36).link.rate == 900
+
+
+def test_cards_of_the_hosts_in_use_and_no_more_than_gpus_can_feed() -> None:
+    assert layout("h100", 16, 2).network == 400
+    assert layout("h100", 2, 2).network == 63
+    assert layout("a40", 16, 2).network is None
+
+
+def test_bridged_pairs_and_wires_between_peers() -> None:
+    assert layout("a100-pcie", 2, 1).hardware.link == 300
+    assert layout("a100-pcie", 4, 1).hardware.link == 31
+    assert [layout("mi300x", n, 1).hardware.link for n in (2, 4, 8)] == [64, 192, 448]
+
+
+@pytest.mark.parametrize(("name", "ranks", "nodes"), [("h100", 9, 1), ("h100", 7, 2), ("gb200-nvl72", 76, 19)])
+def test_ranks_that_do_not_fit_the_hardware(name: str, ranks: int, nodes: int) -> None:
+    with pytest.raises(NotComparable, match="do not fit|do not divide evenly"):
+        layout(name, ranks, nodes)
+
+
+@pytest.fixture
+def limits_cli(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    monkeypatch.chdir(ROOT)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["limits", *arguments])
+        if isinstance(result.exception, ConfigError):
+            return result.exception.exit_code, str(result.exception)
+        return result.exit_code, result.output
+
+    return call
+
+
+def test_limits_prints_a_table(limits_cli: Callable[..., tuple[int, str]]) -> None:
+    code, text = limits_cli("p5", "--nodes", "2")
+    assert code == 0
+    assert "n = 16 ranks, k = 2 NVLink domains, g = 8 ranks each; link = 450 GB/s one way; W = 400 GB/s" in text
+    assert "nvls-tree     750.0 *" in text
+    assert "aws/aws-k8s-tester#503, 2024-11-05" in text
+
+
+def test_limits_as_json(limits_cli: Callable[..., tuple[int, str]]) -> None:
+    code, text = limits_cli("h200", "--json", "-")
+    data = json.loads(text)
+    rows = {(row["collective"], row["algorithm"]): row for row in data["rows"]}
+    assert (code, data["nodes"], data["ranks"], data["domains"]) == (0, 1, 8, 1)
+    assert rows["all_reduce", "nvls"]["ceiling_gb_s"] == 700
+    assert rows["all_reduce", "nvls"]["hardest"]
+    assert [r["rate"] for r in rows["all_reduce", "nvls"]["references"]] == [482.26]
+    assert [r["rate"] for r in rows["all_reduce", "ring"]["references"]] == [367.61]
+
+
+def test_limits_lists_and_checks(limits_cli: Callable[..., tuple[int, str]]) -> None:
+    assert "HGX H200" in limits_cli()[1]
+    assert json.loads(limits_cli("--json", "-")[1])[0] == {
+        "profile": "a100-pcie",
+        "title": SHIPPED["a100-pcie"].model.title,
+    }
+    assert limits_cli("--check") == (0, f"{len(SHIPPED)} profiles: every reference is below its ceiling.\n")
+
+
+def test_limits_that_fail(limits_cli: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    assert limits_cli("h20") == (2, "no profile 'h20'; did you mean 'h200'?")
+    assert limits_cli("gb200-nvl72", "--nodes", "19")[0] == 2
+    assert limits_cli("--nodes", "2")[0] == 2
+    bad = folder(tmp_path, box=BOX.replace("rate: 480", "rate: 800"))
+    code, text = limits_cli("--check", "--profiles", str(bad))
+    assert code == 1
+    assert "box.yaml:9: all_reduce on 8 ranks, 1 node: 800 GB/s is not below" in text
+
+
+def measured_reports() -> list[Report]:
+    """The results in docs/gpu-results, which were measured on GPUs."""
+    return [Report.model_validate_json(file.read_text()) for file in sorted((ROOT / "docs/gpu-results").glob("*.json"))]
+
+
+def test_data_of_measured_results_were_right() -> None:
+    assert len(measured_reports()) == 4
+    assert {run.verdict for report in measured_reports() for run in report.runs} == {"ok"}
+    assert not sum(source.unread for report in measured_reports() for source in report.sources)
+
+
+def test_references_are_the_least_of_the_measured_runs() -> None:
+    best = defaultdict(list)
+    for report in measured_reports():
+        for run in report.runs:
+            rows = [row for row in run.rows if row.size_bytes >= 1 << 30]
+            halves = [half for row in rows for half in (row.out_of_place, row.in_place) if half]
+            best[run.collective, run.ranks].append(max(half.busbw_gb_s or 0 for half in halves))
+    ours = [reference for reference in shipped("h200").references if "gpu-results" in reference.source]
+    assert len(ours) == 18
+    for reference in ours:
+        values = best[reference.collective, reference.ranks]
+        assert len(values) == 4
+        assert reference.rate == pytest.approx(min(values), abs=0.06)

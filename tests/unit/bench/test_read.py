@@ -1,0 +1,234 @@
+"""Reading files: published logs with known numbers, the output of all tools in one file, and input that is spoiled."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from imagebuild.bench import Results, read_files, read_text
+from imagebuild.core import ResultError
+from tests.unit.bench.fuzz import broken
+from tests.unit.bench.nccl_tables import Table, broken_lines, same
+from tests.unit.bench.test_dcgm import NEW as DIAG
+from tests.unit.bench.test_dcgm import new_document
+from tests.unit.bench.test_nvbandwidth import BOTH_WAYS, DOCUMENT, HOST, P2P, PAIRS
+from tests.unit.bench.test_perftest import OLD
+from tests.unit.bench.test_perftest import run as perftest_run
+
+LOGS = Path(__file__).parents[2] / "data" / "nccl-logs"
+INDEX = json.loads((LOGS / "index.json").read_text())["logs"]
+
+
+@pytest.mark.parametrize("entry", INDEX, ids=lambda entry: entry["file"])
+def test_published_logs(entry: dict[str, object]) -> None:
+    results = read_files([LOGS / str(entry["file"])])
+    assert len(results.runs) == 1
+    run = results.runs[0]
+    last = run.rows[-1]
+    assert last.in_place is not None
+    assert {
+        "collective": run.collective, "rows": len(run.rows), "first_size": run.rows[0].size_bytes, "last_size": last.size_bytes,
+        "busbw_out_of_place": last.out_of_place.busbw_gb_s, "busbw_in_place": last.in_place.busbw_gb_s, "wrong": run.wrong_total,
+        "average": run.avg_busbw_gb_s, "out_of_bounds": run.out_of_bounds, "ranks": run.ranks, "verdict": run.verdict,
+    } == {key: value for key, value in entry.items() if key not in ("file", "origin", "shows")}  # fmt: skip
+    assert run.partial_rows == 0
+    assert (results.sources[0].tools, results.sources[0].unread) == (("nccl-tests",), 0)
+
+
+def test_all_logs_of_a_directory() -> None:
+    results = read_files([LOGS])
+    assert len(results.runs) == len(INDEX)
+    assert [source.tools for source in results.sources if source.path.endswith(".txt")] == [("nccl-tests",)] * len(
+        INDEX
+    )
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match=r"no-such-file: No such file"):
+        read_files([tmp_path / "no-such-file"])
+    with pytest.raises(ResultError, match="no output of a known benchmark"):
+        read_files([tmp_path])
+    (tmp_path / "a.txt").write_text("hello\n")
+    with pytest.raises(ResultError, match=r"a\.txt: no output of a known benchmark"):
+        read_files([tmp_path / "a.txt"])
+    (tmp_path / "b.txt").write_text(Table().text())
+    results = read_files([tmp_path])
+    assert [(Path(source.path).name, source.tools, source.lines) for source in results.sources] == [
+        ("a.txt", (), 1), ("b.txt", ("nccl-tests",), len(Table().lines())),
+    ]  # fmt: skip
+
+
+def test_a_text_in_memory() -> None:
+    table = Table()
+    same(read_text("check", table.text()).runs[0], table)
+    assert read_text("check", "").sources[0].tools == ()
+    assert read_text("check", "\udc80\ud800 x").runs == ()
+
+
+def test_unread_lines_are_shown() -> None:
+    table = Table()
+    text = "\n".join([*table.head(), table.body()[0][:60], *table.body()[1:], *table.foot()])
+    source = read_text("log", text).sources[0]
+    assert (source.unread, source.examples) == (1, (table.body()[0][:60].strip(),))
+
+
+def test_several_tools_in_one_file() -> None:
+    nvbandwidth = "nvbandwidth Version: v0.8\nRunning device_to_device_memcpy_read_ce.\nmemcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n 0       N/A    396.12\n 1    396.21       N/A\n\nSUM device_to_device_memcpy_read_ce 792.33\n"
+    results = read_text("log", Table().text() + nvbandwidth + Table("2.10").text())
+    assert results.sources[0].tools == ("nvbandwidth", "nccl-tests")
+    assert [run.verdict for run in results.runs] == ["ok", "ok"]
+    assert results.tests[0].sum == 792.33
+
+
+UCX = (Path(__file__).parents[2] / "data" / "ucx-logs" / "latency.txt").read_text()
+SWEEP = perftest_run((2, "5.30"), (65536, "190.11"))
+ALL = {
+    "nvbandwidth": HOST + PAIRS + BOTH_WAYS,
+    "p2pBandwidthLatencyTest": P2P,
+    "perftest": SWEEP,
+    "ucx_perftest": UCX,
+    "dcgmi": DIAG,
+}
+LEVELS = """{
+"test_info": {
+"test": "Send_BW_Test",
+"Device": "mlx5_0"
+},
+"results": {
+"MsgSize": 64,
+sl: 3,
+"n_iterations": 1000,
+"BW_peak": 9.10,
+"BW_average": 9.00,
+ "MsgRate": 0.017578
+}
+}
+"""
+
+
+def counts(results: Results) -> tuple[int, int, int, int]:
+    return len(results.tests), len(results.tables), len(results.ucx), len(results.diagnostics)
+
+
+def unread(results: Results) -> list[str]:
+    return [example for source in results.sources for example in source.examples]
+
+
+def test_everything_in_one_file() -> None:
+    results = read_text("log", "".join(ALL.values()))
+    assert counts(results) == (3 + 1 + 3 + 9, 1, 1, 7)
+    assert set(results.sources[0].tools) == set(ALL)
+    assert unread(results) == []
+
+
+@pytest.mark.parametrize(("first", "second"), list(permutations(ALL, 2)))
+def test_a_tool_after_another_that_was_cut(first: str, second: str) -> None:
+    """The second reads the same as alone, wherever the first ends."""
+    alone, text = read_text("log", ALL[second]), ALL[first]
+    for at in range(0, len(text), max(1, len(text) // 12)):
+        before, both = read_text("log", text[:at]), read_text("log", f"{text[:at]}\n\n{ALL[second]}")
+        assert tuple(map(sum, zip(counts(before), counts(alone), strict=True))) == counts(both), text[:at][-200:]
+
+
+@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "[0] ", "2026-01-02T03:04:05.678901234Z "])
+def test_prefixes_of_launchers(prefix: str) -> None:
+    for text in ALL.values():
+        prefixed = "".join(prefix + line for line in text.splitlines(keepends=True))
+        assert counts(read_text("log", prefixed)) == counts(read_text("log", text))
+
+
+def test_json_between_warnings_with_braces() -> None:
+    text = json.dumps(DOCUMENT, indent="\t").replace(": ", " : ")
+    results = read_text(
+        "log",
+        f"WARNING: file is in use {{\nWARNING: {{{{}}}}}}}}\n{text}\nWARNING: }} {{\n{json.dumps(new_document())}\n",
+    )
+    assert counts(results) == (3, 0, 0, 4)
+    assert unread(results) == []
+
+
+def test_json_with_one_key_without_quotes() -> None:
+    results = read_text("log", LEVELS + LEVELS)
+    assert [table.rows[0].bw_average for table in results.tables] == [9.0, 9.0]
+    assert [table.verdict for table in results.tables] == ["ok", "ok"]
+
+
+def test_json_of_before_2024_beside_sound_json() -> None:
+    for text in (OLD + LEVELS, LEVELS + OLD):
+        assert sorted(table.rows[0].bw_average or 0 for table in read_text("log", text).tables) == [9.0, 190.11]
+
+
+def test_json_without_its_end_is_counted() -> None:
+    text = json.dumps(new_document(), indent=1)
+    results = read_text("log", text[: text.index('"info"')])
+    assert "line 1: a JSON document of dcgmi without its end" in unread(results)
+    assert [result.status for result in results.diagnostics][:1] == ["pass"]
+
+
+def test_fuzz_of_all_tools() -> None:
+    for text in (
+        *broken("".join(ALL.values()), count=60),
+        *broken(json.dumps(DOCUMENT, indent=1) + LEVELS + OLD, count=60),
+    ):
+        read_text("log", text)
+
+
+SEEDS = [path.read_text() for path in sorted(LOGS.glob("*.txt"))] + [
+    Table().text(), Table("1.0", "broadcast").text(), "\n".join(broken_lines(Table(per_iteration=True).lines(), random.Random(1), 0.5)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spoiled_input_is_no_error(seed: int) -> None:
+    source = random.Random(seed)
+    for text in SEEDS:
+        cut = text[: source.randrange(len(text))]
+        shuffled = text.splitlines()
+        source.shuffle(shuffled)
+        mutated = list(text)
+        for _ in range(source.randrange(1, 200)):
+            at = source.randrange(len(mutated))
+            mutated[at : at + source.randrange(3)] = source.choice(
+                ["\n", " ", "\0", "\x1b[", "9" * 40, "é", "{", "[", '"', "-", "e+99", "N/A", "nan", ""]
+            )
+        for spoiled in (cut, "\n".join(shuffled), "".join(mutated), text[source.randrange(len(text)) :]):
+            for run in read_text("log", spoiled).runs:
+                assert run.reason
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes_are_no_error(seed: int, tmp_path: Path) -> None:
+    source = random.Random(seed)
+    (tmp_path / "log").write_bytes(source.randbytes(20_000))
+    with pytest.raises(ResultError):
+        read_files([tmp_path / "log"])
+    alphabet = " \n\t0123456789.,:;#-+{}[]()<>\"'/|eEfloatsumNACINFO\x1b\r\0"
+    read_text("log", "".join(source.choices(alphabet, k=20_000)))
+
+
+HARD = [
+    "1 ", "1" * 40, " " * 50, "1 1 float ", "8 2 float sum -1 ", "[", "{", '{"results":', '["', "a" * 50, "[1,0]<stdout>:", "0: ",
+    "a:1:1 [0] NCCL INFO ", "Rank 0 ", "# ", "> ", "1.1e+", "-", "N/A ", "1 1 float 1 1 1 1\n", "\x1b[", "_perf ", "...", "|", "a.",
+    "8 2 float sum -1 1 1 1\n", "node: ", "1\n", "{\n", "[{\n", '{"results":\n', '{"results":[1,2],\n', "# Rank 0 Pid 1 on a device 0 [0x00] x\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\n",
+    "# Out of bounds values : 0 OK\n", "# size count type redop root time algbw busbw #wrong\n", "Test NCCL failure\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n", "+ all_reduce_perf -b\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", HARD, ids=range(len(HARD)))
+def test_time_grows_with_size_only(piece: str) -> None:
+    """Eight times the input may take about that, not sixty-four times, with room for other work of the machine."""
+
+    def seconds(size: int) -> float:
+        text = piece * (size // len(piece))
+        begin = time.process_time()
+        read_text("log", text)
+        return time.process_time() - begin
+
+    seconds(2_000)
+    small, large = min(seconds(40_000) for _ in range(3)), min(seconds(320_000) for _ in range(2))
+    assert large < 24 * small + 0.5

@@ -1,0 +1,201 @@
+"""ucx_perftest: logs of a real one in tests/data/ucx-logs, and layouts of other versions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from imagebuild.bench import UcxResult
+from tests.unit.bench.fuzz import broken
+from tests.unit.bench.outputs import NOTHING, Output, read_part
+
+LOGS = Path(__file__).parents[2] / "data" / "ucx-logs"
+OLDEST = """\
++------------------------------------------------------------------------------------------+
+| API:          protocol layer                                                             |
+| Test:         tag match bandwidth                                                        |
+| Data layout:  (automatic)                                                                |
+| Message size: 65536                                                                      |
++------------------------------------------------------------------------------------------+
++--------------+-----------------------------+---------------------+-----------------------+
+|              |       latency (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |
++--------------+---------+---------+---------+----------+----------+-----------+-----------+
+| # iterations | typical | average | overall |  average |  overall |   average |   overall |
++--------------+---------+---------+---------+----------+----------+-----------+-----------+
+        193217     5.170     5.176     5.176   12075.10   12075.10      193202      193202
+        386601     5.167     5.171     5.173   12086.30   12080.70      193381      193291
+"""
+
+
+def log(name: str) -> str:
+    return (LOGS / f"{name}.txt").read_text()
+
+
+def parse(text: str) -> Output:
+    return read_part("ucx", text)
+
+
+def only(text: str) -> UcxResult:
+    ((result,), unread) = parse(text)
+    assert unread == ()
+    assert isinstance(result, UcxResult)
+    return result
+
+
+def test_latency() -> None:
+    assert only(log("latency")) == UcxResult(
+        source="log",
+        title="tag match latency",
+        size_bytes=8,
+        iterations=20000,
+        latency_us={"typical": 0.160, "average": 15.054, "overall": 88.106},
+        bandwidth_mib_s={"average": 0.51, "overall": 0.09},
+        rate_msg_s={"average": 66427.0, "overall": 11350.0},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "size", "overall"),
+    [
+        ("bandwidth", "tag match bandwidth", 1048576, 2970.24),
+        ("final-only", "tag match bandwidth", 4096, 76.21),
+        ("csv", "tag match bandwidth", 4096, 131.14),
+        ("percentile", "tag match latency", 8, 13.51),
+        ("threads", "tag match latency", 8, 1.52),
+        ("transport", "active message latency", 8, 0.01),
+        ("mpi", "overhead", None, 582.28),
+    ],
+)
+def test_real_logs(name: str, title: str, size: int | None, overall: float) -> None:
+    result = only(log(name))
+    assert (result.title, result.size_bytes, result.bandwidth_mib_s["overall"], result.final) == (
+        title,
+        size,
+        overall,
+        True,
+    )
+
+
+def test_another_percentile_is_not_called_typical() -> None:
+    assert only(log("percentile")).latency_us == {"p99": 0.186, "average": 0.565, "overall": 0.565}
+
+
+def test_several_threads_have_totals_only() -> None:
+    result = only(log("threads"))
+    assert (result.latency_us, result.rate_msg_s) == ({"overall": 10.050}, {"overall": 199129.0})
+
+
+@pytest.mark.parametrize("name", ["batch", "batch-csv", "batch-final-only"])
+def test_several_tests_in_one_run(name: str) -> None:
+    output = parse(log(name))
+    assert [(result.title, result.size_bytes, result.iterations, result.final) for result in output.items] == [
+        ("lat8", None, 1000, True),
+        ("bw1M", None, 1000, True),
+    ]
+
+
+def test_thousands_may_be_grouped() -> None:
+    grouped = log("bandwidth").replace(" 20000 ", "20,000 ").replace("   2331 ", "  2,331 ")
+    assert only(grouped) == only(log("bandwidth"))
+
+
+def test_progress_without_a_result_is_not_final() -> None:
+    text = log("bandwidth")
+    result = only(text[: text.index("Final:")])
+    assert (result.final, result.thread, result.iterations, result.bandwidth_mib_s["overall"]) == (
+        False,
+        0,
+        18326,
+        3046.50,
+    )
+    assert only(text[: text.index("Final:")].replace("[thread 0]", " " * 10)).final is False
+
+
+def test_a_row_for_each_thread() -> None:
+    """As versions without a total print it."""
+    text = (
+        log("latency")
+        .replace("Final:  ", "[thread 1]")
+        .replace("[thread 0]              2693", "[thread 1]              2693")
+    )
+    output = parse(text)
+    assert [(result.thread, result.iterations) for result in output.items] == [(0, 1652), (1, 20000)]
+
+
+def test_the_oldest_layout_does_not_mark_its_result() -> None:
+    result = only(OLDEST)
+    assert (result.title, result.iterations, result.final) == ("tag match bandwidth", 386601, True)
+    assert result.size_bytes == 65536
+    assert result.latency_us == {"typical": 5.167, "average": 5.171, "overall": 5.173}
+
+
+def test_csv_of_older_versions() -> None:
+    result = only(
+        "iterations,typical_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n1000000,0.251,0.255,0.255,30.00,30.00,3921568,3921568\n"
+    )
+    assert result.latency_us["typical"] == 0.251
+    assert result.rate_msg_s["overall"] == 3921568.0
+
+
+def test_log_lines_between_header_and_rows() -> None:
+    noise = (
+        "[1795246298.055023] [node1:178  :0]    ucp_context.c:1979 UCX  WARN  network device 'eth9' is not available\n"
+    )
+    text = log("latency").replace("[thread 0]               786", noise + "[thread 0]               786")
+    assert only(text) == only(log("latency"))
+
+
+def test_a_failure_has_its_reason() -> None:
+    result = only(log("refused"))
+    assert (result.title, result.final, result.latency_us) == (None, False, {})
+    assert (
+        result.reason
+        == "client failed. connect() failed: Connection refused; failed to setup RTE transport: Input/output error"
+    )
+    assert [result.reason != "" for result in parse(log("latency") + log("refused")).items] == [False, True]
+
+
+def test_the_name_of_another_run_is_not_taken() -> None:
+    """The client of one run, then the server of the next."""
+    assert only(log("mpi") + log("latency").partition("+--------------+")[0]).title == "overhead"
+    assert only(log("latency").partition("+--------------+")[0] + log("mpi")).title == "overhead"
+
+
+def test_runs_after_each_other() -> None:
+    output = parse("".join(log(name) for name in ("latency", "bandwidth", "csv", "mpi", "latency")))
+    assert [result.title for result in output.items] == [
+        "tag match latency", "tag match bandwidth", "tag match bandwidth", "overhead", "tag match latency",
+    ]  # fmt: skip
+
+
+def test_rows_that_are_cut_are_counted() -> None:
+    text = log("latency")
+    output = parse(text[: text.index(" 66427")])
+    assert output.unread == ("Final:                 20000      0.160    15.054    88.106        0.51       0.09",)
+    assert [result.final for result in output.items] == [False]
+
+
+@pytest.mark.parametrize("name", ["latency", "bandwidth", "final-only", "csv", "percentile", "transport", "mpi"])
+def test_a_rate_that_is_cut_is_no_rate(name: str) -> None:
+    text, whole = log(name).rstrip(), only(log(name))
+    last = whole.rate_msg_s["overall"]
+    for lost in range(1, len(str(int(last or 0)))):
+        output = parse(text[:-lost])
+        assert [result for result in output.items if result.final] == []
+        assert len(output.unread) == 1
+
+
+def test_foreign_lines_are_nothing() -> None:
+    matrix = "Running a_b.\n 0     1.00      2.00      3.00      4.00  5.00  6 7\n"
+    assert parse(matrix + "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n") == NOTHING
+    assert only(log("latency") + matrix) == only(log("latency"))
+
+
+def test_fuzz() -> None:
+    for name in ("latency", "batch", "batch-csv", "threads", "refused"):
+        for text in broken(log(name) + OLDEST, count=100):
+            for result in parse(text).items:
+                values = [*result.latency_us.values(), *result.bandwidth_mib_s.values(), *result.rate_msg_s.values()]
+                assert all(value is None or math.isfinite(value) for value in values)

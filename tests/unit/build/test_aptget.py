@@ -1,0 +1,115 @@
+"""The apt-get of steps, run with folders in place of the image's, and a program that shows how it was called."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from imagebuild.build import for_depot, for_mirrors
+
+pytestmark = pytest.mark.programs
+
+SHOW = """#!/bin/sh
+for word in "$@"; do
+  case "$word" in
+  Dir::Etc::SourceParts=* | Dir::Etc::PreferencesParts=*) grep -rh . "${word#*=}" || true ;;
+  Dir::Etc::SourceList=* | Dir::Etc::netrc=*) grep . "${word#*=}" || true ;;
+  esac
+done
+echo "called: $*"
+exit 7
+"""
+
+
+class Image:
+    """A file system with apt's configuration."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for folder in ("etc/apt/sources.list.d", "etc/apt/preferences.d", "shm", "lists", "archives"):
+            (root / folder).mkdir(parents=True)
+        (root / "apt-get").write_text(SHOW)
+        (root / "apt-get").chmod(0o755)
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / "etc/apt" / name).write_text(text)
+
+    def run(self, script: str, *words: str) -> str:
+        places = {"/usr/bin/apt-get": "apt-get", "/dev/shm": "shm", "/etc/apt": "etc/apt"}
+        places |= {"/var/lib/apt/lists": "lists", "/var/cache/apt/archives": "archives"}
+        pattern = "|".join(map(re.escape, places))
+        script = re.sub(pattern, lambda found: str(self.root / places[found[0]]), script)
+        done = subprocess.run(["sh", "-c", script, "apt-get", *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (7, "")
+        assert not list((self.root / "shm").iterdir())
+        return done.stdout.replace(str(self.root), "")
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    made = Image(tmp_path)
+    made.write("sources.list", "deb http://archive.example/debian trixie main\n")
+    made.write(
+        "sources.list.d/a.list",
+        "deb [signed-by=/k.gpg] https://packages.example/cuda/ /\ndeb http://other.example x y\n",
+    )
+    made.write("sources.list.d/b.sources", "Types: deb\nURIs: https://archive.example/debian-security\nSuites: s\n")
+    made.write("preferences.d/cuda", "Package: *\nPin: origin packages.example\nPin-Priority: 100\n")
+    return made
+
+
+def test_addresses_become_those_of_mirrors(image: Image) -> None:
+    mirrors = {
+        "https://archive.example/": "http://10.0.0.1:8080/a/",
+        "http://archive.example/debian-security/": "http://10.0.0.2/s/",
+        "https://packages.example/": "https://mirror.site/p&q/",
+    }
+    shown = image.run(for_mirrors(mirrors), "install", "-y", "x=1")
+    assert "deb http://10.0.0.1:8080/a/debian/ trixie main" in shown
+    assert "URIs: http://10.0.0.2/s/" in shown.splitlines()
+    assert "deb [signed-by=/k.gpg] https://mirror.site/p&q/cuda/ /" in shown
+    assert "deb http://other.example/ x y" in shown
+    assert "Pin: origin mirror.site" in shown
+    assert shown.splitlines()[-1].endswith("install -y x=1")
+
+
+def test_a_rule_does_not_see_what_another_wrote(image: Image) -> None:
+    mirrors = {"http://archive.example/": "http://packages.example/x/", "https://packages.example/": "http://m.site/"}
+    assert "deb http://packages.example/x/debian/ trixie main" in image.run(for_mirrors(mirrors), "update")
+
+
+def test_passwords_are_in_a_file_and_not_in_arguments(image: Image) -> None:
+    shown = image.run(for_mirrors({}, "machine m.site login me password geheim\n"), "update")
+    netrc, _, called = shown.partition("called:")
+    assert "machine m.site login me password geheim" in netrc
+    assert "geheim" not in called
+
+
+def test_a_depot_is_a_proxy(image: Image) -> None:
+    shown = image.run(for_depot("http://10.0.0.1:99", recording=False), "update")
+    assert "deb [signed-by=/k.gpg] http://packages.example:443/cuda/ /" in shown
+    assert "deb http://archive.example/debian/ trixie main" in shown
+    assert "Pin: origin packages.example" in shown
+    assert "-o Acquire::http::Proxy=http://10.0.0.1:99" in shown
+    assert "-o Acquire::Check-Valid-Until=false" in shown
+
+
+@pytest.mark.parametrize(
+    ("recording", "command", "left"),
+    [
+        (True, "update", []),
+        (False, "update", ["archives/x.deb"]),
+        (True, "install", ["archives/x.deb", "lists/x_Packages"]),
+    ],
+)
+def test_what_is_cached_does_not_hide_what_is_needed(
+    image: Image, recording: bool, command: str, left: list[str]
+) -> None:
+    for name in ("archives/x.deb", "lists/x_Packages"):
+        (image.root / name).write_text("")
+    shown = image.run(for_depot("http://10.0.0.1:99", recording=recording), "-qq", command)
+    assert ("Check-Valid-Until" in shown) is not recording
+    assert [f for f in ("archives/x.deb", "lists/x_Packages") if (image.root / f).exists()] == left

@@ -1,0 +1,211 @@
+"""What a bundle says it has, what a target needs, and trees that stand in for stages."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagebuild.build import (
+    ArchiveFile,
+    Bundle,
+    BundleManifest,
+    GitCommit,
+    KeyFile,
+    NeededInputs,
+    Options,
+    Recording,
+    StoredFile,
+    Trees,
+    bake_file,
+    needed_inputs,
+)
+from imagebuild.core import ConfigError, ResultError, default_index, pip_conf_text
+from imagebuild.oci import blob_path, check_image
+from imagebuild.project import Changes, Plan, Project, make_plan, versions_with
+from imagebuild.render import Renderer
+from tests.conftest import Files
+
+COMMIT, SHA = "c" * 40, "d" * 64
+MANIFEST = BundleManifest(
+    created="2026-01-01T00:00:00+00:00",
+    targets=("x",),
+    stages={"key1": ("linux/amd64",), "key2": ("linux/amd64", "linux/arm64")},
+    files={
+        "https://a.b/x.tar": StoredFile(path="files/https/a.b/x.tar", sha256=SHA, size=1),
+        "https://a.b/x.whl": StoredFile(path="files/https/a.b/x.whl", sha256="e" * 64, size=1),
+    },
+    wheels={"x.whl": "https://a.b/x.whl"},
+    images={"debian:13@sha256:1": f"sha256:{SHA}"},
+    git={COMMIT: "https://a.b/x.git"},
+)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return Bundle(tmp_path, MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("keys", "platforms", "why"),
+    [
+        ({"s": "key1"}, ["linux/amd64"], ""),
+        ({"s": "key2"}, ["linux/amd64", "linux/arm64"], ""),
+        ({"s": "key1"}, ["linux/arm64"], "it was made without linux/arm64"),
+        ({"s": "key1", "t": "key9"}, ["linux/amd64"], "the stage t is another than when the bundle was made"),
+    ],
+)
+def test_what_a_bundle_serves(bundle: Bundle, keys: dict[str, str], platforms: list[str], why: str) -> None:
+    assert bundle.lacks(keys, platforms) == why  # type: ignore[arg-type]
+
+
+def test_what_contradicts_the_lock(bundle: Bundle) -> None:
+    good = NeededInputs(
+        {"a": ArchiveFile("https://a.b/x.tar", SHA), "b": GitCommit("https://a.b/x.git", COMMIT)},
+        frozenset({"debian:13@sha256:1"}),
+        frozenset({"e" * 64}),
+    )
+    assert bundle.contradictions(good) == []
+    bad = NeededInputs(
+        {
+            "a": ArchiveFile("https://a.b/x.tar", "0" * 64),
+            "b": GitCommit("https://a.b/x.git", "0" * 40),
+            "c": KeyFile("https://a.b/key"),
+        },
+        frozenset({"debian:12@sha256:1"}),
+        frozenset({"f" * 64}),
+    )
+    assert bundle.contradictions(bad) == [
+        "another https://a.b/x.tar",
+        f"no commit {'0' * 40} of https://a.b/x.git",
+        "no https://a.b/key",
+        f"no wheel with sha256 {'f' * 64}",
+        "no image debian:12@sha256:1",
+    ]
+    with pytest.raises(ConfigError, match="has no debian:12@sha256:1"):
+        bundle.contexts(bad.images)
+
+
+def test_a_manifest_comes_last(tmp_path: Path) -> None:
+    recording = Recording.start(tmp_path / "b", {"key": {"linux/amd64"}})
+    with pytest.raises(ConfigError, match=r"no bundle is here \(manifest.json is missing\)"):
+        Bundle.read(tmp_path / "b")
+    need = NeededInputs({"b": GitCommit("https://a.b/x.git", COMMIT)}, frozenset(), frozenset())
+    recording.finish(MANIFEST.files, MANIFEST.wheels, {"t": need})
+    found = Bundle.read(tmp_path / "b").manifest
+    assert (found.files, found.wheels, found.git) == (MANIFEST.files, MANIFEST.wheels, MANIFEST.git)
+    assert (found.targets, found.stages) == (("t",), {"key": ("linux/amd64",)})
+    with pytest.raises(ConfigError, match="is not empty"):
+        Recording.start(tmp_path / "b", {})
+
+
+def test_a_base_is_copied_and_damage_is_found(tmp_path: Path) -> None:
+    trees = Trees(tmp_path / "trees")
+    (tmp_path / "file").write_text("content")
+    context = trees.add_file("key", "file", tmp_path / "file")
+    recording = Recording.start(tmp_path / "b", {})
+    assert recording.add_base("debian:13@sha256:1", context).startswith(f"oci-layout://{tmp_path}/b/images@sha256:")
+    recording.finish({}, {}, {})
+    copied = Bundle.read(tmp_path / "b")
+    assert copied.damage(lambda _: None) == []
+    (digest,) = copied.manifest.images.values()
+    layer = max(Path(copied.layout).rglob("blobs/sha256/*"), key=lambda p: p.stat().st_size)
+    layer.write_bytes(b"X" * layer.stat().st_size)
+    assert [text.partition(": ")[2] for text in copied.damage(lambda _: None)] == ["has changed; make the bundle again"]
+    layer.unlink()
+    with pytest.raises(ResultError, match="is missing or cut off"):
+        check_image(copied.layout, digest)
+
+
+def layer_of(context: str, platform: str) -> list[tarfile.TarInfo]:
+    layout, _, digest = context.removeprefix("oci-layout://").rpartition("@")
+    index = json.loads(blob_path(Path(layout), digest).read_bytes())
+    (manifest,) = [m for m in index["manifests"] if m["platform"]["architecture"] == platform]
+    layers = json.loads(blob_path(Path(layout), manifest["digest"]).read_bytes())["layers"]
+    with tarfile.open(blob_path(Path(layout), layers[0]["digest"])) as archive:
+        return archive.getmembers()
+
+
+def test_a_tree_is_like_what_add_makes(tmp_path: Path) -> None:
+    trees = Trees(tmp_path / "trees")
+    (tmp_path / "file").write_text("content")
+    assert trees.find("key") is None
+    context = trees.add_file("key", "x.tar", tmp_path / "file")
+    assert trees.find("key") == context
+    for platform in ("amd64", "arm64"):
+        root, file = layer_of(context, platform)
+        assert (root.name, root.mode, root.uid, root.isdir()) == (".", 0o755, 0, True)
+        assert (file.name, file.mode, file.uid, file.gid) == ("x.tar", 0o600, 0, 0)
+    next(Path(trees.layout).glob("blobs/sha256/*")).unlink()
+    assert trees.find("key") is None
+
+
+def test_a_tree_does_not_depend_on_this_machine(tmp_path: Path) -> None:
+    found = []
+    for name, mode in (("a", 0o664), ("b", 0o600)):
+        folder = tmp_path / name
+        folder.mkdir(mode=mode | 0o700)
+        (folder / "file").write_text("x")
+        (folder / "file").chmod(mode)
+        (folder / "script").write_text("x")
+        (folder / "script").chmod(mode | 0o100)
+        (folder / ".dockerignore").write_text("*")
+        (folder / "link").symlink_to("file")
+        found.append(Trees(tmp_path / f"trees-{name}").add_folder("key", folder))
+    assert found[0].rpartition("@")[2] == found[1].rpartition("@")[2]
+    modes = {m.name.removeprefix("./"): m.mode for m in layer_of(found[0], "amd64") if not m.issym()}
+    assert modes == {".": 0o755, "file": 0o644, "script": 0o755, ".dockerignore": 0o644}
+
+
+def test_inputs_of_a_target(tiny: Files) -> None:
+    project = tiny.load()
+    renderer = Renderer(project, versions_with(project, Changes()))
+    target = make_plan(project).targets[0]
+    stages = renderer.dockerfile(target).stages
+    found = needed_inputs(renderer.recipe(target), project.lock, stages, target.platforms)
+    assert found.stages == {"tool-source": GitCommit("https://example.org/tool.git", "b" * 40)}
+    assert found.images == {f"debian:13-slim@sha256:{'a' * 64}"}
+
+
+def test_inputs_of_this_project_are_those_of_its_dockerfiles(
+    project: Project, full_plan: Plan, renderer: Renderer
+) -> None:
+    """Every ADD of something remote stands alone in a stage that a mirror can replace."""
+    seen = set()
+    for target in full_plan.targets:
+        dockerfile = renderer.dockerfile(target)
+        found = needed_inputs(renderer.recipe(target), project.lock, dockerfile.stages, target.platforms)
+        stage = ""
+        for line in dockerfile.text.splitlines():
+            words = line.split()
+            if words[:1] == ["FROM"]:
+                stage = words[-1]
+            elif words[:1] == ["ADD"] and "://" in line:
+                item = found.stages[stage]
+                seen.add(type(item))
+                assert item.url == next(w for w in words if "://" in w).partition("#")[0]
+    assert seen == {ArchiveFile, GitCommit, KeyFile}
+
+
+def test_bake_replaces_stages_of_one_target(full_plan: Plan) -> None:
+    first, second = full_plan.targets[:2]
+    options = Options(context=Path("/c"), replaced={"x": "/mine"}, stages={first.id: {"x": "/a", "y": "/b"}})
+    entries = bake_file([first, second], Path("/f"), options)["target"]
+    assert entries[first.bake_name]["contexts"] == {"x": "/mine", "y": "/b"}
+    assert entries[second.bake_name]["contexts"] == {"x": "/mine"}
+    quiet = bake_file([first], Path("/f"), replace(options, output="cacheonly"))["target"][first.bake_name]
+    assert quiet["output"] == ["type=cacheonly"]
+
+
+def test_pip_is_told_the_index() -> None:
+    assert pip_conf_text("https://i.example/s/") == "[global]\nindex-url = https://i.example/s/\n"
+    assert pip_conf_text("http://10.0.0.1:80/s/").splitlines()[-1] == "trusted-host = 10.0.0.1"
+    assert "https://me:a%40b@i.example/s/" in pip_conf_text("https://i.example/s/", ("me", "a@b"))
+
+
+def test_the_default_index_is_what_pip_says() -> None:
+    said = "  -i, --index-url <url>  Base URL of the index (default https://index.example/simple). This\n"
+    assert default_index(lambda *_, **__: said) == "https://index.example/simple"

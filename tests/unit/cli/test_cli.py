@@ -1,0 +1,101 @@
+"""Exit codes, and what is printed, without an engine."""
+
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from imagebuild import __version__
+from tests.conftest import Files
+from tests.unit.conftest import Call
+
+
+@pytest.fixture
+def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.chdir(tiny.root)
+    return command
+
+
+def test_version(call: Call) -> None:
+    assert call("--version") == (0, f"imagebuild {__version__}\n", "")
+
+
+def test_plan_json_is_the_full_plan(call: Call) -> None:
+    status, out, _ = call("plan", "--json", "-")
+    made = json.loads(out)
+    assert status == 0
+    assert {"id", "image", "axes", "platforms", "components", "tags", "stages"} <= set(made["targets"][0])
+    assert set(made["excluded"][0]) == {"image", "axes", "rule", "reason"}
+
+
+def test_plan_why_names_rule_and_reason(call: Call) -> None:
+    _, out, _ = call("plan", "--why")
+    assert "no-old-devel" in out
+    assert "nobody asked for it" in out
+
+
+def test_plan_github_is_one_line_of_json(call: Call) -> None:
+    _, out, _ = call("plan", "--github", "cuda=12.9")
+    assert len(out.splitlines()) == 1
+    assert [e["targets"] for e in json.loads(out)["include"]] == ["tiny-cuda12.9-debian13-runtime"]
+
+
+def test_render_to_a_file_equals_render_to_the_terminal(call: Call, tmp_path: Path) -> None:
+    _, out, _ = call("render", "tiny-cuda12.9*")
+    assert call("render", "tiny-cuda12.9*", "-o", "D")[0] == 0
+    assert (tmp_path / "D").read_text() == out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["plan", "nothing"], 3, "no target fits nothing"),
+        (["plan", "--matrix", "gone.yaml"], 2, "gone.yaml: cannot be read"),
+        (["plan", "--set", "x"], 2, "write it as name=value"),
+        (["plan", "--sett", "x"], 2, "No such option"),
+        (["plan", "--changed-since", "main"], 2, "needs --github"),
+        (["plan", "--github", "--platform", "linux/arm64"], 2, "no selected target is for it"),
+        (["plan", "--github", "--changed-since", "./dockerfiles"], 2, "has no matrix.yaml"),
+        (["plann"], 2, "No such command 'plann'"),
+        (["render"], 2, "Missing argument"),
+        (["render", "tiny-*"], 2, "3 targets fit"),
+        (["render", "tiny-cuda12.9*", "--append", "gone"], 2, "gone: cannot be read"),
+        (["render", "tiny-cuda12.9*", "-o", "/proc/no/file"], 2, "cannot be written"),
+        (["render", "tiny-cuda12.9*", "--with", "libary"], 2, "did you mean 'library'"),
+        (["render", "tiny-cuda12.9*", "--without", "library"], 0, ""),
+        (["build", "--load", "--push"], 2, "exclude each other"),
+        (["build", "--platform", "linux/riscv64"], 2, "linux/riscv64: unknown platform; use linux/amd64"),
+        (["build", "--stage", "gone"], 2, "no selected target has it"),
+        (["build", "--source", "tool=/gone"], 2, "is not a folder"),
+    ],
+)
+def test_exit_codes(call: Call, arguments: list[str], status: int, message: str) -> None:
+    got, _, error = call(*arguments)
+    assert (got, message in error) == (status, True), error
+    assert "Traceback" not in error
+
+
+def test_the_date_of_the_lock_is_set_alone(call, tiny: Files) -> None:  # type: ignore[no-untyped-def]
+    before = tiny.load().lock
+    status, out, _ = call("lock", "--date", "2026-11-21")
+    assert (status, "all digests change" in out) == (0, True)
+    assert tiny.load().lock == before.model_copy(update={"date": date(2026, 11, 21)})
+    assert call("lock", "--check", "--offline")[0] == 0
+    for other in (["--check"], ["--update", "tool"]):
+        status, _, err = call("lock", "--date", "2026-11-21", *other)
+        assert (status, "--date: excludes --check and --update" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--compression", "xz"], "--compression xz: gzip or zstd"),
+        (["--cache-write"], "--cache-write: says that --cache REPOSITORY is written too"),
+        (["--push", "--load"], "exclude each other"),
+    ],
+)
+def test_options_of_build_that_make_no_sense(call, options: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
+    status, _, err = call("build", *options)
+    assert status == 2
+    assert said in " ".join(err.split())

@@ -1,0 +1,301 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from imagebuild.build import install, private
+from imagebuild.core import (
+    AptSource,
+    CommandError,
+    apt_sources,
+    as_deb822,
+    as_oneline,
+    debian,
+    debian_source_lines,
+    parse_deb822,
+    parse_oneline,
+    sources_for_release,
+    version_numbers,
+)
+
+KEY = "/usr/share/keyrings/debian-archive-keyring.gpg"
+MAIN = "http://archive.example.org/debian"
+SECURITY = "http://archive.example.org/debian-security"
+
+DEB822 = f"""\
+# the archive
+Types: deb deb-src
+# http://snapshot.example.org/debian
+URIs: {MAIN}
+Suites: bookworm bookworm-updates bookworm-backports
+Components: main
+# a comment between a field
+ contrib
+Signed-By: {KEY}
+
+Types: deb
+URIs: {SECURITY}/
+Suites: bookworm-security
+Components: main
+Signed-By:
+ -----BEGIN PGP PUBLIC KEY BLOCK-----
+ .
+ abc
+ -----END PGP PUBLIC KEY BLOCK-----
+
+Types: deb
+URIs: http://off.example.org
+Suites: bookworm
+Components: main
+Enabled: no
+
+Types: deb-src
+URIs: http://source.example.org
+Suites: bookworm
+Components: main
+"""
+
+ONE_LINE = f"""\
+# deb http://commented.example.org bookworm main
+deb [arch=amd64 signed-by={KEY}] {MAIN} bookworm main contrib # a remark
+deb-src {MAIN} bookworm main
+deb {SECURITY} bookworm-security main
+deb cdrom:[Debian 12]/ bookworm main
+"""
+
+
+class Runner:
+    """Records programs instead of starting them; answers `apt-cache policy` from a table of candidates."""
+
+    def __init__(self, candidates: Mapping[str, str] | None = None, *, fails: str = "") -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self.candidates = candidates or {}
+        self.fails = fails
+        self.held: list[bool] = []
+
+    def __call__(self, *argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
+        self.calls.append(argv)
+        self.held.append(private.POLICY.exists())
+        if self.fails and self.fails in " ".join(argv):
+            raise CommandError(f"`{' '.join(argv)}` failed (100): broken")
+        if argv[:2] == ("apt-cache", "policy"):
+            return f"{argv[2]}:\n  Installed: (none)\n  Candidate: {self.candidates.get(argv[2], '(none)')}\n"
+        return ""
+
+    def of(self, *start: str) -> list[tuple[str, ...]]:
+        return [call for call in self.calls if call[: len(start)] == start]
+
+
+@pytest.fixture
+def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with an /etc of its own: Debian 12 with its archive."""
+    for folder in ("sources.list.d", "preferences.d"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(debian, "ETC", tmp_path)
+    monkeypatch.setattr(debian, "OS_RELEASE", tmp_path / "os-release")
+    monkeypatch.setattr(private, "POLICY", tmp_path / "policy-rc.d")
+    monkeypatch.setattr(private, "UNITS", [tmp_path / "docker.service"])
+    monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
+    become(tmp_path, "debian", "12", "bookworm")
+    (tmp_path / "sources.list.d" / "debian.sources").write_text(DEB822)
+    return tmp_path
+
+
+def become(etc: Path, name: str, version: str, codename: str) -> None:
+    (etc / "os-release").write_text(f'ID={name}\nVERSION_ID="{version}"\nVERSION_CODENAME={codename}\n')
+
+
+def test_deb822_one_entry_a_suite_comments_and_disabled_left_out() -> None:
+    found = parse_deb822(DEB822)
+    assert [(s.uri, s.suite) for s in found] == [
+        (MAIN, "bookworm"),
+        (MAIN, "bookworm-updates"),
+        (MAIN, "bookworm-backports"),
+        (f"{SECURITY}/", "bookworm-security"),
+    ]
+    assert found[0].components == ("main", "contrib")
+    assert found[0].signed_by == KEY
+    assert found[3].signed_by is not None
+    assert "abc" in found[3].signed_by
+
+
+def test_oneline_options_remarks_and_installation_media() -> None:
+    assert parse_oneline(ONE_LINE) == (
+        AptSource(MAIN, "bookworm", ("main", "contrib"), KEY),
+        AptSource(SECURITY, "bookworm-security", ("main",)),
+    )
+
+
+def test_written_sources_read_back_the_same() -> None:
+    plain = (AptSource(MAIN, "trixie", ("main", "contrib"), KEY), AptSource(SECURITY, "trixie-security", ("main",)))
+    assert parse_oneline(as_oneline(plain)) == plain
+    with_key = parse_deb822(DEB822)
+    assert parse_deb822(as_deb822(with_key)) == with_key
+    assert "PGP" not in as_oneline(with_key)
+
+
+def test_sources_reads_every_file_and_drops_repetitions(etc: Path) -> None:
+    (etc / "sources.list").write_text(ONE_LINE)
+    (etc / "sources.list.d" / "same.list").write_text(ONE_LINE)
+    (etc / "sources.list.d" / "off.list.disabled").write_text("deb http://disabled.example.org bookworm main\n")
+    found = apt_sources()
+    assert len(found) == 5  # bookworm main is in both files
+    assert not any("disabled" in s.uri for s in found)
+
+
+def test_a_mirror_list_is_replaced_by_its_first_address(tmp_path: Path) -> None:
+    (tmp_path / "mirrors").write_text(f"# ours\n{MAIN}\tpriority:1\nhttp://second.example.org\n")
+    listing = tmp_path / "cloud.list"
+    listing.write_text(f"deb mirror+file://{tmp_path}/mirrors bookworm main\n")
+    assert apt_sources([listing]) == (AptSource(MAIN, "bookworm", ("main",)),)
+
+
+def test_for_release_translates_the_archive_and_ignores_third_parties() -> None:
+    others = (
+        AptSource("http://vendor.example.org", "bookworm", ("stable",)),
+        AptSource("http://vendor2.example.org", "bookworm", ("main",), "/etc/apt/keyrings/vendor2.gpg"),
+        AptSource("http://vendor3.example.org", "bookworm-pgdg", ("main",)),
+    )
+    found = sources_for_release((*others, *parse_oneline(ONE_LINE)), "bookworm", "trixie")
+    assert found == (
+        AptSource(MAIN, "trixie", ("main", "contrib"), KEY),
+        AptSource(SECURITY, "trixie-security", ("main",)),
+    )
+
+
+def test_for_release_accepts_an_inhouse_key_that_also_signs_updates() -> None:
+    mirror = [AptSource(MAIN, s, ("main",), "/etc/inhouse.gpg") for s in ("bookworm", "bookworm-updates")]
+    assert [s.suite for s in sources_for_release(mirror, "bookworm", "trixie")] == ["trixie", "trixie-updates"]
+
+
+def test_debian_lines(etc: Path) -> None:
+    assert debian_source_lines() == [
+        f"deb [signed-by={KEY}] {MAIN} trixie main",
+        f"deb [signed-by={KEY}] {MAIN} trixie-updates main",
+        f"deb {SECURITY}/ trixie-security main",
+    ]
+    become(etc, "ubuntu", "24.04", "noble")
+    assert debian_source_lines() == []
+    (etc / "os-release").unlink()
+    assert debian_source_lines() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("26.1.5+dfsg1-9+deb13u1", (26, 1, 5)),
+        ("1:10.0.13+ds-0", (10, 0, 13)),
+        ("Docker version 28.2.2, build e6534b4", (28, 2, 2)),
+        ("github.com/docker/buildx v0.24.0 d0e5e86", (0, 24, 0)),
+        ("(none)", ()),
+    ],
+)
+def test_numbers(text: str, expected: tuple[int, ...]) -> None:
+    assert version_numbers(text) == expected
+
+
+def test_debian_12_takes_the_engine_from_the_next_release_and_nothing_else(etc: Path) -> None:
+    run = Runner({"iptables": "1.8.9-2"})
+    private.install(["docker.io", "iptables"], run)
+    listing = etc / "sources.list.d" / "imagebuild-trixie.sources"
+    suites = [source.suite for source in parse_deb822(listing.read_text())]
+    assert suites == ["trixie", "trixie-updates", "trixie-security"]
+    assert "Pin-Priority: 50" in (etc / "preferences.d" / "imagebuild-trixie").read_text()
+    (update,) = run.of("apt-get", "update")
+    assert f"Dir::Etc::SourceList={listing}" in update
+    (install,) = run.of("apt-get", "install")
+    assert install[-2:] == ("docker.io/trixie", "iptables")
+    assert {"--no-remove", "--no-install-recommends"} < set(install)
+
+
+def test_debian_12_without_any_index_fetches_all(etc: Path) -> None:
+    run = Runner()
+    install(["docker.io"], run)
+    assert run.of("apt-get", "update") == [("apt-get", "update")]
+
+
+def test_debian_12_with_the_next_release_configured_writes_no_second_entry(etc: Path) -> None:
+    (etc / "sources.list.d" / "next.list").write_text(f"deb [signed-by={KEY}] {MAIN} trixie main\n")
+    run = Runner()
+    install(["docker.io"], run)
+    assert not (etc / "sources.list.d" / "imagebuild-trixie.sources").exists()
+    assert run.of("apt-get", "install")[0][-1] == "docker.io/trixie"
+
+
+def test_debian_12_without_an_archive_says_so(etc: Path) -> None:
+    (etc / "sources.list.d" / "debian.sources").unlink()
+    with pytest.raises(CommandError, match="no archive of bookworm"):
+        install(["docker.io"], Runner())
+
+
+def test_ubuntu_uses_its_own_archive_where_the_client_is_part_of_the_engine(etc: Path) -> None:
+    become(etc, "ubuntu", "24.04", "noble")
+    run = Runner({"docker.io": "28.2.2-0ubuntu1", "docker-buildx": "0.21.3-0ubuntu1"})
+    install(["docker.io", "docker-cli", "docker-buildx"], run)
+    assert run.of("apt-get", "install")[0][-2:] == ("docker.io", "docker-buildx")
+
+
+def test_an_engine_that_is_too_old_is_not_installed(etc: Path) -> None:
+    become(etc, "ubuntu", "22.04", "jammy")
+    run = Runner({"docker.io": "24.0.7-0ubuntu2", "docker-buildx": "0.20.1"})
+    with pytest.raises(CommandError, match=r"docker\.io is 24\.0\.7.*26\.0 or newer"):
+        install(["docker.io", "docker-buildx"], run)
+    assert not run.of("apt-get", "install")
+
+
+def test_a_broken_third_party_source_is_no_obstacle(etc: Path) -> None:
+    become(etc, "debian", "13", "trixie")
+    run = Runner({"docker.io": "26.1.5"}, fails="apt-get update")
+    install(["docker.io"], run)
+    assert run.of("apt-get", "install")
+    with pytest.raises(CommandError, match="broken"):
+        install(["docker.io"], Runner(fails="apt-get update"))
+
+
+@pytest.mark.parametrize(("name", "version"), [("fedora", "41"), ("debian", "11")])
+def test_other_distributions_are_told_what_to_install(etc: Path, name: str, version: str) -> None:
+    become(etc, name, version, "")
+    run = Runner()
+    with pytest.raises(CommandError, match=r"install by hand: docker\.io iproute2"):
+        install(["docker.io", "iproute2"], run)
+    assert run.calls == []
+
+
+@pytest.mark.parametrize("fails", ["", "apt-get install"])
+def test_services_are_held_only_during_the_installation(etc: Path, fails: str) -> None:
+    become(etc, "debian", "13", "trixie")
+    run = Runner({"iproute2": "6.1"}, fails=fails)
+    if fails:
+        with pytest.raises(CommandError):
+            install(["iproute2"], run)
+    else:
+        install(["iproute2"], run)
+    held = dict(zip(run.calls, run.held, strict=True))
+    assert held[run.of("apt-get", "install")[0]]
+    assert not held[("apt-get", "update")]
+    assert not private.POLICY.exists()
+
+
+def test_a_service_that_came_with_a_package_is_disabled_an_older_one_is_not(etc: Path) -> None:
+    become(etc, "debian", "13", "trixie")
+    unit = private.UNITS[0]
+
+    class Installs(Runner):
+        def __call__(self, *argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
+            if "install" in argv:
+                unit.touch()
+            return super().__call__(*argv, env=env)
+
+    run = Installs({"docker.io": "26.1.5"})
+    install(["docker.io"], run)
+    assert run.of("systemctl") == [("systemctl", "disable", "--quiet", "docker.service")]
+    again = Installs({"docker.io": "26.1.5"})
+    install(["docker.io"], again)
+    assert not again.of("systemctl")
+
+
+def test_a_policy_of_the_machine_is_kept(etc: Path) -> None:
+    become(etc, "debian", "13", "trixie")
+    private.POLICY.write_text("exit 101\n")
+    install(["iproute2"], Runner({"iproute2": "6.1"}))
+    assert private.POLICY.read_text() == "exit 101\n"

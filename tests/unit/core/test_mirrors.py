@@ -1,0 +1,121 @@
+"""Mirrors and the configuration file: what is asked for becomes where it comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import ConfigError, Mirrors, Settings, load_settings, remember_bundle
+
+MIRRORS = Mirrors(
+    images={
+        "docker.io": "10.0.0.1:5000",
+        "docker.io/library": "10.0.0.1:5000/official",
+        "nvcr.io/nvidia": "m.example/n",
+    },
+    downloads={
+        "https://example.org/": "http://10.0.0.1/all/",
+        "https://example.org/deep/": "http://10.0.0.1/deep/",
+        "http://example.org/deep/": "http://10.0.0.1/plain/",
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("debian:13", "10.0.0.1:5000/official/debian:13"),
+        ("docker.io/library/debian:13", "10.0.0.1:5000/official/debian:13"),
+        (f"nvidia/cuda:13.0@sha256:{'a' * 64}", f"10.0.0.1:5000/nvidia/cuda:13.0@sha256:{'a' * 64}"),
+        ("nvcr.io/nvidia/x:1", "m.example/n/x:1"),
+        ("nvcr.io/nvidia2/x:1", "nvcr.io/nvidia2/x:1"),
+        ("localhost/x:1", "localhost/x:1"),
+        ("quay.io/x:1", "quay.io/x:1"),
+    ],
+)
+def test_images(reference: str, expected: str) -> None:
+    assert MIRRORS.image(reference) == expected
+
+
+def test_one_image_can_have_a_mirror() -> None:
+    mirrors = Mirrors(images={"docker.io/library/debian": "10.0.0.1:5000/base"})
+    assert mirrors.image("debian:13") == "10.0.0.1:5000/base:13"
+    assert mirrors.image("debian-slim:13") == "debian-slim:13"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://example.org/a/b.tar", "http://10.0.0.1/all/a/b.tar"),
+        ("http://example.org/a/b.tar", "http://10.0.0.1/all/a/b.tar"),
+        ("https://example.org/deep/x", "http://10.0.0.1/deep/x"),
+        ("http://example.org/deep/x", "http://10.0.0.1/plain/x"),
+        ("https://example.org.evil/x", "https://example.org.evil/x"),
+        ("https://elsewhere.org/x", "https://elsewhere.org/x"),
+    ],
+)
+def test_downloads(url: str, expected: str) -> None:
+    assert MIRRORS.download(url) == expected
+
+
+def test_without_mirrors_nothing_changes() -> None:
+    assert Mirrors().image("debian:13") == "debian:13"
+    assert Mirrors().download("https://example.org/x") == "https://example.org/x"
+
+
+def environ(tmp_path: Path, text: str) -> dict[str, str]:
+    (tmp_path / "config.yaml").write_text(text)
+    return {"IMAGEBUILD_CONFIG": str(tmp_path / "config.yaml")}
+
+
+def test_the_configuration_is_read(tmp_path: Path) -> None:
+    text = "mirrors:\n  images: {docker.io: 127.0.0.1:5000}\n  python-index: https://example.org/simple/\n"
+    found = load_settings(environ(tmp_path, text))
+    assert found.mirrors.image("debian:13") == "127.0.0.1:5000/library/debian:13"
+    assert found.mirrors.python_index == "https://example.org/simple/"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mirrors:\n  imges: {}\n", ":2: mirrors.imges: unknown key; did you mean 'images'?"),
+        ("mirrors:\n  downloads:\n    https://a.b: http://c.d/\n", ":3: mirrors.downloads.https://a.b: "),
+        ("mirrors:\n  downloads:\n    https://a.b/: http://me:secret@c.d/\n", ":3: mirrors.downloads.https://a.b/: "),
+        ("netrc: /nowhere/netrc\n", ":1: netrc: /nowhere/netrc cannot be read: No such file or directory"),
+    ],
+)
+def test_mistakes_have_lines(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="config.yaml") as raised:
+        load_settings(environ(tmp_path, text))
+    assert said in str(raised.value)
+
+
+def test_a_wrong_netrc_is_not_quoted(tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine x login y\npasswrd geheim\n")
+    with pytest.raises(ConfigError, match="not netrc's format") as raised:
+        load_settings(environ(tmp_path, f"netrc: {tmp_path}/netrc\n"))
+    assert "geheim" not in str(raised.value)
+
+
+def test_without_a_file_there_are_defaults(tmp_path: Path) -> None:
+    assert load_settings({"XDG_CONFIG_HOME": str(tmp_path)}) == Settings()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_settings({"IMAGEBUILD_CONFIG": str(tmp_path / "absent.yaml")})
+
+
+def test_the_bundle_is_written_and_other_lines_stay(tmp_path: Path) -> None:
+    where = environ(tmp_path, "# mine\nmirrors: {}\nbundle: /old\nnetrc: null")
+    file = remember_bundle(where, Path("/new"))
+    assert file.read_text() == "# mine\nmirrors: {}\nbundle: /new\nnetrc: null"
+    where = environ(tmp_path, "mirrors: {}")
+    remember_bundle(where, Path("/new"))
+    assert file.read_text() == "mirrors: {}\nbundle: /new\n"
+    assert load_settings(where).bundle == "/new"
+
+
+def test_a_configuration_in_braces_stays_as_it_is(tmp_path: Path) -> None:
+    where = environ(tmp_path, "{}\n")
+    with pytest.raises(ConfigError, match="by hand"):
+        remember_bundle(where, Path("/new"))
+    assert (tmp_path / "config.yaml").read_text() == "{}\n"

@@ -1,0 +1,59 @@
+import pytest
+
+from imagebuild.core import redacted_arguments, redacted_environment
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["GITHUB_TOKEN", "api_key", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "PGPASSWORD", "SSH_PASSPHRASE", "X_CREDENTIALS",
+     "HTTP_AUTHORIZATION", "NGC_CLI_API_KEY", "MY_PAT"],
+)  # fmt: skip
+def test_variables_are_blanked_by_their_names(name: str) -> None:
+    assert redacted_environment({name: "x"}) == {name: "(redacted)"}
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("https://me:hunter2@example.org/x", "https://(redacted)@example.org/x"),
+        ("http://ghp_abcdefghijklmnopqrstuvwx@example.org", "http://(redacted)@example.org"),
+        ("a ghp_abcdefghijklmnopqrstuvwx b", "a (redacted) b"),
+        ("nvapi-abcdefghijklmnopqrstuvwx", "(redacted)"),
+        ("sk-proj-abcdefghij0123456789ABCD", "(redacted)"),
+        ("AKIAABCDEFGHIJKLMNOP", "(redacted)"),
+        ("eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl", "(redacted)"),
+        ("Authorization: Bearer abcdefgh12345678", "Authorization: Bearer (redacted)"),
+        ("https://example.org/?user=1&token=abc&x=2", "https://example.org/?user=1&token=(redacted)&x=2"),
+        ("curl --data password=hunter2", "curl --data password=(redacted)"),
+        ("Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6cXV4MTIzNA==", "(redacted)"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----", "(redacted)"),
+    ],
+)
+def test_variables_are_blanked_by_what_they_look_like(value: str, kept: str) -> None:
+    assert redacted_environment({"X": value}) == {"X": kept}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PATH", "/usr/local/cuda/bin:/usr/bin:/bin"),
+        ("PWD", "/"),
+        ("NCCL_DEBUG", "INFO"),
+        ("NCCL_IB_HCA", "mlx5_0:1,mlx5_1:1"),
+        ("UCX_TLS", "rc,cuda_copy,cuda_ipc"),
+        ("NVIDIA_VISIBLE_DEVICES", "GPU-8a56a4bc-06f9-f4e9-4d6c-0123456789ab"),
+        ("OMPI_MCA_btl", "^openib"),
+        ("SLURM_JOB_NODELIST", "node[001-004]"),
+        ("OFFER", "sk-ecdsa-sha2-nistp256@openssh.com,sk-ssh-ed25519@openssh.com"),
+    ],
+)
+def test_what_explains_a_measurement_is_kept(name: str, value: str) -> None:
+    assert redacted_environment({name: value}) == {name: value}
+
+
+def test_arguments_lose_the_values_of_secret_options() -> None:
+    argv = ["kubectl", "--token", "abc", "--password=x", "-n", "team", "exec", "pod", "--", "bash", "-c", "echo $TOKEN"]
+    assert redacted_arguments(argv) == (
+        "kubectl", "--token", "(redacted)", "--password=(redacted)", "-n", "team", "exec", "pod", "--", "bash", "-c",
+        "echo $TOKEN",
+    )  # fmt: skip

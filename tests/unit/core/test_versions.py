@@ -1,0 +1,37 @@
+import pytest
+
+from imagebuild.core import major, matches, satisfies
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "answer"),
+    [
+        ("13.0", ">=13", True),
+        ("13.10", ">=13.4", True),
+        ("13.0", "13.0", True),
+        ("13.0.1", "13.0", False),
+        ("12.9", ">=13,<14", False),
+        ("debian13", ">=13", False),
+        ("5.0.7-1", ">=5", True),
+        ("runtime", "!=1", False),
+    ],
+)
+def test_satisfies(value: str, wanted: str, answer: bool) -> None:
+    assert satisfies(value, wanted) is answer
+
+
+def test_a_broken_specifier_is_an_error_even_for_a_value_that_is_no_version() -> None:
+    with pytest.raises(ValueError, match="not a version specifier"):
+        satisfies("debian13", ">=thirteen")
+
+
+def test_every_axis_named_must_match_and_any_alternative_will_do() -> None:
+    condition = {"cuda": ("<13", ">=13.4"), "variant": ("devel",)}
+    assert matches(condition, {"cuda": "13.5", "variant": "devel"})
+    assert not matches(condition, {"cuda": "13.0", "variant": "devel"})
+    assert not matches(condition, {"cuda": "13.5", "variant": "runtime"})
+    assert not matches(condition, {"variant": "devel"})
+
+
+def test_major() -> None:
+    assert [major(v) for v in ("13.0", "13", "1:10.0p1")] == ["13", "13", "1:10"]

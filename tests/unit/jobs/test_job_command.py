@@ -1,0 +1,90 @@
+"""The command `imagebuild job`: input that is refused, and what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagebuild.cli import offer_of_plan
+from imagebuild.jobs import Offer
+from tests.conftest import ROOT
+from tests.unit.conftest import Call
+
+BAD = [
+    ("mpijob --profile h101", "did you mean 'h100'?"),
+    ("mpiob --profile h100", "job mpiob: unknown scheduler; did you mean 'mpijob'?"),
+    ("mpijob --profile mi300x", "nccl-tests runs on NVIDIA GPUs only"),
+    ("mpijob --profile h100 --fabric rocee", "--fabric rocee: unknown fabric; did you mean 'roce'?"),
+    ("mpijob --profile h100 --cluster corewave", "did you mean 'coreweave'?"),
+    ("mpijob --profile h100 --test allreduce", "did you mean 'all-reduce'?"),
+    ("mpijob --profile h100 --with shrap", "--with shrap: unknown feature; did you mean 'sharp'?"),
+    ("slurm --profile h100 --container docker", "--container docker: use pyxis or none"),
+    ("slurm --profile gb200-nvl72 --nodes 19", "use 18 (1 * 18) or 20 (2 * 10)"),
+    ("slurm --profile gb200-nvl72 --nodes 2 --racks 1", "--nodes and --racks exclude each other"),
+    ("slurm --profile h100 --nodes 0", "--nodes 0: must be at least 1"),
+    ("slurm --profile h100 --racks 2", "--racks 2: NVLink of h100 ends at the node; use --nodes"),
+    ("mpijob --profile h100 --fabric roce --with sharp", "--with sharp: only InfiniBand switches reduce"),
+    ("mpijob --profile h100 --with sharp,gdrcopy", "the SHARP plug-in does not use GDRCopy"),
+    ("mpijob --profile h100 --with sharp,noib", "SHARP is in the InfiniBand switches that noib does not use"),
+    ("mpijob --profile h100 --with sharp --nodes 1", "nothing of one node passes a switch"),
+    ("mpijob --profile gb200-nvl72 --with sharp", "takes a rack with NVLink across nodes for one node"),
+    ("mpijob --profile h100 --with sharp --test collectives", "SHARP serves all_reduce, all_gather and reduce_scatter"),
+    ("mpijob --profile h100 --with sharp --image x/hpcx:nccl2.21.5", "NCCL before 2.24 goes back to rings"),
+    ("mpijob --profile gb300-nvl72 --with tuning", "NCCL has a tuner of its own from 2.30.3 on"),
+    ("mpijob --profile h100 --with dra", "so there is no channel to allocate"),
+    ("slurm --profile gb200-nvl72 --with dra", "it is a part of Kubernetes"),
+    ("mpijob --profile gb200-nvl72 --nodes 4 --with multirack", "fit one rack; take --racks 2"),
+    ("mpijob --profile h100 --fabric ethernet --with gdrcopy", "NCCL uses GDRCopy with its InfiniBand"),
+    ("mpijob --profile a40 --fabric ib", "the profile's cards do neither"),
+    ("mpijob --profile h100 --fabric efa", "p4d, p4de, p5, p5en"),
+    ("slurm --profile a3-mega --fabric tcpxo", "its receive daemon runs beside the benchmark"),
+    ("mpijob --profile h100 --fabric gib", "only A3 Ultra (H200), A4 (B200)"),
+    ("mpijob --profile gb200-nvl72 --image x/y:1-amd64", "is for amd64, but gb200-nvl72 is arm64"),
+    ("mpijob --profile h100 --image x_space_y", "not the name of an image; write REPOSITORY:TAG"),
+    ("slurm --profile h100 --container none --image x/y:1", "the programs of the nodes run, and no image"),
+    ("mpijob --profile h100 --set NCCL_X=it's", 'NCCL_X: the value contains "\'"'),
+    ("mpijob --profile h100 --set NCCL_X=a\nb", "NCCL_X: the value contains '\\n'"),
+    ("mpijob --profile h100 --set NCCL_X=a\"b", "NCCL_X: the value contains '\"'"),
+    ("mpijob --profile h100 --set NCCL_X=$HOME", "NCCL_X: the value contains '$'"),
+    ("mpijob --profile h100 --set nonsense", "write NAME=VALUE"),
+    ("mpijob --profile h100 --set minuts=3", "--set minuts: unknown parameter; did you mean 'minutes'?"),
+    ("jobset --profile gb300-nvl72 --nodes 32 --with dra,nics,debug --test collectives", "is longer than 43 characters; set another"),
+    (f"mpijob --profile h100 --set name={'x' * 52}", "is longer than 51"),
+    ("mpijob --profile h100 --set name=X", "the value must match"),
+    ("mpijob --profile h100 --with sharp --set plugin=none", "--set plugin=none: --with sharp needs the plug-in ibext"),
+    ("mpijob --profile h100 --set minutes=long", "--set minutes='long': the value must match"),
+    ("mpijob --profile h100 --set rnak:X=1", "unknown scope 'rnak'; did you mean 'rank'?"),
+    ("slurm --profile h100 --container none --set container:X=1", "there is no container"),
+    ("slurm --profile h100 --set launcher:X=1", "Slurm starts ranks without a launcher"),
+    ("mpijob --profile h100 --set batch:X=1", "Kubernetes has no batch script"),
+    ("mpijob --profile h100 --set NCCL_NET_PLUGIN=none --set plugin=ofi --image x/hpcx:1", "the image has no plug-in 'ofi'"),
+    ("mpijob --profile h100 --test collectives --set min-bw=100", "reach different rates"),
+    ("mpijob --profile gb300-nvl72 --with dra,debug,nics --test reduce-scatter-and-more", "unknown test"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "message"), BAD)
+def test_bad_input_is_one_line_and_status_2(
+    line: str, message: str, command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [word.replace("_space_", " ") for word in line.split(" ")]  # quotes and line ends are part of words
+    monkeypatch.chdir(ROOT)
+    status, out, err = command("job", *words)
+    assert (status, out) == (2, "")
+    assert [row.startswith("error: ") for row in err.splitlines()].count(True) == 1
+    assert message in err
+
+
+def test_the_command_writes_what_it_would_print(tmp_path: Path, command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ["job", "slurm", "--profile", "h100", "--set", "NCCL_FOO=1", "--with", "debug"]
+    status, printed, warnings = command(*words)
+    assert (status, "does not read NCCL_FOO" in warnings) == (0, True)
+    assert printed.startswith("#!/bin/bash\n# imagebuild job slurm --profile h100 --fabric ib --with debug")
+    assert command(*words, "-o", tmp_path / "job.sh") == (0, "", warnings)
+    assert (tmp_path / "job.sh").read_text() == printed
+
+
+def test_offer_without_a_matrix_is_empty(tmp_path: Path) -> None:
+    assert offer_of_plan(tmp_path / "matrix.yaml", tmp_path, tmp_path / "lock") == Offer()

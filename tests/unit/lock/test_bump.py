@@ -1,0 +1,211 @@
+"""Newer versions of pins: who is asked, what is proposed, and how the matrix is edited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import ConfigError
+from imagebuild.lock import PackageIndex, Proposals, askings, edited, newer, propose, versions_in, with_pins
+from imagebuild.project import Plan, Project, make_plan
+from imagebuild.render import Renderer
+from tests.conftest import LIBRARY, Files
+from tests.unit.lock.lock_fakes import KEY, Fake, Silent
+
+GIT = "https://example.org/tool.git"
+URL = "https://example.org/repository/"
+REPOSITORY = f"repository: {{name: r, url: '{URL}', key: k}}\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "names", "versions"),
+    [
+        ("v{version}", ["v1.2", "v1.3-rc1", "1.4", "v"], {"1.2", "1.3-rc1"}),
+        ("v{version}-1", ["v2.3-1", "v2.3-2", "v2.3"], {"2.3"}),
+        ("{version}", ["26.04.17", "v4.5"], {"26.04.17", "v4.5"}),
+        ("{version}-1+cuda13.4", ["2.32.3-1+cuda13.4", "2.32.3-1+cuda12.9"], {"2.32.3"}),
+        ("1:{version}-1", ["1:4.6.1-1", "4.6.1-1"], {"4.6.1"}),
+    ],
+)
+def test_versions_in_names(template: str, names: list[str], versions: set[str]) -> None:
+    assert versions_in(template, names) == versions
+
+
+@pytest.mark.parametrize(
+    ("current", "versions", "pre", "found"),
+    [
+        ("1.9", ["1.8", "1.9", "1.10", "2.0rc1"], False, ["1.10"]),
+        ("1.9", ["1.10", "2.0-rc1", "2.0.dev1"], True, ["2.0-rc1", "2.0.dev1", "1.10"]),
+        ("26.04.17", ["v27.0", "perftest-27", "26.04.18", "25.07.0-0.104", "26.04.20+x"], False, ["26.04.18"]),
+        ("9.26.0.51", ["9.26.0.52", "9.27"], False, ["9.27", "9.26.0.52"]),
+    ],
+)
+def test_newer_ones(current: str, versions: list[str], pre: bool, found: list[str]) -> None:
+    assert newer(current, versions, pre=pre) == found
+
+
+def test_a_version_that_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="1:8.9p1 cannot be compared"):
+        newer("1:8.9p1", ["9"], pre=False)
+
+
+def test_who_is_asked_about_this_projects_pins(project: Project, full_plan: Plan, renderer: Renderer) -> None:
+    found = askings(renderer.recipe(t) for t in full_plan.targets)
+    kinds = {name: {type(q).__name__ for q in asking.questions} for (name, _), asking in found.items()}
+    assert kinds["ucx"] == {"Tags"}
+    assert kinds["nccl"] == {"PackageVersions", "WheelVersions"}
+    assert kinds["cudnn"] == {"PackageVersions"}
+    for name, why in [
+        ("hpcx", "is part of an archive's address, and nobody lists those"),
+        ("doca-ofed", "is part of a repository's address, and nobody lists those"),
+        ("nvcc", "names a series of releases, which is chosen by hand"),
+        ("rdma-core", "comes with the distribution's release"),
+    ]:
+        assert kinds[name] == set()
+        assert found[name, 0].reasons[0] == why
+    # Every pin of the matrix is either asked about or has a reason.
+    said = propose(project, full_plan.targets, (), Fake(wheel_lists={"nvidia-nccl-cu13": ()}), Silent(), pre=False)
+    assert {name for name, _, _ in said.reasons} == set(project.matrix.model.versions)
+
+
+@pytest.fixture
+def files(tiny: Files) -> Files:
+    tiny.component("library", f"{LIBRARY}{REPOSITORY}packages: {{runtime: ['lib={{version}}-1+{{build}}']}}\n"
+                   "facts: [{when: {version: '<3'}, values: {build: cuda13}}]\n")  # fmt: skip
+    tiny.component("tool", f"{LIBRARY}requires: [library]\ngit: {GIT}\ntag: v{{version}}\n", build="FROM x AS tool\n")
+    return tiny
+
+
+def proposals(files: Files, upstream: Fake, *names: str, pre: bool = False) -> Proposals:
+    project = files.load()
+    return propose(project, make_plan(project).targets, names, upstream, Silent(), pre=pre)
+
+
+def upstream(*versions: str, tags: tuple[str, ...] = ("v3.4",)) -> Fake:
+    return Fake(
+        indexes={URL: PackageIndex((KEY,), {"lib": list(versions)})}, git_tags={GIT: dict.fromkeys(tags, "1" * 40)}
+    )
+
+
+def test_only_the_version_changes_in_a_package(files: Files) -> None:
+    fake = upstream("1.2-1+cuda13", "1.3-1+cuda13", "1.9-1+cuda14", "1.4-2+cuda13", "1.1-1+cuda13")
+    found = proposals(files, fake)
+    assert found.changes == {("library", 0): "1.3"}
+    assert [a for a in fake.asked if a[0] == "index"] == [("index", URL, "lib")]  # once for both variants
+
+
+def test_never_a_downgrade(files: Files) -> None:
+    found = proposals(files, upstream("1.1-1+cuda13", "1.2-1+cuda13", tags=("v3.3", "v3.4")))
+    assert (found.changes, found.reasons) == ({}, [])
+
+
+def test_a_version_that_the_component_does_not_know_how_to_install(files: Files) -> None:
+    found = proposals(files, upstream("1.3-1+cuda13", "3.0-1+cuda13"))
+    assert found.changes == {("library", 0): "1.3"}
+    ((pin, version, why),) = found.reasons
+    assert (pin, version) == ("library", "1.2")
+    assert why.startswith("3.0 is there, but: ")
+    assert "no row gives 'build'" in why
+
+
+def test_a_version_that_is_not_everywhere_yet(files: Files) -> None:
+    files.component(
+        "library-wheel", f"{LIBRARY}pin: library\nwheels: ['lib-wheel=={{version}}']\n", build="FROM x AS y\n"
+    )
+    files.replace("matrix.yaml", "[tool, library]", "[tool, library, library-wheel]")
+    fake = upstream("1.3-1+cuda13", "1.4-1+cuda13")
+    fake.wheel_lists = {"lib-wheel": ("1.2", "1.3")}
+    found = proposals(files, fake)
+    assert found.changes == {("library", 0): "1.3"}
+    assert found.reasons == [("library", "1.2", "1.4 is not yet everywhere: wheels lib-wheel lacks it")]
+
+
+def test_stable_releases_unless_others_are_wanted(files: Files) -> None:
+    tags = ("v3.4", "v4.0rc1", "latest")
+    assert proposals(files, upstream(tags=tags), "tool").changes == {}
+    assert proposals(files, upstream(tags=tags), "tool", pre=True).changes == {("tool", 0): "4.0rc1"}
+
+
+@pytest.mark.parametrize(
+    ("pin", "why"),
+    [
+        (f'{{version: "3.4", commit: {"b" * 40}}}', "is pinned to a commit that is no tag"),
+        ('"3.4+patch"', "has an addition of its own behind the +"),
+        ('[{when: {cuda: ">=12"}, version: "3.4"}]', "is for some targets only; name the pin to have it bumped too"),
+    ],
+)
+def test_pins_that_stay(files: Files, pin: str, why: str) -> None:
+    files.replace("matrix.yaml", 'tool: "3.4"', f"tool: {pin}")
+    found = proposals(files, upstream(tags=("v3.5",)))
+    assert found.changes == {}
+    assert (why in {r[2] for r in found.reasons}) is True
+
+
+def test_a_named_pin_with_a_condition(files: Files) -> None:
+    files.replace("matrix.yaml", 'tool: "3.4"', 'tool: [{when: {cuda: ">=13"}, version: "3.4"}, "3.3"]')
+    found = proposals(files, upstream(tags=("v3.5",)), "tool")
+    assert found.changes == {("tool", 0): "3.5", ("tool", 1): "3.5"}
+
+
+def test_a_source_that_does_not_answer(files: Files) -> None:
+    found = proposals(files, Fake(git_tags={GIT: {"v3.5": "1" * 40}}))
+    assert found.changes == {("tool", 0): "3.5"}
+    assert found.reasons == [("library", "1.2", f"could not be asked: {URL}: down")]
+
+
+def test_a_name_that_is_no_pin(files: Files) -> None:
+    with pytest.raises(ConfigError, match=r"matrix.yaml:\d+: versions: no pin 'tol'; did you mean 'tool'"):
+        proposals(files, Fake(), "tol")
+
+
+MATRIX_PINS = """\
+  library: "1.2" # newer than 1.2 of tool
+  tool:
+    # the old one
+    - {when: {cuda: "<13"}, version: 3.4} # 3.4 it is
+    - when: {os: debian12}
+      version: '3.4'
+    - 3.4
+"""
+
+
+def edit(files: Files, changes: dict[tuple[str, int], str]) -> str:
+    project = files.load()
+    return edited(project.matrix, with_pins(project, changes).matrix, changes)
+
+
+@pytest.mark.parametrize(
+    ("row", "old", "new"),
+    [
+        (("library", 0), 'library: "1.2" # newer than 1.2', 'library: "9" # newer than 1.2'),
+        (("tool", 0), "version: 3.4} # 3.4 it", "version: 9} # 3.4 it"),
+        (("tool", 1), "version: '3.4'", "version: '9'"),
+        (("tool", 2), "    - 3.4\n", "    - 9\n"),
+    ],
+)
+def test_only_the_version_changes_in_the_matrix(files: Files, row: tuple[str, int], old: str, new: str) -> None:
+    files.replace("matrix.yaml", '  library: "1.2"\n  tool: "3.4"\n', MATRIX_PINS)
+    text = (files.root / "matrix.yaml").read_text()
+    assert edit(files, {row: "9"}) == text.replace(old, new, 1)
+
+
+def test_a_line_that_cannot_be_edited(files: Files) -> None:
+    files.replace("matrix.yaml", 'library: "1.2"', "library:\n    >-\n    1.2")
+    with pytest.raises(ConfigError, match=r"matrix.yaml:\d+: 1.2 does not stand here once; write 9 by hand"):
+        edit(files, {("library", 0): "9"})
+
+
+def test_a_version_that_two_places_share(files: Files) -> None:
+    files.replace("matrix.yaml", '  library: "1.2"\n  tool: "3.4"\n', '  library: &v "1.2"\n  tool: *v\n')
+    with pytest.raises(ConfigError, match=r"matrix.yaml:\d+: a change of the version here changes something else too"):
+        edit(files, {("library", 0): "9"})
+
+
+def test_this_projects_pins_can_all_be_edited(project: Project) -> None:
+    rows = {(name, i): pins for name, pins in project.matrix.model.versions.items() for i in range(len(pins))}
+    before = Path(project.matrix.path).read_text().splitlines()
+    for row in rows:
+        changes = {row: "99.1"}
+        after = edited(project.matrix, with_pins(project, changes).matrix, changes).splitlines()
+        assert sum(a != b for a, b in zip(before, after, strict=True)) == 1, row

@@ -1,0 +1,602 @@
+"""Asking real servers on this machine: HTTP with faults, signed repositories, git; and the commands that do it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import (
+    DOWNLOAD_ATTEMPTS,
+    Absent,
+    CommandError,
+    ConfigError,
+    Downloads,
+    ResultError,
+    Unreachable,
+    run_program,
+)
+from imagebuild.lock import (
+    Addresses,
+    NetworkUpstream,
+    ask_pip,
+    commit_of,
+    git_tags,
+    read,
+    resolve_repository,
+    resolve_wheels,
+)
+from imagebuild.project import Archive, LockedRepository, PackageSource, WheelSet
+from tests.conftest import LIBRARY, ROOT, Files
+from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER, Keys
+from tests.upstream.server import Server
+
+pytestmark = pytest.mark.programs
+
+DATA = bytes(range(256)) * 8192
+SHA256 = hashlib.sha256(DATA).hexdigest()
+PACKAGES = "".join(
+    f"Package: {name}\nVersion: {version}\nArchitecture: amd64\n\n"
+    for name, version in [
+        ("nccl", "2.9.9-1+cuda12.9"),
+        ("nccl", "2.32.3-1+cuda12.9"),
+        ("tool", "1:1.0~rc1"),
+        ("tool", "1:1.0"),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def keys() -> Iterator[Keys]:
+    # Short: the path of an agent's socket is limited.
+    with tempfile.TemporaryDirectory(prefix="keys-") as folder:
+        Keys.make(Path(folder))
+        yield Keys(Path(folder))
+
+
+@pytest.fixture
+def server(tmp_path: Path, keys: Keys) -> Iterator[Server]:
+    root = tmp_path / "server"
+    (root / "host").mkdir(parents=True)
+    (root / "host" / "a.tar").write_bytes(DATA)
+    publish(root, keys)
+    with Server(root).running() as running:
+        yield running
+
+
+def publish(
+    root: Path, keys: Keys, *, by: str = CUDA, index: str = PACKAGES, more: str = "", inline: bool = True
+) -> None:
+    """A flat repository at /repo/, signed by a key."""
+    folder = root / "repo"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "Packages.gz").write_bytes(gzip.compress(index.encode()))
+    (folder / "Packages.xz").write_bytes(lzma.compress(index.encode()))
+    lines = [f" {hashlib.sha256(p.read_bytes()).hexdigest()} {p.stat().st_size} {p.name}" for p in folder.iterdir()]
+    release = "\n".join([*more.splitlines(), "Origin: test", "SHA256:", *lines, ""]).encode()
+    signatures = keys.sign(release, by)
+    if inline:
+        (folder / "InRelease").write_bytes(signatures["InRelease"])
+    else:
+        (folder / "Release").write_bytes(release)
+        (folder / "Release.gpg").write_bytes(signatures["Release.gpg"])
+    for name in (CUDA, EXPIRED, DOCA):
+        shutil.copy(keys.public / f"{name}.asc", folder)
+        shutil.copy(keys.public / f"{name}.gpg", folder)
+
+
+def web() -> Downloads:
+    return Downloads(pause_s=0.01)
+
+
+def at(server: Server, path: str) -> str:
+    return f"http://127.0.0.1:{server.port}/{path}"
+
+
+def source(server: Server, *packages: str, key: str = f"{CUDA}.asc") -> PackageSource:
+    return PackageSource(at(server, "repo/"), "/", at(server, f"repo/{key}"), packages)
+
+
+def resolved(
+    server: Server, *packages: str, known: LockedRepository | None = None, key: str = f"{CUDA}.asc"
+) -> LockedRepository:
+    return resolve_repository(run_program, web(), source(server, *packages, key=key), known)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def test_a_download_is_hashed_as_it_comes(server: Server) -> None:
+    seen: list[tuple[int, int | None]] = []
+    assert web().sha256(at(server, "host/a.tar"), lambda done, total: seen.append((done, total))) == SHA256
+    assert seen[-1] == (len(DATA), len(DATA))
+
+
+def test_a_server_with_a_bad_moment(server: Server) -> None:
+    server.fail("/host/", status=500, times=2)
+    assert web().sha256(at(server, "host/a.tar")) == SHA256
+    assert [r.status for r in server.requests] == [500, 500, 200]
+
+
+def test_a_server_with_a_bad_day(server: Server) -> None:
+    server.fail("/host/", status=503, times=99)
+    with pytest.raises(Unreachable, match="a.tar: the server answered 503"):
+        web().sha256(at(server, "host/a.tar"))
+    assert len(server.requests) == DOWNLOAD_ATTEMPTS
+
+
+def test_half_a_file_is_never_hashed(server: Server) -> None:
+    server.truncate("/host/")
+    with pytest.raises(Unreachable, match="ended after"):
+        web().sha256(at(server, "host/a.tar"))
+    assert len(server.requests) == DOWNLOAD_ATTEMPTS
+
+
+def test_half_a_file_once(server: Server) -> None:
+    server.truncate("/host/")
+
+    def heal(done: int, total: int | None) -> None:
+        server.heal()
+
+    assert web().sha256(at(server, "host/a.tar"), heal) == SHA256
+
+
+def test_what_is_not_there_and_who_is_not_there(server: Server) -> None:
+    with pytest.raises(Absent, match=r"b.tar: the server does not have it \(404\)"):
+        web().sha256(at(server, "host/b.tar"))
+    assert len(server.requests) == 1
+    asking, port = web(), free_port()
+    for name in ("one", "two"):
+        with pytest.raises(Unreachable, match=f"{name}: .*Connection refused") as caught:
+            asking.sha256(f"http://127.0.0.1:{port}/{name}")
+        assert not isinstance(caught.value, Absent)
+    with pytest.raises(Unreachable, match="Failed to resolve 'host.invalid'"):
+        asking.sha256("https://host.invalid/a.tar")
+
+
+class Odd(BaseHTTPRequestHandler):
+    """Answers without a length, or with a page."""
+
+    def do_GET(self) -> None:
+        wanted = "Basic " + base64.b64encode(b"me:secret").decode()
+        if self.path.endswith("private.tar") and self.headers.get("Authorization") != wanted:
+            self.send_error(401)
+            return
+        self.send_response(200)
+        if self.path.endswith("private.tar"):
+            self.send_header("Content-Length", "5")
+        if self.path.endswith(".html"):
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"login")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_answers_that_could_be_anything() -> None:
+    with HTTPServer(("127.0.0.1", 0), Odd) as odd:
+        threading.Thread(target=odd.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{odd.server_address[1]}"
+        with pytest.raises(CommandError, match="does not say how long the file is"):
+            web().sha256(f"{address}/a.tar")
+        with pytest.raises(CommandError, match="is a web page"):
+            web().sha256(f"{address}/a.html")
+        odd.shutdown()
+
+
+def test_passwords_of_a_netrc_file(tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    with HTTPServer(("127.0.0.1", 0), Odd) as odd:
+        threading.Thread(target=odd.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{odd.server_address[1]}/private.tar"
+        assert Downloads(netrc=tmp_path / "netrc").sha256(address) == hashlib.sha256(b"login").hexdigest()
+        with pytest.raises(Unreachable, match="the server answered 401") as caught:
+            web().sha256(address)
+        assert "secret" not in str(caught.value)
+        odd.shutdown()
+
+
+def test_a_mirror_is_asked_instead_and_named(server: Server) -> None:
+    mirrors = Addresses(download=lambda url: url.replace("https://example.org/", at(server, "")))
+    real = NetworkUpstream(mirrors)
+    assert real.resolve(Archive("x", "https://example.org/host/a.tar"), None, lambda *_: None) == SHA256
+    with pytest.raises(
+        Absent, match=rf"https://example.org/host/b.tar \(as http://127.0.0.1:{server.port}/host/b.tar\)"
+    ):
+        real.resolve(Archive("x", "https://example.org/host/b.tar"), None, lambda *_: None)
+
+
+@pytest.mark.parametrize("key", [f"{CUDA}.asc", f"{CUDA}.gpg"])
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_signed_repository(server: Server, keys: Keys, key: str, inline: bool) -> None:
+    publish(server.root, keys, inline=inline)
+    assert resolved(server, "tool", "nccl=2.9.9-1+cuda12.9", key=key) == LockedRepository(
+        fingerprint=keys.fingerprint(CUDA), packages={"tool": "1:1.0", "nccl=2.9.9-1+cuda12.9": "2.9.9-1+cuda12.9"}
+    )
+
+
+def test_a_missing_package_and_a_missing_version(server: Server) -> None:
+    with pytest.raises(ConfigError, match="has no nccl in version 2.33.0; the newest: 2.32.3-1"):
+        resolved(server, "nccl=2.33.0")
+    with pytest.raises(ConfigError, match="repo/: has no package gone"):
+        resolved(server, "gone")
+
+
+def test_an_unknown_key_is_named_with_those_that_are_known(server: Server, keys: Keys) -> None:
+    publish(server.root, keys, by=STRANGER)
+    with pytest.raises(CommandError, match="the key is not in the file") as caught:
+        resolved(server, "tool")
+    assert keys.fingerprint(STRANGER)[-16:] in str(caught.value)
+    assert f"the file of the key holds {keys.fingerprint(CUDA)}" in str(caught.value)
+    assert at(server, "repo/") in str(caught.value)
+
+
+def test_an_expired_key(server: Server, keys: Keys) -> None:
+    publish(server.root, keys, by=EXPIRED)
+    with pytest.raises(
+        CommandError, match=r"the key has expired; the file of the key holds [0-9A-F]{40} \(expired\)"
+    ) as caught:
+        resolved(server, "tool", key=f"{EXPIRED}.asc")
+    assert keys.fingerprint(EXPIRED) in str(caught.value)
+
+
+def test_a_changed_text(server: Server) -> None:
+    text = (server.root / "repo" / "InRelease").read_bytes()
+    server.replace("/repo/InRelease", text.replace(b"Origin: test", b"Origin: evil"))
+    with pytest.raises(CommandError, match="the signature is not of this text"):
+        resolved(server, "tool")
+
+
+def test_no_signature_and_no_key(server: Server) -> None:
+    server.replace("/repo/InRelease", b"Origin: test\n")
+    with pytest.raises(CommandError, match="there is no signature"):
+        resolved(server, "tool")
+    server.replace(f"/repo/{CUDA}.asc", b"<html>")
+    with pytest.raises(CommandError, match="holds no OpenPGP key"):
+        resolved(server, "tool")
+
+
+def test_text_around_the_signature_does_not_count(server: Server, keys: Keys) -> None:
+    path = server.root / "repo" / "InRelease"
+    text = path.read_bytes()
+    index = gzip.compress(b"Package: tool\nVersion: 9\n")
+    evil = f"SHA256:\n {hashlib.sha256(index).hexdigest()} 9 Packages.gz\n\n".encode()
+    server.replace("/repo/InRelease", evil + text)
+    assert resolved(server, "tool").packages == {"tool": "1:1.0"}
+
+
+def test_another_index_than_the_signed_one(server: Server) -> None:
+    server.replace("/repo/Packages.xz", lzma.compress(b"Package: tool\nVersion: 9\n"))
+    with pytest.raises(CommandError, match="repo/: Packages.xz has the SHA256 .*, but the signed release says"):
+        resolved(server, "tool")
+
+
+def test_an_old_copy_and_a_missing_index(server: Server, keys: Keys) -> None:
+    publish(server.root, keys, more="Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC")
+    with pytest.raises(CommandError, match="was valid until Wed, 01 Jan 2020"):
+        resolved(server, "tool")
+    publish(server.root, keys)
+    (server.root / "repo" / "Packages.xz").unlink()
+    assert resolved(server, "tool").packages == {"tool": "1:1.0"}  # the other form
+    (server.root / "repo" / "Packages.gz").unlink()
+    with pytest.raises(ResultError, match="lists no index"):
+        resolved(server, "tool")
+
+
+def test_a_changed_key(server: Server, keys: Keys) -> None:
+    known = resolved(server, "tool")
+    publish(server.root, keys, by=DOCA)
+    with pytest.raises(ConfigError, match="is signed by the key") as caught:
+        resolved(server, "tool", known=known, key=f"{DOCA}.asc")
+    assert keys.fingerprint(CUDA) in str(caught.value)
+    assert keys.fingerprint(DOCA) in str(caught.value)
+
+
+def test_a_repository_that_is_not_flat(server: Server) -> None:
+    with pytest.raises(ConfigError, match="the suite 'stable' is not flat"):
+        read(run_program, web(), PackageSource(at(server, ""), "stable", "k", ()), ())
+
+
+@pytest.fixture
+def project_git(tmp_path: Path) -> Path:
+    """A git repository with an annotated tag, a plain one and releases that are not stable."""
+    folder = tmp_path / "tool.git"
+
+    def run(*words: str) -> None:
+        who = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "tag.gpgSign=false")
+        subprocess.run(["git", *who, "-C", folder, *words], check=True, capture_output=True)
+
+    folder.mkdir()
+    run("init", "-q", "-b", "main")
+    for number, tag in enumerate(["v3.4", "v3.5", "v3.10", "v4.0-rc1", "latest"]):
+        run("commit", "-q", "--allow-empty", "-m", str(number))
+        run("tag", *(["-a", "-m", tag] if tag == "v3.10" else []), tag)
+    return folder
+
+
+def head(folder: Path, tag: str) -> str:
+    words = ["git", "-C", str(folder), "rev-parse", f"{tag}^{{commit}}"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_tags_become_commits(project_git: Path) -> None:
+    address = project_git.as_uri()
+    for tag in ("v3.4", "v3.10"):
+        assert commit_of(run_program, address, tag) == head(project_git, tag)
+    assert git_tags(run_program, address)["v3.10"] == head(project_git, "v3.10")
+    with pytest.raises(Absent, match="has no tag v9"):
+        commit_of(run_program, address, "v9")
+    with pytest.raises(Absent, match="has no tag v3"):  # not a pattern
+        commit_of(run_program, address, "v3")
+    with pytest.raises(Unreachable, match="gone.git: .*does not appear to be a git repository"):
+        git_tags(run_program, f"{address.replace('tool', 'gone')}")
+
+
+def test_pip_is_asked_for_both_architectures(tmp_path: Path) -> None:
+    for arch in ("x86_64", "aarch64"):
+        for version in ("1.2.3", "1.2.10", "1.3.0rc1"):
+            make_wheel(tmp_path, "some-wheel", version, f"manylinux2014_{arch}")
+    make_wheel(tmp_path, "half-wheel", "1", "manylinux2014_x86_64")
+
+    def run(*argv: str, **options: object) -> str:
+        return run_program(*argv, env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}, timeout=120)
+
+    ask = ask_pip(run)
+    (found,) = resolve_wheels(ask, WheelSet("c", "1.2", ("some-wheel==1.2.*",)))
+    assert (found.name, found.version) == ("some-wheel", "1.2.10")
+    assert found.sha256["arm64"] == hashlib.sha256(
+        (tmp_path / "some_wheel-1.2.10-py3-none-manylinux2014_aarch64.whl").read_bytes()
+    ).hexdigest()  # fmt: skip
+    with pytest.raises(CommandError, match="pip finds no half-wheel for arm64") as caught:
+        resolve_wheels(ask, WheelSet("c", "1", ("half-wheel",)))
+    assert not isinstance(caught.value, Unreachable)
+
+
+def test_a_package_index_that_is_down() -> None:
+    ask = ask_pip(run_program, f"http://127.0.0.1:{free_port()}/simple/")
+    with pytest.raises(Unreachable, match="its index does not answer"):
+        ask(("no-such-wheel-anywhere==1",), "amd64")
+
+
+def make_wheel(folder: Path, name: str, version: str, tag: str) -> None:
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-{tag}.whl", "w") as archive:
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n")
+        archive.writestr(f"{info}/RECORD", "")
+
+
+class Command:
+    """`imagebuild …` in a folder, as people call it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {
+            **os.environ,
+            "XDG_CONFIG_HOME": str(folder),
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(folder / "tmp"),
+        }
+        (folder / "tmp").mkdir()
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "imagebuild", *words], cwd=self.folder, env=self.environ, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
+        )  # fmt: skip
+
+    def __call__(self, *words: str, expect: int = 0) -> str:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == expect, f"{process.returncode}\n{out}\n{err}"
+        assert "Traceback" not in err
+        return out + err
+
+    @property
+    def lock(self) -> dict[str, dict[str, object]]:
+        read: dict[str, dict[str, object]] = json.loads((self.folder / "imagebuild.lock").read_text())
+        return read
+
+
+@pytest.fixture
+def files(tiny: Files, server: Server, project_git: Path) -> Files:
+    """The tiny project with an archive, a signed repository and git; its image is in the lock already."""
+    (server.root / "host" / "b.tar").write_bytes(b"b" * (8 << 20))
+    tiny.component(
+        "library",
+        LIBRARY + f"archive: {at(server, 'host/a.tar')}\npackages: {{runtime: [tool, 'nccl={{version}}-1+cuda12.9']}}\n"
+        f"repository: {{name: repo, url: '{at(server, 'repo/')}', key: '{at(server, f'repo/{CUDA}.asc')}'}}\n",
+    )
+    tiny.component("tool", f"{LIBRARY}requires: [library]\narchive: {at(server, 'host/b.tar')}\n")
+    tiny.component(
+        "git-tool", f"{LIBRARY}git: {project_git.as_uri()}\ntag: v{{version}}\n", build="FROM x AS git-tool\n"
+    )
+    tiny.replace("matrix.yaml", 'library: "1.2"', 'library: "2.9.9" # the library\n  git-tool: "3.4" # and this')
+    tiny.replace("matrix.yaml", "[tool, library]", "[tool, library, git-tool]")
+    tiny.lock({"images": {"debian:13-slim": {"digest": f"sha256:{'a' * 64}"}}})
+    for name in ("library", "tool"):
+        tiny.write(f"dockerfiles/components/{name}/build.j2", f"FROM x AS {name}\n")
+    return tiny
+
+
+@pytest.fixture
+def command(files: Files) -> Command:
+    return Command(files.root)
+
+
+def test_lock_from_nothing_check_and_changes(command: Command, server: Server, project_git: Path, keys: Keys) -> None:
+    said = command("lock")
+    assert "imagebuild.lock: 4 resolved; all 5 sources are pinned" in said
+    lock = command.lock
+    assert lock["archives"][at(server, "host/a.tar")] == SHA256
+    assert lock["git"][project_git.as_uri()] == {"v3.4": head(project_git, "v3.4")}
+    assert lock["repositories"][at(server, "repo/")] == {
+        "fingerprint": keys.fingerprint(CUDA),
+        "packages": {"nccl=2.9.9-1+cuda12.9": "2.9.9-1+cuda12.9", "tool": "1:1.0"},
+    }
+    text = (command.folder / "imagebuild.lock").read_text()
+    server.forget()
+    assert "0 resolved; all 5 sources are pinned" in command("lock")
+    assert server.requests == []
+    assert "all 5 sources are as locked; upstream was not asked" in command("lock", "--check", "--offline")
+
+    (server.root / "host" / "a.tar").write_bytes(b"other")
+    subprocess.run(["git", "-C", project_git, "tag", "-f", "v3.4", "v3.5"], check=True, capture_output=True)
+    publish(server.root, keys, by=DOCA)
+    shutil.copy(keys.public / f"{DOCA}.asc", server.root / "repo" / f"{CUDA}.asc")
+    out = command("lock", "--check", expect=1)
+    assert f"changed      archive {at(server, 'host/a.tar')}" in out
+    assert f"upstream has {head(project_git, 'v3.5')[:12]} now, locked is {lock_commit(lock, project_git)[:12]}" in out
+    assert f"imagebuild.lock trusts {keys.fingerprint(CUDA)}" in out
+    assert (command.folder / "imagebuild.lock").read_text() == text
+
+    command("lock", "--update", "git-tool")
+    after = command.lock
+    assert after["git"][project_git.as_uri()] == {"v3.4": head(project_git, "v3.5")}
+    assert {**after, "git": lock["git"]} == lock
+    assert "wrong answers" not in command("lock", "--update", at(server, "repo/"))
+    assert command.lock["repositories"][at(server, "repo/")]["fingerprint"] == keys.fingerprint(DOCA)  # type: ignore[index]
+    assert "no component" in command("lock", "--update", "git-tol", expect=2)
+
+
+def lock_commit(lock: dict[str, dict[str, object]], folder: Path) -> str:
+    found = lock["git"][folder.as_uri()]
+    assert isinstance(found, dict)
+    return str(found["v3.4"])
+
+
+def test_what_nothing_uses_goes_unless_targets_are_selected(command: Command, files: Files) -> None:
+    command("lock")
+    content = command.lock
+    content["archives"]["https://example.org/old.tar"] = "0" * 64
+    files.write("imagebuild.lock", json.dumps(content))
+    assert "stale  archive https://example.org/old.tar" in command("lock", "--check", "--offline", expect=1)
+    command("lock", "cuda=13.0")
+    assert "https://example.org/old.tar" in command.lock["archives"]
+    command("lock")
+    assert "https://example.org/old.tar" not in command.lock["archives"]
+
+
+def test_what_cannot_be_reached_is_listed_and_resolved_later(command: Command, server: Server) -> None:
+    b = server.root / "host" / "b.tar"
+    content = b.read_bytes()
+    b.unlink()
+    said = command("lock", expect=4)
+    assert f"archive {at(server, 'host/b.tar')}: the server does not have it (404)" in said
+    assert command.lock["archives"][at(server, "host/b.tar")] == "unresolved"
+    assert "unresolved  archive" in command("lock", "--check", "--offline", expect=1)
+    b.write_bytes(content)
+    assert "1 resolved; all 5 sources are pinned" in command("lock")
+
+
+class Stuck(BaseHTTPRequestHandler):
+    """Sends the beginning of a file and then nothing."""
+
+    release = threading.Event()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        self.wfile.write(b"x" * 1000)
+        self.wfile.flush()
+        self.release.wait(60)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_resumes(command: Command, server: Server, files: Files, how: signal.Signals) -> None:
+    Stuck.release.clear()
+    with HTTPServer(("127.0.0.1", 0), Stuck) as stuck:
+        threading.Thread(target=stuck.serve_forever, daemon=True).start()
+        slow = f"http://127.0.0.1:{stuck.server_address[1]}/b.tar"
+        files.replace("dockerfiles/components/tool/component.yaml", at(server, "host/b.tar"), slow)
+        process = command.start("lock")
+        deadline = time.monotonic() + 30
+        while not ((command.folder / "imagebuild.lock").exists() and len(command.lock.get("repositories", {}))
+                   and command.lock.get("git") and command.lock.get("archives")):  # fmt: skip
+            assert time.monotonic() < deadline, "was not written on the way"
+            time.sleep(0.05)
+        began = time.monotonic()
+        process.send_signal(how)
+        _, err = process.communicate(timeout=30)
+        assert time.monotonic() - began < 10
+        assert process.returncode == (130 if how == signal.SIGINT else 143), err
+        assert "Traceback" not in err
+        Stuck.release.set()
+        stuck.shutdown()
+    assert slow not in command.lock["archives"]
+    assert list((command.folder / "tmp").iterdir()) == []
+    files.replace("dockerfiles/components/tool/component.yaml", slow, at(server, "host/b.tar"))
+    server.forget()
+    assert "1 resolved; all 5 sources are pinned" in command("lock")
+    assert [r.path for r in server.requests] == ["/host/b.tar"]
+
+
+def test_the_users_mirrors_are_asked(command: Command, server: Server, files: Files) -> None:
+    component = "dockerfiles/components/library/component.yaml"
+    files.write(component, (files.root / component).read_text().replace(at(server, ""), "https://example.org/"))
+    files.write("config.yaml", f"mirrors: {{downloads: {{https://example.org/: '{at(server, '')}'}}}}\n")
+    command.environ["IMAGEBUILD_CONFIG"] = str(files.root / "config.yaml")
+    command("lock")
+    assert command.lock["archives"]["https://example.org/host/a.tar"] == SHA256
+    assert "https://example.org/repo/" in command.lock["repositories"]
+
+
+def test_bump_proposes_and_writes(command: Command, project_git: Path) -> None:
+    command("lock")
+    before = (command.folder / "matrix.yaml").read_text()
+    out = command("bump")
+    changed = {line for line in out.splitlines() if line[:1] in "+-" and line[1:3] not in {"--", "++"}}
+    assert changed == {
+        '-  git-tool: "3.4" # and this', '+  git-tool: "3.10" # and this',
+        '-  library: "2.9.9" # the library', '+  library: "2.32.3" # the library',
+    }  # fmt: skip
+    assert "tool  3.4      nobody lists its versions" in out
+    assert (command.folder / "matrix.yaml").read_text() == before
+    out = command("bump", "--pre", "git-tool", "--relock")
+    assert '+  git-tool: "4.0-rc1" # and this' in out
+    assert f'+   "v4.0-rc1": "{head(project_git, "v4.0-rc1")}"' in out
+    assert '-   "v3.4": ' in out
+    assert "+  library: " not in out
+    command("bump", "--write", "--relock")
+    after = before.replace('git-tool: "3.4"', 'git-tool: "3.10"').replace('"2.9.9"', '"2.32.3"')
+    assert (command.folder / "matrix.yaml").read_text() == after
+    assert "all 5 sources are as locked" in command("lock", "--check", "--offline")
+    assert "no newer version" in command("bump")
+
+
+def test_bump_says_who_cannot_be_asked(command: Command, server: Server, project_git: Path) -> None:
+    shutil.rmtree(project_git)
+    server.fail("/repo/", status=404, times=99)
+    out = command("bump")
+    assert "git-tool  3.4      could not be asked: " in out
+    assert "library   2.9.9    could not be asked: " in out
+    assert "no newer version" in out
+    assert "no pin 'libary'; did you mean 'library'?" in command("bump", "libary", expect=2)

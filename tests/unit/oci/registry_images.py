@@ -1,0 +1,33 @@
+"""Images with real layers in the registry in memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+from imagebuild.oci import BlobDescriptor, descriptor_json, digest_of, encode_json
+from imagebuild.oci import registry as oci_registry
+from tests.registry_fake import FakeRegistry
+from tests.unit import image_files as make
+
+
+def pushed(
+    registry: FakeRegistry, *layers: make.Files, platform: str = "linux/amd64", **settings: Any
+) -> BlobDescriptor:
+    """An image of real layers, by digest in the repository `gpu/open`; its description."""
+    os, architecture = platform.split("/")
+    packed = [gzip.compress(make.layer(files), 1) for files in layers]
+    config = json.dumps({"os": os, "architecture": architecture, "config": settings}).encode()
+    about = [
+        BlobDescriptor("application/vnd.oci.image.config.v1+json", digest_of(config), len(config)),
+        *(BlobDescriptor("application/vnd.oci.image.layer.v1.tar+gzip", digest_of(data), len(data)) for data in packed),
+    ]
+    for data in (config, *packed):
+        registry.put_blob("gpu/open", data, digest_of(data))
+    first, *rest = [descriptor_json(part) for part in about]
+    content = encode_json(
+        {"schemaVersion": 2, "mediaType": oci_registry.MANIFEST, "config": first, "layers": rest}
+    )  # fmt: skip
+    digest = registry.put_manifest("gpu/open", digest_of(content), content, oci_registry.MANIFEST)
+    return BlobDescriptor(oci_registry.MANIFEST, digest, len(content), platform)

@@ -1,0 +1,214 @@
+"""Images are found in every form they are saved in, and what is damaged is an error and no pass."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from imagebuild.core import ConfigError, ResultError
+from imagebuild.oci import CHUNK, Blob, LayoutImage, decompressed, images_in, layout
+from imagebuild.verify import describe_images, inspect, layers, scan, scan_all
+from tests.unit import image_files
+from tests.unit.image_files import Layout, layer
+
+FILES = {"etc/hostname": b"tiny\n"}
+INDEX = "application/vnd.oci.image.index.v1+json"
+
+
+def paths(image: LayoutImage, workers: int = 1) -> list[str]:
+    return [entry.path for found in scan_all(image.layers, workers) for entry in found.entries]
+
+
+def read(source: Any, folder: Path) -> list[list[str]]:
+    folder.mkdir(exist_ok=True)
+    return [paths(image) for image in images_in(source, folder)]
+
+
+def chunks(data: bytes) -> list[bytes]:
+    return [data[i : i + 777] for i in range(0, len(data), 777)]
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [bytes, gzip.compress, zstandard.compress, lambda data: gzip.compress(data[:700]) + gzip.compress(data[700:])],
+    ids=["plain", "gzip", "zstd", "gzip-members"],
+)
+def test_layers_of_every_compression(tmp_path: Path, pack: Any) -> None:
+    Layout(tmp_path / "x").image([pack(layer(FILES))])
+    (image,) = images_in(tmp_path / "x", tmp_path)
+    (found,) = scan_all(image.layers, 1)
+    assert [entry.path for entry in found.entries] == ["etc/hostname"]
+    assert found.compressed == (pack is not bytes)
+
+
+def test_folder_tar_compressed_tar_and_stream_are_the_same(tmp_path: Path) -> None:
+    made = Layout(tmp_path / "x")
+    made.image([gzip.compress(layer(FILES))])
+    (tmp_path / "x.tar").write_bytes(made.tar())
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(made.tar()))
+    (tmp_path / "x.tar.zst").write_bytes(zstandard.compress(made.tar()))
+    sources = (tmp_path / "x", tmp_path / "x.tar", tmp_path / "x.tar.gz", tmp_path / "x.tar.zst", chunks(made.tar()))
+    for source in sources:
+        assert read(source, tmp_path / "spool") == [["etc/hostname"]]
+
+
+@pytest.mark.parametrize("link", [image_files.symlink("../one/layer.tar"), image_files.hardlink("one/layer.tar")])
+def test_an_archive_of_an_older_engine(tmp_path: Path, link: image_files.Node) -> None:
+    made = Layout(tmp_path / "x")
+    data = layer(FILES)
+    digest = made.blob(data)["digest"]
+    config = {"os": "linux", "architecture": "arm64", "variant": "v8", "rootfs": {"diff_ids": [digest, digest]}}
+    manifest = [{"Config": "config.json", "Layers": ["one/layer.tar", "two/layer.tar"]}]
+    (tmp_path / "saved.tar").write_bytes(
+        layer({
+            "one/layer.tar": data, "two/layer.tar": link, "config.json": json.dumps(config).encode(),
+            "manifest.json": json.dumps(manifest).encode(),
+        })
+    )  # fmt: skip
+    (image,) = describe_images(tmp_path / "saved.tar")
+    assert (image.platform, image.digest) == ("linux/arm64", None)
+    assert paths(image) == ["etc/hostname"] * 2
+
+
+def test_several_platforms(tmp_path: Path) -> None:
+    made = Layout(tmp_path / "x")
+    made.image([layer({"a": b""})])
+    made.image([layer({"b": b""})], platform="linux/arm64")
+    attestation = made.image([layer({"no": b""})], platform="unknown/unknown")
+    assert attestation["platform"]["os"] == "unknown"
+    absent = {"mediaType": image_files.MANIFEST, "digest": f"sha256:{'0' * 64}", "size": 1}
+    nested = made.json({"manifests": [*made.manifests, absent]}, INDEX)
+    made.manifests = [nested]
+    made.write()
+    assert read(made.root, tmp_path) == [["a"], ["b"]]
+    names = {result.check for result in inspect(made.root, workers=1)}
+    assert {"readable linux/amd64", "readable linux/arm64"} <= names
+    assert "readable" in {result.check for result in inspect(made.root, platform="linux/arm64", workers=1)}
+    with pytest.raises(ConfigError, match="not for linux/s390x, but for linux/amd64, linux/arm64"):
+        inspect(made.root, platform="linux/s390x")
+
+
+def test_the_same_image_under_two_names_is_one(tmp_path: Path) -> None:
+    made = Layout(tmp_path / "x")
+    made.manifests.append(dict(made.image([layer(FILES)])))
+    made.write()
+    assert len(describe_images(made.root)) == 1
+    made.image([layer({"other": b""})])
+    with pytest.raises(ConfigError, match="several images for linux/amd64"):
+        describe_images(made.root)
+
+
+def test_what_is_no_image(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "other.tar").write_bytes(layer(FILES))
+    (tmp_path / "empty").mkdir()
+    for name in ("text", "other.tar", "empty"):
+        with pytest.raises(ConfigError, match="neither an OCI image layout nor an archive"):
+            describe_images(tmp_path / name)
+    with pytest.raises(ConfigError, match="does not exist"):
+        describe_images(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
+def test_a_megabyte_of_zeros_does_not_come_at_once(pack: Any) -> None:
+    data = bytes(50 * CHUNK)
+    compressed, pieces = decompressed(iter([pack(data)]))
+    sizes = [len(piece) for piece in pieces]
+    assert compressed
+    assert max(sizes) <= CHUNK
+    assert sum(sizes) == len(data)
+
+
+def damaged(made: Layout, name: str, data: bytes) -> None:
+    (made.root / "blobs" / "sha256" / name.removeprefix("sha256:")).write_bytes(data)
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, 10_000])
+def test_a_layer_that_is_cut_is_an_error(tmp_path: Path, size: int) -> None:
+    whole = layer({"file": random.Random(1).randbytes(100_000)})
+    for data in (whole, gzip.compress(whole, 0), zstandard.compress(whole, 1)):
+        (tmp_path / "layer").write_bytes(data[:size])
+        blob = Blob(tmp_path / "layer", 0, size, f"sha256:{hashlib.sha256(data).hexdigest()}")
+        with pytest.raises(ResultError, match=r"cannot be read|is damaged"):
+            scan(blob, 0)
+
+
+def test_a_layer_that_makes_no_sense_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    files: image_files.Files = {
+        "a": b"x" * 2000,
+        "b" * 200: image_files.Node(b"y", pax={"SCHILY.xattr.security.capability": "x"}),
+    }
+    whole = layer({**files, "c": image_files.symlink("d" * 150), "e": image_files.folder()})
+    chance = random.Random(1)
+    refused = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 20)):
+            data[chance.randrange(6000)] = chance.randrange(256)
+        (tmp_path / "layer").write_bytes(data)
+        try:
+            scan(Blob(tmp_path / "layer", 0, len(data)), 0)
+        except ResultError:
+            refused += 1
+    assert refused > 50
+
+
+def test_a_layer_with_other_content_is_an_error(tmp_path: Path) -> None:
+    made = Layout(tmp_path / "x")
+    other = gzip.compress(layer({"etc/hostname": b"evil\n"}))
+    image = made.image([gzip.compress(layer(FILES))])
+    manifest = json.loads((made.root / "blobs/sha256" / image["digest"][7:]).read_bytes())
+    damaged(made, manifest["layers"][0]["digest"], other)
+    with pytest.raises(ResultError, match="is damaged: its digest is sha256:"):
+        inspect(made.root, workers=1)
+    damaged(made, manifest["config"]["digest"], b"{}")
+    with pytest.raises(ResultError, match="is damaged"):
+        describe_images(made.root)
+    (made.root / "blobs/sha256" / manifest["config"]["digest"][7:]).unlink()
+    with pytest.raises(ResultError, match="is missing"):
+        describe_images(made.root)
+
+
+@pytest.mark.parametrize("index", ["", "[]", "{}", '{"manifests": [{}]}', '{"manifests": []}', '{"manifests": 3}'])
+def test_an_index_that_makes_no_sense(tmp_path: Path, index: str) -> None:
+    made = Layout(tmp_path / "x")
+    (made.root / "index.json").write_text(index)
+    with pytest.raises(ResultError):
+        describe_images(made.root)
+
+
+def test_a_path_that_leads_out_of_the_image(tmp_path: Path) -> None:
+    made = Layout(tmp_path / "x")
+    made.image([layer({"../../etc/passwd": b"x"})])
+    with pytest.raises(ResultError, match="leads out"):
+        inspect(made.root, workers=1)
+
+
+def test_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "WORTH_A_PROCESS", 0)
+    made = Layout(tmp_path / "x")
+    made.image([layer({f"file{i}": bytes(i)}) for i in range(5)])
+    (image,) = describe_images(made.root)
+    assert paths(image, 2) == [f"file{i}" for i in range(5)]
+    digest = image.layers[3].digest
+    assert digest
+    damaged(made, digest, layer({"other": b""}))
+    with pytest.raises(ResultError, match="is damaged"):
+        scan_all(image.layers, 2)
+
+
+def test_no_room_for_an_archive_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(layout, "images_in", full)
+    with pytest.raises(ResultError, match=r"No space left on device; TMPDIR"):
+        inspect([b""])

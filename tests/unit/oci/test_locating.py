@@ -1,0 +1,239 @@
+"""Images are found where they are: layouts, archives, a registry (in memory), the folder of builds, the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import CommandError, ConfigError, ResultError
+from imagebuild.oci import (
+    DPKG,
+    INDEX,
+    KINDS,
+    AttachmentFile,
+    BlobDescriptor,
+    FoundImage,
+    LayerPart,
+    PlatformImage,
+    Registry,
+    image,
+    images_in,
+)
+from imagebuild.oci import registry as oci_registry
+from imagebuild.project import BuildResult, Plan, Project, Target, make_plan
+from imagebuild.verify import ImageFinder
+from tests import registry_fake
+from tests.conftest import Files
+from tests.registry_fake import FakeRegistry
+from tests.unit import image_files as make
+from tests.unit.oci.registry_images import pushed
+from tests.unit.publish import vulnerability_samples as samples
+
+STATUS = {"var/lib/dpkg/status": samples.STATUS.encode()}
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image, "engine_with_image", lambda _: None)
+
+
+@contextmanager
+def found_at(name: str, places: ImageFinder | None = None) -> Iterator[FoundImage]:
+    with (places or ImageFinder()).find(name) as found:
+        assert isinstance(found, FoundImage)
+        yield found
+
+
+def test_a_layout_and_an_archive(tmp_path: Path) -> None:
+    make.layout(tmp_path / "layout", {"x": b"1"}, STATUS, User="me", Labels={"a": "b"})
+    (tmp_path / "image.tar").write_bytes(_tar(tmp_path / "layout"))
+    for name in (f"oci:{tmp_path}/layout", str(tmp_path / "layout"), str(tmp_path / "image.tar")):
+        with found_at(name) as found:
+            image = found.image(None)
+            assert image.settings["User"] == "me"
+            assert image.labels == {"a": "b"}
+            assert image.files(DPKG) == STATUS
+            assert image.compressed
+            again = image.as_layout(tmp_path / f"copy-{Path(name).name}")
+            (same,) = images_in(again, tmp_path)
+            assert same.digest == image.digest
+            assert [blob.read() for blob in same.layers]
+
+
+def _tar(root: Path) -> bytes:
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
+    return make.layer({path.relative_to(root).as_posix(): path.read_bytes() for path in paths})
+
+
+def test_layers_that_images_share_are_read_once(tmp_path: Path) -> None:
+    make.layout(tmp_path / "a", STATUS, {"x": b"1"})
+    make.layout(tmp_path / "b", STATUS, {"x": b"2"})
+    known: dict[str, LayerPart] = {}
+    with found_at(f"oci:{tmp_path}/a") as a, found_at(f"oci:{tmp_path}/b") as b:
+        assert a.image(None).files(DPKG, known) == b.image(None).files(DPKG, known) == STATUS
+    assert len(known) == 3
+
+
+def test_platforms(tmp_path: Path) -> None:
+    several = make.Layout(tmp_path)
+    for platform in ("linux/amd64", "linux/arm64"):
+        several.image([make.layer({})], platform=platform)
+    with found_at(f"oci:{tmp_path}") as found:
+        assert found.image("linux/arm64").architecture == "arm64"
+        with pytest.raises(ConfigError, match="is for linux/amd64, linux/arm64; choose with --platform"):
+            found.image(None)
+        with pytest.raises(ConfigError, match="is not for linux/s390x, but for"):
+            found.image("linux/s390x")
+
+
+@pytest.fixture
+def registry() -> FakeRegistry:
+    return FakeRegistry()
+
+
+def at(registry: FakeRegistry, plan: Plan | None = None) -> ImageFinder:
+    def connect(host: str) -> Registry:
+        assert host == registry.host
+        return registry
+
+    return ImageFinder(plan or Plan(targets=(), excluded=()), connect=connect)
+
+
+def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
+    images = [pushed(registry, STATUS, {"x": b"1"}, platform=f"linux/{arch}") for arch in ("amd64", "arm64")]
+    attestation = BlobDescriptor(oci_registry.MANIFEST, images[0].digest, images[0].size, "unknown/unknown")
+    digest = registry_fake.index(registry, "gpu/open", [*images, attestation], "1")
+    for name in ("registry.test/gpu/open:1", f"registry.test/gpu/open@{digest}", "registry:registry.test/gpu/open:1"):
+        with found_at(name, at(registry)) as found:
+            assert found.platforms == ("linux/amd64", "linux/arm64")
+            assert found.digest == digest
+            image = found.image("linux/arm64")
+            assert image.digest == images[1].digest
+            assert image.files(DPKG) == STATUS
+            assert image.remote
+
+
+def test_layers_are_fetched_only_if_asked_for(
+    registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+    real = registry.open_blob
+
+    def open_blob(repository: str, digest: str) -> Iterator[bytes]:
+        fetched.append(digest)
+        return real(repository, digest)
+
+    monkeypatch.setattr(registry, "open_blob", open_blob)
+    about = pushed(registry, {"x": b"1"}, STATUS, {"y": b"1"})
+    with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
+        image = found.image(None)
+        assert not fetched
+        image.files(DPKG)
+        assert len(fetched) == 2  # not the lowest
+        copied = image.as_layout(tmp_path / "layout")
+        assert len(fetched) == 3
+        (same,) = images_in(copied, tmp_path)
+        assert same.digest == about.digest
+        assert [len(blob.read()) for blob in same.layers]
+
+
+def test_what_was_damaged_on_its_way_is_not_used(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = pushed(registry, STATUS)
+    monkeypatch.setattr(registry, "open_blob", lambda *_: iter([b"something", b"else"]))
+    with (
+        found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found,
+        pytest.raises(ResultError, match="was damaged on its way"),
+    ):
+        found.image(None).files(DPKG)
+
+
+def test_attachments(registry: FakeRegistry) -> None:
+    about = pushed(registry, STATUS)
+    kind = KINDS["sbom"]
+    registry.attach("gpu/open", about, kind.artifact_type, (AttachmentFile(kind.file, kind.media_type, b"{}"),), {})
+    with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
+        image: PlatformImage = found.image(None)
+        assert image.attached("sbom") == (b"{}",)
+        assert image.attached("verification") == ()
+
+
+def test_what_is_not_there(registry: FakeRegistry, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"registry\.test has no such image"),
+        found_at("registry.test/x:1", at(registry)),
+    ):
+        pass
+    with pytest.raises(ConfigError, match="engine's store has no such image"), found_at("engine:x"):
+        pass
+    with pytest.raises(ConfigError, match="does not exist"), found_at("oci:absent"):
+        pass
+    offline = ImageFinder(offline=True)
+    with pytest.raises(ConfigError, match="--offline asks no registry"), found_at("registry.test/x:1", offline):
+        pass
+    with pytest.raises(ConfigError, match="is no name of an image"), found_at("No Name", at(registry)):
+        pass
+
+
+def test_what_is_no_image(registry: FakeRegistry) -> None:
+    registry.put_manifest("gpu/open", "1", b'{"schemaVersion": 2}', oci_registry.MANIFEST)
+    with pytest.raises(ResultError, match="is no image"), found_at("registry.test/gpu/open:1", at(registry)):
+        pass
+    registry.put_manifest("gpu/open", "2", b'{"manifests": []}', INDEX)
+    with pytest.raises((ConfigError, ResultError)), found_at("registry.test/gpu/open:2", at(registry)):
+        pass
+
+
+def test_a_registry_that_refuses(registry: FakeRegistry) -> None:
+    def refuse(host: str) -> Registry:
+        raise CommandError(f"{host}: no")
+
+    with pytest.raises(CommandError, match="no"), found_at("registry.test/x:1", ImageFinder(connect=refuse)):
+        pass
+
+
+def test_targets(tiny: Files, tmp_path: Path) -> None:
+    project: Project = tiny.load()
+    plan = make_plan(project)
+    target = plan.targets[0]
+    folder = tmp_path / "build"
+    places = ImageFinder(plan, folder)
+    with places.find(target.id) as found:
+        assert found == target
+    labels = {f"imagebuild.component.{name}": version for name, version in target.components.items()}
+    make.layout(folder / target.id / "layout", STATUS, Labels=labels)
+    with found_at(target.id, places) as found:
+        assert found.name == target.id
+        assert found.image(None).labels == labels
+
+
+def test_a_build_with_other_versions_is_not_the_target(tiny: Files, tmp_path: Path) -> None:
+    target = make_plan(tiny.load()).targets[0]
+    labels = {f"imagebuild.component.{name}": "0" for name in target.components}
+    make.layout(tmp_path / "build" / target.id / "layout", STATUS, Labels=labels)
+    with ImageFinder(make_plan(tiny.load()), tmp_path / "build").find(target.id) as found:
+        assert isinstance(found, Target)
+
+
+def test_a_target_that_was_pushed(tiny: Files, tmp_path: Path, registry: FakeRegistry) -> None:
+    plan = make_plan(tiny.load())
+    target = plan.targets[0]
+    about = pushed(registry, STATUS, Labels={f"imagebuild.component.{n}": v for n, v in target.components.items()})
+    result = BuildResult(
+        target=target.id, digest=about.digest, tags=(), platforms=("linux/amd64",), size_bytes=None, seconds=1, steps=(),
+        repository="registry.test/gpu/open",
+    )  # fmt: skip
+    path = tmp_path / target.id / "result.json"
+    path.parent.mkdir()
+    path.write_text(result.model_dump_json())
+    places = replace(at(registry, plan), folder=tmp_path)
+    with found_at(target.id, places) as found:
+        assert found.image(None).digest == about.digest
+    with replace(places, offline=True).find(target.id) as absent:
+        assert isinstance(absent, Target)
+    path.write_text("{}")
+    with pytest.raises(ResultError, match=r"result.json: .*build again"), found_at(target.id, places):
+        pass

@@ -1,0 +1,182 @@
+"""Logging in: what `docker login` stored, Basic, tokens with scopes, and what is never shown."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from imagebuild.core import CommandError
+from imagebuild.oci import (
+    Challenge,
+    Credentials,
+    Login,
+    RegistryClient,
+    RepositoryAt,
+    challenge,
+    connect_registry,
+    copy_image,
+    digest_of,
+    stored,
+)
+from tests.registry_fake import image
+from tests.registry_http import IDENTITY, PASSWORD, USER, Behaviour, serve
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Docker's configuration, of somebody who is not logged in."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+@pytest.fixture
+def server() -> Iterator[Behaviour]:
+    with serve() as behaviour:
+        yield behaviour
+
+
+def log_in(folder: Path, host: str, **entry: str) -> None:
+    entry = entry or {"auth": base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()}
+    (folder / "config.json").write_text(json.dumps({"auths": {host: entry}}))
+
+
+def connect(server: Behaviour) -> RegistryClient:
+    return connect_registry(server.address, patience_s=1, environ={"IMAGEBUILD_CONFIG": ""})
+
+
+@pytest.mark.parametrize("scheme", ["basic", "bearer"])
+def test_someone_who_is_logged_in(folder: Path, server: Behaviour, scheme: str) -> None:
+    server.login = scheme
+    log_in(folder, server.address)
+    registry = connect(server)
+    assert registry.put_blob("a/b", b"x", digest_of(b"x"))
+    described = image(server.store, "a/b")
+    assert registry.digest("a/b", described.digest) == described.digest
+    registry.delete("a/b", described.digest)
+    assert server.store.changed("delete")
+    # One refusal taught it how to ask; each further kind of access takes a token and no refusal.
+    assert len(server.tokens) == (3 if scheme == "bearer" else 0)
+    assert server.count("GET", "^/token") == len(server.tokens)
+    assert len(server.asked) == 3 + 2 + 1 + 1 + len(server.tokens)
+
+
+def test_mounting_takes_a_token_for_both_repositories(folder: Path, server: Behaviour) -> None:
+    described = image(server.store, "a-staging")
+    server.login = "bearer"
+    log_in(folder, server.address)
+    registry = connect(server)
+    moved = copy_image(described.digest, RepositoryAt(registry, "a-staging"), RepositoryAt(registry, "a"))
+    assert (moved.mounted, moved.blobs) == (2, 0)
+    assert {"repository:a:push", "repository:a:pull", "repository:a-staging:pull"} in server.tokens.values()
+
+
+def test_identity_token(folder: Path, server: Behaviour) -> None:
+    server.login = "bearer"
+    log_in(folder, server.address, auth="", identitytoken=IDENTITY)
+    assert connect(server).put_blob("a", b"x", digest_of(b"x"))
+    assert server.count("POST", "^/token$") == len(server.tokens) > 0
+
+
+def test_reading_without_a_login(folder: Path, server: Behaviour) -> None:
+    server.login, server.open_to_read = "bearer", True
+    described = image(server.store, "a")
+    registry = connect(server)
+    assert registry.digest("a", described.digest) == described.digest
+    with pytest.raises(CommandError, match=r"a: upload of sha256.*401 \(UNAUTHORIZED\); log in with `docker login`"):
+        registry.put_blob("a", b"x", digest_of(b"x"))
+
+
+@pytest.mark.parametrize("scheme", ["basic", "bearer"])
+def test_wrong_password(folder: Path, server: Behaviour, scheme: str, capfd: pytest.CaptureFixture[str]) -> None:
+    server.login = scheme
+    log_in(folder, server.address, auth=base64.b64encode(b"someone:not-the-secret").decode())
+    with pytest.raises(CommandError) as caught:
+        connect(server).tags("a")
+    assert "docker login" in str(caught.value)
+    assert "401" in str(caught.value)
+    assert "not-the-secret" not in str(caught.value) + repr(caught.value) + "".join(capfd.readouterr())
+
+
+def test_a_token_that_ends_is_replaced(folder: Path, server: Behaviour) -> None:
+    server.login, server.lifetime_s = "bearer", 1000
+    log_in(folder, server.address)
+    registry = connect(server)
+    assert registry.tags("a") == ()
+    assert len(server.tokens) == 1
+    server.tokens = {"another": set()}  # the registry forgets it before its time
+    assert registry.tags("a") == ()
+    assert len(server.tokens) == 2
+
+
+def test_threads_share_a_token(folder: Path, server: Behaviour) -> None:
+    server.login = "bearer"
+    log_in(folder, server.address)
+    registry = connect(server)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: registry.tags("a"), range(32))) == [()] * 32
+    assert len(server.tokens) == 1
+
+
+def test_netrc_is_not_for_registries(folder: Path, server: Behaviour) -> None:
+    (folder / "home").mkdir()
+    (folder / "home" / ".netrc").write_text(f"machine 127.0.0.1 login {USER} password {PASSWORD}\n")
+    server.login = "basic"
+    with pytest.raises(CommandError, match="401"):
+        connect(server).tags("a")
+
+
+def test_a_password_is_not_sent_to_a_token_server_without_tls() -> None:
+    asked: list[str] = []
+
+    def ask(method: str, url: str, **_: Any) -> requests.Response:
+        asked.append(url)
+        raise AssertionError(url)
+
+    login = Login("registry.example", ask, find=lambda _: Credentials("someone", "secret"))
+    login._known = Challenge("bearer", "http://evil.example/token", "s")
+    with pytest.raises(CommandError, match="wants the password sent to http://evil.example/token without TLS"):
+        login.header(("repository:a:pull",))
+    assert not asked
+
+
+@pytest.mark.programs
+def test_credential_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = folder / "docker-credential-test"
+    helper.write_text('#!/bin/sh\nread host\n[ "$host" = box:5000 ] || { echo credentials not found in native keychain; exit 1; }\n'
+                      'echo \'{"Username": "<token>", "Secret": "identity"}\'\n')  # fmt: skip
+    helper.chmod(helper.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    (folder / "config.json").write_text('{"credsStore": "test"}')
+    found = stored("box:5000")
+    assert found is not None
+    assert found.identity_token == "identity"
+    assert "identity" not in repr(found)
+    assert stored("elsewhere:5000") is None
+
+    helper.write_text("#!/bin/sh\necho the secret is 1234; exit 3\n")
+    with pytest.raises(CommandError, match="credentials of `docker login` cannot be read") as caught:
+        stored("box:5000")
+    assert "1234" not in str(caught.value)
+
+
+def test_a_broken_configuration(folder: Path) -> None:
+    (folder / "config.json").write_text('{"auths": {"a": "nonsense"}}')
+    with pytest.raises(CommandError, match="a: the credentials of `docker login` cannot be read"):
+        stored("a")
+
+
+def test_challenges() -> None:
+    both = ['Basic realm="x"', 'Bearer realm="https://t/token",service="s, t",scope="repository:a:pull,push"']
+    assert challenge(both) == Challenge("bearer", "https://t/token", "s, t", "repository:a:pull,push")
+    assert challenge(["Basic realm=x"]) == Challenge("basic", "x")
+    assert challenge(["Negotiate"]) is None
+    assert challenge([]) is None

@@ -1,0 +1,443 @@
+"""The client against a registry over HTTP, alone and behind a proxy that injects faults."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import CommandError, ConfigError, ResultError, Unreachable
+from imagebuild.oci import (
+    CONFIG,
+    MANIFEST,
+    AttachmentFile,
+    BlobDescriptor,
+    DeletionDisabled,
+    MissingBlobs,
+    Registry,
+    RegistryClient,
+    RepositoryAt,
+    Streamed,
+    Traffic,
+    TryAgain,
+    blob_path,
+    blobs_named,
+    connect_registry,
+    copy_image,
+    descriptor_json,
+    digest_of,
+    encode_json,
+    for_each,
+    push_image,
+    referrers_tag,
+    registry,
+)
+from tests import layouts
+from tests.faulty import Fault, Faulty, in_front_of
+from tests.registry_fake import FakeRegistry, image
+from tests.registry_http import Behaviour, serve
+
+STAGING, FINAL = "gpu/open-staging", "gpu/open"
+SBOM = (AttachmentFile("sbom.spdx.json", "application/spdx+json", b'{"spdx": 1}'),)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing takes long here."""
+    monkeypatch.setattr(registry, "SETTLED_S", 0.05)
+
+
+@pytest.fixture
+def server() -> Iterator[Behaviour]:
+    with serve() as behaviour:
+        yield behaviour
+
+
+@pytest.fixture
+def faulty(server: Behaviour) -> Iterator[Faulty]:
+    with in_front_of(server.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> layouts.Layout:
+    return layouts.make(tmp_path / "build", b"x" * 300_000)
+
+
+def connect(address: str, patience_s: float = 20) -> RegistryClient:
+    made = connect_registry(address, patience_s=patience_s, environ={"IMAGEBUILD_CONFIG": ""})
+    made.wire.backoff_s = 0.01
+    return made
+
+
+def complete(store: FakeRegistry, repository: str, layout: layouts.Layout) -> bool:
+    """Whether the registry has all of the layout, byte for byte."""
+    held = store.repositories[repository]
+    there = {**held.blobs, **{digest: manifest.content for digest, manifest in held.manifests.items()}}
+    wanted = [digest for digest, _ in blobs_named(layout.folder, layout.digest)]
+    return all(there.get(digest) == blob_path(layout.folder, digest).read_bytes() for digest in wanted)
+
+
+def test_satisfies_the_protocol(server: Behaviour) -> None:
+    real: Registry = connect(server.address)
+    fake: Registry = FakeRegistry()
+    assert real.host == server.address
+    assert fake.host
+
+
+def test_push_then_copy(server: Behaviour, layout: layouts.Layout) -> None:
+    registry = connect(server.address)
+    moved = push_image(layout.folder, layout.digest, registry, STAGING, "staged-1")
+    assert (moved.manifests, moved.blobs, moved.mounted) == (4, 3, 0)  # the index twice: by digest and by tag
+    assert complete(server.store, STAGING, layout)
+    assert registry.digest(STAGING, "staged-1") == layout.digest
+    server.asked.clear()
+    assert push_image(layout.folder, layout.digest, registry, STAGING, "staged-1") == Traffic()
+    assert {method for method, _ in server.asked} == {"HEAD"}
+
+    moved = copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))
+    assert (moved.manifests, moved.blobs, moved.mounted) == (3, 0, 3)
+    assert complete(server.store, FINAL, layout)
+    assert copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL)) == Traffic()
+
+
+def test_what_cannot_be_mounted_is_copied(server: Behaviour, layout: layouts.Layout) -> None:
+    registry = connect(server.address)
+    push_image(layout.folder, layout.digest, registry, STAGING)
+    server.store.mounts = False
+    moved = copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))
+    assert (moved.blobs, moved.mounted) == (3, 0)
+    assert moved.bytes == sum(size for _, size in _sizes(layout))
+    assert complete(server.store, FINAL, layout)
+    assert not server.sessions  # none is left open
+
+
+def _sizes(layout: layouts.Layout) -> list[tuple[str, int]]:
+    found = {d: blob_path(layout.folder, d).stat().st_size for d, _ in blobs_named(layout.folder, layout.digest)}
+    return list(found.items())
+
+
+def test_copy_to_another_registry(server: Behaviour, layout: layouts.Layout) -> None:
+    here = connect(server.address)
+    push_image(layout.folder, layout.digest, here, STAGING)
+    with serve() as other:
+        there = connect(other.address)
+        assert copy_image(layout.digest, RepositoryAt(here, STAGING), RepositoryAt(there, FINAL)).blobs == 3
+        assert complete(other.store, FINAL, layout)
+        with pytest.raises(CommandError, match=f"{STAGING}@sha256:0{{64}}: is not there"):
+            copy_image(f"sha256:{'0' * 64}", RepositoryAt(here, STAGING), RepositoryAt(there, FINAL))
+
+
+FAULTY_PUSH: list[tuple[Fault, str, str]] = [
+    *[(fault, method, path) for fault in ("busy", "broken", "drop-before", "drop-after", "cut")
+      for method, path in (("HEAD", "/blobs/"), ("POST", "uploads"), ("PUT", "uploads"), ("PUT", "manifests"), ("HEAD", "manifests"))
+      if (fault, method) != ("cut", "HEAD")],  # there is nothing to cut
+    ("lose", "PUT", "uploads"),
+    ("lose", "PUT", "manifests"),
+    ("forget", "PUT", "uploads"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "method", "path"), FAULTY_PUSH)
+def test_push_through_faults(
+    faulty: Faulty, server: Behaviour, layout: layouts.Layout, fault: Fault, method: str, path: str
+) -> None:
+    rule = faulty.rule(fault, method, path, times=3)
+    push_image(layout.folder, layout.digest, connect(faulty.address), STAGING, "t")
+    assert rule.times == 0
+    assert complete(server.store, STAGING, layout)
+    assert server.store.digest(STAGING, "t") == layout.digest
+
+
+@pytest.mark.parametrize("fault", ["busy", "broken", "drop-before", "drop-after", "cut"])
+@pytest.mark.parametrize(("method", "path"), [("GET", "manifests"), ("GET", "/blobs/"), ("POST", "mount=")])
+def test_copy_through_faults(
+    faulty: Faulty, server: Behaviour, layout: layouts.Layout, fault: Fault, method: str, path: str
+) -> None:
+    push_image(layout.folder, layout.digest, connect(server.address), STAGING)
+    server.store.mounts = path == "mount="
+    rule = faulty.rule(fault, method, path, times=2)
+    registry = connect(faulty.address)
+    copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))
+    assert rule.times == 0
+    assert complete(server.store, FINAL, layout)
+
+
+def test_a_mount_that_left_nothing_is_followed_by_a_copy(
+    faulty: Faulty, server: Behaviour, layout: layouts.Layout
+) -> None:
+    push_image(layout.folder, layout.digest, connect(server.address), STAGING)
+    faulty.rule("lose", "POST", "mount=", times=99)
+    registry = connect(faulty.address)
+    copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))
+    assert complete(server.store, FINAL, layout)
+
+
+def test_a_registry_is_left_alone_as_long_as_it_says(faulty: Faulty) -> None:
+    faulty.rule("busy", seconds=1)
+    began = time.monotonic()
+    assert connect(faulty.address).tags("a") == ()
+    assert 1 <= time.monotonic() - began < 3
+    faulty.rule("busy", seconds=300)
+    began = time.monotonic()
+    with pytest.raises(CommandError, match=r"429 .*wants to be left alone for 300 s; gave up at once"):
+        connect(faulty.address, patience_s=5).tags("a")
+    assert time.monotonic() - began < 1
+
+
+def test_patience_has_an_end(faulty: Faulty, server: Behaviour) -> None:
+    faulty.rule("broken", times=10_000)
+    began = time.monotonic()
+    with pytest.raises(
+        CommandError, match=r"GET a/tags/list: the registry answered 500 .*; gave up after \d+ attempts"
+    ):
+        connect(faulty.address, patience_s=0.5).tags("a")
+    assert time.monotonic() - began < 2
+    assert not server.asked
+    faulty.clear()
+    faulty.rule("broken")
+    with pytest.raises(CommandError, match="gave up at once"):
+        connect(faulty.address, patience_s=0).tags("a")
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(Unreachable, match=r"127.0.0.1:1: .*Connection refused; gave up"):
+        connect("127.0.0.1:1", patience_s=0.2).digest("a", "b")
+
+
+def test_other_refusals_are_not_repeated(server: Behaviour) -> None:
+    registry = connect(server.address)
+    with pytest.raises(CommandError, match=r"blob sha256:00: the registry answered 404 \(BLOB_UNKNOWN"):
+        registry.blob("a", "sha256:00")
+    assert server.count("GET", "blobs") == 1
+
+
+def test_a_manifest_whose_blobs_are_not_there(server: Behaviour) -> None:
+    lacking = f"sha256:{'0' * 64}"
+    config = descriptor_json(BlobDescriptor(CONFIG, lacking, 3))
+    content = encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": []})
+    with pytest.raises(MissingBlobs, match=f"a: manifest t: the registry lacks what it names: .*{lacking}"):
+        connect(server.address).put_manifest("a", "t", content, MANIFEST)
+
+
+def test_another_publisher_moves_the_tag_meanwhile(server: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = (image(server.store, "a", content) for content in (b"own", b"other"))
+    content = server.store.repositories["a"].manifests[own.digest].content
+    put = server.store.put_manifest
+
+    def both(repository: str, reference: str, content: bytes, media_type: str) -> str:
+        stored = put(repository, reference, content, media_type)
+        server.store.repositories["a"].tags["t"] = other.digest
+        return stored
+
+    monkeypatch.setattr(server.store, "put_manifest", both)
+    assert connect(server.address).put_manifest("a", "t", content, MANIFEST) == other.digest
+    assert server.count("PUT", "manifests") == 1  # it is not taken back
+
+
+def test_uploads_of_all_kinds(server: Behaviour, tmp_path: Path) -> None:
+    registry = connect(server.address)
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "file").write_bytes(b"y" * 3_000_000)
+    held = server.store.repositories
+    for content, data in (
+        (b"bytes", b"bytes"), (tmp_path / "empty", b""), (tmp_path / "file", b"y" * 3_000_000),
+        (Streamed(6, lambda: iter([b"abc", b"def"])), b"abcdef"),
+    ):  # fmt: skip
+        assert registry.put_blob("a", content, digest_of(data)) is True
+        assert registry.put_blob("a", content, digest_of(data)) is False
+        assert held["a"].blobs[digest_of(data)] == registry.blob("a", digest_of(data)) == data
+    with pytest.raises(ConfigError, match="gone: cannot be read"):
+        registry.put_blob("a", tmp_path / "gone", digest_of(b"gone"))
+    with pytest.raises(CommandError, match="DIGEST_INVALID"):
+        registry.put_blob("a", b"changed meanwhile", digest_of(b"something else"))
+    assert registry.wire.counts["sent"] == 5 + 3_000_000 + 6 + 3 * len(b"changed meanwhile")
+
+
+def test_a_layout_that_is_not_whole(server: Behaviour, layout: layouts.Layout) -> None:
+    registry = connect(server.address)
+    layer = json.loads(blob_path(layout.folder, layout.manifests[0].digest).read_bytes())["layers"][0]["digest"]
+    blob_path(layout.folder, layer).write_bytes(b"short")
+    with pytest.raises(ResultError, match=f"does not have all of blob {layer}"):
+        push_image(layout.folder, layout.digest, registry, STAGING)
+    with pytest.raises(ResultError, match="has no manifest"):
+        push_image(layout.folder, f"sha256:{'0' * 64}", registry, STAGING)
+    assert server.store.manifest(STAGING, layout.digest) is None
+
+
+def test_tags_of_several_pages(server: Behaviour) -> None:
+    server.page = 3
+    digest = image(server.store, "a").digest
+    server.store.repositories["a"].tags = {f"t{i:02}": digest for i in range(10)}
+    registry = connect(server.address)
+    assert registry.tags("a") == tuple(f"t{i:02}" for i in range(10))
+    assert registry.tags("no/such") == ()
+
+
+def test_a_registry_that_tells_no_digest(server: Behaviour) -> None:
+    server.tells_digests = False
+    described = image(server.store, "a")
+    assert connect(server.address).digest("a", described.digest) == described.digest
+    assert connect(server.address).digest("a", "none") is None
+
+
+def test_a_manifest_that_is_not_what_its_digest_says(server: Behaviour) -> None:
+    described = image(server.store, "a")
+    held = server.store.repositories["a"].manifests
+    held[described.digest] = type(held[described.digest])(b"{}", MANIFEST, described.digest)
+    with pytest.raises(CommandError, match="sent a manifest of digest"):
+        connect(server.address, patience_s=0).manifest("a", described.digest)
+
+
+@pytest.mark.parametrize("api", [True, False])
+def test_attachments(server: Behaviour, api: bool) -> None:
+    server.referrers_api = api
+    registry = connect(server.address)
+    subject = image(server.store, FINAL)
+    assert registry.referrers(FINAL, subject.digest) == ()
+    first = registry.attach(FINAL, subject, "application/spdx+json", SBOM, {"of": "it"})
+    second = registry.attach(FINAL, subject, "a/scan", (AttachmentFile("scan.json", "a/scan", b"{}"),), {})
+    found = registry.referrers(FINAL, subject.digest)
+    assert {item.digest for item in found} == {first, second}
+    assert [i.digest for i in registry.referrers(FINAL, subject.digest, "a/scan")] == [second]
+    described = next(item for item in found if item.digest == first)
+    assert (described.artifact_type, dict(described.annotations)) == ("application/spdx+json", {"of": "it"})
+    assert (referrers_tag(subject.digest) in registry.tags(FINAL)) is not api
+
+    document = registry.manifest(FINAL, first)
+    assert document is not None
+    assert document.document["subject"] == {
+        "mediaType": subject.media_type, "digest": subject.digest, "size": subject.size
+    }  # fmt: skip
+    [layer] = document.document["layers"]
+    assert registry.blob(FINAL, layer["digest"]) == SBOM[0].content
+    assert layer["annotations"] == {"org.opencontainers.image.title": "sbom.spdx.json"}
+
+    changes = len(server.store.calls)
+    assert registry.attach(FINAL, subject, "application/spdx+json", SBOM, {"of": "it"}) == first
+    assert len(server.store.calls) == changes
+
+
+@pytest.mark.parametrize(
+    ("fault", "method"),
+    [
+        *[(fault, m) for fault in ("busy", "broken", "drop-before", "drop-after") for m in ("GET", "HEAD", "PUT")],
+        ("cut", "GET"),
+        ("cut", "PUT"),
+        ("lose", "PUT"),
+    ],
+)
+def test_attach_through_faults(faulty: Faulty, server: Behaviour, fault: Fault, method: str) -> None:
+    subject = image(server.store, FINAL)
+    rule = faulty.rule(fault, method, "/manifests/", times=2)
+    registry = connect(faulty.address)
+    digest = registry.attach(FINAL, subject, "application/spdx+json", SBOM, {})
+    assert rule.times == 0
+    assert [item.digest for item in registry.referrers(FINAL, subject.digest)] == [digest]
+
+
+def test_many_publishers_attach_at_once(server: Behaviour) -> None:
+    subject = image(server.store, FINAL)
+    barrier = threading.Barrier(6)
+    attached: list[str] = []
+
+    def publisher(number: int) -> None:
+        registry = connect(server.address)
+        registry.wire.host = f"{server.address} as {number}"  # as of another process: they share no lock
+        barrier.wait()
+        files = (AttachmentFile("f", "a/b", str(number).encode()),)
+        attached.append(registry.attach(FINAL, subject, "a/b", files, {}))
+
+    threads = [threading.Thread(target=publisher, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = connect(server.address).referrers(FINAL, subject.digest)
+    assert len(attached) == 6
+    assert sorted(item.digest for item in found) == sorted(attached)
+
+
+def test_deletion(server: Behaviour) -> None:
+    registry = connect(server.address)
+    digest = image(server.store, "a").digest
+    server.store.repositories["a"].tags["t"] = digest
+    registry.delete("a", digest)
+    registry.delete("a", digest)
+    assert registry.tags("a") == ()
+    server.deletes = False
+    with pytest.raises(DeletionDisabled, match=r"does not let images be deleted \(405\).*delete: {enabled: true}"):
+        registry.delete("a", image(server.store, "a").digest)
+
+
+def test_stop_ends_what_waits(faulty: Faulty) -> None:
+    faulty.rule("broken", times=10_000)
+    registry = connect(faulty.address, patience_s=60)
+    registry.wire.backoff_s = 10
+    threading.Timer(0.3, registry.stop).start()
+    began = time.monotonic()
+    with pytest.raises(CommandError, match="interrupted"):
+        registry.tags("a")
+    assert time.monotonic() - began < 3
+
+
+def test_a_download_that_breaks_off(faulty: Faulty, server: Behaviour) -> None:
+    data = b"z" * 200_000
+    server.store.put_blob("a", data, digest_of(data))
+    faulty.rule("cut", "GET", "/blobs/")
+    registry = connect(faulty.address)
+    with pytest.raises(TryAgain):
+        b"".join(registry.open_blob("a", digest_of(data)))
+    faulty.rule("cut", "GET", "/blobs/")
+    assert registry.blob("a", digest_of(data)) == data
+
+
+def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("insecure-registries: [box:5000]\n")
+    environ = {"IMAGEBUILD_CONFIG": str(config), "IMAGEBUILD_INSECURE_REGISTRIES": "a:1, b:2"}
+    for host, scheme in (("box:5000", "http"), ("a:1", "http"), ("b:2", "http"), ("c", "https")):
+        assert connect_registry(host, environ=environ).wire.base == f"{scheme}://{host}/v2/"
+    ca = tmp_path / "ca.pem"
+    ca.write_text("")
+    assert connect_registry("c", environ={**environ, "SSL_CERT_FILE": str(ca)}).wire.ca == ca
+    assert connect_registry("c", environ={**environ, "IMAGEBUILD_REGISTRY_PATIENCE": "7"}).wire.patience_s == 7
+    for wrong in ("soon", "-1", "inf", "nan"):
+        with pytest.raises(ConfigError, match="IMAGEBUILD_REGISTRY_PATIENCE"):
+            connect_registry("c", environ={**environ, "IMAGEBUILD_REGISTRY_PATIENCE": wrong})
+
+
+def test_parallel() -> None:
+    began: list[int] = []
+
+    def square(number: int) -> int:
+        began.append(number)
+        if number == 3:
+            raise CommandError("three")
+        return number * number
+
+    assert for_each(square, range(3)) == [0, 1, 4]
+    assert for_each(square, []) == []
+    with pytest.raises(CommandError, match="three"):
+        for_each(square, range(3, 1000), jobs=1)
+    assert began[-1] == 3
+
+
+def test_uploads_do_not_lose_tls(server: Behaviour) -> None:
+    registry = connect(server.address)
+    registry.wire.base = registry.wire.base.replace("http:", "https:")
+    with pytest.raises(CommandError, match=r"says that uploads go to http://.*X-Forwarded-Proto"):
+        registry.wire.once("PUT", f"http://{server.address}/v2/a/blobs/uploads/1", ("repository:a:push",))
+    assert not server.asked
+
+
+def test_registries_of_this_machine_are_not_behind_a_proxy(server: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert connect(server.address, patience_s=0).tags("a") == ()

@@ -1,0 +1,112 @@
+from collections.abc import Callable
+
+import pytest
+
+from imagebuild.core import ConfigError, NothingSelected
+from imagebuild.project import Plan, make_plan, parse_changes, select_targets
+from tests.conftest import LIBRARY, TOOL, Files
+
+
+def test_the_plan_of_this_project(full_plan: Plan, golden: Callable[[str, str], None]) -> None:
+    golden("tests/golden/plan.json", full_plan.model_dump_json(indent=1) + "\n")
+
+
+def test_excluded_combinations_have_a_rule_and_a_reason(tiny: Files) -> None:
+    made = make_plan(tiny.load())
+    assert [t.id for t in made.targets] == [
+        "tiny-cuda12.9-debian13-runtime",
+        "tiny-cuda13.0-debian13-runtime",
+        "tiny-cuda13.0-debian13-devel",
+    ]
+    assert [(e.axes["cuda"], e.rule, e.reason) for e in made.excluded] == [
+        ("12.9", "no-old-devel", "nobody asked for it")
+    ]
+
+
+def test_components_say_what_they_support(tiny: Files) -> None:
+    tiny.component("tool", TOOL + 'supports: [{when: {cuda-major: ">=13"}, reason: it needs 13}]\n')
+    made = make_plan(tiny.load())
+    assert {t.axes["cuda"] for t in made.targets} == {"13.0"}
+    assert {e.rule for e in made.excluded} == {"no-old-devel", "tool-supports"}
+
+
+def test_requirements_come_first_and_by_what_they_provide(tiny: Files) -> None:
+    tiny.component("other", LIBRARY + "provides: [library]\n")
+    tiny.replace("matrix.yaml", "components: [tool, library]", "components: [tool, other]")
+    tiny.replace("matrix.yaml", 'library: "1.2"', 'other: "1.2"')
+    assert list(make_plan(tiny.load()).targets[0].components) == ["other", "tool"]
+
+
+def test_what_is_required_is_added(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", "components: [tool, library]", "components: [tool]")
+    assert list(make_plan(tiny.load()).targets[0].components) == ["library", "tool"]
+
+
+def test_a_component_may_be_for_one_variant(tiny: Files) -> None:
+    tiny.component("extra", LIBRARY + "variants: [devel]\nversion-axis: os\n")
+    tiny.replace("matrix.yaml", "components: [tool, library]", "components: [tool, library, extra]")
+    has = {t.axes["variant"]: "extra" in t.components for t in make_plan(tiny.load()).targets}
+    assert has == {"runtime": False, "devel": True}
+
+
+@pytest.mark.parametrize(
+    ("selectors", "number"),
+    [
+        ([], 3),
+        (["tiny"], 3),
+        (["*-devel"], 1),
+        (["cuda=13.0"], 2),
+        (["cuda=13.0", "*-devel"], 1),
+        (["image=tiny", "variant=r*"], 2),
+    ],
+)
+def test_select(tiny: Files, selectors: list[str], number: int) -> None:
+    assert len(select_targets(make_plan(tiny.load()), selectors)) == number
+
+
+def test_selecting_nothing_suggests(tiny: Files) -> None:
+    with pytest.raises(NothingSelected, match="did you mean 'tiny-cuda13.0-debian13-devel'"):
+        select_targets(make_plan(tiny.load()), ["tiny-cuda13.0-debian13-devl"])
+
+
+def test_selecting_what_a_rule_excludes_says_the_reason(tiny: Files) -> None:
+    with pytest.raises(
+        NothingSelected, match="no-old-devel excludes tiny-cuda12.9-debian13-devel: nobody asked for it"
+    ):
+        select_targets(make_plan(tiny.load()), ["cuda=12.9", "variant=devel"])
+
+
+def test_set_changes_an_axis_or_a_pin(tiny: Files) -> None:
+    project = tiny.load()
+    made = make_plan(project, parse_changes(["cuda=13.1", "library=9", f"tool=4@{'c' * 40}"]))
+    assert {t.axes["cuda"] for t in made.targets} == {"13.1"}
+    assert made.targets[0].components == {"library": "9", "tool": "4"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("cuda", "name=value"),
+        ("kuda=13", "neither an axis nor a pin; did you mean 'cuda'"),
+        ("tool=4@main", "write it as tool=<tag> or tool=4@<40-digit commit>"),
+    ],
+)
+def test_wrong_settings(tiny: Files, setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_plan(tiny.load(), parse_changes([setting]))
+
+
+def test_with_and_without(tiny: Files) -> None:
+    tiny.component("extra", LIBRARY + "version-axis: os\n")
+    made = make_plan(tiny.load(), parse_changes([], with_=["extra"], without=["tool"]))
+    assert list(made.targets[0].components) == ["extra", "library"]
+    with pytest.raises(ConfigError, match="--with extr: unknown component; did you mean 'extra'"):
+        make_plan(tiny.load(), parse_changes([], with_=["extr"]))
+
+
+def test_another_registry_is_a_change_of_the_plan(tiny: Files) -> None:
+    changes = parse_changes([], repository="r.test/x")
+    project = tiny.load().in_repository("r.test/x")
+    made = make_plan(project, changes)
+    assert {name.partition(":")[0] for t in made.targets for name in (t.name, *t.tags)} == {"r.test/x/tiny"}
+    assert make_plan(tiny.load()).targets[0].name.startswith("example/tiny:")

@@ -1,0 +1,106 @@
+"""What this repository ships fits together: components have checks, shell and Dockerfiles are clean, schemas fresh."""
+
+import json
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagebuild.project import (
+    Archive,
+    BaseImage,
+    Component,
+    GitRef,
+    Lock,
+    Matrix,
+    PackageSource,
+    Plan,
+    Project,
+    is_unresolved,
+    script_of,
+)
+from imagebuild.render import Renderer
+from imagebuild.verify import CHECKS, known_checks
+from tests.conftest import ROOT
+
+PROGRAMS = Path(sysconfig.get_path("scripts"))
+SCRIPTS = sorted(p for p in (ROOT / "dockerfiles").glob("components/*/*/*") if p.parent.name in ("checks", "files"))
+
+
+def test_every_installed_component_has_checks_with_scripts(project: Project) -> None:
+    for name in {c for image in project.matrix.model.images.values() for c in image.components}:
+        assert project.components[name].model.checks, f"{name} has no check"
+        for check in project.components[name].model.checks:
+            assert script_of(project, name, check)
+
+
+def test_no_pin_is_unused(project: Project) -> None:
+    used = {c for image in project.matrix.model.images.values() for c in image.components}
+    used |= {b for d in project.components.values() for b in d.model.build_requires}
+    used |= {d.model.pin for d in project.components.values() if d.model.pin}
+    optional = {"nccl-rdma-sharp-plugin"}
+    assert set(project.matrix.model.versions) - used == optional
+
+
+def test_the_lock_has_every_source_and_no_other(project: Project, renderer: Renderer, full_plan: Plan) -> None:
+    needed = {source for target in full_plan.targets for source in renderer.recipe(target).sources()}
+    for source in needed:
+        is_unresolved(project.lock, source)  # raises where the lock has nothing
+    assert set(project.lock.images) == {s.reference for s in needed if isinstance(s, BaseImage)}
+    assert set(project.lock.archives) == {s.url for s in needed if isinstance(s, Archive)}
+    assert set(project.lock.repositories) == {s.url for s in needed if isinstance(s, PackageSource)}
+    tags = {(url, tag) for url, entries in project.lock.git.items() for tag in entries}
+    assert tags == {(s.url, s.tag) for s in needed if isinstance(s, GitRef) and not s.commit}
+
+
+@pytest.mark.parametrize("model", [Matrix, Component, Lock])
+def test_schemas(model: type[Matrix | Component | Lock], golden: Callable[[str, str], None]) -> None:
+    text = json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n"
+    golden(f"schemas/{model.__name__.lower()}.json", text)
+
+
+def test_the_page_of_checks_is_fresh(project: Project, golden: Callable[[str, str], None]) -> None:
+    """docs/all-checks.md: what each check proves, by what it needs."""
+    pages: dict[tuple[str, ...], list[str]] = {}
+    for entry in known_checks(project, CHECKS):
+        needs = entry.check.needs or ("a container",) if entry.check else ()
+        if not entry.name.endswith("/license"):
+            pages.setdefault(needs, []).append(f"| {entry.name} | {entry.description.replace('|', chr(92) + '|')} |")
+    text = "# All checks, by need\n\nWritten by `make golden`. Components with `license-files` have a check `license` too.\n"
+    for needs, rows in sorted(pages.items(), key=lambda page: (len(page[0]), page[0])):
+        title = f"Needs {' and '.join(needs)}" if needs else "Reads the image, starts nothing"
+        text += "\n".join(["", f"## {title}", "", "| check | proves |", "|---|---|", *rows, ""])
+    golden("docs/all-checks.md", text)
+
+
+@pytest.mark.programs
+def test_shell_passes_shellcheck(project: Project, tmp_path: Path) -> None:
+    files = [p for p in SCRIPTS if p.suffix == ".sh" or p.read_text().startswith("#!/bin/")]
+    assert files
+    for name, document in project.components.items():
+        for check in document.model.checks:
+            if check.run is not None:
+                file = tmp_path / f"{name}-{check.name}.sh"
+                file.write_text(check.run)
+                files.append(file)
+    # SC2164: checks run under `bash -e`, so a failed cd ends them.
+    done = subprocess.run(
+        [str(PROGRAMS / "shellcheck"), "--shell=bash", "--severity=warning", "--exclude=SC2164", *map(str, files)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.stdout
+
+
+@pytest.mark.programs
+def test_rendered_dockerfiles_pass_hadolint(full_plan: Plan, renderer: Renderer, tmp_path: Path) -> None:
+    files = []
+    for target in full_plan.targets:
+        files.append(tmp_path / f"{target.id}.Dockerfile")
+        files[-1].write_text(renderer.dockerfile(target).text)
+    done = subprocess.run(
+        [str(PROGRAMS / "hadolint"), "--config", str(ROOT / ".hadolint.yaml"), "--no-color", *map(str, files)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,367 @@
+"""What a registry has, as a catalogue: tags, platforms, and everything that refers to them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagebuild.bench import Results, load_profiles
+from imagebuild.core import CommandError, ConfigError
+from imagebuild.oci import KINDS, AttachmentFile, BlobDescriptor, Manifest, descriptor_json, digest_of, encode_json
+from imagebuild.oci import registry as oci_registry
+from imagebuild.project import (
+    Catalog,
+    CheckResult,
+    Project,
+    PublishedImage,
+    ScanResult,
+    Surroundings,
+    VerifyResult,
+    Vulnerability,
+    make_plan,
+)
+from imagebuild.publish import (
+    COPIED_BYTES,
+    ImageSources,
+    ProjectFacts,
+    catalog_from_registry,
+    known,
+    of_images,
+    read_registry,
+    repositories,
+    split,
+)
+from tests import registry_fake, report_samples
+from tests.conftest import ROOT, Files
+from tests.registry_fake import FakeRegistry
+
+REPOSITORY = "acme/tiny"
+TAG = "13.0-debian13-runtime-abc1234"
+NOW = datetime(2026, 11, 21, 10, 45, tzinfo=UTC)
+
+
+@pytest.fixture
+def registry() -> FakeRegistry:
+    return FakeRegistry()
+
+
+@pytest.fixture
+def ours(tiny: Files) -> ProjectFacts:
+    tiny.replace("matrix.yaml", '"{repository}/{image}:{cuda}-{os}-{variant}"]', (
+        '"{repository}/{image}:{cuda}-{os}-{variant}-{revision}"]\n'
+        '    aliases: ["{repository}/{image}:{cuda}-{variant}"]'
+    ))  # fmt: skip
+    tiny.replace("matrix.yaml", "repository: example", "repository: registry.test/acme")
+    tiny.component("library", (tiny.root / "dockerfiles/components/library/component.yaml").read_text() + (
+        "provides: [nccl]\nredistribution: ask first\n"
+    ))  # fmt: skip
+    project = tiny.load()
+    provides = {name: document.model.provides for name, document in project.components.items()}
+    return ProjectFacts(project.matrix.model, make_plan(project), provides)
+
+
+def put(
+    registry: FakeRegistry, content: bytes, labels: dict[str, str], platform: str = "linux/amd64"
+) -> BlobDescriptor:
+    """An image of one platform with labels."""
+    os, architecture = platform.split("/")
+    about = {"os": os, "architecture": architecture, "created": "2026-11-20T07:00:00Z", "config": {"Labels": labels}}
+    config_ = json.dumps(about).encode()
+    parts = [
+        BlobDescriptor("application/vnd.oci.image.config.v1+json", digest_of(config_), len(config_)),
+        BlobDescriptor("application/vnd.oci.image.layer.v1.tar+gzip", digest_of(content), len(content)),
+    ]
+    for data in (config_, content):
+        registry.put_blob(REPOSITORY, data, digest_of(data))
+    first, *layers = [descriptor_json(part) for part in parts]
+    manifest = encode_json({"schemaVersion": 2, "mediaType": oci_registry.MANIFEST, "config": first, "layers": layers})
+    digest = registry.put_manifest(REPOSITORY, digest_of(manifest), manifest, oci_registry.MANIFEST)
+    return BlobDescriptor(oci_registry.MANIFEST, digest, len(manifest), platform)
+
+
+LABELS = {
+    "imagebuild.target": "tiny-cuda13.0-debian13-runtime",
+    "imagebuild.axis.variant": "runtime",
+    "imagebuild.axis.cuda": "13.0",
+    "imagebuild.axis.os": "debian13",
+    "imagebuild.component.library": "1.2",
+    "imagebuild.component.tool": "3.4",
+    "org.opencontainers.image.description": "A small image",
+}
+
+
+def attach(registry: FakeRegistry, subject: BlobDescriptor, kind: str, content: object) -> str:
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    file = AttachmentFile(KINDS[kind].file, KINDS[kind].media_type, text)
+    return registry.attach(REPOSITORY, subject, KINDS[kind].artifact_type, (file,), {})
+
+
+def publish(registry: FakeRegistry) -> list[BlobDescriptor]:
+    found = [put(registry, name.encode() * 100, LABELS, name) for name in ("linux/amd64", "linux/arm64")]
+    for tag in (TAG, "13.0-runtime"):
+        registry_fake.index(registry, REPOSITORY, found, tag)
+    return found
+
+
+def catalog(registry: FakeRegistry, ours: ProjectFacts, **more: Any) -> Catalog:
+    return read_registry(ImageSources({registry.host: registry}, ours, **more), lambda: NOW).catalog
+
+
+def one(registry: FakeRegistry, ours: ProjectFacts, **more: Any) -> PublishedImage:
+    (found,) = catalog(registry, ours, **more).images
+    return found
+
+
+def test_an_image(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    children = publish(registry)
+    image = one(registry, ours)
+    assert (image.image, image.target) == ("tiny", LABELS["imagebuild.target"])
+    assert image.axes == {"cuda": "13.0", "os": "debian13", "variant": "runtime"}
+    assert list(image.axes) == ["cuda", "os", "variant"]
+    assert image.versions == {"library": "1.2", "tool": "3.4"}
+    assert image.stack == {"nccl": "1.2"}
+    assert (image.tags, image.aliases, image.revision) == ((TAG,), ("13.0-runtime",), "abc1234")
+    assert image.reference == f"registry.test/acme/tiny@{registry.digest(REPOSITORY, TAG)}"
+    assert [(p.platform, p.digest, p.size_bytes, p.layers) for p in image.platforms] == [
+        (child.platform, child.digest, 1100, 1) for child in children
+    ]
+    assert image.created == "2026-11-20T07:00:00Z"
+    assert image.restricted == {"library": "ask first"}
+    assert not image.signed
+
+
+def test_nothing_is_published(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    found = catalog(registry, ours)
+    assert (found.images, found.problems) == ((), ())
+    assert (found.repository, found.read) == ("registry.test/acme", "2026-11-21T10:45:00Z")
+    assert not registry.calls
+
+
+def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    amd64, arm64 = publish(registry)
+    packages = [{"SPDXID": f"SPDXRef-{n}"} for n in ("image", "a", "b")]
+    relations = [{"relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-image"}]
+    sbom = attach(registry, amd64, "sbom", {"packages": packages, "relationships": relations})
+    scan = ScanResult(
+        image="x", digest=amd64.digest, platform="linux/amd64", scanner="one 1", database="of today", started="2026",
+        verdict="failed", reason="one is too much",
+        findings=tuple(Vulnerability(id=f"CVE-{n}", severity=s, package="p", version="1", waived=w)
+                       for n, (s, w) in enumerate([("high", None), ("low", "till then"), ("low", None)])),
+    )  # fmt: skip
+    attach(registry, amd64, "scan", scan.model_dump())
+    attach(registry, amd64, "provenance", {"_type": "https://in-toto.io/Statement/v1"})
+    verified = VerifyResult(
+        image="x", digest=amd64.digest, target=None, platform="linux/amd64", started="2026-11-20T08:00:00Z",
+        version="0.6", surroundings=Surroundings(runner="docker", gpus=8),
+        checks=(CheckResult(component="a", check="b", outcome="passed"),
+                CheckResult(component="a", check="c", outcome="failed"),
+                CheckResult(component="a", check="d", outcome="skipped")),
+    )  # fmt: skip
+    attach(registry, amd64, "verification", verified.model_dump())
+    first, second = one(registry, ours).platforms
+    assert (first.sbom and first.sbom.packages, first.sbom and first.sbom.evidence) == (2, sbom)
+    assert first.scan
+    assert (first.scan.verdict, first.scan.counts, first.scan.waived) == ("failed", {"high": 1, "low": 2}, 1)
+    (checks,) = first.checks
+    assert (checks.passed, checks.failed, checks.skipped, checks.gpus) == (1, 1, 1, 8)
+    assert (checks.failures, checks.runner, checks.started) == (("a/c",), "docker", "2026-11-20T08:00:00Z")
+    assert {entry.kind for entry in first.evidence} == {"sbom", "scan", "provenance", "verification"}
+    assert (second.sbom, second.scan, second.checks, second.evidence) == (None, None, (), ())
+    assert arm64.digest == second.digest
+
+
+def test_small_files_are_copied(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    amd64, _ = publish(registry)
+    attach(registry, amd64, "sbom", {"packages": [{"SPDXID": "x" * COPIED_BYTES}]})
+    attach(registry, amd64, "benchmark", Results(runs=(report_samples.run(),)).model_dump())
+    reading = read_registry(ImageSources({registry.host: registry}, ours))
+    (copy,) = reading.copies
+    assert copy.startswith("evidence/")
+    assert json.loads(reading.copies[copy])["runs"]
+    files = {e.kind: e.file for e in reading.catalog.images[0].platforms[0].evidence}
+    assert files == {"sbom": None, "benchmark": copy}
+
+
+def test_curves_stand_beside_the_limits(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    """A benchmark alone is judged by the plainest profile of its GPU; a report says its own."""
+    profiles = {name: document.model for name, document in load_profiles(ROOT / "profiles").items()}
+    amd64, arm64 = publish(registry)
+    attach(registry, amd64, "benchmark", Results(runs=(report_samples.run(peak=478.0),)).model_dump())
+    report = report_samples.GOOD.model_dump()
+    attach(registry, arm64, "benchmark", report)
+    first, second = one(registry, ours, profiles=profiles).platforms
+    (curve,) = first.curves
+    assert (curve.collective, curve.ranks, curve.profile) == ("all_reduce", 8, "h100")
+    assert curve.ceiling
+    assert curve.reference
+    assert curve.ratio == pytest.approx(curve.best_gb_s / curve.ceiling.gb_s)
+    assert curve.best_gb_s == max(rate for _, rate in curve.points)
+    assert [c.collective for c in second.curves] == ["all_reduce", "all_gather"]
+    assert second.curves[0].profile == "h100-sxm"
+    assert second.curves[0].ceiling
+    assert second.curves[0].ceiling.gb_s == 700.0
+
+
+def test_the_same_measurement_twice_is_one_curve(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    amd64, _ = publish(registry)
+    attach(registry, amd64, "benchmark", Results(runs=report_samples.GOOD.runs).model_dump())
+    attach(registry, amd64, "benchmark", report_samples.GOOD.model_dump())
+    curves = one(registry, ours).platforms[0].curves
+    assert [(c.collective, c.ceiling is not None) for c in curves] == [("all_reduce", True), ("all_gather", True)]
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "docs/gpu-results").glob("*.json")))
+def test_results_of_real_gpus(name: str, registry: FakeRegistry, ours: ProjectFacts) -> None:
+    profiles = {name: document.model for name, document in load_profiles(ROOT / "profiles").items()}
+    amd64, _ = publish(registry)
+    attach(registry, amd64, "benchmark", (ROOT / "docs/gpu-results" / name).read_bytes())
+    found = catalog(registry, ours, profiles=profiles)
+    assert not found.problems
+    curves = found.images[0].platforms[0].curves
+    assert curves
+    # Two GPUs exchange what a ring of more would; none is above its ceiling by more than timers are wrong.
+    assert all(c.ratio is None or 0 < c.ratio < 1.02 for c in curves)
+    assert any(c.ceiling for c in curves)
+
+
+def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    amd64, arm64 = publish(registry)
+    index = str(registry.digest(REPOSITORY, TAG))
+    registry.repositories[REPOSITORY].tags[f"{index.replace(':', '-')}.sig"] = amd64.digest
+    registry.attach(REPOSITORY, arm64, "application/vnd.dev.sigstore.bundle.v0.3+json", (), {})
+    image = one(registry, ours)
+    assert image.signed
+    assert [platform.signed for platform in image.platforms] == [False, True]
+    assert [entry.kind for entry in image.platforms[1].evidence] == ["signature"]
+
+
+def test_an_image_of_one_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    alone = put(registry, b"alone", LABELS)
+    registry.put_manifest(REPOSITORY, TAG, registry.manifest(REPOSITORY, alone.digest).content, oci_registry.MANIFEST)  # type: ignore[union-attr]
+    image = one(registry, ours)
+    assert (image.digest, [p.platform for p in image.platforms]) == (alone.digest, ["linux/amd64"])
+
+
+def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    amd64, _ = publish(registry)
+    attach(registry, amd64, "verification", b"no JSON")
+    attach(registry, amd64, "scan", {"verdict": "perhaps"})
+    attach(registry, amd64, "sbom", [1])
+    other = put(registry, b"other", {})
+    registry_fake.index(registry, REPOSITORY, [other], "broken")
+    del registry.repositories[REPOSITORY].manifests[other.digest]
+    found = catalog(registry, ours)
+    assert len(found.images) == 1
+    assert found.images[0].platforms[0].checks == ()
+    assert len(found.problems) == 4
+    for word in (
+        "no JSON",
+        "is no JSON object",
+        "was it written by another version",
+        f"{other.digest} is named but not there",
+    ):
+        assert any(word in problem for problem in found.problems), word
+
+
+def test_attestations_of_buildkit_are_no_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    children = [put(registry, b"a", LABELS), put(registry, b"b", {}, "unknown/unknown")]
+    registry_fake.index(registry, REPOSITORY, children, TAG)
+    assert [platform.platform for platform in one(registry, ours).platforms] == ["linux/amd64"]
+
+
+def test_a_registry_that_fails_is_an_error(
+    registry: FakeRegistry, ours: ProjectFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> tuple[str, ...]:
+        raise CommandError("registry.test: 503")
+
+    monkeypatch.setattr(registry, "tags", refuse)
+    with pytest.raises(CommandError, match="503"):
+        catalog(registry, ours)
+
+
+def test_the_newest_comes_first(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    created = "org.opencontainers.image.created"
+    for day, content in (("2026-11-01", b"old"), ("2026-11-19", b"new"), ("2026-11-10", b"middle")):
+        child = put(registry, content, {**LABELS, created: f"{day}T00:00:00Z"})
+        registry_fake.index(registry, REPOSITORY, [child], f"13.0-debian13-runtime-{digest_of(content)[7:14]}")
+    assert [image.created[:10] for image in catalog(registry, ours).images] == [
+        "2026-11-19",
+        "2026-11-10",
+        "2026-11-01",
+    ]
+
+
+def test_tags() -> None:
+    templates = ["r/x:cuda{cuda}-nccl{nccl.version}-{os}-{revision}", "r/x:{cuda}-{os}-nccl{nccl.version}-{revision}"]
+    found = ("latest", "13.4", "13.4.2-u24-nccl2.32.3-0a1b2c3", "cuda13.4.2-nccl2.32.3-u24-0a1b2c3-dirty", "cuda13-u24")
+    fixed, moving, revision = split(found, templates, {"cuda": "13.4.2", "os": "u24"})
+    assert fixed == ("cuda13.4.2-nccl2.32.3-u24-0a1b2c3-dirty", "13.4.2-u24-nccl2.32.3-0a1b2c3")
+    assert moving == ("cuda13-u24", "latest", "13.4")
+    assert revision in ("0a1b2c3", "0a1b2c3-dirty")
+    assert split(["cuda12-nccl1-u24-0a1b2c3"], templates, {"cuda": "13.4.2", "os": "u24"})[0] == ()
+    assert of_images(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
+
+
+@dataclass
+class Counting(FakeRegistry):
+    """Knows which manifests and blobs were asked for."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        self.asked.append(reference)
+        return super().manifest(repository, reference)
+
+    def digest(self, repository: str, reference: str) -> str | None:
+        found = super().manifest(repository, reference)
+        return found.digest if found else None
+
+    def blob(self, repository: str, digest: str) -> bytes:
+        self.asked.append(digest)
+        return super().blob(repository, digest)
+
+
+def test_what_is_known_is_not_read_again(ours: ProjectFacts) -> None:
+    registry = Counting()
+    amd64, arm64 = publish(registry)
+    verified = VerifyResult(image="x", digest=None, target=None, platform="x", checks=(), started="1")
+    for child in (amd64, arm64):
+        attach(registry, child, "verification", verified.model_dump())
+        attach(registry, child, "benchmark", report_samples.GOOD.model_dump())
+        attach(registry, child, "provenance", {})
+        attach(registry, child, "sbom", {"packages": [{"SPDXID": "x" * COPIED_BYTES}]})
+    shop = ImageSources({registry.host: registry}, ours)
+    first = read_registry(shop, lambda: NOW)
+    assert len(registry.asked) > 15
+    registry.asked.clear()
+    again = replace(shop, known=known(first.catalog, first.copies, COPIED_BYTES))
+    assert read_registry(again, lambda: NOW) == first
+    assert registry.asked == [registry.digest(REPOSITORY, TAG)]
+
+    # What is new is read, and a copy that was lost is made again.
+    newer = attach(registry, amd64, "verification", verified.model_copy(update={"started": "2"}).model_dump())
+    registry.asked.clear()
+    second = read_registry(again, lambda: NOW)
+    assert len(registry.asked) == 3
+    assert newer in registry.asked
+    assert [checks.started for checks in second.catalog.images[0].platforms[0].checks] == ["2", "1"]
+    without = replace(shop, known=known(first.catalog, {}, COPIED_BYTES))
+    assert read_registry(without, lambda: NOW) == read_registry(shop, lambda: NOW)
+
+
+def test_the_repositories_of_this_project(project: Project) -> None:
+    named = repositories(make_plan(project))
+    assert {str(name): image for name, image in named.items()} == {
+        f"docker.io/imagebuild/{image}": image for image in ("quickstart", "open", "hpcx")
+    }
+
+
+def test_a_registry_must_be_named(ours: ProjectFacts, tmp_path: Path, project: Project) -> None:
+    with pytest.raises(ConfigError, match="names no registry; say --registry"):
+        catalog_from_registry(ProjectFacts(project.matrix.model, make_plan(project)), tmp_path)

@@ -1,0 +1,132 @@
+"""The README's table of images, and `imagebuild catalog` as it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from imagebuild.cli import app
+from imagebuild.core import ConfigError
+from imagebuild.project import Plan, Project, make_plan
+from imagebuild.publish import (
+    BEGIN,
+    END,
+    ProjectFacts,
+    RegistryReading,
+    images_table,
+    is_stale,
+    replace_table,
+    write_site,
+)
+from tests import catalog_samples
+from tests.conftest import ROOT
+
+TEXT = f"# Title\n\nbefore\n\n{BEGIN}\nold\n{END}\n\nafter\n"
+
+
+@pytest.fixture(scope="module")
+def ours(project: Project) -> ProjectFacts:
+    provides = {name: document.model.provides for name, document in project.components.items()}
+    return ProjectFacts(project.matrix.model, make_plan(project), provides)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a README, from which this project is used."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text(TEXT)
+    return tmp_path
+
+
+def call(*args: str) -> Result:
+    project = ["--matrix", str(ROOT / "matrix.yaml"), "--dockerfiles", str(ROOT / "dockerfiles")]
+    return CliRunner().invoke(app, ["catalog", *args, *project, "--profiles", str(ROOT / "profiles")])
+
+
+def test_the_readme_of_this_project_is_fresh(ours: ProjectFacts) -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text == replace_table("README.md", text, images_table(ours)), "`imagebuild catalog --readme README.md`"
+
+
+def test_the_table_says_what_the_plan_says(ours: ProjectFacts, full_plan: Plan) -> None:
+    lines = images_table(ours).splitlines()
+    assert lines[0].startswith("| image | what it is | cuda | os | variant |")
+    for name in ours.matrix.images:
+        (row,) = [line for line in lines if line.startswith(f"| `{name}` |")]
+        assert f"| {sum(t.image == name for t in full_plan.targets)} |" in row
+        assert row.count("|") == lines[0].count("|")
+    assert f"{len(full_plan.targets)} targets, by" in lines[-1]
+    assert "12.6.3 to 13.4.2 (8)" in images_table(ours)
+    assert "at most 450 MB runtime, 770 MB devel" in images_table(ours)
+
+
+def test_the_table_of_what_is_published(ours: ProjectFacts) -> None:
+    catalog = catalog_samples.catalog(50)
+    table = images_table(ours, catalog)
+    first = next(image for image in catalog.images if image.image == "hpcx")
+    assert f"`{first.tag}` |" in table
+    assert " MB to " in table
+    assert "50 images in `registry.example.org/gpu` on 2026-11-21" in table
+    assert "none yet" in images_table(ours, catalog.model_copy(update={"images": catalog.images[:1]}))
+
+
+def test_only_the_day_of_reading_is_not_stale(ours: ProjectFacts) -> None:
+    catalog = catalog_samples.catalog(9)
+    today, later = (
+        images_table(ours, catalog.model_copy(update={"read": f"2026-11-{day}T10:00:00Z"})) for day in (21, 22)
+    )
+    assert today != later
+    assert not is_stale(today, later)
+    assert is_stale(today, today.replace("hpcx", "other"))
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", TEXT + BEGIN])
+def test_markers_must_be_there_once(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"README.md: put one line <!-- images:begin --> and"):
+        replace_table("README.md", text, "table\n")
+
+
+def test_what_is_around_stays() -> None:
+    assert replace_table("x", TEXT, "new\n") == TEXT.replace("old", "new")
+
+
+def test_check(here: Path) -> None:
+    assert call("--readme", "README.md", "--check").exit_code == 1
+    assert (here / "README.md").read_text() == TEXT
+    assert call("--readme", "README.md").exit_code == 0
+    text = (here / "README.md").read_text()
+    assert text.startswith("# Title\n\nbefore\n\n<!-- images:begin -->\n| image |")
+    assert text.endswith("<!-- images:end -->\n\nafter\n")
+    assert call("--readme", "README.md", "--check").exit_code == 0
+    (here / "README.md").write_text(text.replace("hpcx", "hpcy"))
+    done = call("--readme", "README.md", "--check")
+    assert done.exit_code == 1
+    assert "is stale; `imagebuild catalog --readme README.md` writes it anew" in " ".join(done.stdout.split())
+
+
+def test_a_site_from_a_file(here: Path) -> None:
+    write_site(RegistryReading(catalog_samples.catalog(5)), here / "one")
+    done = call("--catalog", "one/images.json", "-o", "two", "--readme", "README.md")
+    assert done.exit_code == 0, done.output
+    assert "5 images in two/index.html, 7 files" in done.stdout
+    assert (here / "two/index.html").read_text() == (here / "one/index.html").read_text()
+    assert "5 images in `registry.example.org/gpu`" in (here / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        ([], "give -o DIR"),
+        (["--check", "-o", "x"], "needs --readme"),
+        (["--catalog", "x", "--registry", "y", "-o", "z"], "exclude each other"),
+        (["-o", "x"], "names no registry; say --registry"),
+        (["--catalog", "absent.json", "-o", "x"], "absent.json: cannot be read"),
+    ],
+)
+def test_mistakes(args: list[str], problem: str, here: Path) -> None:
+    done = call(*args)
+    assert isinstance(done.exception, ConfigError)
+    assert problem in str(done.exception)
+    assert not (here / "x").exists()

@@ -1,0 +1,119 @@
+"""`imagebuild publish` as it is called: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from imagebuild.cli import BESIDE_MATRIX, open_workspace
+from imagebuild.core import run
+from imagebuild.oci import registry
+from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, Site
+from tests.registry_fake import FakeRegistry, image, index
+from tests.unit.conftest import Call
+
+TAG = f"{HOST}/acme/tiny:cuda13.0-tool3.4-{COMMIT[:7]}"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    site = Site(tmp_path, fake=Counting(HOST))
+    monkeypatch.chdir(site.files.root)
+    monkeypatch.setattr(registry, "connect_registry", lambda _: site.fake)
+    return site
+
+
+class Counting(FakeRegistry):
+    wire = SimpleNamespace(counts=Counter({"GET": 3, "sent": 1_500_000}))
+
+
+def ready(site: Site, **more: object) -> None:
+    """Built from what this checkout renders, and verified."""
+    matrix, folder = Path("matrix.yaml"), Path("dockerfiles")
+    work = open_workspace(matrix, folder, BESIDE_MATRIX)
+    text = work.renderer.dockerfile(site.target(NEW)).text
+    for platform in (AMD64, ARM64):
+        digest = site.stage(NEW, platform, platform.encode())
+        told = {"dockerfile": hashlib.sha256(text.encode()).hexdigest(), **more}
+        site.built(NEW, {platform: digest}, file="", **told)
+        site.verified(digest, platform)
+
+
+def test_what_is_printed(site: Site, call: Call) -> None:
+    ready(site)
+    status, out, err = call("publish", "--results", str(site.evidence), "--dry-run")
+    assert status == 0
+    assert f"would be given  {TAG}" in out
+    assert not site.tags()
+    status, out, err = call("publish", "--results", str(site.evidence), "--json", "out.json")
+    assert status == 0
+    (target,) = json.loads(Path("out.json").read_text())["targets"]
+    assert f"✓ published {NEW} {target['digest']}\n    given  {TAG}\n" in out
+    assert "attached  2 provenance, 2 verification" in out
+    assert "requests: 3 GET; bodies: 1.5 MB sent and 0.0 MB received" in err
+    status, out, _ = call("publish", "--results", str(site.evidence))
+    assert (status, f"✓ unchanged {NEW}" in out, f"kept   {TAG}" in out) == (0, True, True)
+    before = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")], tag="latest")
+    _, out, _ = call("publish", "--results", str(site.evidence))
+    assert f"moved  {HOST}/acme/tiny:latest: {before} → {target['digest']}" in out
+
+
+def test_what_is_refused(site: Site, call: Call) -> None:
+    ready(site, dockerfile="0" * 64)
+    status, out, _ = call("publish", "--results", str(site.evidence))
+    assert status == 1
+    assert f"✗ refused {NEW}" in out
+    assert "linux/amd64: provenance: " in out
+    assert "was built from another Dockerfile than this checkout renders" in out
+    assert not site.tags()
+
+
+def test_builds_from_folders_are_refused(site: Site, call: Call) -> None:
+    ready(site, replaced={"tool-source": "folder"})
+    status, out, _ = call("publish", "--results", str(site.evidence))
+    assert status == 1
+    assert "came from a folder that nobody can compare; build without --source" in out
+    assert call("publish", "--results", str(site.evidence), "--allow-dirty")[0] == 0
+
+
+def test_a_registry_that_fails(site: Site, call: Call) -> None:
+    ready(site)
+    site.fake.mounts = False
+    site.fake.repositories["acme/tiny-staging"].blobs.pop(next(iter(site.fake.repositories["acme/tiny-staging"].blobs)))
+    status, out, _ = call("publish", "--results", str(site.evidence))
+    assert status == 4
+    assert f"✗ failed {NEW}" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--results", "nowhere"], 2, "--results nowhere: no such folder"),
+        (["--key", "k"], 2, "need --sign"),
+        (
+            ["--platform", "linux/arm"],
+            2,
+            "--platform linux/arm: unknown platform; use linux/amd64, linux/arm64 or local",
+        ),
+        (["--sign"], 4, "--sign: `cosign` is missing"),
+        (["--jobs", "0"], 2, "'--jobs'"),
+        (["nothing"], 3, "no target fits nothing"),
+    ],
+)
+def test_wrong_options(
+    site: Site, call: Call, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int, message: str
+) -> None:
+    ready(site)
+    monkeypatch.setattr(run, "which", lambda _: None)
+    found = call("publish", "--results", str(site.evidence), *options)
+    assert (found[0], message in found[2]) == (status, True), found
+
+
+@pytest.fixture
+def call(command: Call) -> Call:
+    return command

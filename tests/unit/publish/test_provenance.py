@@ -1,0 +1,173 @@
+"""Statements about how an image was made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from imagebuild.build import Options, replaced_contexts
+from imagebuild.core import ConfigError, Platform, ResultError
+from imagebuild.project import (
+    BuildResult,
+    Changes,
+    Plan,
+    Project,
+    Target,
+    Wheel,
+    digest_of,
+    make_plan,
+    select_one,
+    versions_with,
+)
+from imagebuild.publish import (
+    dependencies,
+    dependencies_in,
+    encode_statement,
+    expected,
+    provenance_statement,
+    replaced,
+    unpinned,
+)
+from imagebuild.render import Renderer
+from tests.conftest import Files
+
+AMD64: Platform = "linux/amd64"
+DIGEST = f"sha256:{'1' * 64}"
+OPEN = "open-cuda13.0-debian13-runtime"
+
+
+def result_of(target: Target, dockerfile: str = "", **more: Any) -> BuildResult:
+    return BuildResult(
+        target=target.id, digest=f"sha256:{'2' * 64}", tags=(), platforms=target.platforms, size_bytes=1, seconds=61.4,
+        steps=(), manifests={AMD64: DIGEST}, revision="c" * 40, started="2026-11-21T10:00:00+00:00",
+        dockerfile=hashlib.sha256(dockerfile.encode()).hexdigest(), **{"builder": "node-1", **more},
+    )  # fmt: skip
+
+
+def stated(renderer: Renderer, plan: Plan, name: str, **more: Any) -> dict[str, Any]:
+    target = select_one(plan, name)
+    return provenance_statement(result_of(target, **more), AMD64, renderer.recipe(target), renderer.project.lock)
+
+
+def test_statement_of_an_image_from_source(renderer: Renderer, full_plan: Plan) -> None:
+    document = stated(renderer, full_plan, OPEN)
+    assert document["_type"] == "https://in-toto.io/Statement/v1"
+    assert document["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert [item["digest"] for item in document["subject"]] == [{"sha256": "1" * 64}]
+    build, run = document["predicate"]["buildDefinition"], document["predicate"]["runDetails"]
+    assert build["externalParameters"]["target"] == OPEN
+    assert build["externalParameters"]["platform"] == AMD64
+    assert build["externalParameters"]["components"]["ucx"] == "1.22.0"
+    assert run["metadata"]["startedOn"] == "2026-11-21T10:00:00Z"
+    assert run["metadata"]["finishedOn"] == "2026-11-21T10:01:01Z"
+    assert run["builder"]["id"] == "urn:imagebuild:builder:node-1"
+    # in-toto wants one of these of every resource.
+    assert all(item.keys() & {"uri", "digest", "content"} for item in build["resolvedDependencies"])
+
+
+def test_every_pin_of_the_dockerfile_is_named(renderer: Renderer, full_plan: Plan, project: Project) -> None:
+    target = select_one(full_plan, OPEN)
+    document = json.dumps(stated(renderer, full_plan, OPEN))
+    text = renderer.dockerfile(target).text
+    for address, tags in project.lock.git.items():
+        for commit in tags.values():
+            assert (commit in text) == (commit in document), address
+    wheels = [w for versions in project.lock.wheels.values() for found in versions.values() for w in found]
+    for wheel in wheels:
+        assert isinstance(wheel, Wheel)
+        assert (wheel.sha256["amd64"] in text) == (wheel.sha256["amd64"] in document), wheel.name
+
+
+def test_only_what_the_platform_has(renderer: Renderer, full_plan: Plan, project: Project) -> None:
+    recipe = renderer.recipe(select_one(full_plan, OPEN))
+    digests = [{m.digest["sha256"] for m in dependencies(recipe, project.lock, p) if m.kind == "wheel"}
+               for p in ("linux/amd64", "linux/arm64")]  # fmt: skip
+    assert all(digests)
+    assert not digests[0] & digests[1]
+
+
+def test_a_bootstrapped_base_is_not_called_the_official_one(
+    renderer: Renderer, full_plan: Plan, project: Project
+) -> None:
+    official = digest_of(project.lock, "debian:13.7-slim")
+    made = f"sha256:{'9' * 64}"
+    options = Options(context=project.root, replaced={official: f"oci-layout:///cache@{made}"})
+    document = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
+    found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert not [item for item in found if official.rpartition(":")[2] in json.dumps(item.get("digest", {}))]
+    (base,) = [item for item in found if item.get("digest") == {"sha256": "9" * 64}]
+    assert official.rpartition("@")[2] in base["annotations"]["instead-of"]
+    assert replaced(document) == (base["annotations"]["instead-of"],)
+
+
+def test_an_image_from_a_mirror_is_the_same_image(renderer: Renderer, full_plan: Plan, project: Project) -> None:
+    official = digest_of(project.lock, "debian:13.7-slim")
+    options = Options(context=project.root, replaced={official: f"docker-image://mirror.example/{official}"})
+    mirrored = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
+    assert mirrored == stated(renderer, full_plan, OPEN)
+
+
+def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_plan: Plan, project: Project) -> None:
+    options = Options(context=project.root, replaced={"ucx-source": "/home/someone/ucx"})
+    document = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
+    found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
+    (item,) = [item for item in found if item["name"] == "ucx-source"]
+    assert "digest" not in item
+    assert "/home" not in json.dumps(document)
+    commit = project.lock.git["https://github.com/openucx/ucx.git"]["v1.22.0"]
+    assert item["annotations"]["instead-of"].endswith(commit)
+    assert unpinned(document) == ("ucx-source",)
+    assert commit not in {d.get("digest", {}).get("gitCommit") for d in found}
+
+
+def test_agrees_with_the_lock_it_was_made_from_only(renderer: Renderer, full_plan: Plan, project: Project) -> None:
+    target = select_one(full_plan, OPEN)
+    recipe, lock = renderer.recipe(target), project.lock
+    document = json.loads(encode_statement(stated(renderer, full_plan, OPEN)))
+    assert dependencies_in(document) == expected(recipe, lock, AMD64)
+    newer = lock.model_dump(by_alias=True)
+    newer["git"]["https://github.com/openucx/ucx.git"]["v1.22.0"] = "e" * 40
+    differing = dependencies_in(document) ^ expected(recipe, type(lock).model_validate(newer), AMD64)
+    assert {name.partition("@")[0] for name, _ in differing} == {"pkg:github/openucx/ucx"}
+
+
+def test_another_dockerfile_is_refused(renderer: Renderer, full_plan: Plan) -> None:
+    target = select_one(full_plan, OPEN)
+    recipe, text = renderer.recipe(target), renderer.dockerfile(target).text
+    lock = renderer.project.lock
+    assert provenance_statement(result_of(target, text), AMD64, recipe, lock, text)
+    with pytest.raises(ResultError, match="another Dockerfile than this checkout renders"):
+        provenance_statement(result_of(target, text + "\n"), AMD64, recipe, lock, text)
+
+
+def test_a_platform_that_was_not_built(renderer: Renderer, full_plan: Plan) -> None:
+    target = select_one(full_plan, OPEN)
+    with pytest.raises(ResultError, match="no digest for linux/arm64"):
+        provenance_statement(result_of(target), "linux/arm64", renderer.recipe(target), renderer.project.lock)
+
+
+def test_what_is_unresolved_cannot_be_stated(renderer: Renderer, full_plan: Plan) -> None:
+    with pytest.raises(ConfigError, match=r"hpcx-v2\.51"):
+        stated(renderer, full_plan, _hpcx(full_plan))
+
+
+def _hpcx(plan: Plan) -> str:
+    return next(t.id for t in plan.targets if "hpcx" in t.components)
+
+
+def test_changed_files_are_said(tiny: Files) -> None:
+    project = tiny.load()
+    renderer = Renderer(project, versions_with(project, Changes()))
+    plan = make_plan(project)
+    document = stated(renderer, plan, plan.targets[0].id, builder="https://ci.example/w@refs/heads/main")
+    assert document["predicate"]["runDetails"]["builder"]["id"] == "https://ci.example/w@refs/heads/main"
+    target = plan.targets[0]
+    dirty = result_of(target).model_copy(update={"revision": f"{'c' * 40}-dirty"})
+    changed = provenance_statement(dirty, AMD64, renderer.recipe(target), project.lock)
+    (own,) = [d for d in changed["predicate"]["buildDefinition"]["resolvedDependencies"] if d["name"] == "project"]
+    assert own["digest"] == {"gitCommit": "c" * 40}
+    assert "differed" in own["annotations"]["changed"]
+    assert encode_statement(changed) == encode_statement(json.loads(encode_statement(changed)))

@@ -1,0 +1,328 @@
+"""What of the staged images is deleted, and what never is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from typer.testing import CliRunner
+
+from imagebuild.cli import app
+from imagebuild.core import CommandError, ConfigError
+from imagebuild.oci import (
+    KINDS,
+    AttachmentFile,
+    BlobDescriptor,
+    DeletionDisabled,
+    RepositoryAt,
+    connect_registry,
+    copy_image,
+    referrers_tag,
+)
+from imagebuild.project import staged_tag
+from imagebuild.publish import PruneVerdict, Pruning, decide_pruning, parse_age, prune
+from tests.conftest import Files
+from tests.registry_fake import FakeRegistry, image, index
+from tests.registry_http import Behaviour, serve
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+LIMIT = timedelta(days=14)
+STAGING, FINAL = "example/tiny-staging", "example/tiny"
+SBOM = KINDS["sbom"].artifact_type
+
+
+@dataclass
+class Site:
+    """A staging repository and a published one, in the fake."""
+
+    registry: FakeRegistry = field(default_factory=FakeRegistry)
+    pushed: int = 0
+
+    def push(self, days: float, parts: list[BlobDescriptor] | None = None) -> tuple[str, list[BlobDescriptor]]:
+        """An index of two platforms, pushed so many days ago, and what it names."""
+        self.pushed += 1
+        parts = parts or [
+            image(self.registry, STAGING, f"{self.pushed}-{platform}".encode(), f"linux/{platform}")
+            for platform in ("amd64", "arm64")
+        ]
+        digest = index(self.registry, STAGING, parts)
+        self.tag(digest, days)
+        return digest, parts
+
+    def tag(self, digest: str, days: float) -> str:
+        tag = staged_tag(digest, NOW - timedelta(days=days))
+        self.registry.repositories[STAGING].tags[tag] = digest
+        return tag
+
+    def attach(self, subject: BlobDescriptor, kind: str = SBOM, repository: str = STAGING) -> str:
+        return self.registry.attach(repository, subject, kind, (AttachmentFile("f", kind, b"{}"),), {})
+
+    @property
+    def pruning(self) -> Pruning:
+        return Pruning(RepositoryAt(self.registry, STAGING), (RepositoryAt(self.registry, FINAL),), LIMIT, NOW)
+
+    def verdicts(self) -> dict[str, PruneVerdict]:
+        return {v.staged.digest: v for v in decide_pruning(self.pruning.survey(), NOW, LIMIT)}
+
+    def why(self, digest: str) -> str | None:
+        return self.verdicts()[digest].kept
+
+    def left(self) -> set[str]:
+        return set(self.registry.repositories[STAGING].manifests)
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+def test_an_old_push_goes_with_all_that_is_its_own(site: Site) -> None:
+    old, parts = site.push(30)
+    sbom = site.attach(parts[0])
+    young, young_parts = site.push(1)
+    verdicts = site.verdicts()
+    assert verdicts[young].kept == "pushed 24 h ago, younger than 14 d"
+    assert verdicts[old].kept is None
+    assert verdicts[old].parts == tuple(p.digest for p in parts)
+    assert verdicts[old].attachments == (sbom,)
+    gone, spared = site.pruning.delete(verdicts.values())
+    assert (gone, spared) == (4, ())
+    assert site.left() == {young, *(p.digest for p in young_parts)}
+    assert site.registry.changed("delete")[-1] == (STAGING, old)  # its tag stays until all else is gone
+
+
+def test_the_last_push_counts(site: Site) -> None:
+    digest, _ = site.push(30)
+    site.tag(digest, 2)
+    assert "younger than 14 d" in str(site.why(digest))
+    assert [s.pushed for s in site.pruning.survey().staged] == [NOW - timedelta(days=2)]
+
+
+def test_what_has_another_tag_stays(site: Site) -> None:
+    digest, _ = site.push(30)
+    site.registry.repositories[STAGING].tags["keep-this"] = digest
+    assert site.why(digest) == f"is tagged keep-this in registry.test/{STAGING}"
+
+
+def test_a_part_with_another_tag_keeps_the_whole(site: Site) -> None:
+    digest, parts = site.push(30)
+    site.registry.repositories[STAGING].tags["keep-this"] = parts[1].digest
+    assert site.why(digest) == (f"its part {parts[1].digest[:19]} is tagged keep-this in registry.test/{STAGING}")
+
+
+def test_what_is_part_of_a_tagged_index_stays(site: Site) -> None:
+    digest, parts = site.push(30)
+    index(site.registry, STAGING, [parts[0]], tag="theirs")
+    assert f"is part of registry.test/{STAGING}:theirs" in str(site.why(digest))
+
+
+def test_what_is_published_stays(site: Site) -> None:
+    digest, parts = site.push(30)
+    for part in parts:
+        copy_image(part.digest, RepositoryAt(site.registry, STAGING), RepositoryAt(site.registry, FINAL))
+    assert site.why(digest) is None  # it is there, but nothing names it
+    index(site.registry, FINAL, parts[:1], tag="13.0-abc")
+    assert f"is part of registry.test/{FINAL}:13.0-abc" in str(site.why(digest))
+    del site.registry.repositories[FINAL].tags["13.0-abc"]
+    assert site.why(digest) is None
+
+
+def test_other_referrers_keep_it(site: Site) -> None:
+    digest, parts = site.push(30)
+    site.attach(parts[0])
+    signature = site.attach(parts[0], "application/vnd.dev.sigstore.bundle.v0.3+json")
+    assert f"is referred to by application/vnd.dev.sigstore.bundle.v0.3+json in registry.test/{STAGING}" in str(
+        site.why(digest)
+    )
+    site.registry.delete(STAGING, signature)
+    assert site.why(digest) is None
+
+
+def test_a_referrer_of_the_published_copy_keeps_it(site: Site) -> None:
+    digest, parts = site.push(30)
+    copy_image(parts[0].digest, RepositoryAt(site.registry, STAGING), RepositoryAt(site.registry, FINAL))
+    site.attach(parts[0], repository=FINAL)
+    assert f"is referred to by {SBOM} in registry.test/{FINAL}" in str(site.why(digest))
+
+
+def test_an_attachment_that_others_need_keeps_it(site: Site) -> None:
+    digest, parts = site.push(30)
+    sbom = site.attach(parts[0])
+    held = site.registry.repositories[STAGING]
+    held.tags["the-sbom"] = sbom
+    assert "which is tagged the-sbom" in str(site.why(digest))
+    del held.tags["the-sbom"]
+    site.attach(BlobDescriptor(held.manifests[sbom].media_type, sbom, 1), "a/signature")
+    assert "which something else refers to" in str(site.why(digest))
+
+
+@pytest.mark.parametrize("suffix", [".sig", ".att", ".sbom"])
+def test_tags_that_signatures_are_found_by(site: Site, suffix: str) -> None:
+    digest, parts = site.push(30)
+    tag = f"{referrers_tag(parts[0].digest)}{suffix}"
+    site.registry.repositories[STAGING].tags[tag] = image(site.registry, STAGING, b"signature").digest
+    assert f"has {tag} in registry.test/{STAGING}" in str(site.why(digest))
+
+
+def test_shared_parts_stay_with_the_young(site: Site) -> None:
+    old, parts = site.push(30)
+    young, _ = site.push(1, [parts[0], image(site.registry, STAGING, b"new", "linux/arm64")])
+    verdict = site.verdicts()[old]
+    assert (verdict.kept, verdict.parts) == (None, (parts[1].digest,))
+    site.pruning.delete([verdict])
+    assert parts[0].digest in site.left()
+    assert {old, parts[1].digest}.isdisjoint(site.left())
+    assert young in site.left()
+
+
+def test_a_push_that_is_part_of_a_younger_one_stays(site: Site) -> None:
+    _, parts = site.push(1)
+    site.tag(parts[0].digest, 30)
+    assert "is part of" in str(site.why(parts[0].digest))
+
+
+def test_an_index_and_a_push_that_is_part_of_it_both_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prune, "BATCH", 1)
+    digest, parts = site.push(30)
+    site.tag(parts[0].digest, 31)
+    gone, spared = site.pruning.delete(site.verdicts().values())
+    assert (gone, spared, site.left()) == (3, (), set())
+    assert digest
+
+
+@pytest.mark.parametrize("name", ["keep-this", "staged"])
+def test_a_tag_that_appears_before_the_deletion(site: Site, name: str) -> None:
+    old, _ = site.push(30)
+    other, _ = site.push(31)
+    pruning = site.pruning
+    verdicts = decide_pruning(pruning.survey(), NOW, LIMIT)
+    assert [v.kept for v in verdicts] == [None, None]
+    if name == "staged":
+        site.tag(old, 0)
+    else:
+        site.registry.repositories[STAGING].tags[name] = old
+    gone, [spared] = pruning.delete(verdicts)
+    assert gone == 3
+    assert (spared.staged.digest, old in site.left(), other in site.left()) == (old, True, False)
+
+
+def test_published_before_the_deletion(site: Site) -> None:
+    old, parts = site.push(30)
+    pruning = site.pruning
+    verdicts = decide_pruning(pruning.survey(), NOW, LIMIT)
+    for part in parts:
+        copy_image(part.digest, RepositoryAt(site.registry, STAGING), RepositoryAt(site.registry, FINAL))
+    index(site.registry, FINAL, parts, tag="latest")
+    assert pruning.delete(verdicts)[0] == 0
+    assert old in site.left()
+
+
+def test_batches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prune, "BATCH", 2)
+    shared = image(site.registry, STAGING, b"shared")
+    for days in range(20, 27):
+        site.push(days, [shared, image(site.registry, STAGING, str(days).encode(), "linux/arm64")])
+    pruning = site.pruning
+    gone, spared = pruning.delete(decide_pruning(pruning.survey(), NOW, LIMIT))
+    assert (gone, spared, site.left()) == (15, (), set())
+
+
+def test_a_registry_that_deletes_no_part_of_an_index(site: Site) -> None:
+    old, _ = site.push(30)
+
+    def before(what: str, repository: str, name: str) -> None:
+        if what == "delete" and name != old and old in site.left():
+            raise CommandError("is part of an index")
+
+    site.registry.before = before
+    pruning = site.pruning
+    assert pruning.delete(decide_pruning(pruning.survey(), NOW, LIMIT))[0] == 3
+    assert not site.left()
+
+
+def test_other_tags_are_no_pushes(site: Site) -> None:
+    digest, _ = site.push(30)
+    tags = site.registry.repositories[STAGING].tags
+    tags.clear()
+    tags |= {"staged-20260101T000000Z-000000000000": digest, "staged-20269901T000000Z-" + digest[7:19]: digest}
+    assert site.pruning.survey().staged == ()
+
+
+def test_ages() -> None:
+    assert [parse_age(t) for t in ("36h", "14d", "2w", "0d")] == [
+        timedelta(hours=36), timedelta(days=14), timedelta(days=14), timedelta()
+    ]  # fmt: skip
+    for text in ("14", "d", "-1d", "1.5d", "14 d", ""):
+        with pytest.raises(ConfigError, match="--older-than"):
+            parse_age(text)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
+    monkeypatch.setenv("IMAGEBUILD_REGISTRY_PATIENCE", "1")
+    with serve() as behaviour:
+        yield behaviour
+
+
+def run(tiny: Files, server: Behaviour, *args: str) -> tuple[int, str]:
+    matrix = ["--matrix", str(tiny.root / "matrix.yaml"), "--dockerfiles", str(tiny.root / "dockerfiles")]
+    done = CliRunner().invoke(app, ["prune", *args, *matrix, "--registry", f"{server.address}/example"])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def test_the_command(tiny: Files, server: Behaviour) -> None:
+    site = Site(server.store)
+    days = (datetime.now(UTC) - NOW) / timedelta(days=1)
+    old, parts = site.push(30 - days)
+    connect_registry(server.address).attach(STAGING, parts[0], SBOM, (AttachmentFile("f", SBOM, b"{}"),), {})
+    young, _ = site.push(1 - days)
+    before = site.left()
+    status, output = run(tiny, server)
+    assert status == 0
+    assert f"{server.address}/{STAGING}: 2 pushed, 1 to delete" in output
+    rows = {line.split()[0]: line for line in output.splitlines() if line.startswith("sha256:")}
+    assert rows[old[:19]].endswith("delete, with 2 platforms and 1 attachment")
+    assert "kept: pushed" in rows[young[:19]]
+    assert "1 would be deleted; add --yes to delete them." in output
+    assert site.left() == before
+
+    status, output = run(tiny, server, "tiny", "--yes")
+    # The index, two platforms, the attachment, and the index that listed it.
+    assert f"Deleted 1 image, 5 manifests of {server.address}/{STAGING}." in output
+    assert len(site.left()) == 3
+    assert set(server.store.tags(STAGING)) == {t for t in server.store.tags(STAGING) if t.startswith("staged-")}
+    status, output = run(tiny, server, "--yes")
+    assert "Nothing to delete." in output
+
+
+def test_mistakes(tiny: Files, server: Behaviour) -> None:
+    with pytest.raises(ConfigError, match=r"tinny: no such image.*did you mean"):
+        run(tiny, server, "tinny")
+    assert "nothing was pushed" in run(tiny, server)[1]
+
+
+def test_a_registry_that_deletes_nothing(tiny: Files, server: Behaviour) -> None:
+    Site(server.store).push(30)
+    server.deletes = False
+    with pytest.raises(DeletionDisabled, match="does not let images be deleted"):
+        run(tiny, server, "--yes", "--older-than", "0d")
+    assert server.count("DELETE", "") <= 4
+
+
+@pytest.mark.parametrize("api", [True, False])
+def test_few_questions(server: Behaviour, api: bool) -> None:
+    server.referrers_api, server.page = api, 100
+    site = Site(server.store)
+    for _ in range(20):
+        site.push(30)
+    many = image(server.store, FINAL, b"published")
+    server.store.repositories[FINAL].tags = {f"t{i}": many.digest for i in range(200)}
+    registry = connect_registry(server.address)
+    pruning = Pruning(RepositoryAt(registry, STAGING), (RepositoryAt(registry, FINAL),), LIMIT, NOW)
+    assert all(not v.kept for v in decide_pruning(pruning.survey(), NOW, LIMIT))
+    # A few questions for each image, none for each published tag: nothing staged is there.
+    assert len(server.asked) <= 20 * (2 + 3 * 2) + (1 if api else 10)

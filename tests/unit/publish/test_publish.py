@@ -1,0 +1,514 @@
+"""Only images whose checks passed get tags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import ConfigError, NothingSelected, ResultError
+from imagebuild.oci import INDEX, manifests_of
+from imagebuild.project import CheckResult
+from imagebuild.publish import gather
+from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site
+
+TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_verified_target_gets_its_tags_and_aliases(site: Site) -> None:
+    site.ready(NEW)
+    done = site.publish().only
+    assert done.state == "published"
+    assert done.given == tuple(f"{HOST}/acme/tiny:{name}" for name in (TAG, "cuda13.0", "latest"))
+    assert site.tags() == dict.fromkeys((TAG, "cuda13.0", "latest"), done.digest)
+    index = site.fake.manifest("acme/tiny", TAG)
+    assert index
+    assert index.media_type == INDEX
+    assert [child.platform for child in manifests_of(index.document)] == [AMD64, ARM64]
+    assert {child.digest for child in manifests_of(index.document)} == set(done.platforms.values())
+    assert index.document["annotations"]["imagebuild.component.tool"] == "3.4"
+
+
+def test_nothing_is_sent_that_staging_has(site: Site) -> None:
+    site.ready(NEW, content=bytes(100_000))
+    before = site.fake.sent
+    done = site.publish().only
+    assert done.mounted == 4  # a configuration and a layer for each platform
+    assert len(site.fake.changed("mount")) == 4
+    assert site.fake.sent - before < 20_000  # manifests, and the verifications
+
+
+def test_run_twice_it_changes_nothing(site: Site) -> None:
+    site.ready(NEW, OLD)
+    assert site.publish().states == ["published", "published"]
+    site.fake.calls.clear()
+    again = site.publish()
+    assert again.states == ["unchanged", "unchanged"]
+    assert again.result.exit_status == 0
+    assert not site.fake.calls
+    assert len(again.result.targets[0].kept) == 2  # `latest` is the other's
+
+
+def test_the_same_evidence_gives_the_same_index_in_another_registry(tmp_path: Path) -> None:
+    first, second = Site(tmp_path / "a"), Site(tmp_path / "b")
+    for site in (first, second):
+        site.ready(NEW)
+    assert first.publish().only.digest == second.publish().only.digest
+
+
+def test_a_dry_run_changes_nothing_and_says_what_it_would_do(site: Site) -> None:
+    site.ready(NEW)
+    site.fake.calls.clear()
+    done = site.publish(dry_run=True).only
+    assert done.state == "possible"
+    assert len(done.given) == 3
+    assert done.attached == {"verification": 2}
+    assert not site.fake.calls
+    assert site.publish().only.digest == done.digest
+
+
+def arrange(site: Site, **changed: object) -> dict[str, str]:
+    """Everything but a verification of amd64's image."""
+    digests = {platform: site.stage(NEW, platform, platform.encode()) for platform in (AMD64, ARM64)}
+    for platform, digest in digests.items():
+        site.built(NEW, {platform: digest})
+    site.verified(digests[ARM64], ARM64)
+    return digests
+
+
+def failed(site: Site) -> None:
+    site.verified(arrange(site)[AMD64], outcomes={"library/works": "failed"})
+
+
+def failed_elsewhere(site: Site) -> None:
+    digest = arrange(site)[AMD64]
+    site.verified(digest)
+    site.verified(digest, file="gpu/verify.json", outcomes={"library/on-gpu": "failed"})
+
+
+def failed_at_speed(site: Site) -> None:
+    digest = arrange(site)[AMD64]
+    site.verified(digest, outcomes={"library/on-gpu-speed": "failed"})
+
+
+def failed_then_passed(site: Site) -> None:
+    digest = arrange(site)[AMD64]
+    site.verified(digest, file="a/verify.json", outcomes={"library/works": "failed"})
+    site.verified(digest, file="b/verify.json")
+
+
+def skipped(site: Site) -> None:
+    site.verified(arrange(site)[AMD64], outcomes={"library/works": "skipped"})
+
+
+def not_run(site: Site) -> None:
+    checks = [CheckResult(component="image", check="readable", outcome="passed")]
+    site.verified(arrange(site)[AMD64], checks=checks)
+
+
+def unreadable(site: Site) -> None:
+    outcomes = dict.fromkeys(("image/readable", "image/labels"), "skipped")
+    site.verified(arrange(site)[AMD64], outcomes=outcomes)  # type: ignore[arg-type]
+
+
+def of_another_digest(site: Site) -> None:
+    arrange(site)
+    site.verified("sha256:" + "7" * 64)
+
+
+def of_no_digest(site: Site) -> None:
+    result = site.verified(arrange(site)[AMD64])
+    (site.evidence / f"{str(result.digest)[7:19]}/verify.json").write_text(
+        result.model_copy(update={"digest": None}).model_dump_json()
+    )
+
+
+def not_built(site: Site) -> None:
+    digest = site.stage(NEW, ARM64)
+    site.built(NEW, {ARM64: digest})
+    site.verified(digest, ARM64)
+
+
+def not_pushed(site: Site) -> None:
+    site.verified(arrange(site)[AMD64])
+    site.built(NEW, {AMD64: site.stage(NEW, AMD64, AMD64.encode())}, repository=None)
+
+
+def built_twice(site: Site) -> None:
+    digests = arrange(site)
+    other = site.stage(NEW, AMD64, b"another")
+    site.built(NEW, {AMD64: other}, file="again/result.json", started="2026-11-22T10:00:00Z")
+    for digest in (digests[AMD64], other):
+        site.verified(digest)
+
+
+def another_target(site: Site) -> None:
+    arrange(site)
+    digest = site.stage(OLD, AMD64, b"old")
+    site.built(NEW, {AMD64: digest})
+    site.verified(digest)
+
+
+def another_version(site: Site) -> None:
+    arrange(site)
+    digest = site.stage(NEW, AMD64, labels={"imagebuild.component.tool": "3.3", "imagebuild.component.more": "1"})
+    site.built(NEW, {AMD64: digest})
+    site.verified(digest)
+
+
+def another_axis(site: Site) -> None:
+    arrange(site)
+    digest = site.stage(NEW, AMD64, labels={"imagebuild.axis.os": "ubuntu24.04"})
+    site.built(NEW, {AMD64: digest})
+    site.verified(digest)
+
+
+def another_platform(site: Site) -> None:
+    arrange(site)
+    digest = site.stage(NEW, ARM64, b"not for amd64")
+    site.built(NEW, {AMD64: digest})
+    site.verified(digest)
+
+
+def scan_failed(site: Site) -> None:
+    digest = arrange(site)[AMD64]
+    site.verified(digest)
+    site.scanned(digest, "failed")
+
+
+def pruned(site: Site) -> None:
+    digest = arrange(site)[AMD64]
+    site.verified(digest)
+    site.fake.delete("acme/tiny-staging", digest)
+
+
+def dirty(site: Site) -> None:
+    digest = arrange(site)[AMD64]
+    site.verified(digest)
+    site.built(NEW, {AMD64: digest}, revision=f"{COMMIT}-dirty")
+
+
+def mixed(site: Site) -> None:
+    digest = arrange(site)[AMD64]
+    site.verified(digest)
+    site.built(NEW, {AMD64: digest}, revision="f" * 40)
+
+
+def no_commit(site: Site) -> None:
+    digest = arrange(site)[AMD64]
+    site.verified(digest)
+    site.built(NEW, {AMD64: digest}, revision=None)
+
+
+FAULTS = {
+    failed: "linux/amd64: library/works failed",
+    failed_elsewhere: "library/on-gpu failed",
+    failed_at_speed: "library/on-gpu-speed failed",
+    failed_then_passed: "a/verify.json): it was failed",
+    skipped: "library/works was skipped: it was skipped",
+    not_run: "library/works was not run",
+    unreadable: "image/labels was skipped",
+    of_another_digest: "linux/amd64: not verified: no result names this digest",
+    of_no_digest: "not verified",
+    not_built: "linux/amd64: no build result",
+    not_pushed: "linux/amd64: built, but not pushed",
+    built_twice: "linux/amd64: several builds: sha256:",
+    another_target: f"the image says it is {OLD}",
+    another_version: "component more: the image has 1, the plan none\nlinux/amd64: component tool: the image has 3.3, the plan 3.4",
+    another_axis: "axis os: the image has ubuntu24.04, the plan debian13",
+    another_platform: "linux/amd64: the image is for linux/arm64",
+    scan_failed: "scan.json): CVE-2026-1 in libc6 1",
+    pruned: f"{HOST}/acme/tiny-staging does not have it any more",
+    dirty: f"built from files that differ from commit {COMMIT[:12]}",
+    mixed: "its builds are of different commits: linux/amd64 from ffffffffffff, linux/arm64 from 0123456789ab",
+    no_commit: "does not say of which commit it is",
+}
+
+
+@pytest.mark.parametrize(("arranged", "reason"), FAULTS.items(), ids=lambda x: getattr(x, "__name__", ""))
+def test_faults_are_refused_with_their_reason(arranged: Callable[[Site], None], reason: str, site: Site) -> None:
+    arranged(site)
+    site.fake.calls.clear()
+    done = site.publish(NEW)
+    assert done.states == ["refused"]
+    assert done.result.exit_status == 1
+    assert reason in done.reasons
+    assert not site.fake.calls, "something was changed for a target that is refused"
+
+
+def test_the_arranged_site_is_published_where_nothing_is_wrong(site: Site) -> None:
+    """What the faults above are added to."""
+    site.verified(arrange(site)[AMD64])
+    assert site.publish().states == ["published"]
+
+
+def test_every_reason_is_said_at_once(site: Site) -> None:
+    digests = arrange(site)
+    site.verified(digests[AMD64], outcomes={"library/works": "failed", "library/newest": "skipped"})
+    site.scanned(digests[ARM64], "failed")
+    said = site.publish().reasons
+    assert "linux/amd64: library/works failed" in said
+    assert "linux/amd64: library/newest was skipped" in said
+    assert "linux/arm64: scan failed" in said
+
+
+def test_one_refused_target_does_not_stop_another(site: Site) -> None:
+    site.ready(OLD)
+    failed(site)
+    done = site.publish()
+    assert done.states == ["published", "refused"]
+    assert done.result.exit_status == 1
+    assert set(site.tags()) == {f"cuda12.9-tool3.4-{COMMIT[:7]}", "cuda12.9"}
+
+
+def test_checks_that_do_not_apply_may_be_skipped(site: Site) -> None:
+    """By the condition of a check, and by a rule that has nothing to look at in an image that could be read."""
+    digests = {platform: site.stage(OLD, platform, platform.encode()) for platform in (AMD64, ARM64)}
+    for platform, digest in digests.items():
+        site.built(OLD, {platform: digest})
+        site.verified(digest, platform, name=OLD, outcomes={"image/size": "skipped"})
+    assert site.publish().states == ["published"]
+
+
+def test_a_verification_of_an_index_counts_for_its_platform(site: Site) -> None:
+    digests = {platform: site.stage(NEW, platform, platform.encode()) for platform in (AMD64, ARM64)}
+    index = "sha256:" + "1" * 64
+    site.built(NEW, digests, digest=index)
+    site.verified(index, AMD64, file="amd64/verify.json")
+    assert "linux/arm64: not verified" in site.publish().reasons
+    site.verified(index, ARM64, file="arm64/verify.json")
+    assert site.publish().states == ["published"]
+
+
+def test_results_about_several_platforms_count_for_each(site: Site) -> None:
+    digests = {platform: site.stage(NEW, platform, platform.encode()) for platform in (AMD64, ARM64)}
+    index = "sha256:" + "1" * 64
+    site.built(NEW, digests, digest=index)
+    for platform, digest in digests.items():
+        site.verified(digest, platform)
+    result = CheckResult(component="library", check=f"works {ARM64}", outcome="failed")
+    site.verified(index, f"{AMD64}, {ARM64}", file="both.json", checks=[result])
+    assert "linux/arm64: library/works failed" in site.publish().reasons
+    assert "linux/amd64" not in site.publish().reasons
+    # Of which platform it is about is not said, so it counts against both.
+    site.verified(index, f"{AMD64}, {ARM64}", file="both.json", checks=[result.model_copy(update={"check": "works"})])
+    assert site.publish().reasons.count("library/works failed") == 2
+
+
+def test_equal_digests_of_several_builds_are_one(site: Site) -> None:
+    site.ready(NEW)
+    digest = site.stage(NEW, AMD64, b"layer" + AMD64.encode() + NEW.encode())
+    site.built(NEW, {AMD64: digest}, file="again/result.json")
+    assert site.publish().states == ["published"]
+
+
+REQUIRE = """\
+publish:
+  require: [{when: {image: tiny, cuda: ">=13"}, checks: [library/on-gpu]}]
+"""
+
+
+def test_required_checks_must_have_passed_somewhere(tmp_path: Path) -> None:
+    site = Site(tmp_path, policy=REQUIRE)
+    site.ready(NEW, OLD)
+    done = site.publish()
+    assert done.states == ["published", "refused"]
+    assert "library/on-gpu was skipped: it was skipped; publish.require has library/on-gpu" in done.reasons
+    for platform in (AMD64, ARM64):
+        digest = site.stage(NEW, platform, b"layer" + platform.encode() + NEW.encode())
+        site.verified(digest, platform, file=f"gpu/{platform}/verify.json", outcomes={"library/on-gpu": "passed"})
+    assert site.publish().states == ["unchanged", "published"]
+
+
+def test_required_checks_may_be_for_one_architecture(tmp_path: Path) -> None:
+    site = Site(tmp_path, policy="publish: {require: [{when: {arch: amd64}, checks: [library]}]}\n")
+    site.ready(NEW)
+    said = site.publish().reasons
+    assert "linux/amd64: library/on-gpu was skipped" in said
+    assert "linux/arm64" not in said
+
+
+def test_a_required_check_that_the_target_has_not_is_refused(tmp_path: Path) -> None:
+    site = Site(tmp_path, policy="publish: {require: [{when: {cuda: '12.9'}, checks: [library/newest]}]}\n")
+    site.ready(OLD)
+    assert "publish.require has library/newest, which no check of this target fits" in site.publish().reasons
+
+
+def test_required_attachments_must_be_there(tmp_path: Path) -> None:
+    site = Site(tmp_path, policy="publish: {require-attachments: [sbom, scan]}\n")
+    site.ready(NEW)
+    said = site.publish().reasons
+    assert "linux/arm64: no sbom of this digest" in said
+    assert "linux/amd64: no scan of this digest" in said
+    for platform in (AMD64, ARM64):
+        digest = site.stage(NEW, platform, b"layer" + platform.encode() + NEW.encode())
+        site.listed(digest)
+        site.scanned(digest)
+    done = site.publish().only
+    assert done.state == "published"
+    assert done.attached == {"sbom": 2, "scan": 2, "verification": 2}
+
+
+def test_what_is_attached_is_found_at_the_platforms_image(site: Site) -> None:
+    site.ready(NEW)
+    done = site.publish().only
+    for platform, digest in done.platforms.items():
+        (found,) = site.fake.referrers("acme/tiny", digest, "application/vnd.imagebuild.verification.v1+json")
+        manifest = site.fake.manifest("acme/tiny", found.digest)
+        assert manifest
+        (layer,) = manifest.document["layers"]
+        result = json.loads(site.fake.blob("acme/tiny", layer["digest"]))
+        assert (result["digest"], result["platform"]) == (digest, platform)
+
+
+def test_evidence_that_comes_later_is_attached_and_moves_no_tag(site: Site) -> None:
+    site.ready(NEW)
+    first = site.publish().only
+    tags = site.tags()
+    site.verified(str(first.digest), AMD64, file="gpu/verify.json", outcomes={"library/on-gpu": "passed"})
+    done = site.publish().only
+    assert (done.state, done.attached, done.given) == ("published", {"verification": 1}, ())
+    assert site.tags() == tags
+
+
+def test_an_immutable_tag_never_moves(site: Site) -> None:
+    site.ready(NEW, OLD)
+    first = {target.target: target.digest for target in site.publish().result.targets}
+    tags = site.tags()
+    for old in site.evidence.rglob("*.json"):
+        if NEW in str(old):
+            old.unlink()
+    site.ready(NEW, content=b"other")
+    done = site.publish()
+    assert done.states == ["unchanged", "refused"]
+    assert done.result.exit_status == 1
+    second = done.result.targets[1]
+    assert f"{HOST}/acme/tiny:{TAG} names {first[NEW]} and never moves; this is {second.digest}" in done.reasons
+    assert site.tags() == tags, "an alias was moved to a target that was refused"
+
+
+def test_aliases_move_and_say_from_where(site: Site) -> None:
+    site.ready(NEW)
+    first = site.publish().only
+    for old in list(site.evidence.rglob("result.json")):
+        old.unlink()
+    for platform in (AMD64, ARM64):
+        digest = site.stage(NEW, platform, b"newer" + platform.encode())
+        site.built(NEW, {platform: digest}, revision="f" * 40)
+        site.verified(digest, platform)
+    done = site.publish().only
+    assert done.moved == {f"{HOST}/acme/tiny:{name}": first.digest for name in ("cuda13.0", "latest")}
+    assert site.tags()[TAG] == first.digest
+    assert site.tags()["latest"] == done.digest
+
+
+def test_dirty_builds_get_tags_that_admit_it(site: Site) -> None:
+    dirty(site)
+    done = site.publish(allow_dirty=True).only
+    assert done.given[0].endswith(f"-{COMMIT[:7]}-dirty")
+
+
+def test_builds_of_no_commit_never_get_a_tag_with_one(site: Site) -> None:
+    no_commit(site)
+    assert site.publish(allow_dirty=True).states == ["refused"]
+
+
+def test_tags_without_a_commit_need_none(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.files.replace("matrix.yaml", "-{revision}", "")
+    site.read()
+    no_commit(site)
+    assert site.publish().states == ["published"]
+
+
+def test_a_platform_alone_is_published_only_on_purpose(site: Site) -> None:
+    digest = site.stage(NEW, AMD64)
+    site.built(NEW, {AMD64: digest})
+    site.verified(digest)
+    assert site.publish().states == ["refused"]
+    done = site.publish(platforms=(AMD64,)).only
+    assert (done.state, list(done.platforms)) == ("published", [AMD64])
+
+
+def test_a_platform_alone_takes_none_from_an_alias(site: Site) -> None:
+    site.ready(NEW)
+    site.publish()
+    tags = site.tags()
+    for old in list(site.evidence.rglob("result.json")):
+        old.unlink()
+    digest = site.stage(NEW, AMD64, b"newer")
+    site.built(NEW, {AMD64: digest}, revision="f" * 40)
+    site.verified(digest)
+    assert f"{HOST}/acme/tiny:latest would lose linux/arm64" in site.publish(platforms=(AMD64,)).reasons
+    assert site.tags() == tags
+
+
+def test_without_names_it_is_what_was_built(site: Site) -> None:
+    site.ready(OLD)
+    assert [target.target for target in site.publish().result.targets] == [OLD]
+    assert site.publish("tiny").states == ["unchanged", "refused"]
+
+
+def test_what_cannot_begin(site: Site) -> None:
+    with pytest.raises(NothingSelected, match="no result.json of a target"):
+        site.publish()
+    with pytest.raises(ConfigError, match="no such folder"):
+        gather([site.root / "nowhere"])
+    site.files.replace("matrix.yaml", "[linux/amd64, linux/arm64]", "[linux/amd64]")
+    site.read()
+    with pytest.raises(ConfigError, match="--platform linux/arm64: .* is for linux/amd64"):
+        site.publish(NEW, platforms=(ARM64,))
+
+
+def test_cut_off_results_are_not_ignored(site: Site) -> None:
+    """A check that failed might be in the part that is missing."""
+    site.ready(NEW)
+    path = site.leave("more/verify.json", (next(site.evidence.rglob("verify.json"))).read_text()[:500])
+    with pytest.raises(ResultError, match=rf"{path}: is no JSON"):
+        site.publish()
+    path.write_text('{"image": "x", "digest": null, "target": null, "platform": "linux/amd64", "checks": 5}')
+    with pytest.raises(ResultError, match=rf"{path}: checks: .* another version"):
+        site.publish()
+
+
+def test_verifications_of_no_digest_are_named(site: Site) -> None:
+    of_no_digest(site)
+    (path,) = site.publish().result.unnamed
+    assert json.loads(Path(path).read_text())["digest"] is None
+
+
+def test_other_files_are_counted(site: Site) -> None:
+    site.ready(NEW)
+    site.leave("index.json", '{"schemaVersion": 2}')
+    site.leave("list.json", "[1, 2]")
+    site.leave(".hidden.json", "{")
+    assert site.publish().result.ignored == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "mistake"),
+    [
+        ("{staging: '{repository}/{name}'}", "publish.staging: no value for {name}; known: image, repository"),
+        ("{staging: '{repository}/{image}'}", "registry.test/acme/tiny is where people pull tiny from"),
+        ("{staging: 'Staging/{image}_'}", "publish.staging: 'Staging/tiny_' is no name of a repository"),
+        ("{require: [{checks: [library/on-cpu]}]}", "no check library/on-cpu; did you mean 'library/on-gpu'?"),
+        ("{require: [{checks: [other]}]}", "no check other; see `imagebuild verify --list`"),
+        ("{require: [{when: {cud: '13'}, checks: [library]}]}", "unknown axis 'cud'; did you mean 'cuda'?"),
+        ("{require: [{when: {cuda: '>=x'}, checks: [library]}]}", "cuda: '>=x' is not a version specifier"),
+        ("{require: [{checks: []}]}", "publish.require.0.checks: "),
+        ("{require-attachments: [bom]}", "publish.require-attachments.0: "),
+    ],
+)
+def test_mistakes_in_the_policy(tmp_path: Path, policy: str, mistake: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Site(tmp_path, policy=f"publish: {policy}\n")
+    assert mistake in str(error.value)
+    assert re.match(rf"{tmp_path}/project/matrix.yaml:\d+: ", str(error.value))

@@ -1,0 +1,308 @@
+"""Publishing that is interrupted anywhere, random evidence, and several publishers at once."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from imagebuild.core import CommandError
+from imagebuild.oci import Registry, blobs_of, manifests_of
+from imagebuild.project import Outcome, Published
+from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site, passing
+from tests.registry_fake import FakeRegistry
+
+TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
+
+
+def incomplete(fake: FakeRegistry, repository: str = "acme/tiny") -> list[str]:
+    """What the tags that people pull by name, directly or not, and the registry has not."""
+    held = fake.repositories.get(repository)
+    lacking = []
+    for tag, digest in (dict(held.tags) if held else {}).items():
+        assert held
+        index = held.manifests.get(digest)
+        lacking += [tag] if index is None else []
+        for child in manifests_of(index.document) if index else ():
+            manifest = held.manifests.get(child.digest)
+            lacking += [child.digest] if manifest is None else []
+            blobs = blobs_of(manifest.document) if manifest else ()
+            lacking += [blob.digest for blob in blobs if blob.digest not in held.blobs]
+    return lacking
+
+
+class Unreliable:
+    """A registry whose call number `n` fails, before it is done or after."""
+
+    def __init__(self, fake: FakeRegistry, n: int, *, done: bool) -> None:
+        self.fake, self.n, self.done = fake, n, done
+        self.host = fake.host
+        self.calls = 0
+        self.lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self.fake, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            with self.lock:
+                self.calls += 1
+                fails = self.calls == self.n
+            if fails and not self.done:
+                raise CommandError(f"{name} was interrupted")
+            result = method(*args, **options)
+            assert not incomplete(self.fake), f"after {name}, a tag names what is not all there"
+            if fails:
+                raise CommandError(f"{name} was interrupted")
+            return result
+
+        return call
+
+
+def state(fake: FakeRegistry) -> dict[str, Any]:
+    return {
+        name: (sorted(held.tags.items()), sorted(held.manifests), sorted(held.blobs))
+        for name, held in fake.repositories.items()
+    }
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_interrupted_at_any_call_and_run_again_it_ends_the_same(tmp_path: Path, done: bool) -> None:
+    wanted = Site(tmp_path / "wanted")
+    wanted.ready(NEW)
+    wanted.publish()
+    n, failures = 0, 0
+    while True:
+        n += 1
+        site = Site(tmp_path / str(n))
+        site.ready(NEW)
+        unreliable = Unreliable(site.fake, n, done=done)
+        first = site.publish(registry=cast(Registry, unreliable)).only
+        failures += first.state == "failed"
+        again = site.publish().only
+        assert again.state in ("published", "unchanged")
+        assert state(site.fake) == state(wanted.fake), f"call {n}"
+        if unreliable.calls < n:
+            break
+    assert n > 40  # so many calls there are to interrupt
+    assert failures == n - 1
+
+
+def test_a_failing_registry_is_told_with_its_own_exit_status(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.ready(NEW, OLD)
+    site.verified("sha256:" + "0" * 64)
+
+    def refuse(what: str, repository: str, name: str) -> None:
+        if name == TAG:
+            raise CommandError(f"{HOST}: {repository}:{name}: 503")
+
+    site.fake.before = refuse
+    done = site.publish()
+    assert done.states == ["published", "failed"]
+    assert done.result.exit_status == 4
+    assert "503" in done.reasons
+    assert "latest" not in site.tags(), "an alias was moved though the tag could not be given"
+
+
+def test_what_is_lost_on_the_way_gets_no_tag(tmp_path: Path) -> None:
+    """A registry that took a blob, and has it no more."""
+    site = Site(tmp_path)
+    site.ready(NEW)
+
+    def lose(what: str, repository: str, name: str) -> None:
+        held = site.fake.repositories.get("acme/tiny")
+        if what == "manifest" and held and len(held.manifests) == 3 and held.blobs:
+            layer = next(b.digest for m in held.manifests.values() for b in blobs_of(m.document))
+            held.blobs.pop(layer, None)
+
+    site.fake.before = lose
+    done = site.publish().only
+    assert done.state == "failed"
+    assert not site.tags()
+
+
+def other_publisher(site: Site, name: str = NEW) -> Site:
+    """Another machine with the same commit and registry, whose build came out different."""
+    other = Site(site.root / "other", fake=site.fake)
+    other.ready(name, content=b"other")
+    return other
+
+
+def test_another_publisher_before_our_tag(tmp_path: Path) -> None:
+    """While we copied, the tag was given to something else: it stays, and so do the aliases."""
+    site = Site(tmp_path)
+    site.ready(NEW)
+    other = other_publisher(site)
+    theirs: list[Published] = []
+
+    def meanwhile(what: str, repository: str, name: str) -> None:
+        if what == "mount" and not theirs:
+            site.fake.before = None
+            theirs.append(other.publish().only)
+
+    site.fake.before = meanwhile
+    done = site.publish()
+    assert (done.states, theirs[0].state) == (["failed"], "published")
+    assert str(theirs[0].digest) in done.reasons
+    assert done.result.exit_status == 4
+    assert site.tags() == dict.fromkeys((TAG, "cuda13.0", "latest"), theirs[0].digest)
+
+
+def test_another_publisher_after_our_tag(tmp_path: Path) -> None:
+    """One that does not look before it writes. Nobody can keep it from that, but it is seen and told."""
+    site = Site(tmp_path)
+    site.ready(NEW, OLD)
+    site.publish(OLD)
+    theirs = site.tags()["cuda12.9"]
+
+    def meanwhile(what: str, repository: str, name: str) -> None:
+        if what == "manifest" and name == "latest":  # our immutable tag is given already
+            site.fake.repositories["acme/tiny"].tags[TAG] = theirs
+
+    site.fake.before = meanwhile
+    done = site.publish(NEW)
+    assert (done.states, done.result.exit_status) == (["failed"], 4)
+    assert f"{TAG}: another publisher made it {theirs} while this one was about to give it to" in done.reasons
+    assert str(done.only.digest) in done.reasons
+
+
+def test_another_publisher_moves_an_alias_meanwhile(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.ready(NEW, OLD)
+    site.publish(OLD)
+    older = site.tags()["cuda12.9"]
+
+    def meanwhile(what: str, repository: str, name: str) -> None:
+        if what == "manifest" and name == TAG:
+            site.fake.repositories["acme/tiny"].tags["latest"] = older
+
+    site.fake.before = meanwhile
+    done = site.publish(NEW)
+    assert done.states == ["failed"]
+    assert f"{HOST}/acme/tiny:latest: another publisher made it {older}" in done.reasons
+    assert site.tags()["latest"] == older
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_publishers_of_the_same_target_never_mix(tmp_path: Path, seed: int) -> None:
+    site = Site(tmp_path)
+    site.ready(NEW)
+    publishers = [site, other_publisher(site)]
+    digests = {publisher.publish(dry_run=True).only.digest for publisher in publishers}
+    with Scheduled(site.fake, seed) as scheduled, ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(scheduled.run, publisher.publish) for publisher in publishers]
+        done = [future.result().only for future in futures]
+    assert len(digests) == 2
+    assert not incomplete(site.fake)
+    assert set(site.tags().values()) <= digests
+    assert "published" in [one.state for one in done] or all(one.state == "failed" for one in done)
+    for one in done:
+        assert one.state in ("published", "refused", "failed")
+        assert one.state == "published" or all(digest in "".join(one.reasons) for digest in digests if digest)
+
+
+def test_publishers_of_different_targets_do_not_disturb_each_other(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.ready(NEW)
+    other = Site(tmp_path / "other", fake=site.fake)
+    other.ready(OLD)
+    with ThreadPoolExecutor(2) as pool:
+        done = [f.result().only for f in [pool.submit(s.publish) for s in (site, other)]]
+    assert [one.state for one in done] == ["published", "published"]
+    assert not incomplete(site.fake)
+    assert site.tags()["latest"] == done[0].digest
+    assert site.tags()["cuda12.9"] == done[1].digest
+
+
+class Scheduled:
+    """Makes the calls of several threads to a registry follow each other in a random order that a seed decides."""
+
+    def __init__(self, fake: FakeRegistry, seed: int) -> None:
+        self.fake, self.random = fake, random.Random(seed)
+
+    def __enter__(self) -> Scheduled:
+        self.fake.before = lambda *_: time.sleep(self.random.random() / 200)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fake.before = None
+
+    def run(self, publish: Callable[[], Any]) -> Any:
+        time.sleep(self.random.random() / 200)
+        return publish()
+
+
+def evidence_of(site: Site) -> Iterator[tuple[str, str, Outcome]]:
+    """Digest, check and outcome, read from the files as they are."""
+    for path in site.evidence.rglob("verify*.json"):
+        document = json.loads(path.read_text())
+        for check in document["checks"]:
+            yield document["digest"], f"{check['component']}/{check['check']}", check["outcome"]
+
+
+def at_random(site: Site, seed: int) -> None:
+    """Leave builds and verifications of both targets, most of them good."""
+    chance = random.Random(seed)
+    pool = []
+    for name in (NEW, OLD):
+        for platform in (AMD64, ARM64):
+            for i in range(chance.choice((1, 1, 1, 2))):
+                digest = site.stage(name, platform, f"{name}{platform}{i}".encode())
+                pool.append(digest)
+                if chance.random() < 0.95 and (i == 0 or chance.random() < 0.2):
+                    said = name if chance.random() < 0.95 else NEW
+                    site.built(said, {platform: digest}, f"{digest[7:]}/result.json")
+                for k in range(chance.choice((0, 1, 1, 1, 1, 2))):
+                    about = digest if chance.random() < 0.95 else chance.choice(pool)
+                    outcomes: dict[str, Outcome] = {
+                        check: "failed" if chance.random() < 0.5 else "skipped"
+                        for check in passing(name) if chance.random() < 0.004
+                    }  # fmt: skip
+                    site.verified(about, platform, f"{digest[7:]}/verify{k}.json", outcomes, name)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_whatever_the_evidence_tags_name_only_what_passed(tmp_path: Path, seed: int) -> None:
+    site = Site(tmp_path)
+    at_random(site, seed)
+    done = site.publish("*")
+    passed: dict[str, set[str]] = {}
+    failed: set[str] = set()
+    for digest, check, outcome in evidence_of(site):
+        passed.setdefault(digest, set()).update({check} if outcome == "passed" else ())
+        failed |= {digest} if outcome == "failed" else set()
+    for tag in site.tags():
+        index = site.fake.manifest("acme/tiny", tag)
+        assert index
+        children = manifests_of(index.document)
+        assert [child.platform for child in children] == [AMD64, ARM64]
+        for child in children:
+            assert child.digest in passed, f"{tag} names an image that nobody verified"
+            assert child.digest not in failed, f"{tag} names an image with a failed check"
+            name = index.document["annotations"]["imagebuild.target"]
+            wanted = {check for check, outcome in passing(name).items() if outcome == "passed"}
+            # A rule may have found nothing to look at in an image that could be read.
+            lacking = {check for check in wanted - passed[child.digest] if not check.startswith("image/")}
+            assert not lacking
+            assert "image/readable" in passed[child.digest]
+    assert not incomplete(site.fake)
+    for target in done.result.targets:
+        assert (target.state == "refused") == bool(target.reasons)
+
+
+def test_the_random_evidence_is_neither_all_good_nor_all_bad(tmp_path: Path) -> None:
+    """Otherwise the test above would prove little."""
+    states: list[str] = []
+    for seed in range(40):
+        site = Site(tmp_path / str(seed))
+        at_random(site, seed)
+        states += site.publish("*").states
+    assert 10 < states.count("published") < 70
+    assert states.count("refused") == 80 - states.count("published")

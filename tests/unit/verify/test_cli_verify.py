@@ -1,0 +1,95 @@
+"""`imagebuild verify` without an engine: what is refused, what is listed, and a whole run on this machine."""
+
+import json
+import os
+import pwd
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from imagebuild.project import VerifyResult
+from tests.conftest import LIBRARY, Files
+from tests.unit.conftest import Call
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+CHECKS = f"""\
+checks:
+  - {{name: version, description: Its version is right, user: {ME}, run: "echo library 1.2; echo ${{EXTRA:-}}", expect: "^library {{version}}$"}}
+  - {{name: fails, description: Never passes, user: {ME}, run: "echo SECRET_TOKEN=abcdef; exit 3"}}
+  - {{name: large, description: Needs much, user: {ME}, run: x, needs: [gpus>=64]}}
+  - {{name: hangs, description: Never ends, user: {ME}, run: "echo begun; sleep 1000", timeout-s: 1}}
+  - {{name: other, description: Somebody else, user: nobody-like-this, run: x}}
+"""
+
+
+@pytest.fixture
+def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    tiny.component("library", LIBRARY + CHECKS)
+    monkeypatch.chdir(tiny.root)
+    return partial(command, "verify")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("x", "--runner", "podman"), 2, "use docker, or exec:'PREFIX'"),
+        (("x", "--hosts", "a,b"), 2, "--hosts: only with --runner exec"),
+        (("x", "--runner", "exec:", "--pull"), 2, "--pull: only the docker runner"),
+        (("x", "--runner", "exec:'a"), 2, "No closing quotation"),
+        (("x", "--env", "a b"), 2, "write NAME=VALUE"),
+        ((), 2, "which image?"),
+        (("--runner", "exec:"), 2, "choose checks with --only"),
+        (("--runner", "exec:", "--only", "library/verison"), 2, "did you mean 'library/version'?"),
+        (("tiny-cuda13.0-debian13-runtime", "--runner", "exec:", "--only", "tool/*"), 2, "no such check"),
+        (("--runner", "exec:", "--only", "x", "--profile", "y"), 2, "no profiles"),
+        (("oci:absent", "--only", "image"), 2, "absent: does not exist"),
+        (("./absent", "--only", "image"), 2, "absent: does not exist"),
+    ],
+)
+def test_what_is_refused(call: Call, arguments: tuple[str, ...], status: int, said: str) -> None:
+    found, _, err = call(*arguments)
+    assert said in err
+    assert found == status
+
+
+def test_the_list_says_what_checks_need(call: Call) -> None:
+    status, out, _ = call("--list")
+    assert status == 0
+    assert "library/large" in out
+    assert "gpus>=64" in out
+    assert "image/no-keys" in out
+
+
+@pytest.mark.programs
+def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "evidence"
+    status, out, _ = call(
+        "tiny-cuda13.0-debian13-runtime", "--runner", "exec:", "--only", "library", "--output", str(folder),
+        "--env", "EXTRA=given",
+    )  # fmt: skip
+    assert status == 1
+    assert "1 passed, 2 failed, 2 skipped" in out
+    result = VerifyResult.model_validate_json((folder / "verify.json").read_text())
+    checks = {c.check: c for c in result.checks}
+    assert {name: c.outcome for name, c in checks.items()} == {
+        "version": "passed", "fails": "failed", "large": "skipped", "hangs": "failed", "other": "skipped",
+    }  # fmt: skip
+    assert checks["version"].output == "library 1.2\ngiven\n"
+    assert checks["fails"].reason == "exit status 3"
+    assert "abcdef" not in checks["fails"].output
+    assert checks["large"].reason.startswith(("no gpu here", "needs 64 GPUs"))
+    assert (checks["hangs"].timeout, checks["hangs"].output) == (True, "begun\n")
+    assert checks["other"].reason == "the image has no user nobody-like-this"
+    assert (folder / "library.version.log").read_text() == "library 1.2\ngiven\n"
+    assert result.surroundings
+    assert result.surroundings.runner == "exec:"
+    assert result.surroundings.environment["HOME"]
+
+
+@pytest.mark.programs
+def test_a_foreign_place_is_checked_by_name(call: Call, tmp_path: Path) -> None:
+    status, _, _ = call("--runner", "exec:", "--only", "library/version", "--json", str(tmp_path / "r.json"))
+    assert status == 0
+    (check,) = json.loads((tmp_path / "r.json").read_text())["checks"]
+    assert "any version accepted" in check["reason"]

@@ -1,0 +1,347 @@
+"""Every rule finds its fault, and passes the image without it."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagebuild.project import Changes, CheckResult, Plan, Project, make_plan, versions_with
+from imagebuild.render import Renderer, hash_of_lock, image_labels
+from imagebuild.verify import RULES, inspect
+from tests.conftest import Files
+from tests.unit import image_files
+from tests.unit.image_files import Layout, Node, cache, elf, folder, hardlink, layer, symlink
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LD = "/lib64/ld-linux-x86-64.so.2"
+LIB = "usr/lib/x86_64-linux-gnu"
+LIBC = elf(soname="libc.so.6", offers=["GLIBC_2.38"], defined=["puts"])
+NEEDS_LIBC: dict[str, Any] = {
+    "needed": ["libc.so.6"],
+    "wants": {"libc.so.6": ["GLIBC_2.38"]},
+    "undefined": ["puts"],
+    "interpreter": LD,
+}
+STATUS = b"""\
+Package: tool
+Status: install ok installed
+Version: 3.4-1
+Provides: virtual (= 3), other
+
+Package: removed
+Status: deinstall ok config-files
+Version: 1
+"""
+BASE: dict[str, Node | bytes] = {
+    **{f"usr/local/{name}": folder() for name in ("sbin", "bin")}, "usr/sbin": folder(), "usr/bin": folder(),
+    "bin": symlink("usr/bin"), "sbin": symlink("usr/sbin"), "lib": symlink("usr/lib"), "tmp": folder(0o1777),
+    "usr/bin/bash": Node(elf(**NEEDS_LIBC), 0o755), f"{LIB}/libc.so.6": LIBC, "usr/bin/su": Node(b"x", 0o4755),
+    "etc/ld.so.cache": cache([f"/{LIB}/libc.so.6"]), "var/lib/dpkg/status": STATUS,
+    "etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nmpiuser:x:1000:1000::/home/mpiuser:/bin/bash\n",
+    "etc/shadow": b"root:*:1::::::\nmpiuser:*:1::::::\n", "home/mpiuser": folder(),
+    "usr/share/ca-certificates/one.crt": b"-----BEGIN CERTIFICATE-----\n" + b"A1b2" * 30 + b"\n-----END CERTIFICATE-----\n",
+    "etc/ssl/certs/all.crt": b"-----BEGIN CERTIFICATE-----\n" + b"A1b2" * 30 + b"\n-----END CERTIFICATE-----\n",
+    "var/lib/apt/lists/lock": b"", "usr/share/doc/tool/copyright": b"MIT",
+}  # fmt: skip
+SETTINGS = {"Env": [f"PATH={PATH}"], "Cmd": ["bash"]}
+TARGET = "tiny-cuda13.0-debian13-runtime"
+
+
+class Case:
+    """An image without fault, to which a test adds one."""
+
+    def __init__(self, root: Path, files: Files) -> None:
+        self.root = root
+        self.files = files
+        self.layers: list[dict[str, Node | bytes]] = [dict(BASE)]
+        self.settings: dict[str, Any] = dict(SETTINGS)
+        self.history: list[dict[str, str]] = []
+        self.labels: dict[str, str | None] = {}
+        self.platform = "linux/amd64"
+        self.base_digest = f"sha256:{'a' * 64}"
+        self.pack: Callable[[bytes], bytes] = gzip.compress
+
+    def add(self, files: dict[str, Node | bytes]) -> None:
+        """A layer on top."""
+        self.layers.append(files)
+
+    def results(self, *, planned: bool = True) -> dict[str, CheckResult]:
+        project = self.files.load()
+        plan = make_plan(project)
+        labels = {**self._labels(project, plan), **self.labels} if planned else self.labels
+        settings = {**self.settings, "Labels": {k: v for k, v in labels.items() if v is not None}}
+        Layout(self.root).image(
+            [self.pack(layer(files)) for files in self.layers],
+            {"config": settings, "history": self.history}, self.platform,
+        )  # fmt: skip
+        found = inspect(self.root, project, plan, workers=1) if planned else inspect(self.root, workers=1)
+        assert [result.check for result in found] == ["readable", *(rule.name for rule in RULES), "waivers"]
+        assert all(result.component == "image" for result in found)
+        return {result.check: result for result in found}
+
+    def _labels(self, project: Project, plan: Plan) -> dict[str, str | None]:
+        renderer = Renderer(project, versions_with(project, Changes()))
+        recipe = renderer.recipe(next(target for target in plan.targets if target.id == TARGET))
+        return {**image_labels(recipe, hash_of_lock(recipe, project.lock), f"debian@{self.base_digest}")}
+
+
+@pytest.fixture
+def case(tmp_path: Path, tiny: Files) -> Case:
+    tiny.replace("matrix.yaml", "images:\n", 'gpu-architectures: {"90": {gpus: H100, cuda: ">=12"}}\nimages:\n')
+    tiny.replace("matrix.yaml", "    tags:", "    size-limit-mb: {runtime: 1, devel: 2}\n    tags:")
+    text = (tiny.root / "dockerfiles/components/tool/component.yaml").read_text()
+    more = "license-files: [/usr/share/doc/tool/copyright]\npackages: {runtime: ['tool={version}', virtual]}\n"
+    tiny.component("tool", text + more)
+    return Case(tmp_path / "layout", tiny)
+
+
+def failed(results: dict[str, CheckResult]) -> dict[str, str]:
+    return {name: result.reason for name, result in results.items() if result.outcome == "failed"}
+
+
+def test_an_image_without_fault_passes_every_rule(case: Case) -> None:
+    results = case.results()
+    assert {result.outcome for result in results.values()} == {"passed"}
+    assert results["size"].output.startswith("size: 0 MB in 1 layers, at most 1 MB")
+
+
+def test_rules_that_need_a_plan_are_skipped_without_one(case: Case) -> None:
+    results = case.results(planned=False)
+    skipped = {name: result.reason for name, result in results.items() if result.outcome == "skipped"}
+    assert set(skipped) == {"labels", "plan", "packages", "licenses", "size", "gpu-code"}
+    assert all("was not built here" in reason or "no matrix" in reason for reason in skipped.values())
+    assert not failed(results)
+
+
+KEY = b"-----BEGIN OPENSSH " + b"PRIVATE KEY-----\n" + b"b3BlbnNzaC1rZXkt" * 4
+TOKEN = "ghp" + "_" + "a1B2c3D4e5F6g7H8i9" * 2
+AWS = "AKI" + "AQ2W3E4R5T6Y7U2I3"
+CERTIFICATE = b"-----BEGIN CERTIFICATE-----\n" + b"C3d4" * 30 + b"\n-----END CERTIFICATE-----\n"
+GPU = image_files.fatbin(("code", 80, 0))
+
+FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
+    "host-key": ("no-keys", {"etc/ssh/ssh_host_rsa_key": b"x"}, "/etc/ssh/ssh_host_rsa_key: is a private key of ssh"),
+    "pem": ("no-keys", {"opt/some/file": b"# comment\n" * 9 + KEY}, "/opt/some/file: holds a private key, in layer 2"),
+    "pem-in-json": ("no-keys", {"opt/x.json": b'{"k": "-----BEGIN ' + b'PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC"}'},
+                    "/opt/x.json: holds a private key"),
+    "pem-in-binary": ("no-keys", {"opt/x.bin": b"\0" + KEY}, "/opt/x.bin: holds a private key"),
+    "token": ("no-tokens", {"usr/src/notes": f"x={TOKEN}\n".encode()}, "looks like a GitHub token"),
+    "aws": ("no-tokens", {"etc/x": f"id {AWS}\n".encode()}, "looks like a AWS access key"),
+    "far-token": ("no-tokens", {"big": b"line\n" * 300_000 + f" {AWS} ".encode() + b"line\n" * 9}, "AWS access key"),
+    "netrc": ("no-tokens", {"root/.netrc": b"x"}, "/root/.netrc: is a file for secrets"),
+    "address": ("no-tokens", {"etc/pip.conf": b"index-url = https://me:pass%20@host.example/x"}, "address with a password"),
+    "anchor": ("no-site-ca", {"usr/local/share/ca-certificates/site.crt": b"x"}, "that a site trusts"),
+    "bundle": ("no-site-ca", {"etc/ssl/certs/all.crt": CERTIFICATE}, "holds 1 certificates that the distribution"),
+    "lists": ("no-leftovers", {"var/lib/apt/lists/x_Packages": b"x"}, "is a package list of apt"),
+    "archives": ("no-leftovers", {"var/cache/apt/archives/x.deb": b"x"}, "is a cache of apt"),
+    "pip": ("no-leftovers", {"root/.cache/pip/http/x": b"x"}, "is a cache of what built it"),
+    "temporary": ("no-leftovers", {"tmp/script.sh": b"x"}, "is a temporary file"),
+    "file": ("not-world-writable", {"opt/file": Node(b"x", 0o666)}, "/opt/file: everybody can write to it (mode 666)"),
+    "folder": ("not-world-writable", {"opt/folder": folder(0o777)}, "/opt/folder: everybody can write"),
+    "setuid": ("setuid", {"opt/tool": Node(b"x", 0o4755)}, "rights of its owner or group (mode 4755)"),
+    "setgid": ("setuid", {"opt/tool": Node(b"x", 0o2755)}, "(mode 2755)"),
+    "capability": ("setuid", {"opt/tool": Node(b"x", 0o755, pax={"SCHILY.xattr.security.capability": "x"})}, "capabilities"),
+    "machine": ("architecture", {"opt/arm": elf(machine=183)}, "/opt/arm: is for ELF machine 183, not for amd64"),
+    "no-elf": ("architecture", {"opt/x": b"\x7fELF\x02\x01 something"}, "begins like an ELF file and is none"),
+    "library": ("closure", {"opt/x": elf(needed=["liba.so"], interpreter=LD)}, "needs liba.so, which is nowhere"),
+    "off-path": ("closure", {"opt/x": elf(needed=["liba.so"], interpreter=LD), "opt/liba.so": elf(soname="liba.so")},
+                 "does not find in /opt/liba.so"),
+    "version": ("symbol-versions", {"opt/x": elf(needed=["libc.so.6"], wants={"libc.so.6": ["GLIBC_2.99"]})},
+                f"/opt/x: needs GLIBC_2.99, which /{LIB}/libc.so.6 does not define"),
+    "symbol": ("symbols", {"opt/x": elf(needed=["libc.so.6"], undefined=["gets"], interpreter=LD)},
+               "needs the symbol gets, which nothing defines that /opt/x loads"),
+    "provider": ("one-provider", {"usr/lib/libc.so.6": LIBC}, "in several files where the loader looks: /usr/lib/libc.so.6, /u"),
+    "stub": ("no-stubs", {f"{LIB}/libcuda.so.1": symlink("/opt/stubs/libcuda.so"), "opt/stubs/libcuda.so": elf()},
+             f"/{LIB}/libcuda.so.1: is a stub that the loader finds"),
+    "driver": ("no-stubs", {f"{LIB}/libnvidia-ml.so.1": elf()}, "is a copy that the loader finds"),
+    "stub-runpath": ("no-stubs", {"opt/x": elf(runpath="/usr/local/cuda/lib64/stubs")}, "its run path names a folder of"),
+    "gpu": ("gpu-code", {"opt/lib.so": elf(fatbin=GPU)}, "/opt/lib.so: does not run on 90: it has code for 80"),
+    "license": ("licenses", {"usr/share/doc/tool/.wh.copyright": b""}, "/usr/share/doc/tool/copyright: the licence of tool"),
+    "shell": ("command", {"usr/bin/bash": Node(b"x", 0o644)}, "bash: what a container starts cannot be executed"),
+    "no-shell": ("command", {"usr/bin/.wh.bash": b""}, "bash: what a container starts does not exist"),
+    "package": ("packages", {"var/lib/dpkg/status": STATUS.replace(b"3.4", b"3.5")}, "version 3.5-1 is installed, the plan says"),
+    "no-package": ("packages", {"var/lib/dpkg/status": STATUS.replace(b"virtual", b"v")}, "virtual: the package is not inst"),
+    "password": ("user", {"etc/shadow": b"root:$y$abc:1::::::\n"}, "root: has a password, whose hash is in the image"),
+    "no-password": ("user", {"etc/passwd": b"root::0:0::/:/bin/sh\nu:x:1000:1::/home/mpiuser:\n"}, "root: needs no password"),
+    "no-user": ("user", {"etc/passwd": b"root:x:0:0::/:/bin/sh\n"}, "1000: there is no normal user with this number"),
+    "no-home": ("user", {"home/.wh.mpiuser": b""}, "mpiuser: the home folder /home/mpiuser does not exist"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "files", "reason"), FILE_FAULTS.values(), ids=FILE_FAULTS)
+def test_a_fault_in_files(case: Case, rule: str, files: dict[str, Node | bytes], reason: str) -> None:
+    case.add(files)
+    found = failed(case.results())
+    assert list(found) == [rule]
+    assert reason in found[rule]
+
+
+@pytest.mark.parametrize("name", ["host-key", "pem", "token", "anchor", "lists", "pip"])
+def test_what_a_later_layer_hides_is_still_there(case: Case, name: str) -> None:
+    rule, files, _ = FILE_FAULTS[name]
+    case.add(files)
+    (path,) = files
+    where, _, file = path.rpartition("/")
+    case.add({f"{where}/.wh.{file}": b""})
+    assert f"/{path}: " in failed(case.results())[rule]
+
+
+def test_one_fault_of_rules_about_the_tree_is_gone_when_it_is_hidden(case: Case) -> None:
+    case.add({"opt/x": Node(elf(machine=183, needed=["a"]), 0o4777)})
+    case.add({"opt/.wh.x": b""})
+    assert not failed(case.results())
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings", "reason"),
+    [
+        ("environment", {"Env": [f"PATH={PATH}:"]}, "PATH: an empty part means the current folder"),
+        ("environment", {"Env": [f"PATH=/opt/bin:{PATH}"]}, "PATH: /opt/bin does not exist"),
+        ("environment", {"Env": [f"PATH={PATH}:bin"]}, "PATH: 'bin' depends on the current folder"),
+        ("environment", {"Env": [f"PATH={PATH}", "MPI_HOME=/opt/mpi"]}, "MPI_HOME: /opt/mpi does not exist"),
+        ("environment", {"Env": [f"PATH={PATH}", "API_TOKEN=x"]}, "API_TOKEN: a variable with the name of a secret"),
+        ("no-tokens", {"Env": [f"PATH={PATH}", f"X={AWS}"]}, "environment X: holds what looks like a AWS access key"),
+        ("user", {"User": "nobody:nogroup"}, "nobody: containers start as this user"),
+        ("command", {"Cmd": None}, "the image has neither an entrypoint nor a command"),
+        ("command", {"Entrypoint": ["/opt/start"]}, "/opt/start: what a container starts does not exist"),
+    ],
+)
+def test_a_fault_in_settings(case: Case, rule: str, settings: dict[str, Any], reason: str) -> None:
+    case.settings |= settings
+    found = failed(case.results())
+    assert list(found) == [rule]
+    assert reason in found[rule]
+
+
+def test_a_secret_in_a_build_argument(case: Case) -> None:
+    case.history = [{"created_by": "COPY x"}, {"created_by": f"RUN |1 KEY={AWS} make"}]
+    assert failed(case.results()) == {"no-tokens": "history, step 2: holds what looks like a AWS access key"}
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "found"),
+    [
+        ("org.opencontainers.image.licenses", None, {"labels": "the label is missing", "plan": "is 'absent'"}),
+        ("imagebuild.component.tool", "9", {"plan": "imagebuild.component.tool: is '9', the plan says '3.4'"}),
+        ("imagebuild.axis.cuda", "12.9", {"plan": "is '12.9', the plan says '13.0'"}),
+        ("imagebuild.lock", "0123", {"plan": "imagebuild.lock: is '0123', the plan says"}),
+        ("org.opencontainers.image.base.digest", "x", {"labels": "'x' is no digest"}),
+    ],
+)
+def test_a_fault_in_labels(case: Case, label: str, value: str | None, found: dict[str, str]) -> None:
+    case.labels[label] = value
+    reasons = failed(case.results())
+    assert set(reasons) == set(found)
+    assert all(text in reasons[rule] for rule, text in found.items())
+
+
+def test_a_matrix_without_gpus(case: Case) -> None:
+    case.files.replace("matrix.yaml", 'gpu-architectures: {"90": {gpus: H100, cuda: ">=12"}}\n', "")
+    assert case.results()["gpu-code"].reason == "the matrix lists no GPU architectures"
+
+
+def test_more_bytes_than_the_budget(case: Case) -> None:
+    case.pack = lambda data: gzip.compress(data, 0)
+    case.add({"opt/data": bytes(1_100_000)})
+    assert failed(case.results()) == {"size": "size: 1 MB in 2 layers, at most 1 MB"}
+
+
+def test_unpacked_layers_say_nothing_about_the_size(case: Case) -> None:
+    case.pack = bytes
+    assert case.results()["size"].reason == "the engine saves layers unpacked; the limit is for what a registry keeps"
+
+
+def test_the_driver_may_be_absent_with_its_symbols(case: Case) -> None:
+    needed = ["libcuda.so.1", "libnvidia-ml.so.1", "libc.so.6"]
+    case.add({"opt/x": elf(needed=needed, undefined=["cuInit", "nvmlInit_v2"], interpreter=LD)})
+    assert not failed(case.results())
+
+
+def test_what_is_no_fault_is_listed(case: Case) -> None:
+    case.add({"opt/p/a.so": elf(needed=["libb.so"]), "opt/p/libb.so": elf(soname="libb.so")})
+    result = case.results()["closure"]
+    assert result.outcome == "passed"
+    assert "whatever loads it must have loaded that before (no fault)" in result.output
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"opt/cubin": elf(machine=190)}, {"usr/local/nvidia": b""}, {"opt/lib.so": elf(fatbin=image_files.fatbin(("ptx", 80, 0)))},
+        {"usr/bin/mount": Node(b"x", 0o4755)}, {"opt/link": hardlink("usr/bin/bash")}, {"var/mail": folder(0o2775)},
+        {"opt/crypto.so": elf(soname="crypto.so") + KEY}, {"usr/share/doc/x": b"ghp_" + b"x" * 36},
+        {"usr/share/doc/y": b"AKIA" + b"IOSFODNN7EXAMPLE"}, {"usr/share/x": b"https://user:password@host"},
+        {"usr/lib/stubs/libcuda.so": elf(soname="libcuda.so.1")}, {"tmp/.wh.x": b""}, {"opt/weak": elf(weak=["maybe"])},
+    ],
+)  # fmt: skip
+def test_what_is_right(case: Case, files: dict[str, Node | bytes]) -> None:
+    case.add(files)
+    assert not failed(case.results())
+
+
+def test_programs_of_ours_have_code_for_exactly_what_the_matrix_lists(case: Case) -> None:
+    component = case.files.root / "dockerfiles/components/tool/component.yaml"
+    component.write_text(component.read_text() + "gpu-code: ['/opt/*_perf']\n")
+    case.add({"opt/x_perf": elf(fatbin=image_files.fatbin(("code", 90, 0), ("code", 80, 0), ("ptx", 90, 0)))})
+    assert failed(case.results()) == {
+        "gpu-code": "/opt/x_perf: has code for 80, 90; PTX for 90; the matrix wants code for 90; PTX for 90"
+    }
+
+
+def test_a_pattern_of_gpu_code_that_fits_nothing(case: Case) -> None:
+    component = case.files.root / "dockerfiles/components/tool/component.yaml"
+    component.write_text(component.read_text() + "gpu-code: ['/opt/*_perf']\n")
+    assert failed(case.results()) == {"gpu-code": "/opt/*_perf: holds no GPU code"}
+
+
+WAIVER = "waivers: [{{rule: setuid, subject: /opt/*, reason: it is meant so, when: {{variant: {}}}}}]\n"
+
+
+def test_what_is_declared_to_be_right_is_listed_with_its_reason(case: Case) -> None:
+    component = case.files.root / "dockerfiles/components/tool/component.yaml"
+    component.write_text(component.read_text() + WAIVER.format("runtime"))
+    case.add({"opt/tool": Node(b"x", 0o4755)})
+    result = case.results()["setuid"]
+    assert result.outcome == "passed"
+    assert result.output.endswith("(waived: tool: it is meant so)")
+
+
+def test_a_waiver_of_the_matrix(case: Case) -> None:
+    case.files.replace(
+        "matrix.yaml", "    tags:", "    waivers: [{rule: setuid, subject: /opt/x, reason: so}]\n    tags:"
+    )
+    case.add({"opt/x": Node(b"x", 0o4755), "opt/y": Node(b"x", 0o4755)})
+    found = failed(case.results())
+    assert found.keys() == {"setuid"}
+    assert found["setuid"].startswith("/opt/y")
+
+
+def test_a_waiver_that_nothing_needs_is_a_fault(case: Case) -> None:
+    component = case.files.root / "dockerfiles/components/tool/component.yaml"
+    component.write_text(component.read_text() + WAIVER.format("runtime"))
+    assert failed(case.results()) == {"waivers": "tool: setuid /opt/*: nothing to waive; remove it"}
+
+
+def test_a_waiver_for_other_targets(case: Case) -> None:
+    component = case.files.root / "dockerfiles/components/tool/component.yaml"
+    component.write_text(component.read_text() + WAIVER.format("devel"))
+    assert not failed(case.results())
+    case.root = case.root.with_name("again")
+    case.add({"opt/tool": Node(b"x", 0o4755)})
+    assert set(failed(case.results())) == {"setuid"}
+
+
+def test_many_findings_are_counted(case: Case) -> None:
+    case.add({f"tmp/file{i:03}": b"x" for i in range(150)})
+    result = case.results()["no-leftovers"]
+    assert result.reason == "/tmp/file000: is a temporary file, in layer 2, and 149 more"
+    assert result.output.endswith("… and 50 more")
+
+
+def test_every_rule_has_a_test_that_it_finds_a_fault() -> None:
+    tested = {rule for rule, _, _ in FILE_FAULTS.values()} | {"labels", "plan", "size", "environment"}
+    assert tested == {rule.name for rule in RULES}

@@ -1,0 +1,82 @@
+"""Layers on top of each other are what a container sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagebuild.verify import Entry, Kind, Layer, Tree
+
+
+def entry(text: str) -> Entry:
+    """`path`, `path/` for a folder, `path -> target`, `path = target` for a hard link."""
+    if " -> " in text:
+        path, _, target = text.partition(" -> ")
+        return Entry(path, "symlink", 0o777, target=target)
+    if " = " in text:
+        path, _, target = text.partition(" = ")
+        return Entry(path, "hardlink", 0o644, target=target)
+    kind: Kind = "folder" if text.endswith("/") else "file"
+    return Entry(text.rstrip("/"), kind, 0o755, size=len(text))
+
+
+def tree(*layers: str) -> Tree:
+    return Tree(Layer(tuple(entry(line.strip()) for line in text.split(",")), 0, True) for text in layers)
+
+
+def paths(found: Tree) -> set[str]:
+    return {entry.path for entry in found if entry.kind != "folder"}
+
+
+def test_later_layers_replace_and_remove() -> None:
+    found = tree("a/, a/one, a/two, b/, b/x", "a/two, a/.wh.one, .wh.b", "b/y")
+    assert paths(found) == {"a/two", "b/y"}
+    assert found.names("b") == ["y"]
+
+
+def test_an_opaque_folder_hides_what_lies_below_it_only() -> None:
+    assert paths(tree("a/, a/one, a/deep/two", "a/new, a/.wh..wh..opq")) == {"a/new"}
+
+
+def test_whiteouts_of_a_layer_do_not_touch_the_layer() -> None:
+    assert paths(tree("a/x", "a/x, a/.wh.x")) == {"a/x"}
+
+
+def test_a_folder_that_is_a_symlink_below() -> None:
+    found = tree("usr/, usr/lib/, lib -> usr/lib", "lib/new", "lib/.wh.new, lib/other")
+    assert paths(found) == {"lib", "usr/lib/other"}
+    assert found.resolve("lib/other") == "usr/lib/other"
+
+
+def test_a_folder_replaces_a_symlink_and_a_file_a_folder() -> None:
+    assert paths(tree("b/x, a -> b", "a/, a/y")) == {"b/x", "a/y"}
+    assert paths(tree("a/, a/deep/x", "a")) == {"a"}
+
+
+def test_hard_links_are_files() -> None:
+    found = tree("a, b = a", "c = b", "d = nowhere")
+    assert found.find("b") == Entry("b", "file", 0o755, size=1)
+    assert [(e.path, e.kind) for e in found if e.path in "cd"] == [("c", "file"), ("d", "hardlink")]
+
+
+@pytest.mark.parametrize(
+    ("path", "real"),
+    [
+        ("/etc/link", "usr/share/file"), ("etc/../etc/link", "usr/share/file"), ("etc/up/file", "usr/share/file"),
+        ("etc/out", "usr/share/file"), ("etc/circle", None), ("etc/dangling", None), ("", ""), ("/", ""),
+        ("etc/link/more", None),
+    ],
+)  # fmt: skip
+def test_links_are_followed_inside_the_root(path: str, real: str | None) -> None:
+    found = tree(
+        "usr/share/file, etc/, etc/link -> /usr/share/file, etc/up -> ../usr/share, etc/circle -> circle, "
+        "etc/dangling -> /absent, etc/out -> ../../../../usr/share/file"
+    )
+    assert found.resolve(path) == real
+
+
+def test_globs() -> None:
+    found = tree("usr/share/doc/a-1/copyright, usr/share/doc/a-2/copyright, usr/share/doc/b/x, doc -> usr/share/doc")
+    assert found.glob("/usr/share/doc/a-*/copyright") == [f"usr/share/doc/a-{i}/copyright" for i in (1, 2)]
+    assert found.glob("/doc/a-[1]/copyright") == ["doc/a-1/copyright"]
+    assert found.glob("/doc/c*/copyright") == []
+    assert found.glob("/usr/share/doc/b/x") == ["usr/share/doc/b/x"]

@@ -1,0 +1,122 @@
+"""Results of benchmarks in checks: whether they are good, and what is said about their speed."""
+
+from pathlib import Path
+
+import pytest
+
+from imagebuild.bench import (
+    BandwidthTest,
+    Diagnostic,
+    Half,
+    NcclRow,
+    Profile,
+    Results,
+    Run,
+    UcxResult,
+    find_profile,
+    load_profiles,
+)
+from imagebuild.project import Check, CheckResult
+from imagebuild.verify import algorithm_of, correctness_problem, judged_speed, read_results
+from tests.conftest import ROOT
+
+HALF = Half(time_us=1, algbw_gb_s=1, busbw_gb_s=300, wrong=0)
+CHECK = Check(name="all-reduce", description="d", run="x", results="nccl-tests")
+
+
+def run(busbw: float = 300.0, **more: object) -> Run:
+    half = HALF.model_copy(update={"busbw_gb_s": busbw})
+    row = NcclRow(
+        size_bytes=1 << 33, count=1, dtype="float", redop="sum", root=-1, out_of_place=half, in_place=half
+    )  # fmt: skip
+    values = {
+        "source": "s", "collective": "all_reduce", "ranks": 8, "nodes": 1, "device": "NVIDIA H100 80GB HBM3",
+        "rows": (row,), "verdict": "ok", "reason": "", **more,
+    }  # fmt: skip
+    return Run.model_validate(values)
+
+
+def result(*runs: Run, outcome: str = "passed") -> CheckResult:
+    return CheckResult.model_validate(
+        {"component": "nccl-tests", "check": "all-reduce", "outcome": outcome, "results": Results(runs=runs)}
+    )
+
+
+@pytest.fixture(scope="module")
+def h100() -> Profile:
+    return find_profile(load_profiles(ROOT / "profiles"), "h100").model
+
+
+@pytest.mark.parametrize(
+    ("tool", "results", "said"),
+    [
+        ("nccl-tests", Results(runs=(run(),)), ""),
+        ("nccl-tests", Results(runs=(run(), run(verdict="wrong-data", reason="3 wrong"))), "wrong-data: 3 wrong"),
+        ("nccl-tests", Results(), "no result of nccl-tests in the output"),
+        ("nvbandwidth", Results(tests=(BandwidthTest(source="s", name="copy", unit="GB/s", status="passed", matrix=None,
+                                                     sum=1),)), ""),
+        ("nvbandwidth", Results(tests=(BandwidthTest(source="s", name="copy", unit="GB/s", status="error", matrix=None,
+                                                     sum=1),)), "copy: error"),
+        ("nvbandwidth", Results(tests=(BandwidthTest(source="s", name="copy", unit="GB/s", status="waived", matrix=None,
+                                                     sum=1),)), "no result of nvbandwidth"),
+        ("dcgmi", Results(diagnostics=(Diagnostic(source="s", category=None, test="memory", status="pass"),)), ""),
+        ("dcgmi", Results(diagnostics=(Diagnostic(source="s", category=None, test="memory", status="fail"),)),
+         "memory: fail"),
+        ("dcgmi", Results(diagnostics=(Diagnostic(source="s", category=None, test="memory", status="skip"),)),
+         "no result of dcgmi"),
+        ("ucx_perftest", Results(ucx=(UcxResult(source="s", title="t", final=False),)), "no final result"),
+    ],
+)  # fmt: skip
+def test_what_makes_results_bad(tool: str, results: Results, said: str) -> None:
+    assert said in correctness_problem(results, tool)
+    assert bool(correctness_problem(results, tool)) is bool(said)
+
+
+def test_a_log_is_read_under_the_check_s_name(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("nothing that a benchmark prints\n")
+    assert read_results(log, "nccl-tests/all-reduce") == Results()
+    log.write_text(
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
+        "  8589934592    2147483648     float     sum      -1    41090  209.05  365.84      0    41085  209.08  365.88      0\n"
+        "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 365.86\n"
+    )
+    found = read_results(log, "nccl-tests/all-reduce")
+    assert [r.source for r in found.runs] == ["nccl-tests/all-reduce"]
+    assert [s.path for s in found.sources] == ["nccl-tests/all-reduce"]
+
+
+def test_speed_is_a_result_of_its_own(h100: Profile) -> None:
+    (fast,) = judged_speed(result(run(480.0)), CHECK, h100, {})
+    assert (fast.check, fast.outcome) == ("all-reduce-speed", "passed")
+    assert [j.outcome for j in fast.judgements] == ["passed"]
+    (slow,) = judged_speed(result(run(100.0)), CHECK, h100, {})
+    assert slow.outcome == "failed"
+    assert "failed: all_reduce, 8 ranks" in slow.reason
+    (impossible,) = judged_speed(result(run(2000.0)), CHECK, h100, {})
+    assert impossible.outcome == "failed"
+    assert "measurement-error" in impossible.reason
+
+
+def test_what_cannot_be_compared_is_skipped(h100: Profile) -> None:
+    (other,) = judged_speed(result(run(device="NVIDIA A40")), CHECK, h100, {})
+    assert other.outcome == "skipped"
+    assert other.reason
+    (wrong,) = judged_speed(result(run(), outcome="failed"), CHECK, h100, {})
+    assert wrong.outcome == "skipped"
+    assert not list(judged_speed(result(run(), outcome="skipped"), CHECK, h100, {}))
+    assert not list(judged_speed(result(run()), Check(name="x", description="d", run="x"), h100, {}))
+
+
+def test_containers_of_one_host_are_no_nodes(h100: Profile) -> None:
+    several = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
+    (judged,) = judged_speed(result(run(30.0, nodes=2)), several, h100, {}, one_host=True)
+    assert (judged.outcome, judged.reason) == ("skipped", "its nodes are containers of one host")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, None), ({"NCCL_NVLS_ENABLE": "0"}, "ring"), ({"NCCL_ALGO": "Ring"}, "ring"), ({"NCCL_ALGO": "x"}, None)],
+)
+def test_variables_may_force_an_algorithm(environment: dict[str, str], expected: str | None) -> None:
+    assert algorithm_of(environment) == expected

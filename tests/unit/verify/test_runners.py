@@ -1,0 +1,189 @@
+"""What the runners decide, without starting anything."""
+
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import KEPT, OutputSink
+from imagebuild.project import Facilities
+from imagebuild.verify import (
+    CDI,
+    GPU,
+    as_user,
+    command_line,
+    facilities,
+    first,
+    runner,
+    second,
+    share,
+    with_ranks,
+    with_user,
+)
+
+ACCOUNT = (1000, 1001, "/home/me")
+TOLD = """\
+Welcome to node 7
+imagebuild-probe:uid=0
+0: imagebuild-probe:user=root
+imagebuild-probe:tool=bash
+imagebuild-probe:tool=nvidia-smi
+imagebuild-probe:account=root:x:0:0:root:/root:/bin/bash
+imagebuild-probe:account=me:x:1000:1001::/home/me:/bin/sh
+imagebuild-probe:account=broken
+imagebuild-probe:gpus=8
+imagebuild-probe:port=/sys/class/infiniband/mlx5_0/ports/1/state 4: ACTIVE
+imagebuild-probe:port=/sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN
+imagebuild-probe:verbs=/dev/infiniband/uverbs0
+imagebuild-probe:kernel=6.1
+imagebuild-probe:os="Some Linux"
+imagebuild-probe:end=.
+"""
+
+
+def read(text: str) -> dict[str, list[str]]:
+    told = runner.read(text)
+    assert told
+    return told
+
+
+def test_the_probe_is_read_between_other_lines() -> None:
+    place = runner.place(read(TOLD))
+    assert (place.user, place.uid, place.tools) == ("root", 0, frozenset({"bash", "nvidia-smi"}))
+    assert place.accounts == {"root": (0, 0, "/root"), "me": (1000, 1001, "/home/me")}
+    assert place.facts == {"kernel": "6.1", "os": "Some Linux"}
+    assert facilities(read(TOLD), nodes=1, slurm=False, why={}) == Facilities(gpus=8, rdma=True)
+
+
+def test_a_probe_that_was_cut_off_is_none() -> None:
+    assert runner.read(TOLD.replace("end=", "")) is None
+    assert runner.read("") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("1/state 4: ACTIVE", "1/state 2: INIT", "no port is active"),
+        ("verbs=", "x=", "no /dev/infiniband/uverbs* in the container"),
+        ("port=", "x=", "no port in /sys/class/infiniband"),
+    ],
+)
+def test_why_there_is_no_rdma(old: str, new: str, why: str) -> None:
+    have = facilities(read(TOLD.replace(old, new)), nodes=1, slurm=False, why={})
+    assert (have.rdma, have.why["rdma"]) == (False, why)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("gpus=8", "gpus=0", "nvidia-smi finds none"),
+        ("tool=nvidia-smi", "gpus=", "no nvidia-smi, which a driver brings"),
+    ],
+)
+def test_why_there_is_no_gpu(old: str, new: str, why: str) -> None:
+    text = TOLD.replace("gpus=8", "gpus=0").replace(old, new)
+    have = facilities(read(text), nodes=1, slurm=False, why={})
+    assert (have.gpus, have.why["gpu"]) == (0, why)
+
+
+def test_arguments_are_quoted_once_for_each_shell_on_the_way() -> None:
+    argv = ["bash", "-c", "echo 'a b'"]
+    assert command_line(["kubectl", "exec", "pod", "--"], argv)[-3:] == argv
+    assert command_line(["/usr/bin/ssh", "node"], argv) == [
+        "/usr/bin/ssh", "node", """bash -c 'echo '"'"'a b'"'"''""",
+    ]  # fmt: skip
+    twice = command_line(["ssh", "jump", "ssh", "node"], argv)
+    once = command_line(["ssh", "node"], argv)
+    assert len(twice) == 5
+    assert twice[-1] != once[-1]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "changed"),
+    [
+        ("docker exec -i c1", "docker exec --user me -i c1"),
+        ("sudo podman exec c1", "sudo podman exec --user me c1"),
+        ("ssh node docker exec c1", "ssh node docker exec --user me c1"),
+        ("/opt/crun exec c1", "/opt/crun exec --user 1000:1001 c1"),
+        ("docker run image", None),
+        ("kubectl exec pod --", None),
+        ("", None),
+    ],
+)
+def test_the_option_for_the_user_stands_after_exec(prefix: str, changed: str | None) -> None:
+    assert with_user(prefix.split(), "me", ACCOUNT) == (changed.split() if changed else None)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "changed"),
+    [
+        ("srun --container-image=x", "srun --mpi=pmix --ntasks=4 --nodes=2 --container-image=x"),
+        ("ssh login srun", "ssh login srun --mpi=pmix --ntasks=4 --nodes=2"),
+        ("ssh node", None),
+    ],
+)
+def test_srun_is_told_the_ranks(prefix: str, changed: str | None) -> None:
+    assert with_ranks(prefix.split(), 4, 2) == (changed.split() if changed else None)
+
+
+@pytest.mark.parametrize(
+    ("tools", "program"), [({"setpriv", "runuser", "su"}, "setpriv"), ({"runuser", "su"}, "runuser"), ({"su"}, "su")]
+)
+def test_root_changes_the_user_with_what_there_is(tools: set[str], program: str) -> None:
+    argv = as_user("me", ACCOUNT, frozenset(tools), "echo")
+    assert argv
+    assert (argv[0], argv[-1]) == (program, "echo")
+    assert as_user("me", ACCOUNT, frozenset(), "echo") is None
+
+
+def test_gpus_are_asked_for_where_the_engine_has_them() -> None:
+    plain, modest = first({"MemTotal": 64 << 30})
+    assert "device_requests" not in plain
+    assert plain["shm_size"] == 32 << 30
+    assert {u["Name"]: u["Soft"] for u in plain["ulimits"]} == {"memlock": -1, "stack": 64 << 20}
+    assert "ulimits" not in modest
+    with_gpus = first({"Runtimes": {"nvidia": {}}})
+    assert ["device_requests" in options for options in with_gpus] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("info", "text", "wanted"),
+    [
+        ({}, TOLD, []),
+        ({"CDISpecDirs": ["/etc/cdi"]}, TOLD.replace("gpus=8", "gpus=0"), []),
+        ({"CDISpecDirs": ["/etc/cdi"]}, TOLD.replace("gpus=8", "gpus=0") + "imagebuild-probe:driver=580", ["cdi", ""]),
+        ({}, TOLD.replace("gpus=8", "gpus=0") + "imagebuild-probe:driver=580", [""]),
+        ({}, TOLD.replace("verbs=", "x="), ["devices"]),
+        ({}, TOLD.replace("verbs=", "x=").replace("gpus=8", "gpus=0\nimagebuild-probe:driver=1"),
+         ["+devices", "devices", ""]),
+    ],
+)  # fmt: skip
+def test_a_second_container_gets_what_the_first_lacked(
+    info: dict[str, list[str]], text: str, wanted: list[str]
+) -> None:
+    tries = second({"hostname": "check"}, info, read(text))
+    assert all(options["hostname"] == "check" for options in tries)
+    found = []
+    for options in tries:
+        requests = options.get("device_requests")
+        name = "devices" if "devices" in options else requests[0].driver if requests else "?"
+        found.append(f"+{name}" if requests and "devices" in options else name or "")
+    assert found == wanted
+
+
+def test_nodes_share_the_gpus() -> None:
+    options = {"hostname": "check", "device_requests": [GPU]}
+    second = share(options, 1, 2, 8)["device_requests"][0]
+    assert second["DeviceIDs"] == ["4", "5", "6", "7"]
+    cdi = share({"device_requests": [CDI]}, 0, 2, 2)["device_requests"][0]
+    assert (cdi["Driver"], cdi["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=0"])
+    assert share(options, 0, 4, 2) == options
+    assert share({"hostname": "check"}, 0, 2, 8) == {"hostname": "check"}
+
+
+def test_a_sink_keeps_the_end_whatever_the_chunks(tmp_path: Path) -> None:
+    for size in (1, 100, KEPT, 3 * KEPT):
+        whole = bytes(33 + n % 90 for n in range(3 * KEPT))
+        with OutputSink(tmp_path / "log") as sink:
+            sink.drain(whole[at : at + size] for at in range(0, len(whole), size))
+        assert sink.text == whole[-KEPT:].decode()
+        assert (tmp_path / "log").read_bytes() == whole
