@@ -120,7 +120,7 @@ def test_hosts_of_a_prefix_are_nodes(
     with cluster(client, quickstart.tag, 4) as nodes:
         result = verify(
             TARGET, "--runner", f"exec:docker exec {nodes[0].name}", "--hosts", ",".join(cluster_names(4)),
-            *(f"--check={name}" for name in chosen),
+            *(f"--only={name}" for name in chosen),
         )  # fmt: skip
     assert outcomes(result) == {name: outcomes(by_docker)[name] for name in outcomes(result)}
     assert "passed" in outcomes(result).values()
@@ -307,7 +307,7 @@ def test_a_layout_is_read_and_started(layout: Path, client: DockerClient, verify
 
 
 def test_a_layout_serves_a_runner_that_cannot_read_images(layout: Path, started: Container, verify: Verify) -> None:
-    result = verify("--runner", f"exec:docker exec {started.name}", "--layout", layout, "--check=pmix", "--check=image")
+    result = verify("--runner", f"exec:docker exec {started.name}", "--layout", layout, "--only=pmix", "--only=image")
     assert result.target == TARGET
     assert the(result, "pmix/package").reason == ""  # the labels say which version it is
     assert the(result, "image/no-keys").outcome == "passed"
