@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, wraps
+from functools import cached_property, update_wrapper
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from imagebuild.core.errors import ConfigError
@@ -26,8 +26,7 @@ T = TypeVar("T")
 def once(method: Callable[Concatenate[Recipe, P], T]) -> Callable[Concatenate[Recipe, P], T]:
     """Remember what a method of a recipe returned for the same arguments: nothing about a target changes."""
 
-    @wraps(method)
-    def remembered(recipe: Recipe, *args: P.args, **options: P.kwargs) -> T:
+    def remembered(recipe: Recipe, /, *args: P.args, **options: P.kwargs) -> T:
         known = recipe.results.setdefault(method.__name__, {})
         arguments = (args, *options.items())
         if arguments not in known:
@@ -35,6 +34,7 @@ def once(method: Callable[Concatenate[Recipe, P], T]) -> Callable[Concatenate[Re
         result: T = known[arguments]
         return result
 
+    update_wrapper(remembered, method)
     return remembered
 
 

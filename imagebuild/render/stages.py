@@ -82,7 +82,7 @@ def parse(text: str) -> ParsedDockerfile:
             blocks.append(part)
     arguments = _read_block(blocks[0])[0]
     stages = [_stage(block, index) for index, block in enumerate(blocks[1:])]
-    names = {}
+    names: dict[str, int] = {}
     for index, (name, _) in enumerate(stages):
         names |= {str(index): index, **({name: index} if name else {})}
     return ParsedDockerfile(arguments, tuple(stage for _, stage in stages), names)
