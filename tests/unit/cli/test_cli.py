@@ -90,8 +90,8 @@ def test_the_date_of_the_lock_is_set_alone(call, tiny: Files) -> None:  # type: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--compression", "xz"], "--compression xz: gzip or zstd"),
-        (["--cache-write"], "--cache-write: says that --cache REPOSITORY is written too"),
+        (["--compression", "xz"], "--compression xz: use gzip or zstd"),
+        (["--cache-write"], "--cache-write: needs --cache REPOSITORY"),
         (["--push", "--load"], "exclude each other"),
     ],
 )
