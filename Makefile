@@ -48,6 +48,7 @@ hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for every 
 	$(VENV)/bin/pytest -m docker -v --every-hpcx tests/docker/test_hpcx.py
 
 bench: $(VENV)/installed-dev ## the figures of docs/benchmarks.md
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(VENV)/bin/python tests/bench.py --engine
 
 golden schemas: $(VENV)/installed-dev ## write the expected files anew; review the diff
