@@ -74,11 +74,11 @@ $(VENV)/installed-ci: $(VENV)/bin/pip pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/bin/pip pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	command -v git > /dev/null && command -v gpg > /dev/null || { apt-get update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git gnupg; }
+	which git gpg gpg-agent ssh-keygen > /dev/null || { apt-get update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git gnupg gpg-agent openssh-client; }
 	touch $(VENV)/installed $@
 
 $(VENV)/installed-browser: $(VENV)/installed-dev
 	command -v chromium > /dev/null || { apt-get update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; }
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core libatomic1; }
 	touch $@
