@@ -12,6 +12,9 @@ from imagebuild.core.errors import ConfigError
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises ConfigError if the place cannot be written to."""
     try:
+        if path.exists() and not path.is_file():  # a device such as /dev/null, or a pipe: never replaced by a file
+            path.write_text(text, encoding="utf-8")
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
