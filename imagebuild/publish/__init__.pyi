@@ -45,7 +45,7 @@ from .diff import print_comparison as print_comparison
 from .diff import settings as settings
 from .diff import speeds as speeds
 from .diff import summary as summary
-from .evidence import gather as gather
+from .evidence import read_evidence as read_evidence
 from .provenance import Cosign as Cosign
 from .provenance import Signer as Signer
 from .provenance import Trust as Trust

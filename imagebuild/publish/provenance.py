@@ -388,6 +388,11 @@ def is_signature(tag: str) -> bool:
     return tag.startswith("sha256-") and tag.endswith(TAG_SUFFIX)
 
 
+def signature_tag(digest: str) -> str:
+    """Return the tag under which cosign keeps the signature of an image."""
+    return f"{digest.replace(':', '-')}{TAG_SUFFIX}"
+
+
 def _by_digest(image: ImageReference) -> str:
     """A tag may move between looking and signing."""
     if not image.digest:
