@@ -224,7 +224,7 @@ class Checkout:
         if platform not in recipe.target.platforms:
             raise ConfigError(f"{target} of this checkout is not for {platform}")
         known: Platform = "linux/arm64" if platform == "linux/arm64" else "linux/amd64"
-        return provenance.expected(recipe, recipe.project.lock, known)
+        return provenance.expected_dependencies(recipe, recipe.project.lock, known)
 
 
 def judge_attachment(kind: str, content: bytes, subject: ManifestSubject, checkout: Checkout) -> AttachmentVerdict:
@@ -303,9 +303,9 @@ def _provenance(document: Mapping[str, Any], subject: ManifestSubject, checkout:
     if misfit := _misfit(document, subject):
         return AttachmentVerdict("broken", misfit)
     definition = document["predicate"]["buildDefinition"]
-    found, replaced = provenance.dependencies_in(document), provenance.replaced(document)
+    found, replaced = provenance.statement_dependencies(document), provenance.replaced_dependencies(document)
     about = f"{len(found) + len(replaced)} sources, {_revision(definition)}"
-    if unpinned := provenance.unpinned(document):
+    if unpinned := provenance.unpinned_dependencies(document):
         return AttachmentVerdict("failed", f"built from folders that nobody can compare: {_listed(unpinned)}")
     if replaced:
         about += (

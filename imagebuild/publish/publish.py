@@ -46,7 +46,7 @@ from imagebuild.publish.provenance import (
     provenance_statement,
     sign_digest,
     signature_tag,
-    unpinned,
+    unpinned_dependencies,
 )
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify.verify import CHECKS
@@ -458,7 +458,7 @@ def provenance_maker(renderer: Renderer, *, allow_dirty: bool) -> Callable[[Targ
         with lock:
             recipe, text = renderer.recipe(target), renderer.dockerfile(target).text
         statement = provenance_statement(build, choice.platform, recipe, renderer.project.lock, text)
-        if (folders := unpinned(statement)) and not allow_dirty:
+        if (folders := unpinned_dependencies(statement)) and not allow_dirty:
             listed = ", ".join(folders)
             raise ConfigError(f"{listed} came from a folder that nobody can compare; build without --source")
         return encode_statement(statement)
