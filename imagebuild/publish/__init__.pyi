@@ -1,11 +1,10 @@
-from .attest import CREATED as CREATED
-from .attest import DEFAULT as DEFAULT
+from .attest import DEFAULT_KINDS as DEFAULT_KINDS
 from .attest import AttestFinding as AttestFinding
 from .attest import AttestRequest as AttestRequest
 from .attest import AttestResult as AttestResult
 from .attest import Checkout as Checkout
 from .attest import add_attachment as add_attachment
-from .attest import find as find
+from .attest import find_image as find_image
 from .attest import show_attachment as show_attachment
 from .attest import verify_attachments as verify_attachments
 from .catalog import BEGIN as BEGIN
@@ -45,6 +44,7 @@ from .diff import print_comparison as print_comparison
 from .diff import settings as settings
 from .diff import speeds as speeds
 from .diff import summary as summary
+from .evidence import CREATED as CREATED
 from .evidence import read_evidence as read_evidence
 from .provenance import Cosign as Cosign
 from .provenance import Signer as Signer
