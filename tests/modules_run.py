@@ -83,7 +83,7 @@ class Recorder:
 
 
 def count_modules_run(
-    arguments: Sequence[str], until: str, *, cwd: Path = PACKAGE.parent, environ: Mapping[str, str] = os.environ
+    arguments: Sequence[str], until: str, environ: Mapping[str, str] = os.environ, *, cwd: Path = PACKAGE.parent
 ) -> ModulesRun:
     """Run `imagebuild` with these arguments in a process of its own, and count until `until` (see above)."""
     environ = {**environ, "PYTHONPATH": str(PACKAGE.parent)}

@@ -13,9 +13,7 @@ pytestmark = pytest.mark.docker
 
 
 def test_a_build_runs_few_modules_before_buildx_starts(checkout: Path, environ: dict[str, str]) -> None:
-    ran = count_modules_run(
-        ["build", TARGET, "--base", "registry"], "docker buildx bake", cwd=checkout, environ=environ
-    )
+    ran = count_modules_run(["build", TARGET, "--base", "registry"], "docker buildx bake", environ, cwd=checkout)
     assert "build.bake" in ran.modules
     assert len(ran.modules) <= 25, ran
     others = {"build.base", "build.bundle", "build.change", "build.inputs", "oci.registry"}
