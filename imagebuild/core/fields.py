@@ -30,14 +30,16 @@ Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 
 
 class Model(BaseModel):
-    """Be the base of the types of files: unknown keys are mistakes, values do not change.
+    """Refuse unknown keys, and keep values as they were read.
 
-    The docstring of a field is its description in the JSON Schema.
+    The docstring of a field is its description in the JSON Schema. What validates is built when a model is first used: a
+    command imports the types of many files and reads few.
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=lambda name: name.replace("_", "-"), populate_by_name=True
-    )
+        frozen=True, extra="forbid", defer_build=True, alias_generator=lambda name: name.replace("_", "-"),
+        populate_by_name=True,
+    )  # fmt: skip
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -21,7 +21,7 @@ from imagebuild.core.run import INSTALL_SYFT, syft_program
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
 from imagebuild.project.matrix import Plan
-from imagebuild.publish.provenance import Dependency, dependencies
+from imagebuild.publish.provenance import Dependency, resolved_dependencies
 from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer, hash_of_lock
 from imagebuild.verify import checks
@@ -255,7 +255,7 @@ def image_parts(labels: Mapping[str, str], platform: Platform, plan: Plan, rende
             parts, reason="made without the project: licences and sources of its components are not listed"
         )
     recipe, reason = _recipe(labels, platform, plan, renderer)
-    found = dependencies(recipe, renderer.project.lock, platform) if recipe else ()
+    found = resolved_dependencies(recipe, renderer.project.lock, platform) if recipe else ()
     parts = tuple(
         ComponentPart(
             name,
