@@ -159,9 +159,11 @@ class Stream:
         self._buffer = ""
 
     def steps(self, component_of: dict[str, str]) -> tuple[Step, ...]:
-        """Steps of stages that ran or were cached, each once, in the order they started.
+        """Return the steps of stages that ran or were cached, each once, in the order they started.
 
-        The time of an `ADD` includes the time in which its source was fetched.
+        The time of an `ADD` includes the time in which its source was fetched. A step that was cancelled did not run:
+        in a build that succeeds, BuildKit cancels a step while it looks up its inputs, and takes what an equal step of
+        another target makes.
         """
         sources = {v.digest: v.seconds for v in self.vertices.values() if v.identified}
         done = [v for v in self.vertices.values() if v.parts and (v.completed or v.cached) and v.digest not in sources]
@@ -171,9 +173,9 @@ class Stream:
                 target=v.target,
                 stage=v.stage,
                 component=component_of.get(v.stage),
-                cached=v.cached,
+                cached=v.cached or v.cancelled,
                 seconds=round(v.seconds + sum(sources.get(i, 0) for i in v.inputs if not v.cached), 3),
-                error=v.error or None,
+                error=None if v.cancelled else v.error or None,
             )
             for v in sorted(done, key=lambda v: v.started or 0)
         )

@@ -37,6 +37,8 @@ from .fields import purl_identity as purl_identity
 from .fields import satisfies as satisfies
 from .fields import wheel_purl as wheel_purl
 from .files import cache_folder as cache_folder
+from .files import read_text as read_text
+from .files import write_text as write_text
 from .http import DOWNLOAD_ATTEMPTS as DOWNLOAD_ATTEMPTS
 from .http import Advance as Advance
 from .http import Downloads as Downloads

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
+import textwrap
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -11,6 +15,7 @@ from urllib.parse import quote, unquote
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.json_schema import GenerateJsonSchema
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 Release = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
@@ -20,13 +25,53 @@ Arch = Literal["amd64", "arm64"]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 
 
+class DescribedSchema(GenerateJsonSchema):
+    """Generate JSON Schema with the docstrings below fields as descriptions.
+
+    Pydantic's `use_attribute_docstrings` would read the source of every model whenever its module is imported.
+    """
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        """Return the schema of a model."""
+        result = super().model_schema(schema)
+        model: type[BaseModel] = schema["cls"]
+        for name, text in field_docstrings(model).items():
+            for key in (name, model.model_fields[name].alias):
+                if key in result.get("properties", {}):
+                    result["properties"][key].setdefault("description", text)
+        return result
+
+
+def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Return the docstrings of a model's fields: strings that stand below them in the source, also of its bases."""
+    result: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if not issubclass(kind, Model) or kind is Model:
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, following in itertools.pairwise(body.body):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    result[name] = inspect.cleandoc(text)
+    return {name: text for name, text in result.items() if name in model.model_fields}
+
+
 class Model(BaseModel):
-    """Unknown keys are mistakes, values do not change, field docstrings are the JSON Schema's text."""
+    """Refuse unknown keys, and keep values as they were read.
+
+    What validates is built when a model is first used: a command imports the types of many files and reads few.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, alias_generator=lambda n: n.replace("_", "-"),
+        frozen=True, extra="forbid", defer_build=True, alias_generator=lambda n: n.replace("_", "-"),
         populate_by_name=True,
     )  # fmt: skip
+
+    @classmethod
+    def model_json_schema(cls, *args: Any, **settings: Any) -> dict[str, Any]:
+        """Return the JSON Schema, with the docstrings of fields."""
+        return super().model_json_schema(*args, **{"schema_generator": DescribedSchema, **settings})
 
 
 def _one_or_more(value: Any) -> Any:

@@ -90,6 +90,15 @@ def test_a_step_that_was_cancelled_and_then_run_ran() -> None:
     assert not stream.failed()
 
 
+def test_a_step_that_gave_way_to_an_equal_one_did_not_run() -> None:
+    """Two targets have an equal step under two digests; BuildKit cancels one of them while it looks up its inputs."""
+    why = "failed to calculate checksum of ref a::b: context canceled: context canceled"
+    cancelled = vertex("a", RUN, started=T0, completed=T0, error=why)
+    ran = vertex("b", RUN.replace("13_0", "13_5"), started=T0, completed=T1)
+    steps = read(cancelled, ran).steps({})
+    assert [(step.cached, step.error) for step in steps] == [(True, None), (False, None)]
+
+
 def test_a_source_that_is_known_and_then_cannot_be_fetched_failed() -> None:
     stream = read(
         vertex("a", RUN, started=T0, completed=T1), vertex("a", RUN, started=T1, completed=T2, error="failed to fetch")
