@@ -37,6 +37,7 @@ from .fields import purl_identity as purl_identity
 from .fields import satisfies as satisfies
 from .fields import wheel_purl as wheel_purl
 from .files import cache_folder as cache_folder
+from .files import write_text as write_text
 from .http import DOWNLOAD_ATTEMPTS as DOWNLOAD_ATTEMPTS
 from .http import Advance as Advance
 from .http import Downloads as Downloads

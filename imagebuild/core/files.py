@@ -10,8 +10,14 @@ from imagebuild.core.errors import ConfigError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises ConfigError if the place cannot be written to."""
+    """Write a file whole or not at all. Raises ConfigError if the place cannot be written to.
+
+    What is there and is no file, such as /dev/null or a pipe, is written to as it is: root would replace it.
+    """
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_text(text, encoding="utf-8")
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
