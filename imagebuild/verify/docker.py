@@ -157,6 +157,8 @@ RESTART_S = 60
 SSH = frozenset({"ssh", "ssh-keygen", "sshd"})
 IDLE = 2
 """Processes of a container in which nothing runs: init and `sleep`."""
+REAPED_S = 1.0
+"""How long init may take to collect processes that have just ended."""
 REFUSED = re.compile(r"rlimit|not permitted|devices?\b|CDI|nvidia|capabilit", re.IGNORECASE)
 """What the engine says when it may not, or cannot, give a container what was asked for."""
 GPU = DeviceRequest(count=-1, capabilities=[["gpu"]])
@@ -373,8 +375,19 @@ def run_in(running: Container, command: Command, place: HostFacts) -> Execution:
 
 
 def _busy(running: Container) -> bool:
-    with engine.sdk_errors_explained(str(running.name)):
-        return len(running.top()["Processes"]) > IDLE
+    """Return whether a command left processes behind. The kernel counts them: the engine's list needs `ps` on its host.
+
+    An engine without the kernel's counter cannot tell, and the answer is yes. Raises CommandError if the engine fails.
+    """
+    deadline = time.monotonic() + REAPED_S
+    while True:
+        with engine.sdk_errors_explained(str(running.name)):
+            figures: Any = running.stats(stream=False, one_shot=True)
+        if figures.get("pids_stats", {}).get("current", IDLE + 1) <= IDLE:
+            return False
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.1)
 
 
 def restart(running: Container) -> None:

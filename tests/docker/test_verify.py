@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -14,6 +13,7 @@ import pytest
 from docker import DockerClient
 from docker.models.containers import Container
 
+from imagebuild.core import run_program
 from imagebuild.oci import sleeping_container
 from imagebuild.project import CheckResult, VerifyResult
 from imagebuild.verify import cluster, cluster_names
@@ -25,6 +25,7 @@ from tests.docker.conftest import (
     containers,
     copy_of_project,
     finish,
+    sleeping,
     until,
     watched,
 )
@@ -205,13 +206,7 @@ def test_a_hung_check_ends_with_all_it_started(
 def test_ctrl_c_ends_the_container(quickstart: Built, hung: tuple[Imagebuild, str], client: DockerClient) -> None:
     imagebuild, seconds = hung
     process = imagebuild.start("verify", TARGET, "--only", "pmix/forever")
-
-    def begun() -> bool:
-        return any(
-            seconds in str(c.top()["Processes"]) for c in client.containers.list() if c.name in containers(client)
-        )
-
-    assert until(begun)
+    assert until(lambda: sleeping(seconds))
     process.send_signal(signal.SIGINT)
     assert finish(process).status == 130
     assert not containers(client)
@@ -222,10 +217,10 @@ def test_ctrl_c_ends_what_ssh_started(
 ) -> None:
     imagebuild, seconds = hung
     process = imagebuild.start("verify", TARGET, "--runner", f"exec:{ssh}", "--only", "pmix/forever")
-    assert until(lambda: seconds in str(started.top()["Processes"]))
+    assert until(lambda: sleeping(seconds))
     process.send_signal(signal.SIGINT)
     assert finish(process).status == 130
-    assert seconds not in str(started.top()["Processes"])
+    assert not sleeping(seconds)
 
 
 @pytest.fixture
@@ -290,20 +285,21 @@ def layout(quickstart: Built, client: DockerClient, tmp_path: Path) -> Path:
     saved, folder = tmp_path / "image.tar", tmp_path / "layout"
     with saved.open("wb") as file:
         file.writelines(client.images.get(quickstart.tag).save(named=True))
-    with tarfile.open(saved) as archive:
-        archive.extractall(folder, filter="data")
+    folder.mkdir()
+    run_program("tar", "--extract", "--file", str(saved), "--directory", str(folder))
     saved.unlink()
     return folder
 
 
 def test_a_layout_is_read_and_started(layout: Path, client: DockerClient, verify: Verify, quickstart: Built) -> None:
-    before = sorted(tag for image in client.images.list() for tag in image.tags)
+    before = set(client.images.get(quickstart.tag).tags)
     result = verify(layout, "--only", "pmix", "--only", "image")
     assert {c.outcome for c in result.checks if c.component == "pmix"} <= {"passed", "skipped"}
     assert the(result, "pmix/loads").outcome == "passed"
     assert the(result, "image/no-keys").outcome == "passed"
     assert (result.target, result.digest) == (TARGET, quickstart.result.digest)
-    assert sorted(tag for image in client.images.list() for tag in image.tags) == before
+    # Another client's test may give an equal image a name, for as long as it runs.
+    assert until(lambda: set(client.images.get(quickstart.tag).tags) <= before, 60)
 
 
 def test_a_layout_serves_a_runner_that_cannot_read_images(layout: Path, started: Container, verify: Verify) -> None:
