@@ -5,7 +5,11 @@ from .bump import newer as newer
 from .bump import propose as propose
 from .bump import versions_in as versions_in
 from .bump import with_pins as with_pins
-from .lock import LockRun as LockRun
+from .lock import BumpResult as BumpResult
+from .lock import LockCheck as LockCheck
+from .lock import LockFile as LockFile
+from .lock import bump_pins as bump_pins
+from .lock import check_lock as check_lock
 from .lock import redate_lock as redate_lock
 from .repositories import PackageIndex as PackageIndex
 from .repositories import check_key as check_key

@@ -172,7 +172,7 @@ def ask_pip(run: RunProgram, index: str | None = None) -> Ask:
             return {
                 item["metadata"]["name"]: (
                     item["metadata"]["version"],
-                    item["download_info"]["archive_info"]["hashes"]["sha256"],
+                    _wheel_sha256(item["download_info"]["archive_info"]),
                 )
                 for item in report["install"]
             }
@@ -180,6 +180,16 @@ def ask_pip(run: RunProgram, index: str | None = None) -> Ask:
             raise ResultError(f"pip's report cannot be read: {error!r}") from None
 
     return ask
+
+
+def _wheel_sha256(archive: dict[str, Any]) -> str:
+    """Return the sha256 of a wheel in pip's report. Raises KeyError if it has none.
+
+    Before 23.1, pip wrote one `hash` (`sha256=…`) instead of `hashes`.
+    """
+    if "hashes" in archive:
+        return str(archive["hashes"]["sha256"])
+    return str(dict([archive["hash"].split("=", 1)])["sha256"])
 
 
 def wheel_versions(run: RunProgram, name: str, index: str | None = None) -> tuple[str, ...]:
