@@ -15,7 +15,7 @@ from imagebuild.core import files
 from imagebuild.core.errors import ConfigError, ImagebuildError
 from imagebuild.core.run import answer_each
 from imagebuild.core.yaml import Mistakes, YamlFile, load_yaml, suggestion
-from imagebuild.lock.resolve import Display, resolve_sources, todo
+from imagebuild.lock.resolve import Display, incomplete, lock_table, merged_sources, resolve_sources, without_stale
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
@@ -23,10 +23,7 @@ from imagebuild.project.lockfile import (
     PackageSource,
     Source,
     Table,
-    lock_table,
-    merged_sources,
     source_title,
-    without_stale,
 )
 from imagebuild.project.matrix import Matrix, Target
 from imagebuild.project.plan import make_plan
@@ -396,7 +393,7 @@ def relocked(project: Project, changes: Changes, upstream: Upstream, display: Di
     entries = lock_table(project.lock)
     before, after = sources_of(project), sources_of(with_pins(project, changes))
     outcome = resolve_sources(
-        entries, [s for s in todo(entries, after) if s not in before], upstream, display, keep=lambda: None
+        entries, [s for s in incomplete(entries, after) if s not in before], upstream, display, keep=lambda: None
     )
     return without_stale(entries, after, before), outcome.complaint()
 

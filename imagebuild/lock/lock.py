@@ -12,15 +12,22 @@ from pathlib import Path
 from imagebuild.core import settings
 from imagebuild.core.fields import Model
 from imagebuild.core.files import write_text
-from imagebuild.lock import bump, resolve
+from imagebuild.lock import bump
 from imagebuild.lock.resolve import (
     LockFinding,
     Outcome,
+    check_entries,
+    compare_entries,
     display,
+    incomplete,
     keys_of,
+    lock_from_table,
+    lock_table,
+    lock_text,
+    merged_sources,
     owners,
     resolve_sources,
-    todo,
+    without_stale,
 )
 from imagebuild.lock.upstream import Addresses, NetworkUpstream, Upstream
 from imagebuild.project.load import Project
@@ -29,11 +36,6 @@ from imagebuild.project.lockfile import (
     Source,
     Table,
     key_of,
-    lock_from_table,
-    lock_table,
-    lock_text,
-    merged_sources,
-    without_stale,
 )
 from imagebuild.project.matrix import Target
 from imagebuild.render.recipe import Recipe
@@ -151,7 +153,7 @@ def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[t
         lock.entries.clear()
         lock.entries.update(kept)
         lock.write()
-    lacking = todo(lock.entries, lock.sources)
+    lacking = incomplete(lock.entries, lock.sources)
     return lock.sources, resolve_sources(lock.entries, lacking, upstream, display(), keep=lock.write)
 
 
@@ -175,9 +177,9 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool) -> Loc
 
     If the targets are those of the `whole` matrix, entries that nothing uses are wrong too.
     """
-    findings = list(resolve.offline(lock.entries, lock.sources, whole=whole))
+    findings = list(check_entries(lock.entries, lock.sources, whole=whole))
     if upstream:
-        findings += resolve.online(lock.entries, lock.sources, upstream, display())
+        findings += compare_entries(lock.entries, lock.sources, upstream, display())
     return LockCheck(lock=str(lock.path), sources=len(lock.sources), upstream=bool(upstream), findings=tuple(findings))
 
 
