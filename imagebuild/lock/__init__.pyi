@@ -1,6 +1,6 @@
 from .bump import Proposals as Proposals
-from .bump import askings as askings
 from .bump import edited as edited
+from .bump import inquiries as inquiries
 from .bump import newer as newer
 from .bump import propose as propose
 from .bump import versions_in as versions_in

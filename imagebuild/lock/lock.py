@@ -209,7 +209,7 @@ def bump_pins(
             NewVersion(pin=pin, row=row, version=matrix.model.versions[pin][row].version, newer=newer)
             for (pin, row), newer in proposals.changes.items()
         ),
-        kept=tuple(KeptVersion(pin=pin, version=version, reason=why) for pin, version, why in proposals.reasons),
+        kept=tuple(KeptVersion(pin=pin, version=version, reason=why) for pin, version, why in proposals.kept),
         written=write and bool(texts),
         unresolved=unresolved,
     )
