@@ -306,7 +306,7 @@ class ImageRepository:
             config = self.registry.blob(self.repository, manifest["config"]["digest"])
             platform = describe_platform(child, manifest, json.loads(config))
         attached = self._read_attachments(child.digest, problems)
-        facts = [found for _, found in attached]
+        facts = [attachment for _, attachment in attached]
         checks = sorted((f.checks for f in facts if f.checks), key=lambda checks: checks.started, reverse=True)
         signed = child.digest in self.signatures or any(entry.kind == "signature" for entry, _ in attached)
         return platform.model_copy(

@@ -215,7 +215,7 @@ def _target_facts(target: Target, results: Path | None, *, none_built: bool) -> 
     """Return what the plan says of a target that is not built."""
     gathered = _read_results(results)
     values: dict[Title, dict[str, str]] = {"components": dict(target.components)}
-    if none_built:  # the other one may have been built for one platform only, which is not a difference
+    if none_built:  # the other image may have been built for one platform only, which is not a difference
         values["platforms"] = dict.fromkeys(target.platforms, "yes")
     if gathered and gathered.verifications:
         values["checks"] = outcomes_of(gathered.verifications)
