@@ -450,7 +450,7 @@ LARGE = (SIZE_CLASSES[-1][1], LARGEST)
 EVERY_PAIR = "all pairs"
 
 
-class Series(NamedTuple):
+class SpeedSeries(NamedTuple):
     """Name what a benchmark measured for one class of message sizes."""
 
     name: str
@@ -476,26 +476,26 @@ def compare_speeds(a: Results, b: Results) -> Iterator[Speed]:
             )  # fmt: skip
 
 
-def _series(results: Results) -> Mapping[Series, Points]:
+def _series(results: Results) -> Mapping[SpeedSeries, Points]:
     """Return the measured values of all results that passed: results with wrong data have no speed."""
-    by_series: dict[Series, Points] = {}
+    by_series: dict[SpeedSeries, Points] = {}
 
-    def add(series: Series, point: object, value: float | None) -> None:
+    def add(series: SpeedSeries, point: object, value: float | None) -> None:
         if value is not None and value > 0:
             by_series.setdefault(series, {}).setdefault(point, []).append(value)
 
     for run in results.runs:
         for row in run.rows if run.verdict == "ok" else ():
             name = ", ".join(filter(None, (run_name(run), row.dtype, run.device)))
-            add(Series(name, _size_class(row.size_bytes), "GB/s"), row.size_bytes, busbw(row))
+            add(SpeedSeries(name, _size_class(row.size_bytes), "GB/s"), row.size_bytes, busbw(row))
     for test in results.tests:
         for cell, value in enumerate(device_pairs(test) if test.status == "passed" else ()):
-            add(Series(test.name or "unnamed test", EVERY_PAIR, test.unit or "?"), cell, value)
+            add(SpeedSeries(test.name or "unnamed test", EVERY_PAIR, test.unit or "?"), cell, value)
     for table in results.tables:
         for line in table.rows if table.verdict == "ok" else ():
             name, sizes = table.test or "perftest", _size_class(line.size_bytes)
-            add(Series(name, sizes, table.unit or "?"), line.size_bytes, line.bw_average)
-            add(Series(name, sizes, "µs"), line.size_bytes, latency(line.latency_us))
+            add(SpeedSeries(name, sizes, table.unit or "?"), line.size_bytes, line.bw_average)
+            add(SpeedSeries(name, sizes, "µs"), line.size_bytes, latency(line.latency_us))
     return by_series
 
 
