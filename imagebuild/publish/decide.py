@@ -75,7 +75,10 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choi
     builds = evidence.builds_of(target.id, platform)
     pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
     if not builds:
-        return Choice(platform, reasons=("no build result; run `imagebuild build --push`",))
+        return Choice(
+            platform,
+            reasons=("no build result; run `imagebuild build --push`, or publish only what is built with --platform",),
+        )
     if not pushed:
         return Choice(platform, reasons=(f"built, but not pushed ({builds[0].path}); run `imagebuild build --push`",))
     by_digest = {build.value.manifests[platform]: build for build in pushed}
@@ -139,7 +142,7 @@ def _check_objections(target: Target, choice: Choice, terms: Terms) -> Iterator[
     """Name checks that failed, and required checks that neither passed nor failed."""
     verifications = terms.evidence.verifications_of(choice.digest)
     if not verifications:
-        yield "not verified: no result names this digest; run `imagebuild verify` with it"
+        yield "not verified: no result names this digest; run `imagebuild verify` on it"
         return
     reasons: dict[str, dict[str, str]] = {"passed": {}, "failed": {}, "skipped": {}}
     inapplicable: set[str] = set()

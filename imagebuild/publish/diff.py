@@ -403,7 +403,9 @@ def _not_compared(a: ImageFacts, b: ImageFacts) -> Iterator[str]:
         if facts.layers is None:
             reasons.setdefault(f"{facts.side.name} {facts.unknown.get('packages', '')}", []).append("size")
         if not _has_speeds(facts.results):
-            reasons.setdefault(f"{facts.side.name} has no results of benchmarks", []).append("bandwidth")
+            reasons.setdefault(f"{facts.side.name} has no results of nccl-tests, nvbandwidth or perftest", []).append(
+                "bandwidth"
+            )
     yield from (f"{', '.join(titles)}: {reason}" for reason, titles in reasons.items())
     if _has_speeds(a.results) and _has_speeds(b.results):
         names_a, names_b = ({key.name for key in _series(facts.results)} for facts in (a, b))

@@ -102,9 +102,9 @@ def test_what_is_not_known_is_said_once_for_each_reason() -> None:
     made = compare_facts(a, of("B", [], components={}, packages={}, checks={}))
     assert made.not_compared == (
         "packages, environment, settings, licences, labels, platforms, checks, size: A is not built",
-        "bandwidth: A has no results of benchmarks",
+        "bandwidth: A has no results of nccl-tests, nvbandwidth or perftest",
         "environment, settings, licences, labels, platforms: B does not say",
-        "bandwidth: B has no results of benchmarks",
+        "bandwidth: B has no results of nccl-tests, nvbandwidth or perftest",
     )
     assert made.sizes is None
 
