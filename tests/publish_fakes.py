@@ -182,9 +182,9 @@ class Site:
     def publish(
         self, *select: str, registry: Registry | None = None, tools: PublishTools | None = None, **more: Any
     ) -> Done:
-        wish = PublishRequest(select=select, folders=[self.evidence], **more)
+        request = PublishRequest(select=select, folders=[self.evidence], **more)
         reached = tools or PublishTools(lambda _: registry or self.fake)
-        return Done(publish_targets(self.project, self.plan, wish, reached))
+        return Done(publish_targets(self.project, self.plan, request, reached))
 
     def tags(self, repository: str = "acme/tiny") -> dict[str, str]:
         """What people can pull."""

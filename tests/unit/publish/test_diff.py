@@ -259,8 +259,8 @@ def test_results_that_are_given(tmp_path: Path, no_engine: None) -> None:
         check = CheckResult(component="x", check="speed", outcome=outcome, results=Results(runs=(run((GIB, value)),)))
         made = verification(f"sha256:{'0' * 64}").model_copy(update={"checks": (check,)})
         (tmp_path / name).write_text(made.model_dump_json())
-    wish = DiffRequest(path, path, results=(tmp_path / "A.json", tmp_path / "B.json"))
-    found = compare_images(wish, ImageFinder())
+    request = DiffRequest(path, path, results=(tmp_path / "A.json", tmp_path / "B.json"))
+    found = compare_images(request, ImageFinder())
     assert changes(found, "checks") == [("x/speed", "passed", "failed")]
     assert [s.ratio for s in found.speeds] == [0.5]
     assert found.notes == (f"the results for {path} are of sha256:{'0' * 64}",)
