@@ -28,7 +28,7 @@ def once(method: Callable[Concatenate[Recipe, P], T]) -> Callable[Concatenate[Re
 
     def remembered(recipe: Recipe, /, *args: P.args, **options: P.kwargs) -> T:
         known = recipe.results.setdefault(method.__name__, {})
-        arguments = (args, *options.items())
+        arguments = (args, *options.items()) if options else args
         if arguments not in known:
             known[arguments] = method(recipe, *args, **options)
         result: T = known[arguments]
@@ -102,9 +102,10 @@ class Recipe:
         """The pin of a component; None if its version is an axis."""
         return pin_of(self._versions, self.of(name).pin or name, self._known)
 
-    @once
     def version(self, name: str) -> str:
         """Version of a component. Raises ConfigError if the matrix has none for this target."""
+        if name in self.target.components:
+            return self.target.components[name]
         axis = self.of(name).version_axis
         if axis:
             return self._known[axis]
@@ -231,7 +232,6 @@ class Recipe:
             axes["variant"] = variant
         return first_values(self.of(name).env, axes)
 
-    @once
     def repository(self, name: str, arch: Arch, *, stage: bool = False) -> Repository | None:
         """The repository of a component's packages for one architecture, filled in."""
         owner = self.of(name).packages_from or name
