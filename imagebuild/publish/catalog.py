@@ -20,17 +20,9 @@ from imagebuild.bench.models import Limit, Results, Run, SpeedVerdict
 from imagebuild.bench.profiles import Profile
 from imagebuild.core import console, files
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.oci.layout import INDEX_TYPES, KINDS, Descriptor, Manifest, blobs_of, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import (
-    INDEX_TYPES,
-    KINDS,
-    BlobDescriptor,
-    Manifest,
-    Registry,
-    blobs_of,
-    for_each,
-    manifests_of,
-)
+from imagebuild.oci.registry import Registry, for_each
 from imagebuild.project.matrix import Image, Matrix, Plan, Target
 from imagebuild.project.records import (
     AttachedFile,
@@ -390,7 +382,7 @@ def _times(about: Mapping[str, Any]) -> list[str]:
     return [str(entry.get("created") or "") for entry in (about, *(about.get("history") or ()))]
 
 
-def platform_of(child: BlobDescriptor, manifest: dict[str, Any], config: bytes) -> PublishedPlatform:
+def platform_of(child: Descriptor, manifest: dict[str, Any], config: bytes) -> PublishedPlatform:
     """What one platform is. Raises LookupError, TypeError or ValueError for what is no image."""
     about = json.loads(config)
     layers = manifest["layers"]
@@ -567,7 +559,7 @@ class ImageRepository:
         try:
             manifest = self._manifest(digest)
             is_index = manifest.media_type in INDEX_TYPES
-            alone = BlobDescriptor(manifest.media_type, digest, len(manifest.content))
+            alone = Descriptor(manifest.media_type, digest, len(manifest.content))
             runnable = [c for c in manifests_of(manifest.document) if _runs(c)] if is_index else [alone]
             platforms = tuple(self._platform(child, problems) for child in runnable)
             if not platforms:
@@ -587,7 +579,7 @@ class ImageRepository:
     def _told(self, digest: str, problem: str) -> str:
         return f"{self.registry.host}/{self.repository}@{digest}: {problem}"
 
-    def _platform(self, child: BlobDescriptor, problems: list[str]) -> PublishedPlatform:
+    def _platform(self, child: Descriptor, problems: list[str]) -> PublishedPlatform:
         platform = self.shop.known.platforms.get(child.digest)
         if platform is None:
             manifest = self._manifest(child.digest).document
@@ -637,7 +629,7 @@ class ImageRepository:
         return AttachedFile(kind=kind, digest=digest, size_bytes=size, file=copy), said
 
 
-def _runs(child: BlobDescriptor) -> bool:
+def _runs(child: Descriptor) -> bool:
     return bool(child.platform) and not str(child.platform).startswith("unknown") and not child.artifact_type
 
 
