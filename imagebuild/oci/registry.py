@@ -26,7 +26,7 @@ from urllib3.util import Retry
 
 from imagebuild.core import settings
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, Unreachable
-from imagebuild.core.http import ca_bundle, innermost_reason
+from imagebuild.core.http import innermost_reason
 from imagebuild.oci.layout import (
     EMPTY,
     INDEX,
@@ -890,7 +890,7 @@ def connect_registry(
         if not 0 <= patience_s < float("inf"):
             raise ConfigError(f"IMAGEBUILD_REGISTRY_PATIENCE={text}: not a number of seconds; use 0 or more")
     address = api_address(host, _insecure_registries(environ))
-    return RegistryClient(RegistryConnection(host, address, ca_bundle(None, environ), patience_s))
+    return RegistryClient(RegistryConnection(host, address, settings.ca_bundle(None, environ), patience_s))
 
 
 def is_plain(host: str, environ: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.build import Options, replaced_contexts
+from imagebuild.build import BakeOptions, replaced_contexts
 from imagebuild.core import ConfigError, Platform, ResultError
 from imagebuild.project import (
     BuildResult,
@@ -94,7 +94,7 @@ def test_a_bootstrapped_base_is_not_called_the_official_one(
 ) -> None:
     official = digest_of(project.lock, "debian:13.7-slim")
     made = f"sha256:{'9' * 64}"
-    options = Options(context=project.root, replaced={official: f"oci-layout:///cache@{made}"})
+    options = BakeOptions(context=project.root, replaced={official: f"oci-layout:///cache@{made}"})
     document = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
     found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert not [item for item in found if official.rpartition(":")[2] in json.dumps(item.get("digest", {}))]
@@ -105,13 +105,13 @@ def test_a_bootstrapped_base_is_not_called_the_official_one(
 
 def test_an_image_from_a_mirror_is_the_same_image(renderer: Renderer, full_plan: Plan, project: Project) -> None:
     official = digest_of(project.lock, "debian:13.7-slim")
-    options = Options(context=project.root, replaced={official: f"docker-image://mirror.example/{official}"})
+    options = BakeOptions(context=project.root, replaced={official: f"docker-image://mirror.example/{official}"})
     mirrored = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
     assert mirrored == stated(renderer, full_plan, OPEN)
 
 
 def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_plan: Plan, project: Project) -> None:
-    options = Options(context=project.root, replaced={"ucx-source": "/home/someone/ucx"})
+    options = BakeOptions(context=project.root, replaced={"ucx-source": "/home/someone/ucx"})
     document = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
     found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
     (item,) = [item for item in found if item["name"] == "ucx-source"]
