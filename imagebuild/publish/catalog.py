@@ -373,9 +373,7 @@ class DescribedImage:
     restricted: dict[str, str]
 
 
-def describe_platform(
-    child: Descriptor, manifest: Mapping[str, Any], config: Mapping[str, Any]
-) -> PublishedPlatform:
+def describe_platform(child: Descriptor, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> PublishedPlatform:
     """Describe the image of one platform. Raises LookupError, TypeError or ValueError for something else."""
     layers = manifest["layers"]
     labels = {str(k): str(v) for k, v in ((config.get("config") or {}).get("Labels") or {}).items()}
