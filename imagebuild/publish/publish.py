@@ -38,7 +38,7 @@ from imagebuild.publish import decide, evidence, provenance
 from imagebuild.publish.decide import Choice, RegistryImage, Terms
 from imagebuild.publish.evidence import Evidence
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify import verify
+from imagebuild.verify.rules import IMAGE_CHECKS
 
 
 def provenance_with(renderer: Renderer, *, allow_dirty: bool) -> Callable[[Target, Choice], bytes]:
@@ -442,7 +442,7 @@ def publish_targets(project: Project, plan: Plan, wish: PublishRequest, tools: P
     def one(target: Target) -> tuple[Draft | None, Published]:
         platforms = tuple(p for p in target.platforms if not wish.platforms or p in wish.platforms)
         terms = Terms(
-            found, project.matrix.model.publish, decide.rules(project, target, verify.CHECKS),
+            found, project.matrix.model.publish, decide.rules(project, target, IMAGE_CHECKS),
             made=frozenset({"provenance"}) if tools.provenance else frozenset(),
         )  # fmt: skip
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.project import Plan, Project
+from imagebuild.project import Plan
 from imagebuild.render import Renderer
 from tests.modules_run import count_modules_run
 
@@ -57,11 +57,14 @@ def environ(tmp_path: Path, full_plan: Plan, renderer: Renderer) -> Iterator[dic
     program.chmod(0o755)
     with socketserver.ThreadingUnixStreamServer(str(tmp_path / "engine.sock"), Engine) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "DOCKER_HOST": f"unix://{tmp_path}/engine.sock"}
+        yield {
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "DOCKER_HOST": f"unix://{tmp_path}/engine.sock",
+        }
         server.shutdown()
 
 
 def test_few_modules_run_before_a_verification_has_a_container(environ: dict[str, str]) -> None:
     found = count_modules_run(["verify", TARGET, "--only", "sshd"], "POST /*/containers/create*", environ)
-    print(found)
     assert len(found.modules) <= 18, str(found)
