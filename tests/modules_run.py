@@ -82,14 +82,15 @@ class Recorder:
         return {module: tuple(sorted(names)) for module, names in found.items()}
 
 
-def count_modules_run(arguments: Sequence[str], until: str, env: Mapping[str, str] | None = None) -> ModulesRun:
+def count_modules_run(
+    arguments: Sequence[str], until: str, environ: Mapping[str, str] = os.environ, *, cwd: Path = PACKAGE.parent
+) -> ModulesRun:
     """Run `imagebuild` with these arguments in a process of its own, and count until `until` (see above)."""
+    environ = {**environ, "PYTHONPATH": str(PACKAGE.parent)}
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, "-m", "tests.modules_run", "--until", until, "--json", str(result), "--", *arguments]
-        ended = subprocess.run(
-            command, cwd=PACKAGE.parent, env=env, check=False, capture_output=True, text=True, timeout=300
-        )
+        ended = subprocess.run(command, cwd=cwd, env=environ, check=False, capture_output=True, text=True, timeout=300)
         assert result.exists(), ended.stderr
         content = json.loads(result.read_text())
     assert content["reached"], f"{until!r} was not reached:\n{ended.stdout}\n{ended.stderr}"
@@ -115,8 +116,9 @@ def main() -> None:
     arguments = options.arguments[options.arguments[0] == "imagebuild" :]
     recorder = Recorder()
     own_process = os.getpid()
+    reached = False
 
-    def finish(*, reached: bool) -> None:
+    def finish() -> None:
         sys.setprofile(None)
         modules = [name.removeprefix("imagebuild.") for name in list(sys.modules) if name.count(".") > 1]
         imported = tuple(sorted(m for m in modules if PACKAGE.joinpath(*m.split(".")).with_suffix(".py").exists()))
@@ -126,12 +128,10 @@ def main() -> None:
             options.json.write_text(json.dumps(content))
         else:
             sys.stdout.write(f"{result}\n")
-        sys.stdout.flush()
-        if reached:
-            os._exit(0)
 
     def watch(event: str, values: tuple[Any, ...]) -> None:
-        if os.getpid() != own_process:
+        nonlocal reached
+        if reached or os.getpid() != own_process:
             return
         if event == "subprocess.Popen":
             program, *words = map(os.fsdecode, values[1])
@@ -141,7 +141,9 @@ def main() -> None:
         else:
             return
         if options.until and _matches(words, options.until):
-            finish(reached=True)
+            reached = True
+            finish()
+            raise SystemExit(0)  # instead of what it would have started; the command cleans up
 
     sys.argv = ["imagebuild", *arguments]
     sys.addaudithook(watch)
@@ -150,7 +152,8 @@ def main() -> None:
     try:
         run_command()
     finally:
-        finish(reached=False)
+        if not reached:
+            finish()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from uuid import uuid4
 
 import pytest
 from docker import DockerClient
-from docker.errors import ImageNotFound
+from docker.errors import ImageNotFound, NotFound
 
 from imagebuild.build import family, private, start_engine, stop_engine
 from imagebuild.core import process_table, run_program
@@ -133,6 +134,26 @@ def half_written(folder: Path) -> list[str]:
     return [str(p) for p in folder.rglob("*") if p.name.startswith(".") or p.name == "metadata.json"]
 
 
+STANDIN = ("test_hpcx", "test_hpcx_broken", "test_upstream")
+"""Modules that build from the stand-in for the vendor's servers; they share its ports, and with them BuildKit's cache."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each module run in one process, as its tests share what they built; the longest group goes first."""
+    for item in items:
+        if config.pluginmanager.hasplugin("xdist") and item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.xdist_group("standin" if item.path.stem in STANDIN else item.path.stem))
+    items.sort(key=lambda item: item.path.stem not in STANDIN)
+
+
+@contextmanager
+def alone(what: str) -> Iterator[None]:
+    """Wait until no other process of this machine that runs tests does `what`."""
+    with (Path(tempfile.gettempdir()) / f"imagebuild-test-{what}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def host() -> Iterator[str]:
     """Address of the engine, found as imagebuild finds it."""
@@ -146,11 +167,12 @@ def host() -> Iterator[str]:
 def client(host: str) -> Iterator[DockerClient]:
     connected = connect_engine(Endpoint(host, "DOCKER_HOST"))
     yield connected
-    for image in connected.images.list():
-        names = [*image.attrs["RepoTags"], *image.attrs["RepoDigests"]]
+    # Not `images.list()`, which asks for each image again: other clients of the engine remove theirs meanwhile.
+    for image in connected.api.images():
+        names = [*(image["RepoTags"] or ()), *(image["RepoDigests"] or ())]
         # A rebuilt image takes its name from the one before.
-        unnamed = image.labels.get("org.opencontainers.image.description") == MARK
-        for name in [str(image.id)] if unnamed else [name for name in names if REPOSITORY in name]:
+        unnamed = (image["Labels"] or {}).get("org.opencontainers.image.description") == MARK
+        for name in [str(image["Id"])] if unnamed else [name for name in names if REPOSITORY in name]:
             with suppress(ImageNotFound):
                 connected.images.remove(name, force=True)
     connected.close()
@@ -176,6 +198,16 @@ def containers(client: DockerClient) -> list[str]:
     """Containers of our images that imagebuild started."""
     found = client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True)
     return [str(c.name) for c in found if REPOSITORY in c.attrs["Config"]["Image"]]
+
+
+def unused_networks(client: DockerClient) -> set[str]:
+    """Networks that imagebuild made and no container uses; those of other clients are in use but for a moment."""
+    unused = set()
+    for network in client.api.networks(filters={"label": LABEL}):
+        with suppress(NotFound):  # another client has just removed it
+            if not client.api.inspect_network(network["Id"])["Containers"]:
+                unused.add(str(network["Name"]))
+    return unused
 
 
 @pytest.fixture
@@ -351,10 +383,14 @@ class SecondEngine:
 
 @pytest.fixture
 def second_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondEngine]:
-    """On a disk of its own, of 400 MB."""
+    """On a disk of its own, of 400 MB. There is one at a time: each looks for addresses that no other network has."""
     if os.geteuid():
         pytest.skip("a second engine needs root")
-    state = tmp_path_factory.mktemp("engine")
+    with alone("engine"):
+        yield from _second_engine(tmp_path_factory.mktemp("engine"))
+
+
+def _second_engine(state: Path) -> Iterator[SecondEngine]:
     environ = {**os.environ, "IMAGEBUILD_STATE": str(state)}
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "imagebuild-test", state], check=True)
     try:
@@ -372,7 +408,8 @@ def install(*packages: str) -> None:
     """What a test needs and this machine lacks."""
     if os.geteuid():
         pytest.skip(f"installing {' '.join(packages)} needs root")
-    private.install(packages, run_program)
+    with alone("apt"):
+        private.install(packages, run_program)
 
 
 @pytest.fixture

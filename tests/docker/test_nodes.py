@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import LABEL, execute_script, sleeping_container
+from imagebuild.oci import execute_script, sleeping_container
 from imagebuild.project import CheckResult, VerifyResult
 from imagebuild.verify import NodesUnreachable, cluster
-from tests.docker.conftest import REPOSITORY, Built, Imagebuild, containers, until
+from tests.docker.conftest import REPOSITORY, Built, Imagebuild, containers, until, unused_networks
 from tests.docker.test_quickstart import docker_build
 from tests.docker.test_slurm import SUM
 
@@ -26,14 +26,10 @@ NODES = [
 ]
 
 
-def networks(client: DockerClient) -> set[str]:
-    return {str(n.name) for n in client.networks.list(filters={"label": LABEL})}
-
-
 @pytest.fixture
 def before(client: DockerClient) -> set[str]:
-    """Networks that were there before the test."""
-    return networks(client)
+    """Networks without use that were there before the test."""
+    return unused_networks(client)
 
 
 def verify(imagebuild: Imagebuild, tag: str, folder: Path, *checks: str, expect: int = 0) -> list[CheckResult]:
@@ -58,7 +54,7 @@ def test_checks_on_two_and_four_nodes_pass(
     assert {c.reason for c in results.values() if c.outcome == "skipped"} <= {"only for variant devel"}
     if variant == "devel":
         assert passed == set(results)
-    assert networks(client) <= before
+    assert until(lambda: unused_networks(client) <= before)
 
 
 FAULTS = {
@@ -121,7 +117,7 @@ def test_nothing_is_left_of_nodes_that_do_not_reach_each_other(
     with pytest.raises(NodesUnreachable, match="no ssh$"), cluster(client, tag, 2):
         pytest.fail("there are nodes")
     assert not containers(client)
-    assert networks(client) <= before
+    assert until(lambda: unused_networks(client) <= before)
 
 
 def test_keys_are_of_this_cluster_and_in_memory(quickstart: Built, client: DockerClient) -> None:

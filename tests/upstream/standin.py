@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,7 +28,7 @@ ADDRESSES = (
     "https://developer.download.nvidia.com/",
     "https://github.com/",
 )
-PROGRAMS = {"docker-registry": "docker-registry", "git": "git", "gpg": "gnupg"}
+PROGRAMS = {"docker-registry": "docker-registry", "git": "git", "gpg": "gnupg", "gpg-agent": "gpg-agent"}
 """What must be on the machine → the package that has it."""
 
 
@@ -55,8 +55,14 @@ class Upstream:
 
     @classmethod
     def make(cls, cache: Path, log: Callable[[str], None] = lambda _line: None) -> Upstream:
-        """Make what the cache folder lacks. Raises imagebuild's errors where that fails."""
+        """Make what the cache folder lacks, after others who do so. Raises imagebuild's errors where that fails."""
         workshop = Workshop.open(cache, log)
+        with (workshop.cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return cls._make(workshop)
+
+    @classmethod
+    def _make(cls, workshop: Workshop) -> Upstream:
         # A fresher base is no reason to make anything anew: nobody relies on what this holds.
         recipe = {n: (RECIPES / n, RECIPES / f"{n}.Dockerfile") for n in ("packages", "hpcx", "bases")}
         code = {name: HERE / f"{name}.py" for name in ("bases", "hpcx", "keys", "packages", "repositories", "wheels")}
@@ -91,15 +97,16 @@ class Upstream:
 
         stored = workshop.piece("images", [*recipe["bases"], code["bases"], signed, *map(str, toolkits)], push)
         root = workshop.cache / "root"
-        shutil.rmtree(root, ignore_errors=True)
-        root.mkdir()
+        root.mkdir(exist_ok=True)
         for host, folder in {
             packages.NVIDIA: signed / packages.NVIDIA,
             packages.MELLANOX: signed / packages.MELLANOX,
             "content.mellanox.com": archives,
             "github.com": git,
         }.items():
-            (root / host).symlink_to(folder)
+            # It may be there, and another process may serve it.
+            if not (root / host).is_symlink():
+                (root / host).symlink_to(folder)
         images = json.loads((stored / "images.json").read_text())
         return cls(root, images, keys, content, workshop.cache, _gateway(), _remembered(workshop.cache))
 
@@ -138,7 +145,9 @@ class Upstream:
         """Run the server and the registry, on the ports of last time if they are free."""
         ports = {name: _free_port(self.ports.get(name, 0)) for name in ("server", "registry")}
         self.ports.update(ports)
-        (self.cache / "ports.json").write_text(json.dumps(ports))
+        # Those of last time stay known where another process serves on them now.
+        with suppress(FileExistsError), (self.cache / "ports.json").open("x") as file:
+            file.write(json.dumps(ports))
         server = Server(self.root, ports["server"])
         with registry.running(self.cache / "images" / "registry", ports["registry"]), server.running():
             yield server

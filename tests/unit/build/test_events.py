@@ -4,7 +4,7 @@ import base64
 import json
 from typing import Any
 
-from imagebuild.build import Stream, summarise_steps
+from imagebuild.build import EventStream, shorten_command
 
 T0, T1, T2 = (f"2026-01-01T00:00:0{n}.123456789Z" for n in range(3))
 
@@ -17,9 +17,9 @@ def log(digest: str, text: str) -> dict[str, Any]:
     return {"logs": [{"vertex": digest, "stream": 2, "data": base64.b64encode(text.encode()).decode()}]}
 
 
-def read(*events: Any, indent: int | None = None, size: int = 7) -> Stream:
+def read(*events: Any, indent: int | None = None, size: int = 7) -> EventStream:
     text = "\n".join(e if isinstance(e, str) else json.dumps(e, indent=indent) for e in events) + "\n"
-    stream = Stream()
+    stream = EventStream()
     for start in range(0, len(text), size):
         list(stream.feed(text[start : start + size]))
     stream.close()
@@ -90,6 +90,15 @@ def test_a_step_that_was_cancelled_and_then_run_ran() -> None:
     assert not stream.failed()
 
 
+def test_a_step_that_gave_way_to_an_equal_one_did_not_run() -> None:
+    """Two targets have an equal step under two digests; BuildKit cancels one of them while it looks up its inputs."""
+    why = "failed to calculate checksum of ref a::b: context canceled: context canceled"
+    cancelled = vertex("a", RUN, started=T0, completed=T0, error=why)
+    ran = vertex("b", RUN.replace("13_0", "13_5"), started=T0, completed=T1)
+    steps = read(cancelled, ran).steps({})
+    assert [(step.cached, step.error) for step in steps] == [(True, None), (False, None)]
+
+
 def test_a_source_that_is_known_and_then_cannot_be_fetched_failed() -> None:
     stream = read(
         vertex("a", RUN, started=T0, completed=T1), vertex("a", RUN, started=T1, completed=T2, error="failed to fetch")
@@ -123,8 +132,8 @@ def test_a_step_that_others_took_down_did_not_fail_itself() -> None:
 
 
 def test_summary_is_one_short_line() -> None:
-    assert summarise_steps("RUN --mount=type=bind,from=a,target=/b \\\n   make\n  all") == "RUN make all"
-    assert len(summarise_steps("RUN " + "x" * 500)) == 80
+    assert shorten_command("RUN --mount=type=bind,from=a,target=/b \\\n   make\n  all") == "RUN make all"
+    assert len(shorten_command("RUN " + "x" * 500)) == 80
 
 
 def test_the_source_of_an_add_is_no_step_and_its_time_counts() -> None:
