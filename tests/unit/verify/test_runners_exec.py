@@ -129,6 +129,15 @@ def test_what_a_command_leaves_behind_ends_with_it(session: ExecSession, forever
     assert gone(forever)
 
 
+def test_a_process_that_is_just_starting_another_program_is_not_missed(session: ExecSession, forever: str) -> None:
+    """For a moment the kernel shows no variables of such a process; here the moment is long."""
+    starting = f"sleep 0.1; exec env IMAGEBUILD_RUN=$IMAGEBUILD_RUN sleep {forever}"
+    done = run(session, f'(env -i setsid bash -c "{starting}" > /dev/null 2>&1 &); echo done')
+    assert (done.status, done.output) == (0, "done\n")
+    time.sleep(0.5)  # a process that was missed sleeps by now
+    assert gone(forever)
+
+
 def test_a_command_that_prints_without_end_is_ended(
     session: ExecSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
