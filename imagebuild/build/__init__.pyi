@@ -51,7 +51,7 @@ from .change import Cost as Cost
 from .change import CostStep as CostStep
 from .change import Count as Count
 from .change import Group as Group
-from .change import Past as Past
+from .change import PastTimes as PastTimes
 from .change import PlatformBuild as PlatformBuild
 from .change import ProjectState as ProjectState
 from .change import cache_bake_file as cache_bake_file
@@ -59,8 +59,8 @@ from .change import cache_entries as cache_entries
 from .change import compare_states as compare_states
 from .change import group_builds as group_builds
 from .change import job_matrix as job_matrix
-from .change import load_past as load_past
-from .change import past_of as past_of
+from .change import load_past_times as load_past_times
+from .change import past_times_of as past_times_of
 from .change import project_state as project_state
 from .change import write_caches as write_caches
 from .doctor import JUDGES as JUDGES
