@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint workflows unit browser docker open-proof reproducible-proof hpcx-proof bench golden schemas clean
+.PHONY: image test lint workflows unit browser docker open-proof reproducible-proof hpcx-proof bench bare-proof golden schemas clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
@@ -46,6 +46,9 @@ reproducible-proof: $(VENV)/installed-dev ## quickstart twice, each time with no
 hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for every Ubuntu release and CUDA major
 	$(IMAGEBUILD) engine up
 	$(VENV)/bin/pytest -m docker -v --every-hpcx tests/docker/test_hpcx.py
+
+bare-proof: ## both commands of the README on a minimal Debian 12, with nothing cached
+	.ci/bare --fresh $(MAKE) image test
 
 bench: $(VENV)/installed-dev ## the figures of docs/benchmarks.md
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench]'

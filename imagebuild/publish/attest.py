@@ -398,7 +398,7 @@ def judge_attachment(kind: str, content: bytes, subject: ManifestSubject, checko
 def _judge_sbom(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
     if not str(document["spdxVersion"]).startswith("SPDX-2"):
         return AttachmentVerdict("broken", f"is {document['spdxVersion']}, not SPDX 2")
-    digests = sbom.digests(document)
+    digests = sbom.image_digests(document)
     if subject.digest not in digests:
         return AttachmentVerdict("broken", f"is about another image: {_listed(sorted(digests))}")
     return AttachmentVerdict("passed", f"{len(document['packages']) - 1} packages and components")

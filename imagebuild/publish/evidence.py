@@ -154,7 +154,7 @@ def _parse(file: Path, document: Any) -> Model | SbomFile | None:
         return None
     if "spdxVersion" in document:
         try:
-            digests = sbom.digests(document)
+            digests = sbom.image_digests(document)
         except (LookupError, TypeError, AttributeError):
             return None
         return SbomFile(digests) if digests else None

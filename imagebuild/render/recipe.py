@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cached_property
-from typing import get_args
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Platform, axis_facts
@@ -18,6 +18,24 @@ from imagebuild.project.plan import pin_of, provider_of
 CPUS: Mapping[Arch, str] = {"amd64": "x86_64", "arm64": "aarch64"}
 """Architecture → the kernel's name of it."""
 ARCHS: tuple[Arch, ...] = get_args(Arch)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def once(method: Callable[Concatenate[Recipe, P], T]) -> Callable[Concatenate[Recipe, P], T]:
+    """Remember what a method of a recipe returned for the same arguments: nothing about a target changes."""
+
+    def remembered(recipe: Recipe, /, *args: P.args, **options: P.kwargs) -> T:
+        known = recipe.results.setdefault(method.__name__, {})
+        arguments = (args, *options.items())
+        if arguments not in known:
+            known[arguments] = method(recipe, *args, **options)
+        result: T = known[arguments]
+        return result
+
+    update_wrapper(remembered, method)
+    return remembered
 
 
 class Recipe:
@@ -33,8 +51,8 @@ class Recipe:
         self._stages = stages
         """Components that have a build stage."""
         self._axes = axis_facts(target.axes)
-        self._component_versions: dict[str, str] = {}
-        self._values: dict[tuple[str, Arch | None, bool], dict[str, str]] = {}
+        self.results: dict[str, dict[object, Any]] = {}
+        """Method → arguments → what it returned."""
 
     def for_platform(self, platform: Platform) -> Recipe:
         """Return the recipe of the target for one of its platforms alone."""
@@ -45,6 +63,7 @@ class Recipe:
         """Return the component.yaml of a component."""
         return self.project.components[name].model
 
+    @once
     def provider(self, wanted: str) -> str:
         """Return the component whose stage others build with when they require `wanted`."""
         chosen = self.image.build_with.get(wanted)
@@ -83,20 +102,17 @@ class Recipe:
 
     def pin(self, name: str) -> Pin | None:
         """Return the pin of a component, or None if its version is an axis."""
-        return pin_of(self._versions, self.component(name).pin or name, self.target.axes)
+        return pin_of(self._versions, self.component(name).pin or name, self._axes)
 
+    @once
     def version(self, name: str) -> str:
         """Return the version of a component. Raises ConfigError if the matrix has none for this target."""
-        if name not in self._component_versions:
-            if axis := self.component(name).version_axis:
-                version = self._axes[axis]
-            elif pin := self.pin(name):
-                version = pin.version
-            else:
-                where = self.project.matrix.at("versions")
-                raise ConfigError(f"{where}: versions: no version for {name}, which {self.target.id} is built with")
-            self._component_versions[name] = version
-        return self._component_versions[name]
+        if axis := self.component(name).version_axis:
+            return self._axes[axis]
+        if pin := self.pin(name):
+            return pin.version
+        where = self.project.matrix.at("versions")
+        raise ConfigError(f"{where}: versions: no version for {name}, which {self.target.id} is built with")
 
     def os(self, name: str) -> str:
         """Return the value of `os` that a component's stage is built on."""
@@ -107,7 +123,8 @@ class Recipe:
         """Return the distribution release that a component's stage is built on."""
         return self.project.matrix.model.bases[self.os(name)]
 
-    def key(self, name: str) -> dict[str, str]:
+    @once
+    def key(self, name: str) -> Mapping[str, str]:
         """Return what a component's stage may know of the target, besides its own version.
 
         Raises ConfigError for an entry that is neither an axis nor a component of the target.
@@ -121,24 +138,22 @@ class Recipe:
                 raise ConfigError(f"{where}: key: {entry!r} is neither an axis nor a component of {self.target.id}")
         return {k: available[k] for k in wanted}
 
-    def values(self, name: str, arch: Arch | None = None, *, stage: bool = False) -> dict[str, str]:
+    @once
+    def values(self, name: str, arch: Arch | None = None, *, stage: bool = False) -> Mapping[str, str]:
         """Return what templates of a component's sources and packages may use; of facts, the first row that fits.
 
         `stage`: for the build stage, which may be on an older base than the image.
         """
-        known = (name, arch, stage)
-        if known not in self._values:
-            own_axes = {**self.target.axes, "os": self.os(name)} if stage else self.target.axes
-            version = self.version(name)
-            axes = {**axis_facts(own_axes), "version": version, "image": self.target.image}
-            result = {"version": version, "os": own_axes["os"], **self.key(name)}
-            if arch:
-                axes["arch"] = arch
-                result |= {"arch": arch, "cpu": CPUS[arch]}
-            for fact, text in first_values(self.component(name).facts, axes).items():
-                result.setdefault(fact, self.fill(name, text, result, "facts"))
-            self._values[known] = result
-        return dict(self._values[known])
+        own_axes = {**self.target.axes, "os": self.os(name)} if stage else self.target.axes
+        version = self.version(name)
+        axes = {**axis_facts(own_axes), "version": version, "image": self.target.image}
+        result = {"version": version, "os": own_axes["os"], **self.key(name)}
+        if arch:
+            axes["arch"] = arch
+            result |= {"arch": arch, "cpu": CPUS[arch]}
+        for fact, text in first_values(self.component(name).facts, axes).items():
+            result.setdefault(fact, self.fill(name, text, result, "facts"))
+        return result
 
     def fill(self, name: str, template: str, values: Mapping[str, str], field: str) -> str:
         """Replace `{names}` in a template by values. Raises ConfigError for a name without a value."""
@@ -184,6 +199,7 @@ class Recipe:
             return {}
         return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in self.archs}
 
+    @once
     def git(self, name: str) -> GitRef | None:
         """Return the git source of a component, or None if it has none."""
         component, pin = self.component(name), self.pin(name)
@@ -192,6 +208,7 @@ class Recipe:
         tag = self.fill(name, component.tag, {"version": pin.version.partition("+")[0]}, "tag")
         return GitRef(component.git, tag, pin.commit)
 
+    @once
     def wheels(self, name: str) -> WheelSet | None:
         """Return the wheels of a component, or None if it has none."""
         owner = self.component(name).wheels_from or name
@@ -220,6 +237,7 @@ class Recipe:
             axes["variant"] = variant
         return first_values(self.component(name).env, axes)
 
+    @once
     def repository(self, name: str, arch: Arch, *, stage: bool = False) -> Repository | None:
         """Return the repository of a component's packages for one architecture, or None if it has none."""
         owner = self.component(name).packages_from or name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Lock,
+    Source,
     commit_of,
     digest_of,
     hash_of,
@@ -54,12 +54,19 @@ FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_
 """Variables that are lists of folders. Components prepend to them instead of setting them."""
 
 
-def hash_of_lock(recipe: Recipe, lock: Lock) -> str:
-    """Return a digest, 12 hex digits, of all versions and pins that the target's Dockerfile contains."""
+def hash_of_lock(recipe: Recipe, lock: Lock, pins: dict[Source, str] | None = None) -> str:
+    """Return a digest, 12 hex digits, of all versions and pins that the target's Dockerfile contains.
+
+    `pins` remembers what the lock has for a source, for the next target.
+    """
+    pins = {} if pins is None else pins
     names = dict.fromkeys((*recipe.target.components, *recipe.stages))
-    versions = [f"{name} {recipe.version(name)}" for name in names]
-    pins = [pinned_text(lock, source) for source in dict.fromkeys(recipe.sources())]
-    return hashlib.sha256("\n".join([*versions, *pins]).encode()).hexdigest()[:12]
+    parts = [f"{name} {recipe.version(name)}" for name in names]
+    for source in dict.fromkeys(recipe.sources()):
+        if source not in pins:
+            pins[source] = pinned_text(lock, source)
+        parts.append(pins[source])
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def package_arguments(recipe: Recipe, lock: Lock) -> list[str]:
@@ -181,7 +188,12 @@ class Renderer:
     def __init__(self, project: Project, versions: Pins) -> None:
         self.project = project
         self.versions = versions
-        self._texts: dict[str, str] = {}
+        self._stages: dict[str, str] = {}
+        """What a build stage is rendered from → its text."""
+        self._installs: dict[tuple[str, str, str], str] = {}
+        """Component, version, variant → steps of the final stage."""
+        self._pins: dict[Source, str] = {}
+        """Source → what the lock has for it, as text."""
         self._templates: dict[str, jinja2.Template] = {}
 
     def recipe(self, target: Target) -> Recipe:
@@ -204,17 +216,13 @@ class Renderer:
         is rendered as that word, which every builder refuses.
         """
         recipe, lock = self.recipe(target), self.project.lock
-        lock_hash = hash_of_lock(recipe, lock)
+        lock_hash = hash_of_lock(recipe, lock, self._pins)
         start = base or digest_of(lock, recipe.image_base())
         present = list(target.components)
+        variant = target.axes.get("variant", "")
         installs = [
-            self._render(
-                f"components/{name}/install.j2",
-                version=target.components[name],
-                variant=target.axes.get("variant", ""),
-                file=self._file_reader(name),
-            ).strip()
-            for name in present
+            self._install(name, version, variant)
+            for name, version in target.components.items()
             if self._has_template(name, "install.j2")
         ]
         text = self._render(
@@ -273,13 +281,13 @@ class Renderer:
         }
         if "gpu" in component.key:
             context["gpu"] = self._capabilities(values.get("toolkit", context["version"]))
-        identity = json.dumps(context, sort_keys=True, default=lambda wheel: wheel.model_dump())
-        if identity not in self._texts:
+        identity = repr({**context, "wheels": wheels})
+        if identity not in self._stages:
             summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
             rule = self._macros["rule"](name, summary)
             text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
-            self._texts[identity] = f"{rule}\n{text}"
-        return self._texts[identity]
+            self._stages[identity] = f"{rule}\n{text}"
+        return self._stages[identity]
 
     def _capabilities(self, toolkit: str) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that a CUDA toolkit can compile for."""
@@ -290,6 +298,14 @@ class Renderer:
             where = self.project.matrix.at("gpu-architectures")
             raise ConfigError(f"{where}: gpu-architectures: none for CUDA {toolkit}")
         return result
+
+    def _install(self, name: str, version: str, variant: str) -> str:
+        """Render the steps with which the final stage installs a component."""
+        if (name, version, variant) not in self._installs:
+            template = f"components/{name}/install.j2"
+            text = self._render(template, version=version, variant=variant, file=self._file_reader(name))
+            self._installs[name, version, variant] = text.strip()
+        return self._installs[name, version, variant]
 
     def _file_reader(self, component: str) -> Any:
         """Return the function `file` of a component's templates, which reads a file of its, or `OTHER/file`, whole."""

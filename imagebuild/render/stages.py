@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 CONTINUED = re.compile(r"\\[ \t]*$")
+FROM = re.compile(r"^(?=[ \t]*FROM\b)", re.MULTILINE | re.IGNORECASE)
 COMMENT = re.compile(r"^\s*#")
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
 VARIABLE = re.compile(r"\$(?:(\w+)|{(\w+)(?::?([-+])([^}]*))?})")
@@ -45,9 +46,9 @@ class Instruction:
         return next((value for given, value in reversed(self.flags) if given == name), None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stage:
-    """Hold what is from one `FROM` to the next."""
+    """Hold what is from one `FROM` to the next. Equal texts are one object, so that stages are compared at no cost."""
 
     name: str
     """Name in lower case; `stage-<index>` for a stage without one, as BuildKit shows it."""
@@ -71,25 +72,38 @@ class ParsedDockerfile:
 @lru_cache(maxsize=256)
 def parse(text: str) -> ParsedDockerfile:
     """Read a Dockerfile. What has no known form is kept as it is: refusing it is BuildKit's task."""
-    arguments: list[Instruction] = []
-    heads: list[tuple[str, str, str]] = []
-    bodies: list[list[Instruction]] = []
-    names: dict[str, int] = {}
-    for instruction in _instructions(text.splitlines()):
-        if instruction.word == "FROM":
-            base, name = re.split(r"\s+as\s+", f"{instruction.text} as ", flags=re.IGNORECASE)[:2]
-            index = len(heads)
-            names[str(index)] = index
-            if name:
-                names[name.lower()] = index
-            heads.append((name.lower() or f"stage-{index}", base, instruction.flag("platform") or ""))
-            bodies.append([])
-        elif bodies:
-            bodies[-1].append(instruction)
+    blocks: list[str] = []
+    for part in FROM.split(text):
+        # A line of a heredoc may begin with FROM, too.
+        if blocks and not _read_block(blocks[-1])[1]:
+            blocks[-1] += part
         else:
-            arguments.append(instruction)
-    stages = (Stage(*head, tuple(body)) for head, body in zip(heads, bodies, strict=True))
-    return ParsedDockerfile(tuple(arguments), tuple(stages), names)
+            blocks.append(part)
+    arguments = _read_block(blocks[0])[0]
+    stages = [_stage(block, index) for index, block in enumerate(blocks[1:])]
+    names: dict[str, int] = {}
+    for index, (name, _) in enumerate(stages):
+        names |= {str(index): index, **({name: index} if name else {})}
+    return ParsedDockerfile(arguments, tuple(stage for _, stage in stages), names)
+
+
+# The next target's Dockerfile has most of the same stages.
+@lru_cache(maxsize=4096)
+def _read_block(text: str) -> tuple[tuple[Instruction, ...], bool]:
+    """Return the instructions of a part of a Dockerfile, and whether the last one ends with it."""
+    lines = text.splitlines()
+    *instructions, last = _instructions([*lines, "FROM end"])
+    whole = last == Instruction("FROM", (), "end")
+    return tuple(instructions if whole else _instructions(lines)), whole
+
+
+@lru_cache(maxsize=4096)
+def _stage(block: str, index: int) -> tuple[str, Stage]:
+    """Return the stage's name, which may be empty, and the stage."""
+    head, *body = _read_block(block)[0]
+    base, name = re.split(r"\s+as\s+", f"{head.text} as ", flags=re.IGNORECASE)[:2]
+    name = name.lower()
+    return name, Stage(name or f"stage-{index}", base, head.flag("platform") or "", tuple(body))
 
 
 def _instructions(lines: list[str]) -> Iterator[Instruction]:
@@ -229,19 +243,24 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def _named_stages(stage: Stage, names: Mapping[str, int], index: int) -> Iterator[tuple[str, int]]:
     """Yield the earlier stages that a stage may name, whatever values its variables have."""
-    sources = {stage.base}
+    for name in _source_patterns(stage):
+        if "*" not in name:
+            if names.get(name, index) < index:
+                yield name, names[name]
+        else:
+            yield from ((n, i) for n, i in names.items() if i < index and fnmatchcase(n, name))
+
+
+@lru_cache(maxsize=4096)
+def _source_patterns(stage: Stage) -> tuple[str, ...]:
+    """Return the names of stages and images that a stage takes from, with `*` for variables."""
+    names = [stage.base]
     for flag, value in (pair for instruction in stage.instructions for pair in instruction.flags):
         if flag == "from":
-            sources.add(value)
+            names.append(value)
         elif flag == "mount":
-            sources |= {o.removeprefix("from=") for o in value.split(",") if o.startswith("from=") or "$" in o}
-    for name in sources:
-        pattern = VARIABLE.sub("*", name).lower()
-        if pattern == name.lower():
-            if names.get(pattern, index) < index:
-                yield pattern, names[pattern]
-        else:
-            yield from ((n, i) for n, i in names.items() if i < index and fnmatchcase(n, pattern))
+            names += [o.removeprefix("from=") for o in value.split(",") if o.startswith("from=") or "$" in o]
+    return tuple(dict.fromkeys(VARIABLE.sub("*", name).lower() for name in names))
 
 
 EXECUTED = ("RUN", "COPY", "ADD", "WORKDIR")

@@ -34,8 +34,8 @@ from imagebuild.publish import (
     AttestResult,
     Cosign,
     Signer,
-    digests,
     encode_statement,
+    image_digests,
     provenance_statement,
     replaced_dependencies,
     sign_digest,
@@ -135,7 +135,7 @@ def test_published_and_verified(
     assert first.read_bytes() == second.read_bytes()
     assert validate_full_spdx_document(parse_file(str(first))) == []
     document = json.loads(first.read_text())
-    assert digests(document) == {digest}
+    assert image_digests(document) == {digest}
     packages = {p["name"]: p for p in document["packages"]}
     assert {"libc6", "openmpi-bin", "nccl-wheel", "nvidia-nccl-cu13", "sshd"} <= packages.keys()
     assert packages["nvidia-nccl-cu13"]["checksums"]

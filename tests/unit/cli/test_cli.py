@@ -66,7 +66,7 @@ def test_render_to_a_file_equals_render_to_the_terminal(call: Call, tmp_path: Pa
         (["render", "tiny-cuda12.9*", "--without", "library"], 0, ""),
         (["build", "--load", "--push"], 2, "exclude each other"),
         (["build", "--platform", "linux/riscv64"], 2, "linux/riscv64: unknown platform; use linux/amd64"),
-        (["build", "--stage", "gone"], 2, "no selected target has it"),
+        (["build", "--stage", "gone"], 2, "no selected target has such a stage"),
         (["build", "--source", "tool=/gone"], 2, "is not a folder"),
     ],
 )

@@ -26,7 +26,7 @@ from imagebuild.publish import (
     Checkout,
     add_attachment,
     find_image,
-    finished,
+    finish_document,
     package,
     provenance_statement,
     relationship,
@@ -50,7 +50,7 @@ def sbom(digest: str) -> dict[str, Any]:
         "packages": [about, package("SPDXRef-Component-ucx", "ucx", "1.22.0")],
         "relationships": [relationship(DOCUMENT, "DESCRIBES", IMAGE)],
     }
-    return finished(document, "open", "2026-01-01T00:00:00Z", [])
+    return finish_document(document, "open", "2026-01-01T00:00:00Z", [])
 
 
 def verification(digest: str, platform: str = AMD64, outcome: str = "passed") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.project import Plan, Project
+from imagebuild.project import Plan
 from imagebuild.render import Renderer
 from tests.modules_run import count_modules_run
 
@@ -67,5 +67,4 @@ def environ(tmp_path: Path, full_plan: Plan, renderer: Renderer) -> Iterator[dic
 
 def test_few_modules_run_before_a_verification_has_a_container(environ: dict[str, str]) -> None:
     found = count_modules_run(["verify", TARGET, "--only", "sshd"], "POST /*/containers/create*", environ)
-    print(found)
     assert len(found.modules) <= 18, str(found)
