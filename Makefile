@@ -31,7 +31,7 @@ unit: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m "not docker and not browser" -n auto --dist worksteal tests
 
 browser: $(VENV)/installed-browser ## pages of reports, in the distribution's Chromium
-	$(VENV)/bin/pytest -m browser -v tests
+	$(VENV)/bin/pytest -m browser -v -n 2 --dist worksteal tests
 
 docker: $(VENV)/installed-dev ## real engine, registry and sshd; two at once, as most of them wait for the engine half of the time
 	$(IMAGEBUILD) engine up

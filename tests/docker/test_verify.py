@@ -110,7 +110,7 @@ def node(
     folder, project = tmp_path_factory.mktemp("node"), f"{REPOSITORY}-node"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
     command = compose_command(folder / "variables", NODE=quickstart.tag, KEY=(folder / "key.pub").read_text().strip())
-    up, down = ["--profile node up --detach --wait"], ["--profile node down --volumes --timeout 1"]
+    up, down = ["up --detach --wait node"], ["--profile node down --volumes --timeout 1"]
     with get_docker_services(command, str(docker_compose_file), project, up, down) as services:
         options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
         ssh = f"ssh -p {services.port_for('node', 2299)} -i {folder}/key {options} root@{docker_ip}"
