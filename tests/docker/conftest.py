@@ -137,6 +137,7 @@ STANDIN = ("test_hpcx", "test_hpcx_broken", "test_upstream")
 """Modules that build from the stand-in for the vendor's servers; they share its ports, and with them BuildKit's cache."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let each module run in one process, as its tests share what they built; the longest group goes first."""
     for item in items:
