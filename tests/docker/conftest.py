@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 from uuid import uuid4
 
@@ -23,6 +23,7 @@ import pytest
 from docker import DockerClient
 from docker.errors import ImageNotFound, NotFound
 from docker.models.containers import Container
+from xdist.scheduler import LoadFileScheduling
 
 from imagebuild.build import bootstrap, family, private, start_engine, stop_engine
 from imagebuild.core import cache_folder, debian, native_platform, process_table, run_program
@@ -137,13 +138,21 @@ STANDIN = ("test_hpcx", "test_hpcx_broken", "test_upstream")
 """Modules that build from the stand-in for the vendor's servers; they share its ports, and with them BuildKit's cache."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let each module run in one process, as its tests share what they built; the longest group goes first."""
-    for item in items:
-        if config.pluginmanager.hasplugin("xdist") and item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group("standin" if item.path.stem in STANDIN else item.path.stem))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let what takes longest begin first."""
     items.sort(key=lambda item: item.path.stem not in STANDIN)
+
+
+class Spread(LoadFileScheduling):  # type: ignore[misc] # has no types
+    """Each module runs in one process, as its tests share what they built, and those of the stand-in do in the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return "standin" if Path(file).stem in STANDIN else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
+    return Spread(config, log)
 
 
 @contextmanager
