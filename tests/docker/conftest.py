@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import pytest
 from docker import DockerClient
-from docker.errors import ImageNotFound, NotFound
+from docker.errors import APIError, ImageNotFound, NotFound
 from docker.models.containers import Container
 from xdist.scheduler import LoadFileScheduling
 
@@ -178,12 +178,17 @@ def client(host: str) -> Iterator[DockerClient]:
     yield connected
     # Not `images.list()`, which asks for each image again: other clients of the engine remove theirs meanwhile.
     for image in connected.api.images():
-        names = [*(image["RepoTags"] or ()), *(image["RepoDigests"] or ())]
         # A rebuilt image takes its name from the one before.
         unnamed = (image["Labels"] or {}).get("org.opencontainers.image.description") == MARK
-        for name in [str(image["Id"])] if unnamed else [name for name in names if REPOSITORY in name]:
+        for name in [str(image["Id"])] if unnamed else [name for name in image["RepoTags"] or () if REPOSITORY in name]:
             with suppress(ImageNotFound):
                 connected.images.remove(name, force=True)
+    for image in connected.api.images():
+        for name in image["RepoDigests"] or ():
+            # By digest, force would take an equal image from others, who may be using it.
+            if REPOSITORY in name:
+                with suppress(APIError):
+                    connected.images.remove(name)
     connected.close()
 
 
