@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint workflows unit browser docker open-proof reproducible-proof hpcx-proof bench golden schemas clean
+.PHONY: image test lint workflows unit browser docker open-proof reproducible-proof hpcx-proof bench bare-proof golden schemas clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
@@ -47,7 +47,11 @@ hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for every 
 	$(IMAGEBUILD) engine up
 	$(VENV)/bin/pytest -m docker -v --every-hpcx tests/docker/test_hpcx.py
 
+bare-proof: ## both commands of the README on a minimal Debian 12, with nothing cached
+	.ci/bare --fresh $(MAKE) image test
+
 bench: $(VENV)/installed-dev ## the figures of docs/benchmarks.md
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(VENV)/bin/python tests/bench.py --engine
 
 golden schemas: $(VENV)/installed-dev ## write the expected files anew; review the diff
@@ -73,11 +77,11 @@ $(VENV)/installed-ci: $(VENV)/bin/pip pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/bin/pip pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	command -v git > /dev/null && command -v gpg > /dev/null || { apt-get update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git gnupg; }
+	which git gpg gpg-agent ssh-keygen > /dev/null || { apt-get update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git gnupg gpg-agent openssh-client; }
 	touch $(VENV)/installed $@
 
 $(VENV)/installed-browser: $(VENV)/installed-dev
 	command -v chromium > /dev/null || { apt-get update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; }
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core libatomic1; }
 	touch $@

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shutil
 import statistics
 import subprocess
@@ -59,19 +58,51 @@ def many(folder: Path, number: int) -> list[str]:
     return ["--matrix", str(folder / "matrix.yaml"), "--dockerfiles", str(folder / "dockerfiles")]
 
 
+RECIPE = """
+Stage0 += baseimage(image='ubuntu:24.04')
+Stage0 += gnu()
+Stage0 += mlnx_ofed()
+Stage0 += ucx(version='1.18.0')
+Stage0 += openmpi(version='5.0.7')
+"""
+"""Five blocks for HPCCM, which does for a recipe what `imagebuild render` does for a target."""
+
+
+def processor_seconds(command: list[str], *, repeat: int) -> tuple[float, int]:
+    """Median of user and system time of a command and what it waited for, and the most memory it took in KiB."""
+    times, memory = [], 0
+    for _ in range(repeat):
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+        times.append(usage.ru_utime + usage.ru_stime)
+        memory = max(memory, usage.ru_maxrss)
+    return statistics.median(times), memory
+
+
 def measure_light() -> list[tuple[str, str, str]]:
-    python = seconds([sys.executable, "-c", "pass"], repeat=15)
-    version = seconds([IMAGEBUILD, "--version"], repeat=15)
-    rows = [("`imagebuild --version` / `python -c pass`", f"{version / python:.1f}×", "≤ 3×")]
-    with tempfile.TemporaryDirectory() as folder:
-        options = many(Path(folder), 1000)
+    """Time of the processor, which other work on the machine changes less than the clock's."""
+    python, _ = processor_seconds([sys.executable, "-c", "pass"], repeat=15)
+    rows = [("`python -c pass`", f"{python:.3f} s CPU", "")]
+    for name, limit in (("--version", "≤ 3×"), ("--help", "≤ 0.25 s")):
+        used, _ = processor_seconds([IMAGEBUILD, name], repeat=15)
+        rows.append((f"`imagebuild {name}`", f"{used:.3f} s CPU, {used / python:.1f}× `python -c pass`", limit))
+    used, _ = processor_seconds([IMAGEBUILD, "render", TARGET], repeat=15)
+    rows.append((f"`imagebuild render {TARGET}`", f"{used:.3f} s CPU", "≤ 0.25 s"))
+    with tempfile.TemporaryDirectory() as name:
+        recipe = Path(name) / "recipe.py"
+        recipe.write_text(RECIPE)
+        hpccm, _ = processor_seconds([str(Path(IMAGEBUILD).with_name("hpccm")), "--recipe", str(recipe)], repeat=15)
+        rows.append(("`hpccm --recipe` of five blocks", f"{hpccm:.3f} s CPU; render is {used / hpccm:.1f}×", "≤ 3×"))
+        options = many(Path(name) / "project", 1000)
         # `plan --json` renders every target, for the keys of its stages.
-        took = seconds([IMAGEBUILD, "plan", "--json", "-", *options], repeat=3)
-        out = subprocess.run([IMAGEBUILD, "plan", "--json", "-", *options], capture_output=True, text=True, check=True)
-        number = len(json.loads(out.stdout)["targets"])
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    rows.append((f"plan and render of {number:,} targets", f"{took:.1f} s", "≤ 3 s"))
-    rows.append(("the same, memory", f"{memory:.0f} MiB", "≤ 200 MB"))
+        plan = [IMAGEBUILD, "plan", "--json", str(Path(name) / "plan.json"), *options]
+        used, memory = processor_seconds(plan, repeat=3)
+        number = len(json.loads((Path(name) / "plan.json").read_text())["targets"])
+    rows.append((f"`plan --json` of {number:,} targets", f"{used:.1f} s CPU", "≤ 3 s"))
+    rows.append(("the same, memory", f"{memory / 1024:.0f} MiB", "≤ 200 MB"))
     return rows
 
 

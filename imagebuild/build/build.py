@@ -1,4 +1,4 @@
-"""`imagebuild build`: find the engine, prepare the base, render, run BuildKit, report."""
+"""Build targets: render them, find an engine, collect what the build needs, run BuildKit, write the results."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from imagebuild.build import bake, base, buildx, change, export, private, supply
-from imagebuild.build.bake import LayerFormat
-from imagebuild.build.bundle import Bundle, Recording
-from imagebuild.build.change import ProjectState
-from imagebuild.build.inputs import NeededInputs, Trees, needed_inputs
-from imagebuild.core import console, http, settings
+from imagebuild.build import bake, buildx, private
+from imagebuild.build.bake import BakeOptions, BuildInputs, LayerFormat
+from imagebuild.core import console, settings
 from imagebuild.core.console import out
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.files import cache_folder
 from imagebuild.core.run import native_platform
 from imagebuild.oci import engine
-from imagebuild.oci.engine import has_containerd_store
+from imagebuild.oci.engine import Endpoint
 from imagebuild.project import revision
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import check_resolved, digest_of
@@ -30,22 +28,33 @@ from imagebuild.project.plan import Changes
 from imagebuild.project.records import BuildResult
 from imagebuild.render.renderer import Dockerfile, Renderer
 
+if TYPE_CHECKING:
+    from imagebuild.build.bundle import Bundle, Recording
+    from imagebuild.build.change import CacheEntries
+
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What the command line asks for."""
+    """Hold what the command line asks for."""
 
     targets: tuple[Target, ...]
     platforms: tuple[str, ...] = ()
+    """Empty: the platforms of each target."""
     output: str = "load"
-    packing: LayerFormat = field(default_factory=LayerFormat)
+    """As in BakeOptions."""
+    layer_format: LayerFormat = field(default_factory=LayerFormat)
     builder: str | None = None
+    """Builder of docker buildx; None: the engine's own."""
     sources: tuple[str, ...] = ()
+    """`NAME=FOLDER`: components whose source is a folder."""
     base: str = "bootstrap"
+    """Where base images come from: `bootstrap` or `registry`."""
     ca: Path | None = None
     no_cache: bool = False
     jobs: int = 0
+    """Targets to build at a time; 0: all."""
     stage: str | None = None
+    """Build only this stage."""
     cache: str | None = None
     """Repository of caches of compiled artefacts."""
     cache_write: bool = False
@@ -53,13 +62,18 @@ class BuildRequest:
     verbose: bool = False
     changes: Changes = field(default_factory=Changes)
     bundle: Bundle | None = None
-    """Build from this, without a network."""
+    """Build from this bundle, without a network."""
     record: Recording | None = None
     """Keep here what the build fetches."""
 
     @property
-    def again(self) -> tuple[str, ...]:
-        """The options that another command needs to build the same."""
+    def platforms_of_targets(self) -> frozenset[str]:
+        """Return all platforms that are built. Raises ConfigError for a target that has none of them."""
+        return frozenset(p for target in self.targets for p in bake.platforms_of(target, self.platforms))
+
+    @property
+    def repeat_options(self) -> tuple[str, ...]:
+        """Return the options with which another command builds the same."""
         given = {"--platform": self.platforms, "--source": self.sources, "--set": self.changes.settings}
         given |= {"--with": self.changes.with_, "--without": self.changes.without}
         given |= {"--builder": (self.builder,) if self.builder else ()}
@@ -67,93 +81,205 @@ class BuildRequest:
         return tuple(word for option, values in given.items() for value in values for word in (option, value))
 
 
-def build_targets(project: Project, renderer: Renderer, wish: BuildRequest) -> list[BuildResult]:
+def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
     """Build the targets and show progress.
 
-    Raises ConfigError, CommandError or ResultError; what ran until then stays cached.
+    Raises ConfigError, CommandError or ResultError; steps that ran until then stay cached.
     """
-    wish = replace(wish, platforms=tuple(native_platform() if p == "local" else p for p in wish.platforms))
-    platforms: set[str] = {p for t in wish.targets for p in bake.platforms_of(t, wish.platforms)}
-    check_resolved(project.lock, (s for t in wish.targets for s in renderer.recipe(t).sources()))
-    dockerfiles = {t.id: renderer.dockerfile(t) for t in wish.targets}
-    _check_stage(wish, dockerfiles)
-    _check_bundle(wish, dockerfiles)
-    wanted = {
-        t.id: needed_inputs(
-            renderer.recipe(t), project.lock, dockerfiles[t.id].stages, bake.platforms_of(t, wish.platforms)
-        )
-        for t in wish.targets
-    }
-    sources = buildx.replaced_sources(project, wish.targets, wish.sources)
-    compiled = _compiled(project, renderer, wish)
-    found = engine.find_engine(os.environ)
-    if not wish.builder and found.host.startswith("unix://"):
-        for name in sorted(platforms - {native_platform()}):
+    request = replace(request, platforms=tuple(native_platform() if p == "local" else p for p in request.platforms))
+    check_resolved(project.lock, (s for t in request.targets for s in renderer.recipe(t).sources()))
+    dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
+    check_request(request, dockerfiles)
+    sources = buildx.replaced_sources(project, request.targets, request.sources)
+    caches = caches_of(project, renderer, request)
+    endpoint = engine.find_engine(os.environ)
+    if not request.builder and endpoint.host.startswith("unix://"):
+        for name in sorted(request.platforms_of_targets - {native_platform()}):
             private.ensure_emulation(name.removeprefix("linux/"))
     started = datetime.now(UTC)
-    shown = buildx.show_progress([t.id for t in wish.targets], verbose=wish.verbose)
-    origin = export.BuildOrigin(project, revision.current_revision(project.matrix.path, project.root), started, shown)
+    progress = buildx.show_progress([target.id for target in request.targets], verbose=request.verbose)
+    commit = revision.current_revision(project.matrix.path, project.root)
+    origin = buildx.BuildOrigin(project, commit, started, progress)
     results: list[BuildResult] = []
     with (
-        shown,
-        _secrets(wish) as secrets,
-        _supplied(project, wish, found, wanted, ca=secrets.get("ca"), shown=shown) as supplied,
+        progress,
+        machine_secrets(request) as secrets,
+        build_inputs(renderer, request, endpoint, secrets.get("ca"), progress) as inputs,
     ):
-        options = bake.Options(
-            context=wish.folder.resolve() / "empty",
-            output=wish.output,
-            platforms=wish.platforms,
-            replaced={**supplied.images, **sources},
-            stages=supplied.stages,
-            secrets={**secrets, **supplied.secrets},
-            no_cache=wish.no_cache,
-            packing=wish.packing,
-            cache_from=change.references(wish.cache, compiled) if wish.cache else {},
+        options = BakeOptions(
+            context=request.folder.resolve() / "empty",
+            output=request.output,
+            platforms=request.platforms,
+            replaced={**inputs.images, **sources},
+            stages=inputs.stages,
+            secrets={**secrets, **inputs.secrets},
+            no_cache=request.no_cache,
+            layer_format=request.layer_format,
+            cache_from={target: [f"{request.cache}:{e.tag}" for e in entries] for target, entries in caches.items()},
         )
-        size = wish.jobs or len(wish.targets)
-        for start in range(0, len(wish.targets), size):
-            request = buildx.BakeRequest(
-                targets=wish.targets[start : start + size],
+        size = request.jobs or len(request.targets)
+        for start in range(0, len(request.targets), size):
+            batch = buildx.BakeRequest(
+                targets=request.targets[start : start + size],
                 dockerfiles=dockerfiles,
-                folder=wish.folder.resolve(),
+                folder=request.folder.resolve(),
                 options=options,
-                engine=found,
-                builder=wish.builder,
-                stage=wish.stage,
+                engine=endpoint,
+                builder=request.builder,
+                stage=request.stage,
                 components=frozenset(project.components),
-                again=wish.again,
+                repeat_options=request.repeat_options,
             )
-            built = buildx.run_bake(request, shown)
-            results += export.export(request, built, origin)
-            if wish.cache and wish.cache_write:
-                change.write_caches(request, wish.cache, compiled, built, origin)
+            built = buildx.run_bake(batch, progress)
+            results += buildx.export_images(batch, built, origin)
+            if request.cache and request.cache_write:
+                from imagebuild.build.change import write_caches
+
+                write_caches(batch, request.cache, caches, built, origin)
     return results
 
 
-def layer_format_of(project: Project, compression: str) -> LayerFormat:
-    """How layers are written, by the environment and the lock. Raises ConfigError for another compression."""
-    return LayerFormat(bake.epoch_of(os.environ, project.lock.date), *bake.parse_compression(compression))
+def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> None:
+    """Raise ConfigError for options that exclude each other, an unknown stage, or a bundle that lacks something."""
+    if request.base not in ("bootstrap", "registry"):
+        raise ConfigError(f"--base {request.base}: use bootstrap or registry")
+    if request.cache_write and not request.cache:
+        raise ConfigError("--cache-write: needs --cache REPOSITORY, the repository to write to")
+    if request.cache_write and (request.sources or request.stage):
+        raise ConfigError(
+            "--cache-write: cannot be used with --source or --stage, which build only parts or other code"
+        )
+    if (request.bundle or request.record) and request.builder:
+        raise ConfigError("--builder: bundles are made and used with the engine on this machine; leave the option out")
+    stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
+    if request.stage and request.stage not in stages:
+        raise ConfigError(
+            f"--stage {request.stage}: no selected target has such a stage; stages: {', '.join(sorted(stages))}"
+        )
+    if request.bundle:
+        problems = {
+            target.id: request.bundle.problem(
+                dockerfiles[target.id].stages, bake.platforms_of(target, request.platforms)
+            )
+            for target in request.targets
+        }
+        if listed := "\n".join(f"  {name}: {problem}" for name, problem in problems.items() if problem):
+            raise ConfigError(f"{request.bundle.folder}: these targets cannot be built from it:\n{listed}")
 
 
-def _compiled(project: Project, renderer: Renderer, wish: BuildRequest) -> change.CacheEntries:
-    """What the targets need compiled, if there is a cache that may have it."""
-    if wish.cache_write and not wish.cache:
-        raise ConfigError("--cache-write: says that --cache REPOSITORY is written too, and needs it")
-    if wish.cache_write and (wish.sources or wish.stage):
-        raise ConfigError("--cache-write: not with --source or --stage, which build something else or nothing whole")
-    if not wish.cache:
+def caches_of(project: Project, renderer: Renderer, request: BuildRequest) -> CacheEntries:
+    """Return what each target needs compiled; nothing without --cache."""
+    if not request.cache:
         return {}
-    return change.cache_entries(
-        ProjectState(project, renderer, wish.targets, wish.platforms, native_platform(), wish.base)
-    )
+    from imagebuild.build.change import ProjectState, cache_entries
+
+    state = ProjectState(project, renderer, request.targets, request.platforms, native_platform(), request.base)
+    return cache_entries(state)
+
+
+@contextmanager
+def machine_secrets(request: BuildRequest) -> Iterator[dict[str, Path]]:
+    """Provide this machine's build secrets: its CA bundle, and its Python package index if it has one configured."""
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+        secrets = {}
+        if ca := settings.ca_bundle(request.ca, os.environ):
+            secrets["ca"] = ca
+        if index := settings.configured_index():
+            path = Path(folder) / "pip.conf"
+            path.touch(mode=0o600)
+            path.write_text(settings.pip_conf_text(index))
+            secrets["pip.conf"] = path
+        yield secrets
+
+
+@contextmanager
+def build_inputs(
+    renderer: Renderer, request: BuildRequest, endpoint: Endpoint, ca: Path | None, progress: buildx.Progress
+) -> Iterator[BuildInputs]:
+    """Provide bootstrapped bases, and what comes from mirrors or a bundle; BuildKit fetches everything else itself.
+
+    Raises ConfigError for an engine that cannot use mirrors or bundles.
+    """
+    configured = settings.load_settings(os.environ)
+    with_bundle = request.bundle or request.record
+    needs_trees = with_bundle or configured.mirrors.downloads
+    if needs_trees and not request.builder and not engine.has_containerd_store(endpoint):
+        raise ConfigError("mirrors and bundles need an engine with the containerd image store; enable it there")
+    bases = {} if request.bundle else bootstrapped_bases(renderer.project, request, endpoint, progress)
+    if not with_bundle and configured.mirrors == settings.Mirrors():
+        yield BuildInputs(bases)
+        return
+
+    from imagebuild.build import inputs
+
+    needs = {
+        target.id: inputs.needed_inputs(
+            renderer.recipe(target),
+            renderer.project.lock,
+            renderer.dockerfile(target).stages,
+            bake.platforms_of(target, request.platforms),
+        )
+        for target in request.targets
+    }
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as secrets:
+        wanted = inputs.InputsRequest(
+            needs=needs,
+            bases=bases,
+            engine=endpoint,
+            settings=configured,
+            ca=ca,
+            trees=inputs.Trees(cache_folder("sources")),
+            secrets=Path(secrets),
+            note=progress.note,
+        )
+        if with_bundle:
+            from imagebuild.build import bundle
+
+            if request.bundle:
+                provided = bundle.inputs_from_bundle(wanted, request.bundle)
+            else:
+                assert request.record
+                provided = bundle.inputs_into_bundle(wanted, request.record)
+        else:
+            provided = inputs.inputs_from_mirrors(wanted)
+        with provided as found:
+            yield found
+
+
+def bootstrapped_bases(
+    project: Project, request: BuildRequest, endpoint: Endpoint, progress: buildx.Progress
+) -> dict[str, str]:
+    """Bootstrap every base that the targets start from; return official image → context that replaces it."""
+    if request.base == "registry":
+        return {}
+    from imagebuild.build import base
+
+    contexts = {}
+    for name in sorted({target.axes["os"] for target in request.targets}):
+        entry = project.matrix.model.bases[name]
+        if not entry.release:
+            continue
+        progress.note(f"base {name}: bootstrapping {entry.release} where the cache has none")
+        platforms = sorted(request.platforms_of_targets | {native_platform()})
+        image = base.bootstrap(platforms, cache_folder(), release=entry.release, log=progress.note)
+        classic_store = not request.builder and not engine.has_containerd_store(endpoint)
+        contexts[digest_of(project.lock, entry.image)] = (
+            base.load(image, endpoint.environment) if classic_store else image.context
+        )
+    return contexts
+
+
+def layer_format_of(project: Project, compression: str) -> LayerFormat:
+    """Return the format of layers, by the environment and the lock. Raises ConfigError for another compression."""
+    return LayerFormat(bake.epoch_of(os.environ, project.lock.date), *bake.parse_compression(compression))
 
 
 def print_builds(request: BuildRequest, results: Sequence[BuildResult], seconds: float) -> None:
     """Print what was built, what it contains, and how long that took."""
     rows = []
     for result, target in zip(results, () if request.stage else request.targets, strict=not request.stage):
-        run = [s for s in result.steps if not s.cached]
-        steps = f"{len(run)} run, {len(result.steps) - len(run)} cached"
+        cached = sum(step.cached for step in result.steps)
+        steps = f"{len(result.steps) - cached} run, {cached} cached"
         contains = ", ".join(f"{name} {version}" for name, version in target.components.items())
         name = result.repository or result.tags[0]
         rows.append((name, console.format_size(result.size_bytes), steps, (result.digest or "")[:19], contains))
@@ -163,89 +289,3 @@ def print_builds(request: BuildRequest, results: Sequence[BuildResult], seconds:
         if result.repository:
             out.print(f"pushed {result.repository}@{result.digest}", soft_wrap=True, markup=False)
     out.print(f"built in {console.format_duration(seconds)}")
-
-
-def _check_stage(wish: BuildRequest, dockerfiles: dict[str, Dockerfile]) -> None:
-    known = {stage for d in dockerfiles.values() for stage in d.stages}
-    if wish.stage and wish.stage not in known:
-        raise ConfigError(f"--stage {wish.stage}: no selected target has it; stages: {', '.join(sorted(known))}")
-
-
-def _check_bundle(wish: BuildRequest, dockerfiles: dict[str, Dockerfile]) -> None:
-    """Raise ConfigError that lists the targets which the bundle cannot build."""
-    if wish.bundle is None:
-        return
-    reasons = {
-        t.id: wish.bundle.lacks(dockerfiles[t.id].stages, bake.platforms_of(t, wish.platforms)) for t in wish.targets
-    }
-    if listed := "\n".join(f"  {name}: {why}" for name, why in reasons.items() if why):
-        raise ConfigError(f"{wish.bundle.folder}: these targets cannot be built from it:\n{listed}")
-
-
-@contextmanager
-def _supplied(
-    project: Project, wish: BuildRequest, found: engine.Endpoint, wanted: Mapping[str, NeededInputs], *,
-    ca: Path | None, shown: buildx.Progress,
-) -> Iterator[supply.BuildInputs]:  # fmt: skip
-    """Where the build's inputs come from: the network, mirrors or a bundle."""
-    configured = settings.load_settings(os.environ)
-    special = bool(wish.bundle or wish.record)
-    if special and wish.builder:
-        raise ConfigError("--builder: bundles are made and used with the engine on this machine")
-    if (special or configured.mirrors.downloads) and not wish.builder and not has_containerd_store(found):
-        raise ConfigError("mirrors and bundles need an engine with the containerd image store; enable it")
-    platforms: set[str] = {p for t in wish.targets for p in bake.platforms_of(t, wish.platforms)}
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        order = supply.InputsRequest(
-            needs=wanted,
-            bases={} if wish.bundle else _bases(project, wish, platforms, found, shown),
-            engine=found,
-            settings=configured,
-            ca=ca,
-            trees=Trees(cache_folder("sources")),
-            secrets=Path(folder),
-            note=shown.note,
-        )
-        if wish.bundle:
-            chosen = supply.inputs_from_bundle(order, wish.bundle)
-        else:
-            chosen = supply.inputs_into_bundle(order, wish.record) if wish.record else supply.inputs_from_mirrors(order)
-        with chosen as supplied:
-            yield supplied
-
-
-def _bases(
-    project: Project, wish: BuildRequest, platforms: set[str], found: engine.Endpoint, shown: buildx.Progress
-) -> dict[str, str]:
-    """Official image → its bootstrapped replacement, for every base that the targets start from."""
-    if wish.base == "registry":
-        return {}
-    if wish.base != "bootstrap":
-        raise ConfigError(f"--base {wish.base}: 'bootstrap' or 'registry'")
-    result = {}
-    for name in sorted({t.axes["os"] for t in wish.targets}):
-        entry = project.matrix.model.bases[name]
-        if not entry.release:
-            continue
-        shown.note(f"base {name}: bootstrapping {entry.release} where the cache has none")
-        made = base.bootstrap(
-            sorted(platforms | {native_platform()}), cache_folder(), release=entry.release, log=shown.note
-        )
-        classic = not wish.builder and not has_containerd_store(found)
-        result[digest_of(project.lock, entry.image)] = base.load(made, found.environment) if classic else made.context
-    return result
-
-
-@contextmanager
-def _secrets(wish: BuildRequest) -> Iterator[dict[str, Path]]:
-    """Build secrets of this machine: its CA bundle, and the address of its Python package index if it set one."""
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        result = {}
-        if ca := http.ca_bundle(wish.ca, os.environ):
-            result["ca"] = ca
-        if index := settings.configured_index():
-            path = Path(folder) / "pip.conf"
-            path.touch(mode=0o600)
-            path.write_text(settings.pip_conf_text(index))
-            result["pip.conf"] = path
-        yield result

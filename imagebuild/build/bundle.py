@@ -1,257 +1,62 @@
-"""Keep all that builds of some targets fetch in one folder, for machines without a network."""
+"""Keep all that builds of some targets fetch in one folder, and build from it without a network."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
-import tempfile
+import shutil
+import socket
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from html import escape
 from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
-from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit, urlunsplit
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
 from pydantic import Field
 
-from imagebuild.build.inputs import ArchiveFile, GitCommit, NeededInputs
+from imagebuild.build.bake import BuildInputs
+from imagebuild.build.inputs import (
+    ArchiveFile,
+    DownloadStore,
+    FetchingStore,
+    GitCommit,
+    GitStore,
+    InputsRequest,
+    NeededInputs,
+    Sink,
+    Start,
+    StoredFile,
+    apt_get_for_proxy,
+    contexts_of,
+    git_environment,
+)
 from imagebuild.core import yaml
-from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError
 from imagebuild.core.fields import Commit, Model, Platform
 from imagebuild.core.files import write_text
-from imagebuild.core.http import Fetcher, MissingFile, announced_length, file_sha256, read_chunks, temporary_file
-from imagebuild.core.run import RunProgram, run_program
-from imagebuild.core.settings import Mirrors
+from imagebuild.core.http import Fetcher, MissingFile, without_login
+from imagebuild.core.run import run_program
+from imagebuild.core.settings import configured_index, default_index, pip_conf_text
+from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import check_image, copy_to_layout, pull_image
-from imagebuild.project.lockfile import Digest, Sha256
-
-MODULE = re.compile(r"submodule\.(?P<name>.*)\.(?P<key>path|url|update)\n(?P<value>.*)", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Submodule:
-    """A commit of another repository in a folder of a commit."""
-
-    path: str
-    url: str
-    commit: Commit
-
-
-def parse_modules(listing: str, links: Mapping[str, Commit], url: str) -> Iterator[Submodule]:
-    """Submodules of a commit: `listing` is its .gitmodules as `git config --null --list` prints it, `links` are the
-    paths that the commit has. Raises ConfigError for a link without address.
-    """
-    modules: dict[str, dict[str, str]] = {}
-    for entry in filter(None, listing.split("\0")):
-        if found := MODULE.fullmatch(entry):
-            modules.setdefault(found["name"], {})[found["key"]] = found["value"]
-    by_path = {module.get("path"): module for module in modules.values()}
-    for path, commit in links.items():
-        module = by_path.get(path, {})
-        if module.get("update") == "none":
-            continue
-        if "url" not in module:
-            raise ConfigError(f"{url}: the submodule {path} has no address in .gitmodules")
-        yield Submodule(path, resolved(module["url"], url), commit)
-
-
-def resolved(url: str, parent: str) -> str:
-    """The address of a submodule, which may be relative to its parent's."""
-    if not url.startswith(("./", "../")):
-        return url
-    base = urlsplit(parent)
-    return urlunsplit(base._replace(path=os.path.normpath(f"{base.path.rstrip('/')}/{url}")))
-
-
-@dataclass(frozen=True)
-class GitStore:
-    """A bare repository with commits of many."""
-
-    folder: Path
-    mirrored: Callable[[str], str] = str
-    """Address → where to fetch it from."""
-    environ: Mapping[str, str] = field(default_factory=dict)
-    run: RunProgram = run_program
-
-    def git(self, *words: str, env: Mapping[str, str] | None = None) -> str:
-        # Whoever copied a bundle to this machine need not be its user.
-        trusted = ("git", "-c", "safe.directory=*", "-c", "advice.detachedHead=false", f"--git-dir={self.folder}")
-        return self.run(*trusted, *words, env={"GIT_TERMINAL_PROMPT": "0", **self.environ, **(env or {})})
-
-    def has(self, commit: Commit) -> bool:
-        try:
-            self.git("rev-parse", "--verify", "--quiet", f"refs/imagebuild/{commit}^{{commit}}")
-        except CommandError:
-            return False
-        return True
-
-    def fetch(self, url: str, commit: Commit) -> None:
-        """Get a commit and its submodules. Raises CommandError if the server does not have it."""
-        if not self.folder.exists():
-            self.run("git", "init", "--quiet", "--bare", str(self.folder))
-        if not self.has(commit):
-            self._fetch_one(self.mirrored(url), commit)
-        for module in self.submodules(url, commit):
-            self.fetch(module.url, module.commit)
-
-    def _fetch_one(self, address: str, commit: Commit) -> None:
-        try:
-            self.git("fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", address, commit)
-        except CommandError:  # not every server gives a commit by its name, or without its history
-            self.git("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", address, f"+refs/*:refs/from/{commit}/*")
-        try:
-            self.git("update-ref", f"refs/imagebuild/{commit}", commit)
-        except CommandError:
-            raise CommandError(f"{address}: has no commit {commit}") from None
-
-    def submodules(self, url: str, commit: Commit) -> tuple[Submodule, ...]:
-        """Submodules of a commit that is here. Raises ConfigError as `parse_modules`."""
-        tree = self.git("ls-tree", "-r", "-z", commit).split("\0")
-        entries = [line.partition("\t") for line in tree if line.startswith("160000 ")]
-        links = {path: about.split()[2] for about, _, path in entries}
-        if not links:
-            return ()
-        listing = self.git("config", "--null", "--list", "--blob", f"{commit}:.gitmodules")
-        return tuple(parse_modules(listing, links, url))
-
-    def checkout(self, url: str, commit: Commit, target: Path) -> None:
-        """Write the files of a commit and of its submodules; nothing of git's own is among them."""
-        with tempfile.TemporaryDirectory(prefix="imagebuild-") as scratch:
-            index = {"GIT_INDEX_FILE": f"{scratch}/index"}
-            self.git("read-tree", commit, env=index)
-            self.git("--work-tree", str(target), "checkout-index", "--all", "--force", f"--prefix={target}/", env=index)
-        for module in self.submodules(url, commit):
-            (target / module.path).mkdir(parents=True, exist_ok=True)
-            self.checkout(module.url, module.commit, target / module.path)
-
-    def check(self, url: str, commit: Commit) -> None:
-        """Raise ResultError if anything of a commit or its submodules is missing or damaged."""
-        try:
-            self.git("fsck", "--full", "--no-dangling", "--no-progress", commit)
-            modules = self.submodules(url, commit)
-        except CommandError as error:
-            raise ResultError(f"{self.folder}: {url} {commit}: {error}; make the bundle again") from None
-        for module in modules:
-            self.check(module.url, module.commit)
-
-
-@contextmanager
-def environment(ca: Path | None, netrc: Path | None) -> Iterator[dict[str, str]]:
-    """Variables that give git a CA bundle and passwords; git reads netrc only in the home folder."""
-    result = {"GIT_SSL_CAINFO": str(ca)} if ca else {}
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as home:
-        if netrc:
-            (Path(home) / ".netrc").symlink_to(netrc.absolute())
-            own = os.environ.get("GIT_CONFIG_GLOBAL") or str(Path.home() / ".gitconfig")
-            result |= {"HOME": home, "GIT_CONFIG_GLOBAL": own}
-        yield result
-
-
-FILES = "files"
-Sink = Callable[[bytes], object]
-Start = Callable[[int | None], Sink]
-"""Told the length of what comes, if known; returns what takes it."""
-
-
-class StoredFile(Model):
-    """A file that was downloaded."""
-
-    path: str
-    """In the bundle's folder."""
-    sha256: Sha256
-    size: int = Field(ge=0)
-    """Bytes."""
-
-
-def path_of(url: str) -> str:
-    """Where a download is kept in the bundle. Raises ConfigError for an address that leaves the folder."""
-    address = urlsplit(url)
-    name = address.path.lstrip("/") + (f"?{address.query}" if address.query else "")
-    path = f"{FILES}/{address.scheme}/{address.netloc}/{quote(name, safe='/+~%=,@:!-._()')}"
-    if ".." in path.split("/") or not address.netloc or name.endswith("/") or not name:
-        raise ConfigError(f"{url}: is not the address of a file")
-    return path
-
-
-class DownloadStore:
-    """Keeps downloads; may be used by several threads."""
-
-    def __init__(self, folder: Path, files: dict[str, StoredFile]) -> None:
-        self.folder = folder
-        self.files = files
-        """Address → file."""
-
-    def find(self, url: str) -> Path | None:
-        """The file of an address, if it is here in full."""
-        entry = self.files.get(url)
-        if not entry:
-            return None
-        path = self.folder / entry.path
-        return path if path.is_file() and path.stat().st_size == entry.size else None
-
-    def check(self, url: str) -> None:
-        """Raise ResultError if a file is missing or has changed."""
-        entry, path = self.files[url], self.find(url)
-        if path is None or file_sha256(path) != entry.sha256:
-            what = "has changed" if path else "is missing or cut off"
-            raise ResultError(f"{self.folder / entry.path}: {what}; make the bundle again")
-
-
-class RecordingStore(DownloadStore):
-    """Fetches what it does not have yet, and keeps it."""
-
-    def __init__(self, folder: Path, fetcher: Fetcher, mirrors: Mirrors) -> None:
-        super().__init__(folder, {})
-        self.fetcher = fetcher
-        self.mirrors = mirrors
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-
-    def get(self, url: str, start: Start = lambda _: lambda _: None) -> Path:
-        """The file of an address. While it is fetched, `start`'s sink is given each part; of one that is here
-        already it is given nothing. Raises NotThere and CommandError as the fetcher, OSError as the sink.
-        """
-        with self._locks[url]:
-            return self.find(url) or self._fetch(url, start)
-
-    def _fetch(self, url: str, start: Start) -> Path:
-        path = self.folder / path_of(url)
-        content, size = hashlib.sha256(), 0
-        where = self.mirrors.download(url)
-        with temporary_file(self.folder / FILES) as partial:
-            with self.fetcher.open(where) as answer, partial.open("wb") as file:
-                sink = start(announced_length(answer))
-                held = b""
-                for chunk in read_chunks(answer, where):
-                    file.write(chunk)
-                    content.update(chunk)
-                    size += len(chunk)
-                    sink(held)
-                    held = chunk
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.chmod(0o644)
-            partial.replace(path)
-        self.files[url] = StoredFile(path=path_of(url), sha256=content.hexdigest(), size=size)
-        sink(held)  # the end comes last: whoever has all of it may rely on it being kept
-        return path
-
+from imagebuild.project.lockfile import Digest
 
 MANIFEST = "manifest.json"
 
 
 class BundleManifest(Model):
-    """The file `manifest.json` of a bundle."""
+    """Describe the file `manifest.json` of a bundle."""
 
     format: Literal[1] = 1
     created: str
-    """When it was complete, in UTC. Packages and security updates are those of that time."""
+    """Time at which it was complete, in UTC. Packages and security updates are as they were then."""
     targets: tuple[str, ...]
     stages: dict[str, tuple[Platform, ...]]
     """Key of a build stage → platforms for which it was built when the bundle was made."""
@@ -260,14 +65,14 @@ class BundleManifest(Model):
     wheels: dict[str, str] = Field(default_factory=dict)
     """File name of a wheel → address."""
     images: dict[str, Digest] = Field(default_factory=dict)
-    """Image as FROM names it → what stands in for it: itself, or a bootstrapped base."""
+    """Image as FROM names it → image in the bundle: the same, or a bootstrapped base that replaces it."""
     git: dict[Commit, str] = Field(default_factory=dict)
     """Commit → address of its repository."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that is complete."""
+    """Use a bundle that is complete."""
 
     folder: Path
     manifest: BundleManifest
@@ -277,11 +82,11 @@ class Bundle:
 
     @classmethod
     def read(cls, folder: Path) -> Bundle:
-        """Raises ConfigError if the folder holds no complete bundle."""
+        """Read the manifest. Raises ConfigError if the folder holds no complete bundle."""
         path = folder.absolute() / MANIFEST
         if not path.is_file():
             raise ConfigError(
-                f"{folder}: no bundle is here ({MANIFEST} is missing); `imagebuild bundle create` makes one"
+                f"{folder}: no bundle is here ({MANIFEST} is missing); make one with `imagebuild bundle create`"
             )
         mistakes = yaml.Mistakes()
         document = yaml.load_yaml(path, BundleManifest, mistakes)
@@ -290,81 +95,85 @@ class Bundle:
         return cls(folder.absolute(), document.model)
 
     @cached_property
-    def shelf(self) -> DownloadStore:
+    def store(self) -> DownloadStore:
+        """Return the downloaded files."""
         return DownloadStore(self.folder, dict(self.manifest.files))
 
     @cached_property
     def git(self) -> GitStore:
+        """Return the commits."""
         return GitStore(self.folder / self.GIT)
 
     @property
     def layout(self) -> Path:
+        """Return the folder of the OCI layout that has the images."""
         return self.folder / self.IMAGES
 
     def contexts(self, wanted: Iterable[str]) -> dict[str, str]:
-        """Image → context. Raises ConfigError for an image that the bundle lacks."""
+        """Return image → context. Raises ConfigError for an image that the bundle lacks."""
         absent = sorted(set(wanted) - set(self.manifest.images))
         if absent:
             raise ConfigError(f"{self.folder}: the bundle has no {', '.join(absent)}")
         return {image: f"oci-layout://{self.layout}@{self.manifest.images[image]}" for image in wanted}
 
-    def lacks(self, keys: Mapping[str, str], platforms: Iterable[Platform]) -> str:
-        """Why a target cannot be built from the bundle; empty if it can. `keys` is stage → key.
+    def problem(self, keys: Mapping[str, str], platforms: Iterable[Platform]) -> str:
+        """Say why a target cannot be built from the bundle; return an empty text if it can.
 
-        A stage with the same key fetches the same things.
+        `keys` is stage → key. Stages with the same key fetch the same things.
         """
         for stage, key in keys.items():
             if key not in self.manifest.stages:
-                return f"the stage {stage} is another than when the bundle was made"
+                return f"the stage {stage} differs from the one that the bundle was made for"
             absent = set(platforms) - set(self.manifest.stages[key])
             if absent:
-                return f"it was made without {', '.join(sorted(absent))}"
+                return f"the bundle was made without {', '.join(sorted(absent))}"
         return ""
 
-    def damage(self, note: Callable[[str], None]) -> list[str]:
-        """What is missing or has changed since the bundle was made."""
+    def find_damage(self, note: Callable[[str], None]) -> list[str]:
+        """List what is missing or has changed since the bundle was made."""
         checks: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        checks += [(self.shelf.check, (url,)) for url in self.manifest.files]
+        checks += [(self.store.check, (url,)) for url in self.manifest.files]
         checks += [(check_image, (self.layout, digest)) for digest in sorted(set(self.manifest.images.values()))]
         checks += [(self.git.check, (url, commit)) for commit, url in self.manifest.git.items()]
         note(f"checking {len(checks)} files, images and commits")
-        found = []
+        damage = []
         for check, arguments in checks:
             try:
                 check(*arguments)
             except ResultError as error:
-                found.append(str(error))
-        return found
+                damage.append(str(error))
+        return damage
 
-    def contradictions(self, need: NeededInputs) -> list[str]:
-        """Where the lock wants something else for a target than the bundle has."""
-        found = []
+    def missing_inputs(self, need: NeededInputs) -> list[str]:
+        """List what a target needs by the lock and the bundle does not have."""
+        missing = []
         for item in need.stages.values():
             if isinstance(item, GitCommit):
                 if item.commit not in self.manifest.git:
-                    found.append(f"no commit {item.commit} of {item.url}")
+                    missing.append(f"no commit {item.commit} of {item.url}")
             elif item.url not in self.manifest.files:
-                found.append(f"no {item.url}")
+                missing.append(f"no {item.url}")
             elif isinstance(item, ArchiveFile) and self.manifest.files[item.url].sha256 != item.sha256:
-                found.append(f"another {item.url}")
-        has = {self.manifest.files[url].sha256 for url in self.manifest.wheels.values()}
-        found += [f"no wheel with sha256 {digest}" for digest in sorted(need.wheels - has)]
-        found += [f"no image {image}" for image in sorted(need.images - set(self.manifest.images))]
-        return found
+                missing.append(f"another {item.url}")
+        wheels = {self.manifest.files[url].sha256 for url in self.manifest.wheels.values()}
+        missing += [f"no wheel with sha256 {digest}" for digest in sorted(need.wheels - wheels)]
+        missing += [f"no image {image}" for image in sorted(need.images - set(self.manifest.images))]
+        return missing
 
 
 @dataclass
 class Recording:
-    """A bundle that is being made."""
+    """Make a bundle."""
 
     folder: Path
     stages: dict[str, set[Platform]]
     """Key of a build stage → platforms."""
     images: dict[str, str] = field(default_factory=dict)
+    """Image as FROM names it → digest in the bundle."""
 
     @classmethod
     def start(cls, folder: Path, stages: dict[str, set[Platform]]) -> Recording:
-        """Raises ConfigError for a folder that has something in it."""
+        """Make the folder. Raises ConfigError if it has something in it or cannot be written."""
         folder = folder.absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -374,25 +183,25 @@ class Recording:
             raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
         return cls(folder, stages)
 
-    def add_image(self, image: str, where: str, note: Callable[[str], None]) -> str:
-        """Pull an image into the bundle; returns its context."""
+    def add_image(self, image: str, address: str, note: Callable[[str], None]) -> str:
+        """Pull an image from an address, such as a mirror's, into the bundle; return its context."""
         note(f"pulling {image}")
-        return self._named(image, pull_image(where, self.folder / Bundle.IMAGES))
+        return self._add(image, pull_image(address, self.folder / Bundle.IMAGES))
 
     def add_base(self, image: str, context: str) -> str:
-        """Copy a bootstrapped base into the bundle; returns its context."""
+        """Copy a bootstrapped base into the bundle; return its context."""
         layout, _, digest = context.removeprefix("oci-layout://").rpartition("@")
         copy_to_layout(Path(layout), digest, self.folder / Bundle.IMAGES)
-        return self._named(image, digest)
+        return self._add(image, digest)
 
-    def _named(self, image: str, digest: str) -> str:
+    def _add(self, image: str, digest: str) -> str:
         self.images[image] = digest
         return f"oci-layout://{self.folder / Bundle.IMAGES}@{digest}"
 
     def finish(
         self, files: Mapping[str, StoredFile], wheels: Mapping[str, str], needs: Mapping[str, NeededInputs]
     ) -> None:
-        """Write the manifest: from now on it is a bundle."""
+        """Write the manifest, which makes the folder a bundle."""
         commits = {i.commit: i.url for need in needs.values() for i in need.stages.values() if isinstance(i, GitCommit)}
         manifest = BundleManifest(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -406,21 +215,24 @@ class Recording:
         write_text(self.folder / MANIFEST, manifest.model_dump_json(indent=1, by_alias=True) + "\n")
 
 
-ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
+PAGE_TYPES = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 
 
 class _Links(HTMLParser):
+    """Collect the addresses that a page links to."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
+        self.addresses += [value for name, value in attrs if tag == "a" and name == "href" and value]
 
 
-def read(text: str, page: str) -> dict[str, tuple[str, str]]:
-    """File name → address and sha256, from the page of a project at the address `page`; files without sha256 are
-    left out: a lock has it for each.
+def parse_index_page(text: str, page: str) -> dict[str, tuple[str, str]]:
+    """Return file name → address and sha256 from a project's page, whose address is `page`.
+
+    Files without sha256 are left out, as the lock has the sha256 of each.
     """
     if text.lstrip().startswith("{"):
         entries = [(f["url"], f.get("hashes", {}).get("sha256", "")) for f in json.loads(text).get("files", ())]
@@ -428,88 +240,272 @@ def read(text: str, page: str) -> dict[str, tuple[str, str]]:
         links = _Links()
         links.feed(text)
         entries = []
-        for href in links.found:
+        for href in links.addresses:
             url, fragment = urldefrag(href)
             entries.append((url, fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else ""))
     full = [(urljoin(page, url), digest) for url, digest in entries if digest]
     return {unquote(urlsplit(url).path.rpartition("/")[2]): (url, digest) for url, digest in full}
 
 
-def project_of(file: str) -> str:
-    """The normalised name of the project that a wheel is of."""
-    return normalized(file.partition("-")[0])
+def normalized_name(project: str) -> str:
+    """Return the name of a Python project as addresses of its pages have it."""
+    return re.sub(r"[-_.]+", "-", project).lower()
 
 
-def normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def write(files: Mapping[str, str], names: Iterable[str]) -> str:
-    """A page with links to the wheels `names`; `files` is file name → sha256."""
-    links = "".join(f'<a href="/wheels/{escape(n)}#sha256={files[n]}">{escape(n)}</a><br>\n' for n in sorted(names))
+def write_index_page(files: Mapping[str, str]) -> str:
+    """Return a page with links to wheels; `files` is file name → sha256."""
+    links = "".join(f'<a href="/wheels/{escape(n)}#sha256={files[n]}">{escape(n)}</a><br>\n' for n in sorted(files))
     return f"<!DOCTYPE html><html><body>\n{links}</body></html>\n"
 
 
 class WheelIndex(Protocol):
-    """What pip asks."""
+    """Answer the requests of pip. Both methods raise MissingFile."""
 
     def page(self, project: str) -> str:
-        """The page of a project. Raises NotThere."""
+        """Return the page of a project."""
 
     def wheel(self, name: str, start: Start) -> Path:
-        """The file of a wheel. Raises NotThere."""
+        """Return the file of a wheel."""
 
 
 @dataclass(frozen=True)
 class StoredIndex:
-    """Wheels of a bundle: file name → address."""
+    """Offer the wheels of a bundle."""
 
-    shelf: DownloadStore
+    store: DownloadStore
     wheels: Mapping[str, str]
+    """File name → address."""
 
     def page(self, project: str) -> str:
-        names = [n for n in self.wheels if project_of(n) == normalized(project)]
-        if not names:
+        """Return a page with the bundle's wheels of a project."""
+        files = {
+            name: self.store.files[url].sha256
+            for name, url in self.wheels.items()
+            if normalized_name(name.partition("-")[0]) == normalized_name(project)
+        }
+        if not files:
             raise MissingFile(f"the bundle has no wheel of {project}")
-        return write({n: self.shelf.files[self.wheels[n]].sha256 for n in names}, names)
+        return write_index_page(files)
 
     def wheel(self, name: str, start: Start) -> Path:  # noqa: ARG002 - nothing is fetched
-        path = self.shelf.find(self.wheels.get(name, ""))
+        """Return a file of the bundle."""
+        path = self.store.find(self.wheels.get(name, ""))
         if path is None:
             raise MissingFile(f"the bundle has no wheel {name}")
         return path
 
 
 @dataclass
-class RecordingIndex:
-    """Fetches wheels from a site's index and keeps them."""
+class FetchingIndex:
+    """Fetch wheels from a package index and keep them."""
 
-    shelf: RecordingStore
+    store: FetchingStore
     address: str
-    """Of the index: its pages are `<address><project>/`."""
+    """Address of the index: its pages are `<address><project>/`."""
     wanted: frozenset[str]
     """Hashes in the lock."""
     wheels: dict[str, str] = field(default_factory=dict)
-    """File name → address, of those that were fetched."""
+    """File name → address of the wheels that were fetched."""
     _offered: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def page(self, project: str) -> str:
-        url = f"{self.address}{normalized(project)}/"
-        text = self.shelf.fetcher.read(url, ACCEPT).decode("utf-8", "replace")
-        found = {name: entry for name, entry in read(text, url).items() if entry[1] in self.wanted}
-        self._offered.update(found)
-        return write({name: digest for name, (_, digest) in found.items()}, found)
+        """Return a page with those wheels of a project that the lock has."""
+        url = f"{self.address}{normalized_name(project)}/"
+        text = self.store.fetcher.read(url, PAGE_TYPES).decode("utf-8", "replace")
+        offered = {name: entry for name, entry in parse_index_page(text, url).items() if entry[1] in self.wanted}
+        self._offered.update(offered)
+        return write_index_page({name: digest for name, (_, digest) in offered.items()})
 
     def wheel(self, name: str, start: Start) -> Path:
+        """Fetch a wheel. Raises ResultError if it is not what the index says."""
         if name not in self._offered:
             raise MissingFile(f"no page offered {name}")
         url, digest = self._offered[name]
         self.wheels[name] = url  # before pip has all of it, for the build may end then
         try:
-            path = self.shelf.get(url, start)
-            if self.shelf.files[url].sha256 != digest:
+            path = self.store.get(url, start)
+            if self.store.files[url].sha256 != digest:
                 raise ResultError(f"{url}: its sha256 is not {digest}, as the index says")
         except BaseException:
             del self.wheels[name]
             raise
         return path
+
+
+@dataclass(frozen=True)
+class ProxyContent:
+    """Say where the proxy gets packages from."""
+
+    store: DownloadStore
+    index: WheelIndex
+    log: Callable[[str], None]
+    """Function that is told what could not be provided."""
+
+    def file(self, url: str, start: Start) -> Path:
+        """Return a download. Raises MissingFile, or CommandError while a bundle is made."""
+        if isinstance(self.store, FetchingStore):
+            return self.store.get(url, start)
+        path = self.store.find(url)
+        if path is None:
+            raise MissingFile(f"the bundle has no {url}")
+        return path
+
+
+def gateway_address(engine: Endpoint) -> str:
+    """Return the address at which build steps reach this machine. Raises ConfigError for an engine elsewhere."""
+    if not engine.host.startswith("unix://"):
+        raise ConfigError(f"bundles need an engine on this machine, and {engine.host} may be on another one")
+    template = "{{(index .IPAM.Config 0).Gateway}}"
+    command = ("docker", "network", "inspect", "bridge", "--format", template)
+    return run_program(*command, env=engine.environment, timeout=20).strip()
+
+
+@contextmanager
+def package_proxy(address: str, content: ProxyContent) -> Iterator[str]:
+    """Run the proxy that apt and pip of builds use: `http://host:port`.
+
+    Raises CommandError if the address is not this machine's.
+    """
+
+    class Handler(_Handler):
+        pass
+
+    Handler.content = content
+    try:
+        server = ThreadingHTTPServer((address, 0), Handler)
+    except OSError as error:
+        raise CommandError(
+            f"{address}: this machine cannot serve at that address ({error.strerror}); is the engine local?"
+        ) from None
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, name="package proxy", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{address}:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answer one request."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 120
+    content: ProxyContent
+
+    def do_GET(self) -> None:
+        self.started = False
+        try:
+            self._answer()
+        except MissingFile as error:
+            self.content.log(str(error))
+            self._refuse(404)
+        except ImagebuildError as error:
+            self.content.log(str(error))
+            self._refuse(502)
+        except OSError:  # the client went away
+            self.close_connection = True
+
+    do_HEAD = do_GET  # noqa: N815 - the server looks for this name
+
+    def _answer(self) -> None:
+        kind, _, name = self.path.strip("/").partition("/")
+        if self.path.startswith("http://"):
+            url = urlsplit(self.path)
+            if url.port == 443:  # so `apt_get_for_proxy` writes the addresses of https
+                url = url._replace(scheme="https", netloc=url.hostname or "")
+            self._send(self.content.file(urlunsplit(url), self._start))
+        elif kind == "simple" and name:
+            page = self.content.index.page(name).encode()
+            self._begin(len(page), "text/html; charset=utf-8")
+            self.wfile.write(page)
+        elif kind == "wheels" and name:
+            self._send(self.content.index.wheel(unquote(name), self._start))
+        else:
+            raise MissingFile(f"{self.path}: the package proxy has no such page")
+
+    def _start(self, length: int | None) -> Sink:
+        if length is None or self.command == "HEAD":
+            return lambda _: None  # it is sent once it is complete
+        self._begin(length, "application/octet-stream")
+        return self.wfile.write
+
+    def _send(self, path: Path) -> None:
+        if self.started:  # it was sent while it was fetched
+            return
+        self._begin(path.stat().st_size, "application/octet-stream")
+        if self.command != "HEAD":
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, self.wfile)
+
+    def _begin(self, length: int, kind: str) -> None:
+        self.started = True
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def _refuse(self, status: int) -> None:
+        self.close_connection = True
+        if not self.started:
+            with suppress(OSError):
+                self.send_error(status)
+
+    def finish(self) -> None:
+        with suppress(OSError, socket.timeout):
+            super().finish()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing: `content.log` is told what goes wrong."""
+
+
+@contextmanager
+def inputs_into_bundle(request: InputsRequest, recording: Recording) -> Iterator[BuildInputs]:
+    """Fetch all inputs, through mirrors where there are any, and keep them in a bundle; finish it after the build."""
+    mirrors, netrc_file = request.settings.mirrors, request.settings.netrc_file
+    address, logins = without_login(mirrors.python_index or configured_index() or default_index())
+    store = FetchingStore(recording.folder, Fetcher(request.ca, netrc_file, logins), mirrors)
+    with git_environment(request.ca, netrc_file) as environ:
+        git = GitStore(recording.folder / Bundle.GIT, mirrors.download, environ)
+        for item in dict.fromkeys(item for need in request.needs.values() for item in need.stages.values()):
+            request.note(f"fetching {item.url}")
+            if isinstance(item, GitCommit):
+                git.fetch(item.url, item.commit)
+            else:
+                store.get(item.url)
+        downloads = {target: need.stages for target, need in request.needs.items()}
+        stages = contexts_of(downloads, request, store.get, git)
+    images = {image: recording.add_image(image, mirrors.image(image), request.note) for image in sorted(request.images)}
+    images |= {image: recording.add_base(image, context) for image, context in request.bases.items()}
+    wanted = frozenset(digest for need in request.needs.values() for digest in need.wheels)
+    index = FetchingIndex(store, address.rstrip("/") + "/", wanted)
+    with package_proxy(gateway_address(request.engine), ProxyContent(store, index, request.note)) as proxy:
+        yield BuildInputs(images, stages, _proxy_secrets(request, proxy, recording=True))
+    recording.finish(store.files, index.wheels, request.needs)
+
+
+@contextmanager
+def inputs_from_bundle(request: InputsRequest, bundle: Bundle) -> Iterator[BuildInputs]:
+    """Provide all inputs from a bundle."""
+    store = bundle.store
+
+    def file(url: str) -> Path:
+        if not store.find(url):
+            raise ResultError(f"{bundle.folder}: has no {url}; make the bundle again")
+        store.check(url)
+        return store.folder / store.files[url].path
+
+    stages = contexts_of({target: need.stages for target, need in request.needs.items()}, request, file, bundle.git)
+    content = ProxyContent(store, StoredIndex(store, bundle.manifest.wheels), request.note)
+    with package_proxy(gateway_address(request.engine), content) as proxy:
+        yield BuildInputs(bundle.contexts(request.images), stages, _proxy_secrets(request, proxy, recording=False))
+
+
+def _proxy_secrets(request: InputsRequest, proxy: str, *, recording: bool) -> dict[str, Path]:
+    """Write the secrets that lead apt and pip of a build to the proxy."""
+    return {
+        "apt-get": request.secret("apt-get", apt_get_for_proxy(proxy, recording=recording)),
+        "pip.conf": request.secret("pip.conf", pip_conf_text(f"{proxy}/simple/")),
+    }

@@ -16,8 +16,7 @@ from typing import Any, Literal, Protocol, get_args
 from pydantic import ValidationError
 
 from imagebuild.build import bake, buildx
-from imagebuild.build.buildx import NAME, component_of
-from imagebuild.build.export import BuildOrigin
+from imagebuild.build.buildx import STEP_NAME, BuildOrigin, component_of
 from imagebuild.core import console
 from imagebuild.core.console import err, format_duration, out
 from imagebuild.core.errors import ConfigError
@@ -78,7 +77,7 @@ def past_of(results: Iterable[BuildResult]) -> Past:
         # With a base image from a registry, that is step 1 of the stages that start from it.
         shifted = {step.stage for step in result.steps if re.match(r"\[[^]]*\] FROM ", step.name)}
         for step in result.steps:
-            found = NAME.match(step.name)
+            found = STEP_NAME.match(step.name)
             if not found or step.cached or step.error:
                 continue
             number, total = map(int, found["n"].split("/"))
@@ -325,11 +324,6 @@ def cache_entries(side: ProjectState) -> dict[str, tuple[CacheEntry, ...]]:
             of_target += [CacheEntry(stage, platform, keys[stage]) for stage in needed if stage in compiled]
         found[target.id] = tuple(of_target)
     return found
-
-
-def references(repository: str, wanted: CacheEntries) -> dict[str, tuple[str, ...]]:
-    """Target → references of the caches that it may take."""
-    return {target: tuple(f"{repository}:{a.tag}" for a in found) for target, found in wanted.items()}
 
 
 def made_by(results: Iterable[BuildResult], wanted: CacheEntries) -> frozenset[CacheEntry]:

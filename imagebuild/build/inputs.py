@@ -1,31 +1,58 @@
-"""Compute what builds fetch, and turn sources that imagebuild fetched itself into contexts of BuildKit."""
+"""Compute what builds fetch, and give it to BuildKit from mirrors.
+
+BuildKit gets what imagebuild fetched as named contexts that replace stages and images, and steps that install packages
+get secrets. Neither is in the Dockerfile, and steps compare inputs by content: builds with and without mirrors share
+their cache.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import netrc
+import os
 import re
 import shlex
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import get_args
+from urllib.parse import quote, urlsplit, urlunsplit
 
-from imagebuild.build import base
-from imagebuild.core.fields import Commit
-from imagebuild.core.files import write_text
+from pydantic import Field
+
+from imagebuild.build.bake import BuildInputs
+from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.fields import Commit, Model, Platform
+from imagebuild.core.files import read_text, write_text
+from imagebuild.core.http import Fetcher, announced_length, file_sha256, read_chunks, temporary_file
+from imagebuild.core.run import RunProgram, run_program
+from imagebuild.core.settings import Mirrors, Settings, pip_conf_text
 from imagebuild.oci import layout
+from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import CREATED, ImageSettings, add_tree, has_image
-from imagebuild.project.lockfile import BaseImage, Lock, WheelSet, commit_of, digest_of, hash_of, wheels_of
+from imagebuild.project.lockfile import (
+    BaseImage,
+    Lock,
+    Sha256,
+    WheelSet,
+    commit_of,
+    digest_of,
+    hash_of,
+    wheels_of,
+)
 from imagebuild.render import renderer
 from imagebuild.render.recipe import ARCHS, Recipe
 
 
 @dataclass(frozen=True)
 class ArchiveFile:
-    """An archive, pinned by its sha256."""
+    """Name an archive, pinned by its sha256."""
 
     url: str
     sha256: str
@@ -33,7 +60,7 @@ class ArchiveFile:
 
 @dataclass(frozen=True)
 class GitCommit:
-    """A commit of a git repository."""
+    """Name a commit of a git repository."""
 
     url: str
     commit: Commit
@@ -41,68 +68,282 @@ class GitCommit:
 
 @dataclass(frozen=True)
 class KeyFile:
-    """The key of a repository of packages. What the build trusts is its fingerprint, which the build checks."""
+    """Name the signing key of a package repository. Builds check its fingerprint, which the lock has."""
 
     url: str
 
 
-Fetched = ArchiveFile | GitCommit | KeyFile
+Download = ArchiveFile | GitCommit | KeyFile
 
 
 @dataclass(frozen=True)
 class NeededInputs:
-    """What one target needs from elsewhere, besides packages."""
+    """List what one target needs from elsewhere, besides packages."""
 
-    stages: dict[str, Fetched]
-    """Stage that holds nothing else → what it holds."""
+    stages: dict[str, Download]
+    """Stage that holds nothing else → what it downloads."""
     images: frozenset[str]
-    """As FROM names them, with digest."""
+    """Images as FROM names them, with digest."""
     wheels: frozenset[str]
-    """Hashes."""
+    """The sha256 of each."""
 
 
 def needed_inputs(recipe: Recipe, lock: Lock, stages: Iterable[str], platforms: Iterable[str]) -> NeededInputs:
-    """What a target's Dockerfile, which has these stages, fetches for the platforms. Raises ConfigError."""
-    present = frozenset(stages)
-    archs = [arch for arch in ARCHS if f"linux/{arch}" in set(platforms)]
-    fetched = {stage: found for name in recipe.stages for stage, found in _fetched(recipe, name, lock)}
-    unwanted = {f"{name}-source-{arch}" for name in recipe.stages for arch in ARCHS if arch not in archs}
+    """Return what a target whose Dockerfile has these stages fetches for the platforms.
+
+    Raises ConfigError if the lock lacks a source.
+    """
+    present, wanted = frozenset(stages), frozenset(platforms)
+    archs = [arch for arch in ARCHS if f"linux/{arch}" in wanted]
+    downloads: dict[str, Download] = {}  # the names of stages are those that `macros.j2` gives them
+    for name in recipe.stages:
+        for arch, url in recipe.archives(name).items():
+            if arch in archs:
+                downloads[f"{name}-source-{arch}"] = ArchiveFile(url, hash_of(lock, name, url))
+        if git := recipe.git(name):
+            downloads[f"{name}-source"] = GitCommit(git.url, commit_of(lock, git))
+        if repository := renderer.package_repository(recipe, name, lock, stage=True):
+            downloads[f"{name}-key"] = KeyFile(repository["key"])
     sources = tuple(recipe.sources())
-    wheels = (w for s in sources if isinstance(s, WheelSet) for w in wheels_of(lock, s))
+    wheels = (wheel for source in sources if isinstance(source, WheelSet) for wheel in wheels_of(lock, source))
     return NeededInputs(
-        {stage: found for stage, found in fetched.items() if stage in present - unwanted},
-        frozenset(digest_of(lock, s.reference) for s in sources if isinstance(s, BaseImage)),
+        {stage: download for stage, download in downloads.items() if stage in present},
+        frozenset(digest_of(lock, source.reference) for source in sources if isinstance(source, BaseImage)),
         frozenset(digest for wheel in wheels for arch, digest in wheel.sha256.items() if arch in archs),
     )
 
 
-def _fetched(recipe: Recipe, name: str, lock: Lock) -> Iterator[tuple[str, Fetched]]:
-    """Stage → what it fetches, of a component; the names are those that `macros.j2` gives them."""
-    for arch, url in recipe.archives(name).items():
-        if f"linux/{arch}" in recipe.target.platforms:
-            yield f"{name}-source-{arch}", ArchiveFile(url, hash_of(lock, name, url))
-    if git := recipe.git(name):
-        yield f"{name}-source", GitCommit(git.url, commit_of(lock, git))
-    if repository := renderer.package_repository(recipe, name, lock, stage=True):
-        yield f"{name}-key", KeyFile(repository["key"])
+FILES = "files"
+Sink = Callable[[bytes], object]
+Start = Callable[[int | None], Sink]
+"""Function that is given a download's length, if that is known, and returns what takes its parts."""
 
 
-ADDED_FILE = 0o600
-"""What BuildKit's ADD gives a file that it downloaded."""
+class StoredFile(Model):
+    """Describe a file that was downloaded."""
+
+    path: str
+    """Path in the store's folder."""
+    sha256: Sha256
+    size: int = Field(ge=0)
+    """Bytes."""
+
+
+def stored_path(url: str) -> str:
+    """Return where a store keeps a download. Raises ConfigError for an address that is not that of a file."""
+    address = urlsplit(url)
+    name = address.path.lstrip("/") + (f"?{address.query}" if address.query else "")
+    path = f"{FILES}/{address.scheme}/{address.netloc}/{quote(name, safe='/+~%=,@:!-._()')}"
+    if ".." in path.split("/") or not address.netloc or name.endswith("/") or not name:
+        raise ConfigError(f"{url}: is not the address of a file")
+    return path
+
+
+class DownloadStore:
+    """Keep downloads; several threads may use it."""
+
+    def __init__(self, folder: Path, files: dict[str, StoredFile]) -> None:
+        self.folder = folder
+        self.files = files
+        """Address → file."""
+
+    def find(self, url: str) -> Path | None:
+        """Return the file of an address, or None unless it is here in full length."""
+        entry = self.files.get(url)
+        if not entry:
+            return None
+        path = self.folder / entry.path
+        return path if path.is_file() and path.stat().st_size == entry.size else None
+
+    def check(self, url: str) -> None:
+        """Raise ResultError if a file is missing or has changed."""
+        entry, path = self.files[url], self.find(url)
+        if path is None or file_sha256(path) != entry.sha256:
+            problem = "has changed" if path else "is missing or cut off"
+            raise ResultError(f"{self.folder / entry.path}: {problem}; make the bundle again")
+
+
+class FetchingStore(DownloadStore):
+    """Fetch what is not here yet, and keep it."""
+
+    def __init__(self, folder: Path, fetcher: Fetcher, mirrors: Mirrors) -> None:
+        super().__init__(folder, {})
+        self.fetcher = fetcher
+        self.mirrors = mirrors
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def get(self, url: str, start: Start = lambda _: lambda _: None) -> Path:
+        """Return the file of an address. While it is fetched, the sink that `start` returns is given each part.
+
+        The sink is given nothing of a file that is here already. Raises MissingFile and CommandError as the fetcher
+        does, OSError as the sink does.
+        """
+        with self._locks[url]:
+            return self.find(url) or self._fetch(url, start)
+
+    def _fetch(self, url: str, start: Start) -> Path:
+        path = self.folder / stored_path(url)
+        content, size = hashlib.sha256(), 0
+        address = self.mirrors.download(url)
+        with temporary_file(self.folder / FILES) as partial:
+            with self.fetcher.open(address) as answer, partial.open("wb") as file:
+                sink = start(announced_length(answer))
+                held = b""
+                for chunk in read_chunks(answer, address):
+                    file.write(chunk)
+                    content.update(chunk)
+                    size += len(chunk)
+                    sink(held)
+                    held = chunk
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.chmod(0o644)
+            partial.replace(path)
+        self.files[url] = StoredFile(path=stored_path(url), sha256=content.hexdigest(), size=size)
+        sink(held)  # the last part is given when the file is kept: whoever has all of it may rely on that
+        return path
+
+
+SUBMODULE_ENTRY = re.compile(r"submodule\.(?P<name>.*)\.(?P<key>path|url|update)\n(?P<value>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Submodule:
+    """Name a commit of another repository that belongs into a folder of a commit."""
+
+    path: str
+    url: str
+    commit: Commit
+
+
+def parse_modules(listing: str, links: Mapping[str, Commit], url: str) -> Iterator[Submodule]:
+    """Yield the submodules of a commit of the repository at `url`.
+
+    `listing` is its .gitmodules as `git config --null --list` prints it, `links` is path → commit. Raises ConfigError
+    for a link without an address.
+    """
+    modules: dict[str, dict[str, str]] = {}
+    for entry in filter(None, listing.split("\0")):
+        if match := SUBMODULE_ENTRY.fullmatch(entry):
+            modules.setdefault(match["name"], {})[match["key"]] = match["value"]
+    by_path = {module.get("path"): module for module in modules.values()}
+    for path, commit in links.items():
+        module = by_path.get(path, {})
+        if module.get("update") == "none":
+            continue
+        if "url" not in module:
+            raise ConfigError(f"{url}: the submodule {path} has no address in .gitmodules")
+        yield Submodule(path, absolute_url(module["url"], url), commit)
+
+
+def absolute_url(url: str, parent: str) -> str:
+    """Return the address of a submodule, which may be relative to its parent's."""
+    if not url.startswith(("./", "../")):
+        return url
+    base = urlsplit(parent)
+    return urlunsplit(base._replace(path=os.path.normpath(f"{base.path.rstrip('/')}/{url}")))
+
+
+@dataclass(frozen=True)
+class GitStore:
+    """Keep commits of many repositories in one bare repository."""
+
+    folder: Path
+    mirrored: Callable[[str], str] = str
+    """Address → where to fetch it from."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    run: RunProgram = run_program
+
+    def git(self, *words: str, env: Mapping[str, str] | None = None) -> str:
+        """Run git on the repository. Raises CommandError."""
+        # The folder may belong to whoever copied a bundle to this machine.
+        trusted = ("git", "-c", "safe.directory=*", "-c", "advice.detachedHead=false", f"--git-dir={self.folder}")
+        return self.run(*trusted, *words, env={"GIT_TERMINAL_PROMPT": "0", **self.environ, **(env or {})})
+
+    def has(self, commit: Commit) -> bool:
+        """Return whether a commit is here."""
+        try:
+            self.git("rev-parse", "--verify", "--quiet", f"refs/imagebuild/{commit}^{{commit}}")
+        except CommandError:
+            return False
+        return True
+
+    def fetch(self, url: str, commit: Commit) -> None:
+        """Fetch a commit and its submodules. Raises CommandError if the server does not have it."""
+        if not self.folder.exists():
+            self.run("git", "init", "--quiet", "--bare", str(self.folder))
+        if not self.has(commit):
+            address, quiet = self.mirrored(url), ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head")
+            try:
+                self.git(*quiet, "--depth=1", address, commit)
+            except CommandError:  # not every server gives a commit by its name, or without its history
+                self.git(*quiet, address, f"+refs/*:refs/from/{commit}/*")
+            try:
+                self.git("update-ref", f"refs/imagebuild/{commit}", commit)
+            except CommandError:
+                raise CommandError(f"{address}: has no commit {commit}") from None
+        for module in self.submodules(url, commit):
+            self.fetch(module.url, module.commit)
+
+    def submodules(self, url: str, commit: Commit) -> tuple[Submodule, ...]:
+        """Return the submodules of a commit that is here. Raises ConfigError as `parse_modules` does."""
+        tree = self.git("ls-tree", "-r", "-z", commit).split("\0")
+        entries = [line.partition("\t") for line in tree if line.startswith("160000 ")]
+        links = {path: description.split()[2] for description, _, path in entries}
+        if not links:
+            return ()
+        listing = self.git("config", "--null", "--list", "--blob", f"{commit}:.gitmodules")
+        return tuple(parse_modules(listing, links, url))
+
+    def checkout(self, url: str, commit: Commit, target: Path) -> None:
+        """Write the files of a commit and of its submodules; git's own files are not among them."""
+        with tempfile.TemporaryDirectory(prefix="imagebuild-") as scratch:
+            index = {"GIT_INDEX_FILE": f"{scratch}/index"}
+            self.git("read-tree", commit, env=index)
+            self.git("--work-tree", str(target), "checkout-index", "--all", "--force", f"--prefix={target}/", env=index)
+        for module in self.submodules(url, commit):
+            (target / module.path).mkdir(parents=True, exist_ok=True)
+            self.checkout(module.url, module.commit, target / module.path)
+
+    def check(self, url: str, commit: Commit) -> None:
+        """Raise ResultError if anything of a commit or its submodules is missing or damaged."""
+        try:
+            self.git("fsck", "--full", "--no-dangling", "--no-progress", commit)
+            modules = self.submodules(url, commit)
+        except CommandError as error:
+            raise ResultError(f"{self.folder}: {url} {commit}: {error}; make the bundle again") from None
+        for module in modules:
+            self.check(module.url, module.commit)
+
+
+@contextmanager
+def git_environment(ca: Path | None, netrc: Path | None) -> Iterator[dict[str, str]]:
+    """Provide variables that give git a CA bundle and passwords; git reads netrc only in the home folder."""
+    result = {"GIT_SSL_CAINFO": str(ca)} if ca else {}
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as home:
+        if netrc:
+            (Path(home) / ".netrc").symlink_to(netrc.absolute())
+            own = os.environ.get("GIT_CONFIG_GLOBAL") or str(Path.home() / ".gitconfig")
+            result |= {"HOME": home, "GIT_CONFIG_GLOBAL": own}
+        yield result
+
+
+ADDED_FILE_MODE = 0o600
+"""Mode that BuildKit's ADD gives a file that it downloads."""
 
 
 @dataclass(frozen=True)
 class Trees:
-    """A folder of trees, each under a key that says what it holds."""
+    """Keep file trees as images that BuildKit takes as contexts, each under a key that says what it holds."""
 
     folder: Path
 
     @property
     def layout(self) -> Path:
+        """Return the folder of the OCI layout."""
         return self.folder / "layout"
 
     def find(self, key: str) -> str | None:
-        """The context of a tree, if it is here."""
+        """Return the context of a tree, or None if it is not here."""
         try:
             digest: str = json.loads(self._record(key).read_text())["digest"]
         except (OSError, ValueError, LookupError):
@@ -110,38 +351,37 @@ class Trees:
         return f"oci-layout://{self.layout}@{digest}" if has_image(self.layout, digest) else None
 
     def add_file(self, key: str, name: str, path: Path) -> str:
-        """A tree of one file, as ADD makes it; returns its context."""
-        with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=self._made()) as scratch:
-            tar = Path(scratch) / "tar"
-            with tarfile.open(tar, "w") as archive:
-                archive.addfile(_root())
-                about = archive.gettarinfo(path, name)
-                about.mode = ADDED_FILE
-                with path.open("rb") as file:
-                    archive.addfile(_plain(about), file)
-            return self._add(key, tar)
+        """Add a tree of one file, as ADD makes it; return its context."""
+
+        def fill(archive: tarfile.TarFile) -> None:
+            root = tarfile.TarInfo("./")
+            root.type, root.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(_without_origin(root))
+            entry = archive.gettarinfo(path, name)
+            entry.mode = ADDED_FILE_MODE
+            with path.open("rb") as file:
+                archive.addfile(_without_origin(entry), file)
+
+        return self._add(key, fill)
 
     def add_folder(self, key: str, folder: Path) -> str:
-        """The files of a folder; returns their context."""
+        """Add the files of a folder; return their context."""
 
-        def usual(about: tarfile.TarInfo) -> tarfile.TarInfo:
-            # As git checks out with the usual umask, whatever the one here is.
-            if not about.issym():
-                about.mode = 0o755 if about.isdir() or about.mode & 0o100 else 0o644
-            return _plain(about)
+        def with_usual_mode(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+            # The modes that git gives files with the usual umask, whatever it is here.
+            if not entry.issym():
+                entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
+            return _without_origin(entry)
 
-        with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=self._made()) as scratch:
+        return self._add(key, lambda archive: archive.add(folder, "./", filter=with_usual_mode))
+
+    def _add(self, key: str, fill: Callable[[tarfile.TarFile], None]) -> str:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=self.folder) as scratch:
             tar = Path(scratch) / "tar"
             with tarfile.open(tar, "w") as archive:
-                archive.add(folder, "./", filter=usual)
-            return self._add(key, tar)
-
-    def _made(self) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder
-
-    def _add(self, key: str, tar: Path) -> str:
-        digest = add_tree(self.layout, tar, tuple(base.ARCHITECTURES), ImageSettings(CREATED))
+                fill(archive)
+            digest = add_tree(self.layout, tar, get_args(Platform), ImageSettings(CREATED))
         write_text(self._record(key), json.dumps({"key": key, "digest": digest}))
         return f"oci-layout://{self.layout}@{digest}"
 
@@ -149,20 +389,15 @@ class Trees:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def _root() -> tarfile.TarInfo:
-    root = tarfile.TarInfo("./")
-    root.type, root.mode = tarfile.DIRTYPE, 0o755
-    return _plain(root)
+def _without_origin(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Remove owner and time, so that trees do not depend on this machine."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mtime = int(layout.EPOCH)
+    return entry
 
 
-def _plain(about: tarfile.TarInfo) -> tarfile.TarInfo:
-    about.uid = about.gid = 0
-    about.uname = about.gname = ""
-    about.mtime = int(layout.EPOCH)
-    return about
-
-
-WRAPPER = r"""#!/bin/sh
+APT_GET = r"""#!/bin/sh
 # apt-get through mirrors: rewrites where packages come from, for this one call.
 set -eu
 etc=$(mktemp -d /dev/shm/imagebuild-apt.XXXXXX)
@@ -194,47 +429,54 @@ for file in /etc/apt/preferences.d/*; do copy preferences "$file" "$etc/preferen
   -o Dir::Etc::netrc="$etc/netrc" @OPTIONS@"$@"
 """
 
-FORGET = r"""case " $* " in
-*" update "*) rm -rf @WHAT@ ;;
+CLEAR_ON_UPDATE = r"""case " $* " in
+*" update "*) rm -rf @FILES@ ;;
 esac"""
-LISTS = "/var/lib/apt/lists/*"
-ARCHIVES = "/var/cache/apt/archives/*.deb"
+APT_LISTS = "/var/lib/apt/lists/*"
+APT_ARCHIVES = "/var/cache/apt/archives/*.deb"
 
 # Addresses in apt's sources may lack the slash at the end.
-SLASHES = (
+ADD_SLASHES = (
     r"s|\(https\{0,1\}://[^[:space:]]*[^/[:space:]]\)\([[:space:]]\)|\1/\2|g",
     r"s|\(https\{0,1\}://[^[:space:]]*[^/[:space:]]\)$|\1/|",
 )
-# A proxy sees the whole address of http only, so port 443 tells it that the address was one of https.
-TO_PROXY = r"s|https://\([^/: ]*\)/|http://\1:443/|g"
+# A proxy sees the whole address of http requests only, so port 443 tells it that the address was one of https.
+HTTPS_TO_PORT_443 = r"s|https://\([^/: ]*\)/|http://\1:443/|g"
 
 
-def for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
-    """The script that rewrites addresses by their beginnings; `netrc` is the text of that file."""
-    longest_first = sorted(downloads, key=lambda p: len(p.partition("://")[2]), reverse=True)
-    # A rule must not see what another one wrote: each puts a number there, and the last rules put the addresses.
-    sources = [f"s|{_schemes(prefix, downloads)}|\x01{i}\x01|g" for i, prefix in enumerate(longest_first)]
-    sources += [f"s|\x01{i}\x01|{_replacement(downloads[prefix])}|g" for i, prefix in enumerate(longest_first)]
-    hosts = {_host(old): _host(new) for old, new in downloads.items()}
+def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
+    """Return an apt-get script that rewrites addresses by their beginnings; `netrc` is the text of that file."""
+    longest_first = sorted(downloads, key=lambda prefix: len(prefix.partition("://")[2]), reverse=True)
+    sources = []
+    for i, prefix in enumerate(longest_first):
+        scheme, _, rest = prefix.partition("://")
+        other = {"http": "https", "https": "http"}[scheme]
+        # A prefix is for http and https, unless each has one.
+        both = f"{other}://{rest}" not in downloads
+        pattern = rf"https\{{0,1\}}://{_sed_pattern(rest)}" if both else _sed_pattern(prefix)
+        # A rule must not change what another rule wrote: each writes a number, and the last rules replace those.
+        sources.append(f"s|{pattern}|\x01{i}\x01|g")
+    sources += [f"s|\x01{i}\x01|{_sed_replacement(downloads[prefix])}|g" for i, prefix in enumerate(longest_first)]
+    hosts = {urlsplit(old).hostname or "": urlsplit(new).hostname or "" for old, new in downloads.items()}
     preferences = [
-        rf's|^\(Pin: *origin *"\{{0,1\}}\){_pattern(old)}\("\{{0,1\}} *\)$|\1{_replacement(new)}\2|'
+        rf's|^\(Pin: *origin *"\{{0,1\}}\){_sed_pattern(old)}\("\{{0,1\}} *\)$|\1{_sed_replacement(new)}\2|'
         for old, new in hosts.items()
     ]
-    return _script(sources, preferences, netrc=netrc)
+    return _apt_get(sources, preferences, netrc=netrc)
 
 
-def for_depot(address: str, *, recording: bool) -> str:
-    """The script that gets everything through the depot, a proxy at `http://host:port`."""
+def apt_get_for_proxy(address: str, *, recording: bool) -> str:
+    """Return an apt-get script that gets everything through a bundle's proxy at `http://host:port`."""
     options = {"Acquire::http::Proxy": address, "Acquire::https::Proxy": address, "Acquire::PDiffs": "false"}
     if not recording:
-        # A bundle's indices are as old as the bundle; they are signed all the same.
+        # A bundle's indices are as old as the bundle; their signatures are verified all the same.
         options["Acquire::Check-Valid-Until"] = "false"
     # Indices that are newer than the bundle's would ask for packages that it lacks.
-    forget = FORGET.replace("@WHAT@", f"{LISTS} {ARCHIVES}" if recording else LISTS)
-    return _script([TO_PROXY], [], before=forget, options=options)
+    clear = CLEAR_ON_UPDATE.replace("@FILES@", f"{APT_LISTS} {APT_ARCHIVES}" if recording else APT_LISTS)
+    return _apt_get([HTTPS_TO_PORT_443], [], before=clear, options=options)
 
 
-def _script(
+def _apt_get(
     sources: Sequence[str],
     preferences: Sequence[str],
     *,
@@ -242,32 +484,128 @@ def _script(
     before: str = "",
     options: Mapping[str, str] | None = None,
 ) -> str:
-    words = "".join(f"-o {shlex.quote(f'{name}={value}')} " for name, value in (options or {}).items())
     parts = {
         "NETRC": netrc.rstrip("\n"),
-        "SOURCES": "\n".join([*SLASHES, *sources]),
+        "SOURCES": "\n".join([*ADD_SLASHES, *sources]),
         "PREFERENCES": "\n".join(preferences),
         "BEFORE": before,
-        "OPTIONS": words,
+        "OPTIONS": "".join(f"-o {shlex.quote(f'{name}={value}')} " for name, value in (options or {}).items()),
     }
-    return re.sub(r"@([A-Z]+)@", lambda found: parts[found[1]], WRAPPER)
+    return re.sub(r"@([A-Z]+)@", lambda match: parts[match[1]], APT_GET)
 
 
-def _schemes(prefix: str, downloads: Mapping[str, str]) -> str:
-    """The pattern of a prefix: for http and https, unless there is one for the other too."""
-    scheme, _, rest = prefix.partition("://")
-    other = {"http": "https", "https": "http"}[scheme]
-    return _pattern(prefix) if f"{other}://{rest}" in downloads else rf"https\{{0,1\}}://{_pattern(rest)}"
-
-
-def _host(url: str) -> str:
-    """Apt's `origin`: the host without port."""
-    return urlsplit(url).hostname or ""
-
-
-def _pattern(text: str) -> str:
+def _sed_pattern(text: str) -> str:
     return re.sub(r"([][\\.*^$|])", r"\\\1", text)
 
 
-def _replacement(text: str) -> str:
+def _sed_replacement(text: str) -> str:
     return re.sub(r"([\\&|])", r"\\\1", text)
+
+
+@dataclass(frozen=True)
+class InputsRequest:
+    """Hold what mirrors and bundles need to know about a build."""
+
+    needs: Mapping[str, NeededInputs]
+    """Target → what it needs."""
+    bases: Mapping[str, str]
+    """Image → context of the base that was bootstrapped to replace it."""
+    engine: Endpoint
+    settings: Settings
+    ca: Path | None
+    trees: Trees
+    secrets: Path
+    """Folder for secrets; nobody else may read it."""
+    note: Callable[[str], None]
+    """Function that shows what is being done."""
+
+    @property
+    def images(self) -> frozenset[str]:
+        """Return the needed images that no base replaces."""
+        return frozenset(image for need in self.needs.values() for image in need.images) - frozenset(self.bases)
+
+    def secret(self, name: str, text: str) -> Path:
+        """Write a secret that only this user can read."""
+        path = self.secrets / name
+        path.touch(mode=0o600)
+        path.write_text(text)
+        return path
+
+
+def contexts_of(
+    downloads: Mapping[str, Mapping[str, Download]], request: InputsRequest, file: Callable[[str], Path], git: GitStore
+) -> dict[str, dict[str, str]]:
+    """Turn target → stage → download into target → stage → context.
+
+    `file` returns the file of an address. Raises ResultError for a file that is not what the lock names, and what
+    `file` and the git store raise.
+    """
+    trees, note = request.trees, request.note
+
+    def context(download: Download) -> str:
+        match download:
+            case KeyFile(url):
+                path = file(url)
+                key = f"key {url} {file_sha256(path)}"
+                return trees.find(key) or trees.add_file(key, file_name(url), path)
+            case ArchiveFile(url, sha256):
+                key = f"archive {url} {sha256}"
+                if found := trees.find(key):
+                    return found
+                note(f"fetching {url}")
+                path = file(url)
+                if (actual := file_sha256(path)) != sha256:
+                    raise ResultError(f"{url}: its sha256 is {actual}, but imagebuild.lock has {sha256}")
+                return trees.add_file(key, file_name(url), path)
+            case GitCommit(url, commit):
+                key = f"git {commit}"
+                if found := trees.find(key):
+                    return found
+                if not git.has(commit):
+                    note(f"fetching {url} {commit}")
+                    git.fetch(url, commit)
+                trees.folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=trees.folder) as folder:
+                    git.checkout(url, commit, Path(folder))
+                    return trees.add_folder(key, Path(folder))
+
+    unique = dict.fromkeys(download for stages in downloads.values() for download in stages.values())
+    contexts = {download: context(download) for download in unique}
+    return {
+        target: {stage: contexts[download] for stage, download in stages.items()}
+        for target, stages in downloads.items()
+    }
+
+
+def file_name(url: str) -> str:
+    """Return the name that ADD gives a file that it downloads."""
+    return urlsplit(url).path.rpartition("/")[2]
+
+
+@contextmanager
+def inputs_from_mirrors(request: InputsRequest) -> Iterator[BuildInputs]:
+    """Provide what has a mirror from there; BuildKit fetches the rest as the Dockerfile says."""
+    mirrors, netrc_file = request.settings.mirrors, request.settings.netrc_file
+    images = {image: f"docker-image://{m}" for image in request.images if (m := mirrors.image(image)) != image}
+    mirrored = {
+        target: {stage: item for stage, item in need.stages.items() if mirrors.download(item.url) != item.url}
+        for target, need in request.needs.items()
+    }
+    request.trees.folder.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="imagebuild-", dir=request.trees.folder) as scratch,
+        git_environment(request.ca, netrc_file) as environ,
+    ):
+        store = FetchingStore(Path(scratch), Fetcher(request.ca, netrc_file), mirrors)
+        git = GitStore(Path(scratch) / "git", mirrors.download, environ)
+        stages = contexts_of(mirrored, request, store.get, git)
+    secrets = {}
+    if mirrors.downloads:
+        script = apt_get_for_mirrors(mirrors.downloads, read_text(netrc_file) if netrc_file else "")
+        secrets["apt-get"] = request.secret("apt-get", script)
+    if mirrors.python_index:
+        host = urlsplit(mirrors.python_index).hostname or ""
+        entry = netrc.netrc(netrc_file).authenticators(host) if netrc_file else None
+        login = (entry[0], entry[2]) if entry else None
+        secrets["pip.conf"] = request.secret("pip.conf", pip_conf_text(mirrors.python_index, login))
+    yield BuildInputs({**request.bases, **images}, stages, secrets)

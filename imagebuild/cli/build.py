@@ -120,7 +120,7 @@ def build(
         targets=select_targets(workspace.plan, select or ()),
         platforms=parse_platforms(platform),
         output="push" if push else str(output.resolve()) if output else "load",
-        packing=layer_format_of(workspace.project, compression),
+        layer_format=layer_format_of(workspace.project, compression),
         builder=builder,
         sources=tuple(source or ()),
         base=base,
@@ -230,17 +230,17 @@ def verify_bundle(
     from imagebuild.build.inputs import needed_inputs
 
     bundle = Bundle.read(directory)
-    if damage := bundle.damage(lambda text: err.print(text, markup=False)):
+    if damage := bundle.find_damage(lambda text: err.print(text, markup=False)):
         raise ResultError("\n".join(damage))
     workspace = open_workspace(matrix, dockerfiles, lock, changes_of(settings, with_, without))
     served, wrong = {}, []
     for target in workspace.plan.targets:
         stages = workspace.renderer.dockerfile(target).stages
-        platforms = tuple(p for p in target.platforms if not bundle.lacks(stages, [p]))
+        platforms = tuple(p for p in target.platforms if not bundle.problem(stages, [p]))
         if not platforms:
             continue
         needed = needed_inputs(workspace.renderer.recipe(target), workspace.project.lock, stages, platforms)
-        wrong += [f"{target.id}: the bundle has {text}" for text in bundle.contradictions(needed)]
+        wrong += [f"{target.id}: the bundle has {text}" for text in bundle.missing_inputs(needed)]
         served[target.id] = platforms
     if wrong:
         raise ResultError("\n".join(wrong))

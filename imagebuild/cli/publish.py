@@ -97,10 +97,10 @@ def publish(
     from imagebuild.publish.publish import (
         PublishRequest,
         PublishTools,
+        image_signer,
         print_published,
-        provenance_with,
+        provenance_maker,
         publish_targets,
-        signature_by,
     )
 
     if (key or no_tlog) and not sign:
@@ -114,11 +114,11 @@ def publish(
     connected: dict[str, RegistryClient] = {}
     tools = PublishTools(
         registry=lambda host: connected.get(host) or connected.setdefault(host, connect_registry(host)),
-        provenance=provenance_with(workspace.renderer, allow_dirty=allow_dirty),
-        sign=signature_by(Signer(key, log=not no_tlog)) if sign and not dry_run else None,
+        provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty),
+        sign=image_signer(Signer(key, log=not no_tlog)) if sign and not dry_run else None,
     )
     result = publish_targets(workspace.project, workspace.plan, request, tools)
-    counts = sum((client.wire.counts for client in connected.values()), Counter[str]())
+    counts = sum((client.connection.counts for client in connected.values()), Counter[str]())
     result = result.model_copy(update={"requests": dict(sorted(counts.items()))})
     print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: print_published(result, workspace.plan))
     if result.exit_status:

@@ -37,12 +37,13 @@ from .fields import purl_identity as purl_identity
 from .fields import satisfies as satisfies
 from .fields import wheel_purl as wheel_purl
 from .files import cache_folder as cache_folder
+from .files import read_text as read_text
+from .files import write_text as write_text
 from .http import DOWNLOAD_ATTEMPTS as DOWNLOAD_ATTEMPTS
 from .http import Advance as Advance
 from .http import Downloads as Downloads
 from .http import Fetcher as Fetcher
 from .http import MissingFile as MissingFile
-from .http import ca_bundle as ca_bundle
 from .http import without_login as without_login
 from .run import KEPT as KEPT
 from .run import PATIENCE_S as PATIENCE_S
@@ -57,6 +58,7 @@ from .run import version_numbers as version_numbers
 from .run import which as which
 from .settings import Mirrors as Mirrors
 from .settings import Settings as Settings
+from .settings import ca_bundle as ca_bundle
 from .settings import default_index as default_index
 from .settings import load_settings as load_settings
 from .settings import pip_conf_text as pip_conf_text

@@ -1,16 +1,25 @@
-"""Define what the types of all files share: names, platforms, conditions on versions, package URLs."""
+"""Define what the types of all files share: their base, names, platforms, conditions on versions, package URLs."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from urllib.parse import quote, unquote
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 Release = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
@@ -21,12 +30,37 @@ Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 
 
 class Model(BaseModel):
-    """Unknown keys are mistakes, values do not change, field docstrings are the JSON Schema's text."""
+    """Refuse unknown keys, and keep values as they were read.
+
+    The docstring of a field is its description in the JSON Schema. What validates is built when a model is first used:
+    a command imports the types of many files, and reads few.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, alias_generator=lambda n: n.replace("_", "-"),
+        frozen=True, extra="forbid", defer_build=True, alias_generator=lambda name: name.replace("_", "-"),
         populate_by_name=True,
     )  # fmt: skip
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the JSON Schema with the docstrings of fields.
+
+        Pydantic's `use_attribute_docstrings` would read the source of each type when it is imported, which takes longer
+        than all else that a command does with the type.
+        """
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for kind in cls.__mro__:
+            if Model not in kind.__mro__[1:]:
+                continue
+            body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]).body
+            for statement, following in pairwise(body):
+                match statement, following:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        alias = cls.model_fields[name].alias or name
+                        property_schema = properties.get(alias, properties.get(name, {}))
+                        property_schema.setdefault("description", inspect.cleandoc(text))
+        return schema
 
 
 def _one_or_more(value: Any) -> Any:
@@ -38,15 +72,17 @@ OneOrMore = Annotated[tuple[str, ...], BeforeValidator(_one_or_more), Field(min_
 Condition = dict[str, Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]]
 """Axis → what its value must be: a value, a version specifier such as `>=13,<13.4`, or a list of those (any).
 
-Every axis named must match. Besides the axes there is `image`, the name of the image.
+Every axis named has to match. Besides the axes there is `image`, the name of the image.
 """
 
-
 DEFAULT_REGISTRY = "docker.io"
+GITHUB = "https://github.com/"
+OPERATORS = ("<", ">", "=", "!", "~")
+"""Beginnings of version specifiers."""
 
 
 def full_reference(reference: str) -> str:
-    """An image with its registry: `debian:13` is `docker.io/library/debian:13`."""
+    """Return the name of an image with its registry: `docker.io/library/debian:13` for `debian:13`."""
     first, slash, _ = reference.partition("/")
     if not slash:
         return f"{DEFAULT_REGISTRY}/library/{reference}"
@@ -54,18 +90,15 @@ def full_reference(reference: str) -> str:
     return reference if is_registry else f"{DEFAULT_REGISTRY}/{reference}"
 
 
-GITHUB = "https://github.com/"
-
-
 def purl(kind: str, name: str, version: str = "", qualifiers: Mapping[str, str] | None = None) -> str:
-    """`pkg:kind/name@version?…`; slashes in the name separate a namespace."""
+    """Return `pkg:kind/name@version?…`; slashes in the name separate a namespace."""
     at = f"@{quote(version, safe=':')}" if version else ""
     pairs = [f"{key}={quote(value, safe='/:')}" for key, value in sorted((qualifiers or {}).items()) if value]
     return f"pkg:{kind}/{quote(name, safe='/')}{at}" + (f"?{'&'.join(pairs)}" if pairs else "")
 
 
 def image_purl(reference: str, digest: str, arch: str = "") -> str:
-    """An image or a manifest of a registry; `reference` has a tag or none, and no digest."""
+    """Return the package URL of an image or a manifest in a registry; `reference` has no digest."""
     full = full_reference(reference)
     repository, colon, tag = full.rpartition(":")
     if not colon or "/" in tag:
@@ -75,36 +108,33 @@ def image_purl(reference: str, digest: str, arch: str = "") -> str:
 
 
 def git_purl(name: str, url: str, commit: str) -> str:
-    """A commit; `name` is what it is called where no forge that purl knows has it."""
+    """Return the package URL of a commit; `name` is used for repositories outside of GitHub."""
     if url.startswith(GITHUB):
         return purl("github", url.removeprefix(GITHUB).removesuffix(".git").lower(), commit)
     return purl("generic", name, commit, {"vcs_url": f"git+{url}@{commit}"})
 
 
 def archive_purl(name: str, version: str, url: str, sha256: str) -> str:
-    """A file that is downloaded."""
+    """Return the package URL of a file that is downloaded."""
     return purl("generic", name, version, {"download_url": url, "checksum": f"sha256:{sha256}"})
 
 
 def wheel_purl(name: str, version: str) -> str:
-    """A distribution of the Python package index."""
+    """Return the package URL of a distribution of the Python package index."""
     return purl("pypi", re.sub(r"[-_.]+", "-", name).lower(), version)
 
 
 def purl_identity(text: str) -> str:
-    """Kind, name and version without qualifiers, the same for two spellings of the same thing."""
+    """Return kind, name and version of a package URL, without qualifiers and without percent-encoding."""
     return unquote(text.partition("?")[0].partition("#")[0])
-
-
-OPERATORS = ("<", ">", "=", "!", "~")
 
 
 @lru_cache(maxsize=4096)
 def satisfies(value: str, wanted: str) -> bool:
-    """Is `value` the value `wanted`, or does it fulfil the version specifier `wanted`?
+    """Return whether `value` equals `wanted`, or satisfies it as a version specifier.
 
-    `13.0` fulfils `>=13,<13.4`. A value that is no version fulfils no specifier.
-    Raises ValueError if `wanted` looks like a specifier and is none.
+    `13.0` satisfies `>=13,<13.4`. A value that is no version satisfies no specifier.
+    Raises ValueError if `wanted` begins as a specifier, but is none.
     """
     if not wanted.startswith(OPERATORS):
         return value == wanted
@@ -119,7 +149,7 @@ def satisfies(value: str, wanted: str) -> bool:
 
 
 def matches(condition: Condition, axes: Mapping[str, str]) -> bool:
-    """Does every axis that the condition names have one of the wanted values?"""
+    """Return whether every axis that the condition names has one of its values."""
     return all(
         name in axes and any(satisfies(axes[name], wanted) for wanted in alternatives)
         for name, alternatives in condition.items()
@@ -127,15 +157,15 @@ def matches(condition: Condition, axes: Mapping[str, str]) -> bool:
 
 
 def major(version: str) -> str:
-    """The part before the first dot: `13` of `13.0`."""
+    """Return the part before the first dot: `13` of `13.0`."""
     return version.partition(".")[0]
 
 
 def minor(version: str) -> str:
-    """The part before the second dot: `13.2` of `13.2.1`."""
+    """Return the part before the second dot: `13.2` of `13.2.1`."""
     return ".".join(version.split(".")[:2])
 
 
 def axis_facts(axes: Mapping[str, str]) -> dict[str, str]:
-    """Axes, and of each the major as `<axis>-major`."""
+    """Return the axes, and the major version of each as `<axis>-major`."""
     return {**axes, **{f"{name}-major": major(value) for name, value in axes.items()}}

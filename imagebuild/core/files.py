@@ -1,43 +1,71 @@
-"""Files are written to a temporary name and renamed, so that nobody sees half of one."""
+"""Read and write files that users name. A file appears whole under its name, or not at all."""
 
 from __future__ import annotations
 
 import os
-import tempfile
+import re
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 from imagebuild.core.errors import ConfigError
 
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises ConfigError if the place cannot be written to."""
+    """Write a file, and make its folder if there is none.
+
+    A regular file is replaced at once, and keeps its mode; through a symlink, the file that it leads to. Into a device,
+    a FIFO or an open descriptor such as /dev/stdout the text is written directly, behind what is there already.
+    Raises ConfigError if the text cannot be written.
+    """
+    content = text.encode()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            path.stat()  # fails for links that lead in a circle
+        target = path
+        while not (descriptor := _DESCRIPTOR.fullmatch(str(target))) and target.is_symlink():
+            target = target.parent / target.readlink()
+        if descriptor:
+            # Opening the name would truncate the file behind the descriptor.
+            sys.stdout.flush()
+            with os.fdopen(os.dup(int(descriptor[1])), "wb") as file:
+                file.write(content)
+        elif target.exists() and not target.is_file() and not target.is_dir():
+            with target.open("wb") as file:
+                file.write(content)
+        else:
+            _replace(target, content)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        with temporary.open("xb") as file:
+            file.write(content)
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o7777)
+        temporary.replace(path)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def read_text(path: Path) -> str:
-    """The text of a file the user named. Raises ConfigError if it cannot be read."""
+    """Return the text of a file. Raises ConfigError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read: not UTF-8 text, at byte {error.start}") from None
 
 
 def cache_folder(name: str = "base") -> Path:
-    """Where bootstrapped bases, or `sources`, are kept, by the XDG base directory specification."""
+    """Return the folder of one kind of cached files, below $XDG_CACHE_HOME or ~/.cache."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "imagebuild" / name

@@ -29,7 +29,7 @@ import requests
 from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError, IncompleteRead
 
-from imagebuild.core.errors import Absent, CommandError, ConfigError, Unreachable
+from imagebuild.core.errors import Absent, CommandError, Unreachable
 
 CHUNK = 1 << 18
 TIMEOUT_S = 60
@@ -307,19 +307,3 @@ def innermost_reason(error: Exception) -> str:
         return f"ended after {inner.partial} of {int(inner.partial or 0) + int(inner.expected or 0)} bytes"
     text = re.sub(r"^HTTPS?Connection\(.*?\): ", "", str(inner).rpartition(">: ")[2])
     return text or type(inner).__name__
-
-
-CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-
-
-SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
-
-
-def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The CA bundle that steps which download may use: the one given, else the machine's. Raises ConfigError."""
-    if given is not None:
-        if not given.is_file():
-            raise ConfigError(f"--ca {given}: no such file")
-        return given.resolve()
-    found = [Path(environ[name]) for name in CA_VARIABLES if environ.get(name)]
-    return next((path for path in (*found, SYSTEM_CA) if path.is_file()), None)

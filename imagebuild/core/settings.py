@@ -150,3 +150,17 @@ def pip_conf_text(index: str, login: tuple[str, str] | None = None) -> str:
         index = urlunsplit(address._replace(netloc=host))
     trusted = f"trusted-host = {address.hostname}\n" if address.scheme == "http" else ""
     return f"[global]\nindex-url = {index}\n{trusted}"
+
+
+CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
+
+
+def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the CA bundle for downloads: the given one, else the machine's. Raises ConfigError if it is not there."""
+    if given is not None:
+        if not given.is_file():
+            raise ConfigError(f"--ca {given}: no such file")
+        return given.resolve()
+    configured = [Path(environ[name]) for name in CA_VARIABLES if environ.get(name)]
+    return next((path for path in (*configured, SYSTEM_CA) if path.is_file()), None)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from imagebuild.core import console, http, settings
+from imagebuild.core import console, settings
 from imagebuild.core.console import out
 from imagebuild.core.errors import CommandError
 from imagebuild.core.files import write_text
@@ -42,7 +42,7 @@ def network_upstream(ca: Path | None) -> Upstream:
     configured = settings.load_settings(os.environ)
     mirrors = configured.mirrors
     addresses = Addresses(mirrors.image, mirrors.download, mirrors.python_index)
-    return NetworkUpstream(addresses, http.ca_bundle(ca, os.environ), configured.netrc_file)
+    return NetworkUpstream(addresses, settings.ca_bundle(ca, os.environ), configured.netrc_file)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -14,7 +14,7 @@ from itertools import product
 from imagebuild.core.errors import ConfigError, NothingSelected
 from imagebuild.core.fields import axis_facts, major, matches, minor
 from imagebuild.core.yaml import Mistakes, suggestion
-from imagebuild.project.component import Component, checks_of
+from imagebuild.project.component import checks_of
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Excluded, Image, Pin, Plan, Target, combination_id
 
@@ -302,18 +302,24 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
         components = resolve(project, name, _changed_components(image, changes), mistakes)
         for values in product(*_changed_axes(image, changes).values()):
             axes = dict(zip(image.axes, values, strict=True))
-            if reasons := list(_objections(project, name, axes, components, versions)):
-                used.update(rule for rule, _ in reasons)
-                excluded += [Excluded(image=name, axes=axes, rule=r, reason=why) for r, why in reasons[:1]]
-            else:
-                variant = axes.get("variant", "")
-                present = [c for c in components if not variant or variant in _component(project, c).variants]
-                chosen = {c: version_of(project, versions, c, axes) for c in present}
-                for c in [c for c, version in chosen.items() if version is None]:
-                    where = project.matrix.at("versions", c)
-                    mistakes.add(where, f"versions: no version of {c} for {combination_id(name, axes)}")
-                found = {c: version for c, version in chosen.items() if version}
-                targets.append(named(project, name, axes, found, mistakes))
+            facts = axis_facts(axes)
+            chosen = {c: version_of(project, versions, c, facts) for c in components}
+            if objections := list(_objections(project, name, facts, chosen)):
+                used.update(rule for rule, _ in objections)
+                rule, reason = objections[0]
+                excluded.append(Excluded(image=name, axes=axes, rule=rule, reason=reason))
+                continue
+            variant = axes.get("variant", "")
+            present: dict[str, str] = {}
+            for component, version in chosen.items():
+                if variant and variant not in project.components[component].model.variants:
+                    continue
+                if version is None:
+                    where = project.matrix.at("versions", component)
+                    mistakes.add(where, f"versions: no version of {component} for {combination_id(name, axes)}")
+                else:
+                    present[component] = version
+            targets.append(named(project, name, axes, present, mistakes))
     if not changes.values:
         check_rules_used(project, used, mistakes)
     check_tags(project, targets, mistakes)
@@ -377,7 +383,7 @@ def resolve(project: Project, image: str, names: Iterable[str], mistakes: Mistak
         name = todo.pop()
         if name in graph:
             continue
-        requires = _component(project, name).requires
+        requires = project.components[name].model.requires
         found = {r: provider_of(project, r, (*listed, *graph)) for r in requires}
         for wanted, answer in found.items():
             if answer is None:
@@ -397,26 +403,25 @@ def resolve(project: Project, image: str, names: Iterable[str], mistakes: Mistak
         return ()
 
 
-def provider_of(project: Project, wanted: str, present: Iterable[str]) -> str | None:
-    """Who fulfils the requirement: a component that is there, else the component of that name."""
-    present = tuple(present)
+def provider_of(project: Project, wanted: str, present: Collection[str]) -> str | None:
+    """Return what fulfils a requirement: a component that is present, else the component of that name, if any."""
     if wanted in present:
         return wanted
-    offers = [name for name in present if wanted in _component(project, name).provides]
-    return offers[0] if offers else (wanted if wanted in project.components else None)
+    provider = next((name for name in present if wanted in project.components[name].model.provides), None)
+    return provider or (wanted if wanted in project.components else None)
 
 
-def pin_of(versions: Pins, name: str, axes: Mapping[str, str]) -> Pin | None:
-    """The first pin of that name whose condition holds."""
-    return next((pin for pin in versions.get(name, ()) if matches(pin.when, axis_facts(axes))), None)
+def pin_of(versions: Pins, name: str, facts: Mapping[str, str]) -> Pin | None:
+    """Return the first pin of that name whose condition holds; `facts` are of the target's axes."""
+    return next((pin for pin in versions.get(name, ()) if not pin.when or matches(pin.when, facts)), None)
 
 
-def version_of(project: Project, versions: Pins, name: str, axes: Mapping[str, str]) -> str | None:
-    """Version of a component in a target; None if no pin is for it."""
-    component = _component(project, name)
+def version_of(project: Project, versions: Pins, name: str, facts: Mapping[str, str]) -> str | None:
+    """Return the version of a component in a target with these facts; None if no pin is for it."""
+    component = project.components[name].model
     if component.version_axis:
-        return axis_facts(axes)[component.version_axis]
-    pin = pin_of(versions, component.pin or name, axes)
+        return facts[component.version_axis]
+    pin = pin_of(versions, component.pin or name, facts)
     return pin.version if pin else None
 
 
@@ -426,10 +431,6 @@ def versions_with(project: Project, changes: Changes) -> dict[str, tuple[Pin, ..
     versions = _changed_versions(project, changes, mistakes)
     mistakes.stop_if_any()
     return versions
-
-
-def _component(project: Project, name: str) -> Component:
-    return project.components[name].model
 
 
 def _changed_axes(image: Image, changes: Changes) -> dict[str, tuple[str, ...]]:
@@ -458,17 +459,20 @@ def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) ->
 
 
 def _objections(
-    project: Project, image: str, axes: Mapping[str, str], components: Iterable[str], versions: Pins
+    project: Project, image: str, facts: Mapping[str, str], versions: Mapping[str, str | None]
 ) -> Iterator[tuple[str, str]]:
-    """Rules against a combination, with their reasons."""
+    """Yield the rules against a combination, with their reasons."""
     for rule in project.matrix.model.rules:
-        if matches(rule.when, {"image": image, **axis_facts(axes)}):
+        if matches(rule.when, {"image": image, **facts}):
             yield rule.name, rule.reason
-    for name in components:
-        known = {**axis_facts(axes), "version": version_of(project, versions, name, axes) or ""}
-        for support in _component(project, name).supports:
+    for name, version in versions.items():
+        component = project.components[name].model
+        if not (component.supports or component.excludes):
+            continue
+        known = {**facts, "version": version or ""}
+        for support in component.supports:
             if not matches(support.when, known):
                 yield f"{name}-supports", support.reason
-        for exclusion in _component(project, name).excludes:
+        for exclusion in component.excludes:
             if matches(exclusion.when, known):
                 yield f"{name}-excludes", exclusion.reason

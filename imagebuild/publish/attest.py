@@ -1,10 +1,10 @@
-"""Verify what refers to an image in a registry, show it, and add to it."""
+"""Verify the attachments of an image in a registry, show one of them, and add to them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,101 +14,272 @@ from imagebuild.bench.models import Results
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Model, Platform
 from imagebuild.core.yaml import suggestion
-from imagebuild.oci import registry
+from imagebuild.oci.layout import KINDS, AttachmentFile, Descriptor, Manifest, digest_of, manifests_of
 from imagebuild.oci.reference import ImageReference
-from imagebuild.oci.registry import KINDS, AttachmentFile, BlobDescriptor, Manifest, Registry, TryAgain, manifests_of
+from imagebuild.oci.registry import Registry, TryAgain
 from imagebuild.project.records import ScanResult, VerifyResult
 from imagebuild.publish import provenance, sbom
+from imagebuild.publish.evidence import CREATED
 from imagebuild.render.recipe import Recipe
 from imagebuild.report.document import Report
+
+SIGNATURE = "signature"
+INDEX = "index"
+DEFAULT_KINDS = ("sbom", "provenance", "verification")
+"""Kinds of attachments that `attest verify` requires by default."""
 
 Outcome = Literal["passed", "failed", "broken", "missing", "skipped"]
 """`failed`: it is genuine, and says that something is wrong. `broken`: it is damaged, or about something else."""
 
 
 class AttestFinding(Model):
-    """What is said about one thing that refers to an image, or should."""
+    """Say whether one attachment of an image is right, or that one is missing."""
 
     subject: str
     """A platform, or `index`."""
     digest: str
-    """Of the manifest that it refers to."""
+    """Digest of the manifest that the attachment refers to."""
     kind: str
     """`sbom`, `provenance`, `verification`, `benchmark`, `scan` or `signature`."""
     outcome: Outcome
     detail: str
     attachment: str | None = None
-    """Digest of the manifest that refers."""
+    """Digest of the attachment's own manifest."""
     required: bool = False
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the image must not be trusted for it: damage always counts, an absence where it was required."""
+        """Return whether the image must not be trusted: damage always counts, the rest where it was required."""
         return self.outcome == "broken" or (self.required and self.outcome != "passed")
 
 
 class AttestResult(Model):
-    """The file that `imagebuild attest verify --json` writes."""
+    """Hold the content of the file that `imagebuild attest verify --json` writes."""
 
     image: str
-    """As it was named."""
+    """Name of the image, as the user gave it."""
     digest: str
-    """Of the index, or the manifest."""
+    """Digest of the index or, for an image without one, of the manifest."""
     findings: tuple[AttestFinding, ...]
 
     @property
     def verdict(self) -> Literal["passed", "failed"]:
+        """Return `failed` if any finding is wrong."""
         return "failed" if any(finding.is_wrong for finding in self.findings) else "passed"
 
 
-BY_TYPE = {kind.artifact_type: name for name, kind in KINDS.items()}
-MOST_BYTES = 64 << 20
-"""A registry could name any size; no attachment of ours comes near."""
+@dataclass(frozen=True)
+class Checkout:
+    """Give the sources that a provenance is compared with: those of a checkout of the project."""
 
+    recipe: Callable[[str], Recipe | None] | None = None
+    """Return the recipe of a target, None if the checkout has no such target."""
+    why_not: str = "no project is here"
+    """The reason why `recipe` is None."""
+
+    def sources(self, target: str, platform: str) -> frozenset[tuple[str, str]]:
+        """Return URI and digest of each source of a target. Raises ConfigError if the checkout cannot tell them."""
+        if self.recipe is None:
+            raise ConfigError(self.why_not)
+        recipe = self.recipe(target)
+        if recipe is None:
+            raise ConfigError(f"this checkout has no target {target}")
+        if platform not in recipe.target.platforms:
+            raise ConfigError(f"{target} of this checkout is not for {platform}")
+        known: Platform = "linux/arm64" if platform == "linux/arm64" else "linux/amd64"
+        return provenance.expected_dependencies(recipe, recipe.project.lock, known)
+
+
+@dataclass(frozen=True)
+class AttestRequest:
+    """Say which attachments an image must have, and who must have signed them."""
+
+    required: Sequence[str] = DEFAULT_KINDS
+    signed: Callable[[ImageReference], str | None] | None = None
+    """Return why an image, named by digest, has no trusted signature; None if it has. None: do not ask for one."""
+    checkout: Checkout = field(default_factory=Checkout)
+
+    def check(self) -> None:
+        """Raise ConfigError for an unknown kind, and for required signatures without saying whose."""
+        known = (*KINDS, SIGNATURE)
+        for kind in self.required:
+            if kind not in known:
+                raise ConfigError(
+                    f"--require {kind}: unknown kind{suggestion(kind, list(known))}; one of {', '.join(known)}"
+                )
+        if SIGNATURE in self.required and self.signed is None:
+            raise ConfigError("--require signature: whose? give --key FILE, or --certificate-identity with its issuer")
+
+
+def verify_attachments(reference: ImageReference, registry: Registry, request: AttestRequest) -> AttestResult:
+    """Judge every attachment of an image, and name those that are required and missing.
+
+    A tag is looked up once; everything after that is about its digest. Raises ConfigError if there is no such image,
+    CommandError if the registry fails, and ResultError if it has something else by this name.
+    """
+    request.check()
+    image = find_image(reference, registry)
+    subjects = [(platform, child.digest) for platform, child in sorted(image.platforms.items())]
+    if image.top.digest not in {digest for _, digest in subjects}:
+        subjects.insert(0, (INDEX, image.top.digest))
+    findings: list[AttestFinding] = []
+    for name, digest in subjects:
+        if name != INDEX:
+            findings += _verify_platform(image, name, digest, request)
+        if request.signed:
+            problem = request.signed(reference.at(digest))
+            findings.append(
+                AttestFinding(
+                    subject=name, digest=digest, kind=SIGNATURE, outcome="failed" if problem else "passed",
+                    detail=problem or "by the key or identity that was named", required=True,
+                )
+            )  # fmt: skip
+    return AttestResult(image=str(reference), digest=image.top.digest, findings=tuple(findings))
+
+
+def _verify_platform(
+    image: AttestedImage, platform: str, digest: str, request: AttestRequest
+) -> Iterator[AttestFinding]:
+    listed = attachments(image, digest)
+    subject = ManifestSubject(digest, platform, image.top.digest)
+    if image.registry.manifest(image.repository, digest) is None:
+        yield AttestFinding(
+            subject=platform, digest=digest, kind="image", outcome="broken", required=True,
+            detail="the index names it, but the registry does not have it",
+        )  # fmt: skip
+    trusted = set()
+    for attachment in (a for a in listed if a.kind in KINDS or a.problem):
+        unsigned = None
+        if request.signed and not attachment.problem:
+            unsigned = request.signed(image.reference(attachment.digest))
+        # Whoever may push can attach, so an attachment without a trusted signature does not count.
+        if unsigned is not None:
+            outcome, detail, required = "skipped", f"not believed: {unsigned}", False
+        else:
+            trusted.add(attachment.kind)
+            required = attachment.kind in request.required
+            if attachment.problem:
+                outcome, detail = "broken", attachment.problem
+            else:
+                verdict = judge_attachment(attachment.kind, attachment.content, subject, request.checkout)
+                outcome, detail = verdict.outcome, verdict.detail
+        yield AttestFinding(
+            subject=platform, digest=digest, kind=attachment.kind, outcome=outcome, detail=detail,
+            attachment=attachment.digest, required=required,
+        )  # fmt: skip
+    for kind in (k for k in KINDS if k not in trusted):
+        required = kind in request.required
+        yield AttestFinding(
+            subject=platform, digest=digest, kind=kind, required=required, outcome="missing" if required else "skipped",
+            detail="the registry lists none" + (" that is signed" if request.signed else ""),
+        )  # fmt: skip
+
+
+def show_attachment(reference: ImageReference, registry: Registry, kind: str, platform: str | None) -> bytes:
+    """Return the newest attachment of a kind.
+
+    Raises ConfigError if there is none that is undamaged, and if the image has several platforms and none is named.
+    """
+    image = find_image(reference, registry)
+    digest = image.platforms[_choose_platform(image, reference, platform)].digest
+    listed = attachments(image, digest)
+    of_kind = [attachment for attachment in listed if attachment.kind == kind]
+    if not of_kind:
+        kinds = ", ".join(sorted({attachment.kind for attachment in listed}))
+        raise ConfigError(f"{reference}: {digest} has no {kind}; it has {kinds or 'nothing attached'}")
+    whole = [attachment for attachment in of_kind if not attachment.problem]
+    if not whole:
+        raise ConfigError(f"{reference}: its {kind} {of_kind[0].digest} cannot be trusted: {of_kind[0].problem}")
+    return max(whole, key=lambda a: (a.annotations.get(CREATED, ""), a.digest)).content
+
+
+def add_attachment(
+    reference: ImageReference, registry: Registry, kind: str, file: AttachmentFile, platform: str | None
+) -> str:
+    """Attach a file to an image and return the digest of the attachment. The same file again changes nothing.
+
+    Raises ConfigError if the image is not named by digest, and for a file of another kind or about another image.
+    """
+    if not reference.digest:
+        raise ConfigError(f"{reference}: name the image by digest: a tag may have moved since the file was made")
+    image = find_image(reference, registry)
+    chosen = _choose_platform(image, reference, platform)
+    subject = image.platforms[chosen]
+    verdict = judge_attachment(
+        kind, file.content, ManifestSubject(subject.digest, chosen, image.top.digest), Checkout()
+    )
+    if verdict.outcome == "broken":
+        raise ConfigError(f"{file.name}: is no {kind} of {subject.digest}: {verdict.detail}")
+    files = (AttachmentFile(KINDS[kind].file, KINDS[kind].media_type, file.content),)
+    return registry.attach(image.repository, subject, KINDS[kind].artifact_type, files, {})
+
+
+def _choose_platform(image: AttestedImage, reference: ImageReference, platform: str | None) -> str:
+    present = ", ".join(image.platforms)
+    if platform is None and len(image.platforms) > 1:
+        raise ConfigError(f"{reference}: is for {present}; choose with --platform")
+    chosen = platform or next(iter(image.platforms))
+    if chosen not in image.platforms:
+        raise ConfigError(f"{reference}: is not for {chosen}, but for {present}")
+    return chosen
+
+
+# The image and its attachments in the registry
+
+
+MOST_BYTES = 64 << 20
+"""Largest size that is read; a registry could claim any size, and our attachments are far smaller."""
 ATTEMPTS = 3
-"""What was damaged on its way is whole the next time."""
+"""Times that an attachment is read before it counts as damaged: it may have been damaged on the way."""
+_KIND_BY_TYPE = {kind.artifact_type: name for name, kind in KINDS.items()}
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """Something that a registry lists as referring to a manifest."""
+    """Hold what a registry lists as referring to a manifest."""
 
     kind: str
-    """Name in `KINDS`, or the artefact's type."""
+    """Name in `KINDS`; for another artifact type, the type."""
     digest: str
     content: bytes = b""
     annotations: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
-    """Why it is not what it is listed as."""
+    """Why it is not what the registry says; empty if it is."""
 
 
 @dataclass(frozen=True)
 class AttestedImage:
-    """An image of a registry."""
+    """Name an image of a registry and its platforms."""
 
     registry: Registry
     repository: str
     top: Manifest
-    platforms: Mapping[str, BlobDescriptor]
-    """Platform → its manifest; of a manifest that is in no index, its own."""
+    """The index or, for an image without one, the manifest."""
+    platforms: Mapping[str, Descriptor]
+    """Platform → manifest."""
 
     def reference(self, digest: str) -> ImageReference:
-        """The name of something in its repository."""
+        """Return the name of a manifest in the image's repository."""
         return ImageReference(self.registry.host, self.repository, digest=digest)
 
 
-def find(reference: ImageReference, registry: Registry) -> AttestedImage:
-    """The image that a name means now. Raises ConfigError if there is none, ResultError for what is no image."""
+def find_image(reference: ImageReference, registry: Registry) -> AttestedImage:
+    """Return the image that a reference names now.
+
+    Raises ConfigError if there is none, and ResultError if it is something other than an image.
+    """
     top = registry.manifest(reference.repository, reference.wanted)
     if top is None:
         raise ConfigError(f"{reference}: {reference.host} has no such image")
     try:
         children = manifests_of(top.document)
-        if not children and "config" not in top.document:
-            raise ResultError(f"{reference}: is neither an image nor an index of images")
         if not children:
-            own = BlobDescriptor(top.media_type, top.digest, len(top.content))
-            return AttestedImage(registry, reference.repository, top, {_platform_of(registry, reference, top): own})
+            if "config" not in top.document:
+                raise ResultError(f"{reference}: neither an image nor an index of images")
+            config = json.loads(registry.blob(reference.repository, top.document["config"]["digest"]))
+            platform = f"{config.get('os', 'unknown')}/{config.get('architecture', 'unknown')}"
+            descriptor = Descriptor(top.media_type, top.digest, len(top.content))
+            return AttestedImage(registry, reference.repository, top, {platform: descriptor})
         runnable = {c.platform: c for c in children if c.platform and not c.platform.startswith("unknown")}
     except (LookupError, TypeError, ValueError) as error:
         raise ResultError(f"{reference}: cannot be read as an image: {type(error).__name__}: {error}") from None
@@ -118,124 +289,94 @@ def find(reference: ImageReference, registry: Registry) -> AttestedImage:
 
 
 def attachments(image: AttestedImage, digest: str) -> tuple[Attachment, ...]:
-    """All that the registry lists as referring to a manifest. Raises CommandError if it cannot list that."""
+    """Read everything that the registry lists as referring to a manifest. Raises CommandError if it cannot list it."""
     listed = image.registry.referrers(image.repository, digest)
-    return tuple(_read(image, digest, item) for item in sorted(listed, key=lambda item: item.digest))
+    return tuple(_read_attachment(image, digest, item) for item in sorted(listed, key=lambda item: item.digest))
 
 
-def _read(image: AttestedImage, subject: str, item: BlobDescriptor) -> Attachment:
-    listed_as = BY_TYPE.get(item.artifact_type or "", item.artifact_type or "unknown")
+def _read_attachment(image: AttestedImage, subject: str, item: Descriptor) -> Attachment:
+    listed_kind = _KIND_BY_TYPE.get(item.artifact_type or "", item.artifact_type or "unknown")
     try:
-        found = image.registry.manifest(image.repository, item.digest)
+        manifest = image.registry.manifest(image.repository, item.digest)
     except CommandError as error:
-        return Attachment(listed_as, item.digest, problem=str(error))
-    if found is None:
-        return Attachment(listed_as, item.digest, problem="is listed, but the registry does not have it")
+        return Attachment(listed_kind, item.digest, problem=str(error))
+    if manifest is None:
+        return Attachment(listed_kind, item.digest, problem="is listed, but the registry does not have it")
     try:
-        document = found.document
+        document = manifest.document
         named = (document.get("subject") or {}).get("digest")
-        kind = document.get("artifactType") or (document.get("config") or {}).get("mediaType")
-        layers = registry.read_descriptor(document["layers"][0])
+        artifact_type = str(document.get("artifactType") or (document.get("config") or {}).get("mediaType"))
+        layer = Descriptor.from_json(document["layers"][0])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return Attachment(listed_as, item.digest, problem=f"is no attachment: {type(error).__name__}: {error}")
-    name = BY_TYPE.get(str(kind), str(kind))
+        return Attachment(listed_kind, item.digest, problem=f"is no attachment: {type(error).__name__}: {error}")
+    kind = _KIND_BY_TYPE.get(artifact_type, artifact_type)
     if named != subject:
-        return Attachment(name, item.digest, problem=f"refers to another image: {named}")
-    if name not in KINDS:
-        return Attachment(name, item.digest)
-    content, problem = _content(image, layers)
-    return Attachment(name, item.digest, content, document.get("annotations") or {}, problem)
+        return Attachment(kind, item.digest, problem=f"refers to another image: {named}")
+    if kind not in KINDS:
+        return Attachment(kind, item.digest)
+    content, problem = _read_layer(image, layer)
+    return Attachment(kind, item.digest, content, document.get("annotations") or {}, problem)
 
 
-def _content(image: AttestedImage, layer: BlobDescriptor) -> tuple[bytes, str]:
-    """The bytes of a file, or why they are not what the manifest says."""
+def _read_layer(image: AttestedImage, layer: Descriptor) -> tuple[bytes, str]:
+    """Return the bytes of a file, or the reason why they cannot be had or are not those of the manifest."""
     if layer.size > MOST_BYTES:
-        return b"", f"is said to have {layer.size} bytes, which is too much to be true"
-    why = ""
+        return b"", f"claims to have {layer.size} bytes; at most {MOST_BYTES} are read"
+    problem = ""
     for _ in range(ATTEMPTS):
+        content = b""
         try:
-            found = _at_most(image.registry.open_blob(image.repository, layer.digest), layer.size)
+            for piece in image.registry.open_blob(image.repository, layer.digest):
+                content += piece
+                if len(content) > layer.size:
+                    break  # enough to see that it is not the file
         except TryAgain as error:
-            why = str(error)
+            problem = str(error)
         except CommandError as error:
             return b"", str(error)
         else:
-            if registry.digest_of(found) == layer.digest:
-                return found, ""
-            why = f"was changed: what the registry sends is not {layer.digest}"
-    return b"", why
+            if digest_of(content) == layer.digest:
+                return content, ""
+            problem = f"was changed: what the registry sends is not {layer.digest}"
+    return b"", problem
 
 
-def _at_most(pieces: Iterable[bytes], size: int) -> bytes:
-    """No more than so many bytes and one: enough to see that there are more."""
-    found = b""
-    for piece in pieces:
-        found += piece
-        if len(found) > size:
-            break
-    return found
+# What an attachment says
 
 
-def _platform_of(registry: Registry, reference: ImageReference, manifest: Manifest) -> str:
-    config = json.loads(registry.blob(reference.repository, manifest.document["config"]["digest"]))
-    return f"{config.get('os', 'unknown')}/{config.get('architecture', 'unknown')}"
-
-
-SHOWN = 3
-"""Differing sources that are named."""
-LONG = re.compile(r"([0-9a-f]{12})[0-9a-f]{20,}")
-"""Digests and commits; their beginning tells which."""
+MOST_NAMES = 3
+"""Names that a message lists."""
+LONG_HASH = re.compile(r"([0-9a-f]{12})[0-9a-f]{20,}")
+"""A digest or commit; messages show its first 12 digits."""
 
 
 @dataclass(frozen=True)
 class ManifestSubject:
-    """The manifest that attachments have to be about."""
+    """Name the manifest that an attachment has to be about."""
 
     digest: str
     platform: str
     index: str
-    """Digest of the index that has it, or its own."""
+    """Digest of the index that names the manifest, or its own."""
 
 
 @dataclass(frozen=True)
 class AttachmentVerdict:
-    """What an attachment says."""
+    """Say whether an attachment speaks for the image."""
 
     outcome: Literal["passed", "failed", "broken"]
     detail: str
 
 
-@dataclass(frozen=True)
-class Checkout:
-    """What a provenance is compared with."""
-
-    recipe: Callable[[str], Recipe | None] | None = None
-    """The recipe of a target of this checkout; None if it has no such target."""
-    why_not: str = "no project is here"
-    """Why nothing is compared, if nothing is."""
-
-    def sources(self, target: str, platform: str) -> frozenset[tuple[str, str]]:
-        """What the lock has for a target. Raises ConfigError if that cannot be told."""
-        if self.recipe is None:
-            raise ConfigError(self.why_not)
-        recipe = self.recipe(target)
-        if recipe is None:
-            raise ConfigError(f"this checkout has no target {target}")
-        if platform not in recipe.target.platforms:
-            raise ConfigError(f"{target} of this checkout is not for {platform}")
-        known: Platform = "linux/arm64" if platform == "linux/arm64" else "linux/amd64"
-        return provenance.expected(recipe, recipe.project.lock, known)
-
-
 def judge_attachment(kind: str, content: bytes, subject: ManifestSubject, checkout: Checkout) -> AttachmentVerdict:
-    """Whether an attachment is about the image, and what it says. Anybody may have written it: nothing is believed."""
+    """Judge whether an attachment is about the image, and what it says. Anybody may have written the content."""
     try:
         document = json.loads(content)
         if not isinstance(document, dict):
-            return AttachmentVerdict("broken", "is no JSON object")
+            return AttachmentVerdict("broken", "is not a JSON object")
         if kind == "provenance":
-            return _provenance(document, subject, checkout)
-        return JUDGES[kind](document, subject)
+            return _judge_provenance(document, subject, checkout)
+        return _JUDGES[kind](document, subject)
     except ValidationError as error:
         first = error.errors()[0]
         return AttachmentVerdict("broken", f"cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}")
@@ -245,21 +386,20 @@ def judge_attachment(kind: str, content: bytes, subject: ManifestSubject, checko
         return AttachmentVerdict("broken", f"cannot be read: {type(error).__name__}: {error}")
 
 
-def _sbom(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
+def _judge_sbom(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
     if not str(document["spdxVersion"]).startswith("SPDX-2"):
         return AttachmentVerdict("broken", f"is {document['spdxVersion']}, not SPDX 2")
-    named = sbom.digests(document)
-    if subject.digest not in named:
-        return AttachmentVerdict("broken", f"is about another image: {_listed(sorted(named))}")
+    digests = sbom.image_digests(document)
+    if subject.digest not in digests:
+        return AttachmentVerdict("broken", f"is about another image: {_listed(sorted(digests))}")
     return AttachmentVerdict("passed", f"{len(document['packages']) - 1} packages and components")
 
 
-def _verification(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
+def _judge_verification(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
     result = VerifyResult.model_validate(document)
-    platforms = {p.strip() for p in result.platform.split(",")}
     if result.digest not in (subject.digest, subject.index):
         return AttachmentVerdict("broken", f"is about another image: {result.digest}")
-    if subject.platform not in platforms:
+    if subject.platform not in {platform.strip() for platform in result.platform.split(",")}:
         return AttachmentVerdict("broken", f"is about {result.platform}")
     outcomes = [check.outcome for check in result.checks]
     passed, skipped = outcomes.count("passed"), outcomes.count("skipped")
@@ -269,77 +409,77 @@ def _verification(document: Mapping[str, Any], subject: ManifestSubject) -> Atta
     return AttachmentVerdict("passed" if passed else "failed", counts)
 
 
-def _scan(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
+def _judge_scan(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
     result = ScanResult.model_validate(document)
     if result.digest != subject.digest:
         return AttachmentVerdict("broken", f"is about another image: {result.digest}")
-    about = f"{result.scanner}, {len(result.findings)} findings, {result.started[:10]}"
+    summary = f"{result.scanner}, {len(result.findings)} findings, {result.started[:10]}"
     if result.verdict == "failed":
-        return AttachmentVerdict("failed", f"{result.reason or 'the policy objects'}; {about}")
-    return AttachmentVerdict("passed", about)
+        return AttachmentVerdict("failed", f"{result.reason or 'the policy does not allow it'}; {summary}")
+    return AttachmentVerdict("passed", summary)
 
 
-def _benchmark(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
+def _judge_benchmark(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
     if "about" not in document:
-        found: Results = Results.model_validate(document)
+        results: Results = Results.model_validate(document)
     else:
-        found = report = Report.model_validate(document)
+        results = report = Report.model_validate(document)
         others = {v.digest for v in report.verifications if v.digest} - {subject.digest, subject.index}
         if others:
             return AttachmentVerdict("broken", f"is about another image too: {_listed(sorted(others))}")
-    count = len(found.runs) + len(found.tests) + len(found.tables) + len(found.ucx) + len(found.diagnostics)
+    parts = (results.runs, results.tests, results.tables, results.ucx, results.diagnostics)
+    count = sum(map(len, parts))
     return AttachmentVerdict("passed", f"{count} results") if count else AttachmentVerdict("broken", "has no result")
 
 
-JUDGES: Mapping[str, Callable[[Mapping[str, Any], ManifestSubject], AttachmentVerdict]] = {
-    "sbom": _sbom,
-    "verification": _verification,
-    "scan": _scan,
-    "benchmark": _benchmark,
+_JUDGES: Mapping[str, Callable[[Mapping[str, Any], ManifestSubject], AttachmentVerdict]] = {
+    "sbom": _judge_sbom,
+    "verification": _judge_verification,
+    "scan": _judge_scan,
+    "benchmark": _judge_benchmark,
 }
 
 
-def _provenance(document: Mapping[str, Any], subject: ManifestSubject, checkout: Checkout) -> AttachmentVerdict:
-    if misfit := _misfit(document, subject):
-        return AttachmentVerdict("broken", misfit)
+def _judge_provenance(document: Mapping[str, Any], subject: ManifestSubject, checkout: Checkout) -> AttachmentVerdict:
+    if mismatch := _statement_mismatch(document, subject):
+        return AttachmentVerdict("broken", mismatch)
     definition = document["predicate"]["buildDefinition"]
-    found, replaced = provenance.dependencies_in(document), provenance.replaced(document)
-    about = f"{len(found) + len(replaced)} sources, {_revision(definition)}"
-    if unpinned := provenance.unpinned(document):
+    stated = provenance.statement_dependencies(document)
+    replaced = provenance.replaced_dependencies(document)
+    summary = f"{len(stated) + len(replaced)} sources, {_commit(definition)}"
+    if unpinned := provenance.unpinned_dependencies(document):
         return AttachmentVerdict("failed", f"built from folders that nobody can compare: {_listed(unpinned)}")
     if replaced:
-        about += (
-            f", of which {len(replaced)} stood in for others ({_listed([uri.partition('?')[0] for uri in replaced])})"
-        )
+        listed = _listed([uri.partition("?")[0] for uri in replaced])
+        summary += f", of which {len(replaced)} stood in for others ({listed})"
     try:
         if definition["buildType"] != provenance.BUILD_TYPE:
             raise ConfigError("it was not built by imagebuild")
-        wanted = checkout.sources(str(definition["externalParameters"]["target"]), subject.platform)
+        expected = checkout.sources(str(definition["externalParameters"]["target"]), subject.platform)
     except ConfigError as error:
-        return AttachmentVerdict("passed", f"{about}; not compared: {str(error).splitlines()[0]}")
-    # What stood in for something is not in the lock, and what it stood in for is not in the statement.
-    absent = {(uri, digest) for uri, digest in wanted - found if uri not in replaced}
-    if differing := sorted({uri.partition("?")[0] for uri, _ in absent | (found - wanted)}):
-        return AttachmentVerdict(
-            "failed", f"sources are not those of this checkout's lock: {_listed(differing)}; {about}"
-        )
-    return AttachmentVerdict("passed", f"{about}, as in this checkout's lock")
+        return AttachmentVerdict("passed", f"{summary}; not compared: {str(error).splitlines()[0]}")
+    # The lock has the original of a replaced source, the statement its replacement: neither is a difference.
+    absent = {(uri, digest) for uri, digest in expected - stated if uri not in replaced}
+    if differing := sorted({uri.partition("?")[0] for uri, _ in absent | (stated - expected)}):
+        problem = f"sources are not those of this checkout's lock: {_listed(differing)}"
+        return AttachmentVerdict("failed", f"{problem}; {summary}")
+    return AttachmentVerdict("passed", f"{summary}, as in this checkout's lock")
 
 
-def _misfit(document: Mapping[str, Any], subject: ManifestSubject) -> str:
-    """Why a statement is not how this image was made; empty if it is."""
-    kind = document["_type"], document["predicateType"]
-    if kind != (provenance.STATEMENT, provenance.PREDICATE):
-        return f"is {' with '.join(map(str, kind))}, not SLSA's provenance v1"
-    named = [str(item["digest"].get("sha256")) for item in document["subject"]]
-    if named != [subject.digest.removeprefix("sha256:")]:
-        return f"is about another image: {_listed(named)}"
+def _statement_mismatch(document: Mapping[str, Any], subject: ManifestSubject) -> str:
+    """Return why a statement is not the provenance of this image; empty if it is."""
+    types = document["_type"], document["predicateType"]
+    if types != (provenance.STATEMENT, provenance.PREDICATE):
+        return f"is {' with '.join(map(str, types))}, not SLSA's provenance v1"
+    subjects = [str(item["digest"].get("sha256")) for item in document["subject"]]
+    if subjects != [subject.digest.removeprefix("sha256:")]:
+        return f"is about another image: {_listed(subjects)}"
     definition = document["predicate"]["buildDefinition"]
     platform = definition["externalParameters"].get("platform", subject.platform)
     return "" if platform == subject.platform else f"is about {platform}"
 
 
-def _revision(definition: Mapping[str, Any]) -> str:
+def _commit(definition: Mapping[str, Any]) -> str:
     for item in definition["resolvedDependencies"]:
         if item.get("name") == "project":
             changed = " and files that differ from it" if item.get("annotations") else ""
@@ -348,143 +488,5 @@ def _revision(definition: Mapping[str, Any]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return (", ".join(LONG.sub(r"\1…", name) for name in names[:SHOWN]) or "none") + more
-
-
-SIGNATURE = "signature"
-INDEX = "index"
-DEFAULT = ("sbom", "provenance", "verification")
-CREATED = "org.opencontainers.image.created"
-
-
-@dataclass(frozen=True)
-class AttestRequest:
-    """What has to be there."""
-
-    required: Sequence[str] = DEFAULT
-    signed: Callable[[ImageReference], str | None] | None = None
-    """Why an image, named by digest, has no signature that is trusted; None if it has."""
-    checkout: Checkout = field(default_factory=Checkout)
-
-    def check(self) -> None:
-        """Raise ConfigError for a kind that does not exist, or a signature of nobody."""
-        known = (*KINDS, SIGNATURE)
-        for kind in self.required:
-            if kind not in known:
-                raise ConfigError(
-                    f"--require {kind}: no such kind{suggestion(kind, list(known))}; one of {', '.join(known)}"
-                )
-        if SIGNATURE in self.required and self.signed is None:
-            raise ConfigError("--require signature: whose? give --key FILE, or --certificate-identity with its issuer")
-
-
-def verify_attachments(reference: ImageReference, registry: Registry, wish: AttestRequest) -> AttestResult:
-    """What is said about an image, and whether it is. A tag is looked up once: all that follows is about its digest.
-
-    Raises ConfigError if there is no such image, CommandError if the registry fails, ResultError for what is no image.
-    """
-    wish.check()
-    image = find(reference, registry)
-    findings: list[AttestFinding] = []
-    tops = [] if image.top.digest in {d.digest for d in image.platforms.values()} else [(INDEX, image.top.digest)]
-    for name, digest in (*tops, *((platform, d.digest) for platform, d in sorted(image.platforms.items()))):
-        if name != INDEX:
-            findings += _platform(image, name, digest, wish)
-        if wish.signed:
-            why = wish.signed(reference.at(digest))
-            detail = why or "by the key or identity that was named"
-            findings.append(
-                AttestFinding(
-                    subject=name, digest=digest, kind=SIGNATURE, outcome="failed" if why else "passed", detail=detail,
-                    required=True,
-                )
-            )  # fmt: skip
-    return AttestResult(image=str(reference), digest=image.top.digest, findings=tuple(findings))
-
-
-def _platform(image: AttestedImage, platform: str, digest: str, wish: AttestRequest) -> Iterator[AttestFinding]:
-    found = attachments(image, digest)
-    subject = ManifestSubject(digest, platform, image.top.digest)
-    if image.registry.manifest(image.repository, digest) is None:
-        yield AttestFinding(
-            subject=platform, digest=digest, kind="image", outcome="broken", required=True,
-            detail="the index names it, but the registry does not have it",
-        )  # fmt: skip
-    believed = set()
-    for attachment in (a for a in found if a.kind in KINDS or a.problem):
-        why = wish.signed(image.reference(attachment.digest)) if wish.signed and not attachment.problem else None
-        if why is None:
-            believed.add(attachment.kind)
-            yield _finding(attachment, subject, wish)
-        else:
-            # Whoever may push can attach, so what nobody who is trusted has signed counts for nothing.
-            yield AttestFinding(
-                subject=platform, digest=digest, kind=attachment.kind, outcome="skipped", required=False,
-                detail=f"not believed: {why}", attachment=attachment.digest,
-            )  # fmt: skip
-    for kind in (k for k in KINDS if k not in believed):
-        required = kind in wish.required
-        yield AttestFinding(
-            subject=platform, digest=digest, kind=kind, required=required, outcome="missing" if required else "skipped",
-            detail="the registry lists none" + (" that is signed" if wish.signed else ""),
-        )  # fmt: skip
-
-
-def _finding(attachment: Attachment, subject: ManifestSubject, wish: AttestRequest) -> AttestFinding:
-    if attachment.problem:
-        outcome, detail = "broken", attachment.problem
-    else:
-        verdict = judge_attachment(attachment.kind, attachment.content, subject, wish.checkout)
-        outcome, detail = verdict.outcome, verdict.detail
-    return AttestFinding(
-        subject=subject.platform, digest=subject.digest, kind=attachment.kind, outcome=outcome, detail=detail,
-        attachment=attachment.digest, required=attachment.kind in wish.required,
-    )  # fmt: skip
-
-
-def show_attachment(reference: ImageReference, registry: Registry, kind: str, platform: str | None) -> bytes:
-    """The file of a kind that refers to an image; of several, the one that was made last.
-
-    Raises ConfigError if there is none or several platforms could be meant.
-    """
-    image = find(reference, registry)
-    digest = _chosen(image, reference, platform)
-    found = [a for a in attachments(image, digest) if a.kind == kind]
-    if not found:
-        has = sorted({a.kind for a in attachments(image, digest)})
-        raise ConfigError(f"{reference}: {digest} has no {kind}; it has {', '.join(has) or 'nothing attached'}")
-    whole = [a for a in found if not a.problem]
-    if not whole:
-        raise ConfigError(f"{reference}: its {kind} {found[0].digest} cannot be trusted: {found[0].problem}")
-    return max(whole, key=lambda a: (a.annotations.get(CREATED, ""), a.digest)).content
-
-
-def add_attachment(
-    reference: ImageReference, registry: Registry, kind: str, file: AttachmentFile, platform: str | None
-) -> str:
-    """Attach a file to an image that is there; its digest. The same file again changes nothing.
-
-    Raises ConfigError for an image that is not named by digest, or a file that is not of the kind or not about it.
-    """
-    if not reference.digest:
-        raise ConfigError(f"{reference}: name the image by digest: a tag may have moved since the file was made")
-    image = find(reference, registry)
-    digest = _chosen(image, reference, platform)
-    named = next(name for name, d in image.platforms.items() if d.digest == digest)
-    verdict = judge_attachment(kind, file.content, ManifestSubject(digest, named, image.top.digest), Checkout())
-    if verdict.outcome == "broken":
-        raise ConfigError(f"{file.name}: is no {kind} of {digest}: {verdict.detail}")
-    about = KINDS[kind]
-    attached = AttachmentFile(about.file, about.media_type, file.content)
-    return registry.attach(image.repository, image.platforms[named], about.artifact_type, (attached,), {})
-
-
-def _chosen(image: AttestedImage, reference: ImageReference, platform: str | None) -> str:
-    has = ", ".join(image.platforms)
-    if platform is None and len(image.platforms) > 1:
-        raise ConfigError(f"{reference}: is for {has}; choose with --platform")
-    chosen = platform or next(iter(image.platforms))
-    if chosen not in image.platforms:
-        raise ConfigError(f"{reference}: is not for {chosen}, but for {has}")
-    return image.platforms[chosen].digest
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return (", ".join(LONG_HASH.sub(r"\1…", name) for name in names[:MOST_NAMES]) or "none") + more

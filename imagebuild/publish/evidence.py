@@ -1,10 +1,10 @@
-"""Find what builds, verifications, scans and benchmarks left in folders, and which digests it is about."""
+"""Read the results of builds, verifications, scans and benchmarks; find those of an image, and what to attach to it."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,25 +12,28 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
+from imagebuild.bench.models import Results
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model, Platform
-from imagebuild.project.records import BuildResult, ScanResult, VerifyResult
+from imagebuild.oci.layout import KINDS, AttachmentFile
+from imagebuild.project.matrix import Attachment
+from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish import sbom
 from imagebuild.report.document import Report
 
 T_co = TypeVar("T_co", covariant=True)
-SHAPES: Mapping[type[Model], frozenset[str]] = {
+REQUIRED_KEYS: Mapping[type[Model], frozenset[str]] = {
     BuildResult: frozenset({"target", "digest", "platforms", "steps"}),
     VerifyResult: frozenset({"image", "digest", "platform", "checks"}),
     ScanResult: frozenset({"digest", "scanner", "findings", "verdict"}),
     Report: frozenset({"about", "runs", "sources"}),
 }
-"""Type → keys by which a file of it is recognised."""
+"""Type → keys by which a JSON file of this type is recognised."""
 
 
 @dataclass(frozen=True)
 class EvidenceFile(Generic[T_co]):
-    """Something that was read, and where."""
+    """Hold the content of a file, as bytes and parsed."""
 
     path: Path
     content: bytes
@@ -39,15 +42,14 @@ class EvidenceFile(Generic[T_co]):
 
 @dataclass(frozen=True)
 class SbomFile:
-    """An SPDX document."""
+    """Name the images that an SPDX document describes."""
 
     digests: frozenset[str]
-    """Of the images that it is about."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that was found."""
+    """Hold every result that was read, and find those of an image by its digest."""
 
     builds: Sequence[EvidenceFile[BuildResult]] = ()
     verifications: Sequence[EvidenceFile[VerifyResult]] = ()
@@ -55,126 +57,202 @@ class Evidence:
     reports: Sequence[EvidenceFile[Report]] = ()
     sboms: Sequence[EvidenceFile[SbomFile]] = ()
     ignored: Sequence[Path] = field(default=())
-    """JSON files that are something else."""
+    """JSON files that hold something else."""
     indexes: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """What `manifests` has, of indexes that no build made."""
+    """Entries of `manifests` for indexes that no build pushed."""
 
     @cached_property
     def manifests(self) -> Mapping[tuple[str, str], str]:
-        """Digest of an index, platform → digest of the manifest in it, as the builds say."""
-        found = dict(self.indexes)
+        """Return (digest of an index, platform) → digest of the manifest in it."""
+        manifests = dict(self.indexes)
         for build in self.builds:
             if build.value.digest:
-                found |= {(build.value.digest, p): manifest for p, manifest in build.value.manifests.items()}
-        return found
+                manifests |= {(build.value.digest, p): manifest for p, manifest in build.value.manifests.items()}
+        return manifests
 
     @cached_property
-    def _verified(self) -> Mapping[str, list[EvidenceFile[VerifyResult]]]:
+    def _verifications_by_digest(self) -> Mapping[str, list[EvidenceFile[VerifyResult]]]:
         by_digest: dict[str, list[EvidenceFile[VerifyResult]]] = defaultdict(list)
-        for found in self.verifications:
-            for digest in self.digests_of(found.value):
-                by_digest[digest].append(found)
+        for verification in self.verifications:
+            for digest in self.digests_of(verification.value):
+                by_digest[digest].append(verification)
         return by_digest
 
     def digests_of(self, result: VerifyResult) -> tuple[str, ...]:
-        """The manifests that a verification is about: of an index, those of the platforms that it names."""
+        """Return the manifests that a verification is about: of an index, those of the platforms that it names."""
         if not result.digest:
             return ()
         members = [self.manifests.get((result.digest, p.strip())) for p in result.platform.split(",")]
         return tuple(dict.fromkeys(m for m in members if m)) or (result.digest,)
 
-    def built(self, target: str, platform: Platform) -> list[EvidenceFile[BuildResult]]:
-        """The builds of a target that have the platform, also those that pushed nothing."""
+    def builds_of(self, target: str, platform: Platform) -> list[EvidenceFile[BuildResult]]:
+        """Return the builds of a target for a platform, including those that pushed nothing."""
         return [b for b in self.builds if b.value.target == target and platform in b.value.platforms]
 
-    def verified(self, manifest: str) -> Sequence[EvidenceFile[VerifyResult]]:
-        """The verifications of a manifest."""
-        return self._verified.get(manifest, ())
+    def verifications_of(self, manifest: str) -> Sequence[EvidenceFile[VerifyResult]]:
+        """Return the verifications of the manifest with this digest."""
+        return self._verifications_by_digest.get(manifest, ())
 
-    def scanned(self, manifest: str) -> list[EvidenceFile[ScanResult]]:
+    def scans_of(self, manifest: str) -> list[EvidenceFile[ScanResult]]:
+        """Return the scans of the manifest with this digest."""
         return [s for s in self.scans if s.value.digest == manifest]
 
-    def listed(self, manifest: str) -> list[EvidenceFile[SbomFile]]:
-        """The SBOMs of a manifest."""
+    def sboms_of(self, manifest: str) -> list[EvidenceFile[SbomFile]]:
+        """Return the SBOMs of the manifest with this digest."""
         return [s for s in self.sboms if manifest in s.value.digests]
 
-    def reported(self, manifest: str) -> list[EvidenceFile[Report]]:
-        """Reports about this manifest and nothing else."""
+    def reports_of(self, manifest: str) -> list[EvidenceFile[Report]]:
+        """Return the reports that are about the manifest with this digest and no other."""
         return [
             report
             for report in self.reports
-            if (about := [self.digests_of(v) for v in report.value.verifications])
-            and all(digests == (manifest,) for digests in about)
+            if report.value.verifications and all(self.digests_of(v) == (manifest,) for v in report.value.verifications)
         ]
 
 
-def gather(folders: Iterable[Path]) -> Evidence:
-    """Read all JSON files of folders, or files that are named.
+def read_evidence(paths: Iterable[Path]) -> Evidence:
+    """Read these JSON files, and all JSON files of these folders that are not hidden.
 
-    Raises ConfigError if a place does not exist, ResultError for a file that is no JSON, or ours and not complete:
-    what is in it might be that a check failed.
+    Raises ConfigError if a path does not exist. Raises ResultError for a file that is not JSON, and for a result of
+    imagebuild that is not complete: what it lacks might say that a check failed.
     """
-    found: dict[type[object], list[EvidenceFile[Any]]] = defaultdict(list)
+    distinct: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"--results {path}: no such folder; name the folders with results of build and verify")
+        for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
+            hidden = path.is_dir() and any(part.startswith(".") for part in file.relative_to(path).parts)
+            if not hidden and file.is_file():
+                distinct.setdefault(file.resolve(), file)
+
+    by_type: dict[type[object], list[EvidenceFile[Any]]] = defaultdict(list)
     ignored = []
-    for path in _files(folders):
-        content, document = _read(path)
-        value = _recognised(path, document)
+    for file in distinct.values():
+        try:
+            content = file.read_bytes()
+            document = json.loads(content)
+        except OSError as error:
+            raise ResultError(f"{file}: cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ResultError(
+                f"{file}: not valid JSON: {error}; if it is cut off, get it again, or remove it"
+            ) from None
+        value = _parse(file, document)
         if value is None:
-            ignored.append(path)
+            ignored.append(file)
         else:
-            found[type(value)].append(EvidenceFile(path, content, value))
+            by_type[type(value)].append(EvidenceFile(file, content, value))
     return Evidence(
-        builds=found[BuildResult], verifications=found[VerifyResult], scans=found[ScanResult], reports=found[Report],
-        sboms=found[SbomFile], ignored=ignored,
+        builds=by_type[BuildResult], verifications=by_type[VerifyResult], scans=by_type[ScanResult],
+        reports=by_type[Report], sboms=by_type[SbomFile], ignored=ignored,
     )  # fmt: skip
 
 
-def _files(folders: Iterable[Path]) -> list[Path]:
-    result: dict[Path, Path] = {}
-    for folder in folders:
-        if not folder.exists():
-            raise ConfigError(
-                f"--results {folder}: no such folder; name those where build and verify left their results"
-            )
-        inside = sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]
-        for path in inside:
-            hidden = folder.is_dir() and any(part.startswith(".") for part in path.relative_to(folder).parts)
-            if not hidden and path.is_file():
-                result.setdefault(path.resolve(), path)
-    return list(result.values())
-
-
-def _read(path: Path) -> tuple[bytes, Any]:
-    try:
-        content = path.read_bytes()
-        return content, json.loads(content)
-    except OSError as error:
-        raise ResultError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ResultError(f"{path}: is no JSON: {error}; is it cut off? Get it again, or remove it") from None
-
-
-def _recognised(path: Path, document: Any) -> Model | SbomFile | None:
+def _parse(file: Path, document: Any) -> Model | SbomFile | None:
+    """Return the result in a document, None if it is something else or an SBOM that names no image."""
     if not isinstance(document, dict):
         return None
     if "spdxVersion" in document:
-        return _sbom(document)
-    for model, keys in SHAPES.items():
+        try:
+            digests = sbom.image_digests(document)
+        except (LookupError, TypeError, AttributeError):
+            return None
+        return SbomFile(digests) if digests else None
+    for model, keys in REQUIRED_KEYS.items():
         if keys <= document.keys():
             try:
                 return model.model_validate(document)
             except ValidationError as error:
                 first = error.errors()[0]
                 where = ".".join(map(str, first["loc"]))
-                what = f"{path}: {where}: {first['msg']}"
-                raise ResultError(f"{what}; was it written by another version of imagebuild?") from None
+                problem = f"{file}: {where}: {first['msg']}"
+                raise ResultError(f"{problem}; was it written by another version of imagebuild?") from None
     return None
 
 
-def _sbom(document: dict[str, Any]) -> SbomFile | None:
-    """None for one that names no image, as of packages alone."""
-    try:
-        digests = sbom.digests(document)
-    except (LookupError, TypeError, AttributeError):
-        return None
-    return SbomFile(digests) if digests else None
+# What is attached to an image
+
+
+CREATED = "org.opencontainers.image.created"
+PRIVATE_FACTS = frozenset({"host"})
+"""Facts about the place of a verification that are not published."""
+
+
+@dataclass(frozen=True)
+class NewAttachment:
+    """Hold a file to attach to an image in a registry."""
+
+    kind: Attachment
+    content: bytes
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def artifact_type(self) -> str:
+        """Return the artifact type by which registries list it."""
+        return KINDS[self.kind].artifact_type
+
+    @property
+    def files(self) -> tuple[AttachmentFile, ...]:
+        """Return the file with its usual name and media type."""
+        return (AttachmentFile(KINDS[self.kind].file, KINDS[self.kind].media_type, self.content),)
+
+
+def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAttachment]:
+    """Return everything to attach to an image, each file once.
+
+    The same evidence gives the same bytes in the same order.
+    """
+    attachments = [NewAttachment("sbom", file.content) for file in evidence.sboms_of(digest)]
+    attachments += [NewAttachment("scan", s.content, _created(s.value.started)) for s in evidence.scans_of(digest)]
+    reports = evidence.reports_of(digest)
+    for report in reports:
+        kept = tuple(without_private_facts(v, digest, platform) for v in report.value.verifications)
+        content = _encode(report.value.model_copy(update={"verifications": kept}))
+        attachments.append(NewAttachment("benchmark", content, {CREATED: report.value.about.created}))
+    for verification in evidence.verifications_of(digest):
+        result = verification.value
+        content = _encode(without_private_facts(result, digest, platform))
+        attachments.append(NewAttachment("verification", content, _created(result.started)))
+        parts = [check.results for check in result.checks if check.results]
+        if parts and not reports:  # a report has these results too, and more
+            merged = {name: tuple(x for part in parts for x in getattr(part, name)) for name in Results.model_fields}
+            attachments.append(NewAttachment("benchmark", _encode(Results(**merged)), _created(result.started)))
+    unique = {(attachment.kind, attachment.content): attachment for attachment in attachments}
+    return [unique[key] for key in sorted(unique)]
+
+
+def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:
+    """Return a verification of one platform that anybody may read: without host, user, environment and logs."""
+    place = result.surroundings
+    if place:
+        facts = {name: value for name, value in place.facts.items() if name not in PRIVATE_FACTS}
+        place = place.model_copy(update={"environment": {}, "reports": {}, "user": "", "facts": facts})
+    checks = tuple(
+        check.model_copy(update={"environment": {}, "command": (), "log": None})
+        for check in checks_on_platform(result, platform)
+    )
+    return result.model_copy(update={"digest": digest, "platform": platform, "surroundings": place, "checks": checks})
+
+
+def checks_on_platform(result: VerifyResult, platform: str) -> Iterator[CheckResult]:
+    """Yield the checks of a verification that are about a platform.
+
+    In a verification of several platforms, the name of a check ends with its platform. A check whose name does not is
+    left out if it passed, but counts for every platform if it failed.
+    """
+    several = "," in result.platform
+    for check in result.checks:
+        name, _, suffix = check.check.partition(" ")
+        if (not several and (not suffix or suffix == platform)) or (several and suffix == platform):
+            yield check.model_copy(update={"check": name})
+        elif several and not suffix and check.outcome == "failed":
+            yield check
+
+
+def _created(started: str | None) -> dict[str, str]:
+    return {CREATED: started} if started else {}
+
+
+def _encode(model: VerifyResult | Results) -> bytes:
+    document = model.model_dump(mode="json", exclude_defaults=True)
+    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()

@@ -1,4 +1,4 @@
-"""Delete staged images that nobody needs. The only module that deletes in a registry."""
+"""Find staged images that nobody needs, and delete them. No other module deletes anything in a registry."""
 
 from __future__ import annotations
 
@@ -6,52 +6,48 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.oci.layout import INDEX_TYPES, KINDS, Manifest, manifests_of, referrers_tag
 from imagebuild.oci.reference import parse_reference
-from imagebuild.oci.registry import (
-    INDEX_TYPES,
-    KINDS,
-    DeletionDisabled,
-    Manifest,
-    Registry,
-    RepositoryAt,
-    for_each,
-    manifests_of,
-    referrers_tag,
-)
+from imagebuild.oci.registry import DeletionDisabled, Registry, RepositoryAt, for_each
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
 from imagebuild.project.plan import repository_name
 
 STAGED = re.compile(r"staged-(\d{8}T\d{6}Z)-([0-9a-f]{12})")
-"""The tag of a push: when that was, and the first digits of what was pushed."""
+"""The tag that a push leaves: its time, and the first digits of the digest that it pushed."""
 REFERRERS = re.compile(r"sha256-([0-9a-f]{64})")
-"""The tag that lists what refers to a manifest, where the registry has no API for it."""
-OWN = frozenset(kind.artifact_type for kind in KINDS.values())
-"""What imagebuild attaches: it goes with the image."""
+"""The tag that lists what refers to a manifest, in a registry without an API for that."""
+OWN_TYPES = frozenset(kind.artifact_type for kind in KINDS.values())
+"""Types of the attachments that imagebuild makes; these are deleted with the image."""
 UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What one or more pushes left in a staging repository."""
+    """Describe an image or index in a staging repository that was pushed at least once."""
 
     digest: str
     tags: tuple[str, ...]
+    """Tags that pushes left."""
     pushed: datetime
-    """When it was pushed last."""
+    """Time of the last push."""
     parts: tuple[str, ...] = ()
-    """Digests of the manifests that it names, if it is an index."""
+    """Digests of the manifests below it, if it is an index."""
 
     @property
     def all(self) -> tuple[str, ...]:
+        """Return its digest and those of its parts."""
         return (self.digest, *self.parts)
 
 
 @dataclass(frozen=True)
 class Referrer:
-    """What refers to a manifest."""
+    """Describe something that refers to a manifest."""
 
     digest: str
     artifact_type: str | None
@@ -62,120 +58,121 @@ class Referrer:
 
 @dataclass(frozen=True)
 class Survey:
-    """What registries know about staged images."""
+    """Hold what registries know about staged images."""
 
     staged: tuple[Staged, ...]
     held: Mapping[str, str] = field(default_factory=dict)
-    """Digest → who names it: a tag that no push has left, or an index with one."""
+    """Digest → what keeps it: a tag that no push left, or an index with such a tag."""
     referrers: Mapping[str, tuple[Referrer, ...]] = field(default_factory=dict)
-    """Digest → what refers to it, of staged images that are old enough and of their attachments."""
+    """Digest → what refers to it, for staged images that are old enough and for their attachments."""
 
 
 @dataclass(frozen=True)
 class PruneVerdict:
-    """What becomes of a staged image."""
+    """Say whether a staged image is deleted, and what is deleted with it."""
 
     staged: Staged
     kept: str | None
-    """Why it stays; `None` if it can go."""
+    """Why it is kept; None if it can be deleted."""
     parts: tuple[str, ...] = ()
-    """Manifests of its platforms that go with it."""
+    """Digests of the manifests of its platforms that are deleted with it."""
     attachments: tuple[str, ...] = ()
-    """Digests of attachments that go with it."""
+    """Digests of the attachments that are deleted with it."""
     lists: tuple[str, ...] = ()
     """Tags that list those attachments."""
 
 
-def staged_at(tag: str, digest: str) -> datetime | None:
-    """When the push was that left this tag; None for a tag that says something else, or names something else."""
-    found = STAGED.fullmatch(tag)
-    if not found or not digest.startswith(f"sha256:{found[2]}"):
-        return None
-    try:
-        return datetime.strptime(found[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    except ValueError:
-        return None
+# Decide
 
 
 def parse_age(text: str) -> timedelta:
-    """`14d`, `36h` or `2w`. Raises ConfigError."""
-    found = re.fullmatch(r"(\d{1,6})([hdw])", text)
-    if not found:
-        raise ConfigError(f"--older-than {text}: write a number of hours, days or weeks: 36h, 14d, 2w")
-    return int(found[1]) * UNITS[found[2]]
-
-
-def told(span: timedelta) -> str:
-    """`5 h`, `14 d`."""
-    hours = int(span.total_seconds() // 3600)
-    return f"{hours} h" if hours < 48 else f"{hours // 24} d"
-
-
-def is_young(staged: Staged, now: datetime, limit: timedelta) -> bool:
-    return now - staged.pushed < limit
+    """Parse `14d`, `36h` or `2w`. Raises ConfigError for anything else."""
+    match = re.fullmatch(r"(\d{1,6})([hdw])", text)
+    if not match:
+        raise ConfigError(f"--older-than {text}: not an age; write a number of hours, days or weeks: 36h, 14d, 2w")
+    return int(match[1]) * UNITS[match[2]]
 
 
 def decide_pruning(
     survey: Survey, now: datetime, limit: timedelta, only: frozenset[str] | None = None
 ) -> tuple[PruneVerdict, ...]:
-    """What becomes of each staged image, or of those with these digests: then the others count as ones that stay."""
+    """Decide for every staged image, the oldest first, whether it can be deleted.
+
+    With `only`, decide for those with these digests; all others are taken to be kept.
+    """
     asked = {s.digest for s in survey.staged if only is None or s.digest in only}
     kept = {s.digest: _reason(s, survey, now, limit) if s.digest in asked else "stays" for s in survey.staged}
-    while more := _parts_of_kept(survey.staged, kept):
-        kept |= more
+    # An index that is kept keeps its parts, which may be indexes again.
+    while True:
+        whole = {part: s.digest for s in survey.staged if kept[s.digest] for part in s.parts}
+        more = [digest for digest, reason in kept.items() if not reason and digest in whole]
+        if not more:
+            break
+        kept |= {digest: f"is part of {short_digest(whole[digest])}, which stays" for digest in more}
+
     needed = {digest for staged in survey.staged if kept[staged.digest] for digest in staged.all}
-    return tuple(
-        PruneVerdict(staged, kept[staged.digest]) if kept[staged.digest] else _removal(staged, survey, needed)
-        for staged in sorted(survey.staged, key=lambda s: (s.pushed, s.digest))
-        if staged.digest in asked
-    )
+    verdicts = []
+    for staged in sorted(survey.staged, key=lambda s: (s.pushed, s.digest)):
+        if staged.digest not in asked:
+            continue
+        if reason := kept[staged.digest]:
+            verdicts.append(PruneVerdict(staged, reason))
+            continue
+        unneeded = [digest for digest in staged.all if digest not in needed]
+        referrers = {digest: survey.referrers.get(digest, ()) for digest in unneeded}
+        verdicts.append(
+            PruneVerdict(
+                staged,
+                kept=None,
+                parts=tuple(digest for digest in unneeded if digest != staged.digest),
+                attachments=tuple(dict.fromkeys(r.digest for listed in referrers.values() for r in listed)),
+                lists=tuple(referrers_tag(digest) for digest, listed in referrers.items() if listed),
+            )
+        )
+    return tuple(verdicts)
 
 
 def _reason(staged: Staged, survey: Survey, now: datetime, limit: timedelta) -> str | None:
-    if is_young(staged, now, limit):
-        return f"pushed {told(now - staged.pushed)} ago, younger than {told(limit)}"
+    """Return why a staged image is kept for its own sake, None if nothing is known that keeps it."""
+    if _is_young(staged, now, limit):
+        return f"pushed {_format_age(now - staged.pushed)} ago, younger than {_format_age(limit)}"
     for digest in staged.all:
-        which = "" if digest == staged.digest else f"its part {short_digest(digest)} "
+        part = "" if digest == staged.digest else f"its part {short_digest(digest)} "
         if digest in survey.held:
-            return f"{which}{survey.held[digest]}"
+            return f"{part}{survey.held[digest]}"
         for referrer in survey.referrers.get(digest, ()):
-            what = f"{referrer.artifact_type or 'something'} in {referrer.repository} ({short_digest(referrer.digest)})"
-            if not referrer.staging or referrer.artifact_type not in OWN:
-                return f"{which}is referred to by {what}"
+            name = f"{referrer.artifact_type or 'something'} in {referrer.repository} ({short_digest(referrer.digest)})"
+            if not referrer.staging or referrer.artifact_type not in OWN_TYPES:
+                return f"{part}is referred to by {name}"
             if referrer.digest in survey.held:
-                return f"{which}is referred to by {what}, which {survey.held[referrer.digest]}"
+                return f"{part}is referred to by {name}, which {survey.held[referrer.digest]}"
             if survey.referrers.get(referrer.digest):
-                return f"{which}is referred to by {what}, which something else refers to"
+                return f"{part}is referred to by {name}, which something else refers to"
     return None
 
 
-def _parts_of_kept(all_staged: Iterable[Staged], kept: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Images that could go, but are parts of one that stays."""
-    whole = {part: s.digest for s in all_staged if kept[s.digest] for part in s.parts}
-    return {d: f"is part of {short_digest(whole[d])}, which stays" for d, why in kept.items() if not why and d in whole}
+def _is_young(staged: Staged, now: datetime, limit: timedelta) -> bool:
+    return now - staged.pushed < limit
 
 
-def _removal(staged: Staged, survey: Survey, needed: set[str]) -> PruneVerdict:
-    gone = [digest for digest in staged.all if digest not in needed]
-    attachments = {digest: tuple(r.digest for r in survey.referrers.get(digest, ())) for digest in gone}
-    return PruneVerdict(
-        staged,
-        kept=None,
-        parts=tuple(digest for digest in gone if digest != staged.digest),
-        attachments=tuple(dict.fromkeys(a for found in attachments.values() for a in found)),
-        lists=tuple(referrers_tag(digest) for digest, found in attachments.items() if found),
-    )
+def _format_age(age: timedelta) -> str:
+    """Return `5 h` or `14 d`."""
+    hours = int(age.total_seconds() // 3600)
+    return f"{hours} h" if hours < 48 else f"{hours // 24} d"
 
 
 def short_digest(digest: str) -> str:
-    """Enough of a digest for people."""
+    """Return the beginning of a digest that is enough for people: `sha256:` and 12 digits."""
     return digest[: len("sha256:") + 12]
 
 
+# Survey and delete
+
+
 JOBS = 16
-"""Questions at a time: they are small, and a repository has thousands of tags."""
+"""Requests at a time: they are small, and a repository has thousands of tags."""
 BATCH = 16
-"""Images that are deleted after one look."""
+"""Images that are deleted after each new survey."""
 
 
 def repositories_of(
@@ -196,58 +193,65 @@ def repositories_of(
 
 @dataclass
 class Pruning:
-    """One image's staging repository, with the repositories that its images are published in."""
+    """Survey and prune the staging repository of one image."""
 
     staging: RepositoryAt
     published: tuple[RepositoryAt, ...]
+    """Repositories in which the image is published."""
     limit: timedelta
+    """Age that a staged image must have to be deleted."""
     now: datetime
     _manifests: dict[tuple[str, str], Manifest] = field(default_factory=dict)
-    """Place and digest → what is there: that does not change while we look."""
+    """(Repository, digest) → manifest; a digest never names anything else, so it is read once."""
     _pushes: dict[str, str] = field(default_factory=dict)
-    """Tag that a push left → digest: nobody moves those."""
+    """Tag that a push left → digest; nobody moves these tags, so each is read once."""
 
     def survey(self, only: frozenset[str] | None = None) -> Survey:
-        """Ask the registries, or ask again about some staged images. Raises CommandError."""
-        tags = self.staging.registry.tags(self.staging.repository)
-        staged, others = self._staged(tags)
-        held = self._held(self.staging, others)
-        wanted = [s for s in staged if only is None or s.digest in only]
-        old = [s for s in wanted if not is_young(s, self.now, self.limit)]
-        there: dict[RepositoryAt, list[str]] = {}
+        """Ask the registries about the staged images, or about those with these digests.
+
+        Raises CommandError if a registry fails.
+        """
+        staged, others = self._read_staging()
+        held = self._held_by(self.staging, others)
+        old = [s for s in staged if (only is None or s.digest in only) and not _is_young(s, self.now, self.limit)]
+        copies: dict[RepositoryAt, list[str]] = {}
         for place in self.published:
-            there[place] = self._there(place, dict.fromkeys(digest for s in old for digest in s.all))
-            if there[place]:
-                held |= self._held(place, self._resolved(place, _lasting(place.registry.tags(place.repository))))
-        # What else is known to be needed is not asked about.
+            digests = list(dict.fromkeys(digest for s in old for digest in s.all))
+            copies[place] = list(filter(None, self._each(place, digests, place.registry.digest)))
+            if copies[place]:
+                tags = _image_tags(place.registry.tags(place.repository))
+                named = self._each(place, tags, place.registry.digest)
+                held |= self._held_by(place, {t: digest for t, digest in zip(tags, named, strict=True) if digest})
+
+        # Referrers matter only of images that nothing else keeps.
         asked = dict.fromkeys(d for s in old if held.keys().isdisjoint(s.all) for d in s.all)
         referrers = self._referrers(self.staging, asked)
-        attached = [r.digest for found in referrers.values() for r in found]
+        attached = [referrer.digest for listed in referrers.values() for referrer in listed]
         referrers |= self._referrers(self.staging, attached)
-        for place, copies in there.items():
-            for digest, found in self._referrers(place, (d for d in copies if d in asked)).items():
-                referrers[digest] = (*referrers.get(digest, ()), *found)
+        for place, digests in copies.items():
+            for digest, listed in self._referrers(place, (d for d in digests if d in asked)).items():
+                referrers[digest] = (*referrers.get(digest, ()), *listed)
         return Survey(staged, held, referrers)
 
     def delete(self, verdicts: Iterable[PruneVerdict]) -> tuple[int, tuple[PruneVerdict, ...]]:
-        """Delete what can go, after another look: how many manifests are gone, and which images stay after all.
+        """Delete what the verdicts allow, after another survey.
 
-        Raises DeletionDisabled where the registry lets nothing be deleted, CommandError if it fails.
+        Return the number of deleted manifests, and the verdicts on images that are kept after all. Raises
+        DeletionDisabled if the registry does not allow deletion, CommandError if it fails.
         """
-        # An index goes before what is part of it.
+        # An index is deleted before its parts, which are staged images, too.
         todo = sorted((v for v in verdicts if not v.kept), key=lambda v: -len(v.staged.parts))
-        gone: set[str] = set()
+        deleted: set[str] = set()
         spared: list[PruneVerdict] = []
         for start in range(0, len(todo), BATCH):
-            chosen = frozenset(v.staged.digest for v in todo[start : start + BATCH])
-            fresh = decide_pruning(self.survey(chosen), self.now, self.limit, chosen)
+            batch = frozenset(v.staged.digest for v in todo[start : start + BATCH])
+            fresh = decide_pruning(self.survey(batch), self.now, self.limit, batch)
             spared += [verdict for verdict in fresh if verdict.kept]
-            removed = for_each(self._delete, (v for v in fresh if not v.kept), self.staging.registry)
-            gone.update(*removed)
-        return len(gone), tuple(spared)
+            deleted.update(*for_each(self._delete, (v for v in fresh if not v.kept), self.staging.registry))
+        return len(deleted), tuple(spared)
 
     def _delete(self, verdict: PruneVerdict) -> set[str]:
-        """What a push left goes last: until then its tag tells the next run that there is something to delete."""
+        """Delete one image, last of all its own manifest: until then its tag tells the next run what is left to do."""
         registry, repository = self.staging.registry, self.staging.repository
         lists = filter(None, (registry.digest(repository, tag) for tag in verdict.lists))
         first = list(dict.fromkeys((*verdict.attachments, *lists, *verdict.parts)))
@@ -260,88 +264,86 @@ class Pruning:
             except CommandError:
                 refused.append(digest)
         registry.delete(repository, verdict.staged.digest)
-        # Some registries delete no part of an index that is still there.
+        # Some registries do not delete a part of an index that still exists.
         for digest in refused:
             registry.delete(repository, digest)
         return {*first, verdict.staged.digest}
 
-    def _staged(self, tags: Iterable[str]) -> tuple[tuple[Staged, ...], dict[str, str]]:
-        """What pushes left, and the tags that name something for another reason."""
-        listed = set(tags)
-        fresh = self._read(tag for tag in _lasting(listed, staged=True) if tag not in self._pushes)
-        resolved = fresh | {tag: digest for tag, digest in self._pushes.items() if tag in listed}
-        times = {tag: staged_at(tag, digest) for tag, digest in resolved.items()}
-        others = {tag: digest for tag, digest in resolved.items() if times[tag] is None}
-        self._pushes |= {tag: digest for tag, digest in resolved.items() if times[tag]}
-        left: dict[str, list[str]] = {}
-        for tag, digest in resolved.items():
-            if times[tag] is not None:
-                left.setdefault(digest, []).append(tag)
-        parts = dict(
-            zip(
-                left,
-                for_each(lambda d: self._parts(self.staging, d), left, self.staging.registry, jobs=JOBS),
-                strict=True,
-            )
-        )
+    def _read_staging(self) -> tuple[tuple[Staged, ...], dict[str, str]]:
+        """Return the staged images, and the other tags of the staging repository with their digests."""
+        listed = dict.fromkeys(self.staging.registry.tags(self.staging.repository))
+        unread = [tag for tag in _image_tags(listed, staged=True) if tag not in self._pushes]
+        manifests = self._each(self.staging, unread, self.staging.registry.manifest)
+        self._manifests |= {(str(self.staging), manifest.digest): manifest for manifest in manifests if manifest}
+        digests = {tag: manifest.digest for tag, manifest in zip(unread, manifests, strict=True) if manifest}
+        digests |= {tag: digest for tag, digest in self._pushes.items() if tag in listed}
+
+        others: dict[str, str] = {}
+        pushes: dict[str, list[tuple[str, datetime]]] = {}
+        for tag, digest in digests.items():
+            if time := _push_time(tag, digest):
+                self._pushes[tag] = digest
+                pushes.setdefault(digest, []).append((tag, time))
+            else:
+                others[tag] = digest
+        parts = self._parts_of(self.staging, pushes)
         staged = tuple(
-            Staged(digest, tuple(named), max(t for tag in named if (t := times[tag])), parts[digest])
-            for digest, named in left.items()
+            Staged(digest, tuple(tag for tag, _ in tagged), max(time for _, time in tagged), parts[digest])
+            for digest, tagged in pushes.items()
         )
         return staged, others
 
-    def _read(self, tags: Iterable[str]) -> dict[str, str]:
-        """The digest that each tag of the staging repository names; what it names is needed too."""
-        listed, place = list(tags), self.staging
-        found = for_each(lambda tag: place.registry.manifest(place.repository, tag), listed, place.registry, jobs=JOBS)
-        named = {tag: manifest for tag, manifest in zip(listed, found, strict=True) if manifest}
-        self._manifests |= {(str(place), manifest.digest): manifest for manifest in named.values()}
-        return {tag: manifest.digest for tag, manifest in named.items()}
-
-    def _resolved(self, place: RepositoryAt, tags: Iterable[str]) -> dict[str, str]:
-        listed = list(tags)
-        found = for_each(lambda tag: place.registry.digest(place.repository, tag), listed, place.registry, jobs=JOBS)
-        return {tag: digest for tag, digest in zip(listed, found, strict=True) if digest}
-
-    def _held(self, place: RepositoryAt, tags: Mapping[str, str]) -> dict[str, str]:
-        """Digest → who names it, from tags and their digests."""
-        digests = dict.fromkeys(tags.values())
-        parts = dict(
-            zip(digests, for_each(lambda d: self._parts(place, d), digests, place.registry, jobs=JOBS), strict=True)
-        )
+    def _held_by(self, place: RepositoryAt, tags: Mapping[str, str]) -> dict[str, str]:
+        """Return digest → why it is kept, for the digests that these tags name and for their parts."""
+        parts = self._parts_of(place, tags.values())
         held = {part: f"is part of {place}:{tag}" for tag, digest in tags.items() for part in parts[digest]}
         for tag, digest in tags.items():
             held[digest] = f"is tagged {tag} in {place}"
-            if about := REFERRERS.match(tag):
-                held[f"sha256:{about[1]}"] = f"has {tag} in {place}"
+            if match := REFERRERS.match(tag):
+                held[f"sha256:{match[1]}"] = f"has {tag} in {place}"
         return held
 
-    def _parts(self, place: RepositoryAt, digest: str) -> tuple[str, ...]:
-        """Manifests below an index, those of indexes in it too."""
-        key = (str(place), digest)
-        found = self._manifests.get(key) or place.registry.manifest(place.repository, digest)
-        if found is None:
-            return ()
-        self._manifests[key] = found
-        below = manifests_of(found.document)
-        deeper = [d for child in below if child.media_type in INDEX_TYPES for d in self._parts(place, child.digest)]
-        return tuple(dict.fromkeys((*(child.digest for child in below), *deeper)))
+    def _parts_of(self, place: RepositoryAt, digests: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Return digest → digests of the manifests below it, those in indexes below it included."""
+        distinct = list(dict.fromkeys(digests))
+        parts = for_each(lambda digest: self._parts(place, digest), distinct, place.registry, jobs=JOBS)
+        return dict(zip(distinct, parts, strict=True))
 
-    def _there(self, place: RepositoryAt, digests: Iterable[str]) -> list[str]:
-        asked = list(digests)
-        found = for_each(lambda d: place.registry.digest(place.repository, d), asked, place.registry, jobs=JOBS)
-        return [digest for digest in found if digest]
+    def _parts(self, place: RepositoryAt, digest: str) -> tuple[str, ...]:
+        key = (str(place), digest)
+        manifest = self._manifests.get(key) or place.registry.manifest(place.repository, digest)
+        if manifest is None:
+            return ()
+        self._manifests[key] = manifest
+        children = manifests_of(manifest.document)
+        deeper = [d for child in children if child.media_type in INDEX_TYPES for d in self._parts(place, child.digest)]
+        return tuple(dict.fromkeys((*(child.digest for child in children), *deeper)))
 
     def _referrers(self, place: RepositoryAt, digests: Iterable[str]) -> dict[str, tuple[Referrer, ...]]:
-        asked = list(dict.fromkeys(digests))
-        found = for_each(lambda d: place.registry.referrers(place.repository, d), asked, place.registry, jobs=JOBS)
+        """Return digest → what refers to it in a repository, for the digests that anything refers to."""
+        distinct = list(dict.fromkeys(digests))
         return {
             digest: tuple(Referrer(r.digest, r.artifact_type, str(place), place == self.staging) for r in listed)
-            for digest, listed in zip(asked, found, strict=True)
+            for digest, listed in zip(distinct, self._each(place, distinct, place.registry.referrers), strict=True)
             if listed
         }
 
+    def _each(self, place: RepositoryAt, names: Iterable[str], request: Callable[[str, str], R]) -> list[R]:
+        """Make a request about each tag or digest of a repository, several at a time."""
+        return for_each(lambda name: request(place.repository, name), names, place.registry, jobs=JOBS)
 
-def _lasting(tags: Iterable[str], *, staged: bool = False) -> list[str]:
-    """Tags that name an image: not those that only list attachments, nor, unless wanted, those of pushes."""
+
+def _push_time(tag: str, digest: str) -> datetime | None:
+    """Return the time of the push that left this tag; None for another tag, or one that names another digest."""
+    match = STAGED.fullmatch(tag)
+    if not match or not digest.startswith(f"sha256:{match[2]}"):
+        return None
+    try:
+        return datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def _image_tags(tags: Iterable[str], *, staged: bool = False) -> list[str]:
+    """Return the tags that name images: not those that list attachments, nor, unless `staged`, those of pushes."""
     return [tag for tag in tags if not REFERRERS.fullmatch(tag) and (staged or not STAGED.fullmatch(tag))]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cached_property
-from typing import get_args
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Platform, axis_facts
@@ -17,6 +17,25 @@ from imagebuild.project.plan import pin_of, provider_of
 
 CPUS: Mapping[Arch, str] = {"amd64": "x86_64", "arm64": "aarch64"}
 ARCHS: tuple[Arch, ...] = get_args(Arch)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def once(method: Callable[Concatenate[Recipe, P], T]) -> Callable[Concatenate[Recipe, P], T]:
+    """Remember what a method of a recipe returned for the same arguments: nothing about a target changes."""
+
+    def remembered(recipe: Recipe, /, *args: P.args, **options: P.kwargs) -> T:
+        known = recipe.results.setdefault(method.__name__, {})
+        arguments = (args, *options.items()) if options else args
+        if arguments not in known:
+            known[arguments] = method(recipe, *args, **options)
+        result: T = known[arguments]
+        return result
+
+    update_wrapper(remembered, method)
+    return remembered
 
 
 class Recipe:
@@ -32,8 +51,7 @@ class Recipe:
         self._stages = stages
         """Components that have a build stage."""
         self._known = axis_facts(target.axes)
-        self._found: dict[str, str] = {}
-        self._filled: dict[tuple[str, Arch | None, bool], dict[str, str]] = {}
+        self.results: dict[str, dict[object, Any]] = {}
 
     def on(self, platform: Platform) -> Recipe:
         """The recipe of one of the platforms alone."""
@@ -43,10 +61,11 @@ class Recipe:
     def of(self, name: str) -> Component:
         return self.project.components[name].model
 
+    @once
     def provider(self, wanted: str) -> str:
         """The component whose stage others build with when they ask for `wanted`."""
-        given = self.image.build_with.get(wanted)
-        return given or provider_of(self.project, wanted, self.target.components) or wanted
+        chosen = self.image.build_with.get(wanted)
+        return chosen or provider_of(self.project, wanted, self.target.components) or wanted
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -81,15 +100,12 @@ class Recipe:
 
     def pin(self, name: str) -> Pin | None:
         """The pin of a component; None if its version is an axis."""
-        return pin_of(self._versions, self.of(name).pin or name, self.target.axes)
+        return pin_of(self._versions, self.of(name).pin or name, self._known)
 
     def version(self, name: str) -> str:
         """Version of a component. Raises ConfigError if the matrix has none for this target."""
-        if name not in self._found:
-            self._found[name] = self._version(name)
-        return self._found[name]
-
-    def _version(self, name: str) -> str:
+        if name in self.target.components:
+            return self.target.components[name]
         axis = self.of(name).version_axis
         if axis:
             return self._known[axis]
@@ -108,7 +124,8 @@ class Recipe:
         """The distribution release that a component's stage is built on."""
         return self.project.matrix.model.bases[self.os(name)]
 
-    def key(self, name: str) -> dict[str, str]:
+    @once
+    def key(self, name: str) -> Mapping[str, str]:
         """What a component's stage may know of the target, besides its own version. Raises ConfigError."""
         wanted = [k for k in self.of(name).key if k != "gpu"]
         present = {k: self.version(k) for k in wanted if k in self.target.components}
@@ -119,16 +136,12 @@ class Recipe:
                 raise ConfigError(f"{where}: key: {entry!r} is neither an axis nor a component of {self.target.id}")
         return {k: available[k] for k in wanted}
 
-    def values(self, name: str, arch: Arch | None = None, *, stage: bool = False) -> dict[str, str]:
+    @once
+    def values(self, name: str, arch: Arch | None = None, *, stage: bool = False) -> Mapping[str, str]:
         """What templates of a component's sources and packages may use; for each value the first row that fits.
 
         `stage`: for the build stage, which may be on an older base than the image.
         """
-        if (name, arch, stage) not in self._filled:
-            self._filled[name, arch, stage] = self._values(name, arch, stage)
-        return dict(self._filled[name, arch, stage])
-
-    def _values(self, name: str, arch: Arch | None, stage: bool) -> dict[str, str]:
         here = {**self.target.axes, "os": self.os(name)} if stage else self.target.axes
         axes = {**axis_facts(here), "version": self.version(name), "image": self.target.image}
         result = {"version": self.version(name), "os": here["os"], **self.key(name)}
@@ -181,6 +194,7 @@ class Recipe:
             return {}
         return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in self.archs}
 
+    @once
     def git(self, name: str) -> GitRef | None:
         """The source of a component in git."""
         component, pin = self.of(name), self.pin(name)
@@ -189,6 +203,7 @@ class Recipe:
         tag = self.fill(name, component.tag, {"version": pin.version.partition("+")[0]}, "tag")
         return GitRef(component.git, tag, pin.commit)
 
+    @once
     def wheels(self, name: str) -> WheelSet | None:
         """The wheels of a component."""
         owner = self.of(name).wheels_from or name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Lock,
+    Source,
     commit_of,
     digest_of,
     hash_of,
@@ -28,10 +28,7 @@ from imagebuild.project.lockfile import (
 )
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Pins
-from imagebuild.render import stages
 from imagebuild.render.recipe import ARCHS, Recipe
-
-EVERYWHERE = tuple(stages.Setting(platform, "linux/amd64") for platform in get_args(Platform))
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,9 @@ class Dockerfile:
 
 def stage_keys(text: str) -> dict[str, str]:
     """Stage → digest of all that it depends on, on any platform, for each stage of a Dockerfile."""
-    return stages.stage_keys(text, EVERYWHERE)
+    from imagebuild.render import stages  # noqa: PLC0415 - rendering needs no keys
+
+    return stages.stage_keys(text, [stages.Setting(platform, "linux/amd64") for platform in get_args(Platform)])
 
 
 def spaced(text: str) -> str:
@@ -64,12 +63,19 @@ LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
 """Variables that are lists of folders: components prepend to them instead of setting them."""
 
 
-def hash_of_lock(recipe: Recipe, lock: Lock) -> str:
-    """Digest of all versions and pins that the target's Dockerfile contains, 12 hex digits."""
+def hash_of_lock(recipe: Recipe, lock: Lock, pins: dict[Source, str] | None = None) -> str:
+    """Return the digest of all versions and pins that the target's Dockerfile contains, 12 hex digits.
+
+    `pins` remembers what the lock has for a source, for the next target.
+    """
+    pins = {} if pins is None else pins
     names = dict.fromkeys((*recipe.target.components, *recipe.stages))
-    versions = [f"{name} {recipe.version(name)}" for name in names]
-    pins = [pinned_text(lock, source) for source in dict.fromkeys(recipe.sources())]
-    return hashlib.sha256("\n".join([*versions, *pins]).encode()).hexdigest()[:12]
+    parts = [f"{name} {recipe.version(name)}" for name in names]
+    for source in dict.fromkeys(recipe.sources()):
+        if source not in pins:
+            pins[source] = pinned_text(lock, source)
+        parts.append(pins[source])
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def package_arguments(recipe: Recipe, lock: Lock) -> list[str]:
@@ -182,6 +188,11 @@ class Renderer:
         self.project = project
         self.versions = versions
         self._texts: dict[str, str] = {}
+        """What a build stage is rendered from → its text."""
+        self._installs: dict[tuple[str, str, str], str] = {}
+        """Component, version, variant → steps of the final stage."""
+        self._pins: dict[Source, str] = {}
+        """Source → what the lock has for it, as text."""
         self._templates: dict[str, jinja2.Template] = {}
 
     def recipe(self, target: Target) -> Recipe:
@@ -204,7 +215,7 @@ class Renderer:
         rendered as that word, which every builder refuses.
         """
         recipe, lock = self.recipe(target), self.project.lock
-        lock_hash = hash_of_lock(recipe, lock)
+        lock_hash = hash_of_lock(recipe, lock, self._pins)
         start = base or digest_of(lock, recipe.image_base())
         texts = [self._stage(recipe, name, base) for name in recipe.stages]
         present = list(target.components)
@@ -222,7 +233,11 @@ class Renderer:
             after_install="".join(recipe.of(c).packages.after_install for c in present),
             libraries=[(c, folder) for c in present for folder in recipe.of(c).libraries],
             copied=copied,
-            installs=[self._install(c, target) for c in present if self._has(c, "install.j2")],
+            installs=[
+                self._install(name, version, target.axes.get("variant", ""))
+                for name, version in target.components.items()
+                if self._has(name, "install.j2")
+            ],
             env=image_environment(recipe),
             labels=image_labels(recipe, lock_hash, start),
             append=append.strip(),
@@ -268,7 +283,7 @@ class Renderer:
         }
         if "gpu" in component.key:
             context["gpu"] = self._gpu(values.get("toolkit", context["version"]))
-        identity = json.dumps(context, sort_keys=True, default=lambda wheel: wheel.model_dump())
+        identity = repr({**context, "wheels": wheels})
         if identity not in self._texts:
             about = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
             rule = self._macros["rule"](name, about)
@@ -286,13 +301,13 @@ class Renderer:
             raise ConfigError(f"{where}: gpu-architectures: none for CUDA {toolkit}")
         return found
 
-    def _install(self, name: str, target: Target) -> str:
-        return self._run(
-            f"components/{name}/install.j2",
-            version=target.components[name],
-            variant=target.axes.get("variant", ""),
-            file=self._file_reader(name),
-        ).strip()
+    def _install(self, name: str, version: str, variant: str) -> str:
+        if (name, version, variant) not in self._installs:
+            text = self._run(
+                f"components/{name}/install.j2", version=version, variant=variant, file=self._file_reader(name)
+            )
+            self._installs[name, version, variant] = text.strip()
+        return self._installs[name, version, variant]
 
     def _file_reader(self, name: str) -> Any:
         def read(file: str) -> str:

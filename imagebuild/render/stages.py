@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 CONTINUED = re.compile(r"\\[ \t]*$")
+FROM = re.compile(r"\n(?=[ \t]*FROM\b)", re.IGNORECASE)
 COMMENT = re.compile(r"^\s*#")
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
 WITH_HEREDOCS = ("RUN", "COPY", "ADD")
@@ -43,12 +44,15 @@ class Instruction:
 
     def flag(self, name: str) -> str | None:
         """The last value given for a flag, None if it is not there."""
-        return next((value for given, value in reversed(self.flags) if given == name), None)
+        for given, value in reversed(self.flags):
+            if given == name:
+                return value
+        return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stage:
-    """From one `FROM` to the next."""
+    """From one `FROM` to the next. Equal texts are one object, so that comparing stages costs nothing."""
 
     name: str
     """Lower-case; `stage-<index>` for one without a name, as BuildKit shows it."""
@@ -72,25 +76,19 @@ class ParsedDockerfile:
 @lru_cache(maxsize=256)
 def parse(text: str) -> ParsedDockerfile:
     """Read a Dockerfile. What follows no known form is kept as it is: BuildKit is who refuses it."""
-    arguments: list[Instruction] = []
-    heads: list[tuple[str, str, str]] = []
-    bodies: list[list[Instruction]] = []
-    names: dict[str, int] = {}
-    for instruction in _instructions(text.splitlines()):
-        if instruction.word == "FROM":
-            base, name = re.split(r"\s+as\s+", f"{instruction.text} as ", flags=re.IGNORECASE)[:2]
-            index = len(heads)
-            names[str(index)] = index
-            if name:
-                names[name.lower()] = index
-            heads.append((name.lower() or f"stage-{index}", base, instruction.flag("platform") or ""))
-            bodies.append([])
-        elif bodies:
-            bodies[-1].append(instruction)
+    blocks: list[str] = []
+    for part in FROM.split(f"\n{text}"):
+        # A line of a heredoc may begin with FROM too.
+        if blocks and not _read_block(blocks[-1])[1]:
+            blocks[-1] += f"\n{part}"
         else:
-            arguments.append(instruction)
-    stages = (Stage(*head, tuple(body)) for head, body in zip(heads, bodies, strict=True))
-    return ParsedDockerfile(tuple(arguments), tuple(stages), names)
+            blocks.append(part)
+    arguments = _read_block(blocks[0])[0]
+    stages = [_stage(block, index) for index, block in enumerate(blocks[1:])]
+    names: dict[str, int] = {}
+    for index, (name, _) in enumerate(stages):
+        names |= {str(index): index, **({name: index} if name else {})}
+    return ParsedDockerfile(arguments, tuple(stage for _, stage in stages), names)
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
@@ -103,6 +101,25 @@ def expand(text: str, values: Mapping[str, str]) -> str:
         return (expand(found[4], values) if known else "") if found[3] == "+" else known
 
     return VARIABLE.sub(value, text)
+
+
+# Most stages come again in the next target's Dockerfile.
+@lru_cache(maxsize=4096)
+def _read_block(text: str) -> tuple[tuple[Instruction, ...], bool]:
+    """Return the instructions of a part of a Dockerfile, and whether the last one ends with it."""
+    lines = text.splitlines()
+    *instructions, last = _instructions([*lines, "FROM end"])
+    whole = last == Instruction("FROM", (), "end")
+    return tuple(instructions if whole else _instructions(lines)), whole
+
+
+@lru_cache(maxsize=4096)
+def _stage(block: str, index: int) -> tuple[str, Stage]:
+    """Return the name that a stage has, if it has one, and the stage."""
+    head, *body = _read_block(block)[0]
+    base, name = re.split(r"\s+as\s+", f"{head.text} as ", flags=re.IGNORECASE)[:2]
+    name = name.lower()
+    return name, Stage(name or f"stage-{index}", base, head.flag("platform") or "", tuple(body))
 
 
 def _instructions(lines: list[str]) -> Iterator[Instruction]:
@@ -245,22 +262,25 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def _reached(stage: Stage, names: Mapping[str, int], index: int) -> Iterator[tuple[str, int]]:
     """Earlier stages that a stage may name, whatever its variables are."""
-    for name in {stage.base, *_sources(stage)}:
-        pattern = VARIABLE.sub("*", name).lower()
-        if pattern == name.lower():
-            if names.get(pattern, index) < index:
-                yield pattern, names[pattern]
+    for name in _sources(stage):
+        if "*" not in name:
+            if names.get(name, index) < index:
+                yield name, names[name]
         else:
-            yield from ((n, i) for n, i in names.items() if i < index and fnmatchcase(n, pattern))
+            yield from ((n, i) for n, i in names.items() if i < index and fnmatchcase(n, name))
 
 
-def _sources(stage: Stage) -> Iterator[str]:
+@lru_cache(maxsize=4096)
+def _sources(stage: Stage) -> tuple[str, ...]:
+    """Names of stages and images that a stage takes from, with `*` for variables."""
+    names = [stage.base]
     for instruction in stage.instructions:
         for name, value in instruction.flags:
             if name == "from":
-                yield value
+                names.append(value)
             elif name == "mount":
-                yield from (o.removeprefix("from=") for o in value.split(",") if o.startswith("from=") or "$" in o)
+                names += [o.removeprefix("from=") for o in value.split(",") if o.startswith("from=") or "$" in o]
+    return tuple(dict.fromkeys(VARIABLE.sub("*", name).lower() for name in names))
 
 
 EXECUTED = ("RUN", "COPY", "ADD", "WORKDIR")
@@ -277,15 +297,22 @@ class CacheStep:
     """From 1, among the steps of its stage."""
     total: int
     """Steps of its stage as BuildKit counts them: a base image is one too."""
-    word: str
-    """`RUN`, `COPY`, `ADD` or `WORKDIR`."""
-    title: str
-    """The start of the command, on one line."""
+    instruction: Instruction
     runs_on: str
     """Platform whose programs run."""
     last_run: bool
     """Is it the stage's last `RUN`?"""
     key: str
+
+    @property
+    def word(self) -> str:
+        """`RUN`, `COPY`, `ADD` or `WORKDIR`."""
+        return self.instruction.word
+
+    @property
+    def title(self) -> str:
+        """The start of the command, on one line."""
+        return f"{self.word} {title(self.instruction)}"
 
 
 @dataclass(frozen=True)
@@ -405,27 +432,19 @@ class _Walk:
         total = sum(i.word in EXECUTED for i in stage.instructions) + external
         last_run = max((n for n, i in enumerate(stage.instructions) if i.word == "RUN"), default=-1)
         ignored = self.setting.ignores.get(stage.name, ()) if link else ()
+        steps: list[CacheStep] = []
         for n, instruction in enumerate(stage.instructions):
             if instruction.word not in EXECUTED:
                 state = self._configured(state, instruction)
                 continue
             key, used = self._key(state, instruction, index, ignored)
-            step = CacheStep(
-                stage=stage.name,
-                number=len(state.steps) + 1,
-                total=total,
-                word=instruction.word,
-                title=f"{instruction.word} {title(instruction)}",
-                runs_on=state.platform,
-                last_run=n == last_run,
-                key=key,
-            )
+            steps.append(CacheStep(stage.name, len(steps) + 1, total, instruction, state.platform, n == last_run, key))
             # With --link, a step does not depend on what is below it; what comes next depends on both.
             below = _digest("merge", state.key, key) if is_linked(instruction) else key
-            state = replace(state, key=below, steps=(*state.steps, step), used=state.used | used)
+            state = _State(below, state.platform, state.env, state.config, (), state.used | used)
             if instruction.word == "WORKDIR":
                 state = _with(state, "WORKDIR", _folder(state, expand(instruction.text, state.env)))
-        return state
+        return replace(state, steps=tuple(steps))
 
     def _base(self, stage: Stage, index: int) -> _State:
         name = expand(stage.base, self.globals)

@@ -123,6 +123,11 @@ def processes(*, argv: str = "", environ: str = "") -> dict[int, list[str]]:
     return found
 
 
+def sleeping(seconds: str) -> bool:
+    """Whether a process sleeps so long, in a container or a step; the engine's own list needs `ps` on its host."""
+    return any(Path(words[0]).name == "sleep" for words in processes(argv=seconds).values())
+
+
 def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):

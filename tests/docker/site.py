@@ -14,7 +14,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from imagebuild.build import gateway
+from imagebuild.build import gateway_address
 from imagebuild.oci import find_engine
 
 PASSWORD = "geheim-of-the-mirror"
@@ -93,7 +93,7 @@ class Site(ThreadingHTTPServer):
             def log_message(self, *_: object) -> None:
                 pass
 
-        address = gateway(find_engine())
+        address = gateway_address(find_engine())
         super().__init__((address, 0), partial(Handler, directory=str(folder)))
         self.host = f"{address}:{self.server_address[1]}"
         self.url = f"http://{self.host}"

@@ -20,7 +20,7 @@ from imagebuild.oci import (
     INDEX,
     KINDS,
     AttachmentFile,
-    BlobDescriptor,
+    Descriptor,
     FoundImage,
     ImageReference,
     RegistryClient,
@@ -35,11 +35,10 @@ from imagebuild.publish import (
     AttestResult,
     Cosign,
     Signer,
-    digests,
     encode_statement,
-    is_signature,
+    image_digests,
     provenance_statement,
-    replaced,
+    replaced_dependencies,
     sign_digest,
 )
 from imagebuild.render import Renderer
@@ -72,7 +71,7 @@ class Published:
     registry: RegistryClient
     layout: Path
     platform: Platform
-    manifest: BlobDescriptor
+    manifest: Descriptor
     index: str
     storage: Container
     """Has the registry's files."""
@@ -101,7 +100,7 @@ def published(quickstart: Built, registry: str, services: Services, tmp_path: Pa
         push_image(layout, image.digest, client, REPOSITORY)
         stored = client.manifest(REPOSITORY, image.digest)
         assert stored
-        about = BlobDescriptor(stored.media_type, stored.digest, len(stored.content), image.platform)
+        about = Descriptor(stored.media_type, stored.digest, len(stored.content), image.platform)
         platform: Platform = "linux/arm64" if image.architecture == "arm64" else "linux/amd64"
         index = client.put_manifest(REPOSITORY, "13.5", index_document([about]), INDEX)
         yield Published(client, layout, platform, about, index, services.storage)
@@ -137,7 +136,7 @@ def test_published_and_verified(
     assert first.read_bytes() == second.read_bytes()
     assert validate_full_spdx_document(parse_file(str(first))) == []
     document = json.loads(first.read_text())
-    assert digests(document) == {digest}
+    assert image_digests(document) == {digest}
     packages = {p["name"]: p for p in document["packages"]}
     assert {"libc6", "openmpi-bin", "nccl-wheel", "nvidia-nccl-cu13", "sshd"} <= packages.keys()
     assert packages["nvidia-nccl-cu13"]["checksums"]
@@ -153,7 +152,7 @@ def test_published_and_verified(
     assert wrong(imagebuild, published) == []
 
     # The base was bootstrapped, and so it is said; its digest is not that of the official image.
-    (base,) = replaced(json.loads(made))
+    (base,) = replaced_dependencies(json.loads(made))
     assert base.startswith("pkg:oci/debian@sha256:")
 
     # Signatures: none, ours, twice the same, somebody else's key.
@@ -167,7 +166,7 @@ def test_published_and_verified(
     images = [published.named(d) for d in (published.index, digest, *referring)]
     sign_digest(images, signer, cosign)
     assert wrong(imagebuild, published, *key) == []
-    tags = [tag for tag in published.registry.tags(REPOSITORY) if is_signature(tag)]
+    tags = [tag for tag in published.registry.tags(REPOSITORY) if tag.endswith(".sig")]
     before = [published.registry.digest(REPOSITORY, tag) for tag in tags]
     sign_digest(images, signer, cosign)
     assert [published.registry.digest(REPOSITORY, tag) for tag in tags] == before

@@ -25,6 +25,7 @@ from tests.docker.conftest import (
     finish,
     half_written,
     processes,
+    sleeping,
     until,
 )
 
@@ -118,14 +119,14 @@ def test_an_engine_that_stops_ends_the_steps_of_builds(tiny: Tiny, second_engine
     building = start_sleeping(tiny, DOCKER_HOST=second_engine.host)
     second_engine.stop()
     finish(building)
-    assert until(lambda: not sleeps(tiny), 3)
+    assert until(lambda: not sleeping(tiny.forever), 3)
 
 
 def test_an_engine_that_stops_while_verify_runs(tiny: Tiny, second_engine: SecondEngine) -> None:
     slow_check(tiny)
     tiny.build(TINY_TARGET, DOCKER_HOST=second_engine.host)
     verifying = tiny.imagebuild.start("verify", TINY_TARGET, "--json", "verify.json", DOCKER_HOST=second_engine.host)
-    assert until(lambda: sleeps(tiny))
+    assert until(lambda: sleeping(tiny.forever))
     second_engine.stop()
     done = finish(verifying)
     assert done.status == 4, done.err
@@ -138,18 +139,13 @@ def start_sleeping(tiny: Tiny, *args: str, **environ: str) -> subprocess.Popen[s
     """A build that has come to a step that takes forever."""
     tiny.step(f"exec sleep {tiny.forever}")
     building = tiny.imagebuild.start("build", TINY_TARGET, "--platform", "local", *args, **environ)
-    assert until(lambda: sleeps(tiny) or building.poll() is not None), "the step does not start"
+    assert until(lambda: sleeping(tiny.forever) or building.poll() is not None), "the step does not start"
     assert building.poll() is None, building.communicate()
     return building
 
 
-def sleeps(tiny: Tiny) -> bool:
-    """Whether a process sleeps for this test, in a container or a step."""
-    return any(words[0] == "sleep" for words in processes(argv=tiny.forever).values())
-
-
 def nothing_left(tiny: Tiny) -> None:
-    assert until(lambda: not sleeps(tiny)), "BuildKit still runs the step"
+    assert until(lambda: not sleeping(tiny.forever)), "BuildKit still runs the step"
     assert not half_written(tiny.root / "build")
     assert not list(tiny.root.glob("build/*/result.json"))
 
@@ -189,7 +185,7 @@ def test_ctrl_c_in_verify_removes_the_container(tiny: Tiny, client: DockerClient
     slow_check(tiny)
     tiny.build(TINY_TARGET)
     verifying = tiny.imagebuild.start("verify", TINY_TARGET, "--json", "verify.json")
-    assert until(lambda: sleeps(tiny))
+    assert until(lambda: sleeping(tiny.forever))
     assert containers(client)
     verifying.send_signal(signal.SIGINT)
     done = finish(verifying, 20)

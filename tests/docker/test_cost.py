@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.build import NAME, Cost, CostStep
+from imagebuild.build import STEP_NAME, Cost, CostStep
 from imagebuild.core import native_platform
 from imagebuild.project import BuildResult, Step
 from tests.docker.conftest import COMPONENT, REPOSITORY, TARGET, Built, Imagebuild, Tiny, watched
@@ -58,7 +58,7 @@ def assert_same(predicted: Cost, ran: list[tuple[str, Step]]) -> None:
 
 
 def fits(predicted: CostStep, target: str, step: Step) -> bool:
-    found = NAME.match(step.name)
+    found = STEP_NAME.match(step.name)
     assert found
     runs_on, arrow, arch = (found["platform"] or native_platform()).partition("->")
     return (

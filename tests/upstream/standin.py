@@ -28,7 +28,7 @@ ADDRESSES = (
     "https://developer.download.nvidia.com/",
     "https://github.com/",
 )
-PROGRAMS = {"docker-registry": "docker-registry", "git": "git", "gpg": "gnupg"}
+PROGRAMS = {"docker-registry": "docker-registry", "git": "git", "gpg": "gnupg", "gpg-agent": "gpg-agent"}
 """What must be on the machine → the package that has it."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.build import for_depot, for_mirrors
+from imagebuild.build import apt_get_for_mirrors, apt_get_for_proxy
 
 pytestmark = pytest.mark.programs
 
@@ -67,7 +67,7 @@ def test_addresses_become_those_of_mirrors(image: Image) -> None:
         "http://archive.example/debian-security/": "http://10.0.0.2/s/",
         "https://packages.example/": "https://mirror.site/p&q/",
     }
-    shown = image.run(for_mirrors(mirrors), "install", "-y", "x=1")
+    shown = image.run(apt_get_for_mirrors(mirrors), "install", "-y", "x=1")
     assert "deb http://10.0.0.1:8080/a/debian/ trixie main" in shown
     assert "URIs: http://10.0.0.2/s/" in shown.splitlines()
     assert "deb [signed-by=/k.gpg] https://mirror.site/p&q/cuda/ /" in shown
@@ -78,18 +78,18 @@ def test_addresses_become_those_of_mirrors(image: Image) -> None:
 
 def test_a_rule_does_not_see_what_another_wrote(image: Image) -> None:
     mirrors = {"http://archive.example/": "http://packages.example/x/", "https://packages.example/": "http://m.site/"}
-    assert "deb http://packages.example/x/debian/ trixie main" in image.run(for_mirrors(mirrors), "update")
+    assert "deb http://packages.example/x/debian/ trixie main" in image.run(apt_get_for_mirrors(mirrors), "update")
 
 
 def test_passwords_are_in_a_file_and_not_in_arguments(image: Image) -> None:
-    shown = image.run(for_mirrors({}, "machine m.site login me password geheim\n"), "update")
+    shown = image.run(apt_get_for_mirrors({}, "machine m.site login me password geheim\n"), "update")
     netrc, _, called = shown.partition("called:")
     assert "machine m.site login me password geheim" in netrc
     assert "geheim" not in called
 
 
 def test_a_depot_is_a_proxy(image: Image) -> None:
-    shown = image.run(for_depot("http://10.0.0.1:99", recording=False), "update")
+    shown = image.run(apt_get_for_proxy("http://10.0.0.1:99", recording=False), "update")
     assert "deb [signed-by=/k.gpg] http://packages.example:443/cuda/ /" in shown
     assert "deb http://archive.example/debian/ trixie main" in shown
     assert "Pin: origin packages.example" in shown
@@ -110,6 +110,6 @@ def test_what_is_cached_does_not_hide_what_is_needed(
 ) -> None:
     for name in ("archives/x.deb", "lists/x_Packages"):
         (image.root / name).write_text("")
-    shown = image.run(for_depot("http://10.0.0.1:99", recording=recording), "-qq", command)
+    shown = image.run(apt_get_for_proxy("http://10.0.0.1:99", recording=recording), "-qq", command)
     assert ("Check-Valid-Until" in shown) is not recording
     assert [f for f in ("archives/x.deb", "lists/x_Packages") if (image.root / f).exists()] == left

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.build import LayerFormat, Options, bake_file, platforms_of
+from imagebuild.build import BakeOptions, LayerFormat, bake_file, platforms_of
 from imagebuild.core import ConfigError
 from imagebuild.project import Plan
 
-OPTIONS = Options(
+OPTIONS = BakeOptions(
     context=Path("/build/empty"),
     output="push",
     replaced={"ucx-source": "/src/ucx", "debian:13-slim": "oci-layout:///cache@sha256:0"},
@@ -39,7 +39,7 @@ def test_bake_names_have_no_dots(full_plan: Plan) -> None:
 )
 def test_outputs(full_plan: Plan, output: str, written: str) -> None:
     target = full_plan.targets[0]
-    options = Options(Path("/e"), output=output, packing=LayerFormat(1763683200, "zstd", 19))
+    options = BakeOptions(Path("/e"), output=output, layer_format=LayerFormat(1763683200, "zstd", 19))
     entry = bake_file([target], Path("/b"), options)["target"][target.bake_name]
     assert entry["output"] == [written.format(id=target.id)]
 

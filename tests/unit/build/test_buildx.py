@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from imagebuild.build import (
+    BakeOptions,
     BakeRequest,
-    Options,
+    EventStream,
     PlainProgress,
-    Stream,
     component_of,
     explain_failure,
     replaced_sources,
@@ -26,7 +26,7 @@ def request_(project: Project, full_plan: Plan, renderer: Renderer) -> BakeReque
         targets=targets,
         dockerfiles={t.id: renderer.dockerfile(t) for t in targets},
         folder=Path("/build"),
-        options=Options(Path("/build/empty")),
+        options=BakeOptions(Path("/build/empty")),
         engine=Endpoint("unix:///x", "private"),
         components=frozenset(project.components),
     )
@@ -55,13 +55,13 @@ def test_buildx_is_led_to_the_engine_but_not_past_a_context(
 
     monkeypatch.setattr("subprocess.Popen", start)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    request = BakeRequest((), {}, tmp_path, Options(tmp_path / "empty"), engine)
+    request = BakeRequest((), {}, tmp_path, BakeOptions(tmp_path / "empty"), engine)
     with pytest.raises(Started):
         run_bake(request, PlainProgress())
     assert [env.get("DOCKER_HOST") for env in environments] == [expected]
 
 
-def failed(stage: str) -> Stream:
+def failed(stage: str) -> EventStream:
     name = f"[open-cuda13_5-debian13-devel {stage} 2/3] RUN make"
     return read(
         vertex("a", name, started=T0),

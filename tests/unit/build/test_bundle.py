@@ -11,12 +11,12 @@ import pytest
 
 from imagebuild.build import (
     ArchiveFile,
+    BakeOptions,
     Bundle,
     BundleManifest,
     GitCommit,
     KeyFile,
     NeededInputs,
-    Options,
     Recording,
     StoredFile,
     Trees,
@@ -54,12 +54,12 @@ def bundle(tmp_path: Path) -> Bundle:
     [
         ({"s": "key1"}, ["linux/amd64"], ""),
         ({"s": "key2"}, ["linux/amd64", "linux/arm64"], ""),
-        ({"s": "key1"}, ["linux/arm64"], "it was made without linux/arm64"),
-        ({"s": "key1", "t": "key9"}, ["linux/amd64"], "the stage t is another than when the bundle was made"),
+        ({"s": "key1"}, ["linux/arm64"], "the bundle was made without linux/arm64"),
+        ({"s": "key1", "t": "key9"}, ["linux/amd64"], "the stage t differs from the one that the bundle was made for"),
     ],
 )
 def test_what_a_bundle_serves(bundle: Bundle, keys: dict[str, str], platforms: list[str], why: str) -> None:
-    assert bundle.lacks(keys, platforms) == why  # type: ignore[arg-type]
+    assert bundle.problem(keys, platforms) == why  # type: ignore[arg-type]
 
 
 def test_what_contradicts_the_lock(bundle: Bundle) -> None:
@@ -68,7 +68,7 @@ def test_what_contradicts_the_lock(bundle: Bundle) -> None:
         frozenset({"debian:13@sha256:1"}),
         frozenset({"e" * 64}),
     )
-    assert bundle.contradictions(good) == []
+    assert bundle.missing_inputs(good) == []
     bad = NeededInputs(
         {
             "a": ArchiveFile("https://a.b/x.tar", "0" * 64),
@@ -78,7 +78,7 @@ def test_what_contradicts_the_lock(bundle: Bundle) -> None:
         frozenset({"debian:12@sha256:1"}),
         frozenset({"f" * 64}),
     )
-    assert bundle.contradictions(bad) == [
+    assert bundle.missing_inputs(bad) == [
         "another https://a.b/x.tar",
         f"no commit {'0' * 40} of https://a.b/x.git",
         "no https://a.b/key",
@@ -110,11 +110,13 @@ def test_a_base_is_copied_and_damage_is_found(tmp_path: Path) -> None:
     assert recording.add_base("debian:13@sha256:1", context).startswith(f"oci-layout://{tmp_path}/b/images@sha256:")
     recording.finish({}, {}, {})
     copied = Bundle.read(tmp_path / "b")
-    assert copied.damage(lambda _: None) == []
+    assert copied.find_damage(lambda _: None) == []
     (digest,) = copied.manifest.images.values()
     layer = max(Path(copied.layout).rglob("blobs/sha256/*"), key=lambda p: p.stat().st_size)
     layer.write_bytes(b"X" * layer.stat().st_size)
-    assert [text.partition(": ")[2] for text in copied.damage(lambda _: None)] == ["has changed; make the bundle again"]
+    assert [text.partition(": ")[2] for text in copied.find_damage(lambda _: None)] == [
+        "has changed; make the bundle again"
+    ]
     layer.unlink()
     with pytest.raises(ResultError, match="is missing or cut off"):
         check_image(copied.layout, digest)
@@ -192,7 +194,7 @@ def test_inputs_of_this_project_are_those_of_its_dockerfiles(
 
 def test_bake_replaces_stages_of_one_target(full_plan: Plan) -> None:
     first, second = full_plan.targets[:2]
-    options = Options(context=Path("/c"), replaced={"x": "/mine"}, stages={first.id: {"x": "/a", "y": "/b"}})
+    options = BakeOptions(context=Path("/c"), replaced={"x": "/mine"}, stages={first.id: {"x": "/a", "y": "/b"}})
     entries = bake_file([first, second], Path("/f"), options)["target"]
     assert entries[first.bake_name]["contexts"] == {"x": "/mine", "y": "/b"}
     assert entries[second.bake_name]["contexts"] == {"x": "/mine"}

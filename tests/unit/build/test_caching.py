@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from imagebuild.build import CacheEntry, Options, ProjectState, bake_file, cache_bake_file, cache_entries, references
+from imagebuild.build import BakeOptions, CacheEntry, ProjectState, bake_file, cache_bake_file, cache_entries
 from imagebuild.project import Changes, Plan, Project, select_targets, versions_with
 from imagebuild.render import Renderer
 
@@ -47,8 +47,8 @@ def test_an_image_of_packages_has_none(project: Project, full_plan: Plan) -> Non
 def test_the_bake_file_writes_a_stage_to_its_reference(project: Project, full_plan: Plan) -> None:
     chosen = side(project, full_plan, "open-cuda13.5-*", "linux/amd64")
     found = cache_entries(chosen)
-    refs = references("r.test/cache", found)
-    options = Options(Path("/e"), output="push", platforms=("linux/amd64",), cache_from=refs)
+    refs = {target: [f"r.test/cache:{entry.tag}" for entry in entries] for target, entries in found.items()}
+    options = BakeOptions(Path("/e"), output="push", platforms=("linux/amd64",), cache_from=refs)
     content = bake_file(chosen.targets, Path("/b"), options)
     for target in chosen.targets:
         expected = [f"type=registry,ref=r.test/cache:{artefact.tag}" for artefact in found[target.id]]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from imagebuild.build import (
+    BakeOptions,
     BakeRequest,
     BuildOrigin,
     CacheEntry,
-    Options,
     PlainProgress,
     buildx,
-    export,
+    export_images,
     write_caches,
     write_inputs,
 )
@@ -36,7 +36,7 @@ def target(full_plan: Plan) -> Target:
 
 @pytest.fixture
 def request_(tmp_path: Path, target: Target, renderer: Renderer) -> BakeRequest:
-    options = Options(tmp_path / "empty", output="push")
+    options = BakeOptions(tmp_path / "empty", output="push")
     files = {target.id: renderer.dockerfile(target)}
     return BakeRequest((target,), files, tmp_path, options, Endpoint("unix:///x", "private"))
 
@@ -72,7 +72,7 @@ def test_a_push_leaves_the_index_and_one_tag_in_the_staging_repository(
 ) -> None:
     folder, digest = layout(request_)
     registry = FakeRegistry()
-    (result,) = export.export(request_, [built(target, digest)], origin(project, registry))
+    (result,) = export_images(request_, [built(target, digest)], origin(project, registry))
     held = registry.repositories["gpu/quickstart-staging"]
     ((tag, named),) = held.tags.items()
     assert named == digest
@@ -100,14 +100,14 @@ def test_a_push_that_was_interrupted_leaves_no_result_and_goes_on(
 
     registry.before = fail
     with pytest.raises(CommandError, match="connection lost"):
-        export.export(request_, [built(target, digest)], origin(project, registry))
+        export_images(request_, [built(target, digest)], origin(project, registry))
     assert not (request_.folder / target.id / "result.json").exists()
     sent = registry.changed("blob")
     assert len(sent) == 2  # config and layer of the first platform
 
     registry.before = None
     assert folder.exists()
-    export.export(request_, [built(target, digest)], origin(project, registry))
+    export_images(request_, [built(target, digest)], origin(project, registry))
     assert len(registry.changed("blob")) == 4
     assert registry.changed("blob")[:2] == sent
 
@@ -117,7 +117,7 @@ def test_a_layout_without_a_platform_is_not_pushed(request_: BakeRequest, projec
     only = write_index(folder, [m for m in read_index(folder) if m.platform == "linux/amd64"])
     registry = FakeRegistry()
     with pytest.raises(ResultError, match="wrote no image for linux/arm64"):
-        export.export(request_, [built(target, only)], origin(project, registry))
+        export_images(request_, [built(target, only)], origin(project, registry))
     assert not registry.calls
 
 
@@ -125,7 +125,7 @@ def test_an_output_keeps_its_layout(request_: BakeRequest, project: Project, tar
     folder, digest = layout(request_)
     named = replace(request_, options=replace(request_.options, output=str(folder.parent)))
     folder.rename(folder.parent / target.id)
-    (result,) = export.export(named, [built(target, digest)], origin(project, FakeRegistry()))
+    (result,) = export_images(named, [built(target, digest)], origin(project, FakeRegistry()))
     assert (folder.parent / target.id / "index.json").exists()
     assert set(result.manifests) == set(PLATFORMS)
     assert result.repository is None

@@ -16,13 +16,13 @@ import pytest
 
 from imagebuild.build import (
     DownloadStore,
+    FetchingIndex,
+    FetchingStore,
     ProxyContent,
-    RecordingIndex,
-    RecordingStore,
     StoredIndex,
-    path_of,
-    read,
-    serving,
+    package_proxy,
+    parse_index_page,
+    stored_path,
 )
 from imagebuild.core import CommandError, ConfigError, Fetcher, Mirrors, MissingFile, ResultError, without_login
 
@@ -83,16 +83,18 @@ class Depots:
         self.folder, self.stack = folder, stack
         self.said: list[str] = []
         mirrors = Mirrors(downloads={"https://far.example/": f"{upstream.url}/"})
-        self.shelf = RecordingStore(folder, Fetcher(pause=lambda _: None), mirrors)
-        self.index = RecordingIndex(self.shelf, f"{upstream.url}/simple/", frozenset({SHA}))
+        self.store = FetchingStore(folder, Fetcher(pause=lambda _: None), mirrors)
+        self.index = FetchingIndex(self.store, f"{upstream.url}/simple/", frozenset({SHA}))
 
     def record(self) -> str:
-        return self.stack.enter_context(serving("127.0.0.1", ProxyContent(self.shelf, self.index, self.said.append)))
+        return self.stack.enter_context(
+            package_proxy("127.0.0.1", ProxyContent(self.store, self.index, self.said.append))
+        )
 
     def replay(self) -> str:
-        shelf = DownloadStore(self.folder, self.shelf.files)
-        content = ProxyContent(shelf, StoredIndex(shelf, self.index.wheels), self.said.append)
-        return self.stack.enter_context(serving("127.0.0.1", content))
+        store = DownloadStore(self.folder, self.store.files)
+        content = ProxyContent(store, StoredIndex(store, self.index.wheels), self.said.append)
+        return self.stack.enter_context(package_proxy("127.0.0.1", content))
 
 
 @pytest.fixture
@@ -116,7 +118,7 @@ def test_a_proxy_records_and_plays_back(depots: Depots, upstream: Upstream) -> N
     for address in (recording, recording, replaying):
         assert ask(address, target) == (200, b"deb" * 100_000)
     assert upstream.asked == ["/pool/x_1.0+b~1.deb"]
-    assert list(depots.shelf.files) == ["https://far.example/pool/x_1.0+b~1.deb"]
+    assert list(depots.store.files) == ["https://far.example/pool/x_1.0+b~1.deb"]
     assert ask(recording, "http://far.example/gone")[0] == 404
 
 
@@ -132,10 +134,10 @@ def test_half_a_download_is_not_kept(depots: Depots, upstream: Upstream) -> None
     upstream.files["/x"] = b"x"
     upstream.cut = 5
     with pytest.raises(CommandError, match="broke off after 1 of 6 bytes"):
-        depots.shelf.get("https://far.example/x")
+        depots.store.get("https://far.example/x")
     with pytest.raises(http.client.IncompleteRead):
         ask(depots.record(), "http://far.example/x")
-    assert not depots.shelf.files
+    assert not depots.store.files
     assert not [p for p in depots.folder.rglob("*") if p.is_file()]
 
 
@@ -155,7 +157,7 @@ def test_the_index_offers_what_the_lock_has(depots: Depots, upstream: Upstream, 
     assert ask(replaying, "/simple/My.Lib/") == (200, text)
     assert ask(replaying, f"/wheels/{NAME}") == (200, WHEEL)
     assert ask(replaying, "/wheels/other-1-py3-none-any.whl")[0] == 404
-    assert read(text.decode(), "http://d/simple/my-lib/") == {NAME: (f"http://d/wheels/{NAME}", SHA)}
+    assert parse_index_page(text.decode(), "http://d/simple/my-lib/") == {NAME: (f"http://d/wheels/{NAME}", SHA)}
 
 
 def test_a_wheel_that_is_not_what_the_index_says(depots: Depots, upstream: Upstream) -> None:
@@ -169,14 +171,14 @@ def test_a_wheel_that_is_not_what_the_index_says(depots: Depots, upstream: Upstr
 
 def test_a_changed_file_is_found(depots: Depots, upstream: Upstream) -> None:
     upstream.files["/x"] = b"x"
-    path = depots.shelf.get("https://far.example/x")
-    depots.shelf.check("https://far.example/x")
+    path = depots.store.get("https://far.example/x")
+    depots.store.check("https://far.example/x")
     path.write_bytes(b"y")
     with pytest.raises(ResultError, match="has changed"):
-        depots.shelf.check("https://far.example/x")
+        depots.store.check("https://far.example/x")
     path.write_bytes(b"xy")
     with pytest.raises(ResultError, match="is missing or cut off"):
-        depots.shelf.check("https://far.example/x")
+        depots.store.check("https://far.example/x")
 
 
 def test_passwords_go_to_their_host_only(upstream: Upstream, tmp_path: Path) -> None:
@@ -203,8 +205,8 @@ def test_what_is_absent_is_said_once(upstream: Upstream) -> None:
 @pytest.mark.parametrize("url", ["https://a.b/", "https://a.b/x/", "https://a.b/../../etc/passwd", "https:///x"])
 def test_addresses_that_are_no_files(url: str) -> None:
     with pytest.raises(ConfigError, match="is not the address of a file"):
-        path_of(url)
+        stored_path(url)
 
 
 def test_names_of_files() -> None:
-    assert path_of("https://a.b:8/c/d_1%3a2.deb?x=1") == "files/https/a.b:8/c/d_1%3a2.deb%3Fx=1"
+    assert stored_path("https://a.b:8/c/d_1%3a2.deb?x=1") == "files/https/a.b:8/c/d_1%3a2.deb%3Fx=1"

@@ -4,7 +4,7 @@ import base64
 import json
 from typing import Any
 
-from imagebuild.build import Stream, summarise_steps
+from imagebuild.build import EventStream, shorten_command
 
 T0, T1, T2 = (f"2026-01-01T00:00:0{n}.123456789Z" for n in range(3))
 
@@ -17,9 +17,9 @@ def log(digest: str, text: str) -> dict[str, Any]:
     return {"logs": [{"vertex": digest, "stream": 2, "data": base64.b64encode(text.encode()).decode()}]}
 
 
-def read(*events: Any, indent: int | None = None, size: int = 7) -> Stream:
+def read(*events: Any, indent: int | None = None, size: int = 7) -> EventStream:
     text = "\n".join(e if isinstance(e, str) else json.dumps(e, indent=indent) for e in events) + "\n"
-    stream = Stream()
+    stream = EventStream()
     for start in range(0, len(text), size):
         list(stream.feed(text[start : start + size]))
     stream.close()
@@ -132,8 +132,8 @@ def test_a_step_that_others_took_down_did_not_fail_itself() -> None:
 
 
 def test_summary_is_one_short_line() -> None:
-    assert summarise_steps("RUN --mount=type=bind,from=a,target=/b \\\n   make\n  all") == "RUN make all"
-    assert len(summarise_steps("RUN " + "x" * 500)) == 80
+    assert shorten_command("RUN --mount=type=bind,from=a,target=/b \\\n   make\n  all") == "RUN make all"
+    assert len(shorten_command("RUN " + "x" * 500)) == 80
 
 
 def test_the_source_of_an_add_is_no_step_and_its_time_counts() -> None:

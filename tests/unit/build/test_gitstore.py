@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.build import GitStore, Submodule, parse_modules, resolved
+from imagebuild.build import GitStore, Submodule, absolute_url, parse_modules
 from imagebuild.core import CommandError, ConfigError, ResultError
 
 A, B = "a" * 40, "b" * 40
@@ -24,7 +24,7 @@ A, B = "a" * 40, "b" * 40
     ],
 )
 def test_addresses_of_submodules(url: str, expected: str) -> None:
-    assert resolved(url, "https://example.org/team/main.git") == expected
+    assert absolute_url(url, "https://example.org/team/main.git") == expected
 
 
 LISTING = (

@@ -66,7 +66,7 @@ def test_render_to_a_file_equals_render_to_the_terminal(call: Call, tmp_path: Pa
         (["render", "tiny-cuda12.9*", "--without", "library"], 0, ""),
         (["build", "--load", "--push"], 2, "exclude each other"),
         (["build", "--platform", "linux/riscv64"], 2, "linux/riscv64: unknown platform; use linux/amd64"),
-        (["build", "--stage", "gone"], 2, "no selected target has it"),
+        (["build", "--stage", "gone"], 2, "no selected target has such a stage"),
         (["build", "--source", "tool=/gone"], 2, "is not a folder"),
     ],
 )
@@ -90,8 +90,8 @@ def test_the_date_of_the_lock_is_set_alone(call, tiny: Files) -> None:  # type: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--compression", "xz"], "--compression xz: gzip or zstd"),
-        (["--cache-write"], "--cache-write: says that --cache REPOSITORY is written too"),
+        (["--compression", "xz"], "--compression xz: use gzip or zstd"),
+        (["--cache-write"], "--cache-write: needs --cache REPOSITORY"),
         (["--push", "--load"], "exclude each other"),
     ],
 )

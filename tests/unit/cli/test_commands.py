@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from imagebuild.cli import COMMANDS, app, load_command
 from tests.conftest import Files
 from tests.unit.conftest import Call
 
+ROOT = Path(__file__).parents[3]
 ENTRIES = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
 
 
@@ -103,3 +105,36 @@ def test_json_to_the_standard_output_is_alone_there(
     status, table, _ = command(*arguments, *own, "--json", file)
     assert json.loads(file.read_text()) == json.loads(out)
     assert table != out
+
+
+def commands_written(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Each `imagebuild NAME …` in code of a document, with the options that it uses."""
+    code = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL) + re.findall(r"(?<!`)`([^`\n]+)`", text)
+    for block in code:
+        for found in re.finditer(r"(?:^|[\s(;&])imagebuild ((?:\\\n|[^\n;&|>#])+)", block):
+            words = found[1].replace("\\\n", " ").split(" -- ")[0].split()
+            name = next((n for n in (" ".join(words[:2]), words[0]) if n in LEAVES or n in ENTRIES), "")
+            if name:
+                yield name, [w.partition("=")[0] for w in words if re.match(r"--?[a-zA-Z]", w)]
+
+
+def unknown_options(text: str) -> set[str]:
+    unknown = set()
+    for name, options in commands_written(text):
+        commands = [LEAVES[name]] if name in LEAVES else [c for n, c in LEAVES.items() if n.startswith(f"{name} ")]
+        known = {option for c in commands for p in c.params for option in (*p.opts, *p.secondary_opts)} | {"--help"}
+        unknown |= {f"{name} {option}" for option in options if option not in known}
+    return unknown
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_commands_in_documents_have_options_that_exist(document: Path) -> None:
+    assert not unknown_options(document.read_text())
+
+
+def test_an_option_that_does_not_exist_is_noticed() -> None:
+    assert unknown_options("see `imagebuild verify IMAGE --check x`") == {"verify --check"}
+    assert unknown_options("```sh\nimagebuild bundle create \\\n  --platfrom local\n```") == {
+        "bundle create --platfrom"
+    }
+    assert not unknown_options("```\n$ imagebuild plan --json - | jq --raw-output .\n```")

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from imagebuild.cli import app, evidence
 from imagebuild.core import CommandError, ConfigError, ImagebuildError, Platform, ResultError
-from imagebuild.oci import KINDS, AttachmentFile, BlobDescriptor, ImageReference, Manifest, parse_reference
+from imagebuild.oci import KINDS, AttachmentFile, Descriptor, ImageReference, Manifest, parse_reference
 from imagebuild.project import BuildResult, Lock, Plan, Project, select_one
 from imagebuild.publish import (
     CREATED,
-    DEFAULT,
+    DEFAULT_KINDS,
     DOCUMENT,
     IMAGE,
     AttestFinding,
@@ -25,8 +25,8 @@ from imagebuild.publish import (
     AttestResult,
     Checkout,
     add_attachment,
-    find,
-    finished,
+    find_image,
+    finish_document,
     package,
     provenance_statement,
     relationship,
@@ -50,7 +50,7 @@ def sbom(digest: str) -> dict[str, Any]:
         "packages": [about, package("SPDXRef-Component-ucx", "ucx", "1.22.0")],
         "relationships": [relationship(DOCUMENT, "DESCRIBES", IMAGE)],
     }
-    return finished(document, "open", "2026-01-01T00:00:00Z", [])
+    return finish_document(document, "open", "2026-01-01T00:00:00Z", [])
 
 
 def verification(digest: str, platform: str = AMD64, outcome: str = "passed") -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Published:
     registry: FakeRegistry
     recipe: Recipe
     lock: Lock
-    platforms: dict[Platform, BlobDescriptor]
+    platforms: dict[Platform, Descriptor]
     digest: str
     reference: ImageReference
 
@@ -105,12 +105,12 @@ class Published:
                 "sbom": sbom(digest), "provenance": self.statement(platform),
                 "verification": verification(digest, platform),
             }  # fmt: skip
-            for kind in kinds or DEFAULT:
+            for kind in kinds or DEFAULT_KINDS:
                 self.attach(kind, documents[kind], platform)
 
     def verify(self, *required: str, **more: Any) -> AttestResult:
-        wish = AttestRequest(required or DEFAULT, checkout=self.checkout(), **more)
-        return verify_attachments(self.reference, self.registry, wish)
+        request = AttestRequest(required or DEFAULT_KINDS, checkout=self.checkout(), **more)
+        return verify_attachments(self.reference, self.registry, request)
 
     def checkout(self) -> Checkout:
         return Checkout(lambda name: self.recipe if name == TARGET else None)
@@ -138,7 +138,7 @@ def test_all_is_well(published: Published) -> None:
     assert result.digest == published.digest
     assert wrong(result) == []
     seen = {(f.subject, f.kind) for f in result.findings if f.outcome == "passed"}
-    assert seen == {(p, k) for p in PLATFORMS for k in DEFAULT}
+    assert seen == {(p, k) for p in PLATFORMS for k in DEFAULT_KINDS}
     (first, *_) = [f for f in result.findings if f.kind == "provenance"]
     assert "as in this checkout's lock" in first.detail
     assert "cccccccccccc" in first.detail
@@ -152,13 +152,13 @@ def test_a_platform_alone(published: Published) -> None:
     assert {f.subject for f in result.findings} == {AMD64}
 
 
-@pytest.mark.parametrize("kind", DEFAULT)
+@pytest.mark.parametrize("kind", DEFAULT_KINDS)
 def test_what_is_missing(published: Published, kind: str) -> None:
-    published.attach_all(*(k for k in DEFAULT if k != kind))
+    published.attach_all(*(k for k in DEFAULT_KINDS if k != kind))
     assert [(f.subject, f.kind, f.outcome) for f in wrong(published.verify())] == [
         (p, kind, "missing") for p in PLATFORMS
     ]
-    assert wrong(published.verify(*(k for k in DEFAULT if k != kind))) == []
+    assert wrong(published.verify(*(k for k in DEFAULT_KINDS if k != kind))) == []
 
 
 def test_one_platform_without(published: Published) -> None:
@@ -207,7 +207,7 @@ def test_a_referrer_of_another_digest(published: Published, monkeypatch: pytest.
     swapped = {amd64: listed(REPOSITORY, arm64), arm64: listed(REPOSITORY, amd64)}
     monkeypatch.setattr(published.registry, "referrers", lambda _, subject: swapped[subject])
     findings = wrong(published.verify())
-    assert len(findings) == 2 * len(DEFAULT)
+    assert len(findings) == 2 * len(DEFAULT_KINDS)
     assert all(f.outcome == "broken" and "refers to another image" in f.detail for f in findings)
 
 
@@ -218,7 +218,7 @@ def test_a_referrer_of_another_digest(published: Published, monkeypatch: pytest.
         ("verification", verification(OTHER), "is about another image"),
         ("scan", scan(OTHER), "is about another image"),
         ("sbom", b"{", "cannot be read"),
-        ("sbom", b"[]", "is no JSON object"),
+        ("sbom", b"[]", "is not a JSON object"),
         ("sbom", b"[" * 100_000, "nested too deeply"),
         ("sbom", {"spdxVersion": "SPDX-3.0"}, "not SPDX 2"),
         ("verification", {"digest": 5}, "cannot be read"),
@@ -230,7 +230,7 @@ def test_a_referrer_of_another_digest(published: Published, monkeypatch: pytest.
     ],
 )  # fmt: skip
 def test_what_is_about_another_image_or_nothing(published: Published, kind: str, document: object, said: str) -> None:
-    published.attach_all(*(k for k in DEFAULT if k != kind))
+    published.attach_all(*(k for k in DEFAULT_KINDS if k != kind))
     for platform in PLATFORMS:
         published.attach(kind, document, platform)
     findings = wrong(published.verify())
@@ -283,7 +283,7 @@ def test_a_failed_scan_counts_where_it_is_required(published: Published) -> None
     for platform in PLATFORMS:
         published.attach("scan", scan(published.platforms[platform].digest, "failed"), platform)
     assert wrong(published.verify()) == []
-    findings = wrong(published.verify(*DEFAULT, "scan"))
+    findings = wrong(published.verify(*DEFAULT_KINDS, "scan"))
     assert [(f.kind, f.outcome) for f in findings] == [("scan", "failed")] * 2
     assert "CVE-1 is critical" in findings[0].detail
 
@@ -380,14 +380,14 @@ def test_what_nobody_signed_is_not_believed(published: Published) -> None:
 @pytest.mark.parametrize(
     ("required", "said"), [(("sboom",), "did you mean 'sbom'"), (("signature",), "whose\\? give --key")]
 )
-def test_wishes_that_make_no_sense(published: Published, required: tuple[str, ...], said: str) -> None:
+def test_requests_that_make_no_sense(published: Published, required: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         published.verify(*required)
 
 
 def test_no_such_image(published: Published) -> None:
     with pytest.raises(ConfigError, match="registry.test has no such image"):
-        find(parse_reference("registry.test/gpu/open:14"), published.registry)
+        find_image(parse_reference("registry.test/gpu/open:14"), published.registry)
 
 
 @pytest.mark.parametrize("document", [{"manifests": []}, {"layers": []}, {"manifests": [{"digest": 1}]}])
@@ -396,7 +396,7 @@ def test_what_is_no_image(published: Published, document: object) -> None:
     manifest = Manifest(content, "application/vnd.oci.image.index.v1+json", OTHER)
     published.registry.repositories[REPOSITORY].manifests[OTHER] = manifest
     with pytest.raises(ResultError):
-        find(parse_reference(f"registry.test/{REPOSITORY}@{OTHER}"), published.registry)
+        find_image(parse_reference(f"registry.test/{REPOSITORY}@{OTHER}"), published.registry)
 
 
 def test_show_gives_the_bytes(published: Published) -> None:
@@ -519,7 +519,7 @@ def test_command_show_and_add(published: Published, run: Callable[..., tuple[int
 
 
 def test_a_registry_that_fails_is_no_verdict(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> tuple[BlobDescriptor, ...]:
+    def broken(*_: object) -> tuple[Descriptor, ...]:
         raise CommandError("registry.test: 500")
 
     monkeypatch.setattr(published.registry, "referrers", broken)

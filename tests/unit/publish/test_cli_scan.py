@@ -62,7 +62,11 @@ def test_a_scan_that_fails_and_one_that_is_waived(folder: Path, scan: Call) -> N
         (("./image", "--sbom", "x"), 2, "name an image, or give --sbom FILE"),
         (("./image", "--scanner", "x"), 2, "use auto, grype, trivy, debsecan"),
         (("./image", "--scanner", "grype"), 4, "grype is not installed: install grype"),
-        (("./image", "--offline"), 2, "--offline give one with --database"),
+        (
+            ("./image", "--offline"),
+            2,
+            "--offline: debsecan keeps no database on this machine; give one with --database",
+        ),
         (("./image", "--policy", "absent.yaml"), 2, "absent.yaml: cannot be read"),
         (("./image", "--platform", "linux/arm64"), 2, "is not for linux/arm64"),
         (("./absent",), 2, "does not exist"),

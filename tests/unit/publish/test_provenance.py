@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.build import Options, replaced_contexts
+from imagebuild.build import BakeOptions, replaced_contexts
 from imagebuild.core import ConfigError, Platform, ResultError
 from imagebuild.project import (
     BuildResult,
@@ -23,13 +23,13 @@ from imagebuild.project import (
     versions_with,
 )
 from imagebuild.publish import (
-    dependencies,
-    dependencies_in,
     encode_statement,
-    expected,
+    expected_dependencies,
     provenance_statement,
-    replaced,
-    unpinned,
+    replaced_dependencies,
+    resolved_dependencies,
+    statement_dependencies,
+    unpinned_dependencies,
 )
 from imagebuild.render import Renderer
 from tests.conftest import Files
@@ -83,7 +83,7 @@ def test_every_pin_of_the_dockerfile_is_named(renderer: Renderer, full_plan: Pla
 
 def test_only_what_the_platform_has(renderer: Renderer, full_plan: Plan, project: Project) -> None:
     recipe = renderer.recipe(select_one(full_plan, OPEN))
-    digests = [{m.digest["sha256"] for m in dependencies(recipe, project.lock, p) if m.kind == "wheel"}
+    digests = [{m.digest["sha256"] for m in resolved_dependencies(recipe, project.lock, p) if m.kind == "wheel"}
                for p in ("linux/amd64", "linux/arm64")]  # fmt: skip
     assert all(digests)
     assert not digests[0] & digests[1]
@@ -94,24 +94,24 @@ def test_a_bootstrapped_base_is_not_called_the_official_one(
 ) -> None:
     official = digest_of(project.lock, "debian:13.7-slim")
     made = f"sha256:{'9' * 64}"
-    options = Options(context=project.root, replaced={official: f"oci-layout:///cache@{made}"})
+    options = BakeOptions(context=project.root, replaced={official: f"oci-layout:///cache@{made}"})
     document = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
     found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert not [item for item in found if official.rpartition(":")[2] in json.dumps(item.get("digest", {}))]
     (base,) = [item for item in found if item.get("digest") == {"sha256": "9" * 64}]
     assert official.rpartition("@")[2] in base["annotations"]["instead-of"]
-    assert replaced(document) == (base["annotations"]["instead-of"],)
+    assert replaced_dependencies(document) == (base["annotations"]["instead-of"],)
 
 
 def test_an_image_from_a_mirror_is_the_same_image(renderer: Renderer, full_plan: Plan, project: Project) -> None:
     official = digest_of(project.lock, "debian:13.7-slim")
-    options = Options(context=project.root, replaced={official: f"docker-image://mirror.example/{official}"})
+    options = BakeOptions(context=project.root, replaced={official: f"docker-image://mirror.example/{official}"})
     mirrored = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
     assert mirrored == stated(renderer, full_plan, OPEN)
 
 
 def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_plan: Plan, project: Project) -> None:
-    options = Options(context=project.root, replaced={"ucx-source": "/home/someone/ucx"})
+    options = BakeOptions(context=project.root, replaced={"ucx-source": "/home/someone/ucx"})
     document = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
     found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
     (item,) = [item for item in found if item["name"] == "ucx-source"]
@@ -119,7 +119,7 @@ def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_pla
     assert "/home" not in json.dumps(document)
     commit = project.lock.git["https://github.com/openucx/ucx.git"]["v1.22.0"]
     assert item["annotations"]["instead-of"].endswith(commit)
-    assert unpinned(document) == ("ucx-source",)
+    assert unpinned_dependencies(document) == ("ucx-source",)
     assert commit not in {d.get("digest", {}).get("gitCommit") for d in found}
 
 
@@ -127,10 +127,12 @@ def test_agrees_with_the_lock_it_was_made_from_only(renderer: Renderer, full_pla
     target = select_one(full_plan, OPEN)
     recipe, lock = renderer.recipe(target), project.lock
     document = json.loads(encode_statement(stated(renderer, full_plan, OPEN)))
-    assert dependencies_in(document) == expected(recipe, lock, AMD64)
+    assert statement_dependencies(document) == expected_dependencies(recipe, lock, AMD64)
     newer = lock.model_dump(by_alias=True)
     newer["git"]["https://github.com/openucx/ucx.git"]["v1.22.0"] = "e" * 40
-    differing = dependencies_in(document) ^ expected(recipe, type(lock).model_validate(newer), AMD64)
+    differing = statement_dependencies(document) ^ expected_dependencies(
+        recipe, type(lock).model_validate(newer), AMD64
+    )
     assert {name.partition("@")[0] for name, _ in differing} == {"pkg:github/openucx/ucx"}
 
 

@@ -12,7 +12,7 @@ import pytest
 from imagebuild.core import ConfigError, NothingSelected, ResultError
 from imagebuild.oci import INDEX, manifests_of
 from imagebuild.project import CheckResult
-from imagebuild.publish import gather
+from imagebuild.publish import read_evidence
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site
 
 TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
@@ -221,7 +221,7 @@ FAULTS = {
     not_built: "linux/amd64: no build result",
     not_pushed: "linux/amd64: built, but not pushed",
     built_twice: "linux/amd64: several builds: sha256:",
-    another_target: f"the image says it is {OLD}",
+    another_target: f"the image is labelled as target {OLD}",
     another_version: "component more: the image has 1, the plan none\nlinux/amd64: component tool: the image has 3.3, the plan 3.4",
     another_axis: "axis os: the image has ubuntu24.04, the plan debian13",
     another_platform: "linux/amd64: the image is for linux/arm64",
@@ -229,7 +229,7 @@ FAULTS = {
     pruned: f"{HOST}/acme/tiny-staging does not have it any more",
     dirty: f"built from files that differ from commit {COMMIT[:12]}",
     mixed: "its builds are of different commits: linux/amd64 from ffffffffffff, linux/arm64 from 0123456789ab",
-    no_commit: "does not say of which commit it is",
+    no_commit: "a build does not name its commit",
 }
 
 
@@ -339,7 +339,7 @@ def test_required_checks_may_be_for_one_architecture(tmp_path: Path) -> None:
 def test_a_required_check_that_the_target_has_not_is_refused(tmp_path: Path) -> None:
     site = Site(tmp_path, policy="publish: {require: [{when: {cuda: '12.9'}, checks: [library/newest]}]}\n")
     site.ready(OLD)
-    assert "publish.require has library/newest, which no check of this target fits" in site.publish().reasons
+    assert "publish.require has library/newest, but this target has no such check" in site.publish().reasons
 
 
 def test_required_attachments_must_be_there(tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def test_what_cannot_begin(site: Site) -> None:
     with pytest.raises(NothingSelected, match="no result.json of a target"):
         site.publish()
     with pytest.raises(ConfigError, match="no such folder"):
-        gather([site.root / "nowhere"])
+        read_evidence([site.root / "nowhere"])
     site.files.replace("matrix.yaml", "[linux/amd64, linux/arm64]", "[linux/amd64]")
     site.read()
     with pytest.raises(ConfigError, match="--platform linux/arm64: .* is for linux/amd64"):
@@ -472,7 +472,7 @@ def test_cut_off_results_are_not_ignored(site: Site) -> None:
     """A check that failed might be in the part that is missing."""
     site.ready(NEW)
     path = site.leave("more/verify.json", (next(site.evidence.rglob("verify.json"))).read_text()[:500])
-    with pytest.raises(ResultError, match=rf"{path}: is no JSON"):
+    with pytest.raises(ResultError, match=rf"{path}: not valid JSON"):
         site.publish()
     path.write_text('{"image": "x", "digest": null, "target": null, "platform": "linux/amd64", "checks": 5}')
     with pytest.raises(ResultError, match=rf"{path}: checks: .* another version"):

@@ -169,7 +169,7 @@ def test_another_publisher_after_our_tag(tmp_path: Path) -> None:
     site.fake.before = meanwhile
     done = site.publish(NEW)
     assert (done.states, done.result.exit_status) == (["failed"], 4)
-    assert f"{TAG}: another publisher made it {theirs} while this one was about to give it to" in done.reasons
+    assert f"{TAG}: another publisher moved it to {theirs} while this one moved it to" in done.reasons
     assert str(done.only.digest) in done.reasons
 
 
@@ -186,7 +186,7 @@ def test_another_publisher_moves_an_alias_meanwhile(tmp_path: Path) -> None:
     site.fake.before = meanwhile
     done = site.publish(NEW)
     assert done.states == ["failed"]
-    assert f"{HOST}/acme/tiny:latest: another publisher made it {older}" in done.reasons
+    assert f"{HOST}/acme/tiny:latest: another publisher moved it to {older}" in done.reasons
     assert site.tags()["latest"] == older
 
 

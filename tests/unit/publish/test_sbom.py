@@ -29,15 +29,15 @@ from imagebuild.publish import (
     DOCUMENT,
     IMAGE,
     SbomSubject,
-    about,
-    complete,
-    digests,
+    complete_document,
     encode_document,
+    image_digests,
     image_parts,
     purl_of,
     relationship,
     run_syft,
     sbom,
+    sbom_subject,
 )
 from imagebuild.render import Renderer, hash_of_lock, image_labels
 from tests.conftest import ROOT
@@ -65,8 +65,8 @@ def document_of(
     labels: Mapping[str, str] | None = None, history: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     said = labels_of(renderer, select_one(plan, name)) if labels is None else labels
-    about = SbomSubject(DIGEST, platform, "2026-01-02T03:04:05Z", said, history)
-    return complete(found, about, image_parts(said, platform, plan, renderer))
+    subject = SbomSubject(DIGEST, platform, "2026-01-02T03:04:05Z", said, history)
+    return complete_document(found, subject, image_parts(said, platform, plan, renderer))
 
 
 def named(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def resolved(project: Project) -> Project:
 
 def test_the_image_is_named_by_its_digest(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
     document = document_of(found, renderer, full_plan, QUICKSTART)
-    assert digests(document) == {DIGEST}
+    assert image_digests(document) == {DIGEST}
     (image,) = named(document, QUICKSTART)
     assert purl_of(image) == f"pkg:oci/quickstart@{DIGEST}?arch=amd64"
     assert document["creationInfo"]["created"] == "2026-01-02T03:04:05Z"
@@ -291,12 +291,12 @@ def test_images_of_others_and_components_of_others(
 ) -> None:
     nobody = document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART, labels={})
     assert "no labels of imagebuild" in nobody["comment"]
-    assert digests(nobody) == {DIGEST}
+    assert image_digests(nobody) == {DIGEST}
     assert problems(nobody, tmp_path) == []
     labels = {"imagebuild.component.theirs": "1.0", "imagebuild.target": "x"}
     theirs = document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART, labels=labels)
     assert named(theirs, "theirs")[0]["licenseDeclared"] == "NOASSERTION"
-    without = complete(found, SbomSubject(DIGEST, AMD64, "2026-01-02T03:04:05Z", labels), image_parts(
+    without = complete_document(found, SbomSubject(DIGEST, AMD64, "2026-01-02T03:04:05Z", labels), image_parts(
         labels, AMD64, full_plan, None))  # fmt: skip
     assert "without the project" in without["comment"]
     assert named(without, "theirs")
@@ -304,15 +304,15 @@ def test_images_of_others_and_components_of_others(
 
 def located(**changed: Any) -> PlatformImage:
     config = {"created": "2026-02-03T04:05:06.789Z", "config": {"Labels": {"a": "b"}}, "history": [{"created_by": "x"}]}
-    about = {"platform": "linux/arm64", "digest": DIGEST, "config": {**config, **changed.pop("config", {})}} | changed
-    return PlatformImage(name="image", origin="test", layers=(), stored=lambda: (), **about)
+    values = {"platform": "linux/arm64", "digest": DIGEST, "config": {**config, **changed.pop("config", {})}} | changed
+    return PlatformImage(name="image", origin="test", layers=(), stored=lambda: (), **values)
 
 
 def test_what_an_image_says_of_itself() -> None:
-    about = sbom.about(located(), {})
-    assert (about.created, about.history, about.platform) == ("2026-02-03T04:05:06Z", "x", "linux/arm64")
-    assert sbom.about(located(), {"SOURCE_DATE_EPOCH": "0"}).created == "1970-01-01T00:00:00Z"
-    assert sbom.about(located(config={"created": None, "history": None}), {}).created == "1970-01-01T00:00:00Z"
+    subject = sbom_subject(located(), {})
+    assert (subject.created, subject.history, subject.platform) == ("2026-02-03T04:05:06Z", "x", "linux/arm64")
+    assert sbom_subject(located(), {"SOURCE_DATE_EPOCH": "0"}).created == "1970-01-01T00:00:00Z"
+    assert sbom_subject(located(config={"created": None, "history": None}), {}).created == "1970-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize(
@@ -320,13 +320,13 @@ def test_what_an_image_says_of_itself() -> None:
     [
         (located(digest=None), {}, "an archive without manifest has no digest"),
         (located(platform="linux/riscv64"), {}, "is for linux/riscv64"),
-        (located(config={"created": "yesterday"}), {}, "its creation time: is no time"),
-        (located(), {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH=now: is no time"),
+        (located(config={"created": "yesterday"}), {}, "its creation time: not a time"),
+        (located(), {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH=now: not a time"),
     ],
 )
 def test_images_that_no_document_can_name(image: PlatformImage, environ: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        about(image, environ)
+        sbom_subject(image, environ)
 
 
 def test_syft_sees_no_settings_but_ours(tmp_path: Path) -> None:

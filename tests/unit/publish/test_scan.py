@@ -17,16 +17,16 @@ from imagebuild.core import CommandError, ConfigError, ResultError, YamlFile, pa
 from imagebuild.oci import FoundImage
 from imagebuild.project import Plan
 from imagebuild.publish import (
-    BY_NAME,
+    SCANNERS_BY_NAME,
     Policy,
     ScanHost,
     ScanInput,
     ScanRequest,
     ScanSubject,
     System,
-    choose,
+    choose_scanner,
     print_scan,
-    scan,
+    read_sbom_image,
     scan_image,
     scan_subject_of_image,
     scan_subject_of_sbom,
@@ -105,7 +105,7 @@ def test_grype_reads_a_layout_of_this_platform(tmp_path: Path) -> None:
 
 
 def test_grype_may_update_its_database_unless_offline(tmp_path: Path) -> None:
-    assert "GRYPE_DB_AUTO_UPDATE" not in BY_NAME["grype"].environment(ScanInput(tmp_path))
+    assert "GRYPE_DB_AUTO_UPDATE" not in SCANNERS_BY_NAME["grype"].environment(ScanInput(tmp_path))
 
 
 def test_trivy(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_debsecan_with_a_database_on_disk(tmp_path: Path) -> None:
     assert "--whitelist " in line
     assert made.scanner == "debsecan 0.4.20.1"
     assert made.database.startswith("trixie, sha256:")
-    # It knows nothing worse than high, so the default policy fails by that, and says it.
+    # It reports nothing worse than high, so the default policy fails by that, and says it.
     assert made.reason == "1 finding that the policy does not allow"
-    assert any("knows nothing worse than 'high'" in note for note in made.notes)
+    assert any("reports nothing worse than high" in note for note in made.notes)
     assert any("wheels, CUDA, HPC-X" in note for note in made.notes)
 
 
@@ -150,7 +150,7 @@ def test_debsecan_that_fetches_its_data(tmp_path: Path) -> None:
     made = scan_image(image_of(tmp_path), RULES, ScanRequest(), here)
     assert "--source" not in runner.of("debsecan")[0]
     assert made.database == "the tracker's data for trixie, of 2099-01-03T03:04:05+00:00"
-    with pytest.raises(ConfigError, match="--offline give one with --database"):
+    with pytest.raises(ConfigError, match="keeps no database on this machine; give one with --database"):
         scan_image(image_of(tmp_path / "again"), RULES, ScanRequest(offline=True), here)
 
 
@@ -159,8 +159,8 @@ def test_debsecan_that_fetches_its_data(tmp_path: Path) -> None:
     [
         ("absent", None, ConfigError, "does not exist"),
         ("folder", None, ConfigError, "give the tracker's file for trixie, or a folder with it"),
-        ("text", b"VERSION 1\n", ResultError, "is no database of debsecan"),
-        ("other", "VERSION 2\n", ResultError, "of another form"),
+        ("text", b"VERSION 1\n", ResultError, "not a database of debsecan"),
+        ("other", "VERSION 2\n", ResultError, "in an unknown format"),
     ],
 )
 def test_databases_that_are_none(
@@ -216,13 +216,13 @@ def test_auto_takes_the_first_that_is_there(tmp_path: Path) -> None:
         (("debsecan", "trivy"), "trivy"),
         (("debsecan",), "debsecan"),
     ):
-        assert choose("auto", about, machine(*programs)[0]).name == taken
+        assert choose_scanner("auto", about, machine(*programs)[0]).name == taken
 
 
 def test_a_scanner_that_does_not_know_the_distribution_says_so(tmp_path: Path) -> None:
     here, _ = machine("grype", grype=samples.grype(distro={}, matches=[]))
     made = scan_image(image_of(tmp_path), RULES, ScanRequest(), here)
-    assert "grype recognised no distribution, so packages of one were not looked at" in made.notes
+    assert "grype recognised no distribution, so it did not scan the packages of one" in made.notes
     assert "p.yaml: does not exist, so critical fails and nothing is waived" in made.notes
 
 
@@ -252,7 +252,7 @@ def test_the_axes_of_an_sbom_are_those_of_its_target(tmp_path: Path, full_plan: 
 def test_the_sbom_of_syft() -> None:
     """A real one, which names its image in other places than ours does."""
     document = json.loads((ROOT / "tests/data/sbom/syft.json").read_text())
-    about = scan.image_of(document)
+    about = read_sbom_image(document)
     assert about.digest
     assert (about.distribution, about.suite) == ("debian", "trixie")
     assert "libc6" in {package.name for package in packages_of_sbom(document)}
@@ -261,8 +261,8 @@ def test_the_sbom_of_syft() -> None:
 @pytest.mark.parametrize(
     ("text", "error", "said"),
     [
-        ("x", ResultError, "is no SBOM"),
-        ("[]", ResultError, "is no SBOM"),
+        ("x", ResultError, "not an SBOM"),
+        ("[]", ResultError, "not an SBOM"),
         ("{}", ResultError, "no spdxVersion"),
         (json.dumps({"spdxVersion": "SPDX-2.3", "packages": []}), ConfigError, "names no digest"),
         (json.dumps(samples.sbom("unknown")), ConfigError, "names no digest"),

@@ -10,7 +10,7 @@ import pytest
 
 from imagebuild.core import ConfigError, YamlFile
 from imagebuild.project import Plan, Severity, Vulnerability
-from imagebuild.publish import Judged, Policy, judge_vulnerabilities, load_policy
+from imagebuild.publish import Policy, PolicyVerdict, judge_vulnerabilities, load_policy
 from tests.conftest import ROOT
 
 NOW = datetime(2099, 6, 15, 12, tzinfo=UTC)
@@ -30,7 +30,7 @@ def judged(
     age: timedelta | None = timedelta(hours=1),
     now: datetime = NOW,
     **rules: Any,
-) -> Judged:
+) -> PolicyVerdict:
     rules = {"fail": {"severity": "high"}, **rules}
     document = YamlFile(Path("p.yaml"), Policy.model_validate(rules), {})
     return judge_vulnerabilities(
@@ -67,7 +67,7 @@ def test_what_fails(fail: dict[str, Any], found: Vulnerability, fails: bool) -> 
 def test_a_scanner_without_critical_fails_by_its_worst() -> None:
     made = judged(finding(), fail={"severity": "critical"}, worst="high")
     assert made.findings[0].fails
-    assert made.notes == ("this scanner knows nothing worse than 'high', so that fails instead of critical",)
+    assert made.notes == ("this scanner reports nothing worse than high, so that fails instead of critical",)
 
 
 @pytest.mark.parametrize(

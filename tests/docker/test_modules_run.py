@@ -1,0 +1,20 @@
+"""How many modules run before a command starts what it is there for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docker.conftest import TARGET
+from tests.modules_run import count_modules_run
+
+pytestmark = pytest.mark.docker
+
+
+def test_a_build_runs_few_modules_before_buildx_starts(checkout: Path, environ: dict[str, str]) -> None:
+    ran = count_modules_run(["build", TARGET, "--base", "registry"], "docker buildx bake", environ, cwd=checkout)
+    assert "build.bake" in ran.modules
+    assert len(ran.modules) <= 25, ran
+    others = {"build.base", "build.bundle", "build.change", "build.inputs", "oci.registry"}
+    assert not others & set(ran.imported), "a build without mirrors, bundle and cache needs none of these"

@@ -1,0 +1,109 @@
+"""Writing goes to where users point: files, links, FIFOs, devices, open descriptors."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import ConfigError, read_text, write_text
+
+WRITE = "import sys; from pathlib import Path; from imagebuild.core import write_text; write_text(Path(sys.argv[1]), 'text\\n')"
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_whole_in_a_folder_that_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file"
+    write_text(path, "first")
+    with path.open() as reader:
+        write_text(path, "second ✓")
+        assert (reader.read(), path.read_text(encoding="utf-8")) == ("first", "second ✓")
+    assert names_in(path.parent) == ["file"]
+
+
+def test_a_new_file_has_the_mode_of_the_umask_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.touch(0o600)
+    before = os.umask(0o027)
+    try:
+        write_text(new, "")
+        write_text(old, "")
+    finally:
+        os.umask(before)
+    assert (new.stat().st_mode & 0o777, old.stat().st_mode & 0o777) == (0o640, 0o600)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_target_of_a_link_is_written_and_the_link_stays(tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link, other = tmp_path / "folder" / "target", tmp_path / "link", tmp_path / "other"
+    if exists:
+        target.write_text("old")
+    link.symlink_to("other")
+    other.symlink_to("folder/target")
+    write_text(link, "new")
+    assert (link.is_symlink(), other.is_symlink(), target.read_text()) == (True, True, "new")
+    assert names_in(target.parent) == ["target"]
+
+
+def test_a_fifo_and_a_device_are_written_directly(tmp_path: Path) -> None:
+    fifo, received = tmp_path / "fifo", []
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: received.append(fifo.read_text()))
+    reader.start()
+    write_text(fifo, "through")
+    reader.join(10)
+    assert (received, fifo.is_fifo()) == (["through"], True)
+    write_text(Path("/dev/null"), "text")
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_standard_output_is_written_behind_what_is_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    path = str(tmp_path / "link") if name == "link" else name
+    piped = subprocess.run([sys.executable, "-c", WRITE, path], capture_output=True, text=True, check=True)
+    assert (piped.stdout, piped.stderr) == ("text\n", "")
+    file = tmp_path / "file"
+    with file.open("w") as stream:
+        stream.write("before\n")
+        stream.flush()
+        subprocess.run([sys.executable, "-c", WRITE, path], stdout=stream, check=True)
+        stream.write("after\n")
+    assert file.read_text() == "before\ntext\nafter\n"
+
+
+def test_what_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for name, reason in {
+        "": "Is a directory", "file/below": "Not a directory", "loop": "Too many levels of symbolic links"
+    }.items():  # fmt: skip
+        path = tmp_path / name
+        with pytest.raises(ConfigError) as caught:
+            write_text(path, "text")
+        assert str(caught.value) == f"{path}: cannot be written: {reason}"
+    assert names_in(tmp_path) == ["file", "loop"]
+    with pytest.raises(ConfigError, match=r"/dev/fd/999: cannot be written: Bad file descriptor"):
+        write_text(Path("/dev/fd/999"), "text")
+    with pytest.raises(ConfigError, match=r"/dev/full: cannot be written: No space left on device"):
+        write_text(Path("/dev/full"), "text")
+
+
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"text \xff")
+    for path, reason in {
+        tmp_path: "cannot be read: Is a directory",
+        tmp_path / "gone": "cannot be read: No such file or directory",
+        binary: "cannot be read: not UTF-8 text, at byte 5",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            read_text(path)
+        assert str(caught.value) == f"{path}: {reason}"

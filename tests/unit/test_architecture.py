@@ -1,0 +1,72 @@
+"""docs/architecture.md says what the tree says: packages, their order, modules, paths."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/architecture.md").read_text()
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def rows(page: str, heading: str) -> list[tuple[set[str], set[str]]]:
+    """The names in backticks of the first two columns of the first table after a heading."""
+    table = re.search(
+        rf"^{heading}\n(?:[^|\n][^\n]*\n|\n)*\|[^\n]*\n\|---[^\n]*\n((?:\|[^\n]*\n)+)", page, re.MULTILINE
+    )
+    assert table
+    cells = [line.split("|")[1:3] for line in table[1].splitlines()]
+    return [(set(re.findall("`(.+?)`", first)), set(re.findall("`(.+?)`", second))) for first, second in cells]
+
+
+def modules_listed(page: str) -> dict[str, set[str]]:
+    listed: dict[str, set[str]] = {}
+    package = ""
+    for packages, modules in rows(page, "## Modules"):
+        package = packages.pop() if packages else package
+        assert not listed.setdefault(package, set()) & modules
+        listed[package] |= modules
+    return listed
+
+
+def modules_in_tree() -> dict[str, set[str]]:
+    files = [path for path in (ROOT / "imagebuild").glob("*/*.py") if path.stem != "__init__"]
+    return {package: {f.stem for f in files if f.parent.name == package} for package in {f.parent.name for f in files}}
+
+
+def paths_named(text: str) -> set[str]:
+    """Paths of modules in backticks: `project/plan.py`, `imagebuild/project/plan.py`."""
+    return {path.removeprefix("imagebuild/") for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text)}
+
+
+def test_every_module_is_in_the_table_once() -> None:
+    assert modules_listed(PAGE) == modules_in_tree()
+
+
+def test_a_module_that_is_missing_or_listed_twice_is_noticed() -> None:
+    assert modules_listed(PAGE.replace("`yaml`", "`json`")) != modules_in_tree()
+    with pytest.raises(AssertionError):
+        modules_listed(PAGE.replace("`yaml`", "`files`"))
+
+
+def test_the_order_is_the_one_that_is_checked() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(c["layers"] for c in contracts if c["type"] == "layers")
+    checked = [set(re.findall(r"imagebuild\.(\w+)", layer)) for layer in layers]
+    assert [packages for packages, _ in rows(PAGE, "# Architecture")] == checked
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_path_of_a_module_exists(document: Path) -> None:
+    roots = [ROOT, ROOT / "imagebuild"]
+    missing = {p for p in paths_named(document.read_text()) if not any((root / p).is_file() for root in roots)}
+    assert not missing
+
+
+def test_paths_that_the_page_names_exist() -> None:
+    for path in re.findall(r"`((?:dockerfiles|imagebuild|jobs|profiles|publish|report)/[\w./-]+)`", PAGE):
+        assert any((root / path).exists() for root in (ROOT, ROOT / "imagebuild")), path
