@@ -38,9 +38,8 @@ from imagebuild.cli.options import (
     print_result,
 )
 from imagebuild.core.console import err, out, print_table
-from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
+from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, suggestion
 from imagebuild.core.run import run_in_foreground
-from imagebuild.core.yaml import suggestion
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
@@ -118,7 +117,7 @@ def publish(
         sign=image_signer(Signer(key, log=not no_tlog)) if sign and not dry_run else None,
     )
     result = publish_targets(workspace.project, workspace.plan, request, tools)
-    counts = sum((client.wire.counts for client in connected.values()), Counter[str]())
+    counts = sum((client.connection.counts for client in connected.values()), Counter[str]())
     result = result.model_copy(update={"requests": dict(sorted(counts.items()))})
     print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: print_published(result, workspace.plan))
     if result.exit_status:

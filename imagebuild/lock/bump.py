@@ -13,9 +13,9 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from imagebuild.core import files
-from imagebuild.core.errors import ConfigError, ImagebuildError
+from imagebuild.core.errors import ConfigError, ImagebuildError, Mistakes, suggestion
 from imagebuild.core.run import answer_each
-from imagebuild.core.yaml import Mistakes, YamlFile, load_yaml, suggestion
+from imagebuild.core.yaml import YamlFile, load_yaml
 from imagebuild.lock.resolve import Display, incomplete, lock_table, merged_sources, resolve_sources, without_stale
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.load import Project
@@ -81,9 +81,9 @@ def inquiries(recipes: Iterable[Recipe]) -> dict[Row, Inquiry]:
     for recipe in recipes:
         for name in dict.fromkeys((*recipe.target.components, *recipe.stages)):
             pin = recipe.pin(name)
-            if recipe.of(name).version_axis or pin is None:
+            if recipe.component(name).version_axis or pin is None:
                 continue
-            pin_name = recipe.of(name).pin or name
+            pin_name = recipe.component(name).pin or name
             # The command line can change pins; here they are those of the file.
             rows = recipe.project.matrix.model.versions[pin_name]
             inquiry = result.setdefault((pin_name, rows.index(pin)), Inquiry())
@@ -97,10 +97,10 @@ def inquiries(recipes: Iterable[Recipe]) -> dict[Row, Inquiry]:
 
 def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
     """Yield the places that list versions of a component."""
-    component = recipe.of(name)
+    component = recipe.component(name)
     if component.git:
         yield Tags(component.git, component.tag)
-    for text in recipe.of(component.wheels_from or name).wheels:
+    for text in recipe.component(component.wheels_from or name).wheels:
         if match := EXACT.match(text):
             yield WheelVersions(match[1])
     wanted = [p for p in (*component.packages.runtime, *component.packages.devel) if VERSION in p and "=" in p]
@@ -116,8 +116,8 @@ def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
 
 def _obstacles(recipe: Recipe, name: str) -> Iterator[str]:
     """Yield the reasons why versions of a component cannot be listed."""
-    component = recipe.of(name)
-    if any(SERIES.search(text) for text in recipe.of(component.wheels_from or name).wheels):
+    component = recipe.component(name)
+    if any(SERIES.search(text) for text in recipe.component(component.wheels_from or name).wheels):
         yield "names a series of releases, which is chosen by hand"
     if component.archive and VERSION in component.archive:
         yield "is part of an archive's address, and nobody lists those"

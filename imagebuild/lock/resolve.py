@@ -17,10 +17,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from imagebuild.core import console
-from imagebuild.core.errors import Absent, ConfigError, ImagebuildError, Unreachable
+from imagebuild.core.errors import Absent, ConfigError, ImagebuildError, Unreachable, suggestion
 from imagebuild.core.http import Advance
 from imagebuild.core.run import answer_each
-from imagebuild.core.yaml import suggestion
 from imagebuild.lock import repositories
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import (
@@ -175,7 +174,7 @@ def owners(recipes: Iterable[Recipe]) -> dict[str, set[Key]]:
                     keys_of_image.setdefault(alias, set()).update(keys)
                 continue
             keys_of_owner.setdefault(name, set()).update(keys)
-            if name in recipe.project.components and (pin := recipe.of(name).pin):
+            if name in recipe.project.components and (pin := recipe.component(name).pin):
                 keys_of_owner.setdefault(pin, set()).update(keys)
     return {**keys_of_image, **keys_of_owner}
 
