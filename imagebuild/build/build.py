@@ -242,8 +242,8 @@ def build_inputs(
                 provided = bundle.inputs_into_bundle(wanted, request.record)
         else:
             provided = inputs.inputs_from_mirrors(wanted)
-        with provided as found:
-            yield found
+        with provided as given:
+            yield given
 
 
 def bootstrapped_bases(

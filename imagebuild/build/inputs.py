@@ -542,7 +542,7 @@ def contexts_of(
     """
     trees, note = request.trees, request.note
 
-    def context(download: Download) -> str:
+    def context_of(download: Download) -> str:
         match download:
             case KeyFile(url):
                 path = file(url)
@@ -550,8 +550,8 @@ def contexts_of(
                 return trees.find(key) or trees.add_file(key, file_name(url), path)
             case ArchiveFile(url, sha256):
                 key = f"archive {url} {sha256}"
-                if found := trees.find(key):
-                    return found
+                if context := trees.find(key):
+                    return context
                 note(f"fetching {url}")
                 path = file(url)
                 if (actual := file_sha256(path)) != sha256:
@@ -559,8 +559,8 @@ def contexts_of(
                 return trees.add_file(key, file_name(url), path)
             case GitCommit(url, commit):
                 key = f"git {commit}"
-                if found := trees.find(key):
-                    return found
+                if context := trees.find(key):
+                    return context
                 if not git.has(commit):
                     note(f"fetching {url} {commit}")
                     git.fetch(url, commit)
@@ -570,7 +570,7 @@ def contexts_of(
                     return trees.add_folder(key, Path(folder))
 
     unique = dict.fromkeys(download for stages in downloads.values() for download in stages.values())
-    contexts = {download: context(download) for download in unique}
+    contexts = {download: context_of(download) for download in unique}
     return {
         target: {stage: contexts[download] for stage, download in stages.items()}
         for target, stages in downloads.items()
