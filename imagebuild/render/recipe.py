@@ -28,7 +28,7 @@ def once(method: Callable[Concatenate[Recipe, P], T]) -> Callable[Concatenate[Re
 
     def remembered(recipe: Recipe, /, *args: P.args, **options: P.kwargs) -> T:
         known = recipe.results.setdefault(method.__name__, {})
-        arguments = (args, *options.items())
+        arguments = (args, *options.items()) if options else args
         if arguments not in known:
             known[arguments] = method(recipe, *args, **options)
         result: T = known[arguments]
@@ -104,9 +104,10 @@ class Recipe:
         """Return the pin of a component, or None if its version is an axis."""
         return pin_of(self._versions, self.component(name).pin or name, self._axes)
 
-    @once
     def version(self, name: str) -> str:
         """Return the version of a component. Raises ConfigError if the matrix has none for this target."""
+        if name in self.target.components:
+            return self.target.components[name]
         if axis := self.component(name).version_axis:
             return self._axes[axis]
         if pin := self.pin(name):
@@ -237,7 +238,6 @@ class Recipe:
             axes["variant"] = variant
         return first_values(self.component(name).env, axes)
 
-    @once
     def repository(self, name: str, arch: Arch, *, stage: bool = False) -> Repository | None:
         """Return the repository of a component's packages for one architecture, or None if it has none."""
         owner = self.component(name).packages_from or name

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 CONTINUED = re.compile(r"\\[ \t]*$")
-FROM = re.compile(r"^(?=[ \t]*FROM\b)", re.MULTILINE | re.IGNORECASE)
+FROM = re.compile(r"\n(?=[ \t]*FROM\b)", re.IGNORECASE)
 COMMENT = re.compile(r"^\s*#")
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
 VARIABLE = re.compile(r"\$(?:(\w+)|{(\w+)(?::?([-+])([^}]*))?})")
@@ -43,7 +43,10 @@ class Instruction:
 
     def flag(self, name: str) -> str | None:
         """Return the last value given for a flag, or None if it is not there."""
-        return next((value for given, value in reversed(self.flags) if given == name), None)
+        for given, value in reversed(self.flags):
+            if given == name:
+                return value
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +76,10 @@ class ParsedDockerfile:
 def parse(text: str) -> ParsedDockerfile:
     """Read a Dockerfile. What has no known form is kept as it is: refusing it is BuildKit's task."""
     blocks: list[str] = []
-    for part in FROM.split(text):
+    for part in FROM.split(f"\n{text}"):
         # A line of a heredoc may begin with FROM, too.
         if blocks and not _read_block(blocks[-1])[1]:
-            blocks[-1] += part
+            blocks[-1] += f"\n{part}"
         else:
             blocks.append(part)
     arguments = _read_block(blocks[0])[0]
@@ -277,15 +280,22 @@ class CacheStep:
     """Number among the steps of its stage, from 1."""
     total: int
     """Number of steps of its stage, as BuildKit counts them: a base image is one too."""
-    word: str
-    """`RUN`, `COPY`, `ADD` or `WORKDIR`."""
-    title: str
-    """The start of the command, on one line."""
+    instruction: Instruction
     runs_on: str
     """Platform of the programs that run."""
     last_run: bool
     """Is it the stage's last `RUN`?"""
     key: str
+
+    @property
+    def word(self) -> str:
+        """Return `RUN`, `COPY`, `ADD` or `WORKDIR`."""
+        return self.instruction.word
+
+    @property
+    def title(self) -> str:
+        """Return the start of the command, on one line."""
+        return f"{self.word} {title(self.instruction)}"
 
 
 @dataclass(frozen=True)
@@ -403,27 +413,19 @@ class _StageWalk:
         total = sum(i.word in EXECUTED for i in stage.instructions) + external
         last_run = max((n for n, i in enumerate(stage.instructions) if i.word == "RUN"), default=-1)
         ignored = self.setting.ignores.get(stage.name, ()) if link else ()
+        steps: list[CacheStep] = []
         for n, instruction in enumerate(stage.instructions):
             if instruction.word not in EXECUTED:
                 state = self._configure(state, instruction)
                 continue
             key, used = self._key(state, instruction, index, ignored)
-            step = CacheStep(
-                stage=stage.name,
-                number=len(state.steps) + 1,
-                total=total,
-                word=instruction.word,
-                title=f"{instruction.word} {title(instruction)}",
-                runs_on=state.platform,
-                last_run=n == last_run,
-                key=key,
-            )
+            steps.append(CacheStep(stage.name, len(steps) + 1, total, instruction, state.platform, n == last_run, key))
             # With --link, a step does not depend on what is below it; the next step depends on both.
             state_key = _digest("merge", state.key, key) if is_linked(instruction) else key
-            state = replace(state, key=state_key, steps=(*state.steps, step), used=state.used | used)
+            state = _State(state_key, state.platform, state.env, state.config, (), state.used | used)
             if instruction.word == "WORKDIR":
                 state = _with_config(state, "WORKDIR", _absolute(state, expand(instruction.text, state.env)))
-        return state
+        return replace(state, steps=tuple(steps))
 
     def _base(self, stage: Stage, index: int) -> _State:
         name = expand(stage.base, self.globals)

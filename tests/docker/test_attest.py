@@ -19,7 +19,7 @@ from imagebuild.oci import (
     INDEX,
     KINDS,
     AttachmentFile,
-    BlobDescriptor,
+    Descriptor,
     FoundImage,
     ImageReference,
     RegistryClient,
@@ -70,7 +70,7 @@ class Published:
     registry: RegistryClient
     layout: Path
     platform: Platform
-    manifest: BlobDescriptor
+    manifest: Descriptor
     index: str
     storage: Path
     """Where the registry has its files."""
@@ -99,7 +99,7 @@ def published(quickstart: Built, registry: str, tmp_path: Path) -> Iterator[Publ
         push_image(layout, image.digest, client, REPOSITORY)
         stored = client.manifest(REPOSITORY, image.digest)
         assert stored
-        about = BlobDescriptor(stored.media_type, stored.digest, len(stored.content), image.platform)
+        about = Descriptor(stored.media_type, stored.digest, len(stored.content), image.platform)
         platform: Platform = "linux/arm64" if image.architecture == "arm64" else "linux/amd64"
         index = client.put_manifest(REPOSITORY, "13.5", index_document([about]), INDEX)
         yield Published(client, layout, platform, about, index, tmp_path / "registry")
