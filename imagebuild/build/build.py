@@ -151,11 +151,12 @@ def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) 
         )
     if (request.bundle or request.record) and request.builder:
         raise ConfigError("--builder: bundles are made and used with the engine on this machine; leave the option out")
-    stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
-    if request.stage and request.stage not in stages:
-        raise ConfigError(
-            f"--stage {request.stage}: no selected target has such a stage; stages: {', '.join(sorted(stages))}"
-        )
+    if request.stage:
+        stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
+        if request.stage not in stages:
+            raise ConfigError(
+                f"--stage {request.stage}: no selected target has it; stages: {', '.join(sorted(stages))}"
+            )
     if request.bundle:
         problems = {
             target.id: request.bundle.problem(
