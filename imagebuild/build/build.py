@@ -154,9 +154,8 @@ def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) 
     if request.stage:
         stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
         if request.stage not in stages:
-            raise ConfigError(
-                f"--stage {request.stage}: no selected target has it; stages: {', '.join(sorted(stages))}"
-            )
+            names = ", ".join(sorted(stages))
+            raise ConfigError(f"--stage {request.stage}: no selected target has such a stage; stages: {names}")
     if request.bundle:
         problems = {
             target.id: request.bundle.problem(
