@@ -30,7 +30,7 @@ from imagebuild.build.bake import BuildInputs
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Commit, Model, Platform
 from imagebuild.core.files import read_text, write_text
-from imagebuild.core.http import Fetcher, announced_length, file_sha256, read_chunks, temporary_file
+from imagebuild.core.http import Fetcher, MissingFile, announced_length, file_sha256, read_chunks, temporary_file
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.settings import Mirrors, Settings, pip_conf_text
 from imagebuild.oci import layout
@@ -154,6 +154,13 @@ class DownloadStore:
             return None
         path = self.folder / entry.path
         return path if path.is_file() and path.stat().st_size == entry.size else None
+
+    def get(self, url: str, start: Start = lambda _: lambda _: None) -> Path:  # noqa: ARG002 - nothing is fetched
+        """Return the file of an address. Raises MissingFile if it is not here."""
+        path = self.find(url)
+        if path is None:
+            raise MissingFile(f"the bundle has no {url}")
+        return path
 
     def check(self, url: str) -> None:
         """Raise ResultError if a file is missing or has changed."""
@@ -398,7 +405,7 @@ def _without_origin(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 APT_GET = r"""#!/bin/sh
-# apt-get through mirrors: rewrites where packages come from, for this one call.
+# Run apt-get once with other addresses of packages.
 set -eu
 etc=$(mktemp -d /dev/shm/imagebuild-apt.XXXXXX)
 trap 'rm -rf "$etc"' EXIT
