@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagebuild.oci import BlobDescriptor, Registry, descriptor_json, digest_of
-from imagebuild.oci import registry as oci_registry
+from imagebuild.oci import MANIFEST, Descriptor, Registry, digest_of
 from imagebuild.project import (
     BuildResult,
     CheckResult,
@@ -104,7 +103,7 @@ class Site:
         os, architecture = platform.split("/")
         config = {"os": os, "architecture": architecture, "config": {"Labels": said}, "rootfs": {}}
         parts = [
-            BlobDescriptor(f"application/vnd.oci.image.{kind}", digest_of(data), len(data))
+            Descriptor(f"application/vnd.oci.image.{kind}", digest_of(data), len(data))
             for kind, data in (
                 ("config.v1+json", encoded(config)),
                 *(("layer.v1.tar+gzip", layer) for layer in (*shared, content)),
@@ -113,9 +112,9 @@ class Site:
         repository = f"acme/{target.image}-staging"
         for data in (encoded(config), *shared, content):
             registry.put_blob(repository, data, digest_of(data))
-        first, *layers = [descriptor_json(part) for part in parts]
-        manifest = encoded({"schemaVersion": 2, "mediaType": oci_registry.MANIFEST, "config": first, "layers": layers})
-        return registry.put_manifest(repository, digest_of(manifest), manifest, oci_registry.MANIFEST)
+        first, *layers = [part.to_json() for part in parts]
+        manifest = encoded({"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": layers})
+        return registry.put_manifest(repository, digest_of(manifest), manifest, MANIFEST)
 
     def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
         """Leave a build's result."""
@@ -182,9 +181,9 @@ class Site:
     def publish(
         self, *select: str, registry: Registry | None = None, tools: PublishTools | None = None, **more: Any
     ) -> Done:
-        wish = PublishRequest(select=select, folders=[self.evidence], **more)
+        request = PublishRequest(select=select, folders=[self.evidence], **more)
         reached = tools or PublishTools(lambda _: registry or self.fake)
-        return Done(publish_targets(self.project, self.plan, wish, reached))
+        return Done(publish_targets(self.project, self.plan, request, reached))
 
     def tags(self, repository: str = "acme/tiny") -> dict[str, str]:
         """What people can pull."""

@@ -509,7 +509,7 @@ def environment(inspection: Inspection) -> Iterator[Finding]:
     for name, value in inspection.image.env.items():
         if SECRET_NAMES.search(name) and value:
             yield Finding(name, "a variable with the name of a secret has a value")
-        if name in renderer.LISTS:
+        if name in renderer.FOLDER_LISTS:
             parts = value.split(":")
             if "" in parts:
                 yield Finding(name, "an empty part means the current folder")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from imagebuild.cli import app, evidence
 from imagebuild.core import CommandError, ConfigError, ImagebuildError, Platform, ResultError
-from imagebuild.oci import KINDS, AttachmentFile, BlobDescriptor, ImageReference, Manifest, parse_reference
+from imagebuild.oci import KINDS, AttachmentFile, Descriptor, ImageReference, Manifest, parse_reference
 from imagebuild.project import BuildResult, Lock, Plan, Project, select_one
 from imagebuild.publish import (
     CREATED,
@@ -80,7 +80,7 @@ class Published:
     registry: FakeRegistry
     recipe: Recipe
     lock: Lock
-    platforms: dict[Platform, BlobDescriptor]
+    platforms: dict[Platform, Descriptor]
     digest: str
     reference: ImageReference
 
@@ -109,8 +109,8 @@ class Published:
                 self.attach(kind, documents[kind], platform)
 
     def verify(self, *required: str, **more: Any) -> AttestResult:
-        wish = AttestRequest(required or DEFAULT_KINDS, checkout=self.checkout(), **more)
-        return verify_attachments(self.reference, self.registry, wish)
+        request = AttestRequest(required or DEFAULT_KINDS, checkout=self.checkout(), **more)
+        return verify_attachments(self.reference, self.registry, request)
 
     def checkout(self) -> Checkout:
         return Checkout(lambda name: self.recipe if name == TARGET else None)
@@ -380,7 +380,7 @@ def test_what_nobody_signed_is_not_believed(published: Published) -> None:
 @pytest.mark.parametrize(
     ("required", "said"), [(("sboom",), "did you mean 'sbom'"), (("signature",), "whose\\? give --key")]
 )
-def test_wishes_that_make_no_sense(published: Published, required: tuple[str, ...], said: str) -> None:
+def test_requests_that_make_no_sense(published: Published, required: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         published.verify(*required)
 
@@ -519,7 +519,7 @@ def test_command_show_and_add(published: Published, run: Callable[..., tuple[int
 
 
 def test_a_registry_that_fails_is_no_verdict(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> tuple[BlobDescriptor, ...]:
+    def broken(*_: object) -> tuple[Descriptor, ...]:
         raise CommandError("registry.test: 500")
 
     monkeypatch.setattr(published.registry, "referrers", broken)

@@ -12,8 +12,7 @@ import pytest
 
 from imagebuild.bench import Results, load_profiles
 from imagebuild.core import CommandError, ConfigError
-from imagebuild.oci import KINDS, AttachmentFile, BlobDescriptor, Manifest, descriptor_json, digest_of, encode_json
-from imagebuild.oci import registry as oci_registry
+from imagebuild.oci import KINDS, MANIFEST, AttachmentFile, Descriptor, Manifest, digest_of, encode_json
 from imagebuild.project import (
     Catalog,
     CheckResult,
@@ -30,11 +29,11 @@ from imagebuild.publish import (
     ImageSources,
     ProjectFacts,
     catalog_from_registry,
-    known,
-    of_images,
+    earlier_catalog,
+    image_tags,
+    published_repositories,
     read_registry,
-    repositories,
-    split,
+    split_tags,
 )
 from tests import registry_fake, report_samples
 from tests.conftest import ROOT, Files
@@ -65,23 +64,21 @@ def ours(tiny: Files) -> ProjectFacts:
     return ProjectFacts(project.matrix.model, make_plan(project), provides)
 
 
-def put(
-    registry: FakeRegistry, content: bytes, labels: dict[str, str], platform: str = "linux/amd64"
-) -> BlobDescriptor:
+def put(registry: FakeRegistry, content: bytes, labels: dict[str, str], platform: str = "linux/amd64") -> Descriptor:
     """An image of one platform with labels."""
     os, architecture = platform.split("/")
     about = {"os": os, "architecture": architecture, "created": "2026-11-20T07:00:00Z", "config": {"Labels": labels}}
     config_ = json.dumps(about).encode()
     parts = [
-        BlobDescriptor("application/vnd.oci.image.config.v1+json", digest_of(config_), len(config_)),
-        BlobDescriptor("application/vnd.oci.image.layer.v1.tar+gzip", digest_of(content), len(content)),
+        Descriptor("application/vnd.oci.image.config.v1+json", digest_of(config_), len(config_)),
+        Descriptor("application/vnd.oci.image.layer.v1.tar+gzip", digest_of(content), len(content)),
     ]
     for data in (config_, content):
         registry.put_blob(REPOSITORY, data, digest_of(data))
-    first, *layers = [descriptor_json(part) for part in parts]
-    manifest = encode_json({"schemaVersion": 2, "mediaType": oci_registry.MANIFEST, "config": first, "layers": layers})
-    digest = registry.put_manifest(REPOSITORY, digest_of(manifest), manifest, oci_registry.MANIFEST)
-    return BlobDescriptor(oci_registry.MANIFEST, digest, len(manifest), platform)
+    first, *layers = [part.to_json() for part in parts]
+    manifest = encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": layers})
+    digest = registry.put_manifest(REPOSITORY, digest_of(manifest), manifest, MANIFEST)
+    return Descriptor(MANIFEST, digest, len(manifest), platform)
 
 
 LABELS = {
@@ -95,13 +92,13 @@ LABELS = {
 }
 
 
-def attach(registry: FakeRegistry, subject: BlobDescriptor, kind: str, content: object) -> str:
+def attach(registry: FakeRegistry, subject: Descriptor, kind: str, content: object) -> str:
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     file = AttachmentFile(KINDS[kind].file, KINDS[kind].media_type, text)
     return registry.attach(REPOSITORY, subject, KINDS[kind].artifact_type, (file,), {})
 
 
-def publish(registry: FakeRegistry) -> list[BlobDescriptor]:
+def publish(registry: FakeRegistry) -> list[Descriptor]:
     found = [put(registry, name.encode() * 100, LABELS, name) for name in ("linux/amd64", "linux/arm64")]
     for tag in (TAG, "13.0-runtime"):
         registry_fake.index(registry, REPOSITORY, found, tag)
@@ -242,7 +239,7 @@ def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Project
 
 def test_an_image_of_one_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
     alone = put(registry, b"alone", LABELS)
-    registry.put_manifest(REPOSITORY, TAG, registry.manifest(REPOSITORY, alone.digest).content, oci_registry.MANIFEST)  # type: ignore[union-attr]
+    registry.put_manifest(REPOSITORY, TAG, registry.manifest(REPOSITORY, alone.digest).content, MANIFEST)  # type: ignore[union-attr]
     image = one(registry, ours)
     assert (image.digest, [p.platform for p in image.platforms]) == (alone.digest, ["linux/amd64"])
 
@@ -260,10 +257,10 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, 
     assert found.images[0].platforms[0].checks == ()
     assert len(found.problems) == 4
     for word in (
-        "no JSON",
-        "is no JSON object",
+        "is not JSON",
+        "is not a JSON object",
         "was it written by another version",
-        f"{other.digest} is named but not there",
+        f"{other.digest} is named, but the registry does not have it",
     ):
         assert any(word in problem for problem in found.problems), word
 
@@ -300,12 +297,12 @@ def test_the_newest_comes_first(registry: FakeRegistry, ours: ProjectFacts) -> N
 def test_tags() -> None:
     templates = ["r/x:cuda{cuda}-nccl{nccl.version}-{os}-{revision}", "r/x:{cuda}-{os}-nccl{nccl.version}-{revision}"]
     found = ("latest", "13.4", "13.4.2-u24-nccl2.32.3-0a1b2c3", "cuda13.4.2-nccl2.32.3-u24-0a1b2c3-dirty", "cuda13-u24")
-    fixed, moving, revision = split(found, templates, {"cuda": "13.4.2", "os": "u24"})
+    fixed, moving, revision = split_tags(found, templates, {"cuda": "13.4.2", "os": "u24"})
     assert fixed == ("cuda13.4.2-nccl2.32.3-u24-0a1b2c3-dirty", "13.4.2-u24-nccl2.32.3-0a1b2c3")
     assert moving == ("cuda13-u24", "latest", "13.4")
     assert revision in ("0a1b2c3", "0a1b2c3-dirty")
-    assert split(["cuda12-nccl1-u24-0a1b2c3"], templates, {"cuda": "13.4.2", "os": "u24"})[0] == ()
-    assert of_images(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
+    assert split_tags(["cuda12-nccl1-u24-0a1b2c3"], templates, {"cuda": "13.4.2", "os": "u24"})[0] == ()
+    assert image_tags(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
 
 
 @dataclass
@@ -340,7 +337,7 @@ def test_what_is_known_is_not_read_again(ours: ProjectFacts) -> None:
     first = read_registry(shop, lambda: NOW)
     assert len(registry.asked) > 15
     registry.asked.clear()
-    again = replace(shop, known=known(first.catalog, first.copies, COPIED_BYTES))
+    again = replace(shop, earlier=earlier_catalog(first.catalog, first.copies, COPIED_BYTES))
     assert read_registry(again, lambda: NOW) == first
     assert registry.asked == [registry.digest(REPOSITORY, TAG)]
 
@@ -351,17 +348,17 @@ def test_what_is_known_is_not_read_again(ours: ProjectFacts) -> None:
     assert len(registry.asked) == 3
     assert newer in registry.asked
     assert [checks.started for checks in second.catalog.images[0].platforms[0].checks] == ["2", "1"]
-    without = replace(shop, known=known(first.catalog, {}, COPIED_BYTES))
+    without = replace(shop, earlier=earlier_catalog(first.catalog, {}, COPIED_BYTES))
     assert read_registry(without, lambda: NOW) == read_registry(shop, lambda: NOW)
 
 
 def test_the_repositories_of_this_project(project: Project) -> None:
-    named = repositories(make_plan(project))
+    named = published_repositories(make_plan(project))
     assert {str(name): image for name, image in named.items()} == {
         f"docker.io/imagebuild/{image}": image for image in ("quickstart", "open", "hpcx")
     }
 
 
 def test_a_registry_must_be_named(ours: ProjectFacts, tmp_path: Path, project: Project) -> None:
-    with pytest.raises(ConfigError, match="names no registry; say --registry"):
+    with pytest.raises(ConfigError, match="names no registry; give --registry"):
         catalog_from_registry(ProjectFacts(project.matrix.model, make_plan(project)), tmp_path)
