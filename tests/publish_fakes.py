@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagebuild.oci import BlobDescriptor, Registry, descriptor_json, digest_of
-from imagebuild.oci import registry as oci_registry
+from imagebuild.oci import MANIFEST, Descriptor, Registry, digest_of
 from imagebuild.project import (
     BuildResult,
     CheckResult,
@@ -24,7 +23,7 @@ from imagebuild.project import (
     make_plan,
 )
 from imagebuild.publish import PublishRequest, PublishTools, publish_targets
-from imagebuild.verify import verify
+from imagebuild.verify import IMAGE_CHECKS
 from tests.conftest import LIBRARY, TOOL, Files
 from tests.registry_fake import FakeRegistry
 
@@ -104,7 +103,7 @@ class Site:
         os, architecture = platform.split("/")
         config = {"os": os, "architecture": architecture, "config": {"Labels": said}, "rootfs": {}}
         parts = [
-            BlobDescriptor(f"application/vnd.oci.image.{kind}", digest_of(data), len(data))
+            Descriptor(f"application/vnd.oci.image.{kind}", digest_of(data), len(data))
             for kind, data in (
                 ("config.v1+json", encoded(config)),
                 *(("layer.v1.tar+gzip", layer) for layer in (*shared, content)),
@@ -113,9 +112,9 @@ class Site:
         repository = f"acme/{target.image}-staging"
         for data in (encoded(config), *shared, content):
             registry.put_blob(repository, data, digest_of(data))
-        first, *layers = [descriptor_json(part) for part in parts]
-        manifest = encoded({"schemaVersion": 2, "mediaType": oci_registry.MANIFEST, "config": first, "layers": layers})
-        return registry.put_manifest(repository, digest_of(manifest), manifest, oci_registry.MANIFEST)
+        first, *layers = [part.to_json() for part in parts]
+        manifest = encoded({"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": layers})
+        return registry.put_manifest(repository, digest_of(manifest), manifest, MANIFEST)
 
     def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
         """Leave a build's result."""
@@ -214,7 +213,7 @@ class Done:
 
 def passing(name: str) -> dict[str, Outcome]:
     """The checks of a target as a machine without GPUs sees them."""
-    found: dict[str, Outcome] = {f"image/{check}": "passed" for check in verify.CHECKS}
+    found: dict[str, Outcome] = {f"image/{check}": "passed" for check in IMAGE_CHECKS}
     found |= {"library/works": "passed", "library/on-gpu": "skipped"}
     found["library/newest"] = "passed" if name == NEW else "skipped"
     return found

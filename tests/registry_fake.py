@@ -12,22 +12,20 @@ from imagebuild.core import CommandError
 from imagebuild.oci import (
     EMPTY,
     INDEX,
+    MANIFEST,
     AttachmentFile,
-    BlobDescriptor,
+    BlobStream,
+    Descriptor,
     Manifest,
     MissingBlobs,
-    Streamed,
-    as_referrer,
     attachment_manifest,
     blobs_of,
-    descriptor_json,
     digest_of,
     encode_json,
     index_document,
     manifests_of,
-    registry,
+    referrer_descriptor,
 )
-from imagebuild.oci import registry as oci_registry
 
 
 @dataclass
@@ -108,10 +106,10 @@ class FakeRegistry:
     def open_blob(self, repository: str, digest: str) -> Iterator[bytes]:
         yield self.blob(repository, digest)
 
-    def put_blob(self, repository: str, content: bytes | Path | Streamed, digest: str) -> bool:
+    def put_blob(self, repository: str, content: bytes | Path | BlobStream, digest: str) -> bool:
         if self.has_blob(repository, digest):
             return False
-        if isinstance(content, Streamed):
+        if isinstance(content, BlobStream):
             data = b"".join(content.chunks())
         else:
             data = content if isinstance(content, bytes) else content.read_bytes()
@@ -128,9 +126,9 @@ class FakeRegistry:
         self._change("mount", repository, digest).blobs[digest] = found
         return True
 
-    def referrers(self, repository: str, digest: str, artifact_type: str | None = None) -> tuple[BlobDescriptor, ...]:
+    def referrers(self, repository: str, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
         found = [
-            as_referrer(manifest.content)
+            referrer_descriptor(manifest.content)
             for manifest in self._look(repository).manifests.values()
             if (manifest.document.get("subject") or {}).get("digest") == digest
         ]
@@ -139,7 +137,7 @@ class FakeRegistry:
     def attach(
         self,
         repository: str,
-        subject: BlobDescriptor,
+        subject: Descriptor,
         artifact_type: str,
         files: tuple[AttachmentFile, ...],
         annotations: Mapping[str, str],
@@ -147,7 +145,7 @@ class FakeRegistry:
         content = attachment_manifest(subject, artifact_type, files, annotations)
         for data in (EMPTY, *(file.content for file in files)):
             self.put_blob(repository, data, digest_of(data))
-        return self.put_manifest(repository, digest_of(content), content, registry.MANIFEST)
+        return self.put_manifest(repository, digest_of(content), content, MANIFEST)
 
     def delete(self, repository: str, digest: str) -> None:
         held = self._change("delete", repository, digest)
@@ -164,12 +162,12 @@ class FakeRegistry:
 
 def image(
     registry: FakeRegistry, repository: str, content: bytes = b"layer", platform: str = "linux/amd64"
-) -> BlobDescriptor:
+) -> Descriptor:
     """Put a small image of one platform there, by digest; what describes it in an index."""
     os, architecture, *_ = platform.split("/")
     config = json.dumps({"os": os, "architecture": architecture, "config": {}, "rootfs": {}}).encode()
     parts = [
-        BlobDescriptor(kind, digest_of(data), len(data))
+        Descriptor(kind, digest_of(data), len(data))
         for kind, data in (
             ("application/vnd.oci.image.config.v1+json", config),
             ("application/vnd.oci.image.layer.v1.tar+gzip", content),
@@ -177,15 +175,15 @@ def image(
     ]
     for data in (config, content):
         registry.put_blob(repository, data, digest_of(data))
-    first, *layers = [descriptor_json(part) for part in parts]
+    first, *layers = [part.to_json() for part in parts]
     manifest = encode_json(
-        {"schemaVersion": 2, "mediaType": oci_registry.MANIFEST, "config": first, "layers": layers}
+        {"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": layers}
     )  # fmt: skip
-    digest = registry.put_manifest(repository, digest_of(manifest), manifest, oci_registry.MANIFEST)
-    return BlobDescriptor(oci_registry.MANIFEST, digest, len(manifest), platform)
+    digest = registry.put_manifest(repository, digest_of(manifest), manifest, MANIFEST)
+    return Descriptor(MANIFEST, digest, len(manifest), platform)
 
 
-def index(registry: FakeRegistry, repository: str, manifests: Iterable[BlobDescriptor], tag: str | None = None) -> str:
+def index(registry: FakeRegistry, repository: str, manifests: Iterable[Descriptor], tag: str | None = None) -> str:
     """Put an index of images there, by digest or by tag; its digest."""
     content = index_document(manifests)
     return registry.put_manifest(repository, tag or digest_of(content), content, INDEX)

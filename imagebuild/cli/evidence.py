@@ -233,8 +233,8 @@ def add_attachment_to(
 ) -> None:
     """Attach a file to a published image, such as results that were measured later."""
     from imagebuild.core.files import read_text
+    from imagebuild.oci.layout import AttachmentFile
     from imagebuild.oci.reference import parse_reference
-    from imagebuild.oci.registry import AttachmentFile
     from imagebuild.publish.attest import add_attachment
 
     reference = parse_reference(image)
@@ -252,7 +252,7 @@ def _connect(host: str) -> RegistryClient:
 
 def _kind(name: str) -> str:
     """Return a kind of attachment. Raises ConfigError for an unknown one."""
-    from imagebuild.oci.registry import KINDS
+    from imagebuild.oci.layout import KINDS
 
     if name not in KINDS:
         raise ConfigError(f"--kind {name}: unknown kind{suggestion(name, list(KINDS))}; one of {', '.join(KINDS)}")

@@ -118,7 +118,7 @@ def publish(
         sign=image_signer(Signer(key, log=not no_tlog)) if sign and not dry_run else None,
     )
     result = publish_targets(workspace.project, workspace.plan, request, tools)
-    counts = sum((client.wire.counts for client in connected.values()), Counter[str]())
+    counts = sum((client.connection.counts for client in connected.values()), Counter[str]())
     result = result.model_copy(update={"requests": dict(sorted(counts.items()))})
     print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: print_published(result, workspace.plan))
     if result.exit_status:

@@ -32,8 +32,8 @@ Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 class Model(BaseModel):
     """Refuse unknown keys, and keep values as they were read.
 
-    The docstring of a field is its description in the JSON Schema. What validates is built when a model is first
-    used: a command imports the types of many files and reads few.
+    The docstring of a field is its description in the JSON Schema. What validates is built when a model is first used:
+    a command imports the types of many files, and reads few.
     """
 
     model_config = ConfigDict(

@@ -15,9 +15,22 @@ from docker import DockerClient
 
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.oci import engine, layout
-from imagebuild.oci.layout import GZIP, KEPT_SIZE, OPAQUE, WHITEOUT, ZSTD, Blob, layer_members
+from imagebuild.oci.layout import (
+    GZIP,
+    KEPT_SIZE,
+    KINDS,
+    OPAQUE,
+    WHITEOUT,
+    ZSTD,
+    Blob,
+    Descriptor,
+    Manifest,
+    blobs_of,
+    layer_members,
+    manifests_of,
+)
 from imagebuild.oci.reference import ImageReference
-from imagebuild.oci.registry import KINDS, BlobDescriptor, Manifest, Registry, blobs_of, manifests_of
+from imagebuild.oci.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -297,7 +310,7 @@ def image_in_registry(name: str, reference: ImageReference, registry: Registry, 
     return FoundImage(name, reference.name, (image.platform,), lambda _: image, top.digest)
 
 
-def _runs(item: BlobDescriptor) -> bool:
+def _runs(item: Descriptor) -> bool:
     """Whether an entry of an index is an image, and no attestation of one."""
     is_reference = "vnd.docker.reference.type" in item.annotations
     return not is_reference and not (item.platform or "unknown").startswith("unknown")

@@ -14,18 +14,9 @@ from imagebuild.bench.models import Results
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Model, Platform
 from imagebuild.core.yaml import suggestion
+from imagebuild.oci.layout import KINDS, AttachmentFile, Descriptor, Manifest, digest_of, manifests_of
 from imagebuild.oci.reference import ImageReference
-from imagebuild.oci.registry import (
-    KINDS,
-    AttachmentFile,
-    BlobDescriptor,
-    Manifest,
-    Registry,
-    TryAgain,
-    digest_of,
-    manifests_of,
-    read_descriptor,
-)
+from imagebuild.oci.registry import Registry, TryAgain
 from imagebuild.project.records import ScanResult, VerifyResult
 from imagebuild.publish import provenance, sbom
 from imagebuild.publish.evidence import CREATED
@@ -264,7 +255,7 @@ class AttestedImage:
     repository: str
     top: Manifest
     """The index or, for an image without one, the manifest."""
-    platforms: Mapping[str, BlobDescriptor]
+    platforms: Mapping[str, Descriptor]
     """Platform → manifest."""
 
     def reference(self, digest: str) -> ImageReference:
@@ -287,7 +278,7 @@ def find_image(reference: ImageReference, registry: Registry) -> AttestedImage:
                 raise ResultError(f"{reference}: neither an image nor an index of images")
             config = json.loads(registry.blob(reference.repository, top.document["config"]["digest"]))
             platform = f"{config.get('os', 'unknown')}/{config.get('architecture', 'unknown')}"
-            descriptor = BlobDescriptor(top.media_type, top.digest, len(top.content))
+            descriptor = Descriptor(top.media_type, top.digest, len(top.content))
             return AttestedImage(registry, reference.repository, top, {platform: descriptor})
         runnable = {c.platform: c for c in children if c.platform and not c.platform.startswith("unknown")}
     except (LookupError, TypeError, ValueError) as error:
@@ -303,7 +294,7 @@ def attachments(image: AttestedImage, digest: str) -> tuple[Attachment, ...]:
     return tuple(_read_attachment(image, digest, item) for item in sorted(listed, key=lambda item: item.digest))
 
 
-def _read_attachment(image: AttestedImage, subject: str, item: BlobDescriptor) -> Attachment:
+def _read_attachment(image: AttestedImage, subject: str, item: Descriptor) -> Attachment:
     listed_kind = _KIND_BY_TYPE.get(item.artifact_type or "", item.artifact_type or "unknown")
     try:
         manifest = image.registry.manifest(image.repository, item.digest)
@@ -315,7 +306,7 @@ def _read_attachment(image: AttestedImage, subject: str, item: BlobDescriptor) -
         document = manifest.document
         named = (document.get("subject") or {}).get("digest")
         artifact_type = str(document.get("artifactType") or (document.get("config") or {}).get("mediaType"))
-        layer = read_descriptor(document["layers"][0])
+        layer = Descriptor.from_json(document["layers"][0])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         return Attachment(listed_kind, item.digest, problem=f"is no attachment: {type(error).__name__}: {error}")
     kind = _KIND_BY_TYPE.get(artifact_type, artifact_type)
@@ -327,7 +318,7 @@ def _read_attachment(image: AttestedImage, subject: str, item: BlobDescriptor) -
     return Attachment(kind, item.digest, content, document.get("annotations") or {}, problem)
 
 
-def _read_layer(image: AttestedImage, layer: BlobDescriptor) -> tuple[bytes, str]:
+def _read_layer(image: AttestedImage, layer: Descriptor) -> tuple[bytes, str]:
     """Return the bytes of a file, or the reason why they cannot be had or are not those of the manifest."""
     if layer.size > MOST_BYTES:
         return b"", f"claims to have {layer.size} bytes; at most {MOST_BYTES} are read"

@@ -22,18 +22,9 @@ from imagebuild.core import files
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
+from imagebuild.oci.layout import INDEX_TYPES, KINDS, Descriptor, Manifest, blobs_of, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import (
-    INDEX_TYPES,
-    KINDS,
-    BlobDescriptor,
-    Manifest,
-    Registry,
-    blobs_of,
-    connect_registry,
-    for_each,
-    manifests_of,
-)
+from imagebuild.oci.registry import Registry, connect_registry, for_each
 from imagebuild.project.matrix import Image, Matrix, Plan, Target
 from imagebuild.project.records import (
     AttachedFile,
@@ -274,7 +265,7 @@ class ImageRepository:
             if is_index:
                 children = [child for child in manifests_of(manifest.document) if _is_runnable(child)]
             else:
-                children = [BlobDescriptor(manifest.media_type, digest, len(manifest.content))]
+                children = [Descriptor(manifest.media_type, digest, len(manifest.content))]
             platforms = tuple(self._read_platform(child, problems) for child in children)
             if not platforms:
                 raise ResultError("has no image that runs")
@@ -299,7 +290,7 @@ class ImageRepository:
             raise ResultError(f"{digest} is named, but the registry does not have it")
         return manifest
 
-    def _read_platform(self, child: BlobDescriptor, problems: list[str]) -> PublishedPlatform:
+    def _read_platform(self, child: Descriptor, problems: list[str]) -> PublishedPlatform:
         platform = self.sources.earlier.platforms.get(child.digest)
         if platform is None:
             manifest = self._manifest(child.digest).document
@@ -355,7 +346,7 @@ class ImageRepository:
         return AttachedFile(kind=kind, digest=digest, size_bytes=size, file=copy), facts
 
 
-def _is_runnable(child: BlobDescriptor) -> bool:
+def _is_runnable(child: Descriptor) -> bool:
     return bool(child.platform) and not str(child.platform).startswith("unknown") and not child.artifact_type
 
 
@@ -382,9 +373,7 @@ class DescribedImage:
     restricted: dict[str, str]
 
 
-def describe_platform(
-    child: BlobDescriptor, manifest: Mapping[str, Any], config: Mapping[str, Any]
-) -> PublishedPlatform:
+def describe_platform(child: Descriptor, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> PublishedPlatform:
     """Describe the image of one platform. Raises LookupError, TypeError or ValueError for something else."""
     layers = manifest["layers"]
     labels = {str(k): str(v) for k, v in ((config.get("config") or {}).get("Labels") or {}).items()}

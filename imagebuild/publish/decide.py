@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from imagebuild.core.fields import Platform, axis_facts, matches
-from imagebuild.oci.registry import BlobDescriptor
+from imagebuild.oci.layout import Descriptor
 from imagebuild.project.component import checks_of
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Attachment, Publish, Target
@@ -51,7 +51,7 @@ class Choice:
 class RegistryImage:
     """Describe an image that is in a registry."""
 
-    manifest: BlobDescriptor
+    manifest: Descriptor
     platform: str
     labels: Mapping[str, str] = field(default_factory=dict)
 

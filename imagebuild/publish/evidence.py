@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from imagebuild.bench.models import Results
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model, Platform
-from imagebuild.oci.registry import KINDS, AttachmentFile
+from imagebuild.oci.layout import KINDS, AttachmentFile
 from imagebuild.project.matrix import Attachment
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish import sbom

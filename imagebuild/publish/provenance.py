@@ -72,7 +72,7 @@ def resolved_dependencies(
     `replaced` is the field of `BuildResult` with what the build used instead. Raises ConfigError if the lock lacks a
     source or could not resolve it.
     """
-    owned = tuple(recipe.on(platform).owned_sources())
+    owned = tuple(recipe.for_platform(platform).owned_sources())
     check_resolved(lock, (source for _, source in owned))
     found = (d for owner, source in owned for d in _dependencies(lock, owner, source, platform, replaced or {}))
     return tuple({(dependency.owner, dependency.uri): dependency for dependency in found}.values())

@@ -17,23 +17,18 @@ from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected, ResultError
 from imagebuild.core.fields import Platform
 from imagebuild.core.run import INSTALL_COSIGN, which
-from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import (
+from imagebuild.oci.layout import (
     INDEX,
-    BlobDescriptor,
+    Descriptor,
     Manifest,
-    Registry,
-    RepositoryAt,
-    Traffic,
     attachment_manifest,
     blobs_of,
-    copy_image,
-    descriptor_json,
     digest_of,
     encode_json,
-    for_each,
     manifests_of,
 )
+from imagebuild.oci.reference import ImageReference, parse_reference
+from imagebuild.oci.registry import Registry, RepositoryAt, Traffic, copy_image, for_each
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
@@ -49,7 +44,7 @@ from imagebuild.publish.provenance import (
     unpinned_dependencies,
 )
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify.verify import CHECKS
+from imagebuild.verify.rules import IMAGE_CHECKS
 
 JOBS = 4
 """Targets that are published at a time."""
@@ -122,7 +117,7 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
     def publish(target: Target) -> tuple[Draft | None, Published]:
         platforms = tuple(p for p in target.platforms if not request.platforms or p in request.platforms)
         terms = Terms(
-            evidence, project.matrix.model.publish, rules_of(project, target, CHECKS),
+            evidence, project.matrix.model.publish, rules_of(project, target, IMAGE_CHECKS),
             created=frozenset({"provenance"}) if tools.provenance else frozenset(),
         )  # fmt: skip
         try:
@@ -226,7 +221,7 @@ def read_image(manifest: Manifest, config: bytes) -> RegistryImage:
         labels = (document.get("config") or {}).get("Labels") or {}
     except (ValueError, LookupError, TypeError) as error:
         raise ResultError(f"{manifest.digest}: its configuration cannot be read: {error}") from None
-    descriptor = BlobDescriptor(manifest.media_type, manifest.digest, len(manifest.content))
+    descriptor = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
     # Some images name the variant of arm64, which is always v8.
     return RegistryImage(descriptor, "/".join(parts).removesuffix("/v8"), labels)
 
@@ -241,7 +236,7 @@ def make_index(images: Mapping[Platform, RegistryImage]) -> Manifest:
     Equal images give equal bytes, whenever and wherever the index is made.
     """
     manifests = [
-        descriptor_json(BlobDescriptor(image.manifest.media_type, image.manifest.digest, image.manifest.size, platform))
+        Descriptor(image.manifest.media_type, image.manifest.digest, image.manifest.size, platform).to_json()
         for platform, image in sorted(images.items())
     ]
     first, *others = [image.labels for image in images.values()]
@@ -297,7 +292,7 @@ class _MissingParts:
     """List the attachments and signatures that a repository lacks."""
 
     place: RepositoryAt
-    attach: Sequence[tuple[BlobDescriptor, NewAttachment]]
+    attach: Sequence[tuple[Descriptor, NewAttachment]]
     """Image, and what to attach to it."""
     sign: Sequence[ImageReference]
 
@@ -356,7 +351,7 @@ def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str,
 def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _MissingParts:
     assert draft.index
     children = manifests_of(draft.index.document)
-    attach: list[tuple[BlobDescriptor, NewAttachment]] = []
+    attach: list[tuple[Descriptor, NewAttachment]] = []
     attached: list[str] = []  # digests of our attachments, there or about to be
     for child in children:
         listed = place.registry.referrers(place.repository, child.digest)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.oci import BlobDescriptor, manifests_of
+from imagebuild.oci import Descriptor, manifests_of
 from imagebuild.publish import read_catalog
 from tests.docker.conftest import REPOSITORY
 from tests.docker.test_publish import NEW, OLD, Shop, shop, shops
@@ -37,7 +37,7 @@ def test_what_was_published_is_in_the_catalogue(shop: Shop, tmp_path: Path) -> N
         assert image.versions == {"library": f"1.{shop.tiny.nonce}", "tool": f"2.{shop.tiny.nonce}"}
         index = shop.registry.manifest(f"{REPOSITORY}/catalogue/tiny", image.digest)
         assert index
-        listed: list[BlobDescriptor] = list(manifests_of(index.document))
+        listed: list[Descriptor] = list(manifests_of(index.document))
         assert [(p.platform, p.digest) for p in image.platforms] == [(c.platform, c.digest) for c in listed]
         assert [p.digest for p in image.platforms] == list(result.manifests.values())
         (platform,) = image.platforms

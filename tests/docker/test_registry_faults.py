@@ -18,8 +18,8 @@ from imagebuild.oci import (
     KINDS,
     MANIFEST,
     AttachmentFile,
-    BlobDescriptor,
     DeletionDisabled,
+    Descriptor,
     RegistryClient,
     RepositoryAt,
     blob_path,
@@ -33,9 +33,9 @@ from imagebuild.oci import (
 )
 from imagebuild.project import staged_tag
 from imagebuild.publish import Pruning, decide_pruning, short_digest
-from tests import layouts, registries
-from tests.docker.conftest import MARK, Tiny, finish, until
-from tests.faulty import Fault, Faulty
+from tests import layouts
+from tests.docker.conftest import MARK, Tiny, finish, own_registry, until
+from tests.faulty import Fault, FaultyService
 
 pytestmark = pytest.mark.docker
 
@@ -49,7 +49,7 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> layouts.Layout:
 
 def connect(address: str, backoff_s: float = 0.01) -> RegistryClient:
     made = connect_registry(address, patience_s=30, environ={"IMAGEBUILD_CONFIG": ""})
-    made.wire.backoff_s = backoff_s
+    made.connection.backoff_s = backoff_s
     return made
 
 
@@ -74,7 +74,7 @@ FAULTS: list[tuple[Fault, str, str]] = [
 ]  # fmt: skip
 
 
-def test_push_through_each_fault(registry: str, faulty: Faulty, layout: layouts.Layout) -> None:
+def test_push_through_each_fault(registry: str, faulty: FaultyService, layout: layouts.Layout) -> None:
     for number, (fault, method, path) in enumerate(FAULTS):
         repository = f"push/r{number}"
         rule = faulty.rule(fault, method, path, times=3, seconds=0.1)
@@ -87,9 +87,9 @@ def test_push_through_each_fault(registry: str, faulty: Faulty, layout: layouts.
         faulty.clear()
 
 
-def test_copy_through_each_fault(registry: str, faulty: Faulty, layout: layouts.Layout, tmp_path: Path) -> None:
+def test_copy_through_each_fault(registry: str, faulty: FaultyService, layout: layouts.Layout, tmp_path: Path) -> None:
     push_image(layout.folder, layout.digest, connect(registry), STAGING)
-    with registries.distribution(tmp_path / "other") as other:
+    with own_registry(tmp_path / "other") as other:
         for number, fault in enumerate(COPIED):
             for place in ("/manifests/", "/blobs/"):
                 source, target = (
@@ -103,7 +103,7 @@ def test_copy_through_each_fault(registry: str, faulty: Faulty, layout: layouts.
                 faulty.clear()
 
 
-def test_what_is_there_is_not_sent(faulty: Faulty, layout: layouts.Layout) -> None:
+def test_what_is_there_is_not_sent(faulty: FaultyService, layout: layouts.Layout) -> None:
     registry = connect(faulty.address)
     push_image(layout.folder, layout.digest, registry, STAGING)
     faulty.clear()
@@ -117,7 +117,7 @@ def test_what_is_there_is_not_sent(faulty: Faulty, layout: layouts.Layout) -> No
     assert dict(faulty.counts) == {("HEAD", "manifest"): 1}
 
 
-def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_path: Path) -> None:
+def test_docker_pulls_what_was_pushed(faulty: FaultyService, client: DockerClient, tmp_path: Path) -> None:
     for fault in ("busy", "broken", "drop-after", "lose", "forget"):
         faulty.rule(fault, "PUT", "/blobs/uploads/")
     made = layouts.make(tmp_path, b"content", ("linux/amd64",))
@@ -131,17 +131,17 @@ def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_
         client.images.remove(name, force=True)
 
 
-def test_publishers_attach_at_once(registry: str, faulty: Faulty, layout: layouts.Layout) -> None:
+def test_publishers_attach_at_once(registry: str, faulty: FaultyService, layout: layouts.Layout) -> None:
     direct = connect(registry)
     push_image(layout.folder, layout.digest, direct, FINAL)
-    subject = BlobDescriptor(MANIFEST, layout.manifests[0].digest, layout.manifests[0].size)
+    subject = Descriptor(MANIFEST, layout.manifests[0].digest, layout.manifests[0].size)
     faulty.rule("slow", "PUT", "/manifests/sha256-", times=2, seconds=0.3)
     faulty.rule("drop-after", "PUT", "/manifests/sha256-", times=2)
     attached = []
 
     def publisher(kind: str) -> None:
         own = connect(faulty.address)
-        own.wire.host = f"{kind} {faulty.address}"  # as of another process: they share no lock
+        own.connection.host = f"{kind} {faulty.address}"  # as of another process: they share no lock
         attached.append(own.attach(FINAL, subject, kind, (AttachmentFile("f", kind, kind.encode()),), {}))
 
     threads = [threading.Thread(target=publisher, args=(kind.artifact_type,)) for kind in KINDS.values()]
@@ -188,12 +188,12 @@ def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
 
 
 def _attach(registry: RegistryClient, made: layouts.Layout, kind: str) -> str:
-    subject = BlobDescriptor(MANIFEST, made.manifests[0].digest, made.manifests[0].size)
+    subject = Descriptor(MANIFEST, made.manifests[0].digest, made.manifests[0].size)
     return registry.attach(STAGING, subject, kind, (AttachmentFile("f", kind, b"{}"),), {})
 
 
 def test_prune_where_nothing_may_be_deleted(tiny: Tiny, layout: layouts.Layout, tmp_path: Path) -> None:
-    with registries.distribution(tmp_path / "frozen", deletes=False) as address:
+    with own_registry(tmp_path / "frozen", deletes=False) as address:
         tag = staged_tag(layout.digest, datetime.now(UTC) - timedelta(days=30))
         push_image(layout.folder, layout.digest, connect(address), STAGING, tag)
         done = tiny.imagebuild("prune", "--registry", f"{address}/example", "--yes", expect=4)
@@ -203,7 +203,7 @@ def test_prune_where_nothing_may_be_deleted(tiny: Tiny, layout: layouts.Layout, 
             connect(address).delete(STAGING, layout.digest)
 
 
-def test_ctrl_c(faulty: Faulty, tiny: Tiny, layout: layouts.Layout) -> None:
+def test_ctrl_c(faulty: FaultyService, tiny: Tiny, layout: layouts.Layout) -> None:
     """It ends at once, though the registry does not answer."""
     push_image(
         layout.folder,
@@ -235,19 +235,19 @@ def test_two_thousand_tags(registry: str) -> None:
              "config": {"mediaType": CONFIG, "digest": digest_of(config), "size": len(config)}}
         ).encode()  # fmt: skip
         tag = staged_tag(digest_of(content), now - timedelta(days=30))
-        store_manifest(direct.wire, STAGING, tag, content, MANIFEST)
+        store_manifest(direct.connection, STAGING, tag, content, MANIFEST)
         if number % 2:
-            store_manifest(direct.wire, FINAL, f"t{number}", content, MANIFEST)
-            store_manifest(direct.wire, FINAL, f"alias-{number}", content, MANIFEST)
+            store_manifest(direct.connection, FINAL, f"t{number}", content, MANIFEST)
+            store_manifest(direct.connection, FINAL, f"alias-{number}", content, MANIFEST)
         return digest_of(content)
 
     digests = for_each(one, range(1000), direct, jobs=16)
-    direct.wire.counts.clear()
+    direct.connection.counts.clear()
     began = time.monotonic()
     pruning = Pruning(RepositoryAt(direct, STAGING), (RepositoryAt(direct, FINAL),), timedelta(days=14), now)
     verdicts = {v.staged.digest: v for v in decide_pruning(pruning.survey(), now, timedelta(days=14))}
     seconds = time.monotonic() - began
     assert [bool(verdicts[digest].kept) for digest in digests] == [False, True] * 500
-    questions = direct.wire.counts["GET"] + direct.wire.counts["HEAD"]
+    questions = direct.connection.counts["GET"] + direct.connection.counts["HEAD"]
     assert questions <= 4 * 1000 + 20
     assert seconds < 60, f"{questions} questions took {seconds:.0f} s"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import KINDS, AttachmentFile, BlobDescriptor, connect_registry
+from imagebuild.oci import KINDS, AttachmentFile, Descriptor, connect_registry
 from imagebuild.project import ScanResult
 from imagebuild.publish import Comparison
 from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, install
@@ -125,7 +125,7 @@ def test_a_registry(debsecan: None, registry: str, imagebuild: Imagebuild, tmp_p
     for digest, version in zip(digests, ("1", "2"), strict=True):
         manifest = held.manifest(repository, digest)
         assert manifest
-        about = BlobDescriptor(manifest.media_type, digest, len(manifest.content))
+        about = Descriptor(manifest.media_type, digest, len(manifest.content))
         content = json.dumps(samples.sbom(digest, libc6=version)).encode()
         held.attach(repository, about, kind.artifact_type, (AttachmentFile(kind.file, kind.media_type, content),), {})
     imagebuild("diff", f"{name}:1", f"{name}:2", "--json", out)

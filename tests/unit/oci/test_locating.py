@@ -14,8 +14,9 @@ from imagebuild.oci import (
     DPKG,
     INDEX,
     KINDS,
+    MANIFEST,
     AttachmentFile,
-    BlobDescriptor,
+    Descriptor,
     FoundImage,
     LayerPart,
     PlatformImage,
@@ -23,7 +24,6 @@ from imagebuild.oci import (
     image,
     images_in,
 )
-from imagebuild.oci import registry as oci_registry
 from imagebuild.project import BuildResult, Plan, Project, Target, make_plan
 from imagebuild.verify import ImageFinder
 from tests import registry_fake
@@ -105,7 +105,7 @@ def at(registry: FakeRegistry, plan: Plan | None = None) -> ImageFinder:
 
 def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
     images = [pushed(registry, STATUS, {"x": b"1"}, platform=f"linux/{arch}") for arch in ("amd64", "arm64")]
-    attestation = BlobDescriptor(oci_registry.MANIFEST, images[0].digest, images[0].size, "unknown/unknown")
+    attestation = Descriptor(MANIFEST, images[0].digest, images[0].size, "unknown/unknown")
     digest = registry_fake.index(registry, "gpu/open", [*images, attestation], "1")
     for name in ("registry.test/gpu/open:1", f"registry.test/gpu/open@{digest}", "registry:registry.test/gpu/open:1"):
         with found_at(name, at(registry)) as found:
@@ -179,7 +179,7 @@ def test_what_is_not_there(registry: FakeRegistry, tmp_path: Path) -> None:
 
 
 def test_what_is_no_image(registry: FakeRegistry) -> None:
-    registry.put_manifest("gpu/open", "1", b'{"schemaVersion": 2}', oci_registry.MANIFEST)
+    registry.put_manifest("gpu/open", "1", b'{"schemaVersion": 2}', MANIFEST)
     with pytest.raises(ResultError, match="is no image"), found_at("registry.test/gpu/open:1", at(registry)):
         pass
     registry.put_manifest("gpu/open", "2", b'{"manifests": []}', INDEX)

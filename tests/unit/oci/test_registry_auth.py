@@ -20,11 +20,11 @@ from imagebuild.oci import (
     Login,
     RegistryClient,
     RepositoryAt,
-    challenge,
     connect_registry,
     copy_image,
     digest_of,
-    stored,
+    parse_challenge,
+    stored_credentials,
 )
 from tests.registry_fake import image
 from tests.registry_http import IDENTITY, PASSWORD, USER, Behaviour, serve
@@ -142,7 +142,7 @@ def test_a_password_is_not_sent_to_a_token_server_without_tls() -> None:
         raise AssertionError(url)
 
     login = Login("registry.example", ask, find=lambda _: Credentials("someone", "secret"))
-    login._known = Challenge("bearer", "http://evil.example/token", "s")
+    login._challenge = Challenge("bearer", "http://evil.example/token", "s")
     with pytest.raises(CommandError, match="wants the password sent to http://evil.example/token without TLS"):
         login.header(("repository:a:pull",))
     assert not asked
@@ -156,27 +156,27 @@ def test_credential_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     helper.chmod(helper.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     (folder / "config.json").write_text('{"credsStore": "test"}')
-    found = stored("box:5000")
+    found = stored_credentials("box:5000")
     assert found is not None
     assert found.identity_token == "identity"
     assert "identity" not in repr(found)
-    assert stored("elsewhere:5000") is None
+    assert stored_credentials("elsewhere:5000") is None
 
     helper.write_text("#!/bin/sh\necho the secret is 1234; exit 3\n")
     with pytest.raises(CommandError, match="credentials of `docker login` cannot be read") as caught:
-        stored("box:5000")
+        stored_credentials("box:5000")
     assert "1234" not in str(caught.value)
 
 
 def test_a_broken_configuration(folder: Path) -> None:
     (folder / "config.json").write_text('{"auths": {"a": "nonsense"}}')
     with pytest.raises(CommandError, match="a: the credentials of `docker login` cannot be read"):
-        stored("a")
+        stored_credentials("a")
 
 
 def test_challenges() -> None:
     both = ['Basic realm="x"', 'Bearer realm="https://t/token",service="s, t",scope="repository:a:pull,push"']
-    assert challenge(both) == Challenge("bearer", "https://t/token", "s, t", "repository:a:pull,push")
-    assert challenge(["Basic realm=x"]) == Challenge("basic", "x")
-    assert challenge(["Negotiate"]) is None
-    assert challenge([]) is None
+    assert parse_challenge(both) == Challenge("bearer", "https://t/token", "s, t", "repository:a:pull,push")
+    assert parse_challenge(["Basic realm=x"]) == Challenge("basic", "x")
+    assert parse_challenge(["Negotiate"]) is None
+    assert parse_challenge([]) is None

@@ -15,20 +15,19 @@ from imagebuild.oci import (
     CONFIG,
     MANIFEST,
     AttachmentFile,
-    BlobDescriptor,
+    BlobStream,
     DeletionDisabled,
+    Descriptor,
     MissingBlobs,
     Registry,
     RegistryClient,
     RepositoryAt,
-    Streamed,
     Traffic,
     TryAgain,
     blob_path,
     blobs_named,
     connect_registry,
     copy_image,
-    descriptor_json,
     digest_of,
     encode_json,
     for_each,
@@ -70,7 +69,7 @@ def layout(tmp_path: Path) -> layouts.Layout:
 
 def connect(address: str, patience_s: float = 20) -> RegistryClient:
     made = connect_registry(address, patience_s=patience_s, environ={"IMAGEBUILD_CONFIG": ""})
-    made.wire.backoff_s = 0.01
+    made.connection.backoff_s = 0.01
     return made
 
 
@@ -218,7 +217,7 @@ def test_other_refusals_are_not_repeated(server: Behaviour) -> None:
 
 def test_a_manifest_whose_blobs_are_not_there(server: Behaviour) -> None:
     lacking = f"sha256:{'0' * 64}"
-    config = descriptor_json(BlobDescriptor(CONFIG, lacking, 3))
+    config = Descriptor(CONFIG, lacking, 3).to_json()
     content = encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": []})
     with pytest.raises(MissingBlobs, match=f"a: manifest t: the registry lacks what it names: .*{lacking}"):
         connect(server.address).put_manifest("a", "t", content, MANIFEST)
@@ -246,7 +245,7 @@ def test_uploads_of_all_kinds(server: Behaviour, tmp_path: Path) -> None:
     held = server.store.repositories
     for content, data in (
         (b"bytes", b"bytes"), (tmp_path / "empty", b""), (tmp_path / "file", b"y" * 3_000_000),
-        (Streamed(6, lambda: iter([b"abc", b"def"])), b"abcdef"),
+        (BlobStream(6, lambda: iter([b"abc", b"def"])), b"abcdef"),
     ):  # fmt: skip
         assert registry.put_blob("a", content, digest_of(data)) is True
         assert registry.put_blob("a", content, digest_of(data)) is False
@@ -255,7 +254,7 @@ def test_uploads_of_all_kinds(server: Behaviour, tmp_path: Path) -> None:
         registry.put_blob("a", tmp_path / "gone", digest_of(b"gone"))
     with pytest.raises(CommandError, match="DIGEST_INVALID"):
         registry.put_blob("a", b"changed meanwhile", digest_of(b"something else"))
-    assert registry.wire.counts["sent"] == 5 + 3_000_000 + 6 + 3 * len(b"changed meanwhile")
+    assert registry.connection.counts["sent"] == 5 + 3_000_000 + 6 + 3 * len(b"changed meanwhile")
 
 
 def test_a_layout_that_is_not_whole(server: Behaviour, layout: layouts.Layout) -> None:
@@ -347,7 +346,7 @@ def test_many_publishers_attach_at_once(server: Behaviour) -> None:
 
     def publisher(number: int) -> None:
         registry = connect(server.address)
-        registry.wire.host = f"{server.address} as {number}"  # as of another process: they share no lock
+        registry.connection.host = f"{server.address} as {number}"  # as of another process: they share no lock
         barrier.wait()
         files = (AttachmentFile("f", "a/b", str(number).encode()),)
         attached.append(registry.attach(FINAL, subject, "a/b", files, {}))
@@ -377,7 +376,7 @@ def test_deletion(server: Behaviour) -> None:
 def test_stop_ends_what_waits(faulty: Faulty) -> None:
     faulty.rule("broken", times=10_000)
     registry = connect(faulty.address, patience_s=60)
-    registry.wire.backoff_s = 10
+    registry.connection.backoff_s = 10
     threading.Timer(0.3, registry.stop).start()
     began = time.monotonic()
     with pytest.raises(CommandError, match="interrupted"):
@@ -401,11 +400,11 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.write_text("insecure-registries: [box:5000]\n")
     environ = {"IMAGEBUILD_CONFIG": str(config), "IMAGEBUILD_INSECURE_REGISTRIES": "a:1, b:2"}
     for host, scheme in (("box:5000", "http"), ("a:1", "http"), ("b:2", "http"), ("c", "https")):
-        assert connect_registry(host, environ=environ).wire.base == f"{scheme}://{host}/v2/"
+        assert connect_registry(host, environ=environ).connection.base == f"{scheme}://{host}/v2/"
     ca = tmp_path / "ca.pem"
     ca.write_text("")
-    assert connect_registry("c", environ={**environ, "SSL_CERT_FILE": str(ca)}).wire.ca == ca
-    assert connect_registry("c", environ={**environ, "IMAGEBUILD_REGISTRY_PATIENCE": "7"}).wire.patience_s == 7
+    assert connect_registry("c", environ={**environ, "SSL_CERT_FILE": str(ca)}).connection.ca == ca
+    assert connect_registry("c", environ={**environ, "IMAGEBUILD_REGISTRY_PATIENCE": "7"}).connection.patience_s == 7
     for wrong in ("soon", "-1", "inf", "nan"):
         with pytest.raises(ConfigError, match="IMAGEBUILD_REGISTRY_PATIENCE"):
             connect_registry("c", environ={**environ, "IMAGEBUILD_REGISTRY_PATIENCE": wrong})
@@ -429,9 +428,9 @@ def test_parallel() -> None:
 
 def test_uploads_do_not_lose_tls(server: Behaviour) -> None:
     registry = connect(server.address)
-    registry.wire.base = registry.wire.base.replace("http:", "https:")
+    registry.connection.base = registry.connection.base.replace("http:", "https:")
     with pytest.raises(CommandError, match=r"says that uploads go to http://.*X-Forwarded-Proto"):
-        registry.wire.once("PUT", f"http://{server.address}/v2/a/blobs/uploads/1", ("repository:a:push",))
+        registry.connection.request_once("PUT", f"http://{server.address}/v2/a/blobs/uploads/1", ("repository:a:push",))
     assert not server.asked
 
 

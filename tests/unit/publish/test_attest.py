@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from imagebuild.cli import app, evidence
 from imagebuild.core import CommandError, ConfigError, ImagebuildError, Platform, ResultError
-from imagebuild.oci import KINDS, AttachmentFile, BlobDescriptor, ImageReference, Manifest, parse_reference
+from imagebuild.oci import KINDS, AttachmentFile, Descriptor, ImageReference, Manifest, parse_reference
 from imagebuild.project import BuildResult, Lock, Plan, Project, select_one
 from imagebuild.publish import (
     CREATED,
@@ -80,7 +80,7 @@ class Published:
     registry: FakeRegistry
     recipe: Recipe
     lock: Lock
-    platforms: dict[Platform, BlobDescriptor]
+    platforms: dict[Platform, Descriptor]
     digest: str
     reference: ImageReference
 
@@ -519,7 +519,7 @@ def test_command_show_and_add(published: Published, run: Callable[..., tuple[int
 
 
 def test_a_registry_that_fails_is_no_verdict(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> tuple[BlobDescriptor, ...]:
+    def broken(*_: object) -> tuple[Descriptor, ...]:
         raise CommandError("registry.test: 500")
 
     monkeypatch.setattr(published.registry, "referrers", broken)

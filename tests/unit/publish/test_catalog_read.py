@@ -12,8 +12,7 @@ import pytest
 
 from imagebuild.bench import Results, load_profiles
 from imagebuild.core import CommandError, ConfigError
-from imagebuild.oci import KINDS, AttachmentFile, BlobDescriptor, Manifest, descriptor_json, digest_of, encode_json
-from imagebuild.oci import registry as oci_registry
+from imagebuild.oci import KINDS, MANIFEST, AttachmentFile, Descriptor, Manifest, digest_of, encode_json
 from imagebuild.project import (
     Catalog,
     CheckResult,
@@ -65,23 +64,21 @@ def ours(tiny: Files) -> ProjectFacts:
     return ProjectFacts(project.matrix.model, make_plan(project), provides)
 
 
-def put(
-    registry: FakeRegistry, content: bytes, labels: dict[str, str], platform: str = "linux/amd64"
-) -> BlobDescriptor:
+def put(registry: FakeRegistry, content: bytes, labels: dict[str, str], platform: str = "linux/amd64") -> Descriptor:
     """An image of one platform with labels."""
     os, architecture = platform.split("/")
     about = {"os": os, "architecture": architecture, "created": "2026-11-20T07:00:00Z", "config": {"Labels": labels}}
     config_ = json.dumps(about).encode()
     parts = [
-        BlobDescriptor("application/vnd.oci.image.config.v1+json", digest_of(config_), len(config_)),
-        BlobDescriptor("application/vnd.oci.image.layer.v1.tar+gzip", digest_of(content), len(content)),
+        Descriptor("application/vnd.oci.image.config.v1+json", digest_of(config_), len(config_)),
+        Descriptor("application/vnd.oci.image.layer.v1.tar+gzip", digest_of(content), len(content)),
     ]
     for data in (config_, content):
         registry.put_blob(REPOSITORY, data, digest_of(data))
-    first, *layers = [descriptor_json(part) for part in parts]
-    manifest = encode_json({"schemaVersion": 2, "mediaType": oci_registry.MANIFEST, "config": first, "layers": layers})
-    digest = registry.put_manifest(REPOSITORY, digest_of(manifest), manifest, oci_registry.MANIFEST)
-    return BlobDescriptor(oci_registry.MANIFEST, digest, len(manifest), platform)
+    first, *layers = [part.to_json() for part in parts]
+    manifest = encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": layers})
+    digest = registry.put_manifest(REPOSITORY, digest_of(manifest), manifest, MANIFEST)
+    return Descriptor(MANIFEST, digest, len(manifest), platform)
 
 
 LABELS = {
@@ -95,13 +92,13 @@ LABELS = {
 }
 
 
-def attach(registry: FakeRegistry, subject: BlobDescriptor, kind: str, content: object) -> str:
+def attach(registry: FakeRegistry, subject: Descriptor, kind: str, content: object) -> str:
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     file = AttachmentFile(KINDS[kind].file, KINDS[kind].media_type, text)
     return registry.attach(REPOSITORY, subject, KINDS[kind].artifact_type, (file,), {})
 
 
-def publish(registry: FakeRegistry) -> list[BlobDescriptor]:
+def publish(registry: FakeRegistry) -> list[Descriptor]:
     found = [put(registry, name.encode() * 100, LABELS, name) for name in ("linux/amd64", "linux/arm64")]
     for tag in (TAG, "13.0-runtime"):
         registry_fake.index(registry, REPOSITORY, found, tag)
@@ -242,7 +239,7 @@ def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Project
 
 def test_an_image_of_one_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
     alone = put(registry, b"alone", LABELS)
-    registry.put_manifest(REPOSITORY, TAG, registry.manifest(REPOSITORY, alone.digest).content, oci_registry.MANIFEST)  # type: ignore[union-attr]
+    registry.put_manifest(REPOSITORY, TAG, registry.manifest(REPOSITORY, alone.digest).content, MANIFEST)  # type: ignore[union-attr]
     image = one(registry, ours)
     assert (image.digest, [p.platform for p in image.platforms]) == (alone.digest, ["linux/amd64"])
 

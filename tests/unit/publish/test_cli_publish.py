@@ -29,7 +29,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 class Counting(FakeRegistry):
-    wire = SimpleNamespace(counts=Counter({"GET": 3, "sent": 1_500_000}))
+    connection = SimpleNamespace(counts=Counter({"GET": 3, "sent": 1_500_000}))
 
 
 def ready(site: Site, **more: object) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from imagebuild.bench import BandwidthTest, Half, NcclRow, PerftestTable, Results, Run, TableRow
 from imagebuild.core import ConfigError
-from imagebuild.oci import KINDS, AttachmentFile, BlobDescriptor, Registry, image
+from imagebuild.oci import KINDS, AttachmentFile, Descriptor, Registry, image
 from imagebuild.project import CheckResult, Plan, VerifyResult, make_plan
 from imagebuild.publish import (
     LICENCES,
@@ -269,14 +269,14 @@ def test_results_that_are_given(tmp_path: Path, no_engine: None) -> None:
         compare_images(DiffRequest(path, path, results=(tmp_path / "A.json", tmp_path / "empty")), ImageFinder())
 
 
-def attach(registry: FakeRegistry, subject: BlobDescriptor, kind: str, content: str) -> None:
+def attach(registry: FakeRegistry, subject: Descriptor, kind: str, content: str) -> None:
     about = KINDS[kind]
     registry.attach(
         "gpu/open", subject, about.artifact_type, (AttachmentFile(about.file, about.media_type, content.encode()),), {}
     )
 
 
-def name(image: BlobDescriptor) -> str:
+def name(image: Descriptor) -> str:
     return f"registry.test/gpu/open@{image.digest}"
 
 

@@ -14,8 +14,8 @@ from imagebuild.core import CommandError, ConfigError
 from imagebuild.oci import (
     KINDS,
     AttachmentFile,
-    BlobDescriptor,
     DeletionDisabled,
+    Descriptor,
     RepositoryAt,
     connect_registry,
     copy_image,
@@ -40,7 +40,7 @@ class Site:
     registry: FakeRegistry = field(default_factory=FakeRegistry)
     pushed: int = 0
 
-    def push(self, days: float, parts: list[BlobDescriptor] | None = None) -> tuple[str, list[BlobDescriptor]]:
+    def push(self, days: float, parts: list[Descriptor] | None = None) -> tuple[str, list[Descriptor]]:
         """An index of two platforms, pushed so many days ago, and what it names."""
         self.pushed += 1
         parts = parts or [
@@ -56,7 +56,7 @@ class Site:
         self.registry.repositories[STAGING].tags[tag] = digest
         return tag
 
-    def attach(self, subject: BlobDescriptor, kind: str = SBOM, repository: str = STAGING) -> str:
+    def attach(self, subject: Descriptor, kind: str = SBOM, repository: str = STAGING) -> str:
         return self.registry.attach(repository, subject, kind, (AttachmentFile("f", kind, b"{}"),), {})
 
     @property
@@ -154,7 +154,7 @@ def test_an_attachment_that_others_need_keeps_it(site: Site) -> None:
     held.tags["the-sbom"] = sbom
     assert "which is tagged the-sbom" in str(site.why(digest))
     del held.tags["the-sbom"]
-    site.attach(BlobDescriptor(held.manifests[sbom].media_type, sbom, 1), "a/signature")
+    site.attach(Descriptor(held.manifests[sbom].media_type, sbom, 1), "a/signature")
     assert "which something else refers to" in str(site.why(digest))
 
 
