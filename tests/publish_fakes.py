@@ -23,7 +23,7 @@ from imagebuild.project import (
     make_plan,
 )
 from imagebuild.publish import PublishRequest, PublishTools, publish_targets
-from imagebuild.verify import verify
+from imagebuild.verify import IMAGE_CHECKS
 from tests.conftest import LIBRARY, TOOL, Files
 from tests.registry_fake import FakeRegistry
 
@@ -181,9 +181,9 @@ class Site:
     def publish(
         self, *select: str, registry: Registry | None = None, tools: PublishTools | None = None, **more: Any
     ) -> Done:
-        wish = PublishRequest(select=select, folders=[self.evidence], **more)
+        request = PublishRequest(select=select, folders=[self.evidence], **more)
         reached = tools or PublishTools(lambda _: registry or self.fake)
-        return Done(publish_targets(self.project, self.plan, wish, reached))
+        return Done(publish_targets(self.project, self.plan, request, reached))
 
     def tags(self, repository: str = "acme/tiny") -> dict[str, str]:
         """What people can pull."""
@@ -213,7 +213,7 @@ class Done:
 
 def passing(name: str) -> dict[str, Outcome]:
     """The checks of a target as a machine without GPUs sees them."""
-    found: dict[str, Outcome] = {f"image/{check}": "passed" for check in verify.CHECKS}
+    found: dict[str, Outcome] = {f"image/{check}": "passed" for check in IMAGE_CHECKS}
     found |= {"library/works": "passed", "library/on-gpu": "skipped"}
     found["library/newest"] = "passed" if name == NEW else "skipped"
     return found

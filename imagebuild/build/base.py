@@ -27,18 +27,18 @@ from imagebuild.oci import layout
 from imagebuild.oci.layout import EPOCH
 
 Log = Callable[[str], None]
-Stream = Callable[[Sequence[str], Mapping[str, str], Log], None]
-"""Runs a program, handing on its lines; raises CommandError if it fails or is missing."""
+RunLogged = Callable[[Sequence[str], Mapping[str, str], Log], None]
+"""Function that runs a program and hands on its lines; raises CommandError if it fails or is missing."""
 
 ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
-# apt makes these by itself; made here, they would belong to whichever user the host's apt runs as.
-OMITTED = "--exclude=./var/lib/apt/lists/partial --exclude=./var/cache/apt/archives/partial"
-ENV = {"SOURCE_DATE_EPOCH": EPOCH, "TAR_OPTIONS": OMITTED, "LC_ALL": "C.UTF-8"}
+# apt makes these folders by itself; made here, they would belong to the user that the host's apt runs as.
+TAR_OPTIONS = "--exclude=./var/lib/apt/lists/partial --exclude=./var/cache/apt/archives/partial"
+ENV = {"SOURCE_DATE_EPOCH": EPOCH, "TAR_OPTIONS": TAR_OPTIONS, "LC_ALL": "C.UTF-8"}
 
-# As in official slim images: licences stay.
-LEFT_OUT = (
+# As in official slim images: documentation is left out, licences stay.
+DPKG_OPTIONS = (
     "path-exclude=/usr/share/man/*",
     "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/locale/*",
@@ -46,38 +46,39 @@ LEFT_OUT = (
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
 )
-# As in official images, downloads are not kept. apt's configuration must name no command here, because the host's
-# apt still reads it, and would run that command on the host.
-FINISH = (
+# As in official images, downloads are not kept. The configuration must not name a command: the host's apt reads it,
+# too, and would run the command on the host.
+CUSTOMIZE_COMMANDS = (
     'cd "$1" && rm -f etc/resolv.conf etc/hostname etc/*- var/cache/debconf/*-old var/lib/dpkg/*-old',
     ': > "$1"/etc/machine-id && find "$1"/var/log -type f -delete',
     """echo 'Acquire::Languages "none";' > "$1"/etc/apt/apt.conf.d/docker-no-languages""",
     """echo 'APT::Keep-Downloaded-Packages "false";' > "$1"/etc/apt/apt.conf.d/docker-clean""",
 )
-# However we end, nothing lives on: mounts and processes are in namespaces that go with the first process.
+# Mounts and processes are in namespaces that end with their first process, which ends with this one.
 DIE_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-def quiet(_line: str) -> None:
-    """The `Log` of those who do not want to know."""
+def log_nothing(_line: str) -> None:
+    """Drop a line of a log."""
 
 
 @dataclass(frozen=True)
 class RootfsRecipe:
-    """All that decides what a file system holds, besides the state of the archive."""
+    """Hold all that decides what a root file system has, besides the state of the archive."""
 
     release: str
     platform: str
     sources: tuple[str, ...]
-    """apt's one-line sources, those of `signed`; without any, mmdebstrap's default for the release."""
+    """apt's one-line sources, as `signed_source` returns them; if empty, mmdebstrap's default for the release."""
 
     @property
     def arch(self) -> str:
+        """Return Debian's name of the architecture."""
         return ARCHITECTURES[self.platform]
 
     def command(self, mode: str, tar: str) -> tuple[str, ...]:
-        """The command line of mmdebstrap."""
+        """Return the command line of mmdebstrap."""
         https = any("https://" in line for line in self.sources)
         keys = sorted(set(re.findall(r"signed-by=([^]\s]+)", " ".join(self.sources))) - {KEYRING})
         return (
@@ -85,42 +86,36 @@ class RootfsRecipe:
             f"--mode={mode}",
             "--variant=minbase",
             f"--architectures={self.arch}",
-            # Device nodes are the container runtime's; emulation was seen to, without the arch-test package.
+            # The container runtime makes device nodes; emulation is set up already, without the arch-test package.
             "--skip=output/dev,check/qemu",
             *(("--include=ca-certificates",) if https else ()),
-            *(f"--dpkgopt={option}" for option in LEFT_OUT),
-            # A site's own key goes where its sources expect it.
+            *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
+            # A key of the site's own is put where its sources expect it.
             *(f'--setup-hook=install -D -m 644 {shlex.quote(key)} "$1"{shlex.quote(key)}' for key in keys),
-            *(f"--customize-hook={step}" for step in FINISH),
+            *(f"--customize-hook={command}" for command in CUSTOMIZE_COMMANDS),
             self.release,
             tar,
             *self.sources,
         )
 
 
-def signed(line: str) -> str:
-    """A one-line source with its key, by a path that exists in the image too, and no other option.
+def signed_source(line: str) -> str:
+    """Return a one-line source with no option but its key, whose path exists in the image, too.
 
     Raises ConfigError if its address holds a password, which would be published with the image.
     """
     if re.search(r"://[^/\s]*@", line):
-        raise ConfigError("an apt source of this machine holds a password; use an archive that needs none")
+        raise ConfigError("an apt source of this machine has a password in its address; use an archive that needs none")
     key = re.search(r"signed-by=([^]\s]+)", line)
     own = key and not Path(key[1]).name.startswith("debian-archive-")
     address = re.sub(r"^deb\s+(\[[^]]*\]\s*)?", "", line)  # among the options may be trusted=yes
     return f"deb [signed-by={key[1] if key and own else KEYRING}] {address}"
 
 
-def installed(status: str) -> dict[str, str]:
-    """Name → version of what dpkg's status file lists as installed."""
-    entries = [dict(re.findall(r"^(Package|Version|Status): (.*)$", e, re.M)) for e in status.split("\n\n")]
-    return {e["Package"]: e["Version"] for e in entries if e.get("Status", "").endswith(" installed")}
-
-
 def ensure_mmdebstrap(run: RunProgram, log: Log) -> None:
     """Install mmdebstrap and Debian's keys if they are missing.
 
-    Raises CommandError where that takes another user or distribution, saying what to install.
+    Raises CommandError, which says what to install, if this user or distribution cannot install packages.
     """
     if shutil.which("mmdebstrap") and Path(KEYRING).exists():
         return
@@ -130,28 +125,23 @@ def ensure_mmdebstrap(run: RunProgram, log: Log) -> None:
     private.install(PACKAGES, run)
 
 
-def make_rootfs(recipe: RootfsRecipe, tar: Path, run: RunProgram, stream: Stream, log: Log) -> None:
-    """Write the file system to `tar`; raises CommandError with mmdebstrap's last lines if that fails.
+def make_rootfs(recipe: RootfsRecipe, tar: Path, run: RunProgram, run_logged: RunLogged, log: Log) -> None:
+    """Write the file system to `tar`; raise CommandError with mmdebstrap's last lines if that fails.
 
     Scratch space is taken beside `tar`, and apt's own user must be able to get there.
     """
     root = os.geteuid() == 0
+    prefix: tuple[str, ...] = DIE_WITH_US
+    if root:
+        with suppress(CommandError):  # a root that may not make namespaces may not mount either: nothing to contain
+            run(*NAMESPACES, "true")
+            prefix = (*DIE_WITH_US, *NAMESPACES)
     command = recipe.command("root" if root else "unshare", str(tar))
-    prefix = (*DIE_WITH_US, *(NAMESPACES if root and _works(run, *NAMESPACES) else ()))
-    stream((*prefix, *command), {**ENV, "TMPDIR": str(tar.parent)}, log)
+    run_logged((*prefix, *command), {**ENV, "TMPDIR": str(tar.parent)}, log)
 
 
-def _works(run: RunProgram, *prefix: str) -> bool:
-    """A root that may not make namespaces may not mount either, so then there is nothing to contain."""
-    try:
-        run(*prefix, "true")
-    except CommandError:
-        return False
-    return True
-
-
-def stream_rootfs(command: Sequence[str], env: Mapping[str, str], log: Log) -> None:
-    """The `Stream` of this machine. When interrupted, it ends the program and all that it started."""
+def run_logged(command: Sequence[str], env: Mapping[str, str], log: Log) -> None:
+    """Run a program on this machine. When interrupted, end the program and all that it started."""
     program = next(word for word in command if word not in (*DIE_WITH_US, *NAMESPACES))
     try:
         process = subprocess.Popen(
@@ -160,31 +150,27 @@ def stream_rootfs(command: Sequence[str], env: Mapping[str, str], log: Log) -> N
         )  # fmt: skip
     except OSError as error:
         raise CommandError(f"`{command[0]}` cannot be run: {error.strerror}") from error
-    last: deque[str] = deque(maxlen=15)
+    last_lines: deque[str] = deque(maxlen=15)
     try:
         assert process.stdout
         for line in process.stdout:
-            last.append(line.rstrip())
-            log(last[-1])
+            last_lines.append(line.rstrip())
+            log(last_lines[-1])
         code = process.wait()
     except BaseException:
-        _end(process)
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):  # it may clean up, but not for long
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal_number)
+                process.communicate(timeout=15)
+                break
         raise
     if code:
-        raise CommandError("\n  ".join([f"{program} failed ({code}):", *last]))
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    """Let a program tidy up, but not for long."""
-    for order in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, order)
-            process.communicate(timeout=15)
-            return
+        raise CommandError("\n  ".join([f"{program} failed ({code}):", *last_lines]))
 
 
 LAYOUT = "layout"
 DAY = 86400
+"""Seconds."""
 KEEP_DAYS = 30
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STATUS, VERSION = "./var/lib/dpkg/status", "./etc/debian_version"
@@ -192,7 +178,7 @@ STATUS, VERSION = "./var/lib/dpkg/status", "./etc/debian_version"
 
 @dataclass(frozen=True)
 class BootstrappedBase:
-    """An image of one or more platforms; `packages` is platform → name → version of what is installed."""
+    """Name an image of one or more platforms; `packages` is platform → name → version."""
 
     layout: Path
     digest: str
@@ -200,35 +186,36 @@ class BootstrappedBase:
 
     @property
     def context(self) -> str:
-        """What BuildKit takes as a named context."""
+        """Return what BuildKit takes as a named context."""
         return f"oci-layout://{self.layout}@{self.digest}"
 
 
 @dataclass(frozen=True)
 class BootstrapTools:
-    """What touches the machine."""
+    """Hold the functions that touch the machine, so that tests can replace them."""
 
     sources: Callable[[str], list[str]] = debian.debian_source_lines
     emulate: Callable[[str], object] = private.ensure_emulation
     run: RunProgram = run_program
-    stream: Stream = stream_rootfs
+    run_logged: RunLogged = run_logged
     now: Callable[[], float] = time.time
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What the cache remembers of a file system."""
+class CachedRootfs:
+    """Hold the cache's record of a file system."""
 
     created: float
     manifest: layout.Descriptor
     packages: Mapping[str, str]
 
     def to_json(self) -> dict[str, object]:
+        """Return the content of the record's file."""
         return {"created": self.created, "manifest": self.manifest.to_json(), "packages": dict(self.packages)}
 
     @classmethod
-    def read(cls, path: Path) -> "_Made | None":
-        """None when there is no such file, or it is damaged: it is only a cache."""
+    def read(cls, path: Path) -> "CachedRootfs | None":
+        """Read a record; None if there is no such file, or it is damaged: it is only a cache."""
         try:
             data = json.loads(path.read_bytes())
             manifest = layout.Descriptor.from_json(data["manifest"])
@@ -244,32 +231,35 @@ def bootstrap(
     release: str = "trixie",
     refresh: bool = False,
     max_age_days: float = 7,
-    log: Log = quiet,
+    log: Log = log_nothing,
     tools: BootstrapTools = BootstrapTools(),
 ) -> BootstrappedBase:
-    """One image of `platforms`; what the cache lacks, or is too old in it, or all with `refresh`, is made.
+    """Return one image of `platforms`; bootstrap those that the cache lacks or has in too old a state.
 
-    Raises ConfigError for a platform it cannot make or a cache it cannot write, CommandError when a program
-    fails or is missing.
+    `refresh` bootstraps all of them. Raises ConfigError for a platform that cannot be made or a cache that cannot be
+    written, CommandError when a program fails or is missing.
     """
-    sources = tuple(map(signed, tools.sources(release)))
-    recipes = [_recipe(release, name, sources) for name in platforms]
+    sources = tuple(map(signed_source, tools.sources(release)))
+    if unknown := [name for name in platforms if name not in ARCHITECTURES]:
+        known = ", ".join(ARCHITECTURES)
+        raise ConfigError(f"no base can be bootstrapped for platform {unknown[0]!r}; possible: {known}")
+    recipes = [RootfsRecipe(release, name, sources) for name in platforms]
     cache = cache.absolute()
     oldest = math.inf if refresh else tools.now() - max_age_days * DAY
     try:
         with _locked(cache, log):
-            made = {r.platform: _cached(cache, r, oldest) or _make(cache, r, tools, log) for r in recipes}
-            digest = layout.write_index(cache / LAYOUT, [item.manifest for item in made.values()])
+            bases = {r.platform: _cached(cache, r, oldest) or _make(cache, r, tools, log) for r in recipes}
+            digest = layout.write_index(cache / LAYOUT, [base.manifest for base in bases.values()])
             _forget(cache, min(oldest, tools.now() - KEEP_DAYS * DAY))
     except OSError as error:
         raise ConfigError(f"{error.filename or cache}: cannot be written: {error.strerror}") from error
-    return BootstrappedBase(cache / LAYOUT, digest, {name: item.packages for name, item in made.items()})
+    return BootstrappedBase(cache / LAYOUT, digest, {name: base.packages for name, base in bases.items()})
 
 
-def load(image: BootstrappedBase, environ: Mapping[str, str], run: RunProgram = run_program) -> str:
-    """Import the image into an engine with the classic image store; returns what BuildKit takes as a named context.
+def load_into_engine(image: BootstrappedBase, environ: Mapping[str, str], run: RunProgram = run_program) -> str:
+    """Import the image into an engine with the classic image store; return what BuildKit takes as a named context.
 
-    Such an engine builds for one platform, its own. Raises ConfigError for more, CommandError if docker fails.
+    Such an engine builds for its own platform only. Raises ConfigError for more, CommandError if docker fails.
     """
     if len(image.packages) > 1:
         raise ConfigError(
@@ -286,70 +276,63 @@ def load(image: BootstrappedBase, environ: Mapping[str, str], run: RunProgram = 
     return f"docker-image://{name}"
 
 
-def _recipe(release: str, name: str, sources: tuple[str, ...]) -> RootfsRecipe:
-    if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ConfigError(f"no base can be bootstrapped for platform {name!r}; possible: {known}")
-    return RootfsRecipe(release, name, sources)
-
-
-def _cached(cache: Path, recipe: RootfsRecipe, oldest: float) -> _Made | None:
-    made = _Made.read(_record(cache, recipe))
-    if not made or made.created < oldest or not layout.is_complete(cache / LAYOUT, made.manifest):
+def _cached(cache: Path, recipe: RootfsRecipe, oldest: float) -> CachedRootfs | None:
+    """Return the record of a file system that is complete and not older than `oldest`."""
+    record = CachedRootfs.read(_record_path(cache, recipe))
+    if not record or record.created < oldest or not layout.is_complete(cache / LAYOUT, record.manifest):
         return None
-    return made
+    return record
 
 
-def _record(cache: Path, recipe: RootfsRecipe) -> Path:
-    """Named after all that decides what is made, so another option or archive is another file."""
-    key = repr((recipe.command("", ""), sorted(ENV.items()), settings("", "")))
+def _record_path(cache: Path, recipe: RootfsRecipe) -> Path:
+    """Return a path whose name depends on all that decides what is made, such as options and the archive."""
+    key = repr((recipe.command("", ""), sorted(ENV.items()), image_settings("", "")))
     return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def _make(cache: Path, recipe: RootfsRecipe, tools: BootstrapTools, log: Log) -> _Made:
+def _make(cache: Path, recipe: RootfsRecipe, tools: BootstrapTools, log: Log) -> CachedRootfs:
+    """Bootstrap a file system, and add it to the cache as an image."""
     log(f"bootstrapping {recipe.release} for {recipe.platform}")
     ensure_mmdebstrap(tools.run, log)
     tools.emulate(recipe.arch)
     with _scratch(cache) as folder:
         tar = folder / "root.tar"
-        make_rootfs(recipe, tar, tools.run, tools.stream, log)
-        status, version = _read(tar, STATUS, VERSION)
-        about = settings(recipe.release, version.strip())
-        manifest = layout.add_image(cache / LAYOUT, tar, recipe.platform, about)
-    made = _Made(tools.now(), manifest, installed(status))
-    files.write_text(_record(cache, recipe), json.dumps(made.to_json(), indent=2))
-    return made
+        make_rootfs(recipe, tar, tools.run, tools.run_logged, log)
+        try:
+            with tarfile.open(tar) as archive:
+                texts = [file.read().decode() for name in (STATUS, VERSION) if (file := archive.extractfile(name))]
+            status, version = texts
+        except (KeyError, ValueError, OSError, tarfile.TarError) as error:
+            raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
+        image = image_settings(recipe.release, version.strip())
+        manifest = layout.add_image(cache / LAYOUT, tar, recipe.platform, image)
+    packages = {package.name: package.version for package in debian.installed_packages(status)}
+    record = CachedRootfs(tools.now(), manifest, packages)
+    files.write_text(_record_path(cache, recipe), json.dumps(record.to_json(), indent=2))
+    return record
 
 
-def settings(release: str, version: str) -> layout.ImageSettings:
-    """What the image says about itself; no times and places, so that its digest depends on content alone."""
-    about = f"Debian {release} (minbase), bootstrapped with mmdebstrap from the signed archive"
+def image_settings(release: str, version: str) -> layout.ImageSettings:
+    """Return the image's configuration, without times and places, so that its digest depends on content alone."""
+    description = f"Debian {release} (minbase), bootstrapped with mmdebstrap from the signed archive"
     name = "org.opencontainers.image."
-    labels = {f"{name}title": f"debian-{release}", f"{name}description": about, f"{name}version": version}
-    return layout.ImageSettings(layout.CREATED, (PATH,), ("bash",), labels, about)
-
-
-def _read(tar: Path, *names: str) -> list[str]:
-    """Files of the tar; raises ResultError if one is not there."""
-    try:
-        with tarfile.open(tar) as archive:
-            return [file.read().decode() for name in names if (file := archive.extractfile(name))]
-    except (KeyError, OSError, tarfile.TarError) as error:
-        raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
+    labels = {f"{name}title": f"debian-{release}", f"{name}description": description, f"{name}version": version}
+    return layout.ImageSettings(layout.CREATED, (PATH,), ("bash",), labels, description)
 
 
 def _forget(cache: Path, before: float) -> None:
-    """Drop what was made long ago, and blobs that nothing names; a running build may read those of today."""
-    records = {path: made for path in cache.glob("*.json") if (made := _Made.read(path))}
-    for path in [path for path, made in records.items() if made.created < before]:
+    """Remove records from `before`, and blobs that no record names, unless a running build may read them."""
+    records = {path: record for path in cache.glob("*.json") if (record := CachedRootfs.read(path))}
+    for path in [path for path, record in records.items() if record.created < before]:
         path.unlink()
         del records[path]
-    layout.prune_blobs(cache / LAYOUT, [made.manifest for made in records.values()], older_than=time.time() - DAY)
+    manifests = [record.manifest for record in records.values()]
+    layout.prune_blobs(cache / LAYOUT, manifests, older_than=time.time() - DAY)
 
 
 @contextmanager
 def _locked(cache: Path, log: Log) -> Iterator[None]:
-    """Only one process at a time makes or removes something in the cache."""
+    """Let only one process at a time add to the cache or remove from it."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as file:
         try:
@@ -362,9 +345,9 @@ def _locked(cache: Path, log: Log) -> Iterator[None]:
 
 @contextmanager
 def _scratch(cache: Path) -> Iterator[Path]:
-    """A folder for as long as it takes. Not in the cache, where apt's own user may not be able to get to.
+    """Provide a temporary folder; not in the cache, as apt's own user may not be able to get there.
 
-    Those of processes that were killed go too: they used the same cache, and we hold its lock.
+    Folders of processes that were killed are removed, too: they used the same cache, and we hold its lock.
     """
     prefix = f"imagebuild-base-{hashlib.sha256(bytes(cache)).hexdigest()[:12]}-"
     for stale in Path(tempfile.gettempdir()).glob(f"{prefix}*"):

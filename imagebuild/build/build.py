@@ -264,7 +264,7 @@ def bootstrapped_bases(
         image = base.bootstrap(platforms, cache_folder(), release=entry.release, log=progress.note)
         classic_store = not request.builder and not engine.has_containerd_store(endpoint)
         contexts[digest_of(project.lock, entry.image)] = (
-            base.load(image, endpoint.environment) if classic_store else image.context
+            base.load_into_engine(image, endpoint.environment) if classic_store else image.context
         )
     return contexts
 

@@ -1,8 +1,10 @@
-"""What this machine has and lacks for building and checking images, and how to get what it lacks.
+"""Say what this machine has and lacks for building and checking images, and how to get what it lacks.
 
-Facts are collected first (`collect`, the only part that runs programs), then judged one by one by pure functions.
-A missing piece is a finding, never an exception.
+`collect_facts`, the only part that runs programs, collects facts, which pure functions then judge one by one. A missing
+program is a finding, never an exception.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -23,6 +25,7 @@ from imagebuild.oci import engine
 from imagebuild.oci.engine import BUILDX_MIN, Endpoint
 
 DISK_WANTED = 20 * 2**30
+"""Bytes."""
 BUILDKIT_MIN = (0, 13)
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ENGINE_FIX = "as root: imagebuild engine up"
@@ -30,25 +33,32 @@ ENGINE_FIX = "as root: imagebuild engine up"
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One line of the report. `ok` is None for what is optional and not there; `fix` is empty if nothing is to do."""
+    """Hold one line of the report."""
 
     name: str
     ok: bool | None
+    """None: it is optional and not there."""
     detail: str
     fix: str = ""
+    """Command or advice that mends it; empty if there is nothing to do."""
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What was found out; an empty value means that it is not there or could not be found out."""
+    """Hold facts about the machine; an empty value means that something is not there or could not be found out."""
 
     endpoint: Endpoint | None = None
-    problem: str = ""  # why there is no endpoint
-    info: Mapping[str, Any] = field(default_factory=dict)  # `docker info`
-    inspected: str = ""  # `docker buildx inspect`
+    problem: str = ""
+    """Why there is no endpoint."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Output of `docker info`."""
+    builder: str = ""
+    """Output of `docker buildx inspect`."""
     buildx: tuple[int, ...] = ()
     free: int | None = None
+    """Bytes free for the engine's data; None if that is on another machine."""
     gpu_spec: bool = False
+    """Is there a CDI specification of NVIDIA devices?"""
     mmdebstrap: str | None = None
     keyring: bool = False
     syft: str | None = None
@@ -59,17 +69,18 @@ def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _no_engine(name: str, facts: MachineFacts) -> DoctorFinding:
-    """A line that only an engine could answer: what helps is what helps against the engine's problem."""
+def _without_engine(name: str, facts: MachineFacts) -> DoctorFinding:
+    """Return the finding about something that only an engine can answer; its fix is that of the engine's problem."""
     fix = facts.problem.partition("\n")[0].rpartition("; ")[2]
     return DoctorFinding(name, False, "no engine to ask", fix or ENGINE_FIX)
 
 
 def judge_engine(facts: MachineFacts) -> DoctorFinding:
     if facts.endpoint is None:
-        first, _, tried = facts.problem.partition("\n")
-        what, _, fix = first.rpartition("; ")
-        return DoctorFinding("engine", False, "\n".join(filter(None, [what, tried])) or "none", fix or ENGINE_FIX)
+        first, _, attempts = facts.problem.partition("\n")
+        problem, _, fix = first.rpartition("; ")
+        detail = "\n".join(filter(None, [problem, attempts])) or "none"
+        return DoctorFinding("engine", False, detail, fix or ENGINE_FIX)
     origin = {"context": "docker context", "private": "private engine"}.get(facts.endpoint.origin, "DOCKER_HOST")
     version = facts.info.get("ServerVersion", "of unknown version")
     return DoctorFinding("engine", True, f"Docker Engine {version} at {facts.endpoint.host} ({origin})")
@@ -77,11 +88,11 @@ def judge_engine(facts: MachineFacts) -> DoctorFinding:
 
 def judge_buildkit(facts: MachineFacts) -> DoctorFinding:
     if facts.endpoint is None:
-        return _no_engine("BuildKit", facts)
-    told = re.search(r"^BuildKit version:\s*v?(\d+\.\d+\.\d+)", facts.inspected, re.MULTILINE)
-    version = version_numbers(told[1]) if told else ()
+        return _without_engine("BuildKit", facts)
+    match = re.search(r"^BuildKit version:\s*v?(\d+\.\d+\.\d+)", facts.builder, re.MULTILINE)
+    version = version_numbers(match[1]) if match else ()
     if version <= (0, 0, 0):
-        # Distributions build it without a version; an engine that `find` accepts has at least this one.
+        # Distributions build it without a version; an engine that `find_engine` accepts has at least this one.
         return DoctorFinding("BuildKit", True, "0.13 or newer (by the engine's version)")
     if version < BUILDKIT_MIN:
         fix = "docker buildx use default, or recreate the current builder"
@@ -101,27 +112,23 @@ def judge_buildx(facts: MachineFacts) -> DoctorFinding:
 def judge_store(facts: MachineFacts) -> DoctorFinding:
     name, driver = "image store", facts.info.get("Driver", "")
     if not driver:
-        return _no_engine(name, facts)
+        return _without_engine(name, facts)
     if any("containerd" in str(pair) for pair in facts.info.get("DriverStatus") or ()):
         return DoctorFinding(name, True, f"containerd ({driver})")
     fix = 'set "features": {"containerd-snapshotter": true} in /etc/docker/daemon.json and restart that engine'
-    return DoctorFinding(name, False, f"{driver}: it holds one platform an image and no attestations", fix)
-
-
-def _native(architecture: str) -> str:
-    return {machine: arch for arch, machine in MACHINES.items()}.get(architecture, architecture)
+    return DoctorFinding(name, False, f"{driver}: it keeps one platform of an image and no attestations", fix)
 
 
 def judge_platforms(facts: MachineFacts) -> DoctorFinding:
-    line = re.search(r"^Platforms:\s*(.+)$", facts.inspected, re.MULTILINE)
+    line = re.search(r"^Platforms:\s*(.+)$", facts.builder, re.MULTILINE)
     if not facts.endpoint:
-        return _no_engine("platforms", facts)
+        return _without_engine("platforms", facts)
     if not line:
-        return DoctorFinding(
-            "platforms", False, "the current builder does not tell", "docker buildx inspect --bootstrap"
-        )
+        detail = "the current builder does not list them"
+        return DoctorFinding("platforms", False, detail, "docker buildx inspect --bootstrap")
     known = {word.strip().rstrip("*") for word in line[1].split(",")}
-    native = _native(facts.info.get("Architecture", platform.machine()))
+    machine = facts.info.get("Architecture", platform.machine())
+    native = next((arch for arch, name in MACHINES.items() if name == machine), machine)
     names = [f"linux/{native}"]
     names += [f"linux/{arch} (emulated)" for arch in MACHINES if arch != native and f"linux/{arch}" in known]
     if len(names) < len(MACHINES):
@@ -134,7 +141,7 @@ def judge_platforms(facts: MachineFacts) -> DoctorFinding:
 def judge_disk(facts: MachineFacts) -> DoctorFinding:
     root = facts.info.get("DockerRootDir", "")
     if not root:
-        return _no_engine("disk", facts)
+        return _without_engine("disk", facts)
     if facts.free is None:
         return DoctorFinding("disk", None, "unknown: the engine is on another machine")
     detail = f"{facts.free / 2**30:.0f} GiB free at {root}"
@@ -193,8 +200,8 @@ JUDGES: tuple[Callable[[MachineFacts], DoctorFinding], ...] = (
 )
 
 
-def _free(endpoint: Endpoint, root: str) -> int | None:
-    """Bytes free for the engine's data, None if it is not on this machine."""
+def _free_bytes(endpoint: Endpoint, root: str) -> int | None:
+    """Return the bytes free for the engine's data, or None if it is not on this machine."""
     if not endpoint.host.startswith("unix://") or not root:
         return None
     for folder in (Path(root), *Path(root).parents):
@@ -203,30 +210,26 @@ def _free(endpoint: Endpoint, root: str) -> int | None:
     return None
 
 
-def _gpu_spec(info: Mapping[str, Any]) -> bool:
-    folders = info.get("CDISpecDirs") or ()
-    return any(path for folder in folders for path in Path(folder).glob("*nvidia*"))
-
-
 def collect_facts(environ: Mapping[str, str], run: RunProgram) -> MachineFacts:
-    endpoint, problem, info, inspected = None, "", {}, ""
+    """Ask the engine and look at the machine."""
+    endpoint, problem, info, builder = None, "", {}, ""
     try:
         endpoint = engine.find_engine(environ, run)
         env = endpoint.environment
         info = dict(json.loads(run("docker", "info", "--format", "{{json .}}", env=env, timeout=20)))
-        inspected = run("docker", "buildx", "inspect", env=env, timeout=20)
+        builder = run("docker", "buildx", "inspect", env=env, timeout=20)
     except ImagebuildError as error:
         problem = str(error)
     except (TypeError, ValueError):
-        problem = "its `docker info` cannot be read; restart that engine"
+        problem = "the engine's `docker info` cannot be read; restart the engine"
     return MachineFacts(
         endpoint=endpoint,
         problem=problem,
         info=info,
-        inspected=inspected,
+        builder=builder,
         buildx=engine.buildx_version(run),
-        free=_free(endpoint, info.get("DockerRootDir", "")) if endpoint else None,
-        gpu_spec=_gpu_spec(info),
+        free=_free_bytes(endpoint, info.get("DockerRootDir", "")) if endpoint else None,
+        gpu_spec=any(path for folder in info.get("CDISpecDirs") or () for path in Path(folder).glob("*nvidia*")),
         mmdebstrap=shutil.which("mmdebstrap"),
         keyring=KEYRING.exists(),
         syft=syft_program(),
@@ -235,6 +238,6 @@ def collect_facts(environ: Mapping[str, str], run: RunProgram) -> MachineFacts:
 
 
 def examine_machine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> list[DoctorFinding]:
-    """Every finding about this machine, in the order in which a person would fix them."""
+    """Return every finding about this machine, in the order in which a person would fix them."""
     facts = collect_facts(environ, run)
     return [judge(facts) for judge in JUDGES]

@@ -1,5 +1,7 @@
 """Install and run a private engine on a machine that has none: packages, network, emulation, daemon."""
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os
@@ -15,13 +17,13 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from imagebuild.core import debian, run
-from imagebuild.core import run as programs
+from imagebuild.core import debian
 from imagebuild.core.debian import apt_candidate, apt_sources, as_deb822, distribution, sources_for_release
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import (
     RunProgram,
     os_errors_as_command_errors,
+    process_arguments,
     process_table,
     program_version,
     require_root,
@@ -35,8 +37,8 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 UNITS = [Path("/usr/lib/systemd/system") / n for n in ("docker.service", "docker.socket", "containerd.service")]
 
 # Debian 12 is the one release whose own engine is too old while the next release's packages install on it.
-NEXT = {"bookworm": "trixie"}
-FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "qemu-user-static", "cosign"})
+NEXT_RELEASE = {"bookworm": "trixie"}
+FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "docker-compose", "qemu-user-static", "cosign"})
 
 # 101 means "not allowed" and 104 "allowed" to both invoke-rc.d and deb-systemd-invoke.
 HOLD_SERVICES = '#!/bin/sh\ncase "$1" in docker*|containerd*) exit 101 ;; esac\nexit 104\n'
@@ -46,18 +48,18 @@ HOLD_SERVICES = '#!/bin/sh\ncase "$1" in docker*|containerd*) exit 101 ;; esac\n
 def _services_held(run: RunProgram) -> Iterator[None]:
     """Keep a container service that a package brings from starting, now (by policy) and at the next boot.
 
-    It would be a second engine, on docker0. A service that was there before stays as it is, and a machine
-    that has a policy of its own (container images do) keeps that.
+    It would be a second engine, on docker0. A service that was there before stays as it is, and a machine that has a
+    policy of its own, as container images do, keeps it.
     """
-    ours = not POLICY.exists()
+    policy_is_ours = not POLICY.exists()
     before = {unit for unit in UNITS if unit.exists()}
-    if ours:
+    if policy_is_ours:
         POLICY.write_text(HOLD_SERVICES)
         POLICY.chmod(0o755)
     try:
         yield
     finally:
-        if ours:
+        if policy_is_ours:
             POLICY.unlink(missing_ok=True)
         for unit in UNITS:
             if unit.exists() and unit not in before and shutil.which("systemctl"):
@@ -65,21 +67,21 @@ def _services_held(run: RunProgram) -> Iterator[None]:
 
 
 def _add_next_release(release: str, codename: str, run: RunProgram) -> None:
-    """Make `release` known to apt, at a priority so low that nothing comes from it unless named."""
-    found = apt_sources()
-    wanted = sources_for_release(found, codename, release)
+    """Make `release` known to apt, at a priority so low that only packages that are named come from it."""
+    known = apt_sources()
+    wanted = sources_for_release(known, codename, release)
     if not wanted:
         raise CommandError(
             f"no archive of {codename} is among apt's sources in {debian.ETC}; add the distribution's own"
         )
     listing = debian.ETC / "sources.list.d" / f"imagebuild-{release}.sources"
-    if not listing.exists() and any(s.suite == release for s in found):
-        return _refresh(("docker.io",), run)  # the owner of this machine added it, and decides on priorities
+    if not listing.exists() and any(s.suite == release for s in known):
+        return _refresh(("docker.io",), run)  # the machine's owner added it, and decides on priorities
     pin = f"Package: *\nPin: release n={release}*\nPin-Priority: 50\n"
     for path, text in ((debian.ETC / "preferences.d" / f"imagebuild-{release}", pin), (listing, as_deb822(wanted))):
         path.write_text(text)
         path.chmod(0o644)  # apt's tools also run for users, whatever root's umask is
-    if not apt_candidate("iptables", run):  # an index was never fetched here, and dependencies come from it
+    if not apt_candidate("iptables", run):  # no index was ever fetched here, and dependencies come from it
         return _refresh(("iptables",), run)
     only = (f"Dir::Etc::SourceList={listing}", "Dir::Etc::SourceParts=-", "APT::Get::List-Cleanup=0")
     run("apt-get", "update", *(word for option in only for word in ("-o", option)))
@@ -87,7 +89,7 @@ def _add_next_release(release: str, codename: str, run: RunProgram) -> None:
 
 
 def _refresh(packages: Iterable[str], run: RunProgram) -> None:
-    """Fetch every index. A third party's broken one is no obstacle as long as `packages` are known."""
+    """Fetch every index; ignore the error of one that is broken if `packages` are known."""
     try:
         run("apt-get", "update")
     except CommandError:
@@ -96,7 +98,7 @@ def _refresh(packages: Iterable[str], run: RunProgram) -> None:
 
 
 def _available(packages: Sequence[str], run: RunProgram) -> list[str]:
-    """`packages` as the machine's own release has them; raises CommandError if one is too old."""
+    """Return those of `packages` that the machine's own release has. Raises CommandError if one is too old."""
     _refresh(packages, run)
     version = {package: apt_candidate(package, run) for package in packages}
     for package, least in MINIMUM.items():
@@ -106,21 +108,21 @@ def _available(packages: Sequence[str], run: RunProgram) -> list[str]:
                 f"{package} is {offer} in this distribution, {'.'.join(map(str, least))} or newer is needed; "
                 "install Docker with its buildx plug-in from another source, and imagebuild will use it"
             )
-    # Where no docker-cli exists (Ubuntu), docker.io contains the client.
+    # Where there is no docker-cli, as on Ubuntu, docker.io contains the client.
     return [package for package in packages if version[package] or package != "docker-cli"]
 
 
 def install(packages: Sequence[str], run: RunProgram) -> None:
-    """Install `packages` without starting a service, removing a package or touching other versions.
+    """Install `packages` without starting a service, removing a package or changing the version of another one.
 
     Raises CommandError if the distribution is not Debian 12+ or Ubuntu, has them too old, or apt fails.
     """
     here = distribution()
     old = here.id == "debian" and here.version.isdigit() and int(here.version) < 12
     if here.id not in ("debian", "ubuntu") or old:
-        what = " ".join(packages)
-        raise CommandError(f"packages are installed on Debian 12+ and Ubuntu only; install by hand: {what}")
-    later = NEXT.get(here.codename) if here.id == "debian" and FROM_NEXT.intersection(packages) else None
+        names = " ".join(packages)
+        raise CommandError(f"packages are installed on Debian 12+ and Ubuntu only; install by hand: {names}")
+    later = NEXT_RELEASE.get(here.codename) if here.id == "debian" and FROM_NEXT.intersection(packages) else None
     if later:
         _add_next_release(later, here.codename, run)
         wanted = [f"{package}/{later}" if package in FROM_NEXT else package for package in packages]
@@ -135,11 +137,11 @@ NET = Path("/sys/class/net")
 
 
 def choose_pool(taken: Iterable[IPv4Network], before: IPv4Network | None = None) -> IPv4Network:
-    """Addresses for the private engine's networks that overlap no route; the same ones as `before` if possible.
+    """Choose addresses for the private engine's networks that overlap no route; those of `before` if possible.
 
     Raises CommandError if every candidate is taken.
     """
-    # A VPN that routes everything in two halves takes nothing from us.
+    # A VPN that routes everything in two halves does not count as taking these.
     routes = [network for network in taken if network.prefixlen >= 8]
     blocks = [IPv4Network("172.30.0.0/16"), IPv4Network("10.213.0.0/16"), IPv4Network("192.168.192.0/18")]
     candidates = [pool for block in blocks for pool in block.subnets(new_prefix=19)]
@@ -151,7 +153,7 @@ def choose_pool(taken: Iterable[IPv4Network], before: IPv4Network | None = None)
 
 
 def firewall_rules(pool: IPv4Network) -> list[tuple[str, str, list[str]]]:
-    """(table, chain, rule): what lets containers of the pool reach the world, and its answers reach them."""
+    """Return (table, chain, rule) of the rules that let containers of the pool connect to other networks."""
     ours = str(pool)
     answers = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"]
     return [
@@ -162,22 +164,24 @@ def firewall_rules(pool: IPv4Network) -> list[tuple[str, str, list[str]]]:
 
 
 def exists(bridge: str) -> bool:
+    """Return whether a network interface exists."""
     return (NET / bridge).exists()
 
 
 def network_routes(run: RunProgram) -> Iterator[tuple[IPv4Network, dict[str, Any]]]:
+    """Yield each IPv4 route with what `ip` prints about it."""
     for route in json.loads(run("ip", "-4", "-j", "route", "show", "table", "all") or "[]"):
         yield IPv4Network("0.0.0.0/0" if route["dst"] == "default" else route["dst"]), route
 
 
 def mtu(routes: Iterable[tuple[IPv4Network, dict[str, Any]]]) -> int:
-    """A packet must fit through the way out; a tunnel's or a cloud's may be smaller than Ethernet's 1500."""
+    """Return the largest packet that the default routes take: those of tunnels and clouds may take less than 1500."""
     devices = [route["dev"] for network, route in routes if network.prefixlen == 0 and "dev" in route]
     return min([1500, *(int((NET / device / "mtu").read_text()) for device in devices)])
 
 
 def mac(address: IPv4Address) -> str:
-    """The hardware address that dockerd would give an interface with this address."""
+    """Return the hardware address that dockerd would give an interface with this IP address."""
     return ":".join(f"{byte:02x}" for byte in (0x02, 0x42, *address.packed))
 
 
@@ -194,9 +198,9 @@ def add_network(bridge: str, pool: IPv4Network, run: RunProgram) -> None:
 
 
 def remove_network(bridge: str, before: IPv4Network | None, run: RunProgram) -> None:
-    """Remove the rules and every bridge of the pool: dockerd leaves those of networks that users made.
+    """Remove the rules and every bridge of the pool, as dockerd leaves those of networks that users made.
 
-    `before` is the pool as far as the caller knows it.
+    `before` is the pool, if the caller knows it.
     """
     try:
         devices = [(network, route.get("dev")) for network, route in network_routes(run) if network.prefixlen < 32]
@@ -204,11 +208,11 @@ def remove_network(bridge: str, before: IPv4Network | None, run: RunProgram) -> 
         if exists(bridge):
             raise
         return  # no `ip`, so there was never a bridge
-    # The bridge knows the pool too, should the caller not.
+    # The bridge shows the pool, too, if the caller does not know it.
     pools = {network.supernet() for network, device in devices if device == bridge}
     for pool in pools | ({before} if before else set()):
         for table, chain, rule in firewall_rules(pool):
-            with suppress(CommandError):  # it is not there
+            with suppress(CommandError):  # until there is none left
                 while True:
                     run("iptables", "--wait", "--table", table, "--delete", chain, *rule)
         for device in {device for network, device in devices if device and network.subnet_of(pool)}:
@@ -223,24 +227,24 @@ MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def _registered(machine: str, binfmt: Path) -> bool:
-    """Whether the kernel runs `machine`'s programs in every root file system: flag F holds the emulator open."""
+    """Return whether the kernel runs `machine`'s programs in every root file system, as flag F of an emulator means."""
     entries = [binfmt / f"qemu-{machine}{suffix}" for suffix in ("", "-static")]
     texts = [entry.read_text() for entry in entries if entry.exists()]
     return any(text.startswith("enabled") and re.search(r"^flags: \w*F", text, re.M) for text in texts)
 
 
 def registration(text: str) -> str:
-    """A binfmt.d line as the kernel takes it, with flag F."""
+    """Return a binfmt.d file's line as the kernel takes it, with flag F."""
     line = next(line for line in text.splitlines() if line.startswith(":")).strip()
     head, flags = line.rsplit(":", 1)
     return f"{head}:{flags}" if "F" in flags else f"{head}:{flags}F"
 
 
 def ensure_emulation(arch: str, run: RunProgram = run_program, *, binfmt: Path = BINFMT) -> bool:
-    """Make programs of `arch` (amd64 or arm64) run here; False if they do so natively, True if emulated.
+    """Make programs of `arch` (amd64 or arm64) run here; return True if they are emulated, False if native.
 
-    The kernel's table of emulators is one for the whole machine; an entry that works is kept. Raises ConfigError
-    for an unknown architecture or if root is needed, CommandError if a step fails.
+    The whole machine has one table of emulators; an entry that works is kept. Raises ConfigError for an unknown
+    architecture or if root is needed, CommandError if a step fails.
     """
     if arch not in MACHINES:
         raise ConfigError(f"architecture {arch!r} is unknown; known are {', '.join(MACHINES)}")
@@ -257,7 +261,7 @@ def ensure_emulation(arch: str, run: RunProgram = run_program, *, binfmt: Path =
     if _registered(machine, binfmt):  # by the package, where systemd runs
         return True
     if not (conf := _emulator(machine)):
-        raise CommandError(f"qemu-user-static brought no emulator of {arch}: nothing in {BINFMT_D} is for it")
+        raise CommandError(f"qemu-user-static has no emulator of {arch}: there is no file for it in {BINFMT_D}")
     with os_errors_as_command_errors():
         if (entry := binfmt / f"qemu-{machine}").exists():
             entry.write_text("-1")
@@ -266,24 +270,25 @@ def ensure_emulation(arch: str, run: RunProgram = run_program, *, binfmt: Path =
 
 
 def _emulator(machine: str) -> Path | None:
+    """Return the binfmt.d file of an emulator that is installed."""
     names = (f"qemu-{machine}.conf", f"qemu-{machine}-static.conf")
     return next((path for name in names if (path := BINFMT_D / name).exists()), None)
 
 
-# Our log first, so that it also tells why the rest failed. Then hide a system-wide containerd; see the top.
+# The log comes first, so that it also has the errors of what follows. Then a system-wide containerd is hidden.
 LAUNCH = 'cd /; exec >"$1" 2>&1; exec unshare --mount --propagation slave sh -c "$2" "$0"'
 HIDDEN = 'mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && exec dockerd --config-file "$0"'
 
 
 ABSENT_POLLS = 8
-"""How often in a row, 0.2 s apart, no process of the engine must be seen before it counts as ended."""
+"""Polls in a row, 0.2 s apart, that must find no process of the engine before it counts as ended."""
 Table = Mapping[int, tuple[int, list[str]]]
 """Processes: pid → parent and argv."""
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """The private engine. What only a running engine (or, for `disk_used`, only root) can tell is None."""
+    """Describe the private engine. What only a running engine, or for `disk_used` only root, can tell is None."""
 
     running: bool
     host: str
@@ -295,8 +300,8 @@ class EngineStatus:
     disk_used: int | None = None
 
 
-def missing_packages(run: RunProgram = run_program, which: Callable[[str], str | None] = programs.which) -> list[str]:
-    """The packages without which no private engine runs here; a piece that is there and new enough is kept."""
+def missing_packages(run: RunProgram = run_program, which: Callable[[str], str | None] = which) -> list[str]:
+    """List the packages that a private engine needs and this machine lacks or has too old."""
     docker, buildx = program_version(run, "docker", "--version"), buildx_version(run)
     old_engine = program_version(run, "dockerd", "--version") < ENGINE_MIN
     need = {
@@ -312,7 +317,7 @@ def missing_packages(run: RunProgram = run_program, which: Callable[[str], str |
 
 
 def daemon_config(paths: EnginePaths, pool: IPv4Network, mtu: int, *, nvidia: bool = False) -> dict[str, Any]:
-    """The content of daemon.json. Half of the pool is for the bridge, the other half for networks made later."""
+    """Return the content of daemon.json. Half of the pool is for the bridge, the other half for networks made later."""
     config: dict[str, Any] = {
         "features": {"containerd-snapshotter": True, "cdi": True},
         "hosts": [paths.host],
@@ -334,32 +339,33 @@ def _program(argv: list[str]) -> str:
     return Path(argv[0]).name if argv else ""
 
 
-def _is_ours(argv: list[str], paths: EnginePaths) -> bool:
-    program = _program(argv)
-    if str(paths.config) in argv:
-        return program == "dockerd" or HIDDEN in argv  # which is about to become dockerd
-    helper = program in ("containerd", "containerd-shim-runc-v2", "runc")
-    return helper and any(f"{paths.exec_root}/" in word for word in argv)
-
-
 def family(table: Table, paths: EnginePaths) -> set[int]:
-    """The processes of this engine and their descendants, from `table`: pid → (parent, argv)."""
-    found = {pid for pid, (_, argv) in table.items() if _is_ours(argv, paths)}
-    while more := {pid for pid, (parent, _) in table.items() if parent in found} - found:
-        found |= more
-    return found
+    """Return the processes of this engine and their descendants."""
+
+    def is_ours(argv: list[str]) -> bool:
+        program = _program(argv)
+        if str(paths.config) in argv:
+            return program == "dockerd" or HIDDEN in argv  # the shell that is about to become dockerd
+        helper = program in ("containerd", "containerd-shim-runc-v2", "runc")
+        return helper and any(f"{paths.exec_root}/" in word for word in argv)
+
+    pids = {pid for pid, (_, argv) in table.items() if is_ours(argv)}
+    while children := {pid for pid, (parent, _) in table.items() if parent in pids} - pids:
+        pids |= children
+    return pids
 
 
 def pid_of(paths: EnginePaths) -> int | None:
-    """The pid of this engine's dockerd. A stale pidfile, whose pid may now be another's, is no engine."""
+    """Return the pid of this engine's dockerd. A stale pidfile, whose pid another program may have, does not count."""
     with suppress(OSError, ValueError):
         pid = int(paths.pidfile.read_text())
-        argv = run.process_arguments(pid)
+        argv = process_arguments(pid)
         return pid if _program(argv) == "dockerd" and str(paths.config) in argv else None
     return None
 
 
 def _pool_before(paths: EnginePaths) -> IPv4Network | None:
+    """Return the pool of the last daemon.json."""
     with suppress(OSError, ValueError, LookupError):
         config = json.loads(paths.config.read_text())
         return IPv4Network(config["default-address-pools"][0]["base"]).supernet()
@@ -370,30 +376,76 @@ def _await(paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
     """Wait until the engine answers. Raises CommandError with the end of its log if it ends or is too slow."""
     deadline = time.monotonic() + seconds
     absent = 0
-    while why := engine_flaw(paths.host, run):
-        # Its launch is a chain of programs, and a process that starts the next one has no argv for a moment.
+    while flaw := engine_flaw(paths.host, run):
+        # The engine is launched by a chain of programs, and a process that starts the next one has no argv at first.
         there = any(str(paths.config) in argv for _, argv in process_table().values())
         absent = 0 if there else absent + 1
         ended = absent >= ABSENT_POLLS
         if ended or time.monotonic() > deadline:
             log = paths.log.read_text(errors="replace") if paths.log.exists() else ""
             lines = "\n  ".join(log.splitlines()[-10:])
-            what = "ended" if ended else f"gave no usable answer in {seconds:.0f} s ({why})"
-            raise CommandError(f"the private engine {what}; the end of {paths.log}:\n  {lines}")
+            problem = "ended" if ended else f"gave no usable answer in {seconds:.0f} s ({flaw})"
+            raise CommandError(f"the private engine {problem}; the end of {paths.log}:\n  {lines}")
         time.sleep(0.2)
 
 
 @contextmanager
 def _locked(paths: EnginePaths) -> Iterator[None]:
-    """One `up` or `down` at a time: the second would take the first one's half-made engine for leftovers."""
+    """Let only one `up` or `down` run at a time: a second one would remove the first one's half-made engine."""
     paths.state.mkdir(parents=True, exist_ok=True)
     with (paths.state / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with run.os_errors_as_command_errors():
+        with os_errors_as_command_errors():
             yield
 
 
-def _install(run: RunProgram) -> None:
+def _clear(paths: EnginePaths, run: RunProgram, seconds: float = 20) -> None:
+    """End the engine, and remove all that it made except its data, also what a crash or a `kill -9` left."""
+    deadline = time.monotonic() + seconds
+    known: dict[int, list[str]] = {}
+
+    def processes_left() -> set[int]:
+        """Return the engine's processes, and of those seen before what is left: build steps outlive their parents."""
+        table = process_table()
+        pids = family(table, paths) | {pid for pid, argv in known.items() if table.get(pid, (0, []))[1] == argv}
+        known.update({pid: table[pid][1] for pid in pids})
+        return pids
+
+    processes_left()
+    if pid := pid_of(paths):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)  # it stops its containers first
+    while pid_of(paths) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    while (left := processes_left()) and time.monotonic() < deadline + 10:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    remove_network(paths.bridge, _pool_before(paths), run)
+    shutil.rmtree(paths.run, ignore_errors=True)
+
+
+def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> EngineStatus:
+    """Start the private engine unless it runs; install the packages that it lacks first.
+
+    Packages come from the distribution's own archive, on Debian 12 also from the next release's. The engine service
+    that they bring is neither started nor enabled; no engine that is already there is stopped, configured or upgraded.
+    Raises ConfigError if not root, CommandError if a step fails; what was started is removed again.
+    """
+    paths = EnginePaths.of(environ)
+    if pid_of(paths) is None:
+        require_root("`imagebuild engine up`")
+        with _locked(paths):
+            if pid_of(paths) is None:
+                _install_missing(run)
+                _launch(paths, run)
+    _await(paths, run)
+    return engine_status(environ, run)
+
+
+def _install_missing(run: RunProgram) -> None:
+    """Install what the engine lacks. Raises CommandError if that would upgrade an engine that runs here."""
     missing = missing_packages(run)
     running = [pid for pid, (_, argv) in process_table().items() if _program(argv) == "dockerd"]
     if "docker.io" in missing and running and program_version(run, "dockerd", "--version"):
@@ -405,53 +457,12 @@ def _install(run: RunProgram) -> None:
         install(missing, run)
 
 
-def _clear(paths: EnginePaths, run: RunProgram, seconds: float = 20) -> None:
-    """End the engine and remove all it made but its data. Also removes what a crash or a `kill -9` left."""
-    deadline = time.monotonic() + seconds
-    before = _known(process_table(), paths, {})
-    if pid := pid_of(paths):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)  # it stops its containers first
-    while pid_of(paths) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    while (left := _known(process_table(), paths, before)) and time.monotonic() < deadline + 10:
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
-    remove_network(paths.bridge, _pool_before(paths), run)
-    shutil.rmtree(paths.run, ignore_errors=True)
-
-
-def _known(table: Table, paths: EnginePaths, before: Mapping[int, list[str]]) -> dict[int, list[str]]:
-    """Processes of the engine by pid, and what is left of those `before`: steps of builds outlive their parents."""
-    found = family(table, paths) | {pid for pid, argv in before.items() if table.get(pid, (0, []))[1] == argv}
-    return {pid: table[pid][1] for pid in found}
-
-
-def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> EngineStatus:
-    """Start the private engine, after installing what it lacks; nothing happens if it runs already.
-
-    Packages come from the distribution's own archive, on Debian 12 from the next release's. The engine service
-    that they bring is neither started nor enabled; no engine that is already there is stopped, configured or
-    upgraded. Raises ConfigError if not root, CommandError if a step fails; what was started is removed again.
-    """
-    paths = EnginePaths.of(environ)
-    if pid_of(paths) is None:
-        require_root("`imagebuild engine up`")
-        with _locked(paths):
-            if pid_of(paths) is None:
-                _install(run)
-                _start(paths, run)
-    _await(paths, run)
-    return engine_status(environ, run)
-
-
-def _start(paths: EnginePaths, run: RunProgram) -> None:
+def _launch(paths: EnginePaths, run: RunProgram) -> None:
+    """Write the configuration, make the network, and run dockerd until it answers; remove all that if it fails."""
     _clear(paths, run)
     try:
         paths.run.mkdir(parents=True)
-        paths.run.chmod(0o755)  # whoever may use the socket must get there, whatever root's umask is
+        paths.run.chmod(0o755)  # users of the socket must get there, whatever root's umask is
         routes = list(network_routes(run))
         pool = choose_pool((network for network, _ in routes), _pool_before(paths))
         config = daemon_config(paths, pool, mtu(routes), nvidia=bool(which("nvidia-container-runtime")))
@@ -465,14 +476,13 @@ def _start(paths: EnginePaths, run: RunProgram) -> None:
 
 
 def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program, *, purge: bool = False) -> None:
-    """Stop the private engine and remove its network; `purge` also deletes its images and build cache.
+    """Stop the private engine, if there is one, and remove its network; `purge` also deletes its images and caches.
 
-    Nothing happens if there is nothing to do. Raises ConfigError if not root.
+    Raises ConfigError if not root.
     """
     paths = EnginePaths.of(environ)
-    leftovers = (paths.run, *([paths.state] if purge else []))
-    there = exists(paths.bridge) or any(path.exists() for path in leftovers)
-    if not there and not family(process_table(), paths):
+    folders = (paths.run, *([paths.state] if purge else []))
+    if not exists(paths.bridge) and not any(path.exists() for path in folders) and not family(process_table(), paths):
         return
     require_root("`imagebuild engine down`")
     with _locked(paths):
@@ -482,12 +492,12 @@ def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
                 shutil.rmtree(paths.data)
             for file in (paths.config, paths.log, paths.state / "lock"):
                 file.unlink(missing_ok=True)
-            with suppress(OSError):  # IMAGEBUILD_STATE may be a folder that has other things in it
+            with suppress(OSError):  # IMAGEBUILD_STATE may name a folder that has other things in it
                 paths.state.rmdir()
 
 
 def engine_status(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> EngineStatus:
-    """What can be told about the private engine; never raises because it is not there."""
+    """Return the state of the private engine, whether or not there is one."""
     paths = EnginePaths.of(environ)
     version = driver = disk = None
     if pid := pid_of(paths):

@@ -67,8 +67,15 @@ def catalog(
     from rich.markup import escape
 
     from imagebuild.core.files import read_text, write_text
-    from imagebuild.publish.catalog import ProjectFacts, images_table, is_stale, replace_table
-    from imagebuild.publish.site import catalog_from_registry, load_catalog, write_site
+    from imagebuild.publish.catalog import (
+        ProjectFacts,
+        catalog_from_registry,
+        images_table,
+        is_stale,
+        load_catalog,
+        replace_table,
+    )
+    from imagebuild.publish.site import write_site
 
     if output is None and readme is None and json_file is None:
         raise ConfigError("catalog: give -o DIR for the site, --readme FILE for the table of images, or --json FILE")

@@ -95,7 +95,7 @@ def plan(
         from imagebuild.build import change
 
         request = change.CostRequest(before, after, paths, select or (), settings or (), platforms, base, folder)
-        cost = change.preview(request, open_workspace)
+        cost = change.predict_cost(request, open_workspace)
         if markdown:
             sys.stdout.write("\n".join(change.cost_markdown(cost)) + "\n")
         else:

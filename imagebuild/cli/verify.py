@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,6 +30,9 @@ from imagebuild.cli.options import (
     print_result,
 )
 from imagebuild.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from imagebuild.project.records import VerifyResult
 
 
 @example(
@@ -89,7 +92,7 @@ def verify(
 
     Exit status 1 if a check fails.
     """
-    from imagebuild.verify.verify import VerifyRequest, list_checks, print_results, verify_image
+    from imagebuild.verify.verify import VerifyRequest, list_checks, verify_image
 
     workspace = open_workspace(matrix, dockerfiles, lock, changes_of(settings, with_, without))
     if list_checks_:
@@ -116,9 +119,25 @@ def verify(
         _variables(env or ()), hardware,
     )  # fmt: skip
     result = verify_image(workspace.project, workspace.plan, workspace.versions, request)
-    print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: print_results(result))
+    print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: _print_results(result))
     if any(check.outcome == "failed" for check in result.checks):
         raise typer.Exit(1)
+
+
+def _print_results(result: VerifyResult) -> None:
+    """Print a table of the checks, the output of those that failed, and how many had which outcome."""
+    from rich.markup import escape
+
+    from imagebuild.core.console import MARKS, out, print_table
+
+    rows = [(c.component, c.check, MARKS[c.outcome], c.reason, f"{c.seconds:.1f} s") for c in result.checks]
+    print_table(("component", "check", "outcome", "why", "time"), rows)
+    for check in result.checks:
+        if check.outcome == "failed":
+            out.print(f"\n[bold]{check.component} {check.check}[/]: {escape(check.reason)}")
+            out.print(check.output.rstrip() or "(no output)", markup=False)
+    counts = (f"{sum(check.outcome == outcome for check in result.checks)} {outcome}" for outcome in MARKS)
+    out.print(f"{result.image}, {result.platform}: {', '.join(counts)}")
 
 
 def _variables(settings: Sequence[str]) -> dict[str, str]:

@@ -82,9 +82,9 @@ def askings(recipes: Iterable[Recipe]) -> dict[Row, Asking]:
     for recipe in recipes:
         for name in dict.fromkeys((*recipe.target.components, *recipe.stages)):
             pin = recipe.pin(name)
-            if recipe.of(name).version_axis or pin is None:
+            if recipe.component(name).version_axis or pin is None:
                 continue
-            pin_name = recipe.of(name).pin or name
+            pin_name = recipe.component(name).pin or name
             # The command line can change pins; here they are those of the file.
             rows = recipe.project.matrix.model.versions[pin_name]
             asking = found.setdefault((pin_name, rows.index(pin)), Asking())
@@ -97,10 +97,10 @@ def askings(recipes: Iterable[Recipe]) -> dict[Row, Asking]:
 
 
 def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
-    component = recipe.of(name)
+    component = recipe.component(name)
     if component.git:
         yield Tags(component.git, component.tag)
-    for text in recipe.of(component.wheels_from or name).wheels:
+    for text in recipe.component(component.wheels_from or name).wheels:
         if match := EXACT.match(text):
             yield WheelVersions(match[1])
     wanted = [p for p in (*component.packages.runtime, *component.packages.devel) if VERSION in p and "=" in p]
@@ -115,8 +115,8 @@ def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
 
 
 def _obstacles(recipe: Recipe, name: str) -> Iterator[str]:
-    component = recipe.of(name)
-    if any(SERIES.search(text) for text in recipe.of(component.wheels_from or name).wheels):
+    component = recipe.component(name)
+    if any(SERIES.search(text) for text in recipe.component(component.wheels_from or name).wheels):
         yield "names a series of releases, which is chosen by hand"
     if component.archive and VERSION in component.archive:
         yield "is part of an archive's address, and nobody lists those"

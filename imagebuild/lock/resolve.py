@@ -57,7 +57,7 @@ def owners(recipes: Iterable[Recipe]) -> dict[str, set[Key]]:
                     bases.setdefault(meant, set()).update(keys)
                 continue
             found.setdefault(name, set()).update(keys)
-            if name in recipe.project.components and (pin := recipe.of(name).pin):
+            if name in recipe.project.components and (pin := recipe.component(name).pin):
                 found.setdefault(pin, set()).update(keys)
     return {**bases, **found}
 

@@ -12,15 +12,14 @@ from imagebuild.project.component import checks_of
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Attachment, Publish, Target
 from imagebuild.project.plan import REVISION, REVISION_DIGITS
-from imagebuild.project.records import BuildResult, CheckResult, VerifyResult
+from imagebuild.project.records import BuildResult, CheckResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
+from imagebuild.publish.provenance import DIRTY
 from imagebuild.verify.checks import SPEED, axes_of, components_of
 
 IMAGE = "image"
 READABLE = "readable"
 """If this image check passed, an image check that was skipped does not apply to the image."""
-DIRTY = "-dirty"
-"""Suffix of a revision that stands for a commit with uncommitted changes."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,10 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choi
     builds = evidence.builds_of(target.id, platform)
     pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
     if not builds:
-        return Choice(platform, reasons=("no build result; run `imagebuild build --push`",))
+        return Choice(
+            platform,
+            reasons=("no build result; run `imagebuild build --push`, or publish only what is built with --platform",),
+        )
     if not pushed:
         return Choice(platform, reasons=(f"built, but not pushed ({builds[0].path}); run `imagebuild build --push`",))
     by_digest = {build.value.manifests[platform]: build for build in pushed}
@@ -140,7 +142,7 @@ def _check_objections(target: Target, choice: Choice, terms: Terms) -> Iterator[
     """Name checks that failed, and required checks that neither passed nor failed."""
     verifications = terms.evidence.verifications_of(choice.digest)
     if not verifications:
-        yield "not verified: no result names this digest; run `imagebuild verify` with it"
+        yield "not verified: no result names this digest; run `imagebuild verify` on it"
         return
     reasons: dict[str, dict[str, str]] = {"passed": {}, "failed": {}, "skipped": {}}
     inapplicable: set[str] = set()
@@ -188,26 +190,23 @@ def _attachment_objections(choice: Choice, terms: Terms) -> Iterator[str]:
     """Name the kinds of attachments that `publish.require-attachments` asks for and the evidence lacks."""
     evidence, digest = terms.evidence, choice.digest
     verifications = evidence.verifications_of(digest)
+    has_benchmarks = any(check.results for verification in verifications for check in verification.value.checks)
     present: Mapping[Attachment, bool] = {
         "sbom": bool(evidence.sboms_of(digest)),
         "scan": bool(evidence.scans_of(digest)),
         "verification": bool(verifications),
-        "benchmark": bool(evidence.reports_of(digest)) or any(_has_benchmarks(v.value) for v in verifications),
+        "benchmark": bool(evidence.reports_of(digest)) or has_benchmarks,
     }
     for kind in terms.policy.require_attachments:
         if kind not in terms.created and not present.get(kind):
             yield f"no {kind} of this digest; publish.require-attachments asks for it"
 
 
-def _has_benchmarks(result: VerifyResult) -> bool:
-    return any(check.results for check in result.checks)
-
-
 # Tags
 
 
 def fill_tags(
-    templates: Sequence[str], revisions: Mapping[str, Iterable[str | None]], *, allow_dirty: bool
+    templates: Sequence[str], revisions: Mapping[str, Sequence[str | None]], *, allow_dirty: bool
 ) -> tuple[tuple[str, ...], str]:
     """Return the tags with `{revision}` filled in, and the reason why that is impossible, empty if it is not.
 
@@ -220,7 +219,7 @@ def fill_tags(
     return tuple(template.replace(REVISION, revision) for template in templates), reason
 
 
-def _common_revision(revisions: Mapping[str, Iterable[str | None]], *, allow_dirty: bool) -> tuple[str, str]:
+def _common_revision(revisions: Mapping[str, Sequence[str | None]], *, allow_dirty: bool) -> tuple[str, str]:
     """Return the abbreviated revision, or the reason why there is none: one of the two is empty."""
     every = [revision for of_platform in revisions.values() for revision in of_platform]
     commits = sorted({revision.removesuffix(DIRTY) for revision in every if revision})

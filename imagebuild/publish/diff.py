@@ -17,64 +17,66 @@ from rich.markup import escape
 
 from imagebuild.bench.judge import device_pairs
 from imagebuild.bench.models import Results
-from imagebuild.core import console
-from imagebuild.core.console import out
+from imagebuild.core.console import format_size, out, print_table
 from imagebuild.core.debian import Package, installed_packages, package_versions, packages_of_sbom
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model
 from imagebuild.oci.image import DPKG, FoundImage, LayerPart, PlatformImage, dpkg_status
 from imagebuild.project.matrix import Target
 from imagebuild.project.records import VerifyResult
-from imagebuild.report import document
-from imagebuild.report.document import NONE, Gathered, format_number, gather_files
+from imagebuild.report.document import NONE, Gathered, busbw, format_number, gather_files, latency, run_name
 from imagebuild.verify.checks import components_of
 from imagebuild.verify.subject import ImageFinder
 
 Title = Literal["components", "packages", "environment", "settings", "licences", "labels", "platforms", "checks"]
+SECTIONS: tuple[Title, ...] = get_args(Title)
+PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+"""Machine as `uname -m` prints it → platform."""
+NOT_BUILT = "is not built, or has other versions than the plan"
 
 
 class Difference(Model):
-    """Something that is not the same in both."""
+    """Name something that differs, with both values."""
 
     name: str
     a: str | None
-    """None where A does not have it."""
+    """None if A does not have it."""
     b: str | None
 
 
 class Section(Model):
-    """Things of one kind."""
+    """List what differs in one respect, such as packages."""
 
     title: Title
     changes: tuple[Difference, ...]
     same: int
-    """How many are the same in both."""
+    """Number of things that are the same in both."""
 
 
 class LayerChange(Model):
-    """A layer that only one of them has, or both."""
+    """Describe a layer, and say which image has it."""
 
     digest: str
     size_bytes: int
     where: Literal["a", "b", "both"]
     made_by: str = ""
-    """The instruction that made it, as the image's history says."""
+    """Instruction that made it, from the image's history."""
 
 
 class Sizes(Model):
-    """Bytes, compressed as a registry keeps them, unless `note` says otherwise."""
+    """Compare sizes in bytes, compressed as a registry stores layers, unless `note` says otherwise."""
 
     a: int
     b: int
     shared: int
-    """Of layers that both have: whoever has A fetches them not again."""
+    """Size of the layers of B that A has, too: a machine with A does not fetch them again."""
     layers: tuple[LayerChange, ...]
-    """Those of B in their order, then those that only A has."""
+    """Layers of B in their order, then those that only A has."""
     note: str = ""
 
 
 class Speed(Model):
-    """One benchmark at sizes of a class, in both."""
+    """Compare the results of one benchmark for a class of message sizes."""
 
     name: str
     sizes: str
@@ -86,11 +88,11 @@ class Speed(Model):
     ratio: float
     """B to A: the median of the ratios of single sizes; above 1, B is faster (of a time, slower)."""
     points: int
-    """Sizes that both have."""
+    """Number of sizes that both have."""
 
 
 class ComparedImage(Model):
-    """One of the two."""
+    """Name one of the two images."""
 
     name: str
     origin: str
@@ -101,7 +103,7 @@ class ComparedImage(Model):
 
 
 class Comparison(Model):
-    """What `imagebuild diff --json` writes."""
+    """Hold the content of the file that `imagebuild diff --json` writes."""
 
     a: ComparedImage
     b: ComparedImage
@@ -111,94 +113,82 @@ class Comparison(Model):
     not_compared: tuple[str, ...]
     """What was not compared, and why."""
     notes: tuple[str, ...] = ()
-    """How something was found out."""
+    """Where facts come from, if that is worth saying."""
 
     @property
     def differs(self) -> bool:
-        """Whether anything is not the same. Speeds differ from run to run, and do not count."""
+        """Return whether anything differs. Speeds do not count, as they differ from run to run."""
         layers = self.sizes is not None and any(layer.where != "both" for layer in self.sizes.layers)
         return layers or any(section.changes for section in self.sections)
 
 
-CLASSES = ((1 << 16, "up to 64 KiB"), (1 << 20, "64 KiB to 1 MiB"), (1 << 30, "1 MiB to 1 GiB"))
-LARGEST = "1 GiB and more"
-LARGE = (CLASSES[-1][1], LARGEST)
-"""Classes of sizes at which it is bandwidth that is measured."""
-EVERY_PAIR = "all pairs"
+@dataclass(frozen=True)
+class DiffRequest:
+    """Name the two images to compare."""
+
+    a: str
+    b: str
+    platform: str | None = None
+    results: tuple[Path, Path] | None = None
+    """Results of verify or benchmarks for A and for B, as files or folders."""
 
 
-class Key(NamedTuple):
-    """What was measured, at sizes of one class."""
+def compare_images(request: DiffRequest, finder: ImageFinder) -> Comparison:
+    """Find two images or targets, read them, and compare them.
 
-    name: str
-    sizes: str
-    unit: str
-
-
-Points = dict[object, list[float]]
-"""Size, or cell of a matrix → what was measured there."""
-
-
-def speeds(a: Results, b: Results) -> Iterator[Speed]:
-    """Every benchmark that both have, at the sizes that both have."""
-    ours, theirs = _series(a), _series(b)
-    for key, points in ours.items():
-        others = theirs.get(key, {})
-        shared = [point for point in points if point in others]
-        if not shared:
-            continue
-        pairs_of = [(median(points[point]), median(others[point])) for point in shared]
-        yield Speed(
-            name=key.name, sizes=key.sizes, unit=key.unit,
-            a=round(median(old for old, _ in pairs_of), 3), b=round(median(new for _, new in pairs_of), 3),
-            ratio=round(median(new / old for old, new in pairs_of), 4), points=len(shared),
-        )  # fmt: skip
+    Raises ConfigError if there is no such image, CommandError if the engine or a registry fails, and ResultError if
+    something cannot be read.
+    """
+    layer_parts: dict[str, LayerPart] = {}  # what was read of layers, which the images may share
+    with ExitStack() as stack:
+        both = [stack.enter_context(finder.find(name)) for name in (request.a, request.b)]
+        platforms = _choose_platforms(both, request.platform)
+        both_built = all(isinstance(image, FoundImage) for image in both)
+        none_built = not any(isinstance(image, FoundImage) for image in both)
+        a, b = (
+            _target_facts(image, results, none_built=none_built)
+            if isinstance(image, Target)
+            else _image_facts(image, image.image(platform), results, layer_parts if both_built else None)
+            for image, platform, results in zip(both, platforms, request.results or (None, None), strict=True)
+        )
+        comparison = compare_facts(a, b)
+    others = [] if request.platform else _other_platforms(both, platforms)
+    return comparison.model_copy(update={"not_compared": (*comparison.not_compared, *others)})
 
 
-def in_one_only(a: Results, b: Results) -> tuple[str, ...]:
-    """Benchmarks that cannot be compared, as only one has them or at other sizes."""
-    ours, theirs = ({key.name for key in _series(results)} for results in (a, b))
-    return tuple(sorted(ours ^ theirs))
+def _choose_platforms(both: list[FoundImage | Target], requested: str | None) -> list[str | None]:
+    """Return a platform for each image: the requested one, else this machine's, else one that both have."""
+    if requested:
+        return [requested, requested]
+    common = [platform for platform in both[0].platforms if platform in both[1].platforms]
+    own = PLATFORMS.get(machine.machine())
+    if common:
+        return [own if own in common else common[0]] * 2
+    return [image.platforms[0] for image in both]
 
 
-def size_class(size: int) -> str:
-    """`1 MiB to 1 GiB`: the least size is in it, the greatest is not."""
-    return next((name for limit, name in CLASSES if size < limit), LARGEST)
+def _other_platforms(both: list[FoundImage | Target], chosen: list[str | None]) -> list[str]:
+    """Name the platforms that are not compared."""
+    if chosen[0] != chosen[1]:
+        return [f"no platform is in both: {both[0].platforms[0]} is compared with {both[1].platforms[0]}"]
+    if not any(isinstance(image, FoundImage) for image in both):
+        return []
+    common = [platform for platform in both[0].platforms if platform in both[1].platforms and platform != chosen[0]]
+    return [f"{platform}: compare it with --platform {platform}" for platform in common]
 
 
-def _series(results: Results) -> Mapping[Key, Points]:
-    found: dict[Key, Points] = {}
-
-    def add(key: Key, point: object, value: float | None) -> None:
-        if value is not None and value > 0:
-            found.setdefault(key, {}).setdefault(point, []).append(value)
-
-    for run in results.runs:
-        # What computed wrong data may be as fast as it likes.
-        for row in run.rows if run.verdict == "ok" else ():
-            name = ", ".join(filter(None, (document.run_name(run), row.dtype, run.device)))
-            add(Key(name, size_class(row.size_bytes), "GB/s"), row.size_bytes, document.busbw(row))
-    for test in results.tests:
-        for cell, value in enumerate(device_pairs(test) if test.status == "passed" else ()):
-            add(Key(test.name or "unnamed test", EVERY_PAIR, test.unit or "?"), cell, value)
-    for table in results.tables:
-        for line in table.rows if table.verdict == "ok" else ():
-            name, group = table.test or "perftest", size_class(line.size_bytes)
-            add(Key(name, group, table.unit or "?"), line.size_bytes, line.bw_average)
-            add(Key(name, group, "µs"), line.size_bytes, document.latency(line.latency_us))
-    return found
+# Facts of an image
 
 
-SECTIONS: tuple[Title, ...] = get_args(Title)
-LICENCES = "org.opencontainers.image.licenses"
 COMPONENT = "imagebuild.component."
+LICENCES = "org.opencontainers.image.licenses"
 LONGEST = 120
 """Characters of an instruction that are shown."""
 
 
 @dataclass(frozen=True)
 class LayerFact:
-    """A layer."""
+    """Describe a layer."""
 
     digest: str
     size_bytes: int
@@ -207,296 +197,88 @@ class LayerFact:
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """One of two images."""
+    """Hold what is known of one of the two images."""
 
     side: ComparedImage
     values: Mapping[Title, Mapping[str, str]]
-    """Section → name → value. A section that is absent is not known."""
+    """Section → name → value, for the sections that are known."""
     unknown: Mapping[Title, str] = field(default_factory=dict)
-    """Why sections are not known."""
+    """Section → why it is not known."""
     layers: tuple[LayerFact, ...] | None = None
     compressed: bool = True
-    """Whether layers are as a registry keeps them."""
+    """Whether the sizes of layers are those of a registry."""
     results: Results = field(default_factory=Results)
     notes: tuple[str, ...] = ()
 
 
-def compare(a: ImageFacts, b: ImageFacts) -> Comparison:
-    """What differs."""
-    known = [title for title in SECTIONS if title in a.values and title in b.values]
-    sized = a.layers is not None and b.layers is not None
-    return Comparison(
-        a=a.side,
-        b=b.side,
-        sections=tuple(_section(title, a.values[title], b.values[title]) for title in known),
-        sizes=_sizes(a, b) if sized else None,
-        speeds=tuple(speeds(a.results, b.results)),
-        not_compared=tuple(_not_compared(a, b)),
-        notes=tuple(dict.fromkeys((*a.notes, *b.notes))),
-    )
-
-
-def _not_compared(a: ImageFacts, b: ImageFacts) -> Iterator[str]:
-    """What, and why; what has the same reason in one sentence."""
-    reasons: dict[str, list[str]] = {}
-    for facts in (a, b):
-        for title in SECTIONS:
-            if title not in facts.values:
-                why = f"{facts.side.name} {facts.unknown.get(title, 'does not say')}"
-                reasons.setdefault(why, []).append(title)
-        if facts.layers is None:
-            reasons.setdefault(f"{facts.side.name} {facts.unknown.get('packages', '')}", []).append("size")
-        if not _measured(facts.results):
-            reasons.setdefault(f"{facts.side.name} has no results of benchmarks", []).append("bandwidth")
-    yield from (f"{', '.join(titles)}: {why}" for why, titles in reasons.items())
-    if _measured(a.results) and _measured(b.results):
-        for name in in_one_only(a.results, b.results):
-            yield f"bandwidth of {name}: only one of them has it"
-
-
-def _measured(results: Results) -> bool:
-    return bool(results.runs or results.tests or results.tables)
-
-
-def _section(title: Title, a: Mapping[str, str], b: Mapping[str, str]) -> Section:
-    names = sorted({*a, *b})
-    changes = tuple(Difference(name=n, a=a.get(n), b=b.get(n)) for n in names if a.get(n) != b.get(n))
-    return Section(title=title, changes=changes, same=len(names) - len(changes))
-
-
-def _sizes(a: ImageFacts, b: ImageFacts) -> Sizes:
-    ours, theirs = a.layers or (), b.layers or ()
-    in_a, in_b = {layer.digest for layer in ours}, {layer.digest for layer in theirs}
-    changes = [_change(layer, "both" if layer.digest in in_a else "b") for layer in theirs]
-    changes += [_change(layer, "a") for layer in ours if layer.digest not in in_b]
-    plain = [facts.side.name for facts in (a, b) if not facts.compressed]
-    note = (
-        f"layers of {' and '.join(plain)} are not compressed, so sizes and digests are no registry's" if plain else ""
-    )
-    return Sizes(
-        a=sum(layer.size_bytes for layer in ours),
-        b=sum(layer.size_bytes for layer in theirs),
-        shared=sum(layer.size_bytes for layer in theirs if layer.digest in in_a),
-        layers=tuple(changes),
-        note=note,
-    )
-
-
-def _change(layer: LayerFact, where: str) -> LayerChange:
-    return LayerChange.model_validate(
-        {"digest": layer.digest, "size_bytes": layer.size_bytes, "where": where, "made_by": layer.made_by}
-    )
-
-
-def labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Labels, but for those that have sections of their own: components and licences."""
-    return {name: value for name, value in labels.items() if not name.startswith(COMPONENT) and name != LICENCES}
-
-
-def licences(labels: Mapping[str, str]) -> dict[str, str]:
-    """The parts that the expression of the licences joins by AND."""
-    found, depth, part = [], 0, ""
-    for word in re.split(r"([()]|\bAND\b)", labels.get(LICENCES, "")):
-        if word == "AND" and depth == 0:
-            found.append(part)
-            part = ""
-            continue
-        depth += {"(": 1, ")": -1}.get(word, 0)
-        part += word
-    return {_bare(text): "yes" for text in (*found, part) if text.strip()}
-
-
-def _bare(text: str) -> str:
-    text = text.strip()
-    return text[1:-1] if text.startswith("(") and text.find(")") == len(text) - 1 else text
-
-
-def settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """What containers start with, but for environment and labels, which have sections of their own."""
-    return {
-        name: _text(value)
-        for name, value in config.items()
-        if name not in ("Env", "Labels") and value not in (None, "")
-    }
-
-
-def environment(config: Mapping[str, Any]) -> dict[str, str]:
-    """Variable → value."""
-    parted = (str(item).partition("=") for item in config.get("Env") or ())
-    return {name: value for name, _, value in parted}
-
-
-def layers(config: Mapping[str, Any], stored: Sequence[tuple[str | None, int]]) -> tuple[LayerFact, ...]:
-    """Layers with the instructions that made them; `stored` has their digests and sizes."""
-    history = [step for step in config.get("history") or () if not step.get("empty_layer")]
-    made = [_instruction(str(step.get("created_by", ""))) for step in history]
-    if len(made) != len(stored):
-        made = [""] * len(stored)  # what is not one to one says nothing
-    return tuple(
-        LayerFact(digest or f"layer {i}", size, text)
-        for i, ((digest, size), text) in enumerate(zip(stored, made, strict=True))
-    )
-
-
-def _instruction(text: str) -> str:
-    one_line = " ".join(text.removesuffix(" # buildkit").split())
-    return one_line if len(one_line) <= LONGEST else one_line[: LONGEST - 1] + "…"
-
-
-def checks(verifications: Iterable[VerifyResult]) -> dict[str, str]:
-    """Check → outcome; of several runs with different ones, all."""
-    found: dict[str, set[str]] = {}
-    for verification in verifications:
-        for check in verification.checks:
-            found.setdefault(f"{check.component}/{check.check}", set()).add(check.outcome)
-    return {name: ", ".join(sorted(outcomes)) for name, outcomes in found.items()}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(sorted(map(str, value))) if not any(value.values()) else str(dict(value))
-    if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
-    return str(value)
-
-
-ARCHITECTURES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
-NOT_BUILT = "is not built, or has other versions than the plan"
-
-
-@dataclass(frozen=True)
-class DiffRequest:
-    """What is compared."""
-
-    a: str
-    b: str
-    platform: str | None = None
-    results: tuple[Path, Path] | None = None
-    """Results of A and of B, as files or folders."""
-
-
-def compare_images(wish: DiffRequest, places: ImageFinder) -> Comparison:
-    """Find both, read them, and say what differs.
-
-    Raises ConfigError if there is no such image, CommandError if the engine or a registry fails, ResultError if
-    something cannot be read.
-    """
-    known: dict[str, LayerPart] = {}
-    with ExitStack() as stack:
-        both = [stack.enter_context(places.find(name)) for name in (wish.a, wish.b)]
-        chosen = _platforms(both, wish.platform)
-        given = wish.results or (None, None)
-        built = all(isinstance(one, FoundImage) for one in both)
-        a, b = (
-            _of_target(one, path, alone=any(isinstance(other, FoundImage) for other in both))
-            if isinstance(one, Target)
-            else _of_image(one, one.image(platform), path, known if built else None)
-            for one, platform, path in zip(both, chosen, given, strict=True)
-        )
-        made = compare(a, b)
-    others = [] if wish.platform else _others(both, chosen)
-    return made.model_copy(update={"not_compared": (*made.not_compared, *others)})
-
-
-def _platforms(both: list[FoundImage | Target], wanted: str | None) -> list[str | None]:
-    """The platform of each: the one that is wanted, this machine's if both have it, else one that both have."""
-    if wanted:
-        return [wanted, wanted]
-    common = [p for p in both[0].platforms if p in both[1].platforms]
-    own = ARCHITECTURES.get(machine.machine())
-    if common:
-        return [own if own in common else common[0]] * 2
-    return [one.platforms[0] for one in both]
-
-
-def _others(both: list[FoundImage | Target], chosen: list[str | None]) -> list[str]:
-    if chosen[0] != chosen[1]:
-        return [f"no platform is in both: {both[0].platforms[0]} is compared with {both[1].platforms[0]}"]
-    common = [p for p in both[0].platforms if p in both[1].platforms and p != chosen[0]]
-    built = any(isinstance(one, FoundImage) for one in both)
-    return [f"{platform}: compare it with --platform {platform}" for platform in common] if built else []
-
-
-def _of_target(target: Target, given: Path | None, *, alone: bool) -> ImageFacts:
-    """Of a target that is not built; `alone` if the other one is."""
-    gathered = _gathered(given)
+def _target_facts(target: Target, results: Path | None, *, none_built: bool) -> ImageFacts:
+    """Return what the plan says of a target that is not built."""
+    gathered = _read_results(results)
     values: dict[Title, dict[str, str]] = {"components": dict(target.components)}
-    if not alone:  # an image that was built for one platform so far lacks nothing
+    if none_built:  # the other image may have been built for one platform only, which is not a difference
         values["platforms"] = dict.fromkeys(target.platforms, "yes")
     if gathered and gathered.verifications:
-        values["checks"] = checks(gathered.verifications)
+        values["checks"] = outcomes_of(gathered.verifications)
     unknown: dict[Title, str] = dict.fromkeys(SECTIONS, NOT_BUILT)
-    side = ComparedImage(name=target.id, origin="the plan", digest=None, platform=None)
-    results = gathered.results if gathered else Results()
-    return ImageFacts(side, values, {**unknown, "checks": "has no results of verify"}, results=results)
+    return ImageFacts(
+        ComparedImage(name=target.id, origin="the plan", digest=None, platform=None),
+        values,
+        {**unknown, "checks": "has no results of verify"},
+        results=gathered.results if gathered else Results(),
+    )
 
 
-def _of_image(
-    found: FoundImage, image: PlatformImage, given: Path | None, known: dict[str, LayerPart] | None
+def _image_facts(
+    found: FoundImage, image: PlatformImage, results: Path | None, layer_parts: dict[str, LayerPart] | None
 ) -> ImageFacts:
-    """Of an image; without `known`, which holds what was read of layers, layers are not read."""
+    """Return the facts of an image; layers are read only with `layer_parts`, which keeps what was read of them."""
     notes: list[str] = []
-    gathered = _gathered(given) or _attached(image)
+    gathered = _read_results(results) or _read_attached_results(image)
     values: dict[Title, dict[str, str]] = {
         "components": components_of(image.labels),
-        "environment": environment(image.settings),
-        "settings": settings(image.settings),
-        "licences": licences(image.labels),
-        "labels": labels(image.labels),
+        "environment": environment_of(image.settings),
+        "settings": settings_of(image.settings),
+        "licences": licences_of(image.labels),
+        "labels": labels_of(image.labels),
         "platforms": dict.fromkeys(found.platforms, "yes"),
     }
-    if known is not None:
-        packages, how = _packages(image, known)
-        notes += [how] if how else []
+    if layer_parts is not None:
+        packages, note = _read_packages(image, layer_parts)
+        notes += [note] if note else []
         if packages is not None:
             values["packages"] = package_versions(packages, image.architecture)
     if gathered and gathered.verifications:
-        values["checks"] = checks(gathered.verifications)
-        notes += _strangers(gathered.verifications, {image.digest, found.digest}, found.name)
+        values["checks"] = outcomes_of(gathered.verifications)
+        for verification in gathered.verifications:
+            if verification.digest and verification.digest not in (image.digest, found.digest):
+                notes.append(f"the results for {found.name} are of {verification.digest}")
+    unread = "was not read, as the other image is not built"
     return ImageFacts(
         side=ComparedImage(name=found.name, origin=found.origin, digest=image.digest, platform=image.platform),
         values=values,
         unknown={
-            "packages": "was not read, as the other one is not built" if known is None else "has no packages of dpkg",
+            "packages": unread if layer_parts is None else "has no packages of dpkg",
             "checks": "has no results of verify",
         },
-        layers=layers(image.config, [(layer.digest, layer.size) for layer in image.layers]),
+        layers=layers_of(image.config, [(layer.digest, layer.size) for layer in image.layers]),
         compressed=image.compressed,
         notes=tuple(notes),
         results=gathered.results if gathered else Results(),
     )
 
 
-def _packages(image: PlatformImage, known: dict[str, LayerPart]) -> tuple[tuple[Package, ...] | None, str]:
-    """Packages of the distribution, and how they were found out where that is worth saying."""
-    for content in image.attached("sbom"):
-        try:
-            listed = packages_of_sbom(json.loads(content))
-        except (ValueError, TypeError, AttributeError):
-            continue
-        if listed:
-            return listed, f"packages of {image.name} are those of its SBOM; no layer was fetched"
-    before = set(known)
-    status = dpkg_status(image.files(DPKG, known))
-    how = ""
-    if image.remote:
-        size = sum(layer.size for layer in image.layers if layer.digest in known and layer.digest not in before)
-        how = f"{image.name} has no SBOM with packages, so {size / 1e6:.1f} MB of its layers were fetched"
-    return (None if status is None else installed_packages(status)), how
-
-
-def _gathered(given: Path | None) -> Gathered | None:
-    """Results that the user named. Raises ConfigError if there are none."""
-    if given is None:
+def _read_results(path: Path | None) -> Gathered | None:
+    """Read the results that the user named. Raises ConfigError if there are none."""
+    if path is None:
         return None
-    found = gather_files([given])
-    if found.nothing_in:
-        raise ConfigError(f"--results {given}: has no results; give what verify or report wrote, or a log")
-    return found
+    gathered = gather_files([path])
+    if gathered.nothing_in:
+        raise ConfigError(f"--results {path}: has no results; give what verify or report wrote, or a log")
+    return gathered
 
 
-def _attached(image: PlatformImage) -> Gathered | None:
-    """Results that refer to the image in its registry."""
+def _read_attached_results(image: PlatformImage) -> Gathered | None:
+    """Read the results that are attached to the image in its registry."""
     contents = [(kind, content) for kind in ("verification", "benchmark") for content in image.attached(kind)]
     if not contents:
         return None
@@ -506,121 +288,338 @@ def _attached(image: PlatformImage) -> Gathered | None:
         return gather_files([Path(folder)])
 
 
-def _strangers(verifications: tuple[VerifyResult, ...], own: set[str | None], name: str) -> Iterator[str]:
+def _read_packages(image: PlatformImage, layer_parts: dict[str, LayerPart]) -> tuple[tuple[Package, ...] | None, str]:
+    """Return the distribution's packages, and a note on where they come from if that is worth saying."""
+    for content in image.attached("sbom"):
+        try:
+            packages = packages_of_sbom(json.loads(content))
+        except (ValueError, TypeError, AttributeError):
+            continue
+        if packages:
+            return packages, f"packages of {image.name} are those of its SBOM; no layer was fetched"
+    before = set(layer_parts)
+    status = dpkg_status(image.files(DPKG, layer_parts))
+    note = ""
+    if image.remote:
+        read = layer_parts.keys() - before
+        size = sum(layer.size for layer in image.layers if layer.digest in read)
+        note = f"{image.name} has no SBOM with packages, so {size / 1e6:.1f} MB of its layers were fetched"
+    return (None if status is None else installed_packages(status)), note
+
+
+def labels_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels without components and licences, which have sections of their own."""
+    return {name: value for name, value in labels.items() if not name.startswith(COMPONENT) and name != LICENCES}
+
+
+def licences_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the parts of the licence expression that are joined by AND, each with the value `yes`."""
+    parts, depth, part = [], 0, ""
+    for word in re.split(r"([()]|\bAND\b)", labels.get(LICENCES, "")):
+        if word == "AND" and depth == 0:
+            parts.append(part)
+            part = ""
+            continue
+        depth += {"(": 1, ")": -1}.get(word, 0)
+        part += word
+    texts = [text.strip() for text in (*parts, part) if text.strip()]
+    return {text[1:-1] if text.startswith("(") and text.find(")") == len(text) - 1 else text: "yes" for text in texts}
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what containers start with, without environment and labels, which have sections of their own."""
+    return {
+        name: _as_text(value)
+        for name, value in config.items()
+        if name not in ("Env", "Labels") and value not in (None, "")
+    }
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(sorted(map(str, value))) if not any(value.values()) else str(dict(value))
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return str(value)
+
+
+def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return variable → value."""
+    pairs = (str(item).partition("=") for item in config.get("Env") or ())
+    return {name: value for name, _, value in pairs}
+
+
+def layers_of(config: Mapping[str, Any], stored: Sequence[tuple[str | None, int]]) -> tuple[LayerFact, ...]:
+    """Return the layers with the instructions that made them; `stored` are their digests and sizes."""
+    history = [step for step in config.get("history") or () if not step.get("empty_layer")]
+    instructions = [_one_line(str(step.get("created_by", ""))) for step in history]
+    if len(instructions) != len(stored):
+        instructions = [""] * len(stored)  # which instruction made which layer is unknown
+    return tuple(
+        LayerFact(digest or f"layer {i}", size, instruction)
+        for i, ((digest, size), instruction) in enumerate(zip(stored, instructions, strict=True))
+    )
+
+
+def _one_line(instruction: str) -> str:
+    text = " ".join(instruction.removesuffix(" # buildkit").split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def outcomes_of(verifications: Iterable[VerifyResult]) -> dict[str, str]:
+    """Return check → outcome; if several runs have different outcomes, all of them: `failed, passed`."""
+    outcomes: dict[str, set[str]] = {}
     for verification in verifications:
-        if verification.digest and verification.digest not in own:
-            yield f"results that were given for {name} are of {verification.digest}"
+        for check in verification.checks:
+            outcomes.setdefault(f"{check.component}/{check.check}", set()).add(check.outcome)
+    return {name: ", ".join(sorted(values)) for name, values in outcomes.items()}
 
 
-TIMES = ("µs", "us", "ns")
-"""Units of which less is better."""
+# Compare
+
+
+def compare_facts(a: ImageFacts, b: ImageFacts) -> Comparison:
+    """Compare everything that is known of both images."""
+    known = [title for title in SECTIONS if title in a.values and title in b.values]
+    return Comparison(
+        a=a.side,
+        b=b.side,
+        sections=tuple(_compare_section(title, a.values[title], b.values[title]) for title in known),
+        sizes=_compare_sizes(a, b),
+        speeds=tuple(compare_speeds(a.results, b.results)),
+        not_compared=tuple(_not_compared(a, b)),
+        notes=tuple(dict.fromkeys((*a.notes, *b.notes))),
+    )
+
+
+def _not_compared(a: ImageFacts, b: ImageFacts) -> Iterator[str]:
+    """Say what is not compared and why; name everything with the same reason at once."""
+    reasons: dict[str, list[str]] = {}
+    for facts in (a, b):
+        for title in SECTIONS:
+            if title not in facts.values:
+                reason = f"{facts.side.name} {facts.unknown.get(title, 'does not say')}"
+                reasons.setdefault(reason, []).append(title)
+        if facts.layers is None:
+            reasons.setdefault(f"{facts.side.name} {facts.unknown.get('packages', '')}", []).append("size")
+        if not _has_speeds(facts.results):
+            reasons.setdefault(f"{facts.side.name} has no results of nccl-tests, nvbandwidth or perftest", []).append(
+                "bandwidth"
+            )
+    yield from (f"{', '.join(titles)}: {reason}" for reason, titles in reasons.items())
+    if _has_speeds(a.results) and _has_speeds(b.results):
+        names_a, names_b = ({key.name for key in _series(facts.results)} for facts in (a, b))
+        for name in sorted(names_a ^ names_b):
+            yield f"bandwidth of {name}: only one of them has it"
+
+
+def _has_speeds(results: Results) -> bool:
+    return bool(results.runs or results.tests or results.tables)
+
+
+def _compare_section(title: Title, a: Mapping[str, str], b: Mapping[str, str]) -> Section:
+    names = sorted({*a, *b})
+    changes = tuple(Difference(name=n, a=a.get(n), b=b.get(n)) for n in names if a.get(n) != b.get(n))
+    return Section(title=title, changes=changes, same=len(names) - len(changes))
+
+
+def _compare_sizes(a: ImageFacts, b: ImageFacts) -> Sizes | None:
+    if a.layers is None or b.layers is None:
+        return None
+    in_a, in_b = {layer.digest for layer in a.layers}, {layer.digest for layer in b.layers}
+    wheres: list[tuple[LayerFact, Literal["a", "b", "both"]]] = [
+        (layer, "both" if layer.digest in in_a else "b") for layer in b.layers
+    ]
+    wheres += [(layer, "a") for layer in a.layers if layer.digest not in in_b]
+    plain = " and ".join(facts.side.name for facts in (a, b) if not facts.compressed)
+    return Sizes(
+        a=sum(layer.size_bytes for layer in a.layers),
+        b=sum(layer.size_bytes for layer in b.layers),
+        shared=sum(layer.size_bytes for layer in b.layers if layer.digest in in_a),
+        layers=tuple(
+            LayerChange(digest=layer.digest, size_bytes=layer.size_bytes, where=where, made_by=layer.made_by)
+            for layer, where in wheres
+        ),
+        note=f"layers of {plain} are not compressed, so a registry has other sizes and digests" if plain else "",
+    )
+
+
+SIZE_CLASSES = ((1 << 16, "up to 64 KiB"), (1 << 20, "64 KiB to 1 MiB"), (1 << 30, "1 MiB to 1 GiB"))
+"""Size in bytes below which a message belongs to a class, and the name of the class."""
+LARGEST = "1 GiB and more"
+LARGE = (SIZE_CLASSES[-1][1], LARGEST)
+"""Classes of messages whose speed is limited by bandwidth and not by latency."""
+EVERY_PAIR = "all pairs"
+
+
+class SpeedSeries(NamedTuple):
+    """Name what a benchmark measured for one class of message sizes."""
+
+    name: str
+    sizes: str
+    unit: str
+
+
+Points = dict[object, list[float]]
+"""Message size, or cell of a matrix → values that were measured there."""
+
+
+def compare_speeds(a: Results, b: Results) -> Iterator[Speed]:
+    """Compare every benchmark that both have, at the sizes that both have."""
+    series_b = _series(b)
+    for series, points_a in _series(a).items():
+        points_b = series_b.get(series, {})
+        pairs = [(median(points_a[point]), median(points_b[point])) for point in points_a if point in points_b]
+        if pairs:
+            yield Speed(
+                name=series.name, sizes=series.sizes, unit=series.unit,
+                a=round(median(old for old, _ in pairs), 3), b=round(median(new for _, new in pairs), 3),
+                ratio=round(median(new / old for old, new in pairs), 4), points=len(pairs),
+            )  # fmt: skip
+
+
+def _series(results: Results) -> Mapping[SpeedSeries, Points]:
+    """Return the measured values of all results that passed: results with wrong data have no speed."""
+    by_series: dict[SpeedSeries, Points] = {}
+
+    def add(series: SpeedSeries, point: object, value: float | None) -> None:
+        if value is not None and value > 0:
+            by_series.setdefault(series, {}).setdefault(point, []).append(value)
+
+    for run in results.runs:
+        for row in run.rows if run.verdict == "ok" else ():
+            name = ", ".join(filter(None, (run_name(run), row.dtype, run.device)))
+            add(SpeedSeries(name, _size_class(row.size_bytes), "GB/s"), row.size_bytes, busbw(row))
+    for test in results.tests:
+        for cell, value in enumerate(device_pairs(test) if test.status == "passed" else ()):
+            add(SpeedSeries(test.name or "unnamed test", EVERY_PAIR, test.unit or "?"), cell, value)
+    for table in results.tables:
+        for line in table.rows if table.verdict == "ok" else ():
+            name, sizes = table.test or "perftest", _size_class(line.size_bytes)
+            add(SpeedSeries(name, sizes, table.unit or "?"), line.size_bytes, line.bw_average)
+            add(SpeedSeries(name, sizes, "µs"), line.size_bytes, latency(line.latency_us))
+    return by_series
+
+
+def _size_class(size: int) -> str:
+    return next((name for limit, name in SIZE_CLASSES if size < limit), LARGEST)
+
+
+# Print
+
+
+TIME_UNITS = ("µs", "us", "ns")
 WHERE = {"a": "only A", "b": "only B", "both": "both"}
-SHOWN = 100
+MOST_CHARACTERS = 100
 """Characters of a value in a table; JSON has all of it."""
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """Heading, names of columns, rows."""
 
 
-def print_comparison(made: Comparison) -> None:
-    """Print it."""
-    for letter, side in (("A", made.a), ("B", made.b)):
+def print_comparison(comparison: Comparison) -> None:
+    """Print a comparison as tables, with the summary last."""
+    for letter, side in (("A", comparison.a), ("B", comparison.b)):
         out.print(f"[bold]{letter}[/] {escape(_side(side))}")
-    for heading, columns, rows in tables(made):
+    for heading, columns, rows in _tables(comparison):
         out.print(f"\n[bold]{escape(heading)}[/]")
-        console.print_table(columns, [[escape(cell) for cell in row] for row in rows])
-    for line in remarks(made):
+        print_table(columns, [[escape(cell) for cell in row] for row in rows])
+    for line in _remarks(comparison):
         out.print(f"[yellow]-[/] {escape(line)}")
-    out.print(summary(made), markup=False)
+    out.print(summarise(comparison), markup=False)
 
 
-def comparison_markdown(made: Comparison) -> str:
-    """For a pull request: a summary, and tables that unfold."""
-    lines = [
-        f"**{_cell(summary(made))}**",
-        "",
-        *(f"* {n}: {_cell(_side(s))}" for n, s in (("A", made.a), ("B", made.b))),
-    ]
-    for heading, columns, rows in tables(made):
+def comparison_markdown(comparison: Comparison) -> str:
+    """Return a comparison as Markdown for a pull request: the summary, and tables that unfold."""
+    lines = [f"**{_markdown(summarise(comparison))}**", ""]
+    lines += [f"* {n}: {_markdown(_side(side))}" for n, side in (("A", comparison.a), ("B", comparison.b))]
+    for heading, columns, rows in _tables(comparison):
         lines += ["", f"<details><summary>{_html(heading)}</summary>", ""]
-        lines += [f"| {' | '.join(map(_cell, row))} |" for row in (columns, ("---",) * len(columns), *rows)]
+        lines += [f"| {' | '.join(map(_markdown, row))} |" for row in (columns, ("---",) * len(columns), *rows)]
         lines += ["", "</details>"]
-    if found := list(remarks(made)):
-        lines += ["", *(f"* {_cell(line)}" for line in found)]
+    if remarks := list(_remarks(comparison)):
+        lines += ["", *(f"* {_markdown(line)}" for line in remarks)]
     return "\n".join(lines) + "\n"
 
 
-def summary(made: Comparison) -> str:
-    """`3 components, 12 packages, 9 layers differ; 409.1 MB becomes 696.2 MB (+70.2%), 29.8 MB shared`."""
-    counts = [(len(section.changes), _noun(section)) for section in made.sections if section.changes]
-    if layers := sum(layer.where != "both" for layer in made.sizes.layers) if made.sizes else 0:
+def summarise(comparison: Comparison) -> str:
+    """Return `3 components, 9 layers differ; 409.1 MB becomes 696.2 MB (+70.2%), 29.8 MB shared`."""
+    counts = []
+    for section in comparison.sections:
+        noun = "variables" if section.title == "environment" else section.title
+        if section.changes:
+            counts.append((len(section.changes), noun if len(section.changes) != 1 else noun.removesuffix("s")))
+    sizes = comparison.sizes
+    if sizes and (layers := sum(layer.where != "both" for layer in sizes.layers)):
         counts.append((layers, "layer" if layers == 1 else "layers"))
-    parts = [f"{count} {noun}" for count, noun in counts]
-    verb = _differ(sum(count for count, _ in counts), bare=True)
-    text = f"{', '.join(parts)} {verb}" if parts else "nothing that was compared differs"
-    if made.sizes:
-        text += f"; {_growth(made.sizes)}"
-    # Of small messages it is the latency that is measured, and that is a few percent another in every run.
-    if large := [speed for speed in made.speeds if speed.sizes in (EVERY_PAIR, *LARGE)]:
-        worst = min(large, key=lambda speed: 1 / speed.ratio if speed.unit in TIMES else speed.ratio)
-        text += f"; least bandwidth ratio {_ratio(worst)} ({worst.name}, {worst.sizes})"
+    verb = "differs" if sum(count for count, _ in counts) == 1 else "differ"
+    listed = ", ".join(f"{count} {noun}" for count, noun in counts)
+    text = f"{listed} {verb}" if counts else "nothing that was compared differs"
+    if sizes:
+        change = f" ({(sizes.b - sizes.a) / sizes.a:+.1%})" if sizes.a and sizes.a != sizes.b else ""
+        before, after, shared = map(format_size, (sizes.a, sizes.b, sizes.shared))
+        text += f"; {before} becomes {after}{change}, {shared} shared"
+    # Small messages measure latency, which differs by a few percent in every run.
+    if large := [speed for speed in comparison.speeds if speed.sizes in (EVERY_PAIR, *LARGE)]:
+        worst = min(large, key=lambda speed: 1 / speed.ratio if speed.unit in TIME_UNITS else speed.ratio)
+        text += f"; least bandwidth ratio {worst.ratio:.3f} ({worst.name}, {worst.sizes})"
     return text
 
 
-def remarks(made: Comparison) -> Iterator[str]:
-    """How things were found out, and what was not compared."""
-    yield from made.notes
-    if made.sizes and made.sizes.note:
-        yield made.sizes.note
-    yield from (f"not compared: {text}" for text in made.not_compared)
+def _remarks(comparison: Comparison) -> Iterator[str]:
+    yield from comparison.notes
+    if comparison.sizes and comparison.sizes.note:
+        yield comparison.sizes.note
+    yield from (f"not compared: {text}" for text in comparison.not_compared)
 
 
-def tables(made: Comparison) -> Iterator[Table]:
-    """Everything that differs."""
-    for section in made.sections:
+def _tables(comparison: Comparison) -> Iterator[Table]:
+    for section in comparison.sections:
         if section.changes:
-            rows = [(c.name, *_values(c.a, c.b)) for c in section.changes]
-            yield f"{section.title}: {_differ(len(rows))}, {section.same} the same", ("", "A", "B"), rows
-    if made.sizes and any(layer.where != "both" for layer in made.sizes.layers):
-        yield _layers(made.sizes)
-    if made.speeds:
+            values = [(change.name, *_both_values(change.a, change.b)) for change in section.changes]
+            yield f"{section.title}: {_differ(len(values))}, {section.same} the same", ("", "A", "B"), values
+    if comparison.sizes and (changed := [layer for layer in comparison.sizes.layers if layer.where != "both"]):
+        rows: list[tuple[str, ...]] = [
+            (
+                WHERE[layer.where],
+                format_size(layer.size_bytes),
+                layer.digest.removeprefix("sha256:")[:12],
+                _shorten(layer.made_by),
+            )
+            for layer in changed
+        ]
+        shared = f"{len(comparison.sizes.layers) - len(changed)} shared ({format_size(comparison.sizes.shared)})"
+        yield f"layers: {_differ(len(changed))}, {shared}", ("in", "size", "layer", "made by"), rows
+    if comparison.speeds:
         rows = [
             (
-                s.name,
-                s.sizes,
-                f"{format_number(s.a)} {s.unit}",
-                f"{format_number(s.b)} {s.unit}",
-                _ratio(s),
-                str(s.points),
+                speed.name,
+                speed.sizes,
+                f"{format_number(speed.a)} {speed.unit}",
+                f"{format_number(speed.b)} {speed.unit}",
+                f"{speed.ratio:.3f}",
+                str(speed.points),
             )
-            for s in made.speeds
+            for speed in comparison.speeds
         ]
         yield "bandwidth: median over the sizes that both have", ("", "sizes", "A", "B", "B/A", "points"), rows
 
 
-def _layers(sizes: Sizes) -> Table:
-    both = [layer for layer in sizes.layers if layer.where == "both"]
-    rows = [_layer(layer) for layer in sizes.layers if layer.where != "both"]
-    heading = f"layers: {_differ(len(rows))}, {len(both)} shared ({console.format_size(sizes.shared)})"
-    return heading, ("in", "size", "layer", "made by"), rows
+def _differ(count: int) -> str:
+    return f"{count} differs" if count == 1 else f"{count} differ"
 
 
-def _layer(layer: LayerChange) -> tuple[str, ...]:
-    digest = layer.digest.removeprefix("sha256:")[:12]
-    return WHERE[layer.where], console.format_size(layer.size_bytes), digest, _short(layer.made_by)
-
-
-def _values(a: str | None, b: str | None) -> Sequence[str]:
-    """Both values; of long ones, what follows their common beginning."""
-    if a and b and max(len(a), len(b)) > SHOWN:
+def _both_values(a: str | None, b: str | None) -> Sequence[str]:
+    """Return both values for a table; of long values, the parts from where they differ."""
+    if a and b and max(len(a), len(b)) > MOST_CHARACTERS:
         same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         if same > 20:
             a, b = f"…{a[same - 10 :]}", f"…{b[same - 10 :]}"
-    return tuple(NONE if value is None else _short(value) for value in (a, b))
+    return tuple(NONE if value is None else _shorten(value) for value in (a, b))
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
 
 
 def _side(side: ComparedImage) -> str:
@@ -628,27 +627,8 @@ def _side(side: ComparedImage) -> str:
     return ", ".join(filter(None, (side.name + origin, side.platform, side.digest)))
 
 
-def _noun(section: Section) -> str:
-    name = "variables" if section.title == "environment" else section.title
-    return name if len(section.changes) != 1 else name.removesuffix("s")
-
-
-def _differ(count: int, *, bare: bool = False) -> str:
-    verb = "differs" if count == 1 else "differ"
-    return verb if bare else f"{count} {verb}"
-
-
-def _growth(sizes: Sizes) -> str:
-    change = f" ({(sizes.b - sizes.a) / sizes.a:+.1%})" if sizes.a and sizes.a != sizes.b else ""
-    before, after, shared = map(console.format_size, (sizes.a, sizes.b, sizes.shared))
-    return f"{before} becomes {after}{change}, {shared} shared"
-
-
-def _ratio(speed: Speed) -> str:
-    return f"{speed.ratio:.3f}"
-
-
-def _cell(text: str) -> str:
+def _markdown(text: str) -> str:
+    """Escape text for a cell of a Markdown table."""
     return _html(text).replace("|", "\\|").replace("\n", " ")
 
 

@@ -72,7 +72,7 @@ def resolved_dependencies(
     `replaced` is the field of `BuildResult` with what the build used instead. Raises ConfigError if the lock lacks a
     source or could not resolve it.
     """
-    owned = tuple(recipe.on(platform).owned_sources())
+    owned = tuple(recipe.for_platform(platform).owned_sources())
     check_resolved(lock, (source for _, source in owned))
     found = (d for owner, source in owned for d in _dependencies(lock, owner, source, platform, replaced or {}))
     return tuple({(dependency.owner, dependency.uri): dependency for dependency in found}.values())
@@ -138,6 +138,7 @@ BUILD_TYPE = "urn:imagebuild:build-type:v1"
 BUILDER = "urn:imagebuild:builder:"
 LEVEL = "none claimed: the builder describes its own work, and whoever may start it may change what it writes"
 DIRTY = "-dirty"
+"""Suffix of a revision that stands for a commit with uncommitted changes."""
 
 
 def provenance_statement(
@@ -160,6 +161,9 @@ def provenance_statement(
     target = recipe.target
     name = fields.purl("oci", target.image, digest, {"arch": platform.removeprefix("linux/")})
     dependencies = resolved_dependencies(recipe, lock, platform, result.replaced)
+    # CI systems name their builders by an https address.
+    is_address = result.builder.startswith("https://")
+    builder = result.builder if is_address else BUILDER + quote(result.builder or "unknown", safe="")
     return {
         "_type": STATEMENT,
         "subject": [{"name": name, "digest": _digest_set(digest)}],
@@ -177,7 +181,7 @@ def provenance_statement(
                 "resolvedDependencies": [*_project_descriptors(result), *_descriptors(dependencies)],
             },
             "runDetails": {
-                "builder": {"id": _builder_id(result.builder)},
+                "builder": {"id": builder},
                 "metadata": _metadata(result),
                 "byproducts": [{"name": "index", "digest": _digest_set(result.digest)}] if result.digest else [],
             },
@@ -219,11 +223,6 @@ def _project_descriptors(result: BuildResult) -> list[dict[str, Any]]:
     if result.dockerfile:
         descriptors.append({"name": "Dockerfile", "digest": {"sha256": result.dockerfile}})
     return descriptors
-
-
-def _builder_id(name: str) -> str:
-    """Return the URI of a builder: its name if that is an https address, as CI systems have one."""
-    return name if name.startswith("https://") else BUILDER + quote(name or "unknown", safe="")
 
 
 def _metadata(result: BuildResult) -> dict[str, str]:
@@ -279,7 +278,6 @@ def _uri_and_digest(item: Mapping[str, Any]) -> tuple[str, str]:
 
 
 PASSWORD = "COSIGN_PASSWORD"  # noqa: S105 - a variable's name
-TAG_SUFFIX = ".sig"
 
 
 @dataclass(frozen=True)
@@ -379,14 +377,9 @@ def verify_signature(image: ImageReference, trust: Trust, cosign: Cosign | None 
     return None
 
 
-def is_signature(tag: str) -> bool:
-    """Return whether a tag is that of a signature, and not of an image."""
-    return tag.startswith("sha256-") and tag.endswith(TAG_SUFFIX)
-
-
 def signature_tag(digest: str) -> str:
     """Return the tag under which cosign keeps the signature of an image."""
-    return f"{digest.replace(':', '-')}{TAG_SUFFIX}"
+    return f"{digest.replace(':', '-')}.sig"
 
 
 def _by_digest(image: ImageReference) -> str:

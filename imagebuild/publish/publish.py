@@ -44,7 +44,7 @@ from imagebuild.publish.provenance import (
     unpinned_dependencies,
 )
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify.verify import CHECKS
+from imagebuild.verify.rules import IMAGE_CHECKS
 
 JOBS = 4
 """Targets that are published at a time."""
@@ -117,7 +117,7 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
     def publish(target: Target) -> tuple[Draft | None, Published]:
         platforms = tuple(p for p in target.platforms if not request.platforms or p in request.platforms)
         terms = Terms(
-            evidence, project.matrix.model.publish, rules_of(project, target, CHECKS),
+            evidence, project.matrix.model.publish, rules_of(project, target, IMAGE_CHECKS),
             created=frozenset({"provenance"}) if tools.provenance else frozenset(),
         )  # fmt: skip
         try:

@@ -1,4 +1,4 @@
-"""How a target is made: its build stages in order, their versions, facts and sources. Pure."""
+"""Work out how a target is made: its build stages in order, their versions, facts and sources. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from imagebuild.project.matrix import Base, Pin, Target
 from imagebuild.project.plan import pin_of, provider_of
 
 CPUS: Mapping[Arch, str] = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Architecture → the kernel's name of it."""
 ARCHS: tuple[Arch, ...] = get_args(Arch)
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def once(method: Callable[Concatenate[Recipe, P], T]) -> Callable[Concatenate[Re
 
     def remembered(recipe: Recipe, /, *args: P.args, **options: P.kwargs) -> T:
         known = recipe.results.setdefault(method.__name__, {})
-        arguments = (args, *options.items())
+        arguments = (args, *options.items()) if options else args
         if arguments not in known:
             known[arguments] = method(recipe, *args, **options)
         result: T = known[arguments]
@@ -39,7 +39,7 @@ def once(method: Callable[Concatenate[Recipe, P], T]) -> Callable[Concatenate[Re
 
 
 class Recipe:
-    """How one target is made. Raises ConfigError where files contradict each other."""
+    """Answer how one target is made. Methods raise ConfigError where files contradict each other."""
 
     def __init__(
         self, project: Project, versions: Mapping[str, tuple[Pin, ...]], target: Target, stages: frozenset[str]
@@ -50,26 +50,28 @@ class Recipe:
         self._versions = versions
         self._stages = stages
         """Components that have a build stage."""
-        self._known = axis_facts(target.axes)
+        self._axes = axis_facts(target.axes)
         self.results: dict[str, dict[object, Any]] = {}
+        """Method → arguments → what it returned."""
 
-    def on(self, platform: Platform) -> Recipe:
-        """The recipe of one of the platforms alone."""
+    def for_platform(self, platform: Platform) -> Recipe:
+        """Return the recipe of the target for one of its platforms alone."""
         narrow = self.target.model_copy(update={"platforms": (platform,)})
         return Recipe(self.project, self._versions, narrow, self._stages)
 
-    def of(self, name: str) -> Component:
+    def component(self, name: str) -> Component:
+        """Return the component.yaml of a component."""
         return self.project.components[name].model
 
     @once
     def provider(self, wanted: str) -> str:
-        """The component whose stage others build with when they ask for `wanted`."""
+        """Return the component whose stage others build with when they require `wanted`."""
         chosen = self.image.build_with.get(wanted)
         return chosen or provider_of(self.project, wanted, self.target.components) or wanted
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
-        """Components with a build stage that the target needs, each after those it builds on."""
+        """Return the components with a build stage that the target needs, each after those it builds on."""
         order: list[str] = []
 
         def visit(name: str, path: tuple[str, ...]) -> None:
@@ -78,57 +80,59 @@ class Recipe:
                 raise ConfigError(f"{where}: build-requires: goes in a circle: {' → '.join((*path, name))}")
             if name in order or name not in self._stages:
                 return
-            for wanted in self.of(name).build_requires:
+            for wanted in self.component(name).build_requires:
                 visit(self.provider(wanted), (*path, name))
             order.append(name)
 
-        for component in self.target.components:
-            if not self.of(component).stage_only or component in self.keyrings:
-                visit(component, ())
+        for name in self.target.components:
+            if not self.component(name).stage_only or name in self.keyrings:
+                visit(name, ())
         return tuple(order)
 
     @cached_property
     def archs(self) -> tuple[Arch, ...]:
-        """CPU architectures of the target's platforms."""
+        """Return the CPU architectures of the target's platforms."""
         return tuple(arch for arch in ARCHS if f"linux/{arch}" in self.target.platforms)
 
     @cached_property
     def keyrings(self) -> tuple[str, ...]:
-        """Components of the image whose repository the base image does not trust yet; their stages hold the key."""
-        found = ((name, self.of(name).repository) for name in self.target.components)
-        return tuple(name for name, repository in found if repository and not repository.configured)
+        """Return the components whose repository the base image does not trust yet; their stages hold its key."""
+        repositories = ((name, self.component(name).repository) for name in self.target.components)
+        return tuple(name for name, repository in repositories if repository and not repository.configured)
 
     def pin(self, name: str) -> Pin | None:
-        """The pin of a component; None if its version is an axis."""
-        return pin_of(self._versions, self.of(name).pin or name, self._known)
+        """Return the pin of a component, or None if its version is an axis."""
+        return pin_of(self._versions, self.component(name).pin or name, self._axes)
 
-    @once
     def version(self, name: str) -> str:
-        """Version of a component. Raises ConfigError if the matrix has none for this target."""
-        axis = self.of(name).version_axis
-        if axis:
-            return self._known[axis]
-        pin = self.pin(name)
-        if pin is None:
-            where = self.project.matrix.at("versions")
-            raise ConfigError(f"{where}: versions: no version for {name}, which {self.target.id} is built with")
-        return pin.version
+        """Return the version of a component. Raises ConfigError if the matrix has none for this target."""
+        if name in self.target.components:
+            return self.target.components[name]
+        if axis := self.component(name).version_axis:
+            return self._axes[axis]
+        if pin := self.pin(name):
+            return pin.version
+        where = self.project.matrix.at("versions")
+        raise ConfigError(f"{where}: versions: no version for {name}, which {self.target.id} is built with")
 
     def os(self, name: str) -> str:
-        """The value of `os` that a component's stage is built on."""
-        here = self.target.axes["os"]
-        return (self.project.matrix.model.bases[here].build_on or here) if self.of(name).portable else here
+        """Return the value of `os` that a component's stage is built on."""
+        own = self.target.axes["os"]
+        return (self.project.matrix.model.bases[own].build_on or own) if self.component(name).portable else own
 
     def base(self, name: str) -> Base:
-        """The distribution release that a component's stage is built on."""
+        """Return the distribution release that a component's stage is built on."""
         return self.project.matrix.model.bases[self.os(name)]
 
     @once
     def key(self, name: str) -> Mapping[str, str]:
-        """What a component's stage may know of the target, besides its own version. Raises ConfigError."""
-        wanted = [k for k in self.of(name).key if k != "gpu"]
+        """Return what a component's stage may know of the target, besides its own version.
+
+        Raises ConfigError for an entry that is neither an axis nor a component of the target.
+        """
+        wanted = [k for k in self.component(name).key if k != "gpu"]
         present = {k: self.version(k) for k in wanted if k in self.target.components}
-        available = {**self._known, **present}
+        available = {**self._axes, **present}
         for i, entry in enumerate(wanted):
             if entry not in available:
                 where = self.project.components[name].at("key", i)
@@ -137,32 +141,33 @@ class Recipe:
 
     @once
     def values(self, name: str, arch: Arch | None = None, *, stage: bool = False) -> Mapping[str, str]:
-        """What templates of a component's sources and packages may use; for each value the first row that fits.
+        """Return what templates of a component's sources and packages may use; of facts, the first row that fits.
 
         `stage`: for the build stage, which may be on an older base than the image.
         """
-        here = {**self.target.axes, "os": self.os(name)} if stage else self.target.axes
-        axes = {**axis_facts(here), "version": self.version(name), "image": self.target.image}
-        result = {"version": self.version(name), "os": here["os"], **self.key(name)}
+        own_axes = {**self.target.axes, "os": self.os(name)} if stage else self.target.axes
+        version = self.version(name)
+        axes = {**axis_facts(own_axes), "version": version, "image": self.target.image}
+        result = {"version": version, "os": own_axes["os"], **self.key(name)}
         if arch:
             axes["arch"] = arch
             result |= {"arch": arch, "cpu": CPUS[arch]}
-        for fact, text in first_values(self.of(name).facts, axes).items():
+        for fact, text in first_values(self.component(name).facts, axes).items():
             result.setdefault(fact, self.fill(name, text, result, "facts"))
         return result
 
     def fill(self, name: str, template: str, values: Mapping[str, str], field: str) -> str:
-        """The template with values in place of `{names}`. Raises ConfigError for a name without value."""
+        """Replace `{names}` in a template by values. Raises ConfigError for a name without a value."""
         try:
             return template.format_map(values)
         except (KeyError, ValueError, IndexError) as error:
             missing = str(error.args[0]) if isinstance(error, KeyError) else str(error)
             where = self.project.components[name].at(field)
-            if any(missing in row.values for row in self.of(name).facts):
+            if any(missing in row.values for row in self.component(name).facts):
                 rows = self.project.components[name].at("facts")
                 raise ConfigError(
-                    f"{rows}: facts: no row gives {missing!r} to {self.target.id} with {name} {values['version']}, so "
-                    f"there is none that is known; choose another version, or add a row"
+                    f"{rows}: facts: no row gives {missing!r} to {self.target.id} with {name} {values['version']}; "
+                    f"choose another version, or add a row"
                 ) from None
             raise ConfigError(
                 f"{where}: {field}: {template!r} for {self.target.id}: no value for {missing!r}"
@@ -170,33 +175,35 @@ class Recipe:
             ) from None
 
     def image_base(self) -> str:
-        """Image, with its tag, that the target starts from."""
+        """Return the image, with its tag, that the target starts from."""
         if not self.image.base:
             return self.project.matrix.model.bases[self.target.axes["os"]].image
         try:
             return self.image.base.format_map(self.target.axes)
         except (KeyError, ValueError) as error:
             where = self.project.matrix.at("images", self.target.image, "base")
-            raise ConfigError(f"{where}: base: no axis {error}{suggestion(str(error), self.target.axes)}") from None
+            raise ConfigError(
+                f"{where}: base: unknown axis {error}{suggestion(str(error), self.target.axes)}"
+            ) from None
 
     def images(self, name: str) -> dict[str, str]:
-        """Label → image, with its tag, that a component's stage starts from or takes files from."""
+        """Return label → image, with its tag, that a component's stage starts from or takes files from."""
         return {
             label: self.fill(name, text, self.values(name, stage=True), "images")
-            for label, text in self.of(name).images.items()
+            for label, text in self.component(name).images.items()
         }
 
     def archives(self, name: str) -> dict[Arch, str]:
-        """Architecture → address of a component's archive."""
-        template = self.of(name).archive
+        """Return architecture → address of a component's archive."""
+        template = self.component(name).archive
         if not template:
             return {}
         return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in self.archs}
 
     @once
     def git(self, name: str) -> GitRef | None:
-        """The source of a component in git."""
-        component, pin = self.of(name), self.pin(name)
+        """Return the git source of a component, or None if it has none."""
+        component, pin = self.component(name), self.pin(name)
         if not component.git or pin is None:
             return None
         tag = self.fill(name, component.tag, {"version": pin.version.partition("+")[0]}, "tag")
@@ -204,50 +211,49 @@ class Recipe:
 
     @once
     def wheels(self, name: str) -> WheelSet | None:
-        """The wheels of a component."""
-        owner = self.of(name).wheels_from or name
-        version = self.version(name)
-        if not self.of(owner).wheels:
+        """Return the wheels of a component, or None if it has none."""
+        owner = self.component(name).wheels_from or name
+        if not self.component(owner).wheels:
             return None
+        version = self.version(name)
         values = {"version": version}
-        for fact, text in first_values(self.of(owner).facts, values).items():
+        for fact, text in first_values(self.component(owner).facts, values).items():
             values.setdefault(fact, self.fill(owner, text, values, "facts"))
-        wanted = tuple(self.fill(owner, text, values, "wheels") for text in self.of(owner).wheels)
+        wanted = tuple(self.fill(owner, text, values, "wheels") for text in self.component(owner).wheels)
         return WheelSet(owner, version, wanted)
 
     def packages(self, name: str, *, every: bool = False) -> tuple[str, ...]:
-        """Packages that a component brings into the image, with versions where it gives them.
+        """Return the packages that a component brings into the image, with versions where it has them.
 
-        `every`: those of all variants.
+        `every`: the packages of all variants.
         """
-        packages, values = self.of(name).packages, self.values(name)
+        packages, values = self.component(name).packages, self.values(name)
         extra = packages.devel if every or self.target.axes.get("variant") == "devel" else ()
         return tuple(self.fill(name, text, values, "packages") for text in (*packages.runtime, *extra))
 
     def env(self, name: str, variant: str | None = None) -> dict[str, str]:
-        """Environment that a component gives an image; of another variant than the target's, if one is named."""
-        axes = {**self._known, "version": self.version(name)}
+        """Return the environment that a component gives an image, of the target's variant or of the named one."""
+        axes = {**self._axes, "version": self.version(name)}
         if variant:
             axes["variant"] = variant
-        return first_values(self.of(name).env, axes)
+        return first_values(self.component(name).env, axes)
 
-    @once
     def repository(self, name: str, arch: Arch, *, stage: bool = False) -> Repository | None:
-        """The repository of a component's packages for one architecture, filled in."""
-        owner = self.of(name).packages_from or name
-        found = self.of(owner).repository
-        if found is None:
+        """Return the repository of a component's packages for one architecture, or None if it has none."""
+        owner = self.component(name).packages_from or name
+        repository = self.component(owner).repository
+        if repository is None:
             return None
         values = self.values(owner, arch, stage=stage)
-        url, key = (self.fill(owner, text, values, "repository") for text in (found.url, found.key))
-        return found.model_copy(update={"url": url, "key": key})
+        url, key = (self.fill(owner, text, values, "repository") for text in (repository.url, repository.key))
+        return repository.model_copy(update={"url": url, "key": key})
 
     def sources(self) -> Iterator[Source]:
-        """Every source that the target is made from, but the distribution's own archive, whose index is signed."""
+        """Return every source of the target, except the distribution's own archive, whose index is signed."""
         return (source for _, source in self.owned_sources())
 
     def owned_sources(self) -> Iterator[tuple[str, Source]]:
-        """The sources with whose they are: a component's, a base's (a value of `os`), or the image's."""
+        """Yield each source with its owner: a component, a base (a value of `os`), or the image."""
         yield self.target.image if self.image.base else self.target.axes["os"], BaseImage(self.image_base())
         for name in dict.fromkeys((*self.target.components, *self.stages)):
             if name in self.stages:
@@ -257,13 +263,9 @@ class Recipe:
                 git = self.git(name)
                 wheels = self.wheels(name)
                 yield from ((name, source) for source in (git, wheels) if source)
-            yield from ((name, source) for source in self._repositories(name))
-
-    def _repositories(self, name: str) -> Iterator[Source]:
-        """The repository of a component's packages: of the image's release, and of the one its stage is built on."""
-        for arch in self.archs:
-            for stage in (False, True):
-                found = self.repository(name, arch, stage=stage)
-                if found and (name in self.stages if stage else name in self.target.components):
-                    wanted = self.packages(name, every=stage)
-                    yield PackageSource(found.url, found.suite, found.key, wanted)
+            for arch in self.archs:
+                for stage in (False, True):  # the repository for the image's release, and for that of the build stage
+                    repository = self.repository(name, arch, stage=stage)
+                    if repository and name in (self.stages if stage else self.target.components):
+                        wanted = self.packages(name, every=stage)
+                        yield name, PackageSource(repository.url, repository.suite, repository.key, wanted)

@@ -1,4 +1,4 @@
-"""Read ELF files and the GPU code in them, and follow what glibc's loader would load. Pure."""
+"""Read ELF files and the GPU code in them, and find what glibc's loader would load. Pure."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from elftools.elf.segments import InterpSegment
 from imagebuild.verify.files import Elf, GpuCode, Tree
 
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
-"""Fat binaries of programs and libraries; of device code that is linked later."""
+"""Sections with fat binaries: of programs and libraries, and of device code that is linked later."""
 FATBIN_MAGIC = 0xBA55ED50
 HEADER = struct.Struct("<IHHQ")
-"""Magic, version, size of this header, bytes that follow it."""
+"""Header of a fat binary: magic, version, its own size, bytes that follow it."""
 PART = struct.Struct("<HHIQ12xI8xQ")
-"""Kind, version, size of this header, bytes that follow it, capability, flags; more follows."""
+"""Header of a part: kind, version, its own size, bytes that follow it, capability, flags; more follows."""
 PTX, CODE = 1, 2
 SUFFIXES = ((1 << 20, "a"), (1 << 21, "f"))
-"""Flags of code for this chip alone, and for its family."""
+"""Flag → suffix of code for this chip alone, and for its family."""
 ALIGNMENT = 8
 
 
 def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
-    """The parts of all fat binaries of a section. Raises ValueError where their sizes contradict each other."""
-    found: set[GpuCode] = set()
+    """Return the parts of all fat binaries in a section. Raises ValueError where their sizes contradict each other."""
+    parts: set[GpuCode] = set()
     end = offset + size
     while offset + HEADER.size <= end:
         file.seek(offset)
@@ -42,40 +42,35 @@ def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
             offset += ALIGNMENT  # padding
             continue
         offset += header
-        if not header or offset + length > end:
+        end_of_parts = offset + length
+        if not header or end_of_parts > end:
             raise ValueError(f"the fat binary at {offset:#x} is longer than its section")
-        found |= _parts(file, offset, offset + length)
-        offset = -(-(offset + length) // ALIGNMENT) * ALIGNMENT
-    return frozenset(found)
-
-
-def _parts(file: IO[bytes], offset: int, end: int) -> set[GpuCode]:
-    found = set()
-    while offset + PART.size <= end:
-        file.seek(offset)
-        kind, _, header, length, capability, flags = PART.unpack(file.read(PART.size))
-        if header < PART.size or offset + header + length > end:
-            raise ValueError(f"the part at {offset:#x} is longer than its fat binary")
-        if kind in (PTX, CODE):
-            suffix = "".join(letter for flag, letter in SUFFIXES if flags & flag)
-            found.add(GpuCode("ptx" if kind == PTX else "code", f"{capability}{suffix}"))
-        offset += header + length
-    return found
+        while offset + PART.size <= end_of_parts:
+            file.seek(offset)
+            kind, _, header, length, capability, flags = PART.unpack(file.read(PART.size))
+            if header < PART.size or offset + header + length > end_of_parts:
+                raise ValueError(f"the part at {offset:#x} is longer than its fat binary")
+            if kind in (PTX, CODE):
+                suffix = "".join(letter for flag, letter in SUFFIXES if flags & flag)
+                parts.add(GpuCode("ptx" if kind == PTX else "code", f"{capability}{suffix}"))
+            offset += header + length
+        offset = -(-end_of_parts // ALIGNMENT) * ALIGNMENT
+    return frozenset(parts)
 
 
 MAGIC = b"\x7fELF"
 TYPES = {"ET_NONE": 0, "ET_REL": 1, "ET_EXEC": 2, "ET_DYN": 3, "ET_CORE": 4}
 WEAK, LOCAL, UNDEFINED, VERSION_IS_WEAK = 2, 0, 0, 2
-"""Bindings and section of a symbol; flag of a version that may be absent."""
+"""Bindings of a symbol, section of an undefined one, flag of a version that may be absent."""
 LISTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 
 
 class NotElf(Exception):
-    """The file begins like an ELF file, but its tables cannot be read."""
+    """Report a file that begins like an ELF file, but whose tables cannot be read."""
 
 
 def read(file: IO[bytes]) -> Elf:
-    """What the loader would read of a file. Raises NotElf."""
+    """Return what the loader reads of a file. Raises NotElf."""
     try:
         return _read(file)
     except (ELFError, struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError,
@@ -117,9 +112,12 @@ def _sections(elf: ELFFile, file: IO[bytes]) -> dict[str, Any]:
     gpu: set[GpuCode] = set()
     for section in elf.iter_sections():
         if isinstance(section, GNUVerNeedSection):
-            result["wants"] = tuple(_wants(section))
+            result["wants"] = tuple(
+                (str(library.name), tuple(v.name for v in versions if not v.entry.vna_flags & VERSION_IS_WEAK))
+                for library, versions in section.iter_versions()
+            )
         elif isinstance(section, GNUVerDefSection):
-            # The first names the file itself.
+            # The first version names the file itself.
             result["offers"] = tuple(next(iter(names)).name for _, names in section.iter_versions())
         elif section["sh_type"] == "SHT_DYNSYM":
             strings = elf.get_section(section["sh_link"])
@@ -131,17 +129,14 @@ def _sections(elf: ELFFile, file: IO[bytes]) -> dict[str, Any]:
     return result | {"gpu": tuple(sorted(gpu, key=lambda part: (part.kind, part.capability)))}
 
 
-def _wants(section: GNUVerNeedSection) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for library, versions in section.iter_versions():
-        names = (version.name for version in versions if not version.entry.vna_flags & VERSION_IS_WEAK)
-        yield str(library.name), tuple(names)
-
-
 def _symbols(table: bytes, names: bytes, bits: int, little: bool) -> tuple[bytes, bytes]:
-    """Names of the symbols that it needs and that it defines. A whole library's are thousands, so no objects."""
+    """Return the names of the symbols that a file needs, and of those that it defines, each separated by NUL.
+
+    A library has thousands of them, so no objects are made.
+    """
     order = "<" if little else ">"
     entry = struct.Struct(order + ("IBBHQQ" if bits == 64 else "IIIBBH"))
-    needs, has = [], []
+    needed, defined = [], []
     for fields in entry.iter_unpack(table[: len(table) // entry.size * entry.size]):
         name, info, section = (fields[0], fields[1], fields[3]) if bits == 64 else (fields[0], fields[3], fields[5])
         binding = info >> 4
@@ -149,13 +144,14 @@ def _symbols(table: bytes, names: bytes, bits: int, little: bool) -> tuple[bytes
             continue
         text = names[name : names.index(b"\0", name)]
         if section != UNDEFINED:
-            has.append(text)
+            defined.append(text)
         elif binding != WEAK:
-            needs.append(text)
-    return b"\0".join(dict.fromkeys(needs)), b"\0".join(dict.fromkeys(has))
+            needed.append(text)
+    return b"\0".join(dict.fromkeys(needed)), b"\0".join(dict.fromkeys(defined))
 
 
 def _at(file: IO[bytes], offset: int, size: int) -> bytes:
+    """Return bytes of a file. Raises ValueError if it ends before."""
     file.seek(offset)
     data = file.read(size)
     if len(data) != size:
@@ -164,8 +160,9 @@ def _at(file: IO[bytes], offset: int, size: int) -> bytes:
 
 
 DRIVER = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[\w-]+)\.so(\.|$)")
-"""Libraries that come with the driver, which the container runtime mounts."""
+"""Libraries of the driver, which the container runtime mounts."""
 DRIVER_SYMBOL = re.compile(r"^(cu|nvml|nvcuvid|nvEnc)[A-Z]")
+"""Symbols that libraries of the driver define."""
 TRIPLETS = {(62, 64): "x86_64-linux-gnu", (183, 64): "aarch64-linux-gnu", (3, 32): "i386-linux-gnu"}
 """Machine and bits → where Debian's loader looks first."""
 CACHE = b"glibc-ld.so.cache1.1"
@@ -174,27 +171,28 @@ CACHE_HEADER, CACHE_ENTRY = struct.Struct("<20sII20x"), struct.Struct("<iIIIQ")
 
 @dataclass
 class Closure:
-    """What a program or library loads, and what is wrong with it."""
+    """List what a program or library loads, and what it lacks."""
 
     libraries: dict[str, str | None] = field(default_factory=dict)
-    """Name as needed → path, or None where there is none."""
+    """Name as needed → path; None for a library that is not found."""
     missing: list[tuple[str, str]] = field(default_factory=list)
-    """Path of what needs it, and the name that was not found."""
+    """Path of the file that needs a library, and the name that was not found."""
     versions: list[tuple[str, str, str]] = field(default_factory=list)
-    """Path of what needs it, path of the library, and the version of symbols that the library lacks."""
+    """Path of the file that needs a version of symbols, path of the library that lacks it, and the version."""
     paths: tuple[str, ...] = ()
-    """Of everything that is loaded, itself first."""
+    """Paths of everything that is loaded, the program or library itself first."""
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _LoadedFile:
     path: str
     elf: Elf
-    by: _Loaded | None
+    by: _LoadedFile | None
+    """File that needs it; None for the first."""
 
 
 class Loader:
-    """glibc's loader in an image."""
+    """Find libraries as glibc's loader does in an image with these variables."""
 
     def __init__(self, tree: Tree, env: Mapping[str, str]) -> None:
         self._tree = tree
@@ -203,91 +201,96 @@ class Loader:
         self._tables: dict[str, tuple[frozenset[bytes], frozenset[bytes]]] = {}
 
     def folders(self, machine: int, bits: int = 64) -> list[str]:
-        """Where libraries are found by name alone: LD_LIBRARY_PATH, the folders of the cache, the defaults."""
+        """Return the folders of libraries that are found by name alone: LD_LIBRARY_PATH, the cache's, the defaults."""
         cached = [path.rpartition("/")[0] for paths in self.cache.values() for path in paths]
         every = [part.strip("/") for part in self._library_path] + cached + self._defaults(machine, bits)
         return list(dict.fromkeys(path for part in every if (path := self._tree.resolve(part)) is not None))
 
     @cached_property
     def cache(self) -> dict[str, list[str]]:
-        """Name → paths, as `/etc/ld.so.cache` says."""
+        """Return name → paths by `/etc/ld.so.cache`; empty if there is none that can be read."""
         entry = self._tree.find("etc/ld.so.cache")
         text = (entry.text if entry else None) or b""
         start = text.find(CACHE)
         if start < 0:
             return {}
-        found: dict[str, list[str]] = {}
+        paths: dict[str, list[str]] = {}
         try:
             _, number, _ = CACHE_HEADER.unpack_from(text, start)
             for i in range(number):
                 _, name, path, _, _ = CACHE_ENTRY.unpack_from(text, start + CACHE_HEADER.size + i * CACHE_ENTRY.size)
-                found.setdefault(_string(text, start + name), []).append(_string(text, start + path).strip("/"))
+                paths.setdefault(_string(text, start + name), []).append(_string(text, start + path).strip("/"))
         except (struct.error, ValueError):
             return {}
-        return found
+        return paths
 
     def closure(self, path: str, elf: Elf) -> Closure:
-        """What is loaded for a program or library."""
+        """Return what is loaded for a program or library."""
         result = Closure()
-        root = _Loaded(path, elf, None)
+        root = _LoadedFile(path, elf, None)
         loaded = {path: root}
-        sonames: dict[str, _Loaded] = {elf.soname or path: root}
+        sonames: dict[str, _LoadedFile] = {elf.soname or path: root}
         queue = [root]
         while queue:
-            here = queue.pop(0)
-            for name in here.elf.needed:
+            current = queue.pop(0)
+            for name in current.elf.needed:
                 if name in result.libraries or name in sonames:
                     continue
-                found = self._search(name, here)
-                result.libraries[name] = found
-                if found is None:
-                    result.missing.append((here.path, name))
+                library = self._search(name, current)
+                result.libraries[name] = library
+                if library is None:
+                    result.missing.append((current.path, name))
                     continue
-                real = self._tree.resolve(found) or found
+                real = self._tree.resolve(library) or library
                 if real not in loaded:
                     entry = self._tree.get(real)
                     assert entry
                     assert entry.elf
-                    loaded[real] = _Loaded(found, entry.elf, here)
+                    loaded[real] = _LoadedFile(library, entry.elf, current)
                     queue.append(loaded[real])
                 sonames[name] = loaded[real]
                 if soname := loaded[real].elf.soname:
                     sonames.setdefault(soname, loaded[real])
-        for one in loaded.values():
-            result.versions += _lacking(one, sonames)
+        for file in loaded.values():
+            for name, versions in file.elf.wants:
+                # A library without any version satisfies all, with a warning.
+                if (definer := sonames.get(name)) and definer.elf.offers:
+                    lacking = (version for version in versions if version not in definer.elf.offers)
+                    result.versions += [(file.path, definer.path, version) for version in lacking]
         result.paths = tuple(loaded)
         return result
 
     def undefined(self, closure: Closure) -> Iterator[tuple[str, str]]:
-        """Path of what needs it, and name, of every symbol that nothing defines of what is loaded together."""
+        """Yield path of the file that needs it, and name, of every symbol that nothing defines of what is loaded."""
         for path in closure.paths:
             for name in self._symbols(path)[0]:
                 if not any(name in self._symbols(other)[1] for other in closure.paths):
                     yield path, name.decode("utf-8", "replace")
 
     def _symbols(self, path: str) -> tuple[frozenset[bytes], frozenset[bytes]]:
-        """Symbols that a file needs and those that it defines."""
+        """Return the symbols that a file needs and those that it defines."""
         if path not in self._tables:
             entry = self._tree.find(path)
             elf = entry.elf if entry else None
             texts = (elf.undefined, elf.defined) if elf else (b"", b"")
-            needs, has = (frozenset(text.split(b"\0")) - {b""} for text in texts)
-            self._tables[path] = (needs, has)
+            needed, defined = (frozenset(text.split(b"\0")) - {b""} for text in texts)
+            self._tables[path] = (needed, defined)
         return self._tables[path]
 
-    def _search(self, name: str, by: _Loaded) -> str | None:
+    def _search(self, name: str, by: _LoadedFile) -> str | None:
+        """Return the path of a library that `by` needs, in the order in which glibc looks."""
         if "/" in name:
             return self._fits(self._expand(name, by), by.elf)
         own: list[str] = []
         if not by.elf.runpath:
-            above: _Loaded | None = by
-            while above:
-                if not above.elf.runpath:
-                    own += [self._expand(part, above) for part in above.elf.rpath]
-                above = above.by
+            user: _LoadedFile | None = by
+            while user:
+                if not user.elf.runpath:
+                    own += [self._expand(part, user) for part in user.elf.rpath]
+                user = user.by
         for folder in (*own, *self._library_path, *(self._expand(part, by) for part in by.elf.runpath)):
-            if found := self._fits(f"{folder}/{name}", by.elf):
-                return found
+            if path := self._fits(f"{folder}/{name}", by.elf):
+                return path
         key = (name, by.elf.machine, by.elf.bits)
         if key not in self._found:
             default = [f"{folder}/{name}" for folder in self._defaults(by.elf.machine, by.elf.bits)]
@@ -296,23 +299,21 @@ class Loader:
         return self._found[key]
 
     def _fits(self, path: str, by: Elf) -> str | None:
-        """The path, if it is a library that a file of this machine can load."""
+        """Return the path if there is a library that this file can load."""
         path = path.strip("/")
         entry = self._tree.find(path)
         if entry is None or entry.elf is None:
             return None
         return path if (entry.elf.machine, entry.elf.bits) == (by.machine, by.bits) else None
 
-    def _expand(self, text: str, by: _Loaded) -> str:
-        # The folder a program lies in is the one that links lead to; that of a library is the one it was found in.
+    def _expand(self, text: str, by: _LoadedFile) -> str:
+        """Fill in $ORIGIN, $LIB and $PLATFORM in a run path of a file."""
+        # $ORIGIN of a program is the folder that links lead to; that of a library is the folder it was found in.
         path = by.path if by.by else self._tree.resolve(by.path) or by.path
-        platform = TRIPLETS.get((by.elf.machine, by.elf.bits), "").partition("-")[0]
-        values = {"ORIGIN": "/" + path.rpartition("/")[0], "LIB": self._lib(by.elf), "PLATFORM": platform}
+        triplet = TRIPLETS.get((by.elf.machine, by.elf.bits), "")
+        lib = f"lib/{triplet}" if self._tree.is_folder(f"usr/lib/{triplet}") else "lib64"
+        values = {"ORIGIN": "/" + path.rpartition("/")[0], "LIB": lib, "PLATFORM": triplet.partition("-")[0]}
         return re.sub(r"\$\{?(ORIGIN|LIB|PLATFORM)\}?", lambda match: values[match[1]], text)
-
-    def _lib(self, elf: Elf) -> str:
-        triplet = TRIPLETS.get((elf.machine, elf.bits), "")
-        return f"lib/{triplet}" if self._tree.is_folder(f"usr/lib/{triplet}") else "lib64"
 
     def _defaults(self, machine: int, bits: int) -> list[str]:
         triplet = TRIPLETS.get((machine, bits))
@@ -323,12 +324,3 @@ class Loader:
 
 def _string(text: bytes, start: int) -> str:
     return text[start : text.index(b"\0", start)].decode("utf-8", "replace")
-
-
-def _lacking(one: _Loaded, loaded: Mapping[str, _Loaded]) -> Iterator[tuple[str, str, str]]:
-    for name, versions in one.elf.wants:
-        library = loaded.get(name)
-        # A library without any version satisfies all, with a warning.
-        if library and library.elf.offers:
-            offers = set(library.elf.offers)
-            yield from ((one.path, library.path, version) for version in versions if version not in offers)

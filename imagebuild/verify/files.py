@@ -9,21 +9,21 @@ from typing import Literal
 
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
 
-Kind = Literal["file", "folder", "symlink", "hardlink", "device"]
+FileKind = Literal["file", "folder", "symlink", "hardlink", "device"]
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCode:
-    """One part of a fat binary."""
+    """Describe a part of a fat binary: code for GPUs, or PTX that the driver compiles."""
 
     kind: Literal["code", "ptx"]
     capability: str
-    """Compute capability, with its suffix: `90`, `90a`, `100f`."""
+    """Compute capability with its suffix: `90`, `90a`, `100f`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """What the loader reads of an ELF file, and the GPU code in it."""
+    """Hold what the loader reads of an ELF file, and the GPU code in it."""
 
     machine: int
     """`e_machine` of the header."""
@@ -37,59 +37,61 @@ class Elf:
     rpath: tuple[str, ...] = ()
     runpath: tuple[str, ...] = ()
     wants: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Library → versions of symbols that must be there."""
+    """Library → versions of symbols that it must define."""
     offers: tuple[str, ...] = ()
-    """Versions of symbols that it defines."""
+    """Versions of symbols that this file defines."""
     undefined: bytes = b""
-    """Names of symbols that others must define, separated by zeros: text in one piece is small."""
+    """Names of symbols that other files must define, separated by NUL: one text needs little memory."""
     defined: bytes = b""
+    """Names of symbols that this file defines, as above."""
     gpu: tuple[GpuCode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A member of a layer."""
+class FileEntry:
+    """Describe a member of a layer."""
 
     path: str
-    """Without a slash at either end."""
-    kind: Kind
+    """Path without a slash at either end."""
+    kind: FileKind
     mode: int
     size: int = 0
     target: str = ""
-    """Of a link: of a symlink as it is, of a hard link a path like `path`."""
+    """Target of a link: of a symlink as written, of a hard link a path like `path`."""
     layer: int = 0
+    """Number of its layer, from 0 for the lowest."""
     capabilities: bool = False
-    """It has capabilities of the kernel, which work like setuid."""
+    """Whether it has capabilities of the kernel, which work like setuid."""
     elf: Elf | None = None
     broken: str = ""
-    """Why a file that begins like an ELF file is none."""
+    """Why a file that begins like an ELF file cannot be read as one."""
     text: bytes | None = None
-    """Content of the few files that rules read."""
+    """Content of the few files whose text rules need."""
     secrets: tuple[str, ...] = ()
-    """What kinds of secrets it holds."""
+    """Kinds of secrets that it holds."""
     certificates: tuple[str, ...] = ()
     """Digests of the certificates in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer that was read."""
+    """Hold a layer that was read."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
     stored: int
-    """Bytes as stored."""
+    """Size in bytes, as stored."""
     compressed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule objects to."""
+    """Describe something that a rule objects to."""
 
     subject: str
-    """A path, or the name of what is wrong: what a waiver names."""
+    """Path, or name of what is wrong: what a waiver names."""
     text: str
     note: bool = False
-    """Worth knowing and no fault."""
+    """Whether it is worth knowing but no fault."""
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.text}"
@@ -100,57 +102,55 @@ MOST_LINKS = 40
 
 
 class Tree:
-    """A merged root file system. Paths have no slash at either end; the root is the empty path."""
+    """Merge layers to the files of a container. Paths have no slash at either end; the root is the empty path."""
 
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, FileEntry] = {}
         self._names: dict[str, set[str]] = {"": set()}
         for layer in layers:
             self._add(layer)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[FileEntry]:
         return iter(self._entries.values())
 
-    def get(self, path: str) -> Entry | None:
-        """The entry of a path as it is, links not followed."""
+    def get(self, path: str) -> FileEntry | None:
+        """Return the entry of a path; links are not followed."""
         return self._entries.get(path)
 
     def names(self, path: str) -> list[str]:
-        """Names in a folder, sorted."""
+        """Return the names in a folder, sorted."""
         return sorted(self._names.get(path, ()))
 
     def resolve(self, path: str) -> str | None:
-        """The path that is reached when all symlinks are followed; None if it does not exist, or goes in a circle."""
-        found = self._follow(path)
-        return found if found is not None and (found == "" or found in self._entries) else None
+        """Return the path that symlinks lead to; None if it does not exist or they form a circle."""
+        real = self._follow(path)
+        return real if real is not None and (real == "" or real in self._entries) else None
 
-    def find(self, path: str) -> Entry | None:
-        """What a program that opens the path gets."""
-        found = self.resolve(path)
-        return self._entries.get(found) if found else None
+    def find(self, path: str) -> FileEntry | None:
+        """Return the entry that a program gets which opens the path."""
+        real = self.resolve(path)
+        return self._entries.get(real) if real else None
 
     def is_folder(self, path: str) -> bool:
-        found = self.resolve(path)
-        return found is not None and (found == "" or self._entries[found].kind == "folder")
+        """Return whether the path leads to a folder."""
+        real = self.resolve(path)
+        return real is not None and (real == "" or self._entries[real].kind == "folder")
 
     def glob(self, pattern: str) -> list[str]:
-        """Existing paths that a shell pattern names; symlinks to folders are followed."""
-        found = [""]
+        """Return the existing paths that a shell pattern names; symlinks to folders are followed."""
+        paths = [""]
         for part in pattern.strip("/").split("/"):
-            found = [
+            is_glob = any(character in part for character in "*?[")
+            paths = [
                 path
-                for folder in found
-                for name in self._matching(folder, part)
+                for folder in paths
+                for name in (fnmatch.filter(self.names(self.resolve(folder) or ""), part) if is_glob else [part])
                 if self.resolve(path := f"{folder}/{name}".lstrip("/")) is not None
             ]
-        return sorted(found)
-
-    def _matching(self, folder: str, part: str) -> list[str]:
-        if not any(mark in part for mark in "*?["):
-            return [part]
-        return fnmatch.filter(self.names(self.resolve(folder) or ""), part)
+        return sorted(paths)
 
     def _follow(self, path: str) -> str | None:
+        """Return where a path leads, whether or not anything is there; None if links form a circle."""
         rest, done, links = path.split("/")[::-1], "", 0
         while rest:
             part = rest.pop()
@@ -173,7 +173,7 @@ class Tree:
         return done
 
     def _add(self, layer: Layer) -> None:
-        # A layer removes only what lies below it.
+        # A layer removes only files of layers below it.
         for entry in layer.entries:
             folder, _, name = entry.path.rpartition("/")
             if name == OPAQUE:
@@ -185,28 +185,27 @@ class Tree:
             folder, _, name = entry.path.rpartition("/")
             if name.startswith(WHITEOUT):
                 continue
-            # The folder may be a symlink of a lower layer, as /lib is; the entry itself is put in place as it is.
-            where = self._folder(folder)
-            path = f"{where}/{name}".lstrip("/")
+            # The folder may be a symlink of a lower layer, as /lib is; the entry itself is taken as it is.
+            path = f"{self._folder(folder)}/{name}".lstrip("/")
             self._put(replace(entry, path=path) if path != entry.path else entry)
 
     def _folder(self, path: str) -> str:
-        """The folder that a path leads to; it is made if a layer left it out."""
-        found = self._follow(path)
-        if found is None:
+        """Return the folder that a path leads to; it is added if a layer left it out."""
+        real = self._follow(path)
+        if real is None:
             return path
-        if found and found not in self._entries:
-            self._folder(found.rpartition("/")[0])
-            self._put(Entry(found, "folder", 0o755))
-        return found
+        if real and real not in self._entries:
+            self._folder(real.rpartition("/")[0])
+            self._put(FileEntry(real, "folder", 0o755))
+        return real
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: FileEntry) -> None:
         old = self._entries.get(entry.path)
         if old and not (old.kind == "folder" and entry.kind == "folder"):
             self._remove(entry.path)
         if entry.kind == "hardlink":
-            same = self._entries.get(self._follow(entry.target) or "")
-            entry = replace(same, path=entry.path) if same else entry
+            target = self._entries.get(self._follow(entry.target) or "")
+            entry = replace(target, path=entry.path) if target else entry
         self._entries[entry.path] = entry
         folder, _, name = entry.path.rpartition("/")
         self._names.setdefault(folder, set()).add(name)

@@ -1,4 +1,4 @@
-"""Read layers once, several at a time; keep what rules need, and look for secrets."""
+"""Read layers once, several at a time: keep what rules need of their files, and look for secrets."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ import re
 import signal
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import chain
 from typing import IO, Any, cast
 
 from imagebuild.core.errors import ResultError
 from imagebuild.oci.layout import CHUNK, KEPT_SIZE, Blob, layer_members, member_path
 from imagebuild.verify import elf
-from imagebuild.verify.files import Entry, Kind, Layer
+from imagebuild.verify.files import FileEntry, FileKind, Layer
 
 OVERLAP = 16 << 10
-"""Bytes that are looked at again with the next piece: more than any secret or certificate is long."""
+"""Bytes that are searched again with the next piece: more than any secret or certificate is long."""
 FEWEST_DIFFERENT = 8
-"""Characters that a random token has at least; those of examples are mostly one letter, repeated."""
+"""Different characters that a random token has at least; tokens in examples mostly repeat one letter."""
 
 
 @dataclass(frozen=True)
-class Pattern:
-    """A kind of secret."""
+class SecretPattern:
+    """Describe a kind of secret."""
 
     name: str
     literals: tuple[bytes, ...]
-    """One of these is in every match: they are found much faster than the expression."""
+    """Texts of which every match has one: they are found much faster than the expression."""
     expression: re.Pattern[bytes]
+    """Its group `body` is the random part."""
     binary: bool = False
-    """Looked for in files that are not text, too."""
+    """Whether files that are not text are searched for it, too."""
 
 
-def _pattern(name: str, literals: str, expression: str, *, binary: bool = False) -> Pattern:
-    return Pattern(name, tuple(literals.encode().split()), re.compile(expression.encode()), binary)
+def _pattern(name: str, literals: str, expression: str) -> SecretPattern:
+    return SecretPattern(name, tuple(literals.encode().split()), re.compile(expression.encode()))
 
 
 _B, _E = r"(?<![A-Za-z0-9_-])", r"(?![A-Za-z0-9_-])"
 PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]{64,}?)-----END CERTIFICATE-----")
 PATTERNS = (
-    Pattern(
+    SecretPattern(
         "private key",
         (b"PRIVATE KEY",),
         re.compile(
@@ -69,26 +71,22 @@ PATTERNS = (
     _pattern("OpenAI or Anthropic key", "sk-proj- sk-ant-", rf"{_B}sk-(?:proj|ant)-(?P<body>[\w-]{{40,}})"),
 )
 CREDENTIALS = re.compile(rb"(?<![\w.])https?://[^\s/:@\"'<>$]+:(?P<body>[^\s/:@\"'<>${}]+)@[\w.-]+")
-"""An address with a password: in settings only, as documentation is full of examples."""
+"""An address with a password; only settings are searched for it, as documentation is full of examples."""
 
 
-def in_text(data: bytes, *, binary: bool = False) -> set[str]:
-    """The kinds of secrets in some text."""
+def secrets_in(data: bytes, *, binary: bool = False) -> set[str]:
+    """Return the kinds of secrets in a text, or in data that are not text."""
     return {
         pattern.name
         for pattern in PATTERNS
         if (pattern.binary or not binary) and any(literal in data for literal in pattern.literals)
         for match in pattern.expression.finditer(data)
-        if _random(match["body"])
+        if len(set(match["body"])) >= FEWEST_DIFFERENT and not match["body"].upper().endswith(b"EXAMPLE")
     }
 
 
-def _random(body: bytes) -> bool:
-    return len(set(body)) >= FEWEST_DIFFERENT and not body.upper().endswith(b"EXAMPLE")
-
-
 class SecretScanner:
-    """Takes the content of a file in pieces."""
+    """Search a file for secrets and certificates, piece by piece."""
 
     def __init__(self, *, settings: bool) -> None:
         self.secrets: set[str] = set()
@@ -98,58 +96,56 @@ class SecretScanner:
         self._binary: bool | None = None
 
     def feed(self, piece: bytes) -> None:
+        """Search the next piece, together with the end of the one before."""
         if self._binary is None:
             self._binary = b"\0" in piece[:4096]
         data = self._tail + piece
-        self.secrets |= in_text(data, binary=self._binary)
+        self.secrets |= secrets_in(data, binary=self._binary)
         if not self._binary:
             if self._settings and CREDENTIALS.search(data):
                 self.secrets.add("address with a password")
             if b"BEGIN CERTIFICATE" in data:
-                self.certificates |= {certificate(match[1]) for match in PEM.finditer(data)}
+                bodies = (b"".join(match[1].split()) for match in PEM.finditer(data))
+                self.certificates |= {hashlib.sha256(body).hexdigest()[:16] for body in bodies}
         self._tail = data[-OVERLAP:]
 
 
-def certificate(body: bytes) -> str:
-    """Names a certificate by what is between its first and last line."""
-    return hashlib.sha256(b"".join(body.split())).hexdigest()[:16]
-
-
 KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd|shadow))$")
-"""Files whose text rules read."""
+"""Files whose text rules need."""
 SETTINGS = re.compile(r"^(etc|root|home)/|(^|/)(pip\.conf|\.netrc|\.npmrc|\.git/config)$")
+"""Files that are searched for addresses with a password."""
 IN_MEMORY = 32 << 20
-"""Bytes of an ELF file; larger ones go to a temporary file, as they are read here and there."""
+"""Bytes of an ELF file above which it is copied to a temporary file: it is not read from front to back."""
 WORTH_A_PROCESS = 16 << 20
-"""Bytes of layers below which starting processes takes longer than reading."""
+"""Bytes of all layers below which starting processes takes longer than reading."""
 
 
 def scan(blob: Blob, number: int) -> Layer:
-    """All entries of a layer. Raises ResultError if it cannot be read, or is not what its digest says."""
+    """Read a layer. Raises ResultError if it cannot be read, or does not have its digest."""
     with layer_members(blob) as members:
         entries = tuple(_entry(archive, member, path, number) for archive, member, path in members)
         return Layer(entries, blob.size, members.compressed)
 
 
 def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, ...]:
-    """All layers, the largest first, in as many processes as there are CPUs. Raises ResultError as `scan`."""
+    """Read all layers, in as many processes as there are CPUs. Raises ResultError as `scan` does."""
     workers = min(workers or len(os.sched_getaffinity(0)), len(blobs))
     if workers < 2 or sum(blob.size for blob in blobs) < WORTH_A_PROCESS:
         return tuple(scan(blob, number) for number, blob in enumerate(blobs))
-    numbers = sorted(range(len(blobs)), key=lambda number: -blobs[number].size)
+    largest_first = sorted(range(len(blobs)), key=lambda number: -blobs[number].size)
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    others = set(multiprocessing.active_children())
+    children_before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_at_once)
     try:
-        running = {number: pool.submit(scan, blobs[number], number) for number in numbers}
+        running = {number: pool.submit(scan, blobs[number], number) for number in largest_first}
         return tuple(running[number].result() for number in range(len(blobs)))
     except BrokenProcessPool:
         raise ResultError(
-            f"{blobs[0].file}: a process that read a layer was killed; is there too little memory?"
+            f"{blobs[0].file}: a process that read a layer was killed; give this machine more memory"
         ) from None
     except BaseException:
-        # Nobody waits for the rest of a large layer.
-        for child in set(multiprocessing.active_children()) - others:
+        # Do not wait until a large layer is read.
+        for child in set(multiprocessing.active_children()) - children_before:
             child.terminate()
         raise
     finally:
@@ -157,16 +153,16 @@ def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, 
 
 
 def _end_at_once() -> None:
-    """Ctrl-C reaches all processes; there is nothing to tidy up in those that read."""
+    """Let Ctrl-C, which reaches all processes, end a process that reads: it has nothing to tidy up."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 
 
-def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, number: int) -> Entry:
-    kinds: list[tuple[bool, Kind]] = [
+def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, number: int) -> FileEntry:
+    kinds: list[tuple[bool, FileKind]] = [
         (member.isreg(), "file"), (member.isdir(), "folder"), (member.issym(), "symlink"), (member.islnk(), "hardlink"),
     ]  # fmt: skip
-    kind: Kind = next((kind for true, kind in kinds if true), "device")
+    kind: FileKind = next((kind for is_kind, kind in kinds if is_kind), "device")
     values: dict[str, Any] = {}
     if kind == "hardlink":
         values["target"] = member_path(member.linkname) or ""
@@ -174,42 +170,33 @@ def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, number:
         values["target"] = member.linkname
     elif kind == "file" and member.size and (content := archive.extractfile(member)):
         values = _content(content, path, member.size)
-    return Entry(
+    return FileEntry(
         path, kind, member.mode, member.size, layer=number,
         capabilities="SCHILY.xattr.security.capability" in member.pax_headers, **values,
     )  # fmt: skip
 
 
 def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
-    scanner = SecretScanner(settings=bool(SETTINGS.search(path)))
-    values: dict[str, Any] = {}
-    pieces = _pieces(content)
-    first = next(pieces, b"")
+    """Return what a FileEntry says about the content of a file."""
+    first = content.read(CHUNK)
+    pieces = chain([first], iter(lambda: content.read(CHUNK), b""))
     if first.startswith(elf.MAGIC):
+        # Nobody compiles a secret in, but crypto libraries test themselves with keys.
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as copy:
-            # Nobody compiles a secret in, but crypto libraries test themselves with keys.
-            for piece in _again(first, pieces):
+            for piece in pieces:
                 copy.write(piece)
             try:
-                values["elf"] = elf.read(cast(IO[bytes], copy))
+                return {"elf": elf.read(cast(IO[bytes], copy))}
             except elf.NotElf as error:
-                values["broken"] = str(error)
-    else:
-        kept = bytearray() if KEPT.search(path) and size <= KEPT_SIZE else None
-        for piece in _again(first, pieces):
-            scanner.feed(piece)
-            if kept is not None:
-                kept += piece
-        if kept is not None:
-            values["text"] = bytes(kept)
-    return {**values, "secrets": tuple(sorted(scanner.secrets)), "certificates": tuple(sorted(scanner.certificates))}
-
-
-def _pieces(content: IO[bytes]) -> Iterator[bytes]:
-    while piece := content.read(CHUNK):
-        yield piece
-
-
-def _again(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
+                return {"broken": str(error)}
+    scanner = SecretScanner(settings=bool(SETTINGS.search(path)))
+    text = bytearray() if KEPT.search(path) and size <= KEPT_SIZE else None
+    for piece in pieces:
+        scanner.feed(piece)
+        if text is not None:
+            text += piece
+    return {
+        "text": None if text is None else bytes(text),
+        "secrets": tuple(sorted(scanner.secrets)),
+        "certificates": tuple(sorted(scanner.certificates)),
+    }

@@ -1,4 +1,4 @@
-"""Check an image by reading it: nothing of it is started, so its architecture does not matter."""
+"""Check an image by reading its files: nothing is started, so its architecture does not matter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch, fnmatchcase
 from functools import cached_property
@@ -24,9 +25,9 @@ from imagebuild.project.records import CheckResult
 from imagebuild.render import renderer
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import layers
-from imagebuild.verify.checks import axes_of, components_of
+from imagebuild.verify.checks import IMAGE, axes_of, components_of
 from imagebuild.verify.elf import DRIVER, DRIVER_SYMBOL, Closure, Loader
-from imagebuild.verify.files import Elf, Entry, Finding, Layer, Tree
+from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
 from imagebuild.verify.layers import scan_all
 
 MACHINES = {"amd64": 62, "arm64": 183, "386": 3, "arm": 40, "ppc64le": 21, "s390x": 22, "riscv64": 243}
@@ -34,49 +35,52 @@ MACHINES = {"amd64": 62, "arm64": 183, "386": 3, "arm": 40, "ppc64le": 21, "s390
 
 
 class NotApplicable(Exception):
-    """The rule says nothing about this image; the text says why."""
+    """Report that a rule cannot judge this image, and why."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """An image, read."""
+    """Hold an image that was read, and what it should be as far as that is known."""
 
     image: LayoutImage
     layers: tuple[Layer, ...]
     project: Project | None = None
     plan: Plan | None = None
     versions: Pins | None = None
-    """The pins that the plan was made with; by default the matrix's."""
+    """Pins that the plan was made with; by default the matrix's."""
 
     @cached_property
     def tree(self) -> Tree:
+        """Return the files that a container sees."""
         return Tree(self.layers)
 
     @property
     def arch(self) -> str:
+        """Return the image's architecture: `amd64`."""
         return self.image.platform.split("/")[1]
 
     @cached_property
     def machine(self) -> int:
-        """Raises NotApplicable for an architecture that is not in the table."""
+        """Return `e_machine` of the image's ELF files. Raises NotApplicable for an architecture not in MACHINES."""
         if self.arch not in MACHINES:
-            raise NotApplicable(f"what ELF files of {self.image.platform} say is not known here")
+            raise NotApplicable(f"the machine of ELF files for {self.image.platform} is not known here")
         return MACHINES[self.arch]
 
     @cached_property
     def components(self) -> dict[str, str]:
-        """Component → version, as the labels say. Raises NotApplicable if they name none."""
-        found = components_of(self.image.labels)
-        if not found:
+        """Return component → version by the labels. Raises NotApplicable if they name no component."""
+        components = components_of(self.image.labels)
+        if not components:
             raise NotApplicable("the image has no labels imagebuild.component.*: it was not built here")
-        return found
+        return components
 
     @property
     def axes(self) -> dict[str, str]:
+        """Return axis → value by the labels."""
         return axes_of(self.image.labels)
 
-    def known(self) -> Iterator[tuple[str, Component]]:
-        """The image's components that the project has. Raises NotApplicable without a project or labels."""
+    def known_components(self) -> Iterator[tuple[str, Component]]:
+        """Yield the image's components that the project has. Raises NotApplicable without a project or labels."""
         if self.project is None:
             raise NotApplicable("there is no matrix to compare with")
         for name in self.components:
@@ -85,35 +89,36 @@ class Inspection:
 
     @property
     def target(self) -> Target:
-        """The target that the labels name, as the plan has it. Raises NotApplicable."""
+        """Return the target that the labels name. Raises NotApplicable if they name none or the plan lacks it."""
         name = self.image.labels.get("imagebuild.target")
         if not name:
             raise NotApplicable("the image has no label imagebuild.target: it was not built here")
         if self.plan is None or self.project is None:
             raise NotApplicable("there is no plan to compare with")
-        found = next((target for target in self.plan.targets if target.id == name), None)
-        if found is None:
+        target = next((target for target in self.plan.targets if target.id == name), None)
+        if target is None:
             raise NotApplicable(f"the plan has no target {name}")
-        return found
+        return target
 
-    def files(self) -> Iterator[Entry]:
-        """Everything in any layer, also what a later one hides."""
+    def all_files(self) -> Iterator[FileEntry]:
+        """Yield the entries of all layers, also those that a later layer hides."""
         for layer in self.layers:
             yield from layer.entries
 
     @cached_property
     def loader(self) -> Loader:
+        """Return the loader of a container of the image."""
         return Loader(self.tree, self.image.env)
 
     @cached_property
     def renderer(self) -> Renderer:
-        """Raises NotApplicable without a project."""
+        """Return the renderer of the image's project. Raises NotApplicable without a project."""
         if self.project is None:
             raise NotApplicable("there is no matrix to compare with")
         return Renderer(self.project, self.versions or versions_with(self.project, Changes()))
 
     def closure(self, path: str) -> Closure:
-        """What the loader loads for a program or library."""
+        """Return what the loader loads for a program or library."""
         if path not in self._closures:
             self._closures[path] = self.loader.closure(path, self.objects[path])
         return self._closures[path]
@@ -124,45 +129,49 @@ class Inspection:
 
     @cached_property
     def objects(self) -> dict[str, Elf]:
-        """Path → what is in it, of all ELF files that a container sees."""
+        """Return path → content of all ELF files that a container sees."""
         return {entry.path: entry.elf for entry in self.tree if entry.elf}
 
 
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
-"""Machines that are not the CPU: their code is data of programs."""
+"""ELF machines other than CPUs: files of theirs are data of programs."""
 HIDING = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvidia-ml|nvidia-ptxjitcompiler)\.so(\.|$)")
-"""Libraries that are right only in the driver's own version."""
+"""Libraries that work only in the driver's own version."""
 STUBS = re.compile(r"(^|/)stubs(/|$)")
 
 
-def architecture(about: Inspection) -> Iterator[Finding]:
-    for entry in about.tree:
+def architecture(inspection: Inspection) -> Iterator[Finding]:
+    """Find ELF files that are damaged or for another machine."""
+    for entry in inspection.tree:
         if entry.broken:
-            yield Finding(f"/{entry.path}", f"begins like an ELF file and is none: {entry.broken}")
-        elif entry.elf and entry.elf.machine not in (about.machine, *DEVICES):
-            yield Finding(f"/{entry.path}", f"is for ELF machine {entry.elf.machine}, not for {about.arch}")
+            yield Finding(f"/{entry.path}", f"begins like an ELF file, but cannot be read: {entry.broken}")
+        elif entry.elf and entry.elf.machine not in (inspection.machine, *DEVICES):
+            yield Finding(f"/{entry.path}", f"is for ELF machine {entry.elf.machine}, not for {inspection.arch}")
 
 
-def closures(about: Inspection) -> Iterator[tuple[str, Elf, Closure]]:
-    """Path, content and closure of all programs and libraries for the image's machine."""
-    for path, elf in about.objects.items():
-        if elf.machine == about.machine and elf.type in (2, 3):
-            yield path, elf, about.closure(path)
+def closures(inspection: Inspection) -> Iterator[tuple[str, Elf, Closure]]:
+    """Yield path, content and closure of all programs and libraries for the image's machine."""
+    for path, elf in inspection.objects.items():
+        if elf.machine == inspection.machine and elf.type in (2, 3):
+            yield path, elf, inspection.closure(path)
 
 
-def closure(about: Inspection) -> Iterator[Finding]:
-    """A library that no loader path names may rely on what its program has loaded; a program may not."""
+def closure(inspection: Inspection) -> Iterator[Finding]:
+    """Find libraries that the loader does not find.
+
+    A library in no folder of the loader may rely on what its program has loaded; a program may not.
+    """
     for_program: set[tuple[str, str]] = set()
     alone: dict[tuple[str, str], None] = {}
     used: set[str] = set()
-    for _, elf, found in closures(about):
-        missing = [(who, name) for who, name in found.missing if not DRIVER.search(name)]
+    for _, elf, loaded in closures(inspection):
+        missing = [(who, name) for who, name in loaded.missing if not DRIVER.search(name)]
         if elf.interpreter:
             for_program.update(missing)
-            used.update(path for path in found.libraries.values() if path)
+            used.update(path for path in loaded.libraries.values() if path)
         alone.update(dict.fromkeys(missing))
-    folders = set(about.loader.folders(about.machine))
-    provided = {elf.soname or path.rpartition("/")[2]: path for path, elf in about.objects.items()}
+    folders = set(inspection.loader.folders(inspection.machine))
+    provided = {elf.soname or path.rpartition("/")[2]: path for path, elf in inspection.objects.items()}
     for who, name in alone:
         elsewhere = provided.get(name)
         if (who, name) in for_program or not elsewhere:
@@ -170,57 +179,62 @@ def closure(about: Inspection) -> Iterator[Finding]:
             yield Finding(f"/{who}", f"needs {name}, {where}")
             continue
         text = f"needs {name}, which the loader does not find in /{elsewhere}"
-        if about.tree.resolve(who.rpartition("/")[0]) in folders and who not in used:
+        if inspection.tree.resolve(who.rpartition("/")[0]) in folders and who not in used:
             yield Finding(f"/{who}", text)
         else:
             yield Finding(f"/{who}", f"{text}; whatever loads it must have loaded that before", note=True)
 
 
-def symbol_versions(about: Inspection) -> Iterator[Finding]:
-    for who, library, version in dict.fromkeys(row for _, _, found in closures(about) for row in found.versions):
+def symbol_versions(inspection: Inspection) -> Iterator[Finding]:
+    """Find versions of symbols that a library lacks."""
+    lacking = dict.fromkeys(row for _, _, loaded in closures(inspection) for row in loaded.versions)
+    for who, library, version in lacking:
         yield Finding(f"/{who}", f"needs {version}, which /{library} does not define")
 
 
-def symbols(about: Inspection) -> Iterator[Finding]:
-    """Of programs only: a plug-in's symbols may come from whatever opens it."""
-    for path, elf, found in closures(about):
-        if not elf.interpreter or any(not DRIVER.search(name) for _, name in found.missing):
-            continue  # what is missing is said by another rule
-        for who, name in about.loader.undefined(found):
-            if not (found.missing and DRIVER_SYMBOL.search(name)):
+def symbols(inspection: Inspection) -> Iterator[Finding]:
+    """Find symbols of programs that nothing defines; those of a plug-in may come from whatever opens it."""
+    for path, elf, loaded in closures(inspection):
+        if not elf.interpreter or any(not DRIVER.search(name) for _, name in loaded.missing):
+            continue  # the rule `closure` reports missing libraries
+        for who, name in inspection.loader.undefined(loaded):
+            if not (loaded.missing and DRIVER_SYMBOL.search(name)):
                 yield Finding(f"/{who}", f"needs the symbol {name}, which nothing defines that /{path} loads")
 
 
-def one_provider(about: Inspection) -> Iterator[Finding]:
-    found: dict[str, set[str]] = defaultdict(set)
-    for folder, name in _on_path(about):
-        real = about.tree.resolve(f"{folder}/{name}")
-        elf = about.objects.get(real or "")
-        if real and elf and elf.soname and elf.machine == about.machine:
-            found[elf.soname].add(real)
-    for soname, paths in sorted(found.items()):
+def one_provider(inspection: Inspection) -> Iterator[Finding]:
+    """Find libraries of which the loader can find several files."""
+    providers: dict[str, set[str]] = defaultdict(set)
+    for folder, name in _names_on_path(inspection):
+        real = inspection.tree.resolve(f"{folder}/{name}")
+        elf = inspection.objects.get(real or "")
+        if real and elf and elf.soname and elf.machine == inspection.machine:
+            providers[elf.soname].add(real)
+    for soname, paths in sorted(providers.items()):
         if len(paths) > 1:
             files = ", ".join(f"/{path}" for path in sorted(paths))
             yield Finding(soname, f"is in several files where the loader looks: {files}")
 
 
-def no_stubs(about: Inspection) -> Iterator[Finding]:
-    for folder in about.loader.folders(about.machine):
+def no_stubs(inspection: Inspection) -> Iterator[Finding]:
+    """Find stubs, and copies of a driver's libraries, that the loader finds."""
+    for folder in inspection.loader.folders(inspection.machine):
         if STUBS.search(folder):
             yield Finding(f"/{folder}", "the loader looks in a folder of stubs")
-    for folder, name in _on_path(about):
-        real = about.tree.resolve(f"{folder}/{name}")
+    for folder, name in _names_on_path(inspection):
+        real = inspection.tree.resolve(f"{folder}/{name}")
         if HIDING.search(name) and real and not STUBS.search(folder):
             what = "a stub" if STUBS.search(real) else "a copy"
             yield Finding(f"/{folder}/{name}", f"is {what} that the loader finds; the driver brings the library itself")
-    for path, elf in about.objects.items():
+    for path, elf in inspection.objects.items():
         if any(STUBS.search(part) for part in (*elf.rpath, *elf.runpath)):
             yield Finding(f"/{path}", "its run path names a folder of stubs")
 
 
-def _on_path(about: Inspection) -> Iterator[tuple[str, str]]:
-    for folder in about.loader.folders(about.machine):
-        yield from ((folder, name) for name in about.tree.names(folder))
+def _names_on_path(inspection: Inspection) -> Iterator[tuple[str, str]]:
+    """Yield folder and name of everything that the loader can find by name."""
+    for folder in inspection.loader.folders(inspection.machine):
+        yield from ((folder, name) for name in inspection.tree.names(folder))
 
 
 KEY_NAME = re.compile(r"(^|/)(ssh_host_\w+_key|\.ssh/id_\w+)$")
@@ -230,7 +244,7 @@ SECRET_NAME = re.compile(
     | \.(bash|zsh|python|sh)_history)$ | ^run/secrets/. | ^kaniko/""",
     re.VERBOSE,
 )
-"""Files that hold secrets by their purpose."""
+"""Files whose purpose is to hold secrets."""
 LEFTOVERS = (
     (re.compile(r"^var/lib/apt/lists/(?!lock$).*[^/]$"), "a package list of apt"),
     (re.compile(r"^var/cache/apt/(.*\.deb|(src)?pkgcache\.bin)$"), "a cache of apt"),
@@ -243,11 +257,11 @@ LEFTOVERS = (
 ANCHORS = re.compile(
     r"^(usr/local/share/ca-certificates|etc/pki/ca-trust/source/anchors|usr/share/pki/trust/anchors|etc/ca-certificates/trust-source/anchors)/."
 )
-"""Where sites put certificates of their own."""
+"""Folders for the certificates of a site."""
 TRUSTED = re.compile(r"^usr/share/(ca-certificates|pki/ca-trust-source)/")
-"""Where distributions keep what they trust."""
+"""Folders for the certificates that a distribution trusts."""
 SITE = re.compile(r"^(etc|root|home|tmp|run|srv|usr/local/share|usr/local/etc)/")
-"""Where certificates are a site's, unless the distribution has them; elsewhere packages have test data."""
+"""Folders in which a certificate is a site's unless the distribution has it; elsewhere packages have test data."""
 BY_DISTRIBUTION = re.compile(r"^(etc/ssl/certs/ssl-cert-snakeoil\.pem)$")
 SETUID = frozenset(
     f"usr/{folder}/{name}"
@@ -265,40 +279,40 @@ CAPABLE = frozenset({"usr/bin/ping", "usr/bin/newgidmap", "usr/bin/newuidmap", "
 """Programs that distributions give capabilities."""
 
 
-def no_keys(about: Inspection) -> Iterator[Finding]:
-    for entry in _contents(about):
+def no_keys(inspection: Inspection) -> Iterator[Finding]:
+    """Find private keys in any layer."""
+    for entry in _contents(inspection):
         if KEY_NAME.search(entry.path):
             yield _in_layer(entry, "is a private key of ssh")
-        elif found := [kind for kind in entry.secrets if "private key" in kind]:
-            yield _in_layer(entry, f"holds a {found[0]}")
+        elif keys := [kind for kind in entry.secrets if "private key" in kind]:
+            yield _in_layer(entry, f"holds a {keys[0]}")
 
 
-def no_tokens(about: Inspection) -> Iterator[Finding]:
-    for entry in _contents(about):
+def no_tokens(inspection: Inspection) -> Iterator[Finding]:
+    """Find tokens and passwords in any layer, and in the configuration."""
+    for entry in _contents(inspection):
         if SECRET_NAME.search(entry.path):
             yield _in_layer(entry, "is a file for secrets")
         for kind in entry.secrets:
             if "private key" not in kind:
                 yield _in_layer(entry, f"holds what looks like a {kind}")
-    for place, text in _settings(about):
-        for kind in sorted(layers.in_text(text)):
-            yield Finding(place, f"holds what looks like a {kind}")
-        if layers.CREDENTIALS.search(text):
-            yield Finding(place, "holds an address with a password")
+    image = inspection.image
+    settings = {f"environment {name}": value for name, value in image.env.items()}
+    settings |= {f"label {name}": str(value) for name, value in image.labels.items()}
+    # Commands with their build arguments are in the history.
+    for number, step in enumerate(image.config.get("history") or (), 1):
+        settings[f"history, step {number}"] = str(step.get("created_by", ""))
+    for setting, value in settings.items():
+        for kind in sorted(layers.secrets_in(value.encode())):
+            yield Finding(setting, f"holds what looks like a {kind}")
+        if layers.CREDENTIALS.search(value.encode()):
+            yield Finding(setting, "holds an address with a password")
 
 
-def _settings(about: Inspection) -> Iterator[tuple[str, bytes]]:
-    """What the configuration says: commands with build arguments are in its history."""
-    config = about.image.config
-    yield from ((f"environment {name}", value.encode()) for name, value in about.image.env.items())
-    yield from ((f"label {name}", str(value).encode()) for name, value in about.image.labels.items())
-    for number, step in enumerate(config.get("history") or (), 1):
-        yield f"history, step {number}", str(step.get("created_by", "")).encode()
-
-
-def no_site_ca(about: Inspection) -> Iterator[Finding]:
-    trusted = {c for entry in about.files() if TRUSTED.search(entry.path) for c in entry.certificates}
-    for entry in _contents(about):
+def no_site_ca(inspection: Inspection) -> Iterator[Finding]:
+    """Find certificates that the distribution does not have, in any layer."""
+    trusted = {c for entry in inspection.all_files() if TRUSTED.search(entry.path) for c in entry.certificates}
+    for entry in _contents(inspection):
         if ANCHORS.search(entry.path):
             yield _in_layer(entry, "is a certificate that a site trusts")
         elif (
@@ -309,44 +323,55 @@ def no_site_ca(about: Inspection) -> Iterator[Finding]:
             yield _in_layer(entry, f"holds {others} certificates that the distribution does not have")
 
 
-def no_leftovers(about: Inspection) -> Iterator[Finding]:
-    for entry in _contents(about):
+def no_leftovers(inspection: Inspection) -> Iterator[Finding]:
+    """Find package lists, caches and temporary files in any layer."""
+    for entry in _contents(inspection):
         if kind := next((kind for pattern, kind in LEFTOVERS if pattern.search(entry.path)), None):
             yield _in_layer(entry, f"is {kind}")
 
 
-def not_world_writable(about: Inspection) -> Iterator[Finding]:
-    for entry in about.tree:
+def not_world_writable(inspection: Inspection) -> Iterator[Finding]:
+    """Find files and folders that everybody can write to."""
+    for entry in inspection.tree:
         sticky = entry.kind == "folder" and entry.mode & 0o1000
         if entry.kind in ("file", "folder", "hardlink") and entry.mode & 0o002 and not sticky:
             yield Finding(f"/{entry.path}", f"everybody can write to it (mode {entry.mode:o})")
 
 
-def setuid(about: Inspection) -> Iterator[Finding]:
-    for entry in about.tree:
+def setuid(inspection: Inspection) -> Iterator[Finding]:
+    """Find programs that run with rights of others and are not the distribution's."""
+    for entry in inspection.tree:
         if entry.kind not in ("file", "hardlink"):
             continue
-        place = re.sub(r"^(s?bin|lib)/", r"usr/\1/", entry.path)
-        if entry.mode & 0o6000 and place not in SETUID:
+        path = re.sub(r"^(s?bin|lib)/", r"usr/\1/", entry.path)
+        if entry.mode & 0o6000 and path not in SETUID:
             yield Finding(f"/{entry.path}", f"runs with the rights of its owner or group (mode {entry.mode:o})")
-        elif entry.capabilities and place not in CAPABLE | SETUID:
+        elif entry.capabilities and path not in CAPABLE | SETUID:
             yield Finding(f"/{entry.path}", "runs with capabilities of the kernel")
 
 
-def _contents(about: Inspection) -> Iterable[Entry]:
-    return (e for e in about.files() if e.kind in ("file", "hardlink") and "/.wh." not in f"/{e.path}")
+def _contents(inspection: Inspection) -> Iterator[FileEntry]:
+    """Yield the files of all layers, without the marks of what a layer removes."""
+    return (e for e in inspection.all_files() if e.kind in ("file", "hardlink") and "/.wh." not in f"/{e.path}")
 
 
-def _in_layer(entry: Entry, text: str) -> Finding:
+def _in_layer(entry: FileEntry, text: str) -> Finding:
+    """Return a finding about a file that names its layer, counted from 1."""
     return Finding(f"/{entry.path}", f"{text}, in layer {entry.layer + 1}")
 
 
-def gpu_code(about: Inspection) -> Iterator[Finding]:
-    """What was compiled here is for exactly the GPUs of the matrix; what others compiled runs on all of them."""
-    wanted = wanted_capabilities(about)
-    own = [pattern.strip("/") for _, component in about.known() for pattern in component.gpu_code]
+def gpu_code(inspection: Inspection) -> Iterator[Finding]:
+    """Find files whose code is not for the GPUs of the matrix.
+
+    What was compiled here must be for exactly these GPUs; what others compiled must run on all of them.
+    """
+    target = inspection.target
+    if not inspection.renderer.project.matrix.model.gpu_architectures:
+        raise NotApplicable("the matrix lists no GPU architectures")
+    wanted = inspection.renderer.capabilities(target).get(inspection.arch, ())
+    own = [pattern.strip("/") for _, component in inspection.known_components() for pattern in component.gpu_code]
     seen: set[str] = set()
-    for path, elf in about.objects.items():
+    for path, elf in inspection.objects.items():
         if not elf.gpu:
             continue
         patterns = [pattern for pattern in own if fnmatch(path, pattern)]
@@ -365,38 +390,36 @@ def gpu_code(about: Inspection) -> Iterator[Finding]:
             yield Finding(f"/{pattern}", "holds no GPU code")
 
 
-def wanted_capabilities(about: Inspection) -> list[str]:
-    """Compute capabilities, ascending. Raises NotApplicable if the image's labels name no target of the plan."""
-    target = about.target
-    if not about.renderer.project.matrix.model.gpu_architectures:
-        raise NotApplicable("the matrix lists no GPU architectures")
-    return list(about.renderer.capabilities(target).get(about.arch, ()))
-
-
 def describe_code(elf: Elf) -> str:
-    kinds = {"code": "code", "ptx": "PTX"}
+    """Return what GPU code a file has: `code for 80, 90; PTX for 90`."""
     parts = []
-    for kind, name in kinds.items():
-        if found := sorted({part.capability for part in elf.gpu if part.kind == kind}, key=number):
-            parts.append(f"{name} for {', '.join(found)}")
+    for kind, name in {"code": "code", "ptx": "PTX"}.items():
+        capabilities = {part.capability for part in elf.gpu if part.kind == kind}
+        if capabilities:
+            listed = sorted(capabilities, key=lambda capability: (_number(capability), capability))
+            parts.append(f"{name} for {', '.join(listed)}")
     return "; ".join(parts)
 
 
-def number(capability: str) -> tuple[int, str]:
-    digits = re.sub(r"\D", "", capability)
-    return int(digits), capability
+def _number(capability: str) -> int:
+    """Return a compute capability without its suffix: 90 for `90a`."""
+    return int(re.sub(r"\D", "", capability))
 
 
 def runs(elf: Elf, capability: str) -> bool:
-    """Code of X.y runs on X.z from z = y on, with `a` on X.y only; PTX is compiled for all later ones."""
-    wanted, _ = number(capability)
+    """Return whether a file's GPU code runs on a compute capability.
+
+    Code of X.y runs on X.z from z = y on, with the suffix `a` on X.y only; PTX is compiled for all later ones, with the
+    suffix `f` for those of its family.
+    """
+    wanted = _number(capability)
     for part in elf.gpu:
-        has, _ = number(part.capability)
-        if has == wanted:
+        compiled = _number(part.capability)
+        if compiled == wanted:
             return True
-        if part.capability.endswith("a") or has > wanted:
+        if part.capability.endswith("a") or compiled > wanted:
             continue
-        if has // 10 == wanted // 10 or (part.kind == "ptx" and not part.capability.endswith("f")):
+        if compiled // 10 == wanted // 10 or (part.kind == "ptx" and not part.capability.endswith("f")):
             return True
     return False
 
@@ -406,100 +429,108 @@ REQUIRED = ("title", "description", "version", "licenses", "base.name", "base.di
 ANOTHER_BASE = (f"{OCI}base.name", f"{OCI}base.digest")
 """Labels that `render --base-image` changes."""
 MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")
-"""Folders that the container runtime makes."""
+"""Folders that the container runtime mounts."""
 USUAL = renderer.SYSTEM_PATH.split(":")
 """Folders of everybody's PATH, whether they exist or not."""
 FOLDER_NAMES = re.compile(r"_(DIR|HOME|ROOT|PREFIX)$")
+"""Names of variables whose value is a folder."""
 SECRET_NAMES = re.compile(
     r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
 )
 PROVIDED = re.compile(r"([\w.+-]+)(?: \(= ([^)]+)\))?(?:, |$)")
-"""Name and version of what a package provides."""
+"""Name and version of a package that another one provides."""
 
 
-def labels(about: Inspection) -> Iterator[Finding]:
-    if not about.components:
+def labels(inspection: Inspection) -> Iterator[Finding]:
+    """Find labels that are missing or cannot be right."""
+    if not inspection.components:
         return
-    has = about.image.labels
-    wanted = [f"{OCI}{name}" for name in REQUIRED] + ["imagebuild.target", "imagebuild.lock"]
-    yield from (Finding(label, "the label is missing") for label in wanted if not has.get(label))
-    digest = has.get(f"{OCI}base.digest")
+    present = inspection.image.labels
+    required = [f"{OCI}{name}" for name in REQUIRED] + ["imagebuild.target", "imagebuild.lock"]
+    yield from (Finding(label, "the label is missing") for label in required if not present.get(label))
+    digest = present.get(f"{OCI}base.digest")
     if digest and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         yield Finding(f"{OCI}base.digest", f"{digest!r} is no digest")
 
 
-def plan(about: Inspection) -> Iterator[Finding]:
-    target = about.target
-    recipe = about.renderer.recipe(target)
-    lock = renderer.hash_of_lock(recipe, about.renderer.project.lock)
-    wanted = renderer.image_labels(recipe, lock, "")
-    has = about.image.labels
-    ours = {label for label in has if label.startswith(("imagebuild.component.", "imagebuild.axis."))}
-    for label in sorted({*wanted, *ours} - set(ANOTHER_BASE)):
-        if has.get(label) != wanted.get(label):
-            yield Finding(label, f"is {has.get(label, 'absent')!r}, the plan says {wanted.get(label, 'absent')!r}")
+def plan(inspection: Inspection) -> Iterator[Finding]:
+    """Find labels that differ from the plan's."""
+    target = inspection.target
+    recipe = inspection.renderer.recipe(target)
+    lock = renderer.hash_of_lock(recipe, inspection.renderer.project.lock)
+    planned = renderer.image_labels(recipe, lock, "")
+    present = inspection.image.labels
+    ours = {label for label in present if label.startswith(("imagebuild.component.", "imagebuild.axis."))}
+    for label in sorted({*planned, *ours} - set(ANOTHER_BASE)):
+        if present.get(label) != planned.get(label):
+            is_now, should_be = present.get(label, "absent"), planned.get(label, "absent")
+            yield Finding(label, f"is {is_now!r}, the plan says {should_be!r}")
 
 
-def packages(about: Inspection) -> Iterator[Finding]:
-    recipe = about.renderer.recipe(about.target)
-    wanted = [text.strip("'") for text in renderer.package_arguments(recipe, about.renderer.project.lock)]
-    installed = dpkg(about)
+def packages(inspection: Inspection) -> Iterator[Finding]:
+    """Find packages of the plan that are missing or have another version."""
+    recipe = inspection.renderer.recipe(inspection.target)
+    wanted = [text.strip("'") for text in renderer.package_arguments(recipe, inspection.renderer.project.lock)]
+    installed = installed_packages(inspection)
     for text in wanted:
         name, _, version = text.partition("=")
-        has = installed.get(name.partition(":")[0])
-        if has is None:
+        installed_version = installed.get(name.partition(":")[0])
+        if installed_version is None:
             yield Finding(name, "the package is not installed")
-        elif version and not fnmatch(has, version):
-            yield Finding(name, f"version {has} is installed, the plan says {version}")
+        elif version and not fnmatch(installed_version, version):
+            yield Finding(name, f"version {installed_version} is installed, the plan says {version}")
 
 
-def dpkg(about: Inspection) -> dict[str, str]:
-    """Package → version, also of packages that others provide. Raises NotApplicable if there are none of dpkg."""
-    entry = about.tree.find("var/lib/dpkg/status")
+def installed_packages(inspection: Inspection) -> dict[str, str]:
+    """Return package → version, with packages that others provide. Raises NotApplicable without dpkg's list."""
+    entry = inspection.tree.find("var/lib/dpkg/status")
     if entry is None or entry.text is None:
         raise NotApplicable("the image has no packages of dpkg")
-    found: dict[str, str] = {}
+    installed: dict[str, str] = {}
     provided: dict[str, str] = {}
     for paragraph in entry.text.decode("utf-8", "replace").split("\n\n"):
         fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
         if fields.get("Status", "").endswith(" installed"):
-            found[fields.get("Package", "")] = fields.get("Version", "")
+            installed[fields.get("Package", "")] = fields.get("Version", "")
             provided |= dict(PROVIDED.findall(fields.get("Provides", "")))
-    return provided | found
+    return provided | installed
 
 
-def licenses(about: Inspection) -> Iterator[Finding]:
-    for name, component in about.known():
+def licenses(inspection: Inspection) -> Iterator[Finding]:
+    """Find licence texts of components that are missing."""
+    for name, component in inspection.known_components():
         for pattern in component.license_files:
-            if not about.tree.glob(pattern):
-                yield Finding(pattern, f"the licence of {name} is not there")
+            if not inspection.tree.glob(pattern):
+                yield Finding(pattern, f"the licence text of {name} is missing")
 
 
-def environment(about: Inspection) -> Iterator[Finding]:
-    for name, value in about.image.env.items():
+def environment(inspection: Inspection) -> Iterator[Finding]:
+    """Find variables that hold a secret, or name a folder that does not exist."""
+    for name, value in inspection.image.env.items():
         if SECRET_NAMES.search(name) and value:
             yield Finding(name, "a variable with the name of a secret has a value")
-        if name in renderer.LISTS:
+        if name in renderer.FOLDER_LISTS:
             parts = value.split(":")
             if "" in parts:
                 yield Finding(name, "an empty part means the current folder")
-            yield from _absent(about, name, [part for part in parts if part])
+            yield from _missing_folders(inspection, name, [part for part in parts if part])
         elif FOLDER_NAMES.search(name) and value.startswith("/"):
-            yield from _absent(about, name, [value])
+            yield from _missing_folders(inspection, name, [value])
 
 
-def _absent(about: Inspection, name: str, folders: list[str]) -> Iterator[Finding]:
+def _missing_folders(inspection: Inspection, name: str, folders: list[str]) -> Iterator[Finding]:
     for folder in dict.fromkeys(folders):
         if not folder.startswith("/"):
             yield Finding(name, f"{folder!r} depends on the current folder")
-        elif about.tree.resolve(folder) is None and not MOUNTED.search(folder) and folder not in USUAL:
+        elif inspection.tree.resolve(folder) is None and not MOUNTED.search(folder) and folder not in USUAL:
             yield Finding(name, f"{folder} does not exist")
 
 
-def user(about: Inspection) -> Iterator[Finding]:
-    accounts = _accounts(about, "etc/passwd")
-    hashes = _accounts(about, "etc/shadow")
-    name = str(about.image.settings.get("User") or "").partition(":")[0]
+def user(inspection: Inspection) -> Iterator[Finding]:
+    """Find users that do not exist or have a password, and the lack of a normal user."""
+    accounts = _accounts(inspection, "etc/passwd")
+    hashes = _accounts(inspection, "etc/shadow")
+    name = str(inspection.image.settings.get("User") or "").partition(":")[0]
     if name and not name.isdigit() and name not in accounts:
         yield Finding(name, "containers start as this user, whom /etc/passwd does not have")
     for account, fields in (*accounts.items(), *hashes.items()):
@@ -508,56 +539,61 @@ def user(about: Inspection) -> Iterator[Finding]:
             yield Finding(account, "needs no password")
         elif not password.startswith(("x", "*", "!")):
             yield Finding(account, "has a password, whose hash is in the image")
-    if about.image.labels.get("imagebuild.target"):
-        uid = {fields[2]: fields for fields in accounts.values() if len(fields) > 5}
-        if "1000" not in uid:
+    if inspection.image.labels.get("imagebuild.target"):
+        normal = next((fields for fields in accounts.values() if len(fields) > 5 and fields[2] == "1000"), None)
+        if normal is None:
             yield Finding("1000", "there is no normal user with this number")
-        elif not about.tree.is_folder(uid["1000"][5]):
-            yield Finding(uid["1000"][0], f"the home folder {uid['1000'][5]} does not exist")
+        elif not inspection.tree.is_folder(normal[5]):
+            yield Finding(normal[0], f"the home folder {normal[5]} does not exist")
 
 
-def _accounts(about: Inspection, path: str) -> dict[str, list[str]]:
-    entry = about.tree.find(path)
+def _accounts(inspection: Inspection, path: str) -> dict[str, list[str]]:
+    """Return name → fields of the lines of /etc/passwd or /etc/shadow."""
+    entry = inspection.tree.find(path)
     lines = ((entry.text if entry else None) or b"").decode("utf-8", "replace").splitlines()
     return {line.partition(":")[0]: line.split(":") for line in lines if line and not line.startswith("#")}
 
 
-def command(about: Inspection) -> Iterator[Finding]:
-    settings = about.image.settings
+def command(inspection: Inspection) -> Iterator[Finding]:
+    """Find what a container starts if that cannot be started."""
+    settings = inspection.image.settings
     words = [*(settings.get("Entrypoint") or ()), *(settings.get("Cmd") or ())]
     if not words:
         yield Finding("command", "the image has neither an entrypoint nor a command")
         return
     program = str(words[0])
-    folders = [""] if program.startswith("/") else about.image.env.get("PATH", renderer.SYSTEM_PATH).split(":")
-    found = [entry for folder in folders if (entry := about.tree.find(f"{folder}/{program}"))]
-    if not found:
+    folders = [""] if program.startswith("/") else inspection.image.env.get("PATH", renderer.SYSTEM_PATH).split(":")
+    files = (inspection.tree.find(f"{folder}/{program}") for folder in folders)
+    file = next(filter(None, files), None)
+    if file is None:
         yield Finding(program, "what a container starts does not exist")
-    elif not found[0].mode & 0o111:
-        yield Finding(program, "what a container starts cannot be executed")
+    elif not file.mode & 0o111:
+        yield Finding(program, "what a container starts is not executable")
 
 
-def size(about: Inspection) -> Iterator[Finding]:
-    target = about.target
-    limits = about.renderer.project.matrix.model.images[target.image].size_limit_mb
+def size(inspection: Inspection) -> Iterator[Finding]:
+    """Compare the compressed layers with the budget of the matrix."""
+    target = inspection.target
+    limits = inspection.renderer.project.matrix.model.images[target.image].size_limit_mb
     limit = limits.get(target.axes.get("variant", "")) if isinstance(limits, dict) else limits
     if limit is None:
-        raise NotApplicable("the matrix has no size-limit-mb for it")
-    if not all(layer.compressed for layer in about.layers):
-        raise NotApplicable("the engine saves layers unpacked; the limit is for what a registry keeps")
-    has = sum(layer.stored for layer in about.layers) / 1e6
-    yield Finding("size", f"{has:.0f} MB in {len(about.layers)} layers, at most {limit} MB", note=has <= limit)
+        raise NotApplicable("the matrix gives the image no size-limit-mb")
+    if not all(layer.compressed for layer in inspection.layers):
+        raise NotApplicable("the engine saves layers unpacked; the limit is for compressed layers")
+    megabytes = sum(layer.stored for layer in inspection.layers) / 1e6
+    text = f"{megabytes:.0f} MB in {len(inspection.layers)} layers, at most {limit} MB"
+    yield Finding("size", text, note=megabytes <= limit)
 
 
 @dataclass(frozen=True)
 class ImageRule:
-    """A statement about images that reading them can refute."""
+    """Define a statement about images that reading them can refute."""
 
     name: str
     description: str
     """What passing proves, in one line."""
     find: Callable[[Inspection], Iterator[Finding]]
-    """Raises NotApplicable if it says nothing about the image."""
+    """Function that yields what contradicts the statement. Raises NotApplicable if the image cannot be judged."""
 
 
 RULES = (
@@ -583,26 +619,38 @@ RULES = (
     ImageRule("no-stubs", "The loader finds no stub and no copy of a driver's library", no_stubs),
     ImageRule("gpu-code", "Fat binaries run on the GPUs that the matrix lists", gpu_code),
 )
-
-
-COMPONENT = "image"
+IMAGE_CHECKS = {
+    "readable": "Every layer can be read",
+    **{rule.name: rule.description for rule in RULES},
+    "waivers": "All exceptions that the components and the matrix declare are needed",
+}
+"""Name → what passing proves, of all checks that `inspect` makes."""
 SHOWN = 100
 """Findings of a rule that are listed."""
 
 
 @dataclass
-class Declared:
-    """A waiver, whose it is, and what it was used for."""
+class DeclaredWaiver:
+    """Hold a waiver, and what it was used for."""
 
     owner: str
+    """Component or image that declares it."""
     waiver: CheckWaiver
     used: list[str] = field(default_factory=list)
 
 
-def judge(about: Inspection) -> tuple[CheckResult, ...]:
-    """What every rule says about the image, and at last whether all waivers were needed."""
-    declared = waivers(about)
-    results = [_one(rule, about, [d for d in declared if d.waiver.rule == rule.name]) for rule in RULES]
+def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
+    """Return the result of every rule, and at last whether all waivers were needed."""
+    declared: list[DeclaredWaiver] = []
+    with suppress(NotApplicable):
+        owned = [(name, waiver) for name, component in inspection.known_components() for waiver in component.waivers]
+        name = inspection.image.labels.get("org.opencontainers.image.title", "")
+        assert inspection.project
+        if image := inspection.project.matrix.model.images.get(name):
+            owned += [(f"images.{name}", waiver) for waiver in image.waivers]
+        conditions = {**axis_facts(inspection.axes), "arch": inspection.arch, "image": name}
+        declared = [DeclaredWaiver(owner, waiver) for owner, waiver in owned if matches(waiver.when, conditions)]
+    results = [_judge_rule(rule, inspection, [d for d in declared if d.waiver.rule == rule.name]) for rule in RULES]
     skipped = {result.check for result in results if result.outcome == "skipped"}
     needless = [
         f"{d.owner}: {d.waiver.rule} {d.waiver.subject}: nothing to waive; remove it"
@@ -612,51 +660,30 @@ def judge(about: Inspection) -> tuple[CheckResult, ...]:
     return (*results, _result("waivers", needless, needless, 0.0))
 
 
-def waivers(about: Inspection) -> list[Declared]:
-    """What the image's components and its entry in the matrix declare, as far as it is for this image."""
-    try:
-        owned = [(name, waiver) for name, component in about.known() for waiver in component.waivers]
-    except NotApplicable:
-        return []
-    name = about.image.labels.get("org.opencontainers.image.title", "")
-    assert about.project
-    if image := about.project.matrix.model.images.get(name):
-        owned += [(f"images.{name}", waiver) for waiver in image.waivers]
-    known = {**axis_facts(about.axes), "arch": about.arch, "image": name}
-    return [Declared(owner, waiver) for owner, waiver in owned if matches(waiver.when, known)]
-
-
-def _one(rule: ImageRule, about: Inspection, declared: Sequence[Declared]) -> CheckResult:
+def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[DeclaredWaiver]) -> CheckResult:
     began = time.monotonic()
     try:
-        findings = list(dict.fromkeys(rule.find(about)))
+        findings = list(dict.fromkeys(rule.find(inspection)))
     except NotApplicable as reason:
-        return CheckResult(component=COMPONENT, check=rule.name, outcome="skipped", reason=str(reason))
+        return CheckResult(component=IMAGE, check=rule.name, outcome="skipped", reason=str(reason))
     faults, waived = [], []
     for finding in findings:
         if finding.note:
             continue
-        if why := _waived(finding, declared):
-            waived.append(f"{finding} (waived: {why})")
+        if waiver := next((w for w in waivers if fnmatchcase(finding.subject, w.waiver.subject)), None):
+            waiver.used.append(finding.subject)
+            waived.append(f"{finding} (waived: {waiver.owner}: {waiver.waiver.reason})")
         else:
             faults.append(str(finding))
     notes = [f"{finding} (no fault)" for finding in findings if finding.note]
     return _result(rule.name, faults, [*faults, *waived, *notes], time.monotonic() - began)
 
 
-def _waived(finding: Finding, declared: Iterable[Declared]) -> str:
-    for one in declared:
-        if fnmatchcase(finding.subject, one.waiver.subject):
-            one.used.append(finding.subject)
-            return f"{one.owner}: {one.waiver.reason}"
-    return ""
-
-
 def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: float) -> CheckResult:
     shown = [*lines[:SHOWN], *([f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
     return CheckResult(
-        component=COMPONENT,
+        component=IMAGE,
         check=name,
         outcome="failed" if faults else "passed",
         reason=f"{faults[0]}{more}" if faults else "",
@@ -674,38 +701,34 @@ def inspect(
     platform: str | None = None,
     workers: int | None = None,
 ) -> tuple[CheckResult, ...]:
-    """What every rule says about an image, as results of the component `image`.
+    """Read an image, and return the result of every rule.
 
     `source` is a folder with an OCI layout, a tar of one, an archive of `docker save`, or the chunks that an engine
     saves. Without `project` and `plan`, rules about what the image should be are skipped; `versions` are the pins that
-    the plan was made with, by default the matrix's. Of several platforms, `platform` chooses one; else all are checked,
-    and results are named after theirs. Layers are read by `workers` processes, by default as many as there are CPUs.
+    the plan was made with, by default the matrix's. Of an image for several platforms, `platform` chooses one;
+    otherwise all are checked, and the names of results end with theirs. Layers are read by `workers` processes, by
+    default as many as there are CPUs.
+
     Raises ConfigError if the source is no image or lacks the platform, ResultError if it cannot be read.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-            found = layout.images_in(source, Path(folder))
-            chosen = [image for image in found if platform in (None, image.platform)]
+            images = layout.images_in(source, Path(folder))
+            chosen = [image for image in images if platform in (None, image.platform)]
             if not chosen:
-                has = ", ".join(image.platform for image in found)
+                has = ", ".join(image.platform for image in images)
                 raise ConfigError(f"the image is not for {platform}, but for {has}")
             results: list[CheckResult] = []
             for image in chosen:
                 began = time.monotonic()
-                layers = scan_all(image.layers, workers)
-                read = CheckResult(
-                    component=COMPONENT, check="readable", outcome="passed", seconds=round(time.monotonic() - began, 3)
-                )
-                every = (read, *judge(Inspection(image, layers, project, plan, versions)))
+                read = scan_all(image.layers, workers)
+                readable = _result("readable", (), (), time.monotonic() - began)
                 suffix = f" {image.platform}" if len(chosen) > 1 else ""
-                results += [result.model_copy(update={"check": f"{result.check}{suffix}"}) for result in every]
+                results += [
+                    result.model_copy(update={"check": f"{result.check}{suffix}"})
+                    for result in (readable, *judge_image(Inspection(image, read, project, plan, versions)))
+                ]
             return tuple(results)
     except OSError as error:
         room = "TMPDIR may name a folder with more room"
         raise ResultError(f"the image cannot be unpacked to be read: {error.strerror or error}; {room}") from None
-
-
-def describe_images(source: Path) -> tuple[layout.LayoutImage, ...]:
-    """The images in a layout or archive, one a platform: digest, labels, settings. Raises as `inspect`."""
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        return layout.images_in(source, Path(folder))

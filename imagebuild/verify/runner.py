@@ -1,232 +1,275 @@
-"""Define what a runner is, how it learns what a place has, and the program that commands run under."""
+"""Define what a runner is, how it learns what a host has, and the bash program that commands run under."""
 
 from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from imagebuild.core import console
 from imagebuild.core.errors import CommandError
+from imagebuild.core.run import OutputSink
 from imagebuild.project.component import Facilities
 
 
-class Unusable(CommandError):
-    """Nothing can be run in this image, by this runner: for example, it has no shell."""
+class CannotRun(CommandError):
+    """Report that this runner can run nothing in this image: for example, it has no shell."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is to run in the image."""
+    """Describe what to run in the image."""
 
     script: str
-    """For `bash -euo pipefail -c`."""
+    """Script for `bash -euo pipefail -c`."""
     user: str = "root"
     timeout_s: float = 60
-    """After this, the command and its children are killed."""
+    """Seconds after which the command and its children are killed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
-    """How many nodes it uses: it runs on the first, and finds all names in `IMAGEBUILD_NODES`, separated by blanks;
-    the others answer ssh to `user` without a password."""
+    """Number of nodes that it uses. It runs on the first and finds all names in `IMAGEBUILD_NODES`, separated by
+    blanks; the others answer ssh to `user` without a password."""
     ranks: int = 1
-    """How many times it is started together, by srun."""
+    """Number of processes that srun starts together."""
     log: Path | None = None
-    """File that gets the whole output; by default only its end is kept."""
+    """File for the whole output; without it, only the end is kept."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What came of a command."""
+    """Hold the outcome of a command."""
 
     argv: tuple[str, ...]
-    """What was started, to be kept as evidence."""
+    """Command line as someone would type it, kept as evidence; secrets are blanked."""
     status: int | None
-    """Exit status; `None` if it was killed for its time."""
+    """Exit status; None if the command was killed or could not be started."""
     output: str
-    """The end of standard output and error together, also of a command that was killed."""
+    """End of standard output and standard error together, also of a command that was killed."""
     seconds: float
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What the command was given, with secrets blanked."""
+    """Variables that the command was given; secrets are blanked."""
     problem: str = ""
-    """Why there is no status, if it was not killed for its time: it printed too much, or the nodes did not come up."""
+    """Why there is no status, other than the time limit: too much output, or nodes that did not start."""
 
     @property
     def timed_out(self) -> bool:
-        """Was it killed for its time?"""
+        """Return whether the command was killed for exceeding its time limit."""
         return self.status is None and not self.problem
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What is there where commands run."""
+    """Describe the place where commands run."""
 
     user: str = "root"
     uid: int = 0
     tools: frozenset[str] = frozenset()
-    """Of the programs that matter here, those on the PATH."""
+    """Those of TOOLS that are on the PATH."""
     accounts: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
     """User → uid, gid, home."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """`kernel`, `machine`, `cpus`, `memory`, `host`, `os`."""
+    """`kernel`, `machine`, `cpus`, `memory`, `host`, `os`, …"""
 
 
 class Session(Protocol):
-    """An image that is ready to run commands."""
+    """Run commands in an image that is ready for them."""
 
     @property
-    def facilities(self) -> Facilities: ...
+    def facilities(self) -> Facilities:
+        """Return the GPUs, nodes and other facilities that checks may need."""
 
     @property
-    def place(self) -> HostFacts: ...
+    def host(self) -> HostFacts:
+        """Return the facts about the place where commands run."""
 
     def obstacle(self, command: Command) -> str:
-        """Why this command cannot be run here at all: no bash, no such user. Empty if it can."""
+        """Return why this command cannot run here at all: no bash, no such user. Empty if it can."""
 
     def run(self, command: Command) -> Execution:
         """Run a command. A non-zero status is a result; raises CommandError if the runner itself fails."""
 
 
 class Runner(Protocol):
-    """A way to run commands in an image."""
+    """Run commands in an image, and read it if that is possible from here."""
 
     @property
     def name(self) -> str:
-        """As `--runner` names it."""
+        """Return the runner as `--runner` names it."""
 
-    def session(self, image: str) -> AbstractContextManager[Session]:
-        """Make the image ready; what was started for it ends with the context. Raises Unusable."""
+    @property
+    def one_host(self) -> bool:
+        """Return whether several nodes are containers of one host, between which no network is measured."""
+
+    def session(self, reference: str | None, layout: Path | None) -> AbstractContextManager[Session]:
+        """Make an image ready; what was started for it ends with the context.
+
+        A runner with an engine takes the image of this reference, or loads the layout if there is no reference; others
+        need neither. Raises CannotRun if nothing can be run in the image, CommandError if the runner fails.
+        """
+
+    def archive(self, reference: str | None) -> Iterable[bytes] | None:
+        """Return the image as an archive in chunks; None if this runner cannot read images."""
 
 
 @dataclass(frozen=True)
 class NoRunner:
-    """Runs nothing, and says why."""
+    """Run nothing, and say why."""
 
     reason: str
     name: str = "none"
+    one_host: bool = False
 
     @contextmanager
-    def session(self, image: str) -> Iterator[Session]:
-        """Raises Unusable."""
-        raise Unusable(f"{image}: {self.reason}" if image else self.reason)
-        yield  # what makes it a context
+    def session(self, reference: str | None, layout: Path | None) -> Iterator[Session]:  # noqa: ARG002 - it starts none
+        """Raise CannotRun."""
+        raise CannotRun(self.reason)
+        yield  # makes this function a context manager
+
+    def archive(self, reference: str | None) -> None:
+        """Return None: nothing can be read through this runner."""
 
 
 TOOLS = ("bash", "nvidia-smi", "runuser", "scontrol", "setpriv", "srun", "ssh", "ssh-keygen", "sshd", "su", "timeout")
-TIMEOUT_S = 60
-_PREFIX = "imagebuild-probe:"
-
-PROGRAM = f"""\
+PROBE_TIMEOUT_S = 60
+PROBE_PREFIX = "imagebuild-probe:"
+PROBE = f"""\
 PATH="$PATH:/usr/sbin:/sbin"
-tell() {{ echo "{_PREFIX}$1=$2"; }}
-tell uid "$(id -u 2>/dev/null)"
-tell user "$(id -un 2>/dev/null)"
+fact() {{ echo "{PROBE_PREFIX}$1=$2"; }}
+fact uid "$(id -u 2>/dev/null)"
+fact user "$(id -un 2>/dev/null)"
 for tool in {" ".join(TOOLS)}; do
-  command -v "$tool" > /dev/null 2>&1 && tell tool "$tool"
+  command -v "$tool" > /dev/null 2>&1 && fact tool "$tool"
 done
 while IFS= read -r line; do
-  tell account "$line"
+  fact account "$line"
 done < /etc/passwd
 limit=
 command -v timeout > /dev/null 2>&1 && limit="timeout 40"
-tell gpus "$($limit nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
+fact gpus "$($limit nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
 for state in /sys/class/infiniband/*/ports/*/state; do
-  [ -r "$state" ] && tell port "$state $(cat "$state")"
+  [ -r "$state" ] && fact port "$state $(cat "$state")"
 done
 for device in /dev/infiniband/uverbs*; do
-  [ -e "$device" ] && tell verbs "$device"
+  [ -e "$device" ] && fact verbs "$device"
 done
-tell memlock "$(ulimit -l 2>/dev/null)"
-tell job "$SLURM_JOB_ID"
-tell hostlist "$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null | tr '\\n' ' ')"
-tell host "$(uname -n 2>/dev/null)"
-tell kernel "$(uname -r 2>/dev/null)"
-tell machine "$(uname -m 2>/dev/null)"
-tell cpus "$(nproc 2>/dev/null)"
-tell memory "$(sed -n 's/^MemTotal: *//p' /proc/meminfo 2>/dev/null)"
-tell driver "$(sed -n 's/^NVRM version: *//p' /proc/driver/nvidia/version 2>/dev/null)"
-tell os "$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release 2>/dev/null)"
-tell end .
+fact memlock "$(ulimit -l 2>/dev/null)"
+fact job "$SLURM_JOB_ID"
+fact hostlist "$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null | tr '\\n' ' ')"
+fact host "$(uname -n 2>/dev/null)"
+fact kernel "$(uname -r 2>/dev/null)"
+fact machine "$(uname -m 2>/dev/null)"
+fact cpus "$(nproc 2>/dev/null)"
+fact memory "$(sed -n 's/^MemTotal: *//p' /proc/meminfo 2>/dev/null)"
+fact driver "$(sed -n 's/^NVRM version: *//p' /proc/driver/nvidia/version 2>/dev/null)"
+fact os "$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release 2>/dev/null)"
+fact end .
 """
-_FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os", "job", "hostlist")
+"""Program for sh that prints what a host has, a line `PROBE_PREFIX NAME=VALUE` for each fact."""
+FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os", "job", "hostlist")
+"""Names of the probe's facts that are kept as they are."""
+
+Probe = Mapping[str, list[str]]
+"""What the probe printed: name → values."""
 
 
-def read(output: str) -> dict[str, list[str]] | None:
-    """What the program told, whatever else was printed between; `None` if it did not reach its end."""
-    told = defaultdict(list)
+def read_probe(output: str) -> Probe | None:
+    """Read what the probe printed, whatever else was printed between. Return None if it did not reach its end."""
+    probe = defaultdict(list)
     for line in output.splitlines():
-        _, found, rest = line.partition(_PREFIX)
-        if found:
+        _, prefix, rest = line.partition(PROBE_PREFIX)
+        if prefix:
             name, _, value = rest.partition("=")
-            told[name].append(value.strip())
-    return dict(told) if "end" in told else None
+            probe[name].append(value.strip())
+    return dict(probe) if "end" in probe else None
 
 
-def place(told: Mapping[str, list[str]]) -> HostFacts:
-    """User, programs, accounts and facts."""
-    uid = _number(told, "uid")
+def host_facts(probe: Probe) -> HostFacts:
+    """Return user, tools, accounts and facts of the probed host."""
+    uid = _number(probe, "uid")
     accounts = {}
-    for line in told.get("account", ()):
+    for line in probe.get("account", ()):
         name, _, user, group, _, home, *_ = [*line.split(":"), *[""] * 6]
         if name and user.isdigit() and group.isdigit():
             accounts[name] = (int(user), int(group), home or "/")
-    known = {number: name for name, (number, _, _) in accounts.items()}
-    facts = {name: told[name][0].strip('"') for name in _FACTS if told.get(name, [""])[0]}
+    names = {number: name for name, (number, _, _) in accounts.items()}
     return HostFacts(
-        user=(told.get("user") or [""])[0] or known.get(uid, str(uid)),
+        user=(probe.get("user") or [""])[0] or names.get(uid, str(uid)),
         uid=uid,
-        tools=frozenset(told.get("tool", ())),
+        tools=frozenset(probe.get("tool", ())),
         accounts=accounts,
-        facts=facts,
+        facts={name: probe[name][0].strip('"') for name in FACTS if probe.get(name, [""])[0]},
     )
 
 
-def facilities(told: Mapping[str, list[str]], *, nodes: int, slurm: bool, why: dict[str, str]) -> Facilities:
-    """GPUs and RDMA as found; the runner knows the rest. `why` says why something is absent."""
-    gpus = _number(told, "gpus")
-    tools = told.get("tool", ())
-    active = [p for p in told.get("port", ()) if "ACTIVE" in p]
+def probed_facilities(probe: Probe, *, nodes: int, slurm: bool, why: Mapping[str, str]) -> Facilities:
+    """Return GPUs and RDMA as probed, with the nodes and Slurm that the runner knows of.
+
+    `why` gives the runner's reasons for what may be absent: `gpu`, `nodes`, `slurm`.
+    """
+    gpus = _number(probe, "gpus")
     absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not gpus}
     reasons = {name: reason for name, reason in why.items() if absent[name]}
     if not gpus and not reasons.get("gpu"):
-        reasons["gpu"] = "nvidia-smi finds none" if "nvidia-smi" in tools else "no nvidia-smi, which a driver brings"
-    rdma = bool(active and told.get("verbs"))
+        has_program = "nvidia-smi" in probe.get("tool", ())
+        reasons["gpu"] = "nvidia-smi finds none" if has_program else "no nvidia-smi, which a driver brings"
+    ports = probe.get("port", ())
+    active = any("ACTIVE" in port for port in ports)
+    rdma = active and bool(probe.get("verbs"))
     if not rdma:
         reasons["rdma"] = (
-            "no port in /sys/class/infiniband" if not told.get("port")
+            "no port in /sys/class/infiniband" if not ports
             else "no port is active" if not active
             else "no /dev/infiniband/uverbs* in the container"
         )  # fmt: skip
     return Facilities(gpus, rdma, nodes, slurm, reasons)
 
 
-def _number(told: Mapping[str, list[str]], name: str) -> int:
-    text = (told.get(name) or ["0"])[0]
+def _number(probe: Probe, name: str) -> int:
+    text = (probe.get(name) or ["0"])[0]
     return int(text) if text.isdigit() else 0
 
 
 GRACE_S = 5
-"""Between SIGTERM and SIGKILL."""
-LATE = 124
-"""Exit status of a command that was ended for its time."""
+"""Seconds between SIGTERM and SIGKILL."""
+TIMEOUT_STATUS = 124
+"""Exit status of the wrapper of a command that exceeded its time limit."""
 MARK = "IMAGEBUILD_RUN"
+"""Variable by which all processes of a command are found, in whatever session they hide."""
 
-# NUL bytes are dropped by `read`, so the variable is looked for between others: the token is long enough.
+# `read` drops NUL bytes, so the mark is looked for in the middle of all variables: its token is long enough for that.
+# While a process starts another program, the kernel shows no variables of it: it may be one of ours, and is looked at
+# again. Kernel threads and zombies never have any, and no `exe` either.
 _FUNCTIONS = """\
 members() {
-  local folder text
+  local folder variables
   for folder in /proc/[0-9]*; do
-    text=
-    IFS= read -r -N 1000000 text < "$folder/environ"
-    case $text in *"$mark"*) echo "${folder#/proc/}" ;; esac
+    variables=
+    IFS= read -r -N 1000000 variables < "$folder/environ"
+    case $variables in
+      *"$mark"*) echo "${folder#/proc/}" ;;
+      '') [ "${folder#/proc/}" -lt "$$" ] || [ ! -e "$folder/exe" ] || echo unknown ;;
+    esac
   done
 }
-finish() {
-  local pids
-  pids=$(members)
-  [ -z "$pids" ] || kill -"$1" $pids
+signal_members() {
+  local found
+  found=$(members)
+  found=${found//unknown/}
+  [ -z "${found//[[:space:]]/}" ] || kill -"$1" $found
+}
+kill_members() {
+  local round found
+  for round in 1 2 3 4 5 6 7 8 9 10; do
+    found=$(members)
+    [ -n "$found" ] || break
+    found=${found//unknown/}
+    [ -z "${found//[[:space:]]/}" ] || kill -KILL $found
+    nap 0.05
+  done
 }
 nap() { read -r -t "$1" <> <(:); }
 """
@@ -241,56 +284,81 @@ parent=$$
   exec 3>&- > /dev/null < /dev/null
   nap {seconds}
   kill -USR1 "$parent"
-  finish TERM
+  signal_members TERM
   nap {grace}
-  finish KILL
+  kill_members
 ) &
 watch=$!
 {name}="${{mark#*=}}" {start}bash -euo pipefail -c {script} < /dev/null >&3 2>&3 3>&-
 status=$?
 kill "$watch"
-finish KILL
+kill_members
 [ -z "$late" ] || exit {late}
 exit "$status"
 """
 _SWEEP = """\
 exec 2>/dev/null
 mark={mark}
-{functions}finish TERM
+{functions}signal_members TERM
 nap 2
-finish KILL
+kill_members
 """
 
 
-def mark(token: str) -> str:
-    """What processes of the command with this token have in their environment."""
-    return f"{MARK}={token}"
-
-
-def wrapped(
-    script: str, *, token: str, timeout_s: float, environment: Mapping[str, str], start: tuple[str, ...] = ()
+def wrapped_script(
+    script: str, *, token: str, timeout_s: float, environment: Mapping[str, str], launcher: Iterable[str] = ()
 ) -> str:
-    """A program for bash that runs the script; `start` is what starts it several times: srun and its options."""
+    """Return a program for bash that runs a script under a time limit and ends everything that the script started.
+
+    Its exit status is the script's, or TIMEOUT_STATUS. `token` is unique to this run. `launcher` starts the script
+    several times: srun and its options.
+    """
     return _WRAPPER.format(
-        mark=mark(token),
+        mark=f"{MARK}={token}",
         name=MARK,
         functions=_FUNCTIONS,
         exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
         seconds=f"{timeout_s:g}",
         grace=GRACE_S,
-        late=LATE,
-        start="".join(f"{shlex.quote(word)} " for word in start),
+        late=TIMEOUT_STATUS,
+        start="".join(f"{shlex.quote(word)} " for word in launcher),
         script=shlex.quote(script),
     )
 
 
-def sweep(token: str) -> str:
-    """A program for bash that ends what is left of a command, after the connection to it is gone."""
-    return _SWEEP.format(mark=mark(token), functions=_FUNCTIONS)
+def sweep_script(token: str) -> str:
+    """Return a program for bash that ends what is left of a wrapped script whose connection was lost."""
+    return _SWEEP.format(mark=f"{MARK}={token}", functions=_FUNCTIONS)
+
+
+def command_environment(command: Command, home: str) -> dict[str, str]:
+    """Return the variables that a command is given beside those of the image."""
+    return {"LC_ALL": "C.UTF-8", "HOME": home, "USER": command.user, **command.environment}
+
+
+def finished_execution(
+    command: Command,
+    argv: Iterable[str],
+    environment: Mapping[str, str],
+    *,
+    status: int | None,
+    sink: OutputSink,
+    seconds: float,
+) -> Execution:
+    """Return the outcome of a wrapped command that ended with this status after so many seconds."""
+    late = status == TIMEOUT_STATUS and seconds >= command.timeout_s
+    return Execution(
+        argv=console.redacted_arguments(argv),
+        status=None if late else status,
+        output=sink.text,
+        seconds=seconds,
+        environment=console.redacted_environment(environment),
+        problem=sink.reason,
+    )
 
 
 def as_user(user: str, account: tuple[int, int, str], tools: frozenset[str], program: str) -> tuple[str, ...] | None:
-    """How root starts a program for bash as another user; `None` if the image has nothing for that."""
+    """Return how root starts a program for bash as another user; None if the image has no tool for that."""
     uid, gid, _ = account
     bash = ("bash", "-c", program)
     if "setpriv" in tools:

@@ -1,24 +1,19 @@
-"""Run the checks of an image, wherever a runner can run them, and keep the evidence."""
+"""Verify an image: run its checks wherever a runner can run them, read its files, and keep the evidence."""
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-
-from rich.markup import escape
 
 from imagebuild import __version__
 from imagebuild.bench.profiles import Profile
 from imagebuild.core import console, files
-from imagebuild.core.console import err, out
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.oci import engine
 from imagebuild.project.component import Facilities, Need
@@ -26,44 +21,190 @@ from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
 from imagebuild.project.plan import Pins
 from imagebuild.project.records import CheckResult, Surroundings, VerifyResult
-from imagebuild.verify import checks, subject
-from imagebuild.verify.checks import ListedCheck
+from imagebuild.verify import subject
+from imagebuild.verify.checks import (
+    IMAGE,
+    ListedCheck,
+    PlannedCheck,
+    checks_of_components,
+    chosen_checks,
+    judged_speed,
+    known_checks,
+    planned_checks,
+    require_known,
+    run_check,
+    skipped_result,
+)
 from imagebuild.verify.docker import DockerRunner
 from imagebuild.verify.prefix import ExecRunner
-from imagebuild.verify.rules import RULES, inspect
-from imagebuild.verify.runner import Command, NoRunner, Runner, Session, Unusable
+from imagebuild.verify.rules import IMAGE_CHECKS, inspect
+from imagebuild.verify.runner import CannotRun, Command, NoRunner, Runner, Session
 from imagebuild.verify.subject import Subject
 
+EXEC = "exec:"
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """Hold the options of a verification."""
+
+    image: str | None
+    runner: str = "docker"
+    checks: Sequence[str] = ()
+    """Globs of checks; without one, all checks of the image."""
+    hosts: Sequence[str] = ()
+    """Nodes of the runner `exec:`."""
+    layout: Path | None = None
+    """Layout or archive of the image, for a runner that cannot read images."""
+    pull: bool = False
+    output: Path | None = None
+    """Folder for evidence."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables for all checks."""
+    profile: Profile | None = None
+    """Hardware that the speed of benchmarks is compared with."""
+
+
+def verify_image(project: Project, plan: Plan, versions: Pins, request: VerifyRequest) -> VerifyResult:
+    """Run the checks of an image; `versions` are the pins that the plan was made with.
+
+    Raises ConfigError for an image that cannot be found, CommandError if the runner fails. Results until then are in
+    the evidence folder also if something is raised.
+    """
+    image, runner = find_image_and_runner(plan, request)
+    components = components_to_check(project, image, request)
+    listed = known_checks(project, IMAGE_CHECKS)
+    chosen = chosen_checks(request.checks, checks_of_components(listed, components), listed)
+    names = {entry.name for entry in chosen}
+
+    def checks_to_run(have: Facilities) -> list[PlannedCheck]:
+        return [check for check in planned_checks(project, components, image.axes, have) if check.name in names]
+
+    with evidence_folder(request.output) as evidence, ThreadPoolExecutor(1) as pool:
+        collector = ResultCollector(image, evidence)
+        try:
+            # Files are read while commands run. Commands run one after the other: a second one disturbs a benchmark.
+            results_of_files = pool.submit(
+                check_files, image, runner, names, project=project, plan=plan, versions=versions
+            )
+            if any(entry.check for entry in chosen):
+                try:
+                    with runner.session(image.reference, image.layout) as session:
+                        collector.surroundings = observe_surroundings(session, runner.name, evidence)
+                        for check in checks_to_run(session.facilities):
+                            log = evidence.log(check.component, check.check.name)
+                            collector.add(run_check(check, session, log, request.environment))
+                            if request.profile:
+                                collector.add_speed(check, request, one_host=runner.one_host)
+                except CannotRun as error:
+                    for check in checks_to_run(Facilities()):
+                        collector.add(skipped_result(check, str(error)))
+            for result in results_of_files.result():
+                collector.add(result)
+        finally:
+            if collector.results:
+                evidence.write(collector.result())
+        return collector.result()
+
+
+def find_image_and_runner(plan: Plan, request: VerifyRequest) -> tuple[Subject, Runner]:
+    """Find the image and what runs commands in it. Raises ConfigError for options that do not fit together."""
+    if request.runner.startswith(EXEC):
+        if request.pull:
+            raise ConfigError("--pull: only the docker runner pulls; leave it out")
+        layout = request.layout or (subject.path_of_image(request.image) if request.image else None)
+        runner = ExecRunner.parse(request.runner.removeprefix(EXEC), request.hosts)
+        return subject.subject_elsewhere(plan, request.image, layout), runner
+    if request.runner != "docker":
+        raise ConfigError(f"--runner {request.runner}: unknown runner; use docker or exec:PREFIX")
+    if request.hosts:
+        raise ConfigError("--hosts: only with --runner exec:PREFIX; the docker runner starts its own nodes")
+    if request.image is None:
+        raise ConfigError("no image given; name a tag, a digest, a target's id or an OCI layout")
+    path = subject.path_of_image(request.image)
+    if path is None:
+        client = engine.connect_engine(engine.find_engine())
+        image = subject.subject_in_engine(client, plan, request.image, pull=request.pull)
+        return replace(image, layout=request.layout), DockerRunner(client)
+    image = subject.subject_in_files(path)
+    if not path.is_dir():
+        return image, NoRunner(
+            f"{path}: the image of an archive is not started; unpack the archive into a folder and verify that"
+        )
+    try:
+        return image, DockerRunner(engine.connect_engine(engine.find_engine()))
+    except CommandError as error:
+        return image, NoRunner(str(error))
+
+
+def components_to_check(project: Project, image: Subject, request: VerifyRequest) -> Mapping[str, str | None]:
+    """Return component → version of the image; of one that does not tell, all components if checks are chosen.
+
+    Raises ConfigError if there is nothing to choose checks by, or if a component is unknown.
+    """
+    if image.components:
+        require_known(project, image.components)
+        return image.components
+    if not request.checks:
+        raise ConfigError(
+            f"{image.name}: no label imagebuild.component.* tells its components, as it was not built here; "
+            "choose checks with --only 'COMPONENT/CHECK', see `imagebuild verify --list`"
+        )
+    return dict.fromkeys(project.components)
+
+
+def check_files(
+    image: Subject, runner: Runner, names: Collection[str], *, project: Project, plan: Plan, versions: Pins
+) -> list[CheckResult]:
+    """Return the results of the chosen checks that read the image without starting it."""
+    rules = [name for name in IMAGE_CHECKS if f"{IMAGE}/{name}" in names]
+    if not rules:
+        return []
+    source = image.layout or runner.archive(image.reference)
+    if source is None:
+        reason = "not through this runner; give an OCI layout of the image with --layout"
+        return [CheckResult(component=IMAGE, check=name, outcome="skipped", reason=reason) for name in rules]
+    platform = None if image.layout else image.platform
+    results = inspect(source, project, plan, versions=versions, platform=platform)
+    # Of an image for several platforms, the name of a check is followed by the platform.
+    return [result for result in results if result.check.partition(" ")[0] in rules]
+
+
+def list_checks(project: Project, plan: Plan, image: str | None) -> list[ListedCheck]:
+    """Return the checks that can be chosen for an image; all checks without an image, or for one of others."""
+    listed = known_checks(project, IMAGE_CHECKS)
+    if image is None:
+        return listed
+    if target := subject.target_with_id(plan, image):
+        components = target.components
+    elif path := subject.path_of_image(image):
+        components = subject.subject_in_files(path).components
+    else:
+        client = engine.connect_engine(engine.find_engine())
+        components = subject.subject_in_engine(client, plan, image, pull=False).components
+    return checks_of_components(listed, components) if components else listed
+
+
 RESULTS = "verify.json"
-REPORT_TIMEOUT_S = 60
-GPU, RDMA = Need("gpus"), Need("rdma")
-REPORTS: dict[str, tuple[str, Need | None]] = {
-    "os-release": ("cat /etc/os-release", None),
-    "processors": ("lscpu", None),
-    "gpus": ("nvidia-smi -q", GPU),
-    "topology": ("nvidia-smi topo -m", GPU),
-    "nvlink": ("nvidia-smi nvlink --status", GPU),
-    "rdma": ("ibv_devinfo -v || rdma link show", RDMA),
-}
-"""File in the evidence folder → what prints it, and what must be there for it."""
-ENVIRONMENT = "cat /proc/self/environ"
+"""File in the evidence folder."""
 
 
 @dataclass(frozen=True)
 class EvidenceFolder:
-    """A folder for logs and results."""
+    """Keep logs and results in a folder."""
 
     folder: Path
     kept: bool
-    """Whether anybody will look into it afterwards."""
+    """Whether the folder stays after the verification."""
 
     def log(self, component: str, check: str) -> Path:
-        # Checks of images for several platforms are called `labels linux/arm64`.
+        """Return the file for the whole output of a check."""
+        # The name of a check may end with a platform: `labels linux/arm64`.
         name = re.sub(r"[^\w.-]+", "-", check)
         return self.folder / f"{component}.{name}.log"
 
-    def settled(self, result: CheckResult) -> CheckResult:
-        """The result with the name of its log, which is deleted if nobody wants it."""
+    def with_log(self, result: CheckResult) -> CheckResult:
+        """Return the result with the name of its log; the log is removed if the folder does not stay."""
         path = self.log(result.component, result.check)
         if not self.kept:
             path.unlink(missing_ok=True)
@@ -73,13 +214,14 @@ class EvidenceFolder:
         return result.model_copy(update={"log": path.name}) if path.exists() else result
 
     def write(self, result: VerifyResult) -> None:
+        """Write the results, if the folder stays."""
         if self.kept:
             files.write_text(self.folder / RESULTS, result.model_dump_json(indent=1) + "\n")
 
 
 @contextmanager
-def evidence(folder: Path | None) -> Iterator[EvidenceFolder]:
-    """Evidence in a folder, or in a temporary one that goes with the context."""
+def evidence_folder(folder: Path | None) -> Iterator[EvidenceFolder]:
+    """Open a folder for evidence; without one, a temporary folder that goes with the context."""
     if folder:
         yield EvidenceFolder(folder, kept=True)
         return
@@ -87,269 +229,86 @@ def evidence(folder: Path | None) -> Iterator[EvidenceFolder]:
         yield EvidenceFolder(Path(temporary), kept=False)
 
 
-def surroundings(session: Session, runner: str, kept: EvidenceFolder) -> Surroundings:
-    """What the place is like; with a folder to keep it, also what programs say about it."""
-    place, have = session.place, session.facilities
-    made = Surroundings(
+REPORT_TIMEOUT_S = 60
+GPUS, RDMA = Need("gpus"), Need("rdma")
+REPORTS: Mapping[str, tuple[str, Need | None]] = {
+    "os-release": ("cat /etc/os-release", None),
+    "processors": ("lscpu", None),
+    "gpus": ("nvidia-smi -q", GPUS),
+    "topology": ("nvidia-smi topo -m", GPUS),
+    "nvlink": ("nvidia-smi nvlink --status", GPUS),
+    "rdma": ("ibv_devinfo -v || rdma link show", RDMA),
+}
+"""File in the evidence folder → script that prints it, and what that needs."""
+
+
+def observe_surroundings(session: Session, runner: str, evidence: EvidenceFolder) -> Surroundings:
+    """Return what is known of the place where checks run; if evidence is kept, also write reports of programs there."""
+    host, have = session.host, session.facilities
+    surroundings = Surroundings(
         runner=runner, gpus=have.gpus, rdma=have.rdma, nodes=have.nodes, slurm=have.slurm, why=dict(have.why),
-        user=place.user, facts=dict(place.facts),
+        user=host.user, facts=dict(host.facts),
     )  # fmt: skip
-    asked = Command(ENVIRONMENT, user=place.user, timeout_s=REPORT_TIMEOUT_S)
-    if session.obstacle(asked):
-        return made
-    variables = dict(v.split("=", 1) for v in session.run(asked).output.split("\0") if "=" in v)
+    command = Command("cat /proc/self/environ", user=host.user, timeout_s=REPORT_TIMEOUT_S)
+    if session.obstacle(command):
+        return surroundings
+    variables = dict(v.split("=", 1) for v in session.run(command).output.split("\0") if "=" in v)
     variables = {name: value for name, value in variables.items() if re.match(r"\w+$", name)}
     variables.pop("IMAGEBUILD_RUN", None)
     reports = {}
-    for name, (script, need) in REPORTS.items() if kept.kept else ():
+    for name, (script, need) in REPORTS.items() if evidence.kept else ():
         if need and need.missing(have):
             continue
-        path = kept.folder / f"{name}.txt"
-        if session.run(Command(script, user=place.user, timeout_s=REPORT_TIMEOUT_S, log=path)).status == 0:
+        path = evidence.folder / f"{name}.txt"
+        if session.run(Command(script, user=host.user, timeout_s=REPORT_TIMEOUT_S, log=path)).status == 0:
             reports[script] = path.name
         else:
             path.unlink(missing_ok=True)
-    return made.model_copy(update={"environment": console.redacted_environment(variables), "reports": reports})
+    environment = console.redacted_environment(variables)
+    return surroundings.model_copy(update={"environment": environment, "reports": reports})
 
 
-CHECKS = {
-    "readable": "Every layer can be read",
-    **{rule.name: rule.description for rule in RULES},
-    "waivers": "All exceptions that the components and the matrix declare are needed",
-}
-UNREADABLE = "not through this runner; give an OCI layout of the image with --layout"
-
-
-@contextmanager
-def started(
-    image: Subject, names: Sequence[str], runner: Runner, inspect: Callable[..., tuple[CheckResult, ...]]
-) -> Iterator[Callable[[], list[CheckResult]]]:
-    """Begin to read the image with `inspection.inspect`; what is yielded waits for the results."""
-
-    def read() -> list[CheckResult]:
-        if image.layout:
-            found = inspect(image.layout)
-        elif isinstance(runner, DockerRunner) and image.reference:
-            found = inspect(engine.save_image(runner.client, image.reference), platform=image.platform)
-        else:
-            return [CheckResult(component="image", check=n, outcome="skipped", reason=UNREADABLE) for n in names]
-        # Of an image for several platforms, results have the platform after their name.
-        return [result for result in found if result.check.partition(" ")[0] in names]
-
-    if not names:
-        yield list
-        return
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read)
-        yield reading.result
-
-
-EXEC = "exec:"
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+"""Machine, as the kernel names it → platform."""
 SLOW_S = 5
-"""Seconds from which on a check is reported as it ends, not only in the table at the end."""
+"""Seconds from which on a check is reported when it ends, not only in the table after all checks."""
 
 
-@dataclass(frozen=True)
-class VerifyRequest:
-    """What `verify` was asked for."""
+class ResultCollector:
+    """Collect the results of a verification."""
 
-    image: str | None
-    runner: str = "docker"
-    checks: Sequence[str] = ()
-    hosts: Sequence[str] = ()
-    layout: Path | None = None
-    """Files of the image, where the runner cannot read them."""
-    pull: bool = False
-    output: Path | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables for all checks."""
-    profile: Profile | None = None
-    """Hardware that the speed of benchmarks is judged by."""
-
-
-@dataclass(frozen=True)
-class Verification:
-    """An image, what runs it, and what is to be said about it."""
-
-    project: Project
-    plan: Plan
-    versions: Pins
-    """With which the plan was made."""
-    subject: Subject
-    runner: Runner
-    chosen: Sequence[ListedCheck]
-    components: Mapping[str, str | None]
-    environment: Mapping[str, str]
-    profile: Profile | None
-
-
-def verify_image(project: Project, plan: Plan, versions: Pins, wish: VerifyRequest) -> VerifyResult:
-    """Run checks. Raises ConfigError for an image that cannot be found, CommandError if the runner fails.
-
-    What was found until then is in the evidence folder also if something is raised.
-    """
-    work = prepare(project, plan, versions, wish)
-    with evidence(wish.output) as kept:
-        progress = _Progress(work, kept)
-        try:
-            _run(work, kept, progress)
-        finally:
-            if progress.results:
-                kept.write(progress.result())
-        return progress.result()
-
-
-def prepare(project: Project, plan: Plan, versions: Pins, wish: VerifyRequest) -> Verification:
-    """Find the image, and choose the checks."""
-    image, runner = _exec(plan, wish) if wish.runner.startswith(EXEC) else _docker(plan, wish)
-    everything = checks.known_checks(project, CHECKS)
-    components: Mapping[str, str | None] = dict(image.components)
-    if not components:
-        if not wish.checks:
-            raise ConfigError(
-                f"{image.name}: nothing says which components it has (labels imagebuild.component.*), it was not built "
-                "here; choose checks with --only 'COMPONENT/CHECK', see `imagebuild verify --list`"
-            )
-        components = dict.fromkeys(project.components)
-    unknown = [name for name in components if name not in project.components]
-    if unknown:
-        raise ConfigError(f"{', '.join(unknown)}: the image says it has it, but no such component is known here")
-    offered = checks.checks_of_components(everything, components)
-    chosen = checks.chosen_checks(wish.checks, offered, everything)
-    return Verification(project, plan, versions, image, runner, chosen, components, wish.environment, wish.profile)
-
-
-def _exec(plan: Plan, wish: VerifyRequest) -> tuple[Subject, Runner]:
-    if wish.pull:
-        raise ConfigError("--pull: only the docker runner pulls")
-    path = wish.layout or (subject.saved_at(wish.image) if wish.image else None)
-    return subject.elsewhere(plan, wish.image, path), ExecRunner.parse(wish.runner.removeprefix(EXEC), wish.hosts)
-
-
-def _docker(plan: Plan, wish: VerifyRequest) -> tuple[Subject, Runner]:
-    if wish.runner != "docker":
-        raise ConfigError(f"--runner {wish.runner}: is none; use docker, or exec:'PREFIX'")
-    if wish.hosts:
-        raise ConfigError("--hosts: only with --runner exec:'PREFIX'; the docker runner makes its own nodes")
-    if wish.image is None:
-        raise ConfigError("which image? Give a tag, a digest, a target's id or an OCI layout")
-    path = subject.saved_at(wish.image)
-    if path is None:
-        client = engine.connect_engine(engine.find_engine(os.environ))
-        found = subject.in_engine(client, plan, wish.image, pull=wish.pull)
-        return replace(found, layout=wish.layout), DockerRunner(client)
-    image = subject.saved(path)
-    if not path.is_dir():
-        return image, NoRunner("an archive is only read; unpack it into a folder, and its image can be started")
-    try:
-        return image, DockerRunner(engine.connect_engine(engine.find_engine(os.environ)))
-    except CommandError as error:
-        return image, NoRunner(str(error))
-
-
-def _run(work: Verification, kept: EvidenceFolder, progress: _Progress) -> None:
-    wanted = [entry.name.partition("/") for entry in work.chosen]
-    names = [name for component, _, name in wanted if component == checks.IMAGE]
-    inspected = partial(inspect, project=work.project, plan=work.plan, versions=work.versions)
-    with started(work.subject, names, work.runner, inspected) as reading:
-        if any(entry.check for entry in work.chosen):
-            try:
-                with _startable(work) as reference, work.runner.session(reference) as session:
-                    progress.surroundings = surroundings(session, work.runner.name, kept)
-                    _in_session(work, session, kept, progress)
-            except Unusable as error:
-                for result in checks.skipped_results(_planned(work, Facilities()), str(error)):
-                    progress.add(result)
-        for result in reading():
-            progress.add(result)
-
-
-def _startable(work: Verification) -> AbstractContextManager[str]:
-    """What the runner knows the image by, while the context lasts."""
-    if work.subject.layout and not work.subject.reference and isinstance(work.runner, DockerRunner):
-        return subject.loaded(work.runner.client, work.subject.layout)
-    return nullcontext(work.subject.reference or "")
-
-
-def _in_session(work: Verification, session: Session, kept: EvidenceFolder, progress: _Progress) -> None:
-    # One after the other: what runs beside a benchmark changes what it measures.
-    environment = {**(progress.surroundings.environment if progress.surroundings else {}), **work.environment}
-    for planned in _planned(work, session.facilities):
-        log = kept.log(planned.component, planned.check.name)
-        result = checks.run_check(planned, session, log, work.environment)
-        progress.add(result)
-        if work.profile:
-            for judged in checks.judged_speed(
-                result, planned.check, work.profile, environment, one_host=isinstance(work.runner, DockerRunner)
-            ):
-                progress.add(judged)
-
-
-def _planned(work: Verification, have: Facilities) -> list[checks.PlannedCheck]:
-    wanted = {entry.name for entry in work.chosen}
-    every = checks.planned_checks(work.project, work.components, work.subject.axes, have)
-    return [planned for planned in every if planned.name in wanted]
-
-
-class _Progress:
-    """Results so far."""
-
-    def __init__(self, work: Verification, kept: EvidenceFolder) -> None:
-        self.work, self.kept = work, kept
+    def __init__(self, image: Subject, evidence: EvidenceFolder) -> None:
+        self.image, self.evidence = image, evidence
         self.results: list[CheckResult] = []
         self.surroundings: Surroundings | None = None
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
 
     def add(self, result: CheckResult) -> None:
-        self.results.append(self.kept.settled(result))
+        """Add a result, and print a line for one that failed or took long."""
+        self.results.append(self.evidence.with_log(result))
         if result.outcome == "failed" or result.seconds >= SLOW_S:
-            err.print(f"{console.MARKS[result.outcome]} {result.component}/{result.check} ({result.seconds:.1f} s)")
+            name = f"{result.component}/{result.check}"
+            console.err.print(f"{console.MARKS[result.outcome]} {name} ({result.seconds:.1f} s)")
+
+    def add_speed(self, check: PlannedCheck, request: VerifyRequest, *, one_host: bool) -> None:
+        """Add what the profile says about the speed in the last result, if that is a benchmark's."""
+        assert request.profile
+        environment = {**(self.surroundings.environment if self.surroundings else {}), **request.environment}
+        for speed in judged_speed(self.results[-1], check.check, request.profile, environment, one_host=one_host):
+            self.add(speed)
 
     def result(self) -> VerifyResult:
-        image = self.work.subject
+        """Return the results so far; checks of the image as a whole come first."""
+        image = self.image
         machine = self.surroundings.facts.get("machine", "") if self.surroundings else ""
         return VerifyResult(
             image=image.name,
             digest=image.digest,
             target=image.labels.get("imagebuild.target") or (image.target.id if image.target else None),
             platform=image.platform or PLATFORMS.get(machine, "unknown"),
-            checks=tuple(sorted(self.results, key=lambda r: r.component != checks.IMAGE)),
+            checks=tuple(sorted(self.results, key=lambda result: result.component != IMAGE)),
             labels=dict(image.labels),
             started=self.started,
             version=__version__,
             surroundings=self.surroundings,
         )
-
-
-def print_results(result: VerifyResult) -> None:
-    """Print a table of the checks, and the output of those that failed."""
-    rows = [(c.component, c.check, console.MARKS[c.outcome], c.reason, f"{c.seconds:.1f} s") for c in result.checks]
-    console.print_table(("component", "check", "outcome", "why", "time"), rows)
-    for check in result.checks:
-        if check.outcome == "failed":
-            out.print(f"\n[bold]{check.component} {check.check}[/]: {escape(check.reason)}")
-            out.print(check.output.rstrip() or "(no output)", markup=False)
-    out.print(f"{result.image}, {result.platform}: {summary(result.checks)}")
-
-
-def summary(results: tuple[CheckResult, ...]) -> str:
-    """`24 passed, 0 failed, 1 skipped`."""
-    count = {outcome: sum(r.outcome == outcome for r in results) for outcome in console.MARKS}
-    return ", ".join(f"{number} {outcome}" for outcome, number in count.items())
-
-
-def list_checks(project: Project, plan: Plan, image: str | None) -> list[ListedCheck]:
-    """The checks that can be chosen, of an image or of all there are."""
-    everything = checks.known_checks(project, CHECKS)
-    if image is None:
-        return everything
-    target, path = subject.target_of(plan, image), subject.saved_at(image)
-    if target:
-        components = target.components
-    elif path:
-        components = subject.saved(path).components
-    else:
-        client = engine.connect_engine(engine.find_engine(os.environ))
-        components = subject.in_engine(client, plan, image, pull=False).components
-    return checks.checks_of_components(everything, components) if components else everything

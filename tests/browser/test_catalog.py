@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from imagebuild.project import Catalog
-from imagebuild.publish import RegistryReading, facets_of, path_of, site, write_site
+from imagebuild.publish import RegistryReading, facets_of, page_path, picker_rows, write_site
 from tests import catalog_samples
 from tests.browser.conftest import Opened, until
 from tests.browser.test_report import background, contrast, rgb
@@ -66,7 +66,7 @@ def visit(browser: Browser, folder: Path) -> Iterator[Visit]:
 
 def measured(catalog: Catalog) -> str:
     """The page of an image that has curves."""
-    return path_of(next(image for image in catalog.images if any(p.curves for p in image.platforms)))
+    return page_path(next(image for image in catalog.images if any(p.curves for p in image.platforms)))
 
 
 def choose(page: Page, facet: str, value: str) -> None:
@@ -86,7 +86,7 @@ def test_the_picker_leads_to_every_tag(visit: Visit, catalog: Catalog) -> None:
     """All choices of each image of the picker, made by the page's own program."""
     page = visit().page
     facets = facets_of(catalog.images)
-    rows = site.rows(catalog.images, facets)
+    rows = picker_rows(catalog.images, facets)
     assert len(rows) > 50
     wrong = page.evaluate(
         """([rows, tags]) => rows.filter(row => {

@@ -1,7 +1,7 @@
-// Copies commands. A page that is no secure context has no clipboard, but can copy what is selected.
+// Copies commands. A page without a secure context has no clipboard, but can copy what is selected.
 (function () {
   "use strict";
-  function said(button, text) {
+  function announce(button, text) {
     var old = button.dataset.label || button.innerHTML;
     button.dataset.label = old;
     button.textContent = text;
@@ -18,10 +18,10 @@
     var button = event.target.closest && event.target.closest("button.copy");
     if (!button) { return; }
     var node = button.parentNode.querySelector("code");
-    function other() { said(button, select(node) ? "Copied" : "Selected"); }
+    function copySelection() { announce(button, select(node) ? "Copied" : "Selected"); }
     if (navigator.clipboard && window.isSecureContext) {
-      navigator.clipboard.writeText(node.textContent).then(function () { said(button, "Copied"); }, other);
-    } else { other(); }
+      navigator.clipboard.writeText(node.textContent).then(function () { announce(button, "Copied"); }, copySelection);
+    } else { copySelection(); }
   });
   function show() { document.querySelectorAll("button.copy").forEach(function (button) { button.hidden = false; }); }
   document.addEventListener("DOMContentLoaded", show);

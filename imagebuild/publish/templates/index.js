@@ -1,4 +1,4 @@
-// The picker answers as soon as this has run; the table below may still be on its way.
+// The picker works as soon as this has run, even while the table below is still loading.
 (function () {
   "use strict";
   var data = JSON.parse(document.getElementById("data").textContent);
@@ -17,8 +17,8 @@
   function any(wanted) { return data.rows.some(function (row) { return fits(row, wanted); }); }
   function withChoice(wanted, i, value) { var copy = wanted.slice(); copy[i] = value; return copy; }
 
-  // Which choice stands against a value: one that it never goes with, else all of them together.
-  function against(wanted, i, value) {
+  // Names the choice that excludes a value: one that the value never goes with, else all choices together.
+  function exclusion(wanted, i, value) {
     var nothing = wanted.map(function () { return -1; }), all = [];
     for (var j = 0; j < wanted.length; j++) {
       if (j === i || wanted[j] < 0) { continue; }
@@ -36,7 +36,7 @@
         input.disabled = !free;
         input.nextSibling.title = "";
         if (!free) {
-          var why = against(wanted, i, value);
+          var why = exclusion(wanted, i, value);
           input.nextSibling.title = "not with " + why;
           (reasons[why] = reasons[why] || []).push(data.facets[i][2][value]);
         }

@@ -20,8 +20,8 @@ from imagebuild.build import (
     Log,
     base,
     bootstrap,
-    load,
-    settings,
+    image_settings,
+    load_into_engine,
 )
 from imagebuild.core import CommandError, ConfigError, ResultError
 from imagebuild.oci import add_image, blob_path, read_index, write_index
@@ -52,18 +52,19 @@ class Machine:
 
     time: float = 1_000_000_000.0
     version: str = "13.1"
+    status: str = STATUS
     failure: BaseException | None = None
     commands: list[Sequence[str]] = field(default_factory=list)
     emulated: list[str] = field(default_factory=list)
 
-    def stream(self, command: Sequence[str], env: Mapping[str, str], log: Log) -> None:
+    def run_logged(self, command: Sequence[str], env: Mapping[str, str], log: Log) -> None:
         self.commands.append(command)
         log("I: running")
         tar = Path(next(word for word in command if word.endswith("root.tar")))
         (tar.parent / "mmdebstrap.1234").mkdir()
         if self.failure:
             raise self.failure
-        _write_tar(tar, {base.STATUS: STATUS, VERSION: f"{self.version}\n"})
+        _write_tar(tar, {VERSION: f"{self.version}\n"} | ({base.STATUS: self.status} if self.status else {}))
 
     @property
     def tools(self) -> BootstrapTools:
@@ -71,7 +72,7 @@ class Machine:
             sources=lambda release: [LINE],
             emulate=self.emulated.append,
             run=lambda *command, **options: "",
-            stream=self.stream,
+            run_logged=self.run_logged,
             now=lambda: self.time,
         )
 
@@ -176,9 +177,9 @@ def test_leftovers_of_a_killed_process_are_removed(machine: Machine, tmp_path: P
 
 
 def test_a_result_without_a_system_is_reported(machine: Machine, tmp_path: Path) -> None:
-    _write_tar(tmp_path / "root.tar", {"./etc/passwd": ""})
+    machine.status = ""
     with pytest.raises(ResultError, match="is the disk full"):
-        base._read(tmp_path / "root.tar", base.STATUS)
+        bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
 
 
 def test_the_lock_excludes_others(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +206,7 @@ def test_what_cannot_be_made_is_refused(machine: Machine, tmp_path: Path) -> Non
 
 
 def test_labels_hold_no_time_and_no_place() -> None:
-    text = json.dumps(dict(settings("trixie", "13.1").labels))
+    text = json.dumps(dict(image_settings("trixie", "13.1").labels))
     assert "13.1" in text
     assert "http" not in text
 
@@ -222,12 +223,12 @@ def test_a_classic_image_store_gets_the_layer_of_its_one_platform(tmp_path: Path
     tar = tmp_path / "root.tar"
     with tarfile.open(tar, "w"):
         pass
-    manifest = add_image(tmp_path / "layout", tar, "linux/amd64", settings("trixie", "13.0"))
+    manifest = add_image(tmp_path / "layout", tar, "linux/amd64", image_settings("trixie", "13.0"))
     digest = write_index(tmp_path / "layout", [manifest])
     image = BootstrappedBase(tmp_path / "layout", digest, {"linux/amd64": {}})
-    assert load(image, {}, run) == f"docker-image://{called[1][-1]}"
+    assert load_into_engine(image, {}, run) == f"docker-image://{called[1][-1]}"
     assert called[1][:2] == ("docker", "import")
     assert Path(called[1][-2]).is_file()
     two = BootstrappedBase(tmp_path / "layout", digest, {"linux/amd64": {}, "linux/arm64": {}})
     with pytest.raises(ConfigError, match="one platform at a time"):
-        load(two, {}, run)
+        load_into_engine(two, {}, run)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.build import Cost, Past, ProjectState, compare_states, load_past, past_of
+from imagebuild.build import Cost, PastTimes, ProjectState, compare_states, load_past_times, past_times_of
 from imagebuild.core import ConfigError, Platform
 from imagebuild.project import BuildResult, Project, make_plan, parse_changes, select_targets, versions_with
 from imagebuild.project import Step as Done
@@ -21,7 +21,7 @@ def side(project: Project, *settings: str, select: tuple[str, ...] = (), **more:
     return ProjectState(project, Renderer(project, versions_with(project, changes)), targets, **more)
 
 
-def cost(before: ProjectState | None, after: ProjectState, past: Past | None = None) -> Cost:
+def cost(before: ProjectState | None, after: ProjectState, past: PastTimes | None = None) -> Cost:
     return compare_states(before, after, ("before", "after"), past)
 
 
@@ -150,7 +150,7 @@ def test_past_times_are_medians_of_the_same_place(tiny: Files) -> None:
     results.append(result(done("[library 2/3] RUN x", 100), done("[library 1/2] COPY x", 100)))
     results.append(result(done("[t linux/arm64 library 1/2] RUN x", 100), platforms=("linux/amd64", "linux/arm64")))
     results.append(results[0])  # a step that targets share is in the result of each
-    made = cost(None, side(project, "library=2"), past_of(results))
+    made = cost(None, side(project, "library=2"), past_times_of(results))
     (step,) = [s for s in made.steps if s.stage == "library"]
     assert step.seconds == 2.0
     assert made.total.seconds == 2.0
@@ -158,21 +158,21 @@ def test_past_times_are_medians_of_the_same_place(tiny: Files) -> None:
 
 
 def test_a_base_from_a_registry_shifts_the_numbers(tiny: Files) -> None:
-    past = past_of([result(done("[library 1/2] FROM docker.io/x", 0.1), done("[library 2/2] RUN x", 5.0))])
+    past = past_times_of([result(done("[library 1/2] FROM docker.io/x", 0.1), done("[library 2/2] RUN x", 5.0))])
     (step,) = [s for s in cost(None, side(tiny.load()), past).steps if s.stage == "library"]
     assert step.seconds == 5.0
 
 
 def test_cross_compiled_steps_are_those_of_the_image_they_are_for() -> None:
-    past = past_of([result(done("[t linux/amd64->arm64 library 1/2] RUN x", 5.0))])
-    assert list(past.taken) == [("library", 1, 2, "RUN", "linux/arm64")]
+    past = past_times_of([result(done("[t linux/amd64->arm64 library 1/2] RUN x", 5.0))])
+    assert list(past.times) == [("library", 1, 2, "RUN", "linux/arm64")]
 
 
 def test_past_times_are_read_from_a_folder(tmp_path: Path) -> None:
-    assert load_past(tmp_path) == Past()
+    assert load_past_times(tmp_path) == PastTimes()
     (tmp_path / "t").mkdir()
     (tmp_path / "t/result.json").write_text(result(done("[library 1/2] RUN x", 5.0)).model_dump_json())
-    assert load_past(tmp_path).taken == {("library", 1, 2, "RUN", "linux/amd64"): [5.0]}
+    assert load_past_times(tmp_path).times == {("library", 1, 2, "RUN", "linux/amd64"): [5.0]}
     (tmp_path / "t/result.json").write_text("{}")
-    with pytest.raises(ConfigError, match="is no result of a build"):
-        load_past(tmp_path)
+    with pytest.raises(ConfigError, match="is not a result of a build"):
+        load_past_times(tmp_path)

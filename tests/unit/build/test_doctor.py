@@ -41,7 +41,7 @@ INFO = {
 GOOD = MachineFacts(
     endpoint=Endpoint("unix:///run/x.sock", "private"),
     info=INFO,
-    inspected=INSPECTED,
+    builder=INSPECTED,
     buildx=(0, 13, 1),
     free=50 * 2**30,
     mmdebstrap="/usr/bin/mmdebstrap",
@@ -84,7 +84,7 @@ def test_a_bare_machine_gets_a_fix_for_every_line() -> None:
     ],
 )
 def test_buildkit(version: str, ok: bool, detail: str) -> None:
-    finding = judge_buildkit(replace(GOOD, inspected=f"BuildKit version: {version}\n"))
+    finding = judge_buildkit(replace(GOOD, builder=f"BuildKit version: {version}\n"))
     assert (finding.ok, finding.detail) == (ok, detail)
 
 
@@ -104,10 +104,10 @@ def test_the_old_image_store() -> None:
 def test_platforms_of_an_arm_machine_and_without_emulation() -> None:
     arm = replace(GOOD, info={**INFO, "Architecture": "aarch64"})
     assert judge_platforms(arm).detail == "linux/arm64, linux/amd64 (emulated)"
-    alone = judge_platforms(replace(GOOD, inspected="Platforms: linux/amd64, linux/386\n"))
+    alone = judge_platforms(replace(GOOD, builder="Platforms: linux/amd64, linux/386\n"))
     assert (alone.ok, alone.detail) == (None, "linux/amd64 only")
     assert "arm64" in alone.fix
-    assert judge_platforms(replace(GOOD, inspected="Status: inactive\n")).ok is False
+    assert judge_platforms(replace(GOOD, builder="Status: inactive\n")).ok is False
 
 
 def test_disk() -> None:

@@ -109,7 +109,7 @@ def test_jobs_have_a_runner_that_the_matrix_names(jobs: Jobs, tiny: Files, capsy
     assert entries[0] == {
         "name": "a arm64", "id": "a-arm64", "targets": "a", "platform": "linux/arm64", "runner": ["self-hosted", "arm"],
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="no runner for linux/arm64; name its label"):
+    with pytest.raises(ConfigError, match="no runner for linux/arm64; add its label"):
         job_matrix([[PlatformBuild("a", "linux/arm64")]], {"linux/amd64": ("here",)})
 
 

@@ -109,8 +109,8 @@ class Published:
                 self.attach(kind, documents[kind], platform)
 
     def verify(self, *required: str, **more: Any) -> AttestResult:
-        wish = AttestRequest(required or DEFAULT_KINDS, checkout=self.checkout(), **more)
-        return verify_attachments(self.reference, self.registry, wish)
+        request = AttestRequest(required or DEFAULT_KINDS, checkout=self.checkout(), **more)
+        return verify_attachments(self.reference, self.registry, request)
 
     def checkout(self) -> Checkout:
         return Checkout(lambda name: self.recipe if name == TARGET else None)
@@ -380,7 +380,7 @@ def test_what_nobody_signed_is_not_believed(published: Published) -> None:
 @pytest.mark.parametrize(
     ("required", "said"), [(("sboom",), "did you mean 'sbom'"), (("signature",), "whose\\? give --key")]
 )
-def test_wishes_that_make_no_sense(published: Published, required: tuple[str, ...], said: str) -> None:
+def test_requests_that_make_no_sense(published: Published, required: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         published.verify(*required)
 

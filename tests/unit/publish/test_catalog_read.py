@@ -29,11 +29,11 @@ from imagebuild.publish import (
     ImageSources,
     ProjectFacts,
     catalog_from_registry,
-    known,
-    of_images,
+    earlier_catalog,
+    image_tags,
+    published_repositories,
     read_registry,
-    repositories,
-    split,
+    split_tags,
 )
 from tests import registry_fake, report_samples
 from tests.conftest import ROOT, Files
@@ -257,10 +257,10 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, 
     assert found.images[0].platforms[0].checks == ()
     assert len(found.problems) == 4
     for word in (
-        "no JSON",
-        "is no JSON object",
+        "is not JSON",
+        "is not a JSON object",
         "was it written by another version",
-        f"{other.digest} is named but not there",
+        f"{other.digest} is named, but the registry does not have it",
     ):
         assert any(word in problem for problem in found.problems), word
 
@@ -297,12 +297,12 @@ def test_the_newest_comes_first(registry: FakeRegistry, ours: ProjectFacts) -> N
 def test_tags() -> None:
     templates = ["r/x:cuda{cuda}-nccl{nccl.version}-{os}-{revision}", "r/x:{cuda}-{os}-nccl{nccl.version}-{revision}"]
     found = ("latest", "13.4", "13.4.2-u24-nccl2.32.3-0a1b2c3", "cuda13.4.2-nccl2.32.3-u24-0a1b2c3-dirty", "cuda13-u24")
-    fixed, moving, revision = split(found, templates, {"cuda": "13.4.2", "os": "u24"})
+    fixed, moving, revision = split_tags(found, templates, {"cuda": "13.4.2", "os": "u24"})
     assert fixed == ("cuda13.4.2-nccl2.32.3-u24-0a1b2c3-dirty", "13.4.2-u24-nccl2.32.3-0a1b2c3")
     assert moving == ("cuda13-u24", "latest", "13.4")
     assert revision in ("0a1b2c3", "0a1b2c3-dirty")
-    assert split(["cuda12-nccl1-u24-0a1b2c3"], templates, {"cuda": "13.4.2", "os": "u24"})[0] == ()
-    assert of_images(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
+    assert split_tags(["cuda12-nccl1-u24-0a1b2c3"], templates, {"cuda": "13.4.2", "os": "u24"})[0] == ()
+    assert image_tags(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
 
 
 @dataclass
@@ -337,7 +337,7 @@ def test_what_is_known_is_not_read_again(ours: ProjectFacts) -> None:
     first = read_registry(shop, lambda: NOW)
     assert len(registry.asked) > 15
     registry.asked.clear()
-    again = replace(shop, known=known(first.catalog, first.copies, COPIED_BYTES))
+    again = replace(shop, earlier=earlier_catalog(first.catalog, first.copies, COPIED_BYTES))
     assert read_registry(again, lambda: NOW) == first
     assert registry.asked == [registry.digest(REPOSITORY, TAG)]
 
@@ -348,17 +348,17 @@ def test_what_is_known_is_not_read_again(ours: ProjectFacts) -> None:
     assert len(registry.asked) == 3
     assert newer in registry.asked
     assert [checks.started for checks in second.catalog.images[0].platforms[0].checks] == ["2", "1"]
-    without = replace(shop, known=known(first.catalog, {}, COPIED_BYTES))
+    without = replace(shop, earlier=earlier_catalog(first.catalog, {}, COPIED_BYTES))
     assert read_registry(without, lambda: NOW) == read_registry(shop, lambda: NOW)
 
 
 def test_the_repositories_of_this_project(project: Project) -> None:
-    named = repositories(make_plan(project))
+    named = published_repositories(make_plan(project))
     assert {str(name): image for name, image in named.items()} == {
         f"docker.io/imagebuild/{image}": image for image in ("quickstart", "open", "hpcx")
     }
 
 
 def test_a_registry_must_be_named(ours: ProjectFacts, tmp_path: Path, project: Project) -> None:
-    with pytest.raises(ConfigError, match="names no registry; say --registry"):
+    with pytest.raises(ConfigError, match="names no registry; give --registry"):
         catalog_from_registry(ProjectFacts(project.matrix.model, make_plan(project)), tmp_path)

@@ -121,7 +121,7 @@ def test_a_site_from_a_file(here: Path) -> None:
         ([], "give -o DIR"),
         (["--check", "-o", "x"], "needs --readme"),
         (["--catalog", "x", "--registry", "y", "-o", "z"], "exclude each other"),
-        (["-o", "x"], "names no registry; say --registry"),
+        (["-o", "x"], "names no registry; give --registry"),
         (["--catalog", "absent.json", "-o", "x"], "absent.json: cannot be read"),
     ],
 )

@@ -22,27 +22,26 @@ from imagebuild.publish import (
     BOTTOM,
     HEIGHT,
     LEFT,
-    NONE,
     PLATFORM,
     WIDTH,
     Badge,
     RegistryReading,
-    checks,
-    choices,
-    day,
-    draw,
-    embedded,
+    checks_badge,
+    choices_of,
+    draw_chart,
+    embed_json,
     facets_of,
-    index,
+    format_day,
+    format_minute,
+    image_tags,
+    index_page,
     load_catalog,
-    minute,
-    natural,
-    of_images,
-    pages,
-    path_of,
+    natural_order,
+    page_path,
+    picker_rows,
     pull_commands,
     read_catalog,
-    site,
+    site_pages,
     write_site,
 )
 from tests import catalog_samples
@@ -125,7 +124,7 @@ def spoiled(catalog: Catalog) -> Catalog:
 
 
 def test_hostile_text_is_text(few: Catalog) -> None:
-    pages = dict(site.pages(spoiled(few)))
+    pages = dict(site_pages(spoiled(few)))
     assert len(pages) == 5
     for name, text in pages.items():
         if not name.endswith(".html"):
@@ -142,7 +141,7 @@ def test_hostile_text_is_text(few: Catalog) -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere(few: Catalog) -> None:
-    for name, text in pages(few):
+    for name, text in site_pages(few):
         if not name.endswith(".html"):
             continue
         found = outline(text)
@@ -157,7 +156,7 @@ def test_nothing_is_loaded_from_elsewhere(few: Catalog) -> None:
 
 
 def test_links_lead_somewhere(few: Catalog) -> None:
-    pages = dict(site.pages(few))
+    pages = dict(site_pages(few))
     for name, text in pages.items():
         if name.endswith(".html"):
             ids = {a["id"] for _, a in outline(text).elements if "id" in a}
@@ -174,7 +173,7 @@ def test_links_lead_somewhere(few: Catalog) -> None:
 
 def test_the_same_catalogue_gives_the_same_site(few: Catalog) -> None:
     again = Catalog.model_validate_json(few.model_dump_json())
-    assert dict(pages(few)) == dict(pages(again))
+    assert dict(site_pages(few)) == dict(site_pages(again))
 
 
 def test_500_images_are_quick_and_the_index_is_small(tmp_path: Path) -> None:
@@ -188,7 +187,7 @@ def test_500_images_are_quick_and_the_index_is_small(tmp_path: Path) -> None:
 
 
 def test_every_row_is_an_image(few: Catalog) -> None:
-    found = outline(index(few))
+    found = outline(index_page(few))
     rows = [a["data-digest"] for tag, a in found.elements if tag == "tr" and "data-digest" in a]
     assert rows == [image.digest.removeprefix("sha256:") for image in few.images]
     text = "".join(found.texts)
@@ -201,11 +200,11 @@ def test_the_picker_leads_to_the_newest_of_every_kind(seed: int) -> None:
     """What the page's program does, done here: all choices of an image lead to it, or to a newer one of its kind."""
     catalog = catalog_samples.catalog(random.Random(seed).randrange(1, 200), seed)
     facets = facets_of(catalog.images)
-    rows = site.rows(catalog.images, facets)
+    rows = picker_rows(catalog.images, facets)
     assert facets[-1].key == PLATFORM
     reached = set()
     for place, image in enumerate(catalog.images):
-        own = choices(image)
+        own = choices_of(image)
         wanted = [facet.values.index(own.get(facet.key, ABSENT)) for facet in facets[:-1]]
         mask = sum(1 << facets[-1].values.index(platform.platform) for platform in image.platforms)
         hits = [row for row in rows if row[1:-1] == wanted and row[-1] == mask]
@@ -232,13 +231,13 @@ def test_facets_are_the_newest_first(few: Catalog) -> None:
 
 
 def test_data_cannot_end_its_script() -> None:
-    text = str(embedded({"a": "</script><!--", "b": "\u2028&"}))
+    text = str(embed_json({"a": "</script><!--", "b": "\u2028&"}))
     assert "<" not in text
     assert json.loads(text) == {"a": "</script><!--", "b": "\u2028&"}
 
 
 def test_versions_are_sorted_as_numbers() -> None:
-    assert sorted(["12.10", "12.9", "9", "12"], key=natural) == ["9", "12", "12.9", "12.10"]
+    assert sorted(["12.10", "12.9", "9", "12"], key=natural_order) == ["9", "12", "12.9", "12.10"]
 
 
 def test_commands() -> None:
@@ -259,33 +258,33 @@ def test_commands() -> None:
 def test_a_curve_lies_within_its_drawing(ceiling: float | None) -> None:
     curve = catalog_samples.curve("all_gather", 362.0, 450.0, "x")
     curve = curve.model_copy(update={"ceiling": Bound(gb_s=ceiling, what="it")} if ceiling else {"ceiling": None})
-    drawn = draw(curve)
+    drawn = draw_chart(curve)
     assert len(drawn.dots) == len(curve.points)
     assert all(LEFT <= x <= WIDTH and 0 <= y <= HEIGHT - BOTTOM for x, y in drawn.dots)
     assert [x for x, _ in drawn.dots] == sorted(x for x, _ in drawn.dots)
-    lines = {bar.kind: bar.y for bar in drawn.bars}
+    lines = {limit.kind: limit.y for limit in drawn.limits}
     assert ("ceiling" in lines) == bool(ceiling)
     if ceiling:
         assert lines["ceiling"] < lines["reference"] < min(y for _, y in drawn.dots)
-    assert 3 <= len(drawn.up) <= 7
-    assert drawn.across
+    assert 3 <= len(drawn.y_marks) <= 7
+    assert drawn.x_marks
 
 
 @pytest.mark.parametrize("points", [((8, 0.5),), ((8, 0.0), (16, 0.0)), ((1, 1e-6), (1 << 40, 1e6))])
 def test_odd_curves_are_drawn(points: tuple[tuple[int, float], ...]) -> None:
     curve = Curve(evidence="x", collective="c", points=points, best_gb_s=1, best_bytes=8, verdict="ok")
-    assert "nan" not in repr(draw(curve))
+    assert "nan" not in repr(draw_chart(curve))
 
 
 def test_words() -> None:
     run = Checks(evidence="x", passed=60, failed=0, skipped=9)
     gpu = run.model_copy(update={"passed": 80, "gpus": 8})
-    assert checks([]) == Badge("skipped", "not checked")
-    assert checks([run, gpu]) == Badge("passed", "80 passed, 8 GPUs")
-    assert checks([gpu, run.model_copy(update={"failed": 2})]).text == "2 failed"
-    assert checks([run.model_copy(update={"passed": 0})]).state == "skipped"
-    assert day("1970-01-01T00:00:00Z") == NONE
-    assert minute("2026-11-21T10:45:00Z") == "2026-11-21 10:45 UTC"
+    assert checks_badge([]) == Badge("skipped", "not checked")
+    assert checks_badge([run, gpu]) == Badge("passed", "80 passed, 8 GPUs")
+    assert checks_badge([gpu, run.model_copy(update={"failed": 2})]).text == "2 failed"
+    assert checks_badge([run.model_copy(update={"passed": 0})]).state == "skipped"
+    assert format_day("1970-01-01T00:00:00Z") == "\u2013"
+    assert format_minute("2026-11-21T10:45:00Z") == "2026-11-21 10:45 UTC"
 
 
 def test_old_pages_are_removed_and_nothing_else(tmp_path: Path, few: Catalog) -> None:
@@ -296,7 +295,7 @@ def test_old_pages_are_removed_and_nothing_else(tmp_path: Path, few: Catalog) ->
     fewer = few.model_copy(update={"images": few.images[:2]})
     write_site(RegistryReading(fewer, {"evidence/one-verify.json": "{}"}), tmp_path)
     files = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
-    pages = sorted(path_of(image) for image in fewer.images)
+    pages = sorted(page_path(image) for image in fewer.images)
     assert files == sorted(
         ["CNAME", "evidence/one-verify.json", "images/mine.txt", "images.json", "index.html", *pages]
     )
@@ -333,7 +332,7 @@ def test_a_catalogue_names_no_file_but_copies(name: str, tmp_path: Path, few: Ca
 
 @pytest.mark.parametrize("tag", ["../../x", "..", "a/b", "", "-a", "a b"])
 def test_a_tag_names_no_other_page(tag: str, few: Catalog) -> None:
-    assert of_images((tag, "good")) == ("good",)
+    assert image_tags((tag, "good")) == ("good",)
     spoiled_ = few.images[0].model_dump() | {"tags": [tag]}
     with pytest.raises(ValidationError):
         PublishedImage.model_validate(spoiled_)

@@ -187,7 +187,7 @@ def test_what_several_dockerfiles_share_changes_no_key(full_plan: Plan, renderer
     setting = Setting("linux/arm64", "linux/amd64")
     together = [[step.key for step in stages.steps_of(text, setting)] for text in texts]
     for text, keys in zip(texts, together, strict=True):
-        stages._shared.clear()
+        stages._shared_states.clear()
         assert [step.key for step in stages.steps_of(text, setting)] == keys
 
 

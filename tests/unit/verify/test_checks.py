@@ -40,7 +40,7 @@ class Answers:
     """A session that answers from a table."""
 
     facilities = Facilities()
-    place = HostFacts()
+    host = HostFacts()
 
     def __init__(self, answers: Mapping[str, tuple[int, str]]) -> None:
         self.answers = answers

@@ -33,12 +33,12 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("x", "--runner", "podman"), 2, "use docker, or exec:'PREFIX'"),
+        (("x", "--runner", "podman"), 2, "--runner podman: unknown runner; use docker or exec:PREFIX"),
         (("x", "--hosts", "a,b"), 2, "--hosts: only with --runner exec"),
         (("x", "--runner", "exec:", "--pull"), 2, "--pull: only the docker runner"),
         (("x", "--runner", "exec:'a"), 2, "No closing quotation"),
         (("x", "--env", "a b"), 2, "write NAME=VALUE"),
-        ((), 2, "which image?"),
+        ((), 2, "no image given; name a tag"),
         (("--runner", "exec:"), 2, "choose checks with --only"),
         (("--runner", "exec:", "--only", "library/verison"), 2, "did you mean 'library/version'?"),
         (("tiny-cuda13.0-debian13-runtime", "--runner", "exec:", "--only", "tool/*"), 2, "no such check"),

@@ -146,7 +146,7 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
     "setgid": ("setuid", {"opt/tool": Node(b"x", 0o2755)}, "(mode 2755)"),
     "capability": ("setuid", {"opt/tool": Node(b"x", 0o755, pax={"SCHILY.xattr.security.capability": "x"})}, "capabilities"),
     "machine": ("architecture", {"opt/arm": elf(machine=183)}, "/opt/arm: is for ELF machine 183, not for amd64"),
-    "no-elf": ("architecture", {"opt/x": b"\x7fELF\x02\x01 something"}, "begins like an ELF file and is none"),
+    "no-elf": ("architecture", {"opt/x": b"\x7fELF\x02\x01 something"}, "begins like an ELF file, but cannot be read"),
     "library": ("closure", {"opt/x": elf(needed=["liba.so"], interpreter=LD)}, "needs liba.so, which is nowhere"),
     "off-path": ("closure", {"opt/x": elf(needed=["liba.so"], interpreter=LD), "opt/liba.so": elf(soname="liba.so")},
                  "does not find in /opt/liba.so"),
@@ -160,8 +160,8 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
     "driver": ("no-stubs", {f"{LIB}/libnvidia-ml.so.1": elf()}, "is a copy that the loader finds"),
     "stub-runpath": ("no-stubs", {"opt/x": elf(runpath="/usr/local/cuda/lib64/stubs")}, "its run path names a folder of"),
     "gpu": ("gpu-code", {"opt/lib.so": elf(fatbin=GPU)}, "/opt/lib.so: does not run on 90: it has code for 80"),
-    "license": ("licenses", {"usr/share/doc/tool/.wh.copyright": b""}, "/usr/share/doc/tool/copyright: the licence of tool"),
-    "shell": ("command", {"usr/bin/bash": Node(b"x", 0o644)}, "bash: what a container starts cannot be executed"),
+    "license": ("licenses", {"usr/share/doc/tool/.wh.copyright": b""}, "/usr/share/doc/tool/copyright: the licence text of tool"),
+    "shell": ("command", {"usr/bin/bash": Node(b"x", 0o644)}, "bash: what a container starts is not executable"),
     "no-shell": ("command", {"usr/bin/.wh.bash": b""}, "bash: what a container starts does not exist"),
     "package": ("packages", {"var/lib/dpkg/status": STATUS.replace(b"3.4", b"3.5")}, "version 3.5-1 is installed, the plan says"),
     "no-package": ("packages", {"var/lib/dpkg/status": STATUS.replace(b"virtual", b"v")}, "virtual: the package is not inst"),
@@ -252,7 +252,7 @@ def test_more_bytes_than_the_budget(case: Case) -> None:
 
 def test_unpacked_layers_say_nothing_about_the_size(case: Case) -> None:
     case.pack = bytes
-    assert case.results()["size"].reason == "the engine saves layers unpacked; the limit is for what a registry keeps"
+    assert case.results()["size"].reason == "the engine saves layers unpacked; the limit is for compressed layers"
 
 
 def test_the_driver_may_be_absent_with_its_symbols(case: Case) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from imagebuild.verify import Entry, Kind, Layer, Tree
+from imagebuild.verify import FileEntry, FileKind, Layer, Tree
 
 
-def entry(text: str) -> Entry:
+def entry(text: str) -> FileEntry:
     """`path`, `path/` for a folder, `path -> target`, `path = target` for a hard link."""
     if " -> " in text:
         path, _, target = text.partition(" -> ")
-        return Entry(path, "symlink", 0o777, target=target)
+        return FileEntry(path, "symlink", 0o777, target=target)
     if " = " in text:
         path, _, target = text.partition(" = ")
-        return Entry(path, "hardlink", 0o644, target=target)
-    kind: Kind = "folder" if text.endswith("/") else "file"
-    return Entry(text.rstrip("/"), kind, 0o755, size=len(text))
+        return FileEntry(path, "hardlink", 0o644, target=target)
+    kind: FileKind = "folder" if text.endswith("/") else "file"
+    return FileEntry(text.rstrip("/"), kind, 0o755, size=len(text))
 
 
 def tree(*layers: str) -> Tree:
@@ -54,7 +54,7 @@ def test_a_folder_replaces_a_symlink_and_a_file_a_folder() -> None:
 
 def test_hard_links_are_files() -> None:
     found = tree("a, b = a", "c = b", "d = nowhere")
-    assert found.find("b") == Entry("b", "file", 0o755, size=1)
+    assert found.find("b") == FileEntry("b", "file", 0o755, size=1)
     assert [(e.path, e.kind) for e in found if e.path in "cd"] == [("c", "file"), ("d", "hardlink")]
 
 

@@ -10,18 +10,19 @@ from imagebuild.verify import (
     CDI,
     GPU,
     as_user,
+    better_options,
     command_line,
-    facilities,
-    first,
-    runner,
-    second,
-    share,
+    host_facts,
+    initial_options,
+    probed_facilities,
+    read_probe,
     with_ranks,
+    with_share_of_gpus,
     with_user,
 )
 
 ACCOUNT = (1000, 1001, "/home/me")
-TOLD = """\
+PROBED = """\
 Welcome to node 7
 imagebuild-probe:uid=0
 0: imagebuild-probe:user=root
@@ -41,22 +42,22 @@ imagebuild-probe:end=.
 
 
 def read(text: str) -> dict[str, list[str]]:
-    told = runner.read(text)
-    assert told
-    return told
+    probe = read_probe(text)
+    assert probe
+    return dict(probe)
 
 
 def test_the_probe_is_read_between_other_lines() -> None:
-    place = runner.place(read(TOLD))
-    assert (place.user, place.uid, place.tools) == ("root", 0, frozenset({"bash", "nvidia-smi"}))
-    assert place.accounts == {"root": (0, 0, "/root"), "me": (1000, 1001, "/home/me")}
-    assert place.facts == {"kernel": "6.1", "os": "Some Linux"}
-    assert facilities(read(TOLD), nodes=1, slurm=False, why={}) == Facilities(gpus=8, rdma=True)
+    host = host_facts(read(PROBED))
+    assert (host.user, host.uid, host.tools) == ("root", 0, frozenset({"bash", "nvidia-smi"}))
+    assert host.accounts == {"root": (0, 0, "/root"), "me": (1000, 1001, "/home/me")}
+    assert host.facts == {"kernel": "6.1", "os": "Some Linux"}
+    assert probed_facilities(read(PROBED), nodes=1, slurm=False, why={}) == Facilities(gpus=8, rdma=True)
 
 
 def test_a_probe_that_was_cut_off_is_none() -> None:
-    assert runner.read(TOLD.replace("end=", "")) is None
-    assert runner.read("") is None
+    assert read_probe(PROBED.replace("end=", "")) is None
+    assert read_probe("") is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_probe_that_was_cut_off_is_none() -> None:
     ],
 )
 def test_why_there_is_no_rdma(old: str, new: str, why: str) -> None:
-    have = facilities(read(TOLD.replace(old, new)), nodes=1, slurm=False, why={})
+    have = probed_facilities(read(PROBED.replace(old, new)), nodes=1, slurm=False, why={})
     assert (have.rdma, have.why["rdma"]) == (False, why)
 
 
@@ -80,8 +81,8 @@ def test_why_there_is_no_rdma(old: str, new: str, why: str) -> None:
     ],
 )
 def test_why_there_is_no_gpu(old: str, new: str, why: str) -> None:
-    text = TOLD.replace("gpus=8", "gpus=0").replace(old, new)
-    have = facilities(read(text), nodes=1, slurm=False, why={})
+    text = PROBED.replace("gpus=8", "gpus=0").replace(old, new)
+    have = probed_facilities(read(text), nodes=1, slurm=False, why={})
     assert (have.gpus, have.why["gpu"]) == (0, why)
 
 
@@ -136,31 +137,31 @@ def test_root_changes_the_user_with_what_there_is(tools: set[str], program: str)
 
 
 def test_gpus_are_asked_for_where_the_engine_has_them() -> None:
-    plain, modest = first({"MemTotal": 64 << 30})
+    plain, modest = initial_options({"MemTotal": 64 << 30})
     assert "device_requests" not in plain
     assert plain["shm_size"] == 32 << 30
     assert {u["Name"]: u["Soft"] for u in plain["ulimits"]} == {"memlock": -1, "stack": 64 << 20}
     assert "ulimits" not in modest
-    with_gpus = first({"Runtimes": {"nvidia": {}}})
+    with_gpus = initial_options({"Runtimes": {"nvidia": {}}})
     assert ["device_requests" in options for options in with_gpus] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
     ("info", "text", "wanted"),
     [
-        ({}, TOLD, []),
-        ({"CDISpecDirs": ["/etc/cdi"]}, TOLD.replace("gpus=8", "gpus=0"), []),
-        ({"CDISpecDirs": ["/etc/cdi"]}, TOLD.replace("gpus=8", "gpus=0") + "imagebuild-probe:driver=580", ["cdi", ""]),
-        ({}, TOLD.replace("gpus=8", "gpus=0") + "imagebuild-probe:driver=580", [""]),
-        ({}, TOLD.replace("verbs=", "x="), ["devices"]),
-        ({}, TOLD.replace("verbs=", "x=").replace("gpus=8", "gpus=0\nimagebuild-probe:driver=1"),
+        ({}, PROBED, []),
+        ({"CDISpecDirs": ["/etc/cdi"]}, PROBED.replace("gpus=8", "gpus=0"), []),
+        ({"CDISpecDirs": ["/etc/cdi"]}, PROBED.replace("gpus=8", "gpus=0") + "imagebuild-probe:driver=580", ["cdi", ""]),
+        ({}, PROBED.replace("gpus=8", "gpus=0") + "imagebuild-probe:driver=580", [""]),
+        ({}, PROBED.replace("verbs=", "x="), ["devices"]),
+        ({}, PROBED.replace("verbs=", "x=").replace("gpus=8", "gpus=0\nimagebuild-probe:driver=1"),
          ["+devices", "devices", ""]),
     ],
 )  # fmt: skip
 def test_a_second_container_gets_what_the_first_lacked(
     info: dict[str, list[str]], text: str, wanted: list[str]
 ) -> None:
-    tries = second({"hostname": "check"}, info, read(text))
+    tries = better_options({"hostname": "check"}, info, read(text))
     assert all(options["hostname"] == "check" for options in tries)
     found = []
     for options in tries:
@@ -172,12 +173,12 @@ def test_a_second_container_gets_what_the_first_lacked(
 
 def test_nodes_share_the_gpus() -> None:
     options = {"hostname": "check", "device_requests": [GPU]}
-    second = share(options, 1, 2, 8)["device_requests"][0]
+    second = with_share_of_gpus(options, 1, 2, 8)["device_requests"][0]
     assert second["DeviceIDs"] == ["4", "5", "6", "7"]
-    cdi = share({"device_requests": [CDI]}, 0, 2, 2)["device_requests"][0]
+    cdi = with_share_of_gpus({"device_requests": [CDI]}, 0, 2, 2)["device_requests"][0]
     assert (cdi["Driver"], cdi["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=0"])
-    assert share(options, 0, 4, 2) == options
-    assert share({"hostname": "check"}, 0, 2, 8) == {"hostname": "check"}
+    assert with_share_of_gpus(options, 0, 4, 2) == options
+    assert with_share_of_gpus({"hostname": "check"}, 0, 2, 8) == {"hostname": "check"}
 
 
 def test_a_sink_keeps_the_end_whatever_the_chunks(tmp_path: Path) -> None:

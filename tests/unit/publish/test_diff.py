@@ -23,17 +23,18 @@ from imagebuild.publish import (
     DiffRequest,
     ImageFacts,
     LayerFact,
-    compare,
+    compare_facts,
     compare_images,
+    compare_speeds,
     comparison_markdown,
-    diff,
-    environment,
-    layers,
-    licences,
+    environment_of,
+    labels_of,
+    layers_of,
+    licences_of,
+    outcomes_of,
     print_comparison,
-    settings,
-    speeds,
-    summary,
+    settings_of,
+    summarise,
 )
 from imagebuild.verify import ImageFinder
 from tests.conftest import Files
@@ -59,7 +60,7 @@ def changes(made: Comparison, title: str) -> list[tuple[str, str | None, str | N
 
 
 def test_values() -> None:
-    made = compare(
+    made = compare_facts(
         of("A", packages={"same": "1", "newer": "1", "gone": "1"}),
         of("B", packages={"same": "1", "newer": "2", "new": "1"}),
     )
@@ -70,7 +71,7 @@ def test_values() -> None:
     )
     assert made.sections[0].same == 1
     assert made.differs
-    assert not compare(of("A", packages={"x": "1"}), of("B", packages={"x": "1"})).differs
+    assert not compare_facts(of("A", packages={"x": "1"}), of("B", packages={"x": "1"})).differs
 
 
 def test_layers() -> None:
@@ -79,31 +80,31 @@ def test_layers() -> None:
         LayerFact("sha256:b", 20, "RUN old"),
         LayerFact("sha256:c", 30, "RUN new"),
     )
-    made = compare(of("A", [base, old]), of("B", [base, new]))
+    made = compare_facts(of("A", [base, old]), of("B", [base, new]))
     assert made.sizes
     assert (made.sizes.a, made.sizes.b, made.sizes.shared) == (120, 130, 100)
     assert [(layer.digest, layer.where) for layer in made.sizes.layers] == [
         ("sha256:a", "both"), ("sha256:c", "b"), ("sha256:b", "a"),
     ]  # fmt: skip
     assert made.differs
-    assert not compare(of("A", [base, old]), of("B", [base, old])).differs
+    assert not compare_facts(of("A", [base, old]), of("B", [base, old])).differs
 
 
 def test_layers_that_are_not_compressed_are_said() -> None:
     plain = ImageFacts(side("A"), {}, layers=(LayerFact("sha256:a", 1),), compressed=False)
-    made = compare(plain, of("B", []))
+    made = compare_facts(plain, of("B", []))
     assert made.sizes
-    assert made.sizes.note == "layers of A are not compressed, so sizes and digests are no registry's"
+    assert made.sizes.note == "layers of A are not compressed, so a registry has other sizes and digests"
 
 
 def test_what_is_not_known_is_said_once_for_each_reason() -> None:
     a = ImageFacts(side("A"), {"components": {}}, dict.fromkeys(SECTIONS, "is not built"))
-    made = compare(a, of("B", [], components={}, packages={}, checks={}))
+    made = compare_facts(a, of("B", [], components={}, packages={}, checks={}))
     assert made.not_compared == (
         "packages, environment, settings, licences, labels, platforms, checks, size: A is not built",
-        "bandwidth: A has no results of benchmarks",
+        "bandwidth: A has no results of nccl-tests, nvbandwidth or perftest",
         "environment, settings, licences, labels, platforms: B does not say",
-        "bandwidth: B has no results of benchmarks",
+        "bandwidth: B has no results of nccl-tests, nvbandwidth or perftest",
     )
     assert made.sizes is None
 
@@ -113,19 +114,19 @@ def test_settings_and_environment() -> None:
         "User": "", "Env": ["PATH=/a:/b", "X=1=2"], "Labels": {"a": "b"}, "Entrypoint": ["sh", "-c"],
         "ExposedPorts": {"22/tcp": {}, "80/tcp": {}}, "WorkingDir": "/x", "Cmd": None, "Healthcheck": {"Test": ["NONE"]},
     }  # fmt: skip
-    assert settings(config) == {
+    assert settings_of(config) == {
         "Entrypoint": "sh -c", "ExposedPorts": "22/tcp, 80/tcp", "WorkingDir": "/x", "Healthcheck": "{'Test': ['NONE']}",
     }  # fmt: skip
-    assert environment(config) == {"PATH": "/a:/b", "X": "1=2"}
+    assert environment_of(config) == {"PATH": "/a:/b", "X": "1=2"}
 
 
 def test_labels_and_licences() -> None:
     labels = {
         "imagebuild.component.x": "1", "imagebuild.lock": "1", LICENCES: "(A OR B) AND (C AND (D OR E)) AND (F) AND G",
     }  # fmt: skip
-    assert diff.labels(labels) == {"imagebuild.lock": "1"}
-    assert list(licences(labels)) == ["A OR B", "(C AND (D OR E))", "F", "G"]
-    assert licences({}) == {}
+    assert labels_of(labels) == {"imagebuild.lock": "1"}
+    assert list(licences_of(labels)) == ["A OR B", "(C AND (D OR E))", "F", "G"]
+    assert licences_of({}) == {}
 
 
 def test_layers_have_the_instructions_that_made_them() -> None:
@@ -134,12 +135,12 @@ def test_layers_have_the_instructions_that_made_them() -> None:
         {"created_by": "ENV a=b", "empty_layer": True},
         {"created_by": f"RUN {'y' * 200} # buildkit"},
     ]
-    first, second = layers({"history": history}, [("sha256:a", 1), (None, 2)])
+    first, second = layers_of({"history": history}, [("sha256:a", 1), (None, 2)])
     assert (first.digest, first.size_bytes, first.made_by) == ("sha256:a", 1, "ADD x")
     assert second.digest == "layer 1"
     assert len(second.made_by) == LONGEST
     # What does not fit says nothing.
-    assert layers({"history": history}, [("sha256:a", 1)])[0].made_by == ""
+    assert layers_of({"history": history}, [("sha256:a", 1)])[0].made_by == ""
 
 
 def run(*speeds: tuple[int, float], name: str = "all_reduce", **changes: Any) -> Run:
@@ -158,12 +159,12 @@ def run(*speeds: tuple[int, float], name: str = "all_reduce", **changes: Any) ->
 def test_bandwidth_by_class_of_sizes() -> None:
     a = Results(runs=(run((1024, 1), (2 * MIB, 100), (4 * MIB, 200), (GIB, 400), (8 * GIB, 480)),))
     b = Results(runs=(run((1024, 2), (2 * MIB, 90), (4 * MIB, 190), (GIB, 400)),))
-    assert [(s.sizes, s.a, s.b, s.ratio, s.points) for s in speeds(a, b)] == [
+    assert [(s.sizes, s.a, s.b, s.ratio, s.points) for s in compare_speeds(a, b)] == [
         ("up to 64 KiB", 1, 2, 2, 1),
         ("1 MiB to 1 GiB", 150, 140, 0.925, 2),
         ("1 GiB and more", 400, 400, 1, 1),
     ]
-    assert [s.name for s in speeds(a, b)] == ["all_reduce, 8 ranks, float"] * 3
+    assert [s.name for s in compare_speeds(a, b)] == ["all_reduce, 8 ranks, float"] * 3
 
 
 @pytest.mark.parametrize(
@@ -177,8 +178,8 @@ def test_bandwidth_by_class_of_sizes() -> None:
 )
 def test_what_is_not_the_same_is_not_compared(other: Run) -> None:
     a, b = Results(runs=(run((MIB, 1)),)), Results(runs=(other,))
-    assert not list(speeds(a, b))
-    made = compare(ImageFacts(side("A"), {}, results=a), ImageFacts(side("B"), {}, results=b))
+    assert not list(compare_speeds(a, b))
+    made = compare_facts(ImageFacts(side("A"), {}, results=a), ImageFacts(side("B"), {}, results=b))
     assert any(line.endswith("only one of them has it") for line in made.not_compared)
 
 
@@ -194,7 +195,7 @@ def test_bandwidth_of_other_tools() -> None:
         )
         return Results(tests=(test,), tables=(PerftestTable(source="x", test="RDMA_Write", unit="Gb/sec", rows=rows),))
 
-    found = {(s.name, s.sizes, s.unit): s.ratio for s in speeds(results(1), results(0.5))}
+    found = {(s.name, s.sizes, s.unit): s.ratio for s in compare_speeds(results(1), results(0.5))}
     assert found == {
         ("device_to_device_memcpy_read_ce", "all pairs", "GB/s"): 0.5,
         ("RDMA_Write", "64 KiB to 1 MiB", "Gb/sec"): 0.5,
@@ -210,7 +211,7 @@ def verification(digest: str | None = None, **outcomes: str) -> VerifyResult:
 
 
 def test_checks_of_several_runs() -> None:
-    assert diff.checks([verification(a="passed", b="skipped"), verification(a="failed", b="skipped")]) == {
+    assert outcomes_of([verification(a="passed", b="skipped"), verification(a="failed", b="skipped")]) == {
         "x/a": "failed, passed", "x/b": "skipped",
     }  # fmt: skip
 
@@ -258,11 +259,11 @@ def test_results_that_are_given(tmp_path: Path, no_engine: None) -> None:
         check = CheckResult(component="x", check="speed", outcome=outcome, results=Results(runs=(run((GIB, value)),)))
         made = verification(f"sha256:{'0' * 64}").model_copy(update={"checks": (check,)})
         (tmp_path / name).write_text(made.model_dump_json())
-    wish = DiffRequest(path, path, results=(tmp_path / "A.json", tmp_path / "B.json"))
-    found = compare_images(wish, ImageFinder())
+    request = DiffRequest(path, path, results=(tmp_path / "A.json", tmp_path / "B.json"))
+    found = compare_images(request, ImageFinder())
     assert changes(found, "checks") == [("x/speed", "passed", "failed")]
     assert [s.ratio for s in found.speeds] == [0.5]
-    assert found.notes == (f"results that were given for {path} are of sha256:{'0' * 64}",)
+    assert found.notes == (f"the results for {path} are of sha256:{'0' * 64}",)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="has no results"):
         compare_images(DiffRequest(path, path, results=(tmp_path / "A.json", tmp_path / "empty")), ImageFinder())
@@ -361,8 +362,8 @@ def comparison() -> Comparison:
     )
     a = of("A", old, components={"nccl": "1"}, labels={"long": "x" * 150 + "1"}, checks={"x/y": "passed"})
     b = of("B", new, components={"nccl": "2"}, labels={"long": "x" * 150 + "2"}, checks={"x/y": "failed"})
-    made = compare(a, b)
-    speeds = diff.speeds(Results(runs=(run((GIB, 400)),)), Results(runs=(run((GIB, 380)),)))
+    made = compare_facts(a, b)
+    speeds = compare_speeds(Results(runs=(run((GIB, 400)),)), Results(runs=(run((GIB, 380)),)))
     return made.model_copy(update={"speeds": tuple(speeds), "notes": ("a note",)})
 
 
@@ -397,12 +398,15 @@ def test_markdown(comparison: Comparison) -> None:
 
 def test_small_messages_are_not_in_the_summary(comparison: Comparison) -> None:
     a, b = (Results(runs=(run((1024, small), (GIB, 400)),)) for small in (2.0, 1.0))
-    made = comparison.model_copy(update={"speeds": tuple(speeds(a, b))})
-    assert "least bandwidth ratio 1.000" in summary(made)
+    made = comparison.model_copy(update={"speeds": tuple(compare_speeds(a, b))})
+    assert "least bandwidth ratio 1.000" in summarise(made)
     small = comparison.model_copy(update={"speeds": tuple(s for s in made.speeds if s.sizes == "up to 64 KiB")})
-    assert "ratio" not in summary(small)
+    assert "ratio" not in summarise(small)
 
 
 def test_nothing_differs() -> None:
     same = of("A", [LayerFact("sha256:a", 1)], components={"x": "1"})
-    assert summary(compare(same, same)) == "nothing that was compared differs; 0.0 MB becomes 0.0 MB, 0.0 MB shared"
+    assert (
+        summarise(compare_facts(same, same))
+        == "nothing that was compared differs; 0.0 MB becomes 0.0 MB, 0.0 MB shared"
+    )
