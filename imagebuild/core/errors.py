@@ -1,39 +1,39 @@
-"""Errors that people meet: raised deep, shown once by `cli.main`, without a traceback."""
+"""Define the errors that people meet: raised deep, shown once by `cli.app.main`, without a traceback."""
 
 
 class ImagebuildError(Exception):
-    """A problem the user can act on; `str(error)` says what is wrong and what to do."""
+    """Describe a problem that the user can act on; `str(error)` says what is wrong and what to do."""
 
     exit_code = 1
 
 
 class ConfigError(ImagebuildError):
-    """The input is wrong: matrix, component, lock, option or argument."""
+    """Refuse a wrong input: matrix, component, lock, option or argument."""
 
     exit_code = 2
 
 
 class NothingSelected(ImagebuildError):
-    """The selectors match no target."""
+    """Report that selectors match no target."""
 
     exit_code = 3
 
 
 class CommandError(ImagebuildError):
-    """A program we called failed, or is missing."""
+    """Report that a program or server that we called failed, or is missing."""
 
     exit_code = 4
 
 
 class Unreachable(CommandError):
-    """Nobody answered, or not as a server does that has it: another machine or another time may have more luck."""
+    """Report that a server cannot be reached, or answered with something else than the file: a mirror may have it."""
 
 
 class Absent(Unreachable):
-    """The server answered that it does not have what was asked for."""
+    """Report that a server answered that it does not have the file."""
 
 
 class ResultError(ImagebuildError):
-    """A program answered, but its answer could not be read."""
+    """Report a result or an answer that cannot be read."""
 
     exit_code = 5
