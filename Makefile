@@ -31,11 +31,11 @@ unit: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m "not docker and not browser" -n auto --dist worksteal tests
 
 browser: $(VENV)/installed-browser ## pages of reports, in the distribution's Chromium
-	$(VENV)/bin/pytest -m browser -v tests
+	$(VENV)/bin/pytest -m browser -v -n 2 --dist worksteal tests
 
 docker: $(VENV)/installed-dev ## real engine, registry and sshd; two at once, as most of them wait for the engine half of the time
 	$(IMAGEBUILD) engine up
-	$(VENV)/bin/pytest -m docker -v -n 2 --dist loadgroup --no-loadscope-reorder tests
+	$(VENV)/bin/pytest -m docker -v -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/docker
 
 open-proof: $(VENV)/installed-dev ## all targets of `open`, shared stages counted; SOURCES="--source ucx=… --source ucc=…"
 	$(VENV)/bin/python tests/open_proof.py $(SOURCES)

@@ -1,19 +1,24 @@
-"""A proxy in front of a registry that does wrong what networks and registries do wrong, by rule, and counts."""
+"""A proxy in front of a registry that does wrong what networks and registries do wrong, by rule, and counts.
+
+`in_front_of` runs it in this process; `python3 faulty.py REGISTRY` as a service, which tests use by `FaultyService`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import socket
+import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, cast
+from urllib.request import Request as HTTPRequest
+from urllib.request import urlopen
 
 Fault = Literal["busy", "broken", "drop-before", "drop-after", "cut", "lose", "forget", "slow"]
 """What happens to a request:
@@ -34,6 +39,9 @@ KINDS = (
 )  # fmt: skip
 CHUNK = 1 << 16
 HOP = {"connection", "transfer-encoding", "keep-alive"}
+CONTROL = "/faults"
+"""Where a service is told its rules: GET gives them with the requests so far, POST adds one, PUT changes how often the one
+of that number still applies, DELETE forgets all."""
 
 
 @dataclass
@@ -63,8 +71,30 @@ class Request:
     fault: Fault | None
 
 
+class Requests:
+    """Requests so far, counted."""
+
+    @property
+    def requests(self) -> list[Request]:
+        """Return all so far, with those whose answer has just arrived."""
+        raise NotImplementedError
+
+    def count(self, method: str = "", kind: str = "") -> int:
+        """Requests of a method and a kind; without either, of all."""
+        return sum(method in ("", r.method) and kind in ("", r.kind) for r in self.requests)
+
+    def bytes(self, kind: str = "") -> int:
+        """What those requests and their answers were on the wire."""
+        return sum(r.bytes for r in self.requests if kind in ("", r.kind))
+
+    @property
+    def counts(self) -> Counter[tuple[str, str]]:
+        """Method and kind → requests."""
+        return Counter((r.method, r.kind) for r in self.requests)
+
+
 @dataclass
-class Faulty:
+class Faulty(Requests):
     """The proxy: `address` is what clients get, `rules` may change at any time."""
 
     upstream: str
@@ -105,29 +135,74 @@ class Faulty:
 
     @property
     def requests(self) -> list[Request]:
-        """All so far; those whose answer has just arrived too."""
         with self.lock:
             assert self.lock.wait_for(lambda: not self.working, timeout=30), "requests do not end"
             return list(self.noted)
 
-    def count(self, method: str = "", kind: str = "") -> int:
-        """Requests of a method and a kind; without either, of all."""
-        return sum(method in ("", r.method) and kind in ("", r.kind) for r in self.requests)
+    def clear(self) -> None:
+        """Forget rules, and requests when those under way have ended; a slow one waits no longer."""
+        with self.lock:
+            self.rules.clear()
+            self.lock.notify_all()
+        _ = self.requests
+        self.noted.clear()
 
-    def bytes(self, kind: str = "") -> int:
-        """What those requests and their answers were on the wire."""
-        return sum(r.bytes for r in self.requests if kind in ("", r.kind))
+    def delay(self, rule: Rule) -> None:
+        """Wait as long as the rule says, while it is there."""
+        with self.lock:
+            self.lock.wait_for(lambda: not any(other is rule for other in self.rules), timeout=rule.seconds)
+
+
+@dataclass(frozen=True)
+class FaultyService(Requests):
+    """A proxy that runs as a service of its own, used as `Faulty` is."""
+
+    upstream: str
+    """Where this machine reaches the registry without the proxy."""
+    address: str
+
+    def ask(self, method: str = "GET", path: str = "", content: object = None) -> Any:
+        """Return what the service answers, from JSON."""
+        data = json.dumps(content).encode()
+        with urlopen(HTTPRequest(f"http://{self.address}{CONTROL}{path}", data, method=method), timeout=60) as answer:
+            return json.load(answer)
+
+    def rule(
+        self, fault: Fault, method: str = ".*", path: str = "", *, times: int = 1, seconds: float = 0
+    ) -> ServiceRule:
+        """From now on; of several rules that fit, the first counts."""
+        made = Rule(fault, method, path, times, seconds)
+        return ServiceRule(self, int(self.ask("POST", content=asdict(made))), made)
 
     @property
-    def counts(self) -> Counter[tuple[str, str]]:
-        """Method and kind → requests."""
-        return Counter((r.method, r.kind) for r in self.requests)
+    def rules(self) -> list[Rule]:
+        return [Rule(**rule) for rule in self.ask()["rules"]]
+
+    @property
+    def requests(self) -> list[Request]:
+        return [Request(**request) for request in self.ask(path="/requests")]
 
     def clear(self) -> None:
         """Forget requests and rules."""
-        _ = self.requests  # waits for those under way
-        self.noted.clear()
-        self.rules.clear()
+        self.ask("DELETE")
+
+
+@dataclass
+class ServiceRule:
+    """A rule of a service."""
+
+    service: FaultyService
+    number: int
+    given: Rule
+
+    @property
+    def times(self) -> int:
+        """How often it still applies."""
+        return self.service.rules[self.number].times
+
+    @times.setter
+    def times(self, times: int) -> None:
+        self.service.ask("PUT", f"/{self.number}", times)
 
 
 class Counted:
@@ -184,6 +259,10 @@ class Handler(BaseHTTPRequestHandler):
         return cast(Server, self.server).faulty
 
     def relay(self) -> None:
+        if self.path.startswith(CONTROL):
+            self._control()
+            self.noted = self._passed()
+            return
         self.answered: int | None = None
         with self.faulty.at_work():
             rule = self.faulty.take(self.command, self.path)
@@ -200,6 +279,27 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815 - names of the standard library
 
+    def _control(self) -> None:
+        given = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
+        answer: object = None
+        match self.command, self.path.removeprefix(CONTROL).strip("/"):
+            case "GET", "requests":
+                answer = [asdict(request) for request in self.faulty.requests]
+            case "GET", _:
+                answer = {"rules": [asdict(rule) for rule in self.faulty.rules]}
+            case "POST", _:
+                self.faulty.rule(**given)
+                answer = len(self.faulty.rules) - 1
+            case "PUT", number:
+                self.faulty.rules[int(number)].times = given
+            case "DELETE", _:
+                self.faulty.clear()
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
     def _passed(self) -> int:
         return cast(Counted, self.rfile).bytes + cast(Counted, self.wfile).bytes
 
@@ -209,7 +309,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "drop-before":
             raise Dropped
         if rule and fault == "slow":
-            time.sleep(rule.seconds)
+            self.faulty.delay(rule)
         if rule and fault in ("busy", "broken"):
             self._drain()
             codes = {"busy": (429, "TOOMANYREQUESTS"), "broken": (500, "UNKNOWN")}
@@ -308,8 +408,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, faulty: Faulty) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, faulty: Faulty, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        super().__init__(address, Handler)
         self.faulty = faulty
 
 
@@ -326,3 +426,7 @@ def in_front_of(upstream: str) -> Iterator[Faulty]:
         finally:
             server.shutdown()
             thread.join()
+
+
+if __name__ == "__main__":
+    Server(Faulty(sys.argv[1]), ("", 5000)).serve_forever()

@@ -38,7 +38,7 @@ UNITS = [Path("/usr/lib/systemd/system") / n for n in ("docker.service", "docker
 
 # Debian 12 is the one release whose own engine is too old while the next release's packages install on it.
 NEXT_RELEASE = {"bookworm": "trixie"}
-FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "qemu-user-static", "cosign"})
+FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "docker-compose", "qemu-user-static", "cosign"})
 
 # 101 means "not allowed" and 104 "allowed" to both invoke-rc.d and deb-systemd-invoke.
 HOLD_SERVICES = '#!/bin/sh\ncase "$1" in docker*|containerd*) exit 101 ;; esac\nexit 104\n'

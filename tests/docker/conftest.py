@@ -15,22 +15,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 from uuid import uuid4
 
 import pytest
 from docker import DockerClient
-from docker.errors import ImageNotFound, NotFound
+from docker.errors import APIError, ImageNotFound, NotFound
+from docker.models.containers import Container
+from xdist.scheduler import LoadFileScheduling
 
-from imagebuild.build import family, private, start_engine, stop_engine
-from imagebuild.core import process_table, run_program
+from imagebuild.build import bootstrap, family, private, start_engine, stop_engine
+from imagebuild.core import cache_folder, debian, native_platform, process_table, run_program
 from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
 from imagebuild.project import BuildResult
 from tests import registries
 from tests.conftest import LOCK, ROOT, Files
-from tests.faulty import Faulty, in_front_of
+from tests.faulty import FaultyService
 
 if TYPE_CHECKING:
+    from pytest_docker.plugin import Services as ComposeServices
+
     from tests.upstream.standin import Upstream
 
 
@@ -138,12 +143,21 @@ STANDIN = ("test_hpcx", "test_hpcx_broken", "test_upstream")
 """Modules that build from the stand-in for the vendor's servers; they share its ports, and with them BuildKit's cache."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let each module run in one process, as its tests share what they built; the longest group goes first."""
-    for item in items:
-        if config.pluginmanager.hasplugin("xdist") and item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group("standin" if item.path.stem in STANDIN else item.path.stem))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let what takes longest begin first."""
     items.sort(key=lambda item: item.path.stem not in STANDIN)
+
+
+class Spread(LoadFileScheduling):  # type: ignore[misc] # has no types
+    """Each module runs in one process, as its tests share what they built, and those of the stand-in do in the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return "standin" if Path(file).stem in STANDIN else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
+    return Spread(config, log)
 
 
 @contextmanager
@@ -169,12 +183,17 @@ def client(host: str) -> Iterator[DockerClient]:
     yield connected
     # Not `images.list()`, which asks for each image again: other clients of the engine remove theirs meanwhile.
     for image in connected.api.images():
-        names = [*(image["RepoTags"] or ()), *(image["RepoDigests"] or ())]
         # A rebuilt image takes its name from the one before.
         unnamed = (image["Labels"] or {}).get("org.opencontainers.image.description") == MARK
-        for name in [str(image["Id"])] if unnamed else [name for name in names if REPOSITORY in name]:
+        for name in [str(image["Id"])] if unnamed else [name for name in image["RepoTags"] or () if REPOSITORY in name]:
             with suppress(ImageNotFound):
                 connected.images.remove(name, force=True)
+    for image in connected.api.images():
+        for name in image["RepoDigests"] or ():
+            # By digest, force would take an equal image from others, who may be using it.
+            if REPOSITORY in name:
+                with suppress(APIError):
+                    connected.images.remove(name)
     connected.close()
 
 
@@ -412,26 +431,98 @@ def install(*packages: str) -> None:
         private.install(packages, run_program)
 
 
+@pytest.fixture(scope="session")
+def docker_compose_file() -> Path:
+    return Path(__file__).with_name("docker-compose.yml")
+
+
+@pytest.fixture(scope="session")
+def docker_compose_project_name() -> str:
+    return REPOSITORY
+
+
+def compose_command(file: Path, **variables: str) -> str:
+    """Write variables of the compose file, and return the command that reads them."""
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
+        # What Ubuntu calls docker-compose is the program of before there were plug-ins.
+        install("docker-compose-v2" if debian.distribution().id == "ubuntu" else "docker-compose")
+    file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+    return f'docker compose --env-file "{file}"'
+
+
+@pytest.fixture(scope="session")
+def docker_compose_command(client: DockerClient, tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = bootstrap([native_platform()], cache_folder(), release="trixie", log=lambda _line: None)
+    return compose_command(tmp_path_factory.mktemp("compose") / "variables", BASE=made.context, REPOSITORY=REPOSITORY)
+
+
+@pytest.fixture(scope="session")
+def docker_setup() -> list[str]:
+    return ["build --quiet", "up --detach --no-build"]
+
+
+@pytest.fixture(scope="session")
+def docker_cleanup() -> list[str]:
+    return ["down --volumes --timeout 1"]
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the compose file starts, for all tests of this process; a test begins with an empty registry."""
+
+    proxy: FaultyService
+    storage: Container
+    """Has the registry's files, below /data."""
+
+    @property
+    def registry(self) -> str:
+        """The registry's `host:port`."""
+        return self.proxy.upstream
+
+    def emptied(self) -> Services:
+        """Remove what tests before left; the registry keeps nothing in memory."""
+        self.proxy.clear()
+        # Thousands of files may take seconds to remove, which nobody has to wait for.
+        aside = "mkdir -p /data/docker && mv /data/docker /data/old-$$ && (rm -rf /data/old-* > /dev/null 2>&1 &)"
+        status, output = self.storage.exec_run(["sh", "-c", aside])
+        assert status == 0, output
+        return self
+
+
+@pytest.fixture(scope="session")
+def services(
+    docker_ip: str, docker_services: ComposeServices, docker_compose_project_name: str, client: DockerClient
+) -> Services:
+    registry, proxy = (f"{docker_ip}:{docker_services.port_for(name, 5000)}" for name in ("registry", "proxy"))
+
+    def answers() -> bool:
+        with suppress(OSError), urlopen(f"http://{proxy}/v2/", timeout=5):
+            return True
+        return False
+
+    docker_services.wait_until_responsive(answers, timeout=60, pause=0.1)
+    return Services(FaultyService(registry, proxy), client.containers.get(f"{docker_compose_project_name}-registry-1"))
+
+
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    with registry_in(tmp_path / "registry") as address:
-        yield address
+def registry(services: Services) -> str:
+    """Address of the distribution's docker-registry, which lets images be deleted."""
+    return services.emptied().registry
+
+
+@pytest.fixture
+def faulty(registry: str, services: Services) -> FaultyService:
+    """A proxy in front of it, for clients of `faulty.address`; faults come by `faulty.rule(…)`."""
+    return services.proxy
 
 
 @contextmanager
-def registry_in(folder: Path) -> Iterator[str]:
-    """The distribution's docker-registry, which lets images be deleted, on a free port of the loopback."""
+def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
+    """A registry that the compose file does not have: a second one, or one with other settings."""
     if not shutil.which("docker-registry"):
         install("docker-registry")
-    with registries.distribution(folder) as address:
+    with registries.distribution(folder, deletes=deletes) as address:
         yield address
-
-
-@pytest.fixture
-def faulty(registry: str) -> Iterator[Faulty]:
-    """A proxy in front of it, for clients of `faulty.address`; faults come by `faulty.rule(…)`."""
-    with in_front_of(registry) as proxy:
-        yield proxy
 
 
 @pytest.fixture(scope="session")

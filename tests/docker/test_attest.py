@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docker.models.containers import Container
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
@@ -42,7 +43,7 @@ from imagebuild.publish import (
 )
 from imagebuild.render import Renderer
 from imagebuild.verify import ImageFinder
-from tests.docker.conftest import TARGET, Built, Imagebuild, install
+from tests.docker.conftest import TARGET, Built, Imagebuild, Services, install
 
 pytestmark = pytest.mark.docker
 REPOSITORY = "gpu/quickstart"
@@ -72,8 +73,8 @@ class Published:
     platform: Platform
     manifest: Descriptor
     index: str
-    storage: Path
-    """Where the registry has its files."""
+    storage: Container
+    """Has the registry's files."""
 
     @property
     def tag(self) -> str:
@@ -89,7 +90,7 @@ class Published:
 
 
 @pytest.fixture
-def published(quickstart: Built, registry: str, tmp_path: Path) -> Iterator[Published]:
+def published(quickstart: Built, registry: str, services: Services, tmp_path: Path) -> Iterator[Published]:
     client = connect_registry(registry)
     with ImageFinder().find(f"engine:{quickstart.tag}") as found:
         assert isinstance(found, FoundImage)
@@ -102,7 +103,7 @@ def published(quickstart: Built, registry: str, tmp_path: Path) -> Iterator[Publ
         about = Descriptor(stored.media_type, stored.digest, len(stored.content), image.platform)
         platform: Platform = "linux/arm64" if image.architecture == "arm64" else "linux/amd64"
         index = client.put_manifest(REPOSITORY, "13.5", index_document([about]), INDEX)
-        yield Published(client, layout, platform, about, index, tmp_path / "registry")
+        yield Published(client, layout, platform, about, index, services.storage)
 
 
 def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, status: int = 0) -> list[AttestFinding]:
@@ -181,8 +182,8 @@ def test_published_and_verified(
 
     # Somebody with access to the registry's disk changes the SBOM.
     hexadecimal = digest_of(first.read_bytes()).removeprefix("sha256:")
-    (stored,) = published.storage.rglob(f"{hexadecimal}/data")
-    stored.write_bytes(first.read_bytes().replace(b"2.32.3", b"2.32.9"))
+    find = ["find", "/data", "-path", f"*/{hexadecimal}/data", "-exec", "sed", "-i", "s/2.32.3/2.32.9/g", "{}", "+"]
+    assert published.storage.exec_run(find) == (0, b"")
     (finding,) = wrong(imagebuild, published, status=1)
     assert (finding.kind, finding.outcome) == ("sbom", "broken")
     assert "was changed" in finding.detail

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import socket
-from collections.abc import Iterator
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -15,9 +13,8 @@ import pytest
 from imagebuild.core import Absent, Unreachable, run_for_bytes
 from imagebuild.lock import Addresses, NetworkUpstream, image_exists, resolve_image, resolve_sources, todo
 from imagebuild.project import BaseImage, LockedImage, Table
-from tests.docker.conftest import install
+from tests.docker.conftest import Services
 from tests.unit.lock.lock_fakes import Silent
-from tests.upstream import registry as registries
 
 pytestmark = pytest.mark.docker
 
@@ -65,13 +62,8 @@ class Registry:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    if not shutil.which("docker-registry"):
-        install("docker-registry")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with registries.running(tmp_path_factory.mktemp("registry") / "data", port) as address:
-        yield Registry(address)
+def registry(services: Services) -> Registry:
+    return Registry(services.emptied().registry)
 
 
 def test_an_index_and_its_platforms(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,8 @@ from docker import DockerClient
 
 from imagebuild.oci import RegistryClient, blobs_of, connect_registry, digest_of, encode_json, manifests_of
 from imagebuild.project import BuildResult, Published, PublishResult
-from tests import registries
-from tests.docker.conftest import REPOSITORY, Tiny, finish, install, until, watched
-from tests.faulty import Faulty, in_front_of
+from tests.docker.conftest import REPOSITORY, Services, Tiny, finish, until, watched
+from tests.faulty import FaultyService, in_front_of
 
 pytestmark = pytest.mark.docker
 
@@ -36,7 +35,7 @@ class Shop:
     """A project of which two targets are built, pushed and verified; and the registry, behind a proxy."""
 
     tiny: Tiny
-    faulty: Faulty
+    faulty: FaultyService
     registry: RegistryClient
     evidence: Path
     said: str = field(default="", init=False)
@@ -80,15 +79,12 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def shops(client: DockerClient, host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def shops(
+    services: Services, client: DockerClient, host: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shop]:
     folder = tmp_path_factory.mktemp("publish")
-    if not shutil.which("docker-registry"):
-        install("docker-registry")
-    with (
-        registries.distribution(folder / "registry") as address,
-        in_front_of(address) as faulty,
-        watched(client, host) as environ,
-    ):
+    faulty = services.emptied().proxy
+    with watched(client, host) as environ:
         (folder / "project").mkdir()
         tiny = Tiny(folder / "project", environ)
         lines = (tiny.root / "matrix.yaml").read_text().splitlines(keepends=True)
@@ -97,7 +93,7 @@ def shops(client: DockerClient, host: str, tmp_path_factory: pytest.TempPathFact
         tiny.add("library", tiny.new + CHECK)
         for command in (["init"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x@x.org", "commit", "-m", "x"]):
             subprocess.run(["git", "-C", tiny.root, *command], check=True, capture_output=True)
-        made = Shop(tiny, faulty, connect_registry(address, environ={}), folder / "evidence")
+        made = Shop(tiny, faulty, connect_registry(services.registry, environ={}), folder / "evidence")
         place = f"{faulty.address}/{REPOSITORY}"
         tiny.build(OLD, NEW, "--push", "--registry", place, "--folder", made.evidence)
         for target in (OLD, NEW):
@@ -156,7 +152,10 @@ def test_again_it_writes_nothing(shop: Shop) -> None:
 
 
 def test_to_another_registry_blobs_pass_through(shop: Shop) -> None:
-    """Nothing can be mounted there, so all that the images are is uploaded, once, whatever breaks on the way."""
+    """Nothing can be mounted there, so all that the images are is uploaded, once, whatever breaks on the way.
+
+    The other registry is the same one under another address, that of a second proxy.
+    """
     with in_front_of(shop.faulty.upstream) as other:
         other.rule("cut", "PUT", "/blobs/uploads/")
         other.rule("forget", "PUT", "/blobs/uploads/")

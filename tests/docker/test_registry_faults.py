@@ -33,9 +33,9 @@ from imagebuild.oci import (
 )
 from imagebuild.project import staged_tag
 from imagebuild.publish import Pruning, decide_pruning, short_digest
-from tests import layouts, registries
-from tests.docker.conftest import MARK, Tiny, finish, until
-from tests.faulty import Fault, Faulty
+from tests import layouts
+from tests.docker.conftest import MARK, Tiny, finish, own_registry, until
+from tests.faulty import Fault, FaultyService
 
 pytestmark = pytest.mark.docker
 
@@ -74,7 +74,7 @@ FAULTS: list[tuple[Fault, str, str]] = [
 ]  # fmt: skip
 
 
-def test_push_through_each_fault(registry: str, faulty: Faulty, layout: layouts.Layout) -> None:
+def test_push_through_each_fault(registry: str, faulty: FaultyService, layout: layouts.Layout) -> None:
     for number, (fault, method, path) in enumerate(FAULTS):
         repository = f"push/r{number}"
         rule = faulty.rule(fault, method, path, times=3, seconds=0.1)
@@ -87,9 +87,9 @@ def test_push_through_each_fault(registry: str, faulty: Faulty, layout: layouts.
         faulty.clear()
 
 
-def test_copy_through_each_fault(registry: str, faulty: Faulty, layout: layouts.Layout, tmp_path: Path) -> None:
+def test_copy_through_each_fault(registry: str, faulty: FaultyService, layout: layouts.Layout, tmp_path: Path) -> None:
     push_image(layout.folder, layout.digest, connect(registry), STAGING)
-    with registries.distribution(tmp_path / "other") as other:
+    with own_registry(tmp_path / "other") as other:
         for number, fault in enumerate(COPIED):
             for place in ("/manifests/", "/blobs/"):
                 source, target = (
@@ -103,7 +103,7 @@ def test_copy_through_each_fault(registry: str, faulty: Faulty, layout: layouts.
                 faulty.clear()
 
 
-def test_what_is_there_is_not_sent(faulty: Faulty, layout: layouts.Layout) -> None:
+def test_what_is_there_is_not_sent(faulty: FaultyService, layout: layouts.Layout) -> None:
     registry = connect(faulty.address)
     push_image(layout.folder, layout.digest, registry, STAGING)
     faulty.clear()
@@ -117,7 +117,7 @@ def test_what_is_there_is_not_sent(faulty: Faulty, layout: layouts.Layout) -> No
     assert dict(faulty.counts) == {("HEAD", "manifest"): 1}
 
 
-def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_path: Path) -> None:
+def test_docker_pulls_what_was_pushed(faulty: FaultyService, client: DockerClient, tmp_path: Path) -> None:
     for fault in ("busy", "broken", "drop-after", "lose", "forget"):
         faulty.rule(fault, "PUT", "/blobs/uploads/")
     made = layouts.make(tmp_path, b"content", ("linux/amd64",))
@@ -131,7 +131,7 @@ def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_
         client.images.remove(name, force=True)
 
 
-def test_publishers_attach_at_once(registry: str, faulty: Faulty, layout: layouts.Layout) -> None:
+def test_publishers_attach_at_once(registry: str, faulty: FaultyService, layout: layouts.Layout) -> None:
     direct = connect(registry)
     push_image(layout.folder, layout.digest, direct, FINAL)
     subject = Descriptor(MANIFEST, layout.manifests[0].digest, layout.manifests[0].size)
@@ -193,7 +193,7 @@ def _attach(registry: RegistryClient, made: layouts.Layout, kind: str) -> str:
 
 
 def test_prune_where_nothing_may_be_deleted(tiny: Tiny, layout: layouts.Layout, tmp_path: Path) -> None:
-    with registries.distribution(tmp_path / "frozen", deletes=False) as address:
+    with own_registry(tmp_path / "frozen", deletes=False) as address:
         tag = staged_tag(layout.digest, datetime.now(UTC) - timedelta(days=30))
         push_image(layout.folder, layout.digest, connect(address), STAGING, tag)
         done = tiny.imagebuild("prune", "--registry", f"{address}/example", "--yes", expect=4)
@@ -203,7 +203,7 @@ def test_prune_where_nothing_may_be_deleted(tiny: Tiny, layout: layouts.Layout, 
             connect(address).delete(STAGING, layout.digest)
 
 
-def test_ctrl_c(faulty: Faulty, tiny: Tiny, layout: layouts.Layout) -> None:
+def test_ctrl_c(faulty: FaultyService, tiny: Tiny, layout: layouts.Layout) -> None:
     """It ends at once, though the registry does not answer."""
     push_image(
         layout.folder,

@@ -6,12 +6,14 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from docker import DockerClient
 from docker.models.containers import Container
+from pytest_docker.plugin import get_docker_services
 
 from imagebuild.core import run_program
 from imagebuild.oci import sleeping_container
@@ -22,6 +24,7 @@ from tests.docker.conftest import (
     TARGET,
     Built,
     Imagebuild,
+    compose_command,
     containers,
     copy_of_project,
     finish,
@@ -88,27 +91,33 @@ def test_docker_exec_as_a_prefix_says_the_same(by_docker: VerifyResult, started:
     assert the(result, "openmpi-distro/ranks-as-user").command[:4] == ("docker", "exec", str(started.name), "bash")
 
 
-@pytest.fixture
-def ssh(started: Container, tmp_path: Path) -> str:
-    """What leads into the container by ssh."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
-    public = (tmp_path / "key.pub").read_text().strip()
-    # Not where hosts have their keys: a check wants none there.
-    script = f"""
-      mkdir -p -m 700 /root/.ssh /run/sshd && echo '{public}' > /root/.ssh/authorized_keys
-      ssh-keygen -q -t ed25519 -N '' -f /run/host-key && /usr/sbin/sshd -p 2299 -h /run/host-key
-      rm /etc/ssh/ssh_host_*
-    """
-    status, output = started.exec_run(["bash", "-euc", script])
-    assert status == 0, output
-    started.reload()
-    address = started.attrs["NetworkSettings"]["IPAddress"]
-    options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
-    return f"ssh -p 2299 -i {tmp_path}/key {options} root@{address}"
+@dataclass(frozen=True)
+class Node:
+    """A machine that is reached by ssh."""
+
+    container: Container
+    ssh: str
+    """What leads there."""
 
 
-def test_ssh_as_a_prefix_says_the_same(by_docker: VerifyResult, ssh: str, verify: Verify) -> None:
-    result = verify(TARGET, "--runner", f"exec:{ssh}")
+@pytest.fixture(scope="module")
+def node(
+    quickstart: Built, docker_ip: str, docker_compose_file: Path, client: DockerClient,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Node]:  # fmt: skip
+    """The service `node` of the compose file, as a project of its own: it needs the image, and the others do not."""
+    folder, project = tmp_path_factory.mktemp("node"), f"{REPOSITORY}-node"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
+    command = compose_command(folder / "variables", NODE=quickstart.tag, KEY=(folder / "key.pub").read_text().strip())
+    up, down = ["up --detach --wait node"], ["--profile node down --volumes --timeout 1"]
+    with get_docker_services(command, str(docker_compose_file), project, up, down) as services:
+        options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+        ssh = f"ssh -p {services.port_for('node', 2299)} -i {folder}/key {options} root@{docker_ip}"
+        yield Node(client.containers.get(f"{project}-node-1"), ssh)
+
+
+def test_ssh_as_a_prefix_says_the_same(by_docker: VerifyResult, node: Node, verify: Verify) -> None:
+    result = verify(TARGET, "--runner", f"exec:{node.ssh}")
     assert without_nodes(outcomes(by_docker), result) == without_nodes(outcomes(result), result)
     assert len(without_nodes(outcomes(result), result)) > 30
 
@@ -212,11 +221,9 @@ def test_ctrl_c_ends_the_container(quickstart: Built, hung: tuple[Imagebuild, st
     assert not containers(client)
 
 
-def test_ctrl_c_ends_what_ssh_started(
-    quickstart: Built, hung: tuple[Imagebuild, str], ssh: str, started: Container
-) -> None:
+def test_ctrl_c_ends_what_ssh_started(hung: tuple[Imagebuild, str], node: Node) -> None:
     imagebuild, seconds = hung
-    process = imagebuild.start("verify", TARGET, "--runner", f"exec:{ssh}", "--only", "pmix/forever")
+    process = imagebuild.start("verify", TARGET, "--runner", f"exec:{node.ssh}", "--only", "pmix/forever")
     assert until(lambda: sleeping(seconds))
     process.send_signal(signal.SIGINT)
     assert finish(process).status == 130
