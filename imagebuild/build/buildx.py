@@ -527,18 +527,12 @@ def _run_buildx(request: BakeRequest, file: Path, metadata_file: Path, progress:
         return process.wait()
     finally:
         stream.close()
-        _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End buildx if it still runs, so that BuildKit cancels the build."""
-    for signal_number, seconds in ((signal.SIGINT, 15), (signal.SIGKILL, 5)):
-        if process.poll() is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
+        for signal_number, seconds in ((signal.SIGINT, 15), (signal.SIGKILL, 5)):
+            if process.poll() is None:  # so that BuildKit cancels the build
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal_number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(seconds)
 
 
 def _explain_stopped_engine(request: BakeRequest) -> str:
