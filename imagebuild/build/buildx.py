@@ -33,9 +33,8 @@ from rich.text import Text
 from imagebuild import oci
 from imagebuild.build import bake
 from imagebuild.core.console import err, format_duration, format_size
-from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import write_text
-from imagebuild.core.yaml import suggestion
 from imagebuild.oci.engine import Endpoint, compressed_size, connect_engine, engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.load import Project

@@ -38,7 +38,7 @@ from imagebuild.build.inputs import (
     git_environment,
 )
 from imagebuild.core import yaml
-from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError
+from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, Mistakes, ResultError
 from imagebuild.core.fields import Commit, Model, Platform
 from imagebuild.core.files import write_text
 from imagebuild.core.http import Fetcher, MissingFile, without_login
@@ -88,7 +88,7 @@ class Bundle:
             raise ConfigError(
                 f"{folder}: no bundle is here ({MANIFEST} is missing); make one with `imagebuild bundle create`"
             )
-        mistakes = yaml.Mistakes()
+        mistakes = Mistakes()
         document = yaml.load_yaml(path, BundleManifest, mistakes)
         mistakes.stop_if_any()
         assert document is not None

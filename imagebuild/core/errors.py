@@ -1,5 +1,11 @@
 """Define the errors that people meet: raised deep, shown once by `cli.app.main`, without a traceback."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 
 class ImagebuildError(Exception):
     """Describe a problem that the user can act on; `str(error)` says what is wrong and what to do."""
@@ -37,3 +43,28 @@ class ResultError(ImagebuildError):
     """Report a result or an answer that cannot be read."""
 
     exit_code = 5
+
+
+@dataclass
+class Mistakes:
+    """Collect what is wrong, so that people see all of it at once."""
+
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, where: str, what: str) -> None:
+        """Add what is wrong at a place: `file:line`, or an option."""
+        self.texts.append(f"{where}: {what}")
+
+    def stop_if_any(self) -> None:
+        """Raise ConfigError if anything was added."""
+        if self.texts:
+            raise ConfigError("\n".join(dict.fromkeys(self.texts)))
+
+
+def suggestion(name: str, known: Mapping[str, Any] | list[str] | set[str]) -> str:
+    """Return `; did you mean 'x'?`, or the known names if none is similar."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only for mistakes
+
+    if near := get_close_matches(name, list(known), n=1):
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import Field
 
 from imagebuild.core import yaml
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import CommandError, ConfigError, Mistakes
 from imagebuild.core.fields import Model, full_reference
 from imagebuild.core.files import read_text, write_text
 from imagebuild.core.run import RunProgram, run_program
@@ -90,7 +90,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     file = settings_path(environ)
     if not file.exists() and not environ.get("IMAGEBUILD_CONFIG"):
         return Settings()
-    mistakes = yaml.Mistakes()
+    mistakes = Mistakes()
     document = yaml.load_yaml(file, Settings, mistakes)
     mistakes.stop_if_any()
     assert document is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
@@ -12,26 +12,10 @@ from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import Mistakes, suggestion
 
 M = TypeVar("M", bound=BaseModel)
 Loc = tuple[str | int, ...]
-
-
-@dataclass
-class Mistakes:
-    """Collect what is wrong, so that people see all of it at once."""
-
-    texts: list[str] = field(default_factory=list)
-
-    def add(self, where: str, what: str) -> None:
-        """Add what is wrong at a place: `file:line`."""
-        self.texts.append(f"{where}: {what}")
-
-    def stop_if_any(self) -> None:
-        """Raise ConfigError if anything was added."""
-        if self.texts:
-            raise ConfigError("\n".join(dict.fromkeys(self.texts)))
 
 
 @dataclass(frozen=True)
@@ -52,15 +36,6 @@ def line_of(lines: Mapping[Loc, int], loc: Loc) -> int:
     while loc and loc not in lines:
         loc = loc[:-1]
     return lines.get(loc, 1)
-
-
-def suggestion(name: str, known: Mapping[str, Any] | list[str] | set[str]) -> str:
-    """Return `; did you mean 'x'?`, or the known names if none is similar."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only for mistakes
-
-    if near := get_close_matches(name, list(known), n=1):
-        return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
 
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
