@@ -21,9 +21,9 @@ from typing import NamedTuple, get_args
 
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
 from imagebuild.bench.profiles import CopyRate, Link, Measured, MeasuredSpeed, Profile, WireRate, profile_key
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.fields import Model
-from imagebuild.core.yaml import Mistakes, YamlFile
+from imagebuild.core.yaml import YamlFile
 
 
 class NotComparable(Exception):

@@ -87,6 +87,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     Raises ConfigError, CommandError or ResultError; steps that ran until then stay cached.
     """
     request = replace(request, platforms=tuple(native_platform() if p == "local" else p for p in request.platforms))
+    platforms = request.platforms_of_targets
     check_resolved(project.lock, (s for t in request.targets for s in renderer.recipe(t).sources()))
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     check_request(request, dockerfiles)
@@ -94,7 +95,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     caches = caches_of(project, renderer, request)
     endpoint = engine.find_engine(os.environ)
     if not request.builder and endpoint.host.startswith("unix://"):
-        for name in sorted(request.platforms_of_targets - {native_platform()}):
+        for name in sorted(platforms - {native_platform()}):
             private.ensure_emulation(name.removeprefix("linux/"))
     started = datetime.now(UTC)
     progress = buildx.show_progress([target.id for target in request.targets], verbose=request.verbose)
@@ -151,11 +152,11 @@ def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) 
         )
     if (request.bundle or request.record) and request.builder:
         raise ConfigError("--builder: bundles are made and used with the engine on this machine; leave the option out")
-    stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
-    if request.stage and request.stage not in stages:
-        raise ConfigError(
-            f"--stage {request.stage}: no selected target has such a stage; stages: {', '.join(sorted(stages))}"
-        )
+    if request.stage:
+        stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
+        if request.stage not in stages:
+            names = ", ".join(sorted(stages))
+            raise ConfigError(f"--stage {request.stage}: no selected target has such a stage; stages: {names}")
     if request.bundle:
         problems = {
             target.id: request.bundle.problem(
@@ -242,8 +243,8 @@ def build_inputs(
                 provided = bundle.inputs_into_bundle(wanted, request.record)
         else:
             provided = inputs.inputs_from_mirrors(wanted)
-        with provided as found:
-            yield found
+        with provided as given:
+            yield given
 
 
 def bootstrapped_bases(

@@ -33,9 +33,8 @@ from rich.text import Text
 from imagebuild import oci
 from imagebuild.build import bake
 from imagebuild.core.console import err, format_duration, format_size
-from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import write_text
-from imagebuild.core.yaml import suggestion
 from imagebuild.oci.engine import Endpoint, compressed_size, connect_engine, engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.load import Project
@@ -528,18 +527,12 @@ def _run_buildx(request: BakeRequest, file: Path, metadata_file: Path, progress:
         return process.wait()
     finally:
         stream.close()
-        _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End buildx if it still runs, so that BuildKit cancels the build."""
-    for signal_number, seconds in ((signal.SIGINT, 15), (signal.SIGKILL, 5)):
-        if process.poll() is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
+        for signal_number, seconds in ((signal.SIGINT, 15), (signal.SIGKILL, 5)):
+            if process.poll() is None:  # so that BuildKit cancels the build
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal_number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(seconds)
 
 
 def _explain_stopped_engine(request: BakeRequest) -> str:

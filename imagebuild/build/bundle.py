@@ -38,7 +38,7 @@ from imagebuild.build.inputs import (
     git_environment,
 )
 from imagebuild.core import yaml
-from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError
+from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, Mistakes, ResultError
 from imagebuild.core.fields import Commit, Model, Platform
 from imagebuild.core.files import write_text
 from imagebuild.core.http import Fetcher, MissingFile, without_login
@@ -88,7 +88,7 @@ class Bundle:
             raise ConfigError(
                 f"{folder}: no bundle is here ({MANIFEST} is missing); make one with `imagebuild bundle create`"
             )
-        mistakes = yaml.Mistakes()
+        mistakes = Mistakes()
         document = yaml.load_yaml(path, BundleManifest, mistakes)
         mistakes.stop_if_any()
         assert document is not None
@@ -341,15 +341,6 @@ class ProxyContent:
     log: Callable[[str], None]
     """Function that is told what could not be provided."""
 
-    def file(self, url: str, start: Start) -> Path:
-        """Return a download. Raises MissingFile, or CommandError while a bundle is made."""
-        if isinstance(self.store, FetchingStore):
-            return self.store.get(url, start)
-        path = self.store.find(url)
-        if path is None:
-            raise MissingFile(f"the bundle has no {url}")
-        return path
-
 
 def gateway_address(engine: Endpoint) -> str:
     """Return the address at which build steps reach this machine. Raises ConfigError for an engine elsewhere."""
@@ -416,7 +407,7 @@ class _Handler(BaseHTTPRequestHandler):
             url = urlsplit(self.path)
             if url.port == 443:  # so `apt_get_for_proxy` writes the addresses of https
                 url = url._replace(scheme="https", netloc=url.hostname or "")
-            self._send(self.content.file(urlunsplit(url), self._start))
+            self._send(self.content.store.get(urlunsplit(url), self._start))
         elif kind == "simple" and name:
             page = self.content.index.page(name).encode()
             self._begin(len(page), "text/html; charset=utf-8")

@@ -205,7 +205,23 @@ def compare_states(
     known = _uses(before) if before else {}
     uses = _uses(after)
     past = past or PastTimes()
-    executed = {key: _cost_step(use, past) for key, use in uses.items() if key not in known}
+    executed = {
+        key: CostStep(
+            component=use.component,
+            stage=use.step.stage,
+            number=use.step.number,
+            command=use.step.word,
+            title=use.step.title,
+            compiles=use.compiles,
+            runs_on=use.step.runs_on if use.step.word == "RUN" else None,
+            platforms=tuple(use.platforms),
+            targets=tuple(use.targets),
+            seconds=past.seconds(use.step, use.platforms),
+            key=key,
+        )
+        for key, use in uses.items()
+        if key not in known
+    }
     of_component: dict[str, list[_Use]] = {}
     of_target: dict[str, list[_Use]] = {target.id: [] for target in after.targets}
     for use in uses.values():
@@ -245,23 +261,6 @@ def compiles(step: stages.CacheStep, project: Project) -> bool:
     """Return whether a step compiles upstream source, which takes long."""
     component = project.components.get(step.stage)
     return step.last_run and component is not None and component.model.compiles
-
-
-def _cost_step(use: _Use, past: PastTimes) -> CostStep:
-    step = use.step
-    return CostStep(
-        component=use.component,
-        stage=step.stage,
-        number=step.number,
-        command=step.word,
-        title=step.title,
-        compiles=use.compiles,
-        runs_on=step.runs_on if step.word == "RUN" else None,
-        platforms=tuple(use.platforms),
-        targets=tuple(use.targets),
-        seconds=past.seconds(step, use.platforms),
-        key=step.key,
-    )
 
 
 def _count(uses: Iterable[_Use], executed: Mapping[str, CostStep]) -> Count:

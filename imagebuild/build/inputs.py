@@ -30,7 +30,7 @@ from imagebuild.build.bake import BuildInputs
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Commit, Model, Platform
 from imagebuild.core.files import read_text, write_text
-from imagebuild.core.http import Fetcher, announced_length, file_sha256, read_chunks, temporary_file
+from imagebuild.core.http import Fetcher, MissingFile, announced_length, file_sha256, read_chunks, temporary_file
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.settings import Mirrors, Settings, pip_conf_text
 from imagebuild.oci import layout
@@ -154,6 +154,13 @@ class DownloadStore:
             return None
         path = self.folder / entry.path
         return path if path.is_file() and path.stat().st_size == entry.size else None
+
+    def get(self, url: str, start: Start = lambda _: lambda _: None) -> Path:  # noqa: ARG002 - nothing is fetched
+        """Return the file of an address. Raises MissingFile if it is not here."""
+        path = self.find(url)
+        if path is None:
+            raise MissingFile(f"the bundle has no {url}")
+        return path
 
     def check(self, url: str) -> None:
         """Raise ResultError if a file is missing or has changed."""
@@ -398,7 +405,7 @@ def _without_origin(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 APT_GET = r"""#!/bin/sh
-# apt-get through mirrors: rewrites where packages come from, for this one call.
+# Run apt-get once with other addresses of packages.
 set -eu
 etc=$(mktemp -d /dev/shm/imagebuild-apt.XXXXXX)
 trap 'rm -rf "$etc"' EXIT
@@ -542,7 +549,7 @@ def contexts_of(
     """
     trees, note = request.trees, request.note
 
-    def context(download: Download) -> str:
+    def context_of(download: Download) -> str:
         match download:
             case KeyFile(url):
                 path = file(url)
@@ -550,8 +557,8 @@ def contexts_of(
                 return trees.find(key) or trees.add_file(key, file_name(url), path)
             case ArchiveFile(url, sha256):
                 key = f"archive {url} {sha256}"
-                if found := trees.find(key):
-                    return found
+                if context := trees.find(key):
+                    return context
                 note(f"fetching {url}")
                 path = file(url)
                 if (actual := file_sha256(path)) != sha256:
@@ -559,8 +566,8 @@ def contexts_of(
                 return trees.add_file(key, file_name(url), path)
             case GitCommit(url, commit):
                 key = f"git {commit}"
-                if found := trees.find(key):
-                    return found
+                if context := trees.find(key):
+                    return context
                 if not git.has(commit):
                     note(f"fetching {url} {commit}")
                     git.fetch(url, commit)
@@ -570,7 +577,7 @@ def contexts_of(
                     return trees.add_folder(key, Path(folder))
 
     unique = dict.fromkeys(download for stages in downloads.values() for download in stages.values())
-    contexts = {download: context(download) for download in unique}
+    contexts = {download: context_of(download) for download in unique}
     return {
         target: {stage: contexts[download] for stage, download in stages.items()}
         for target, stages in downloads.items()

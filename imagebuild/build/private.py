@@ -17,8 +17,6 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from imagebuild.core import debian
-from imagebuild.core.debian import apt_candidate, apt_sources, as_deb822, distribution, sources_for_release
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import (
     RunProgram,
@@ -68,8 +66,10 @@ def _services_held(run: RunProgram) -> Iterator[None]:
 
 def _add_next_release(release: str, codename: str, run: RunProgram) -> None:
     """Make `release` known to apt, at a priority so low that only packages that are named come from it."""
-    known = apt_sources()
-    wanted = sources_for_release(known, codename, release)
+    from imagebuild.core import debian
+
+    known = debian.apt_sources()
+    wanted = debian.sources_for_release(known, codename, release)
     if not wanted:
         raise CommandError(
             f"no archive of {codename} is among apt's sources in {debian.ETC}; add the distribution's own"
@@ -78,10 +78,13 @@ def _add_next_release(release: str, codename: str, run: RunProgram) -> None:
     if not listing.exists() and any(s.suite == release for s in known):
         return _refresh(("docker.io",), run)  # the machine's owner added it, and decides on priorities
     pin = f"Package: *\nPin: release n={release}*\nPin-Priority: 50\n"
-    for path, text in ((debian.ETC / "preferences.d" / f"imagebuild-{release}", pin), (listing, as_deb822(wanted))):
+    for path, text in (
+        (debian.ETC / "preferences.d" / f"imagebuild-{release}", pin),
+        (listing, debian.as_deb822(wanted)),
+    ):
         path.write_text(text)
         path.chmod(0o644)  # apt's tools also run for users, whatever root's umask is
-    if not apt_candidate("iptables", run):  # no index was ever fetched here, and dependencies come from it
+    if not debian.apt_candidate("iptables", run):  # no index was ever fetched here, and dependencies come from it
         return _refresh(("iptables",), run)
     only = (f"Dir::Etc::SourceList={listing}", "Dir::Etc::SourceParts=-", "APT::Get::List-Cleanup=0")
     run("apt-get", "update", *(word for option in only for word in ("-o", option)))
@@ -90,17 +93,21 @@ def _add_next_release(release: str, codename: str, run: RunProgram) -> None:
 
 def _refresh(packages: Iterable[str], run: RunProgram) -> None:
     """Fetch every index; ignore the error of one that is broken if `packages` are known."""
+    from imagebuild.core import debian
+
     try:
         run("apt-get", "update")
     except CommandError:
-        if not all(apt_candidate(package, run) for package in packages):
+        if not all(debian.apt_candidate(package, run) for package in packages):
             raise
 
 
 def _available(packages: Sequence[str], run: RunProgram) -> list[str]:
     """Return those of `packages` that the machine's own release has. Raises CommandError if one is too old."""
+    from imagebuild.core import debian
+
     _refresh(packages, run)
-    version = {package: apt_candidate(package, run) for package in packages}
+    version = {package: debian.apt_candidate(package, run) for package in packages}
     for package, least in MINIMUM.items():
         if package in version and version_numbers(version[package]) < least:
             offer = version[package] or "missing"
@@ -117,7 +124,9 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
 
     Raises CommandError if the distribution is not Debian 12+ or Ubuntu, has them too old, or apt fails.
     """
-    here = distribution()
+    from imagebuild.core import debian
+
+    here = debian.distribution()
     old = here.id == "debian" and here.version.isdigit() and int(here.version) < 12
     if here.id not in ("debian", "ubuntu") or old:
         names = " ".join(packages)

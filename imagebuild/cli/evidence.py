@@ -30,8 +30,7 @@ from imagebuild.cli.options import (
     print_result,
 )
 from imagebuild.core.console import err, out, print_table
-from imagebuild.core.errors import ConfigError
-from imagebuild.core.yaml import suggestion
+from imagebuild.core.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from imagebuild.oci.registry import RegistryClient

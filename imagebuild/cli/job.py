@@ -88,7 +88,7 @@ def job(
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
-    from imagebuild.core.yaml import suggestion
+    from imagebuild.core.errors import suggestion
     from imagebuild.jobs.choose import published_offer
     from imagebuild.jobs.facts import FABRICS, JobRequest, Scheduler, job_hardware, load_facts
     from imagebuild.jobs.job import job_text, resolve_job

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,7 @@ from imagebuild.cli.options import (
     CaOption,
     CheckOption,
     DockerfilesOption,
+    JsonOption,
     LockOption,
     MatrixOption,
     OfflineOption,
@@ -25,14 +27,21 @@ from imagebuild.cli.options import (
     example,
     lock_path,
     open_workspace,
+    print_result,
 )
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import CommandError, ConfigError
+
+if TYPE_CHECKING:
+    from imagebuild.lock.lock import LockCheck, LockFile
+    from imagebuild.lock.resolve import Outcome
+    from imagebuild.project.lockfile import Source
 
 
 @example(
     "imagebuild lock                     # pin what the lock lacks, remove what nothing uses",
     "imagebuild lock --set nccl=2.31.2   # also pin the sources of this version",
     "imagebuild lock --check --offline   # for CI",
+    "imagebuild lock --check --json -    # what is not as locked, for programs",
 )
 def lock(
     select: SelectArgument = None,
@@ -53,6 +62,7 @@ def lock(
             help="Only set the date of the lock, than which no file of an image is younger.",
         ),
     ] = None,
+    json_file: JsonOption = None,
     ca: CaOption = None,
     settings: SetOption = None,
     with_: WithOption = None,
@@ -62,11 +72,14 @@ def lock(
     lock: LockOption = BESIDE_MATRIX,
 ) -> None:
     """Pin every source by content: add what the lock lacks, remove what nothing uses."""
-    from imagebuild.lock.lock import LockRun, check_lock, complete_lock, network_upstream, redate_lock, update_lock
+    from imagebuild.core.console import out
+    from imagebuild.lock.lock import LockFile, check_lock, complete_lock, network_upstream, redate_lock, update_lock
     from imagebuild.project.plan import select_targets
 
     if offline and not check:
         raise ConfigError("--offline: needs --check; without a network nothing can be pinned")
+    if json_file is not None and not check:
+        raise ConfigError("--json: needs --check; without it the result is the lock, which is JSON")
     if check and update:
         raise ConfigError("--check and --update exclude each other")
     if date and (check or update):
@@ -74,19 +87,55 @@ def lock(
     workspace = open_workspace(matrix, dockerfiles, lock, changes_of(settings, with_, without))
     whole = not (select or settings or with_ or without)
     targets = select_targets(workspace.plan, select or ())
-    run = LockRun(workspace.project, workspace.renderer, targets, lock_path(matrix, lock))
+    file = LockFile(workspace.project, workspace.renderer, targets, lock_path(matrix, lock))
     if date:
-        redate_lock(run, date.date())
+        redate_lock(file, date.date())
+        out.print(
+            f"{file.path}: no file of an image is younger than {date.date()} now; all digests change", markup=False
+        )
     elif check:
-        if not check_lock(run, None if offline else network_upstream(ca), whole=whole):
-            raise typer.Exit(1)
+        result = check_lock(file, None if offline else network_upstream(ca), whole=whole)
+        print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: _show_check(result))
+        if result.exit_status == 4:
+            problem = f"{result.unchecked} sources could not be compared with upstream; all else is as locked"
+            raise CommandError(f"{file.path}: {problem}")
+        raise typer.Exit(result.exit_status)
     elif update:
-        update_lock(run, network_upstream(ca), update)
+        _show_outcome(file, *update_lock(file, network_upstream(ca), update))
     else:
-        complete_lock(run, network_upstream(ca), whole=whole)
+        _show_outcome(file, *complete_lock(file, network_upstream(ca), whole=whole))
 
 
-@example("imagebuild bump", "imagebuild bump nccl ucx --write --relock")
+def _show_check(result: LockCheck) -> None:
+    """Print what is not as locked, or that all is."""
+    from rich.markup import escape
+
+    from imagebuild.core.console import out, print_table
+
+    if result.findings:
+        rows = [(finding.state, escape(finding.source), escape(finding.detail)) for finding in result.findings]
+        print_table(("state", "source", "what"), rows)
+    if not result.exit_status:
+        compared = "" if result.upstream else "; upstream was not asked"
+        out.print(f"{result.lock}: all {result.sources} sources are as locked{compared}", markup=False)
+
+
+def _show_outcome(file: LockFile, sources: tuple[Source, ...], outcome: Outcome) -> None:
+    """Print how many sources were pinned. Raises CommandError that lists those that could not be."""
+    from imagebuild.core.console import out
+
+    unpinned, number = file.unpinned(sources), len(sources)
+    state = f"{unpinned} of {number} sources have no pin" if unpinned else f"all {number} sources are pinned"
+    out.print(f"{file.path}: {len(outcome.resolved)} resolved; {state}", markup=False)
+    if complaint := outcome.complaint():
+        raise CommandError(complaint)
+
+
+@example(
+    "imagebuild bump",
+    "imagebuild bump nccl ucx --write --relock",
+    "imagebuild bump --json -   # newer versions, and why others stay, for programs",
+)
 def bump(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="PIN", help="Pins to look for newer versions of; by default all.")
@@ -94,14 +143,35 @@ def bump(
     write: Annotated[bool, typer.Option("--write", help="Change the files instead of printing a diff.")] = False,
     relock: Annotated[bool, typer.Option("--relock", help="Pin the new versions' sources in the lock, too.")] = False,
     pre: Annotated[bool, typer.Option("--pre", help="Also propose releases that are not stable.")] = False,
+    json_file: JsonOption = None,
     ca: CaOption = None,
     matrix: MatrixOption = MATRIX,
     dockerfiles: DockerfilesOption = DOCKERFILES,
     lock: LockOption = BESIDE_MATRIX,
 ) -> None:
     """Propose newer versions of the matrix's pins, as a diff."""
-    from imagebuild.lock.lock import LockRun, bump_pins, network_upstream
+    from rich.markup import escape
+
+    from imagebuild.core.console import out, print_table
+    from imagebuild.lock.bump import diff
+    from imagebuild.lock.lock import LockFile, bump_pins, network_upstream
 
     workspace = open_workspace(matrix, dockerfiles, lock)
-    run = LockRun(workspace.project, workspace.renderer, workspace.plan.targets, lock_path(matrix, lock))
-    bump_pins(run, network_upstream(ca), names or (), write=write, with_lock=relock, pre=pre)
+    file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets, lock_path(matrix, lock))
+    result, texts = bump_pins(file, network_upstream(ca), names or (), write=write, relock=relock, pre=pre)
+
+    def show() -> None:
+        if result.kept:
+            rows = [tuple(map(escape, (kept.pin, kept.version, kept.reason))) for kept in result.kept]
+            print_table(("pin", "version", "stays, because it"), rows)
+        if not texts:
+            out.print("no newer version", markup=False)
+        for path, text in texts.items():
+            if write:
+                out.print(f"{path}: written", markup=False)
+            else:
+                sys.stdout.write(diff(path, text))
+
+    print_result(json_file, lambda: result.model_dump_json(indent=1), show)
+    if result.unresolved:
+        raise CommandError(result.unresolved)

@@ -38,9 +38,8 @@ from imagebuild.cli.options import (
     print_result,
 )
 from imagebuild.core.console import err, out, print_table
-from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
+from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, suggestion
 from imagebuild.core.run import run_in_foreground
-from imagebuild.core.yaml import suggestion
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform

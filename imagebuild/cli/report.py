@@ -131,7 +131,7 @@ def _check(profiles: Profiles) -> None:
     """Print every reference that is impossible; end with exit status 1 if there is one."""
     from imagebuild.bench.ceilings import lint_profile
     from imagebuild.core.console import out
-    from imagebuild.core.yaml import Mistakes
+    from imagebuild.core.errors import Mistakes
 
     mistakes = Mistakes()
     for document in profiles.values():

@@ -24,6 +24,7 @@ from .errors import Absent as Absent
 from .errors import CommandError as CommandError
 from .errors import ConfigError as ConfigError
 from .errors import ImagebuildError as ImagebuildError
+from .errors import Mistakes as Mistakes
 from .errors import NothingSelected as NothingSelected
 from .errors import ResultError as ResultError
 from .errors import Unreachable as Unreachable
@@ -63,6 +64,5 @@ from .settings import default_index as default_index
 from .settings import load_settings as load_settings
 from .settings import pip_conf_text as pip_conf_text
 from .settings import remember_bundle as remember_bundle
-from .yaml import Mistakes as Mistakes
 from .yaml import YamlFile as YamlFile
 from .yaml import load_yaml as load_yaml

@@ -16,42 +16,42 @@ MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skip
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table; on something narrower than its content, cells wrap."""
-    result = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    """Print a table; in a terminal that is too narrow, cells wrap."""
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        result.add_row(*row)
+        table.add_row(*row)
     if out.is_terminal:
-        out.print(result)
+        out.print(table)
         return
     # In a file or a log, cells have room and lines end where their text ends.
     plain = Console(highlight=False, width=200, file=io.StringIO())
     with plain.capture() as captured:
-        plain.print(result)
+        plain.print(table)
     out.print("\n".join(line.rstrip() for line in captured.get().splitlines()), markup=False)
 
 
 def format_duration(seconds: float) -> str:
-    """`7.2 s`, `3 min 05 s`."""
+    """Return `7.2 s` or `3 min 05 s`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
 
 
 def format_size(number: int | None) -> str:
-    """Bytes in decimal units, as registries count: `273.4 MB`."""
+    """Return bytes in decimal units, as registries count: `273.4 MB`."""
     if number is None:
         return "unknown"
     return f"{number / 1e6:.1f} MB" if number < 1e9 else f"{number / 1e9:.2f} GB"
 
 
 BLANK = "(redacted)"
-NAMES = re.compile(
+SECRET_NAMES = re.compile(
     r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|(^|_)(PWD|PAT|JWT|PIN)$",
     re.IGNORECASE,
 )
-"""Names of variables whose values are blanked; `PWD` alone is a folder."""
-HARMLESS = frozenset({"PWD", "OLDPWD", "XDG_SESSION_TYPE", "SSH_AUTH_SOCK"})
-VALUES = (
+"""Names of variables and options whose values are blanked; `PWD` alone is a folder."""
+HARMLESS_NAMES = frozenset({"PWD", "OLDPWD", "XDG_SESSION_TYPE", "SSH_AUTH_SOCK"})
+SECRET_VALUES = (
     re.compile(r"(?<=://)[^/\s@]+(?=@)"),  # user and password of an address
     re.compile(r"\b(?:gh[pousr]|github_pat|glpat|hf|nvapi|xox[abp]|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
     re.compile(r"\bsk-(?:[a-z]+-)?[A-Za-z0-9]{20,}"),
@@ -66,24 +66,32 @@ OPAQUE = re.compile(r"^(?=[^\s]*[0-9])(?=[^\s]*[A-Z])(?=[^\s]*[a-z])[A-Za-z0-9+=
 
 
 def redacted_text(value: str) -> str:
-    """A text without what looks like a secret in it."""
-    for pattern in VALUES:
+    """Return a text in which everything that looks like a secret is blanked."""
+    for pattern in SECRET_VALUES:
         value = pattern.sub(BLANK, value)
     return ASSIGNED.sub(rf"\1{BLANK}", value)
 
 
 def redacted_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables with the values of those blanked that may be secrets, by name or by what they look like."""
-    return {name: _value(name, variables[name]) for name in sorted(variables)}
+    """Return variables in which values are blanked that may be secrets, by their name or by what they look like."""
+    result = {}
+    for name, value in sorted(variables.items()):
+        if name in HARMLESS_NAMES or not value:
+            result[name] = value
+        elif SECRET_NAMES.search(name) or OPAQUE.match(value):
+            result[name] = BLANK
+        else:
+            result[name] = redacted_text(value)
+    return result
 
 
 def redacted_arguments(argv: Iterable[str]) -> tuple[str, ...]:
-    """A command line without secrets: also what follows `--token` or `--password=`."""
+    """Return a command line without secrets: also what follows `--token` or `--password=` is blanked."""
     result: list[str] = []
     hide = False
     for word in argv:
         option, equals, _ = word.partition("=")
-        secret = option.startswith("-") and bool(NAMES.search(option)) and " " not in option
+        secret = option.startswith("-") and bool(SECRET_NAMES.search(option)) and " " not in option
         if hide:
             result.append(BLANK)
         elif secret and equals:
@@ -92,9 +100,3 @@ def redacted_arguments(argv: Iterable[str]) -> tuple[str, ...]:
             result.append(redacted_text(word))
         hide = secret and not equals and not hide
     return tuple(result)
-
-
-def _value(name: str, value: str) -> str:
-    if name in HARMLESS or not value:
-        return value
-    return BLANK if NAMES.search(name) or OPAQUE.match(value) else redacted_text(value)

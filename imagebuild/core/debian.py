@@ -1,4 +1,4 @@
-"""Read what Debian writes: package lists, releases and indexes of archives, apt's sources."""
+"""Read and write Debian's formats: package lists, releases and indexes of archives, sources of apt."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
 }
 """Forms of the index of packages, the smallest first."""
 HASHES = {"SHA256": hashlib.sha256, "SHA512": hashlib.sha512}
+ETC = Path("/etc/apt")
+OS_RELEASE = Path("/etc/os-release")
 
 
 def parse_paragraph(text: str) -> dict[str, str]:
-    """The fields of one paragraph; continued lines keep their line breaks."""
-    found: dict[str, str] = {}
+    """Return the fields of one paragraph; continued lines keep their line breaks."""
+    fields: dict[str, str] = {}
     name = ""
     for line in text.splitlines():
         if line[:1].isspace():
-            found[name] = f"{found.get(name, '')}\n{line.strip()}"
+            fields[name] = f"{fields.get(name, '')}\n{line.strip()}"
         elif ":" in line:
             name, _, value = line.partition(":")
-            found[name] = value.strip()
-    return found
+            fields[name] = value.strip()
+    return fields
 
 
 def flat_repository_folder(url: str, suite: str) -> str | None:
-    """The folder of a flat repository, with a slash at the end; None for a suite below `dists/`."""
+    """Return the folder of a flat repository, with a slash at the end; None for a suite below `dists/`."""
     if not suite.endswith("/"):
         return None
     path = posixpath.normpath(suite.lstrip("/")) if suite.strip("/") else "."
@@ -54,17 +56,17 @@ def flat_repository_folder(url: str, suite: str) -> str | None:
 
 
 def expired_since(release: Mapping[str, str], now: datetime) -> str | None:
-    """Until when the release was valid, if that is over. Raises ResultError for a date that is none."""
+    """Return until when a release was valid, if that is over. Raises ResultError if the date cannot be read."""
     if not (text := release.get("Valid-Until")):
         return None
     try:
         return text if parsedate_to_datetime(text) < now else None
     except ValueError:
-        raise ResultError(f"Valid-Until is no date: {text!r}") from None
+        raise ResultError(f"Valid-Until is not a date: {text!r}") from None
 
 
 def package_indexes(release: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """The indexes of packages that a release lists: (path, algorithm, hash), the smallest first."""
+    """Yield the indexes of packages that a release lists: (path, algorithm, hash), the smallest first."""
     for algorithm in HASHES:
         listed = {}
         for line in release.get(algorithm, "").splitlines():
@@ -76,10 +78,13 @@ def package_indexes(release: Mapping[str, str]) -> Iterator[tuple[str, str, str]
 
 
 def verified_index(path: str, algorithm: str, wanted: str, content: bytes) -> str:
-    """The text of an index. Raises CommandError if it is not the one that the release lists."""
-    got = HASHES[algorithm](content).hexdigest()
-    if got != wanted.lower():
-        raise CommandError(f"{path} has the {algorithm} {got}, but the signed release says {wanted}")
+    """Return the text of an index.
+
+    Raises CommandError if it is not the one that the release lists, ResultError if it cannot be unpacked.
+    """
+    digest = HASHES[algorithm](content).hexdigest()
+    if digest != wanted.lower():
+        raise CommandError(f"{path} has the {algorithm} {digest}, but the signed release says {wanted}")
     try:
         return UNPACK[path](content).decode(errors="replace")
     except (OSError, lzma.LZMAError, zlib.error, EOFError) as error:
@@ -87,18 +92,18 @@ def verified_index(path: str, algorithm: str, wanted: str, content: bytes) -> st
 
 
 def versions_in_index(index: str, names: Iterable[str]) -> dict[str, list[str]]:
-    """Package → its versions in an index, oldest first, for the names that are asked for."""
-    found: dict[str, set[str]] = {name: set() for name in names}
+    """Return the versions of each of these packages in an index, oldest first."""
+    versions: dict[str, set[str]] = {name: set() for name in names}
     for paragraph in re.split(r"\n[ \t]*\n", index.replace("\r\n", "\n")):
         name = re.search(r"^Package:[ \t]*(\S+)", paragraph, re.MULTILINE)
         version = re.search(r"^Version:[ \t]*(\S+)", paragraph, re.MULTILINE)
-        if name and version and name[1] in found:
-            found[name[1]].add(version[1])
-    return {name: sorted(all_of_it, key=version_key) for name, all_of_it in found.items()}
+        if name and version and name[1] in versions:
+            versions[name[1]].add(version[1])
+    return {name: sorted(values, key=version_key) for name, values in versions.items()}
 
 
 def compare_versions(a: str, b: str) -> int:
-    """Which of two versions is newer, as Debian Policy 5.6.12 says: below, at or above 0."""
+    """Return a number below 0 if `a` is older than `b`, above 0 if it is newer, by Debian Policy 5.6.12."""
     for x, y in zip(_parts(a), _parts(b), strict=True):
         if order := _compare_part(x, y):
             return order
@@ -109,7 +114,7 @@ version_key = cmp_to_key(compare_versions)
 
 
 def _parts(version: str) -> tuple[str, str, str]:
-    """Epoch, upstream version, revision."""
+    """Return epoch, upstream version and revision."""
     epoch, colon, rest = version.partition(":")
     if not colon:
         epoch, rest = "0", version
@@ -118,10 +123,10 @@ def _parts(version: str) -> tuple[str, str, str]:
 
 
 def _compare_part(a: str, b: str) -> int:
-    """Alternating: text, in which `~` sorts before the end and letters before other signs; numbers."""
+    """Compare text, in which `~` sorts before the end and letters before other signs, and numbers, in turns."""
     pairs = zip_longest(re.findall(r"(\D*)(\d*)", a), re.findall(r"(\D*)(\d*)", b), fillvalue=("", ""))
     for (text_a, number_a), (text_b, number_b) in pairs:
-        for x, y in zip_longest(map(_order, text_a), map(_order, text_b), fillvalue=0):
+        for x, y in zip_longest(map(_sort_value, text_a), map(_sort_value, text_b), fillvalue=0):
             if x != y:
                 return x - y
         if difference := int(number_a or 0) - int(number_b or 0):
@@ -129,7 +134,7 @@ def _compare_part(a: str, b: str) -> int:
     return 0
 
 
-def _order(sign: str) -> int:
+def _sort_value(sign: str) -> int:
     if sign == "~":
         return -1
     return ord(sign) if sign.isalpha() else ord(sign) + 256
@@ -137,23 +142,23 @@ def _order(sign: str) -> int:
 
 @dataclass(frozen=True)
 class Package:
-    """An installed package."""
+    """Describe an installed package."""
 
     name: str
     version: str
     architecture: str = ""
     source: str = ""
-    """Source package; with its version in brackets where that differs, as dpkg writes it."""
+    """Source package, with its version in brackets if that differs, as dpkg writes it."""
 
 
 def installed_packages(status: str) -> tuple[Package, ...]:
-    """What dpkg's list says is installed."""
-    found = []
+    """Return the packages that dpkg's list names as installed."""
+    packages = []
     for paragraph in re.split(r"\n{2,}", status):
         fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
         # Images without dpkg have no status in their files.
         if "Package" in fields and fields.get("Status", "ok installed").endswith(" installed"):
-            found.append(
+            packages.append(
                 Package(
                     fields["Package"],
                     fields.get("Version", ""),
@@ -161,42 +166,40 @@ def installed_packages(status: str) -> tuple[Package, ...]:
                     fields.get("Source", ""),
                 )
             )
-    return tuple(found)
+    return tuple(packages)
 
 
 def packages_of_sbom(document: Mapping[str, Any]) -> tuple[Package, ...]:
-    """The packages of dpkg that an SPDX document lists. Raises ValueError if it is no SPDX document."""
+    """Return the packages of dpkg that an SPDX document lists. Raises ValueError if it is no SPDX document."""
     if "spdxVersion" not in document:
         raise ValueError("is no SPDX document: it has no spdxVersion")
-    return tuple(sorted(_of_purls(document), key=lambda package: (package.name, package.architecture)))
-
-
-def _of_purls(document: Mapping[str, Any]) -> Iterator[Package]:
+    packages = []
     for item in document.get("packages") or ():
         for reference in item.get("externalRefs") or ():
             locator = str(reference.get("referenceLocator", ""))
             if reference.get("referenceType") == "purl" and locator.startswith("pkg:deb/"):
-                yield _of_purl(locator)
+                packages.append(_package_of_purl(locator))
                 break
+    return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
 
 
-def _of_purl(locator: str) -> Package:
-    """Of `pkg:deb/debian/libc6@2.41-12?arch=amd64&upstream=glibc`."""
+def _package_of_purl(locator: str) -> Package:
+    """Read `pkg:deb/debian/libc6@2.41-12?arch=amd64&upstream=glibc`."""
     place, _, qualifiers = locator.partition("#")[0].partition("?")
     name, _, version = place.rpartition("/")[2].partition("@")
-    # Not by `parse_qs`, for which a plus is a space; versions have some.
-    known = {key: unquote(value) for key, _, value in (part.partition("=") for part in qualifiers.split("&"))}
-    source, _, source_version = known.get("upstream", "").partition("@")
+    # Not by `parse_qs`, for which a plus is a space: versions have some.
+    fields = {key: unquote(value) for key, _, value in (part.partition("=") for part in qualifiers.split("&"))}
+    source, _, source_version = fields.get("upstream", "").partition("@")
     return Package(
         unquote(name),
         unquote(version),
-        known.get("arch", ""),
+        fields.get("arch", ""),
         f"{source} ({source_version})" if source_version else source,
     )
 
 
 def dpkg_status_text(packages: Iterable[Package]) -> str:
-    """A list as dpkg's, with what scanners read of it."""
+    """Return a list of packages in dpkg's form, with the fields that scanners read."""
     return "\n".join(
         f"Package: {package.name}\nStatus: install ok installed\nArchitecture: {package.architecture}\n"
         + (f"Source: {package.source}\n" if package.source else "")
@@ -206,20 +209,14 @@ def dpkg_status_text(packages: Iterable[Package]) -> str:
 
 
 def package_versions(packages: Iterable[Package], architecture: str) -> dict[str, str]:
-    """Name → version; of another architecture than the image's, `name:architecture`."""
+    """Return name → version; the name is `name:architecture` for another architecture than the image's."""
     own = {"", "all", architecture}
     return {p.name if p.architecture in own else f"{p.name}:{p.architecture}": p.version for p in packages}
 
 
-ETC = Path("/etc/apt")
-
-
-OS_RELEASE = Path("/etc/os-release")
-
-
 @dataclass(frozen=True)
 class AptSource:
-    """One suite of one archive. `signed_by` is a keyring's path, or the key itself, or nothing."""
+    """Name a suite of an archive. `signed_by` is the path of a keyring, or the key itself."""
 
     uri: str
     suite: str
@@ -229,21 +226,19 @@ class AptSource:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Which distribution this is; fields are empty where /etc/os-release does not say."""
+    """Name a distribution; fields are empty where /etc/os-release does not say."""
 
     id: str
     version: str
     codename: str
 
 
-def parse_os_release(text: str) -> Distribution:
-    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
-    field = {key.strip(): value.strip().strip("\"'") for key, value in pairs}
-    return Distribution(field.get("ID", ""), field.get("VERSION_ID", ""), field.get("VERSION_CODENAME", ""))
-
-
 def distribution() -> Distribution:
-    return parse_os_release(OS_RELEASE.read_text() if OS_RELEASE.exists() else "")
+    """Return the distribution of this machine."""
+    text = OS_RELEASE.read_text() if OS_RELEASE.exists() else ""
+    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
+    fields = {key.strip(): value.strip().strip("\"'") for key, value in pairs}
+    return Distribution(fields.get("ID", ""), fields.get("VERSION_ID", ""), fields.get("VERSION_CODENAME", ""))
 
 
 def _stanzas(text: str) -> Iterator[dict[str, str]]:
@@ -265,7 +260,7 @@ def _stanzas(text: str) -> Iterator[dict[str, str]]:
 
 
 def parse_deb822(text: str) -> tuple[AptSource, ...]:
-    """The enabled binary sources of a `*.sources` file."""
+    """Return the enabled binary sources of a `*.sources` file."""
     return tuple(
         AptSource(
             uri,
@@ -284,19 +279,19 @@ _ONE_LINE = re.compile(r"^\s*deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+
 
 
 def parse_oneline(text: str) -> tuple[AptSource, ...]:
-    """The binary sources of a `*.list` file; an installation medium (`cdrom:`) is not an archive."""
-    found = []
+    """Return the binary sources of a `*.list` file; an installation medium (`cdrom:`) is not an archive."""
+    sources = []
     for line in text.splitlines():
         match = _ONE_LINE.match(line.split("#", 1)[0])
         if match and not match["uri"].startswith("cdrom:"):
             keyring = re.search(r"signed-by=(\S+)", match["options"] or "")
             components = tuple(match["components"].split())
-            found.append(AptSource(match["uri"], match["suite"], components, keyring[1] if keyring else None))
-    return tuple(found)
+            sources.append(AptSource(match["uri"], match["suite"], components, keyring[1] if keyring else None))
+    return tuple(sources)
 
 
 def _behind_mirror_list(source: AptSource) -> AptSource:
-    """`mirror+file:/list` names a file of addresses: cloud images use it, other tools do not know it."""
+    """Return the source at the first address of a `mirror+file:/list`, which cloud images use and few tools know."""
     listing = Path(source.uri.removeprefix("mirror+file:").replace("///", "/"))
     if not source.uri.startswith("mirror+file:") or not listing.is_file():
         return source
@@ -305,34 +300,34 @@ def _behind_mirror_list(source: AptSource) -> AptSource:
 
 
 def apt_sources(paths: Iterable[Path] | None = None) -> tuple[AptSource, ...]:
-    """Every source apt would read, one entry per suite; of `paths`, or of /etc/apt."""
+    """Return every source that apt would read from `paths`, by default from /etc/apt: one for each suite."""
     if paths is None:
         parts = ETC / "sources.list.d"
         paths = [ETC / "sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]
-    found: list[AptSource] = []
+    sources: list[AptSource] = []
     for path in filter(Path.is_file, paths):
         parse = parse_deb822 if path.suffix == ".sources" else parse_oneline
-        found.extend(map(_behind_mirror_list, parse(path.read_text())))
-    return tuple(dict.fromkeys(found))
+        sources.extend(map(_behind_mirror_list, parse(path.read_text())))
+    return tuple(dict.fromkeys(sources))
 
 
-def sources_for_release(found: Iterable[AptSource], codename_from: str, codename_to: str) -> tuple[AptSource, ...]:
-    """The distribution's own archive among `found`, with the suites of another release, without backports.
+def sources_for_release(sources: Iterable[AptSource], codename_from: str, codename_to: str) -> tuple[AptSource, ...]:
+    """Return the distribution's own archive among `sources`, with the suites of another release, without backports.
 
     Third parties may use a release's name as a suite too (`bookworm main`). What tells them apart is that the
     archive is signed with the distribution's key: the one of its -updates or -security, or apt's default.
     """
     translated = {codename_from + part: codename_to + part for part in ("", "-updates", "-security")}
-    own = [s for s in found if s.suite in translated and "main" in s.components]
+    own = [s for s in sources if s.suite in translated and "main" in s.components]
     keys = {s.signed_by for s in own if s.suite != codename_from} | {None}
     archive = [s for s in own if s.signed_by in keys or "-archive-" in Path(s.signed_by or "").name]
     return tuple(dict.fromkeys(replace(s, suite=translated[s.suite]) for s in archive))
 
 
-def as_deb822(wanted: Iterable[AptSource]) -> str:
-    """The text of a `*.sources` file."""
+def as_deb822(sources: Iterable[AptSource]) -> str:
+    """Return the text of a `*.sources` file."""
     stanzas = []
-    for source in wanted:
+    for source in sources:
         lines = ["Types: deb", f"URIs: {source.uri}", f"Suites: {source.suite}"]
         lines.append(f"Components: {' '.join(source.components)}")
         if source.signed_by:
@@ -341,10 +336,10 @@ def as_deb822(wanted: Iterable[AptSource]) -> str:
     return "\n".join(stanzas)
 
 
-def as_oneline(wanted: Iterable[AptSource]) -> str:
-    """The text of a `*.list` file; a key given in full has no place there, so apt's keyring is used."""
+def as_oneline(sources: Iterable[AptSource]) -> str:
+    """Return the text of a `*.list` file. A key itself has no place there, so that apt's keyring is used."""
     lines = []
-    for source in wanted:
+    for source in sources:
         keyring = source.signed_by if source.signed_by and "\n" not in source.signed_by else None
         option = f"[signed-by={keyring}] " if keyring else ""
         lines.append(f"deb {option}{source.uri} {source.suite} {' '.join(source.components)}\n")
@@ -352,15 +347,15 @@ def as_oneline(wanted: Iterable[AptSource]) -> str:
 
 
 def debian_source_lines(release: str = "trixie") -> list[str]:
-    """One-line sources of a Debian `release` in this machine's archive; [] if the machine is not Debian."""
-    here = distribution()
-    if here.id != "debian" or not here.codename:
+    """Return one-line sources of a Debian release in this machine's archive; [] if the machine is not Debian."""
+    machine = distribution()
+    if machine.id != "debian" or not machine.codename:
         return []
-    found = sources_for_release(apt_sources(), here.codename, release)
-    return as_oneline(replace(source, components=("main",)) for source in found).splitlines()
+    sources = sources_for_release(apt_sources(), machine.codename, release)
+    return as_oneline(replace(source, components=("main",)) for source in sources).splitlines()
 
 
 def apt_candidate(package: str, run: RunProgram) -> str:
-    """The version apt would install, or "" if it knows none."""
+    """Return the version that apt would install, or "" if it knows none."""
     match = re.search(r"^\s*Candidate: (?!\(none\))(\S+)", run("apt-cache", "policy", package), re.MULTILINE)
     return match[1] if match else ""

@@ -31,18 +31,36 @@ from urllib3.exceptions import HTTPError, IncompleteRead
 
 from imagebuild.core.errors import Absent, CommandError, Unreachable
 
+AGENT = "imagebuild"
 CHUNK = 1 << 18
 TIMEOUT_S = 60
 ATTEMPTS = 4
-AGENT = "imagebuild"
+DOWNLOAD_CHUNK = 1 << 20
+DOWNLOAD_ATTEMPTS = 5
+PAUSE_S = 1.0
+"""Before the second attempt; each further pause is twice as long."""
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 60
+LARGEST_INDEX = 256 << 20
+"""More bytes than any key or index of a repository has."""
+FINAL = (
+    requests.ConnectTimeout, requests.exceptions.SSLError, requests.exceptions.ProxyError,
+    requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema, requests.exceptions.MissingSchema,
+    requests.TooManyRedirects,
+)  # fmt: skip
+"""Errors that a second attempt would meet again."""
+REFUSED = ("NewConnectionError", "NameResolutionError", "Connection refused", "Failed to resolve")
+
+T = TypeVar("T")
+Advance = Callable[[int, int | None], None]
+"""Called with the bytes that are there and the bytes there will be, if the server says so."""
 
 
 class MissingFile(CommandError):
-    """The server has no such file."""
+    """Report that the server has no such file."""
 
 
 class _Redirects(HTTPRedirectHandler):
-    """A password is for the host it was given for, and for no other that this one points to."""
+    """Send a password to the host that it was given for, and to no other that this one points to."""
 
     def redirect_request(self, req: Request, *rest: Any) -> Request | None:
         following = super().redirect_request(req, *rest)
@@ -53,7 +71,7 @@ class _Redirects(HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Opens addresses."""
+    """Open addresses for builds; several times if the server fails."""
 
     ca: Path | None = None
     netrc: Path | None = None
@@ -62,8 +80,9 @@ class Fetcher:
     pause: Callable[[float], None] = time.sleep
 
     def open(self, url: str, accept: str = "*/*") -> Any:
-        """The answer, to be read with `parts` and closed. Raises NotThere, or CommandError if the server cannot be
-        reached or fails again and again.
+        """Return the answer, to be read with `read_chunks` and closed.
+
+        Raises MissingFile, or CommandError if the server cannot be reached or fails again and again.
         """
         try:
             return self._answer(url, accept)
@@ -71,7 +90,7 @@ class Fetcher:
             raise CommandError(f"{url}: {getattr(error, 'reason', None) or error}") from None
 
     def read(self, url: str, accept: str = "*/*") -> bytes:
-        """The content of something small. Raises as `open` and `parts`."""
+        """Return the content of something small. Raises what `open` and `read_chunks` raise."""
         with self.open(url, accept) as answer:
             return b"".join(read_chunks(answer, url))
 
@@ -101,15 +120,15 @@ class Fetcher:
     def _password(self, url: str) -> dict[str, str]:
         address = urlsplit(url)
         login = self.logins.get(address.netloc)
-        if not login and self.netrc and (found := netrc.netrc(self.netrc).authenticators(address.hostname or "")):
-            login = (found[0], found[2])
+        if not login and self.netrc and (entry := netrc.netrc(self.netrc).authenticators(address.hostname or "")):
+            login = (entry[0], entry[2])
         if not login:
             return {}
         return {"Authorization": "Basic " + base64.b64encode(":".join(login).encode()).decode()}
 
 
 def read_chunks(answer: Any, url: str) -> Iterator[bytes]:
-    """What an answer holds, bit by bit. Raises CommandError if it ends before its announced length."""
+    """Yield the body of an answer. Raises CommandError if it ends before its announced length."""
     length, size = announced_length(answer), 0
     try:
         while chunk := answer.read(CHUNK):
@@ -122,13 +141,13 @@ def read_chunks(answer: Any, url: str) -> Iterator[bytes]:
 
 
 def announced_length(answer: Any) -> int | None:
-    """Bytes that an answer announces."""
+    """Return how many bytes an answer announces, if it does."""
     length = answer.headers.get("Content-Length")
     return int(length) if length else None
 
 
 def without_login(url: str) -> tuple[str, dict[str, tuple[str, str]]]:
-    """An address without its user and password, and those by host."""
+    """Return an address without its user and password, and these by host."""
     address = urlsplit(url)
     if not address.username:
         return url, {}
@@ -139,7 +158,7 @@ def without_login(url: str) -> tuple[str, dict[str, tuple[str, str]]]:
 
 @contextmanager
 def temporary_file(folder: Path) -> Iterator[Path]:
-    """A file to write to and rename, in a folder that is made."""
+    """Give a file to write to and rename, in a folder that is made if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".partial-", delete=False) as file:
         path = Path(file.name)
@@ -150,32 +169,13 @@ def temporary_file(folder: Path) -> Iterator[Path]:
 
 
 def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-DOWNLOAD_CHUNK = 1 << 20
-DOWNLOAD_ATTEMPTS = 5
-PAUSE_S = 1.0
-"""Before the second attempt; each further pause is twice as long."""
-CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 60
-LARGEST_INDEX = 256 << 20
-"""More than any key or index of a repository has, in bytes."""
-FINAL = (
-    requests.ConnectTimeout, requests.exceptions.SSLError, requests.exceptions.ProxyError,
-    requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema, requests.exceptions.MissingSchema,
-    requests.TooManyRedirects,
-)  # fmt: skip
-"""Errors that a second attempt would meet again."""
-REFUSED = ("NewConnectionError", "NameResolutionError", "Connection refused", "Failed to resolve")
-
-T = TypeVar("T")
-Advance = Callable[[int, int | None], None]
-"""Called with the bytes that are there and the bytes there will be, if the server says so."""
-
-
 class _TryAgain(Exception):
-    """Worth another attempt."""
+    """Ask for another attempt."""
 
 
 def _quiet(done: int, total: int | None) -> None:
@@ -184,7 +184,7 @@ def _quiet(done: int, total: int | None) -> None:
 
 @dataclass
 class Downloads:
-    """Downloads for one run, from several threads."""
+    """Download files for the lock, from several threads."""
 
     rewrite: Callable[[str], str] = lambda url: url
     """Address → where to get it, for sites with mirrors."""
@@ -196,19 +196,21 @@ class Downloads:
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set to make running downloads end."""
     _down: dict[str, str] = field(default_factory=dict)
-    """Host → why it cannot be connected to, so that not every address of it waits."""
+    """Server → why it cannot be connected to, so that not every address of it waits."""
 
     def sha256(self, url: str, advance: Advance = _quiet) -> str:
-        """The sha256 of a file that a server says the length of.
+        """Return the sha256 of a file whose length the server tells.
 
-        Raises Unreachable or Absent if it cannot be had, CommandError if what comes is a web page.
+        Raises Unreachable or Absent if it cannot be had, CommandError if it is a web page or its length is unknown.
         """
 
         def read(answer: requests.Response) -> str:
             if answer.headers.get("Content-Type", "").startswith("text/html"):
                 raise CommandError(f"{url}: is a web page, not a file; does it want a login?")
             if "Content-Length" not in answer.headers and "chunked" not in answer.headers.get("Transfer-Encoding", ""):
-                raise CommandError(f"{url}: the server does not say how long the file is, so it might come cut")
+                raise CommandError(
+                    f"{url}: the server does not say how long the file is, so that it might be cut off unseen"
+                )
             digest = hashlib.sha256()
             for chunk in self._chunks(answer, advance):
                 digest.update(chunk)
@@ -217,14 +219,14 @@ class Downloads:
         return self._get(url, read)
 
     def read(self, url: str) -> bytes:
-        """A small file. Raises as `sha256` does."""
+        """Return a small file. Raises what `sha256` raises."""
 
         def whole(answer: requests.Response) -> bytes:
             content = bytearray()
             for chunk in self._chunks(answer, _quiet):
                 content += chunk
                 if len(content) > LARGEST_INDEX:
-                    raise CommandError(f"{url}: is longer than {LARGEST_INDEX >> 20} MiB, so it is no index")
+                    raise CommandError(f"{url}: is longer than {LARGEST_INDEX >> 20} MiB, so that it is no index")
             return bytes(content)
 
         return self._get(url, whole)
@@ -233,7 +235,7 @@ class Downloads:
         address = self.rewrite(url)
         where = url if address == url else f"{url} (as {address})"
         host = "{0.scheme}://{0.netloc}".format(urlsplit(address))
-        why = ""
+        reason = ""
         for attempt in range(DOWNLOAD_ATTEMPTS):
             if host in self._down:
                 raise Unreachable(f"{where}: {self._down[host]}")
@@ -242,21 +244,24 @@ class Downloads:
             try:
                 return self._attempt(address, where, read)
             except (_TryAgain, RequestException, HTTPError) as error:
-                why = innermost_reason(error)
-                if isinstance(error, RequestException) and _is_final(error):
-                    if any(mark in str(error) for mark in REFUSED) or isinstance(error, requests.ConnectTimeout):
-                        self._down[host] = why
+                reason = innermost_reason(error)
+                refused = isinstance(error, RequestException) and any(mark in str(error) for mark in REFUSED)
+                if refused or isinstance(error, requests.ConnectTimeout):
+                    self._down[host] = reason
+                if refused or isinstance(error, FINAL):
                     break
-        raise Unreachable(f"{where}: {why}")
+        raise Unreachable(f"{where}: {reason}")
 
     def _attempt(self, address: str, where: str, read: Callable[[requests.Response], T]) -> T:
+        entry = netrc.netrc(self.netrc).authenticators(urlsplit(address).hostname or "") if self.netrc else None
         with requests.get(
             address,
             stream=True,
             timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
             verify=str(self.ca) if self.ca else True,
-            auth=self._password(address),
-            headers={"Accept-Encoding": "identity", "User-Agent": "imagebuild"},
+            # The HTTP library does not hand a password on to another host.
+            auth=(entry[0], entry[2]) if entry else None,
+            headers={"Accept-Encoding": "identity", "User-Agent": AGENT},
         ) as answer:
             status = answer.status_code
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -267,13 +272,8 @@ class Downloads:
                 raise Unreachable(f"{where}: the server answered {status} {answer.reason}")
             return read(answer)
 
-    def _password(self, address: str) -> tuple[str, str] | None:
-        """User and password, which the HTTP library does not hand on to another host."""
-        found = netrc.netrc(self.netrc).authenticators(urlsplit(address).hostname or "") if self.netrc else None
-        return (found[0], found[2]) if found else None
-
     def _chunks(self, answer: requests.Response, advance: Advance) -> Iterator[bytes]:
-        """The bytes as they are transferred: what is hashed must be what a builder gets."""
+        """Yield the bytes as they are transferred: what is hashed must be what a builder gets."""
         length = answer.headers.get("Content-Length")
         total = int(length) if length and length.isdigit() else None
         done = 0
@@ -287,12 +287,8 @@ class Downloads:
             raise _TryAgain(f"ended after {done} of {total} bytes")
 
 
-def _is_final(error: RequestException) -> bool:
-    return isinstance(error, FINAL) or any(mark in str(error) for mark in REFUSED)
-
-
 def innermost_reason(error: Exception) -> str:
-    """The innermost cause, which says in few words what requests wraps in many."""
+    """Return the innermost cause, which says in few words what requests wraps in many."""
     if isinstance(error, requests.Timeout):
         return "the server did not answer in time"
     inner: object = error

@@ -1,4 +1,4 @@
-"""Run programs of this machine, and say what it is. Every program starts here."""
+"""Run programs of this machine, alone or in threads, and read what it is. Every program starts here."""
 
 from __future__ import annotations
 
@@ -17,37 +17,56 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import IO, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """The first version in `text` as numbers: `1:26.1.5+dfsg1` is (26, 1, 5); () if there is none."""
+    """Return the first version in `text` as numbers: (26, 1, 5) for `1:26.1.5+dfsg1`; () if there is none."""
     match = re.search(r"\d+(?:\.\d+)+", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
+PROC = Path("/proc")
+ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.4 or newer from its project's releases"
+INSTALL_SYFT = "install it with `pip install 'imagebuild[sbom]'`"
+KEPT = 64 * 1024
+"""Bytes of the end of a program's output that are kept in memory."""
+LIMIT = 1 << 30
+"""Bytes of output after which a program is ended: it would fill the disk."""
+CHUNK = 1 << 16
+POLL_S = 0.5
+DRAIN_S = 2
+"""For output that is still under way when the program has ended; something that it left may keep the pipe open."""
+KILL_S = 5
+WORKERS = 8
+PATIENCE_S = 3.0
+"""For what is under way to end and to remove its temporary files, when the whole is interrupted."""
+
+T = TypeVar("T")
+R = TypeVar("R")
 RunProgram = Callable[..., str]
 """Runs a program (`run("ip", "-j", "route")`), returns what it printed, raises CommandError if it fails."""
 
 
-PROC = Path("/proc")
-
-
 def program_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of the programs that we run."""
     # What we read must not be translated, and sbin is not on everyone's path.
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     return {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", **(extra or {})}
 
 
 def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
-    """What a program prints, as text. Raises CommandError as `read` does."""
+    """Run a program, and return what it prints as text. Raises CommandError as `run_for_bytes` does."""
     return _text(run_for_bytes(*argv, env=env, timeout=timeout))
 
 
 def run_for_bytes(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> bytes:
-    """What a program prints. Raises CommandError with its last lines if it fails, is missing or is too slow.
+    """Run a program, and return what it prints.
+
+    Raises CommandError with its last lines if it fails, is missing or is too slow.
 
     Ctrl-C reaches the program as one SIGINT, and is raised here after the program has ended: apt, for one,
     finishes the package that it is setting up.
@@ -77,7 +96,7 @@ def run_for_bytes(*argv: str, env: Mapping[str, str] | None = None, timeout: flo
 
 
 def run_in_foreground(command: Sequence[str]) -> int:
-    """Run a program whose output people see at once; its exit status, as a shell gives it.
+    """Run a program whose output people see at once. Return its exit status, as a shell gives it.
 
     Raises CommandError if it cannot be started.
     """
@@ -101,23 +120,26 @@ def end_children() -> None:
 
 
 def which(program: str) -> str | None:
+    """Return the path of a program, or None if it is not installed."""
     return shutil.which(program, path=program_environment()["PATH"])
 
 
 def program_version(run: RunProgram, *argv: str) -> tuple[int, ...]:
-    """The version that a program reports, () if it cannot be run."""
+    """Return the version that a program reports; () if it cannot be run."""
     with suppress(CommandError):
         return version_numbers(run(*argv, timeout=10))
     return ()
 
 
 def process_arguments(pid: int | str) -> list[str]:
+    """Return the command line of a process; [] if it has ended."""
     with suppress(OSError):
         return (PROC / str(pid) / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
     return []
 
 
 def process_table() -> dict[int, tuple[int, list[str]]]:
+    """Return the processes of this machine: id → id of the parent, and the command line."""
     table = {}
     for folder in PROC.glob("[0-9]*"):
         with suppress(OSError):  # it has just ended
@@ -128,7 +150,7 @@ def process_table() -> dict[int, tuple[int, list[str]]]:
 
 @contextmanager
 def os_errors_as_command_errors() -> Iterator[None]:
-    """A full disk or a read-only folder is the machine's problem, not a bug."""
+    """Raise CommandError for an OSError: a full disk or a read-only folder is the machine's problem, not a bug."""
     try:
         yield
     except OSError as error:
@@ -136,18 +158,16 @@ def os_errors_as_command_errors() -> Iterator[None]:
 
 
 def require_root(what: str) -> None:
+    """Raise ConfigError unless this is root."""
     if os.geteuid():
         raise ConfigError(f"{what} needs root: use sudo, or set DOCKER_HOST to an engine that you may use")
 
 
-KEPT = 64 * 1024
-"""Bytes of the end that are kept in memory."""
-LIMIT = 1 << 30
-"""Bytes after which a command is ended: it would fill the disk."""
-
-
 class OutputSink:
-    """Takes output in chunks, from one thread; `full` says that the command must be ended."""
+    """Keep the end of a program's output, and write all of it to a log; for one thread.
+
+    `full` is set when the program has to be ended. Raises ConfigError if the log cannot be written.
+    """
 
     def __init__(self, log: Path | None) -> None:
         self.log = log
@@ -173,7 +193,7 @@ class OutputSink:
             self._file.close()
 
     def write(self, chunk: bytes) -> None:
-        """Keep a chunk; what comes after the limit is dropped."""
+        """Take a chunk; what comes after the limit is dropped."""
         if self.full.is_set() or not chunk:
             return
         chunk = chunk[: LIMIT - self.total]
@@ -189,36 +209,34 @@ class OutputSink:
             self.full.set()
 
     def drain(self, chunks: Iterable[bytes]) -> None:
-        """Take everything."""
+        """Take all chunks."""
         for chunk in chunks:
             self.write(chunk)
 
     @property
     def text(self) -> str:
-        """The end of the output."""
+        """Return the end of the output."""
         return b"".join(self._chunks)[-KEPT:].decode("utf-8", "replace")
 
     @property
     def reason(self) -> str:
-        """Why the command was ended; empty if it was not for its output."""
+        """Return why the program had to be ended for its output; empty if it had not."""
         return f"printed more than {LIMIT >> 20} MiB" if self.full.is_set() else ""
 
 
-CHUNK = 1 << 16
-POLL_S = 0.5
-DRAIN_S = 2
-"""For output that is still under way when the program has ended; something that it left may keep the pipe open."""
-KILL_S = 5
-
-
 def run_with_deadline(argv: Sequence[str], sink: OutputSink, timeout_s: float) -> int | None:
-    """Run a program: its exit status, or `None` if it was ended for its time or for what it printed.
+    """Run a program. Return its exit status, or None if it was ended for its time or for what it printed.
 
-    Raises CommandError if it cannot be started. Whatever is raised meanwhile, the program has ended.
+    Raises CommandError if it cannot be started. Whatever is raised, the program has ended then.
     """
     process = start_session(argv)
-    assert process.stdout
-    reader = threading.Thread(target=sink.drain, args=(_chunks(process.stdout),), daemon=True)
+
+    def read() -> None:
+        assert process.stdout
+        with process.stdout as output:
+            sink.drain(iter(lambda: output.read(CHUNK), b""))
+
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     deadline = time.monotonic() + timeout_s
     try:
@@ -235,7 +253,7 @@ def run_with_deadline(argv: Sequence[str], sink: OutputSink, timeout_s: float) -
 
 
 def start_session(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A program in a session of its own, whose errors are in its output."""
+    """Start a program in a session of its own, whose errors are in its output. Raises CommandError."""
     try:
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -257,25 +275,11 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
-    with stream:
-        while chunk := stream.read(CHUNK):
-            yield chunk
-
-
-WORKERS = 8
-PATIENCE_S = 3.0
-"""For what is under way to end and to remove its temporary files, when the whole is interrupted."""
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
 @contextmanager
 def answer_each(
     items: Iterable[T], ask: Callable[[T], R], stop: Callable[[], None]
 ) -> Iterator[Iterator[tuple[T, R | ImagebuildError]]]:
-    """Every item with its answer or the ImagebuildError that `ask` raised, in the order in which they come.
+    """Call `ask` for each item in a thread pool. Give items with their answers or ImagebuildErrors, as these come.
 
     If the block is left early, nothing more is asked, and `stop` is called so that what is under way ends. The threads
     are daemons: a server that never answers cannot keep the process alive.
@@ -296,7 +300,7 @@ def answer_each(
                 return
             try:
                 done.put((item, ask(item)))
-            except BaseException as error:  # raised again where it can be seen
+            except BaseException as error:  # raised again by `answers`
                 done.put((item, error))
 
     def answers() -> Iterator[tuple[T, R | ImagebuildError]]:
@@ -320,24 +324,15 @@ def answer_each(
         raise
 
 
-ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
-
-
 def native_platform() -> str:
-    """Platform of this machine. Raises ConfigError for a machine that is neither amd64 nor arm64."""
+    """Return the platform of this machine. Raises ConfigError for a machine that is neither amd64 nor arm64."""
     name = machine.machine().lower()
     if name not in ARCHITECTURES:
         raise ConfigError(f"this machine is {name}; images are for amd64 and arm64")
     return f"linux/{ARCHITECTURES[name]}"
 
 
-INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.4 or newer from its project's releases"
-
-
-INSTALL_SYFT = "install it with `pip install 'imagebuild[sbom]'`"
-
-
 def syft_program() -> str | None:
-    """Path of syft: beside the Python that runs this, as pip installs it, or on the path."""
+    """Return the path of syft: beside the Python that runs this, as pip installs it, or on the path."""
     beside = Path(sys.executable).parent / "syft"
     return str(beside) if beside.is_file() else which("syft")

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import Field
 
 from imagebuild.core import yaml
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import CommandError, ConfigError, Mistakes
 from imagebuild.core.fields import Model, full_reference
 from imagebuild.core.files import read_text, write_text
 from imagebuild.core.run import RunProgram, run_program
@@ -30,7 +30,7 @@ Address = Annotated[str, Field(pattern=r"^https?://[^/\s@]+/(\S*/)?$")]
 
 
 class Mirrors(Model):
-    """Addresses that builds use in place of public ones."""
+    """Replace public addresses in builds."""
 
     images: dict[str, str] = Field(default_factory=dict)
     """Registry, or registry and path → the registry and path to pull from instead; of several, the longest counts."""
@@ -41,26 +41,26 @@ class Mirrors(Model):
     """A Python package index (the folder of its simple pages), instead of the one pip is configured for."""
 
     def image(self, reference: str) -> str:
-        """Where to pull an image from; a reference without mirror comes back as it is."""
+        """Return where to pull an image from; a reference without a mirror is returned as it is."""
         full = full_reference(reference)
-        fitting = [p for p in self.images if full.startswith((f"{p.rstrip('/')}/", f"{p}:", f"{p}@"))]
-        if not fitting:
+        prefixes = [p for p in self.images if full.startswith((f"{p.rstrip('/')}/", f"{p}:", f"{p}@"))]
+        if not prefixes:
             return reference
-        prefix = max(fitting, key=len)
+        prefix = max(prefixes, key=len)
         return self.images[prefix].rstrip("/") + full.removeprefix(prefix.rstrip("/"))
 
     def download(self, url: str) -> str:
-        """Where to fetch an address from; one without mirror comes back as it is."""
+        """Return where to fetch an address from; one without a mirror is returned as it is."""
         scheme, _, rest = url.partition("://")
-        fitting = [p for p in self.downloads if rest.startswith(p.partition("://")[2])]
-        if not fitting:
+        prefixes = [p for p in self.downloads if rest.startswith(p.partition("://")[2])]
+        if not prefixes:
             return url
-        prefix = max(fitting, key=lambda p: (len(p.partition("://")[2]), p.startswith(f"{scheme}://")))
+        prefix = max(prefixes, key=lambda p: (len(p.partition("://")[2]), p.startswith(f"{scheme}://")))
         return self.downloads[prefix] + rest.removeprefix(prefix.partition("://")[2])
 
 
 class Settings(Model):
-    """The file `config.yaml`."""
+    """Hold the file `config.yaml`."""
 
     mirrors: Mirrors = Field(default_factory=Mirrors)
     netrc: str | None = None
@@ -73,77 +73,82 @@ class Settings(Model):
 
     @property
     def netrc_file(self) -> Path | None:
+        """Return the path of the netrc file."""
         return Path(self.netrc).expanduser() if self.netrc else None
 
 
 def settings_path(environ: Mapping[str, str]) -> Path:
-    """Where the configuration is: `$IMAGEBUILD_CONFIG`, else in the folder of the XDG specification."""
-    if given := environ.get("IMAGEBUILD_CONFIG"):
-        return Path(given)
+    """Return the path of the configuration: $IMAGEBUILD_CONFIG, else in $XDG_CONFIG_HOME or ~/.config."""
+    if path := environ.get("IMAGEBUILD_CONFIG"):
+        return Path(path)
     home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(home) / "imagebuild" / "config.yaml"
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
-    """The configuration; without a file the defaults. Raises ConfigError with every mistake in it."""
+    """Read the configuration; without a file, return the defaults. Raises ConfigError with every mistake in it."""
     file = settings_path(environ)
     if not file.exists() and not environ.get("IMAGEBUILD_CONFIG"):
         return Settings()
-    mistakes = yaml.Mistakes()
+    mistakes = Mistakes()
     document = yaml.load_yaml(file, Settings, mistakes)
     mistakes.stop_if_any()
     assert document is not None
-    found = document.model
-    if found.netrc_file:
+    settings = document.model
+    if settings.netrc_file:
         try:
-            netrc.netrc(found.netrc_file)
+            netrc.netrc(settings.netrc_file)
         except (OSError, netrc.NetrcParseError) as error:
             # The error's text may quote the file, which holds passwords.
-            why = error.strerror if isinstance(error, OSError) else f"line {error.lineno} is not netrc's format"
-            raise ConfigError(f"{document.at('netrc')}: netrc: {found.netrc_file} cannot be read: {why}") from None
-    return found
+            reason = error.strerror if isinstance(error, OSError) else f"line {error.lineno} is not in netrc's format"
+            raise ConfigError(
+                f"{document.at('netrc')}: netrc: {settings.netrc_file} cannot be read: {reason}"
+            ) from None
+    return settings
 
 
 def remember_bundle(environ: Mapping[str, str], folder: Path) -> Path:
-    """Write the bundle's folder into the configuration, leaving its other lines alone; returns the file.
+    """Write the bundle's folder into the configuration, whose other lines stay as they are. Return the file.
 
-    Raises ConfigError if the file cannot be written, or its keys do not stand on lines of their own.
+    Raises ConfigError if the file cannot be written, or if its keys do not stand on lines of their own.
     """
     file = settings_path(environ)
     text = read_text(file) if file.exists() else ""
     if text.lstrip().startswith("{"):
-        raise ConfigError(f"{file}:1: is all in braces, so no line can be added; write `bundle: {folder}` by hand")
+        raise ConfigError(f"{file}:1: is all in braces, so that no line can be added; write `bundle: {folder}` by hand")
     line = f"bundle: {folder}\n"
     changed, count = re.subn(r"(?m)^bundle:.*\n?", lambda _: line, text, count=1)
-    write_text(file, changed if count else f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}")
+    if not count:
+        changed = f"{text}\n{line}" if text and not text.endswith("\n") else text + line
+    write_text(file, changed)
     return file
 
 
-CONFIGURATIONS = (Path("~/.config/pip/pip.conf"), Path("~/.pip/pip.conf"), Path("/etc/pip.conf"))
+PIP_CONFIGURATIONS = (Path("~/.config/pip/pip.conf"), Path("~/.pip/pip.conf"), Path("/etc/pip.conf"))
 
 
 def configured_index() -> str | None:
-    """Address of the Python package index, if this machine's pip has another than its default."""
-    found = os.environ.get("PIP_INDEX_URL", "")
-    for path in CONFIGURATIONS:
+    """Return the address of the Python package index that pip is configured for; None for its default."""
+    index = os.environ.get("PIP_INDEX_URL", "")
+    for path in PIP_CONFIGURATIONS:
         parser = configparser.ConfigParser(interpolation=None)
         with suppress(configparser.Error):
             parser.read(path.expanduser())
-            found = found or parser.get("global", "index-url", fallback="")
-    return found if found.startswith("http") else None
+            index = index or parser.get("global", "index-url", fallback="")
+    return index if index.startswith("http") else None
 
 
 def default_index(run: RunProgram = run_program) -> str:
-    """The index that pip asks where nothing is configured; pip's help says it. Raises CommandError."""
-    said = run(sys.executable, "-m", "pip", "install", "--help", env={"COLUMNS": "400"})
-    found = re.search(r"\(default\s+(https://[^\s)]+)\)", said)
-    if not found:
+    """Return the index that pip asks by default, which its help names. Raises CommandError if it does not."""
+    text = run(sys.executable, "-m", "pip", "install", "--help", env={"COLUMNS": "400"})
+    match = re.search(r"\(default\s+(https://[^\s)]+)\)", text)
+    if not match:
         raise CommandError("pip's help does not say its default index; set mirrors.python-index in config.yaml")
-    return found[1]
+    return match[1]
 
 
 def pip_conf_text(index: str, login: tuple[str, str] | None = None) -> str:
-    """A pip.conf for an index; the wheels' hashes, which the lock has, verify what comes without https."""
+    """Return a pip.conf for an index. What comes without https is verified by the hashes in the lock."""
     address = urlsplit(index)
     if login:
         host = f"{quote(login[0], safe='')}:{quote(login[1], safe='')}@{address.netloc}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
@@ -13,64 +12,50 @@ from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import Mistakes, suggestion
 
 M = TypeVar("M", bound=BaseModel)
 Loc = tuple[str | int, ...]
 
 
-@dataclass
-class Mistakes:
-    """Collects what is wrong, so that people see all of it at once."""
-
-    texts: list[str] = field(default_factory=list)
-
-    def add(self, where: str, what: str) -> None:
-        self.texts.append(f"{where}: {what}")
-
-    def stop_if_any(self) -> None:
-        """Raise ConfigError if anything was added."""
-        if self.texts:
-            raise ConfigError("\n".join(dict.fromkeys(self.texts)))
-
-
 @dataclass(frozen=True)
 class YamlFile(Generic[M]):
-    """A YAML file, read: its model, and where in the file each value stands."""
+    """Hold a file that was read: its model, and the line of each value."""
 
     path: Path
     model: M
     lines: Mapping[Loc, int]
 
     def at(self, *loc: str | int) -> str:
-        """`file:line` of the deepest part of `loc` that the file has."""
+        """Return `file:line` of the deepest part of `loc` that the file has."""
         return f"{self.path}:{line_of(self.lines, loc)}"
 
 
 def line_of(lines: Mapping[Loc, int], loc: Loc) -> int:
+    """Return the line of the deepest part of `loc` that the file has."""
     while loc and loc not in lines:
         loc = loc[:-1]
     return lines.get(loc, 1)
 
 
-def suggestion(name: str, known: Mapping[str, Any] | list[str] | set[str]) -> str:
-    """`; did you mean 'x'?`, or the names there are when none is near."""
-    if near := get_close_matches(name, list(known), n=1):
-        return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
-
-
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
-    """Read a YAML file. What is wrong is added to `mistakes`, and then there is no document."""
+    """Read a YAML or JSON file. Return None if anything is wrong, and add it to `mistakes`."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        mistakes.add(str(path), f"cannot be read: {error}")
+    except OSError as error:
+        mistakes.add(str(path), f"cannot be read: {error.strerror}")
+        return None
+    except UnicodeDecodeError as error:
+        mistakes.add(str(path), f"cannot be read: not UTF-8 text, at byte {error.start}")
         return None
     lines: dict[Loc, int] = {}
     try:
         # JSON is YAML, but its own reader is a hundred times faster, and a lock is long and generated.
-        data = json.loads(text) if text.startswith("{") else _value(_compose(text), (), lines, path, mistakes)
+        if text.startswith("{"):
+            data = json.loads(text)
+        else:
+            node = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            data = _value(node, (), lines, path, mistakes)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         mistakes.add(f"{path}:{line}", f"not YAML: {error.problem}")
@@ -88,16 +73,12 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
 
 
 def dotted_key(loc: Loc) -> str:
+    """Return `checks.0.name`, or `the file` for its top."""
     return ".".join(map(str, loc)) or "the file"
 
 
-def _compose(text: str) -> yaml.Node | None:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.compose(text, Loader=loader)
-
-
 def _value(node: yaml.Node | None, loc: Loc, lines: dict[Loc, int], path: Path, mistakes: Mistakes) -> Any:
-    """Python value of a node. Scalars stay text, so that the version 3.10 does not become 3.1."""
+    """Return the value of a node, and note the lines. Scalars stay text, so that version 3.10 does not become 3.1."""
     if node is None:
         return {}
     lines.setdefault(loc, node.start_mark.line + 1)
@@ -105,11 +86,11 @@ def _value(node: yaml.Node | None, loc: Loc, lines: dict[Loc, int], path: Path, 
         result: dict[str, Any] = {}
         for key_node, child in node.value:
             key = str(key_node.value)
-            here = (*loc, key)
-            lines[here] = key_node.start_mark.line + 1
+            inner = (*loc, key)
+            lines[inner] = key_node.start_mark.line + 1
             if key in result:
-                mistakes.add(f"{path}:{lines[here]}", f"{dotted_key(here)}: the key is there twice")
-            result[key] = _value(child, here, lines, path, mistakes)
+                mistakes.add(f"{path}:{lines[inner]}", f"{dotted_key(inner)}: the key is there twice; remove one")
+            result[key] = _value(child, inner, lines, path, mistakes)
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_value(child, (*loc, i), lines, path, mistakes) for i, child in enumerate(node.value)]
@@ -127,11 +108,11 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
 
 
 def _fields(model: Any, loc: Loc) -> list[str]:
-    """Names that the model allows at `loc`."""
-    here = [model]
+    """Return the names that the model allows at `loc`."""
+    annotations = [model]
     for part in loc:
-        here = [inner for annotation in here for inner in _inside(annotation, part)]
-    return [info.alias or name for kind in here for m in _models(kind) for name, info in m.model_fields.items()]
+        annotations = [inner for annotation in annotations for inner in _inside(annotation, part)]
+    return [info.alias or name for kind in annotations for m in _models(kind) for name, info in m.model_fields.items()]
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -143,7 +124,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _inside(annotation: Any, part: str | int) -> Iterator[Any]:
-    """Annotations of the value at key or index `part` of a value annotated so."""
+    """Yield the annotations of the value at key or index `part` of a value that is annotated so."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _inside(get_args(annotation)[0], part)

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 from packaging.version import InvalidVersion, Version
 
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Arch, Model, Platform, major, matches, satisfies
-from imagebuild.core.yaml import YamlFile, suggestion
+from imagebuild.core.yaml import YamlFile
 from imagebuild.jobs.environment import JobSettings, Variable
 from imagebuild.jobs.facts import (
     COLLECTIVES,

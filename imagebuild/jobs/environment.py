@@ -10,9 +10,8 @@ from typing import cast, get_args
 
 from packaging.version import Version
 
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import matches
-from imagebuild.core.yaml import suggestion
 from imagebuild.jobs.facts import Container, Expect, FactLayer, NcclVariables, Scheduler, Scope
 
 OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")

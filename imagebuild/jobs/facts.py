@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from imagebuild.bench.profiles import Profile
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, Mistakes, suggestion
 from imagebuild.core.fields import Arch, Condition, Model, satisfies
-from imagebuild.core.yaml import Mistakes, YamlFile, dotted_key, load_yaml, suggestion
+from imagebuild.core.yaml import YamlFile, dotted_key, load_yaml
 from imagebuild.project.component import Support
 
 Scheduler = Literal["mpijob", "jobset", "slurm"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from imagebuild.core.errors import ConfigError
-from imagebuild.core.yaml import suggestion
+from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.jobs import kubernetes, slurm
 from imagebuild.jobs.choose import Choices, Job, Offer, choose
 from imagebuild.jobs.environment import (

@@ -6,16 +6,17 @@ import difflib
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from imagebuild.core import files
-from imagebuild.core.errors import ConfigError, ImagebuildError
+from imagebuild.core.errors import ConfigError, ImagebuildError, Mistakes, suggestion
 from imagebuild.core.run import answer_each
-from imagebuild.core.yaml import Mistakes, YamlFile, load_yaml, suggestion
-from imagebuild.lock.resolve import Display, resolve_sources, todo
+from imagebuild.core.yaml import YamlFile, load_yaml
+from imagebuild.lock.resolve import Display, incomplete, lock_table, merged_sources, resolve_sources, without_stale
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
@@ -23,10 +24,7 @@ from imagebuild.project.lockfile import (
     PackageSource,
     Source,
     Table,
-    lock_table,
-    merged_sources,
     source_title,
-    without_stale,
 )
 from imagebuild.project.matrix import Matrix, Target
 from imagebuild.project.plan import make_plan
@@ -44,6 +42,7 @@ class Tags:
 
     url: str
     template: str
+    """Form of the component's tags, with `{version}`."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,9 @@ class PackageVersions:
     """The versions of a package in a repository."""
 
     source: PackageSource
-    """With this one package, without version."""
+    """The repository, with this one package without version."""
     template: str
-    """Of the package's version, where only `{version}` is left to fill in."""
+    """Form of the package's version, with `{version}`."""
 
 
 Question = Tags | WheelVersions | PackageVersions
@@ -69,16 +68,16 @@ Row = tuple[str, int]
 
 
 @dataclass
-class Asking:
-    """What to ask about one row of a pin, or why nobody can be asked."""
+class Inquiry:
+    """What to ask upstream about one row of a pin, or why nobody can be asked."""
 
     questions: set[Question] = field(default_factory=set)
-    reasons: list[str] = field(default_factory=list)
+    obstacles: list[str] = field(default_factory=list)
 
 
-def askings(recipes: Iterable[Recipe]) -> dict[Row, Asking]:
-    """For every row of a pin that a target uses."""
-    found: dict[Row, Asking] = {}
+def inquiries(recipes: Iterable[Recipe]) -> dict[Row, Inquiry]:
+    """Return what to ask about every row of a pin that a target uses."""
+    result: dict[Row, Inquiry] = {}
     for recipe in recipes:
         for name in dict.fromkeys((*recipe.target.components, *recipe.stages)):
             pin = recipe.pin(name)
@@ -87,16 +86,17 @@ def askings(recipes: Iterable[Recipe]) -> dict[Row, Asking]:
             pin_name = recipe.component(name).pin or name
             # The command line can change pins; here they are those of the file.
             rows = recipe.project.matrix.model.versions[pin_name]
-            asking = found.setdefault((pin_name, rows.index(pin)), Asking())
+            inquiry = result.setdefault((pin_name, rows.index(pin)), Inquiry())
             if pin.commit:
-                asking.reasons.append("is pinned to a commit that is no tag")
+                inquiry.obstacles.append("is pinned to a commit that is no tag")
                 continue
-            asking.questions.update(_questions(recipe, name))
-            asking.reasons.extend(_obstacles(recipe, name))
-    return found
+            inquiry.questions.update(_questions(recipe, name))
+            inquiry.obstacles.extend(_obstacles(recipe, name))
+    return result
 
 
 def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
+    """Yield the places that list versions of a component."""
     component = recipe.component(name)
     if component.git:
         yield Tags(component.git, component.tag)
@@ -115,6 +115,7 @@ def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
 
 
 def _obstacles(recipe: Recipe, name: str) -> Iterator[str]:
+    """Yield the reasons why versions of a component cannot be listed."""
     component = recipe.component(name)
     if any(SERIES.search(text) for text in recipe.component(component.wheels_from or name).wheels):
         yield "names a series of releases, which is chosen by hand"
@@ -128,7 +129,7 @@ def _obstacles(recipe: Recipe, name: str) -> Iterator[str]:
 
 
 def versions_in(template: str, names: Iterable[str]) -> set[str]:
-    """The versions that tags or packages of that form have: `v{version}-1` has `2.3` in `v2.3-1`."""
+    """Return the versions in names of tags or packages: with the template `v{version}-1`, `2.3` of `v2.3-1`."""
     before, _, after = template.partition(VERSION)
     return {
         name[len(before) : len(name) - len(after)]
@@ -138,7 +139,7 @@ def versions_in(template: str, names: Iterable[str]) -> set[str]:
 
 
 def newer(current: str, versions: Iterable[str], *, pre: bool) -> list[str]:
-    """Those above the current one, newest first; only stable releases unless `pre`.
+    """Return the versions above the current one, newest first; only stable releases unless `pre`.
 
     Raises ValueError if the current one cannot be compared.
     """
@@ -146,25 +147,22 @@ def newer(current: str, versions: Iterable[str], *, pre: bool) -> list[str]:
         least = Version(current)
     except InvalidVersion:
         raise ValueError(f"{current} cannot be compared with other versions") from None
-    found: Mapping[str, Version] = {text: v for text in versions if (v := _parsed(text)) and v > least}
-    return sorted(
-        (t for t, v in found.items() if pre or not v.is_prerelease), key=lambda t: (found[t], t), reverse=True
-    )
-
-
-def _parsed(text: str) -> Version | None:
-    try:
-        return Version(text) if text[:1].isdigit() and "+" not in text else None
-    except InvalidVersion:
-        return None
+    above: dict[str, Version] = {}
+    for text in versions:
+        if text[:1].isdigit() and "+" not in text:
+            with suppress(InvalidVersion):
+                version = Version(text)
+                if version > least and (pre or not version.is_prerelease):
+                    above[text] = version
+    return sorted(above, key=lambda text: (above[text], text), reverse=True)
 
 
 SIGN = r"[\w.+:~-]"
-"""What a version is made of."""
+"""A character of a version."""
 
 
 def edited(matrix: YamlFile[Matrix], wanted: YamlFile[Matrix], changes: Mapping[Row, str]) -> str:
-    """The matrix's text with the versions of `changes`; `wanted` is what it must mean.
+    """Return the matrix's text with the versions of `changes`; `wanted` is what the text must mean.
 
     Raises ConfigError where a version cannot be changed by itself, for example because an anchor has it.
     """
@@ -174,16 +172,21 @@ def edited(matrix: YamlFile[Matrix], wanted: YamlFile[Matrix], changes: Mapping[
         old = matrix.model.versions[row[0]][row[1]].version
         changed = _replaced(lines[number - 1], row[0], old, version)
         if changed is None:
-            raise ConfigError(f"{matrix.path}:{number}: {old} does not stand here once; write {version} by hand")
+            raise ConfigError(f"{matrix.path}:{number}: {old} is not here exactly once; write {version} by hand")
         lines[number - 1] = changed
     text = "".join(lines)
-    if _read(text) != wanted.model:
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+        copy = Path(folder) / "matrix.yaml"
+        copy.write_text(text, encoding="utf-8")
+        document = load_yaml(copy, Matrix, Mistakes())
+    if document is None or document.model != wanted.model:
         where = ", ".join(f"{matrix.path}:{_line(matrix, row)}" for row in changes)
         raise ConfigError(f"{where}: a change of the version here changes something else too; do it by hand")
     return text
 
 
 def _line(matrix: YamlFile[Matrix], row: Row) -> int:
+    """Return the number of the line that has the version of a row."""
     name, i = row
     places = (
         ("versions", name, i, "version"),
@@ -195,24 +198,18 @@ def _line(matrix: YamlFile[Matrix], row: Row) -> int:
 
 
 def _replaced(line: str, name: str, old: str, new: str) -> str | None:
-    """The line with the version changed that stands behind `version:` or the pin's name, or by itself."""
+    """Return the line with the version changed that follows `version:` or the pin's name, or stands by itself.
+
+    Returns None if the version is not there exactly once.
+    """
     keys = list(re.finditer(rf"""(?:\bversion|^\s*["']?{re.escape(name)})["']?\s*:\s""", line))
     start = keys[-1].end() if keys else 0
     comment = re.search(r"\s#", line)
     end = comment.start() if comment else len(line)
-    found = list(re.finditer(rf"(?<!{SIGN}){re.escape(old)}(?!{SIGN})", line[:end]))
-    fitting = [match for match in found if match.start() >= start]
-    if len(fitting) != 1:
-        return None
-    return line[: fitting[0].start()] + new + line[fitting[0].end() :]
-
-
-def _read(text: str) -> Matrix | None:
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        path = Path(folder) / "matrix.yaml"
-        path.write_text(text, encoding="utf-8")
-        document = load_yaml(path, Matrix, Mistakes())
-    return document.model if document else None
+    matches = [
+        match for match in re.finditer(rf"(?<!{SIGN}){re.escape(old)}(?!{SIGN})", line[:end]) if match.start() >= start
+    ]
+    return line[: matches[0].start()] + new + line[matches[0].end() :] if len(matches) == 1 else None
 
 
 Asked = Tags | WheelVersions | PackageSource
@@ -223,10 +220,10 @@ Changes = Mapping[Row, str]
 
 @dataclass
 class Proposals:
-    """What upstream has to offer."""
+    """Newer versions of pins, and why others stay."""
 
     changes: dict[Row, str] = field(default_factory=dict)
-    reasons: list[tuple[str, str, str]] = field(default_factory=list)
+    kept: list[tuple[str, str, str]] = field(default_factory=list)
     """Pin, version, and why it stays."""
 
 
@@ -239,9 +236,9 @@ def propose(
     *,
     pre: bool,
 ) -> Proposals:
-    """The newest version of each pin that all its sources have and with which the plan can be made.
+    """Return the newest version of each pin that all its sources have and with which the plan can be made.
 
-    Raises ConfigError for the name of no pin.
+    Without `names`, all pins are looked up. Raises ConfigError for a name that is no pin.
     """
     pins = project.matrix.model.versions
     for name in names:
@@ -250,40 +247,34 @@ def propose(
                 f"{project.matrix.at('versions')}: versions: no pin {name!r}{suggestion(name, dict(pins))}"
             )
     renderer = Renderer(project, pins)
-    known = askings(renderer.recipe(target) for target in targets)
-    wanted = {
-        (n, i): known.get((n, i)) for n, rows in pins.items() for i in range(len(rows)) if not names or n in names
-    }
+    known = inquiries(renderer.recipe(target) for target in targets)
     result = Proposals()
-    todo: dict[Row, Asking] = {}
-    for row, asking in wanted.items():
-        if why := _obstacle(project, row, asking, named=bool(names)):
-            result.reasons.append((row[0], _version(project, row), why))
-        elif asking:
-            todo[row] = asking
-    answers = _ask({q for asking in todo.values() for q in asking.questions}, upstream, display)
-    for row, asking in todo.items():
-        _decide(project, row, [(q, answers[q]) for q in asking.questions], result, pre=pre)
+    asked: dict[Row, Inquiry] = {}
+    for name, rows in pins.items():
+        for i, pin in enumerate(rows if not names or name in names else ()):
+            inquiry = known.get((name, i))
+            if inquiry is None:
+                obstacle = "no target uses it"
+            elif not inquiry.questions or pin.commit:
+                obstacle = "; ".join(dict.fromkeys(inquiry.obstacles)) or "nobody lists its versions"
+            elif "+" in pin.version:
+                obstacle = "has an addition of its own behind the +"
+            elif pin.when and not names:
+                obstacle = "is for some targets only; name the pin to have it bumped too"
+            else:
+                asked[name, i] = inquiry
+                continue
+            result.kept.append((name, pin.version, obstacle))
+    answers = _ask({question for inquiry in asked.values() for question in inquiry.questions}, upstream, display)
+    for row, inquiry in asked.items():
+        _decide(project, row, [(question, answers[question]) for question in inquiry.questions], result, pre=pre)
     if result.changes:
         sources_of(with_pins(project, result.changes))
     return result
 
 
-def _obstacle(project: Project, row: Row, asking: Asking | None, *, named: bool) -> str | None:
-    pin = project.matrix.model.versions[row[0]][row[1]]
-    if asking is None:
-        return "no target uses it"
-    if not asking.questions or pin.commit:
-        return "; ".join(dict.fromkeys(asking.reasons)) or "nobody lists its versions"
-    if "+" in pin.version:
-        return "has an addition of its own behind the +"
-    if pin.when and not named:
-        return "is for some targets only; name the pin to have it bumped too"
-    return None
-
-
 def _ask(questions: set[Question], upstream: Upstream, display: Display) -> dict[Question, Answer]:
-    """Question → versions, or why there is no answer. A repository is read once for all its packages."""
+    """Return the versions that answer each question, or the error. A repository is read once for all its packages."""
     packages = [question.source for question in questions if isinstance(question, PackageVersions)]
     repositories = [source for source in merged_sources(packages) if isinstance(source, PackageSource)]
     wanted: list[Asked] = [*repositories, *(q for q in questions if not isinstance(q, PackageVersions))]
@@ -298,17 +289,18 @@ def _ask(questions: set[Question], upstream: Upstream, display: Display) -> dict
             case PackageSource(packages=names):
                 return dict(upstream.index(question, names).versions)
 
-    found: dict[Asked, dict[str, list[str]] | ImagebuildError] = {}
+    results: dict[Asked, dict[str, list[str]] | ImagebuildError] = {}
     with display, answer_each(sorted(wanted, key=_title), ask, upstream.stop) as answers:
         for question, answer in answers:
-            found[question] = answer
-            bad = isinstance(answer, ImagebuildError)
-            display.end(_title(question), "could not be asked" if bad else "asked", good=not bad)
-    by_url = {q.url: answer for q, answer in found.items() if isinstance(q, PackageSource)}
-    return {q: _versions(q, by_url[q.source.url] if isinstance(q, PackageVersions) else found[q]) for q in questions}
+            results[question] = answer
+            failed = isinstance(answer, ImagebuildError)
+            display.end(_title(question), "could not be asked" if failed else "asked", good=not failed)
+    by_url = {q.url: answer for q, answer in results.items() if isinstance(q, PackageSource)}
+    return {q: _versions(q, by_url[q.source.url] if isinstance(q, PackageVersions) else results[q]) for q in questions}
 
 
 def _versions(question: Question, answer: dict[str, list[str]] | ImagebuildError) -> Answer:
+    """Return the versions of a pin in the names that upstream listed."""
     if isinstance(answer, ImagebuildError):
         return answer
     match question:
@@ -328,37 +320,34 @@ def _decide(
     *,
     pre: bool,
 ) -> None:
-    """Add the newest version that fits, or why there is none, to the result."""
-    current = _version(project, row)
+    """Add the newest version that fits to the result, or why there is none."""
+    current = project.matrix.model.versions[row[0]][row[1]].version
     errors = [str(answer).splitlines()[0] for _, answer in answers if isinstance(answer, ImagebuildError)]
     if errors:
-        result.reasons.append((row[0], current, f"could not be asked: {errors[0]}"))
+        result.kept.append((row[0], current, f"could not be asked: {errors[0]}"))
         return
     sets = [answer for _, answer in answers if not isinstance(answer, ImagebuildError)]
     try:
         everywhere = newer(current, set.intersection(*sets), pre=pre)
         somewhere = newer(current, set.union(*sets), pre=pre)
     except ValueError as error:
-        result.reasons.append((row[0], current, str(error)))
+        result.kept.append((row[0], current, str(error)))
         return
     for version in everywhere:
         try:
             sources_of(with_pins(project, {row: version}))
         except ConfigError as error:
-            result.reasons.append((row[0], current, f"{version} is there, but: {error}"))
+            result.kept.append((row[0], current, f"{version} is there, but: {error}"))
         else:
             result.changes[row] = version
             break
     if somewhere and somewhere[0] not in everywhere:
         lacking = sorted({_title(q) for q, answer in answers if isinstance(answer, set) and somewhere[0] not in answer})
-        result.reasons.append((row[0], current, f"{somewhere[0]} is not yet everywhere: {', '.join(lacking)} lacks it"))
-
-
-def _version(project: Project, row: Row) -> str:
-    return project.matrix.model.versions[row[0]][row[1]].version
+        result.kept.append((row[0], current, f"{somewhere[0]} is not yet everywhere: {', '.join(lacking)} lacks it"))
 
 
 def _title(question: Question | PackageSource) -> str:
+    """Return what is asked for, in one line."""
     match question:
         case Tags(url, template):
             return source_title(GitRef(url, template))
@@ -371,7 +360,7 @@ def _title(question: Question | PackageSource) -> str:
 
 
 def with_pins(project: Project, changes: Changes) -> Project:
-    """The project with other versions."""
+    """Return the project with other versions of pins."""
     matrix = project.matrix.model
     versions = {
         name: tuple(
@@ -385,28 +374,26 @@ def with_pins(project: Project, changes: Changes) -> Project:
 
 
 def sources_of(project: Project) -> tuple[Source, ...]:
-    """Every source of every target. Raises ConfigError if the plan or a template does not go with the versions."""
+    """Return every source of every target. Raises ConfigError if the plan or a template does not fit the versions."""
     plan = make_plan(project)
     renderer = Renderer(project, project.matrix.model.versions)
     return merged_sources(source for target in plan.targets for source in renderer.recipe(target).sources())
 
 
 def relocked(project: Project, changes: Changes, upstream: Upstream, display: Display) -> tuple[Table, str]:
-    """The lock's entries for the new versions, without those only the old ones used, and what was not resolved."""
+    """Return the lock's entries for the new versions, without those that only the old ones used.
+
+    The second value says which new sources could not be pinned, a line for each.
+    """
     entries = lock_table(project.lock)
     before, after = sources_of(project), sources_of(with_pins(project, changes))
     outcome = resolve_sources(
-        entries, [s for s in todo(entries, after) if s not in before], upstream, display, keep=lambda: None
+        entries, [s for s in incomplete(entries, after) if s not in before], upstream, display, keep=lambda: None
     )
     return without_stale(entries, after, before), outcome.complaint()
 
 
 def diff(path: Path, text: str) -> str:
-    """The change of a file as a unified diff."""
-    old = files.read_text(path) if path.exists() else ""
-    return "".join(_lines(old, text, str(path)))
-
-
-def _lines(old: str, new: str, name: str) -> Iterator[str]:
-    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    return difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+    """Return the change from a file to its new text as a unified diff."""
+    before = files.read_text(path).splitlines(keepends=True) if path.exists() else []
+    return "".join(difflib.unified_diff(before, text.splitlines(keepends=True), f"a/{path}", f"b/{path}"))

@@ -1,24 +1,34 @@
-"""Run `imagebuild lock` and `imagebuild bump`."""
+"""Complete, renew and check the lock, and propose newer versions of pins: what `imagebuild lock` and `bump` call."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
 
-from rich.markup import escape
-
-from imagebuild.core import console, settings
-from imagebuild.core.console import out
-from imagebuild.core.errors import CommandError
+from imagebuild.core import settings
+from imagebuild.core.fields import Model
 from imagebuild.core.files import write_text
-from imagebuild.lock import bump, resolve
-from imagebuild.lock.bump import edited
-from imagebuild.lock.resolve import Outcome, display, keys_of, owners, resolve_sources, todo
+from imagebuild.lock import bump
+from imagebuild.lock.resolve import (
+    LockFinding,
+    Outcome,
+    check_entries,
+    compare_entries,
+    display,
+    incomplete,
+    keys_of,
+    lock_from_table,
+    lock_table,
+    lock_text,
+    merged_sources,
+    owners,
+    resolve_sources,
+    without_stale,
+)
 from imagebuild.lock.upstream import Addresses, NetworkUpstream, Upstream
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
@@ -26,140 +36,181 @@ from imagebuild.project.lockfile import (
     Source,
     Table,
     key_of,
-    lock_from_table,
-    lock_table,
-    lock_text,
-    merged_sources,
-    without_stale,
 )
 from imagebuild.project.matrix import Target
 from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer
 
 
+class LockCheck(Model):
+    """What `imagebuild lock --check --json` writes."""
+
+    lock: str
+    """File of the lock."""
+    sources: int
+    """Entries that the targets need."""
+    upstream: bool
+    """Whether the entries were compared with upstream."""
+    findings: tuple[LockFinding, ...]
+    """What people should know; nothing if all is as locked."""
+
+    @property
+    def unchecked(self) -> int:
+        """Number of sources that could not be compared with upstream."""
+        return sum(finding.state == "not checked" for finding in self.findings)
+
+    @property
+    def exit_status(self) -> int:
+        """Return 1 if an entry is wrong, 4 if a source could not be compared with upstream, else 0."""
+        return 1 if any(finding.fails for finding in self.findings) else 4 if self.unchecked else 0
+
+
+class NewVersion(Model):
+    """A newer version of a pin."""
+
+    pin: str
+    row: int
+    """Which of the pin's versions in the matrix, from 0."""
+    version: str
+    """What the matrix has."""
+    newer: str
+
+
+class KeptVersion(Model):
+    """A version that stays, and why."""
+
+    pin: str
+    version: str
+    reason: str
+
+
+class BumpResult(Model):
+    """What `imagebuild bump --json` writes."""
+
+    changes: tuple[NewVersion, ...]
+    kept: tuple[KeptVersion, ...]
+    written: bool
+    """Whether the files were changed."""
+    unresolved: str = ""
+    """With `--relock`: new sources that could not be pinned, a line for each."""
+
+
+@dataclass(frozen=True)
+class LockFile:
+    """The lock of a project, and what the chosen targets need of it."""
+
+    project: Project
+    renderer: Renderer
+    targets: tuple[Target, ...]
+    path: Path
+    today: date = field(default_factory=lambda: datetime.now(UTC).date())
+
+    @property
+    def recipes(self) -> Iterator[Recipe]:
+        """Yield the recipe of each target."""
+        return (self.renderer.recipe(target) for target in self.targets)
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """Return what the targets need, each entry of the lock once. Raises ConfigError."""
+        return merged_sources(source for recipe in self.recipes for source in recipe.sources())
+
+    @cached_property
+    def entries(self) -> Table:
+        """Return the entries of the lock, to be changed."""
+        return lock_table(self.project.lock)
+
+    def unpinned(self, sources: Collection[Source]) -> int:
+        """Return how many of the sources have no pin."""
+        return sum(self.entries.get(key_of(source), UNRESOLVED) == UNRESOLVED for source in sources)
+
+    def text(self, entries: Table) -> str:
+        """Return the file with these entries. It keeps its date; a lock without one gets today's."""
+        return lock_text(lock_from_table(entries, self.project.lock.date or self.today))
+
+    def write(self) -> None:
+        """Write the file with its entries as they are now."""
+        write_text(self.path, self.text(self.entries))
+
+
 def network_upstream(ca: Path | None) -> Upstream:
-    """The network by the user's mirrors, with the CA bundle that is given or the machine's. Raises ConfigError."""
+    """Return the network, by way of the user's mirrors. Raises ConfigError.
+
+    `ca` is a bundle of certificates to trust; by default the machine's.
+    """
     configured = settings.load_settings(os.environ)
     mirrors = configured.mirrors
     addresses = Addresses(mirrors.image, mirrors.download, mirrors.python_index)
     return NetworkUpstream(addresses, settings.ca_bundle(ca, os.environ), configured.netrc_file)
 
 
-@dataclass(frozen=True)
-class LockRun:
-    """What every command starts from."""
-
-    project: Project
-    renderer: Renderer
-    targets: tuple[Target, ...]
-    path: Path
-    """Of the lock."""
-    today: date = field(default_factory=lambda: datetime.now(UTC).date())
-
-    @property
-    def recipes(self) -> Iterable[Recipe]:
-        return (self.renderer.recipe(target) for target in self.targets)
-
-    @cached_property
-    def sources(self) -> tuple[Source, ...]:
-        """Each entry of the lock that the targets need once. Raises ConfigError."""
-        return merged_sources(source for recipe in self.recipes for source in recipe.sources())
-
-    @cached_property
-    def entries(self) -> Table:
-        return lock_table(self.project.lock)
-
-    def write(self) -> None:
-        write_text(self.path, self.text(self.entries))
-
-    def text(self, entries: Table) -> str:
-        """The file with these entries. Its date stays: the first one is today's."""
-        return lock_text(lock_from_table(entries, self.project.lock.date or self.today))
-
-
-def complete_lock(job: LockRun, asked: Upstream, *, whole: bool) -> None:
+def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[tuple[Source, ...], Outcome]:
     """Add what the lock lacks; if the targets are those of the `whole` matrix, remove what nothing uses.
 
-    Raises CommandError that lists what could not be resolved.
+    Returns the sources that the targets need, and what became of those that were asked for.
     """
-    if whole and (kept := without_stale(job.entries, job.sources)) != job.entries:
-        job.entries.clear()
-        job.entries.update(kept)
-        job.write()
-    outcome = resolve_sources(job.entries, todo(job.entries, job.sources), asked, display(), keep=job.write)
-    _conclude(job, job.sources, outcome)
+    if whole and (kept := without_stale(lock.entries, lock.sources)) != lock.entries:
+        lock.entries.clear()
+        lock.entries.update(kept)
+        lock.write()
+    lacking = incomplete(lock.entries, lock.sources)
+    return lock.sources, resolve_sources(lock.entries, lacking, upstream, display(), keep=lock.write)
 
 
-def update_lock(job: LockRun, asked: Upstream, names: Collection[str]) -> None:
-    """Resolve anew what belongs to the names, and nothing else. Raises CommandError, or ConfigError for a name."""
-    anew = keys_of(names, owners(job.recipes))
-    sources = tuple(source for source in job.sources if key_of(source) in anew)
-    outcome = resolve_sources(job.entries, sources, asked, display(), keep=job.write, anew=anew)
-    _conclude(job, sources, outcome)
+def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> tuple[tuple[Source, ...], Outcome]:
+    """Pin again what belongs to the names, and nothing else. Raises ConfigError for an unknown name.
 
-
-def redate_lock(job: LockRun, day: date) -> None:
-    """Write the lock with another date, and print what that means."""
-    write_text(job.path, lock_text(lock_from_table(job.entries, day)))
-    out.print(f"{job.path}: no file of an image is younger than {day} now; all digests change", markup=False)
-
-
-def _conclude(job: LockRun, sources: tuple[Source, ...], outcome: Outcome) -> None:
-    missing = sum(job.entries.get(key_of(source), UNRESOLVED) == UNRESOLVED for source in sources)
-    state = f"{missing} of {len(sources)} sources have no pin" if missing else f"all {len(sources)} sources are pinned"
-    out.print(f"{job.path}: {len(outcome.resolved)} resolved; {state}", markup=False)
-    if complaint := outcome.complaint():
-        raise CommandError(complaint)
-
-
-def check_lock(job: LockRun, asked: Upstream | None, *, whole: bool) -> bool:
-    """Print a table of what is not right with the lock; whether all is. Without `asked`, upstream is not compared.
-
-    Raises CommandError if all that could be compared is right, but something could not.
+    Returns the sources that belong to the names, and what became of them.
     """
-    findings = list(resolve.offline(job.entries, job.sources, whole=whole))
-    if asked:
-        findings += resolve.online(job.entries, job.sources, asked, display())
-    if findings:
-        console.print_table(
-            ("state", "source", "what"), [(f.state, escape(f.source), escape(f.detail)) for f in findings]
-        )
-    if any(finding.fails for finding in findings):
-        return False
-    if count := sum(finding.state == "not checked" for finding in findings):
-        raise CommandError(f"{job.path}: {count} sources could not be compared with upstream; all else is as locked")
-    how = "" if asked else "; upstream was not asked"
-    out.print(f"{job.path}: all {len(job.sources)} sources are as locked{how}", markup=False)
-    return True
+    anew = keys_of(names, owners(lock.recipes))
+    sources = tuple(source for source in lock.sources if key_of(source) in anew)
+    return sources, resolve_sources(lock.entries, sources, upstream, display(), keep=lock.write, anew=anew)
+
+
+def redate_lock(lock: LockFile, day: date) -> None:
+    """Write the lock with another date."""
+    write_text(lock.path, lock_text(lock_from_table(lock.entries, day)))
+
+
+def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool) -> LockCheck:
+    """Return what is wrong with the lock; without `upstream`, nothing is compared with it.
+
+    If the targets are those of the `whole` matrix, entries that nothing uses are wrong too.
+    """
+    findings = list(check_entries(lock.entries, lock.sources, whole=whole))
+    if upstream:
+        findings += compare_entries(lock.entries, lock.sources, upstream, display())
+    return LockCheck(lock=str(lock.path), sources=len(lock.sources), upstream=bool(upstream), findings=tuple(findings))
 
 
 def bump_pins(
-    job: LockRun, asked: Upstream, names: Collection[str], *, write: bool, with_lock: bool, pre: bool
-) -> None:
-    """Print newer versions as a diff of the matrix, and of the lock if it is wanted, or `write` them.
+    lock: LockFile, upstream: Upstream, names: Collection[str], *, write: bool, relock: bool, pre: bool
+) -> tuple[BumpResult, Mapping[Path, str]]:
+    """Find newer versions of pins; with `write`, change the matrix, and the lock if it is to be completed (`relock`).
 
-    Raises ConfigError for a name that is no pin or a line that cannot be edited, CommandError if a new version could
-    not be resolved for the lock.
+    Returns the result, and the changed files with their new texts. Raises ConfigError for a name that is no pin, or a
+    line that cannot be edited.
     """
-    proposals = bump.propose(job.project, job.targets, names, asked, display(), pre=pre)
-    if proposals.reasons:
-        rows = [tuple(map(escape, row)) for row in proposals.reasons]
-        console.print_table(("pin", "version", "stays, because it"), rows)
-    if not proposals.changes:
-        out.print("no newer version", markup=False)
-        return
-    matrix = job.project.matrix
-    wanted = bump.with_pins(job.project, proposals.changes)
-    texts = {matrix.path: edited(matrix, wanted.matrix, proposals.changes)}
-    complaint = ""
-    if with_lock:
-        entries, complaint = bump.relocked(job.project, proposals.changes, asked, display())
-        texts[job.path] = job.text(entries)
-    for path, text in texts.items():
-        if write:
+    proposals = bump.propose(lock.project, lock.targets, names, upstream, display(), pre=pre)
+    matrix = lock.project.matrix
+    texts: dict[Path, str] = {}
+    unresolved = ""
+    if proposals.changes:
+        wanted = bump.with_pins(lock.project, proposals.changes)
+        texts[matrix.path] = bump.edited(matrix, wanted.matrix, proposals.changes)
+        if relock:
+            entries, unresolved = bump.relocked(lock.project, proposals.changes, upstream, display())
+            texts[lock.path] = lock.text(entries)
+    if write:
+        for path, text in texts.items():
             write_text(path, text)
-            out.print(f"{path}: written", markup=False)
-        else:
-            sys.stdout.write(bump.diff(path, text))
-    if complaint:
-        raise CommandError(complaint)
+    result = BumpResult(
+        changes=tuple(
+            NewVersion(pin=pin, row=row, version=matrix.model.versions[pin][row].version, newer=newer)
+            for (pin, row), newer in proposals.changes.items()
+        ),
+        kept=tuple(KeptVersion(pin=pin, version=version, reason=why) for pin, version, why in proposals.kept),
+        written=write and bool(texts),
+        unresolved=unresolved,
+    )
+    return result, texts

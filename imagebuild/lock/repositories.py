@@ -27,7 +27,7 @@ WHY = {
 
 @dataclass(frozen=True)
 class Signed:
-    """What a key vouches for."""
+    """A text whose signature is good."""
 
     text: str
     fingerprints: tuple[str, ...]
@@ -35,7 +35,7 @@ class Signed:
 
 
 def verify(run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None) -> Signed:
-    """The text that is signed: `content` without its signature, or all of it if the signature is separate.
+    """Return the text that is signed: `content` without its signature, or all of it if the signature is separate.
 
     `key` holds one or more public keys, armoured or not. Raises CommandError that names the keys if none of them
     made a good signature.
@@ -54,10 +54,13 @@ def verify(run: RunProgram, key: bytes, content: bytes, signature: bytes | None 
             status = _gpg(run, home, "--output", str(home / "text"), "--decrypt", str(home / "content"))
         else:
             status = _gpg(run, home, "--verify", str(home / "signature"), str(home / "content"))
-        found = tuple(_signatures(status))
-        good = tuple(dict.fromkeys(s.primary for s in found if s.kind == "GOODSIG" and s.primary))
-        if any(s.kind == "BADSIG" for s in found) or not good:
-            raise CommandError(_complaint(found, held))
+        signatures = tuple(_signatures(status))
+        good = tuple(dict.fromkeys(s.primary for s in signatures if s.kind == "GOODSIG" and s.primary))
+        if any(s.kind == "BADSIG" for s in signatures) or not good:
+            keys = ", ".join(f"{fingerprint}{remark}" for fingerprint, remark in held.items())
+            problems = [f"signed by {s.key}: {WHY.get(s.kind, 'not good')}" for s in signatures if s.kind != "GOODSIG"]
+            problem = "; ".join(problems) if signatures else "there is no signature"
+            raise CommandError(f"{problem}; the file of the key holds {keys}")
         text = content if signature is not None else (home / "text").read_bytes()
         return Signed(text.decode(errors="replace"), good)
 
@@ -76,7 +79,11 @@ def _options(home: Path) -> tuple[str, ...]:
 
 
 def _gpg(run: RunProgram, home: Path, *words: str) -> str:
-    """What gpg says to programs. Its exit status says less: a second signature by an unknown key is a failure to it."""
+    """Run gpg and return the status lines that it writes for programs.
+
+    Its exit status says less: a second signature by an unknown key counts as a failure. Raises CommandError if gpg
+    cannot be run.
+    """
     status = home / "status"
     status.unlink(missing_ok=True)
     try:
@@ -88,33 +95,26 @@ def _gpg(run: RunProgram, home: Path, *words: str) -> str:
 
 
 def _signatures(status: str) -> Iterator[_Signature]:
+    """Yield the signatures that gpg's status lines are about."""
     for part in re.split(r"^\[GNUPG:\] NEWSIG.*$", status, flags=re.MULTILINE)[1:]:
-        said = {words[1]: words[2:] for line in part.splitlines() if len(words := line.split()) > 1}
-        kind = next((kind for kind in ("BADSIG", *WHY, "GOODSIG") if kind in said), None)
+        lines = {words[1]: words[2:] for line in part.splitlines() if len(words := line.split()) > 1}
+        kind = next((kind for kind in ("BADSIG", *WHY, "GOODSIG") if kind in lines), None)
         if kind:
-            valid = said.get("VALIDSIG", [])
-            yield _Signature(kind, valid[0] if valid else said[kind][0], valid[-1] if valid else "")
+            valid = lines.get("VALIDSIG", [])
+            yield _Signature(kind, valid[0] if valid else lines[kind][0], valid[-1] if valid else "")
 
 
 def _held(listing: str) -> dict[str, str]:
-    """Fingerprint → remark, of the primary keys that a listing by `--with-colons` shows."""
-    found: dict[str, str] = {}
+    """Return the fingerprints of the primary keys in gpg's listing `--with-colons`, each with a remark or ``."""
+    remarks: dict[str, str] = {}
     remark: str | None = None
     for row in (line.split(":") for line in listing.splitlines()):
         if row[0] == "pub":
             remark = {"e": " (expired)", "r": " (revoked)"}.get(row[1], "")
         elif row[0] == "fpr" and remark is not None:
-            found[row[9]] = remark
+            remarks[row[9]] = remark
             remark = None
-    return found
-
-
-def _complaint(found: tuple[_Signature, ...], held: dict[str, str]) -> str:
-    keys = ", ".join(f"{fingerprint}{remark}" for fingerprint, remark in held.items())
-    if not found:
-        return f"there is no signature; the file of the key holds {keys}"
-    made = "; ".join(f"signed by {s.key}: {WHY.get(s.kind, 'not good')}" for s in found if s.kind != "GOODSIG")
-    return f"{made}; the file of the key holds {keys}"
+    return remarks
 
 
 SHOWN_VERSIONS = 5
@@ -122,19 +122,19 @@ SHOWN_VERSIONS = 5
 
 @dataclass(frozen=True)
 class PackageIndex:
-    """What a signed repository offers of the packages that were asked for."""
+    """The versions of some packages that a signed repository has."""
 
     fingerprints: tuple[str, ...]
-    """Of the keys that signed it."""
+    """Fingerprints of the keys that signed it."""
     versions: Mapping[str, list[str]]
     """Package → versions, oldest first."""
 
 
 def read(run: RunProgram, web: Downloads, source: PackageSource, names: Iterable[str]) -> PackageIndex:
-    """The repository's signed index.
+    """Return what a repository's signed index has of the named packages.
 
-    Raises Unreachable or Absent if a part of it cannot be had, CommandError if a signature or a hash is wrong or the
-    release has expired, ConfigError for a suite that is not flat, ResultError for an index that cannot be read.
+    Raises Unreachable or Absent if a part of it cannot be fetched, CommandError if a signature or a hash is wrong or
+    the release has expired, ConfigError for a suite that is not flat, ResultError for an index that cannot be read.
     """
     base = debian.flat_repository_folder(source.url, source.suite)
     if base is None:
@@ -142,7 +142,11 @@ def read(run: RunProgram, web: Downloads, source: PackageSource, names: Iterable
             f"{source.url}: the suite {source.suite!r} is not flat: only those that end in / can be locked"
         )
     try:
-        signed = _release(run, web, base, web.read(source.key))
+        key = web.read(source.key)
+        try:
+            signed = verify(run, key, web.read(f"{base}InRelease"))
+        except Absent:
+            signed = verify(run, key, web.read(f"{base}Release"), web.read(f"{base}Release.gpg"))
         release = debian.parse_paragraph(signed.text)
         if until := debian.expired_since(release, datetime.now(UTC)):
             raise CommandError(f"the release was valid until {until}; is this an old copy?")
@@ -162,20 +166,21 @@ def read(run: RunProgram, web: Downloads, source: PackageSource, names: Iterable
 def resolve_repository(
     run: RunProgram, web: Downloads, source: PackageSource, known: LockedRepository | None
 ) -> LockedRepository:
-    """Key and versions of the packages that are wanted; versions that are known stay.
+    """Return the key and the versions of the packages that are wanted; versions that are known stay.
 
     Raises ConfigError if another key than the known one signs the repository, or it lacks a package; and as `read`.
     """
     index = read(run, web, source, (name_of(package) for package in source.packages))
     fingerprint = check_key(source.url, index, known)
-    before = known.packages if known else {}
-    todo = [package for package in source.packages if package not in before]
-    found = {package: choose(source.url, index, package) for package in todo}
-    return LockedRepository(fingerprint=fingerprint, packages={**before, **found})
+    packages = dict(known.packages) if known else {}
+    for package in source.packages:
+        if package not in packages:
+            packages[package] = choose(source.url, index, package)
+    return LockedRepository(fingerprint=fingerprint, packages=packages)
 
 
 def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> str:
-    """The fingerprint of the key that signed. Raises ConfigError if it is not the known one."""
+    """Return the fingerprint of the key that signed a repository. Raises ConfigError if it is not the known one."""
     if known is None or known.fingerprint in index.fingerprints:
         return known.fingerprint if known else index.fingerprints[0]
     raise ConfigError(
@@ -185,7 +190,10 @@ def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> 
 
 
 def choose(url: str, index: PackageIndex, package: str) -> str:
-    """The version of a package: the one that is asked for, or the newest. Raises ConfigError if it is not there."""
+    """Return the version of a package: of `name=version` that one, else the newest.
+
+    Raises ConfigError if the repository does not have it.
+    """
     name, _, wanted = package.partition("=")
     available = index.versions.get(name, [])
     if not available:
@@ -197,13 +205,5 @@ def choose(url: str, index: PackageIndex, package: str) -> str:
 
 
 def name_of(package: str) -> str:
+    """Return the name of a package that may come as `name=version`."""
     return package.partition("=")[0]
-
-
-def _release(run: RunProgram, web: Downloads, base: str, key: bytes) -> Signed:
-    try:
-        inline = web.read(f"{base}InRelease")
-    except Absent:
-        content, signature = web.read(f"{base}Release"), web.read(f"{base}Release.gpg")
-        return verify(run, key, content, signature)
-    return verify(run, key, inline)

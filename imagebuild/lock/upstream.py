@@ -32,53 +32,53 @@ from imagebuild.render.recipe import ARCHS, CPUS
 
 GIT_TIMEOUT_S = 60
 ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
-"""Nobody is there to type a password."""
+"""Git and ssh ask for no password: nobody is there to type it."""
 REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(\^\{\})?$")
 
 
 def commit_of(run: RunProgram, address: str, tag: str) -> str:
-    """The commit of a tag. Raises Absent if the repository has no such tag, and as `tags` does."""
-    found = _list(run, address, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}")
-    if tag not in found:
+    """Return the commit of a tag. Raises Absent if the repository has no such tag, and as `git_tags` does."""
+    commits = git_tags(run, address, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}")
+    if tag not in commits:
         raise Absent(f"{address}: has no tag {tag}")
-    return found[tag]
+    return commits[tag]
 
 
-def git_tags(run: RunProgram, address: str) -> dict[str, str]:
-    """Every tag with its commit. Raises Unreachable if the repository cannot be read."""
-    return _list(run, address, "refs/tags/*")
+def git_tags(run: RunProgram, address: str, *patterns: str) -> dict[str, str]:
+    """Return the tags of a repository with their commits: all of them, or those of `patterns`.
 
-
-def _list(run: RunProgram, address: str, *patterns: str) -> dict[str, str]:
+    Raises Unreachable if the repository cannot be read, ResultError for a list that cannot be.
+    """
+    patterns = patterns or ("refs/tags/*",)
     try:
         text = run("git", "ls-remote", "--", address, *patterns, env=ENVIRONMENT, timeout=GIT_TIMEOUT_S)
     except CommandError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        told = [line for line in lines if "fatal:" in line or "error:" in line]
-        raise Unreachable(f"{address}: {(told or lines)[0].rpartition('fatal: ')[2]}") from None
-    found: dict[str, str] = {}
+        problems = [line for line in lines if "fatal:" in line or "error:" in line]
+        raise Unreachable(f"{address}: {(problems or lines)[0].rpartition('fatal: ')[2]}") from None
+    commits: dict[str, str] = {}
     for line in text.splitlines():
         match = REFERENCE.match(line)
         if not match:
-            raise ResultError(f"{address}: git ls-remote says what is no tag: {line!r}")
+            raise ResultError(f"{address}: git ls-remote printed a line that is not a tag: {line!r}")
         commit, tag, peeled = match.groups()
-        if peeled or tag not in found:  # the commit of an annotated tag comes as tag^{}
-            found[tag] = commit
-    return found
+        if peeled or tag not in commits:  # the commit of an annotated tag comes as tag^{}
+            commits[tag] = commit
+    return commits
 
 
 IMAGE_TIMEOUT_S = 60
 INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 
 Read = Callable[..., bytes]
-"""Runs a program, returns the bytes that it printed, raises CommandError if it fails."""
+"""Run a program and return the bytes that it printed. Raises CommandError if it fails."""
 
 
 def resolve_image(read: Read, reference: str) -> LockedImage:
-    """The digests behind a tag.
+    """Return the digests that a tag names.
 
-    Raises Absent or Unreachable if the registry does not have it or does not answer, ResultError for what is no
-    manifest.
+    Raises Absent if the registry does not have it, Unreachable if the registry does not answer, ResultError if the
+    answer is not a manifest.
     """
     content = _manifest(read, reference)
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
@@ -86,13 +86,19 @@ def resolve_image(read: Read, reference: str) -> LockedImage:
         data: dict[str, Any] = json.loads(content)
         if data.get("mediaType") not in INDEXES and "manifests" not in data:
             return LockedImage(digest=digest)
-        return LockedImage(digest=digest, platforms=dict(filter(None, map(_platform, data["manifests"]))))
+        # Attestations have the platform unknown/unknown.
+        digests = {
+            f"{entry['platform']['os']}/{entry['platform']['architecture']}": entry["digest"]
+            for entry in data["manifests"]
+        }
+        platforms: tuple[Platform, ...] = get_args(Platform)
+        return LockedImage(digest=digest, platforms={p: digests[p] for p in platforms if p in digests})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultError(f"{reference}: the registry's answer is no manifest: {error!r}") from None
+        raise ResultError(f"{reference}: the registry's answer is not a manifest: {error!r}") from None
 
 
 def image_exists(read: Read, reference: str, digest: str) -> bool:
-    """Does the registry still have what was pinned? Raises Unreachable."""
+    """Return whether the registry still has a pinned digest. Raises Unreachable."""
     repository = reference if ":" not in reference.rpartition("/")[2] else reference.rpartition(":")[0]
     try:
         _manifest(read, f"{repository}@{digest}")
@@ -101,39 +107,32 @@ def image_exists(read: Read, reference: str, digest: str) -> bool:
     return True
 
 
-def _platform(entry: dict[str, Any]) -> tuple[Platform, str] | None:
-    """Platform and digest of one manifest of an index; attestations have the platform unknown/unknown."""
-    found = f"{entry['platform']['os']}/{entry['platform']['architecture']}"
-    return next(((platform, entry["digest"]) for platform in get_args(Platform) if platform == found), None)
-
-
 def _manifest(read: Read, reference: str) -> bytes:
     try:
         return read("docker", "buildx", "imagetools", "inspect", "--raw", reference, timeout=IMAGE_TIMEOUT_S)
     except CommandError as error:
-        why = str(error).splitlines()[-1].rpartition("ERROR: ")[2]
-        why = re.sub(r'^failed to do request: \w+ "[^"]*": ', "", why)
-        if why.endswith("not found"):
+        problem = str(error).splitlines()[-1].rpartition("ERROR: ")[2]
+        problem = re.sub(r'^failed to do request: \w+ "[^"]*": ', "", problem)
+        if problem.endswith("not found"):
             raise Absent(f"{reference}: the registry does not have it") from None
-        raise Unreachable(f"{reference}: {why}") from None
+        raise Unreachable(f"{reference}: {problem}") from None
 
 
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
-"""Platform tags that the images' glibc satisfies; `fetch-wheels` accepts the same."""
+"""Platform tags of wheels that run with the images' glibc; `fetch-wheels` accepts the same."""
 PIP_TIMEOUT_S = 300
 OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
     r"Connection (?:refused|reset|aborted)|Temporary failure in name resolution|timed out|HTTP error 5"
 )
-"""What pip writes when it could not ask; then it also writes that it found nothing."""
+"""Messages of pip when the index cannot be reached; it then also prints that it found nothing."""
 
-Answer = dict[str, tuple[str, str]]
-"""Name → version and sha256."""
-Ask = Callable[[tuple[str, ...], Arch], Answer]
+Ask = Callable[[tuple[str, ...], Arch], dict[str, tuple[str, str]]]
+"""Return name → version and sha256 of the wheels that fit requirements, for an architecture."""
 
 
 def resolve_wheels(ask: Ask, wanted: WheelSet) -> tuple[Wheel, ...]:
-    """The newest wheels that fit, in one version for all architectures.
+    """Return the newest wheels that fit, each in one version for all architectures.
 
     Raises ConfigError if an architecture lacks a wheel, and as `ask` does.
     """
@@ -144,9 +143,9 @@ def resolve_wheels(ask: Ask, wanted: WheelSet) -> tuple[Wheel, ...]:
         for arch in others:
             other = answers[arch].get(name)
             if other is None or other[0] != version:
+                instead = other[0] if other else "missing"
                 raise ConfigError(
-                    f"{wanted.component} {wanted.version}: {name} is {version} for {first} but {other and other[0]} "
-                    f"for {arch}"
+                    f"{wanted.component} {wanted.version}: {name} is {version} for {first} but {instead} for {arch}"
                 )
         digests = {arch: answers[arch][name][1] for arch in ARCHS}
         wheels.append(Wheel(name=name, version=version, sha256=digests))
@@ -154,25 +153,25 @@ def resolve_wheels(ask: Ask, wanted: WheelSet) -> tuple[Wheel, ...]:
 
 
 def ask_pip(run: RunProgram, index: str | None = None) -> Ask:
-    """Asks pip; `index` is a Python package index to use instead of the one it is configured for.
+    """Return a function that asks pip, of the Python package index `index` or the one that pip is configured for.
 
     The function raises Unreachable if the index does not answer, CommandError if it has no such wheel, and
     ResultError if pip's report cannot be read.
     """
 
-    def ask(asked: tuple[str, ...], arch: Arch) -> Answer:
+    def ask(requirements: tuple[str, ...], arch: Arch) -> dict[str, tuple[str, str]]:
         tags = [option for glibc in GLIBC for option in ("--platform", f"{glibc}_{CPUS[arch]}")]
         text = _pip(
             run, "install", *_index(index), "--dry-run", "--quiet", "--ignore-installed", "--no-deps",
-            "--only-binary", ":all:", "--target", "unused", "--report", "-", *tags, *asked,
-            failing=f"pip finds no {' '.join(asked)} for {arch}",
+            "--only-binary", ":all:", "--target", "unused", "--report", "-", *tags, *requirements,
+            failing=f"pip finds no {' '.join(requirements)} for {arch}",
         )  # fmt: skip
         try:
             report: dict[str, Any] = json.loads(text)
             return {
                 item["metadata"]["name"]: (
                     item["metadata"]["version"],
-                    item["download_info"]["archive_info"]["hashes"]["sha256"],
+                    _wheel_sha256(item["download_info"]["archive_info"]),
                 )
                 for item in report["install"]
             }
@@ -182,12 +181,22 @@ def ask_pip(run: RunProgram, index: str | None = None) -> Ask:
     return ask
 
 
+def _wheel_sha256(archive: dict[str, Any]) -> str:
+    """Return the sha256 of a wheel in pip's report. Raises KeyError if it has none.
+
+    Before 23.1, pip wrote one `hash` (`sha256=…`) instead of `hashes`.
+    """
+    if "hashes" in archive:
+        return str(archive["hashes"]["sha256"])
+    return str(dict([archive["hash"].split("=", 1)])["sha256"])
+
+
 def wheel_versions(run: RunProgram, name: str, index: str | None = None) -> tuple[str, ...]:
-    """Every version of a wheel that fits both architectures, pre-releases too.
+    """Return every version of a wheel that is there for all architectures, pre-releases too.
 
     Raises Unreachable or CommandError, as `ask_pip`, and ResultError if pip's answer cannot be read.
     """
-    found = []
+    versions = []
     for arch in ARCHS:
         tags = [option for glibc in GLIBC for option in ("--platform", f"{glibc}_{CPUS[arch]}")]
         text = _pip(
@@ -197,8 +206,8 @@ def wheel_versions(run: RunProgram, name: str, index: str | None = None) -> tupl
         match = re.search(r"^Available versions: (.+)$", text, re.MULTILINE)
         if not match:
             raise ResultError(f"pip's list of versions of {name} cannot be read: {text[:200]!r}")
-        found.append(match[1].split(", "))
-    return tuple(version for version in found[0] if all(version in other for other in found[1:]))
+        versions.append(match[1].split(", "))
+    return tuple(version for version in versions[0] if all(version in others for others in versions[1:]))
 
 
 def _index(index: str | None) -> tuple[str, ...]:
@@ -213,65 +222,61 @@ def _pip(run: RunProgram, *words: str, failing: str) -> str:
             timeout=PIP_TIMEOUT_S,
         )  # fmt: skip
     except CommandError as error:
-        said = str(error).partition(": ")[2].splitlines()
-        told = [line for line in said if not line.startswith("WARNING: Location")]
-        if OFFLINE.search("\n".join(said)):
+        output = str(error).partition(": ")[2]
+        if OFFLINE.search(output):
             raise Unreachable(f"{failing}: its index does not answer") from None
-        raise CommandError("\n".join([f"{failing}:", *told[-4:]])) from None
-
-
-def same(address: str) -> str:
-    return address
+        lines = [line for line in output.splitlines() if not line.startswith("WARNING: Location")]
+        raise CommandError("\n".join([f"{failing}:", *lines[-4:]])) from None
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where to ask instead of the public address; by default there."""
+    """Where to ask for what has a public address; by default, there."""
 
-    image: Callable[[str], str] = same
+    image: Callable[[str], str] = str
     """Image reference → the reference to ask for."""
-    download: Callable[[str], str] = same
+    download: Callable[[str], str] = str
     """Address of an archive, a key, a repository of packages or of git → the address to ask."""
     python_index: str | None = None
     """Python package index, instead of the one that pip is configured for."""
 
 
 class Upstream(Protocol):
-    """Answers questions about sources; tests have one of their own."""
+    """Say what sources are upstream; tests have tables instead of the network."""
 
     def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
-        """The source's pin as it is upstream. Raises Unreachable, or another ImagebuildError for a wrong answer.
+        """Return the source's pin as it is upstream. Raises Unreachable, or another ImagebuildError for a wrong answer.
 
-        `known` is what the lock has: the key of a repository and versions in it that shall stay.
+        `known` is what the lock has: the key of a repository, and the versions in it that stay.
         """
 
     def has_image(self, reference: str, digest: str) -> bool:
-        """Does the registry still have this digest? Raises Unreachable."""
+        """Return whether the registry still has this digest. Raises Unreachable."""
 
     def index(self, source: PackageSource, names: tuple[str, ...]) -> repositories.PackageIndex:
-        """Versions of packages in a repository. Raises as `resolve`."""
+        """Return the versions of packages in a repository. Raises as `resolve`."""
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
-        """The newest wheels that fit. Raises as `resolve`."""
+        """Return the newest wheels that fit. Raises as `resolve`."""
 
     def tags(self, address: str) -> dict[str, str]:
-        """Tags of a git repository. Raises Unreachable."""
+        """Return the tags of a git repository with their commits. Raises Unreachable."""
 
     def wheel_versions(self, name: str) -> tuple[str, ...]:
-        """Versions of a wheel on the package index. Raises as `resolve`."""
+        """Return the versions of a wheel on the package index. Raises as `resolve`."""
 
     def stop(self) -> None:
-        """End what is under way."""
+        """End all requests that are under way."""
 
 
 @dataclass(frozen=True)
 class NetworkUpstream:
-    """The network."""
+    """Ask servers on the network."""
 
     addresses: Addresses = Addresses()
     ca: Path | None = None
     netrc: Path | None = None
-    """File of passwords for downloads."""
+    """File with passwords for downloads."""
     run: RunProgram = run_program
     read: Read = run_for_bytes
     web: Downloads = field(init=False)
@@ -286,15 +291,12 @@ class NetworkUpstream:
             case GitRef(url, tag, _):
                 return commit_of(self.run, self.addresses.download(url), tag)
             case BaseImage(reference):
-                return self.image(reference)
+                return resolve_image(self.read, self.addresses.image(reference))
             case WheelSet():
                 return self.wheels(source)
             case PackageSource():
                 before = known if isinstance(known, LockedRepository) else None
                 return repositories.resolve_repository(self.run, self.web, source, before)
-
-    def image(self, reference: str) -> LockedImage:
-        return resolve_image(self.read, self.addresses.image(reference))
 
     def has_image(self, reference: str, digest: str) -> bool:
         return image_exists(self.read, self.addresses.image(reference), digest)

@@ -1,4 +1,4 @@
-"""Find a Docker Engine, and use it through the SDK."""
+"""Find a Docker Engine, and use it through the SDK, which is imported where an engine is used."""
 
 from __future__ import annotations
 
@@ -11,50 +11,45 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import docker
-import requests
-import urllib3
-from docker import APIClient
-from docker.context import ContextAPI
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound, create_api_error_from_http_exception
-from docker.models.containers import Container
-from docker.utils import parse_repository_tag
-
-from imagebuild.core import run
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import RunProgram, run_program, version_numbers
 
+if TYPE_CHECKING:
+    from docker import APIClient, DockerClient
+    from docker.models.containers import Container
+
 MINIMUM = {"docker.io": (26, 0), "docker-buildx": (0, 13)}
-"""Docker Engine 26 is the first that embeds BuildKit 0.13 (25 has 0.12)."""
-
-
-STATE = Path("/var/lib/imagebuild/engine")
-
-# A distribution's build reports its BuildKit as "v0.0.0+unknown", but the engine's version tells: Docker Engine 26.0
-# is the first with BuildKit 0.13, 25.0 has 0.12.
+"""Package → its oldest version. A distribution's build reports its BuildKit as "v0.0.0+unknown", but the version of the
+engine tells: Docker Engine 26.0 is the first with BuildKit 0.13, 25.0 has 0.12.
+"""
 ENGINE_MIN, BUILDX_MIN = MINIMUM["docker.io"], MINIMUM["docker-buildx"]
-
+STATE = Path("/var/lib/imagebuild/engine")
 NO_ENGINE = "run `imagebuild engine up` as root, or install Docker Engine 26+ with its buildx plug-in"
+TIMEOUT_S = 600
+LABEL = "imagebuild.process"
+"""Marks containers that we started, so that leftovers can be found."""
+HEAD_SIZE = 8
+"""Bytes before each piece of a program's output: one for the stream, three without meaning, four for the length."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A usable engine. `host` is what DOCKER_HOST would hold; `origin` says who chose it."""
+    """Name a usable engine. `host` is a value for DOCKER_HOST; `origin` says who chose it."""
 
     host: str
     origin: Literal["DOCKER_HOST", "context", "private"]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What leads the docker CLI there: nothing for a context, which it knows and which also holds TLS keys."""
+        """Return the variables that lead the docker CLI there: none for a context, which it knows with its keys."""
         return {} if self.origin == "context" else {"DOCKER_HOST": self.host}
 
 
 @dataclass(frozen=True)
 class EnginePaths:
-    """Where a private engine keeps its things; IMAGEBUILD_STATE names another one, independent of the first."""
+    """Say where a private engine keeps its files. IMAGEBUILD_STATE names another engine, independent of the first."""
 
     state: Path
     run: Path
@@ -68,6 +63,7 @@ class EnginePaths:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> EnginePaths:
+        """Return the paths of the engine that the environment names."""
         state, key, bridge = STATE, "", "imagebuild0"
         if other := environ.get("IMAGEBUILD_STATE"):
             state = Path(other).absolute()
@@ -80,11 +76,12 @@ class EnginePaths:
 
     @property
     def host(self) -> str:
+        """Return the value for DOCKER_HOST."""
         return f"unix://{self.socket}"
 
 
 def buildx_version(run: RunProgram = run_program) -> tuple[int, ...]:
-    """The version of `docker buildx`, () if there is none."""
+    """Return the version of `docker buildx`; () if there is none."""
     with suppress(CommandError):
         text = run("docker", "buildx", "version", timeout=10)
         # Podman's `docker` has a `buildx` too, and it is another program.
@@ -93,14 +90,14 @@ def buildx_version(run: RunProgram = run_program) -> tuple[int, ...]:
 
 
 def _reason(error: CommandError) -> str:
-    """What the program said, on one line and without how it was called."""
-    said = str(error).partition("): ")[2].splitlines() or [str(error)]
-    return next((line for line in said if not line.startswith("WARNING")), said[0])
+    """Return what the program printed, on one line and without its command line."""
+    lines = str(error).partition("): ")[2].splitlines() or [str(error)]
+    return next((line for line in lines if not line.startswith("WARNING")), lines[0])
 
 
 def engine_flaw(host: str, run: RunProgram = run_program, *, flags: tuple[str, ...] | None = None) -> str | None:
-    """Why the engine at `host` cannot be used, or None; `flags` is how the CLI gets there, if not by address."""
-    with suppress(PermissionError):  # the CLI says it better
+    """Return why the engine at `host` cannot be used, or None. `flags` lead the CLI there, if not the address."""
+    with suppress(PermissionError):  # the CLI explains it better
         if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
             return "no socket there"
     try:
@@ -114,10 +111,10 @@ def engine_flaw(host: str, run: RunProgram = run_program, *, flags: tuple[str, .
 
 
 def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> Endpoint:
-    """The first usable engine of DOCKER_HOST, the current docker context and the private engine.
+    """Return the first usable engine of DOCKER_HOST, the current docker context and the private engine.
 
-    Raises CommandError, saying what was tried and what to do, if there is none, or if DOCKER_HOST is set and
-    its engine cannot be used: whoever sets it does not want another.
+    Raises CommandError with what was tried and what to do, if there is none, or if DOCKER_HOST is set and its engine
+    cannot be used: whoever sets it does not want another.
     """
     private = EnginePaths.of(environ)
     try:
@@ -143,23 +140,15 @@ def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
     raise CommandError("\n  ".join([f"no usable container engine; {NO_ENGINE}", *tried]))
 
 
-TIMEOUT_S = 600
-
-LABEL = "imagebuild.process"
-"""Marks containers that we started, so that leftovers can be found."""
-HEAD_SIZE = 8
-"""Bytes before each piece of a program's output: one for the stream, three without meaning, four for the length."""
-
-
 class Readable(Protocol):
-    """What bytes are read from."""
+    """Give bytes to whoever reads them."""
 
     def read(self, amount: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """What the engine says about an image."""
+    """Hold what the engine knows about an image."""
 
     id: str
     reference: str
@@ -169,11 +158,14 @@ class ImageInfo:
     labels: Mapping[str, str]
 
 
-def connect_engine(engine: Endpoint) -> docker.DockerClient:
-    """A client of the engine, with the TLS keys of the context or environment that chose it.
+def connect_engine(engine: Endpoint) -> DockerClient:
+    """Return a client of the engine, with the TLS keys of the context or environment that chose it.
 
     Raises CommandError if it does not answer.
     """
+    import docker
+    from docker.context import ContextAPI
+
     options: dict[str, Any] = {"base_url": engine.host}
     try:
         if engine.origin == "DOCKER_HOST":
@@ -181,38 +173,46 @@ def connect_engine(engine: Endpoint) -> docker.DockerClient:
         if engine.origin == "context" and (context := ContextAPI.get_current_context()) and context.TLSConfig:
             options["tls"] = context.TLSConfig
         return docker.DockerClient(timeout=TIMEOUT_S, use_ssh_client=engine.host.startswith("ssh://"), **options)
-    except DockerException as error:
+    except docker.errors.DockerException as error:
         raise CommandError(f"{engine.host}: the engine does not answer: {error}") from None
 
 
-def inspect_image(client: docker.DockerClient, image: str) -> ImageInfo:
-    """Labels and digest of an image in the engine's store. Raises ConfigError if it is not there."""
+def inspect_image(client: DockerClient, image: str) -> ImageInfo:
+    """Return labels and digest of an image in the engine's store.
+
+    Raises ConfigError if it is not there, CommandError if the engine fails.
+    """
+    from docker.errors import APIError, ImageNotFound
+    from docker.utils import parse_repository_tag
+
     try:
-        found = client.images.get(image)
+        stored = client.images.get(image)
     except ImageNotFound:
         raise ConfigError(
             f"{image}: not in the engine's image store; build it, or pull it: verify has --pull"
         ) from None
     except APIError as error:
         raise CommandError(f"{image}: {error.explanation or error}") from None
-    digests = found.attrs.get("RepoDigests") or []
+    digests = stored.attrs.get("RepoDigests") or []
     repository, _ = parse_repository_tag(image)
     own = [name for name in digests if name.partition("@")[0] == repository]
     return ImageInfo(
-        id=str(found.id),
-        reference=own[0] if own else str(found.id),
+        id=str(stored.id),
+        reference=own[0] if own else str(stored.id),
         digest=[*own, *digests][0].rpartition("@")[2] if digests else None,
-        platform=f"{found.attrs.get('Os')}/{found.attrs.get('Architecture')}",
-        labels=found.labels,
+        platform=f"{stored.attrs.get('Os')}/{stored.attrs.get('Architecture')}",
+        labels=stored.labels,
     )
 
 
 def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None:
-    """Remove something that may never have been made, and try again while the engine refuses.
+    """Remove something that may never have been made, and try again while the engine refuses to.
 
     It refuses for a moment to remove a network whose last container is still leaving it, or a container that it is
-    stopping. Raises CommandError if it still refuses after `within_s` seconds, so that nothing is left in silence.
+    stopping. Raises CommandError if it still refuses after `within_s` seconds, so that nothing is left behind unsaid.
     """
+    from docker.errors import APIError, DockerException, NotFound
+
     deadline = time.monotonic() + within_s
     while True:
         try:
@@ -230,40 +230,39 @@ def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None
 
 
 @contextmanager
-def sleeping_container(client: docker.DockerClient, image: str, **options: Any) -> Iterator[Container]:
-    """A container of the image that sleeps; it is removed at the end, whatever happens."""
+def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iterator[Container]:
+    """Run a container of the image that sleeps, and remove it at the end, whatever happens."""
     name = f"imagebuild-{uuid.uuid4().hex[:12]}"
     try:
         with sdk_errors_explained(image):
-            started = client.containers.run(
+            container = client.containers.run(
                 image, ["infinity"], entrypoint="sleep", name=name, detach=True, init=True, labels={LABEL: "verify"},
                 **options,
             )  # fmt: skip
-        yield started
+        yield container
     finally:
         remove_patiently(lambda: client.containers.get(name).remove(force=True))
 
 
 def execute_script(
-    running: Container, script: str, *, user: str, timeout_s: int, environment: Mapping[str, str]
+    container: Container, script: str, *, user: str, timeout_s: int, environment: Mapping[str, str]
 ) -> tuple[int, str]:
-    """Run a script by bash in the container: its status and output. 124 is a timeout.
+    """Run a script by bash in the container. Return its exit status, 124 after a timeout, and its output.
 
-    The time limit is kept inside the container by coreutils, which every image here has.
+    The time limit is kept inside the container by coreutils, which every image here has. Raises CommandError.
     """
     command = ["timeout", "--kill-after=5", str(timeout_s), "bash", "-euo", "pipefail", "-c", script]
     home = "/root" if user == "root" else f"/home/{user}"
     with sdk_errors_explained(shlex.join(command[:3])):
-        started = ExecProcess.create(
-            running, command, user=user, environment={**environment, "HOME": home, "USER": user}
-        )
-        output = b"".join(started.output())
-        return started.status() or 0, output.decode("utf-8", "replace")
+        variables = {**environment, "HOME": home, "USER": user}
+        process = ExecProcess.create(container, command, user=user, environment=variables)
+        output = b"".join(process.output())
+        return process.status() or 0, output.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class ExecProcess:
-    """A program in a container that runs. All methods raise what the SDK raises.
+    """Control a program in a container that runs. All methods raise what the SDK raises.
 
     The SDK's own `exec_start` asks for the bare connection and reads from it past what the HTTP client has already
     taken in with the head of the reply: what a program prints at once is lost now and then. So the reply is read as
@@ -275,16 +274,21 @@ class ExecProcess:
 
     @classmethod
     def create(
-        cls, running: Container, argv: Sequence[str], *, user: str, environment: Mapping[str, str] | None = None
+        cls, container: Container, argv: Sequence[str], *, user: str, environment: Mapping[str, str] | None = None
     ) -> ExecProcess:
         """Prepare a program; it starts when its output is read."""
-        assert running.client
-        client = running.client.api
-        made = client.exec_create(running.id, list(argv), user=user, workdir="/", environment=dict(environment or {}))
-        return cls(client, made["Id"])
+        assert container.client
+        client = container.client.api
+        variables = dict(environment or {})
+        process = client.exec_create(container.id, list(argv), user=user, workdir="/", environment=variables)
+        return cls(client, process["Id"])
 
     def output(self) -> Iterator[bytes]:
-        """Start it: what it prints to standard output and error, as it comes, until it ends."""
+        """Start it, and yield what it prints to standard output and error until it ends."""
+        import requests
+        import urllib3
+        from docker.errors import create_api_error_from_http_exception
+
         url = f"{self.client.base_url}/v{self.client.api_version}/exec/{self.id}/start"
         with self.client.post(url, json={"Detach": False, "Tty": False}, stream=True, timeout=None) as reply:
             try:
@@ -296,13 +300,13 @@ class ExecProcess:
                 raise ConnectionError(f"the connection to the engine broke: {error}") from None
 
     def status(self) -> int | None:
-        """Its exit status; `None` while it runs."""
+        """Return its exit status; None while it runs."""
         status: int | None = self.client.exec_inspect(self.id)["ExitCode"]
         return status
 
 
 def output_frames(stream: Readable) -> Iterator[bytes]:
-    """The contents of the engine's frames, which say from which of the two outputs they are and how long they are.
+    """Yield the contents of the engine's frames, each of which has its length and the output that it is from.
 
     Raises ConnectionError if the stream ends within one.
     """
@@ -310,21 +314,23 @@ def output_frames(stream: Readable) -> Iterator[bytes]:
         size = int.from_bytes(head[4:])
         data = stream.read(size) if len(head) == HEAD_SIZE else b""
         if len(head) < HEAD_SIZE or len(data) < size:
-            raise ConnectionError("the engine stopped in the middle of what a program prints")
+            raise ConnectionError("the engine stopped in the middle of a program's output")
         yield data
 
 
-def save_image(client: docker.DockerClient, image: str) -> Iterator[bytes]:
-    """The image as an archive, in chunks. Raises CommandError if the engine fails."""
+def save_image(client: DockerClient, image: str) -> Iterator[bytes]:
+    """Yield the image as an archive, in chunks. Raises CommandError if the engine fails."""
     with sdk_errors_explained(image):
         yield from client.images.get(image).save()
 
 
-def compressed_size(client: docker.DockerClient, image: str) -> int | None:
-    """Bytes of the image as a registry keeps it; None if the engine does not know, because it keeps it unpacked only.
+def compressed_size(client: DockerClient, image: str) -> int | None:
+    """Return the bytes of the image as a registry keeps it; None if the engine keeps it unpacked only.
 
     Raises CommandError if the engine fails.
     """
+    from docker.errors import ImageNotFound
+
     with sdk_errors_explained(image):
         if not any("containerd.snapshotter" in value for _, value in client.info().get("DriverStatus") or ()):
             return None
@@ -337,6 +343,8 @@ def compressed_size(client: docker.DockerClient, image: str) -> int | None:
 @contextmanager
 def sdk_errors_explained(what: str) -> Iterator[None]:
     """Turn what the SDK raises into CommandError."""
+    from docker.errors import DockerException
+
     try:
         yield
     except (DockerException, OSError) as error:
@@ -344,7 +352,7 @@ def sdk_errors_explained(what: str) -> Iterator[None]:
         raise CommandError(f"{what}: the engine refused or stopped: {text}") from None
 
 
-def has_containerd_store(found: Endpoint) -> bool:
-    """Does the engine keep images in containerd? The classic store takes no OCI layouts, and one platform at a time."""
-    status = run.run_program("docker", "info", "--format", "{{.DriverStatus}}", env=found.environment, timeout=20)
+def has_containerd_store(engine: Endpoint) -> bool:
+    """Return whether the engine keeps images in containerd: its classic store takes no OCI layouts."""
+    status = run_program("docker", "info", "--format", "{{.DriverStatus}}", env=engine.environment, timeout=20)
     return "io.containerd.snapshotter" in status

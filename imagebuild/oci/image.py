@@ -9,13 +9,12 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from docker import DockerClient
+from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.oci import engine, layout
+from imagebuild.oci import engine
 from imagebuild.oci.layout import (
+    CHUNK,
     GZIP,
     KEPT_SIZE,
     KINDS,
@@ -24,18 +23,32 @@ from imagebuild.oci.layout import (
     ZSTD,
     Blob,
     Descriptor,
+    LayoutImage,
     Manifest,
+    blob_path,
     blobs_of,
+    images_in,
+    index_json,
     layer_members,
     manifests_of,
+    media_type_of,
+    platform_of,
+    start_layout,
 )
 from imagebuild.oci.reference import ImageReference
-from imagebuild.oci.registry import Registry
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from imagebuild.oci.registry import Registry
+
+
+# Files in layers
 
 
 @dataclass(frozen=True)
 class LayerPart:
-    """What a layer says about the files that are looked for."""
+    """Hold what a layer has of the files that are looked for."""
 
     files: Mapping[str, bytes]
     hides: frozenset[str]
@@ -44,13 +57,13 @@ class LayerPart:
 
 @dataclass(frozen=True)
 class WantedFiles:
-    """Files to look for: exact paths, and folders whose files count; neither through symlinks."""
+    """Name files to look for: exact paths, and folders whose files count; neither through symlinks."""
 
     paths: tuple[str, ...]
     folders: tuple[str, ...] = ()
 
     def part(self, blob: Blob) -> LayerPart:
-        """Read a layer, all of it. Raises ResultError if it cannot be read, or is not what its digest says."""
+        """Read all of a layer. Raises ResultError if it cannot be read, or is not what its digest says."""
         files: dict[str, bytes] = {}
         hides: set[str] = set()
         with layer_members(blob) as members:
@@ -70,56 +83,58 @@ class WantedFiles:
 
 
 DPKG = WantedFiles(("var/lib/dpkg/status",), ("var/lib/dpkg/status.d",))
-"""What is installed; images without dpkg itself have a file for each package."""
+"""The list of installed packages; images without dpkg itself have a file for each package."""
 DISTRIBUTION = WantedFiles((*DPKG.paths, "usr/lib/os-release", "etc/os-release"), DPKG.folders)
 
 
 def files_in_layers(wanted: WantedFiles, layers: Iterable[Callable[[], LayerPart]]) -> dict[str, bytes]:
-    """The files as a container sees them; `layers` begin with the topmost, and are asked for only where needed."""
-    found: dict[str, bytes] = {}
+    """Return the files as a container sees them. `layers` begin with the topmost, and are read only where needed."""
+    files: dict[str, bytes] = {}
     hidden: set[str] = set()
-    for part in layers:
-        said = part()
-        found |= {path: text for path, text in said.files.items() if path not in found and not _below(path, hidden)}
-        hidden |= said.hides
-        if all(path in found or _below(path, hidden) for path in wanted.paths):
+
+    def is_hidden(path: str) -> bool:
+        parts = path.split("/")
+        return "" in hidden or any("/".join(parts[:n]) in hidden for n in range(1, len(parts) + 1))
+
+    for read_part in layers:
+        part = read_part()
+        files |= {path: text for path, text in part.files.items() if path not in files and not is_hidden(path)}
+        hidden |= part.hides
+        if all(path in files or is_hidden(path) for path in wanted.paths):
             # Where there is a list of all packages, nobody adds files for single ones.
             break
-    return found
+    return files
 
 
-def dpkg_status(found: Mapping[str, bytes]) -> str | None:
-    """The list of packages, in the form of dpkg's; None if there is none."""
-    if (whole := found.get(DPKG.paths[0])) is not None:
-        return whole.decode("utf-8", "replace")
+def dpkg_status(files: Mapping[str, bytes]) -> str | None:
+    """Return the list of packages in dpkg's form, from the files of `DPKG`; None if there is none."""
+    if (status := files.get(DPKG.paths[0])) is not None:
+        return status.decode("utf-8", "replace")
     parts = [
-        found[path].decode("utf-8", "replace").strip()
-        for path in sorted(found)
+        files[path].decode("utf-8", "replace").strip()
+        for path in sorted(files)
         if path.startswith(f"{DPKG.folders[0]}/") and not path.endswith(".md5sums")
     ]
     return "\n\n".join(parts) + "\n" if parts else None
 
 
-def _below(path: str, hidden: set[str]) -> bool:
-    """Whether the path, or a folder that it lies in, is hidden."""
-    parts = path.split("/")
-    return "" in hidden or any("/".join(parts[:n]) in hidden for n in range(1, len(parts) + 1))
+# Images
 
 
 @dataclass(frozen=True)
 class ImageLayer:
-    """A layer, which may still be elsewhere."""
+    """Describe a layer, which may still be elsewhere."""
 
     digest: str | None
     size: int
     """Bytes, as stored."""
     fetch: Callable[[], Blob]
-    """Puts it on this machine, if it is not there."""
+    """Puts the layer on this machine, if it is not there."""
 
 
 @dataclass(frozen=True)
 class PlatformImage:
-    """An image for one platform."""
+    """Describe an image for one platform, wherever it is."""
 
     name: str
     """As it was asked for."""
@@ -131,7 +146,7 @@ class PlatformImage:
     config: Mapping[str, Any]
     layers: tuple[ImageLayer, ...]
     stored: Callable[[], Sequence[Blob]]
-    """Manifest, configuration and layers, on this machine."""
+    """Puts manifest, configuration and layers on this machine; returns nothing for an archive without a manifest."""
     attached: Callable[[str], tuple[bytes, ...]] = lambda _: ()
     """Kind of attachment → files that refer to the manifest."""
     compressed: bool = True
@@ -141,19 +156,21 @@ class PlatformImage:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What containers of it start with: Env, User, Labels, …"""
+        """Return what its containers start with: Env, User, Labels, …"""
         return self.config.get("config") or {}
 
     @property
     def labels(self) -> dict[str, str]:
+        """Return the labels."""
         return dict(self.settings.get("Labels") or {})
 
     @property
     def architecture(self) -> str:
+        """Return the architecture: `amd64` of `linux/amd64`."""
         return self.platform.split("/")[1]
 
     def files(self, wanted: WantedFiles, known: dict[str, LayerPart] | None = None) -> dict[str, bytes]:
-        """A few files of it. `known` keeps what was read of layers, for images that share some.
+        """Return a few files of it. `known` keeps what was read of layers, for images that share some.
 
         Raises ResultError if a layer cannot be read, CommandError if it cannot be had.
         """
@@ -169,27 +186,25 @@ class PlatformImage:
         return files_in_layers(wanted, [lambda layer=layer: read(layer) for layer in reversed(self.layers)])  # type: ignore[misc]
 
     def as_layout(self, folder: Path) -> Path:
-        """An OCI layout with this image alone. Raises ConfigError for an image without a manifest."""
+        """Make an OCI layout with this image alone. Raises ConfigError for an image without a manifest."""
         blobs = self.stored()
         if not blobs:
             raise ConfigError(
                 f"{self.name}: an archive of an engine before 25, which has no manifest; "
                 "save it again, or copy it with skopeo to oci-archive:"
             )
-        layout.start_layout(folder)
+        start_layout(folder)
         for blob in blobs:
-            _place(blob, layout.blob_path(folder, blob.digest or ""))
-        manifest = json.loads(blobs[0].read())
-        about = layout.Descriptor(
-            manifest.get("mediaType", layout.MANIFEST), blobs[0].digest or "", blobs[0].size, self.platform
-        )
-        (folder / "index.json").write_text(json.dumps(layout.index_json([about])))
+            _link_or_copy(blob, blob_path(folder, blob.digest or ""))
+        media_type = media_type_of(json.loads(blobs[0].read()))
+        manifest = Descriptor(media_type, blobs[0].digest or "", blobs[0].size, self.platform)
+        (folder / "index.json").write_text(json.dumps(index_json([manifest])))
         return folder
 
 
 @dataclass(frozen=True)
 class FoundImage:
-    """An image that may be for several platforms."""
+    """Describe an image that may be for several platforms, wherever it is."""
 
     name: str
     origin: str
@@ -199,7 +214,7 @@ class FoundImage:
     """What the name stands for: of an index or a manifest, where it is known."""
 
     def image(self, platform: str | None) -> PlatformImage:
-        """The one for a platform; without one it must be the only one. Raises ConfigError."""
+        """Return the image for a platform, by default the only one. Raises ConfigError if there is none."""
         has = ", ".join(self.platforms)
         if platform is None and len(self.platforms) > 1:
             raise ConfigError(f"{self.name}: is for {has}; choose with --platform")
@@ -209,7 +224,7 @@ class FoundImage:
         return self.choose(chosen)
 
 
-def _place(blob: Blob, path: Path) -> None:
+def _link_or_copy(blob: Blob, path: Path) -> None:
     if path.exists() or path.is_symlink():
         return
     try:
@@ -219,29 +234,26 @@ def _place(blob: Blob, path: Path) -> None:
         with blob.file.open("rb") as source, path.open("wb") as target:
             source.seek(blob.offset)
             rest = blob.size
-            while rest and (data := source.read(min(rest, 1 << 20))):
+            while rest and (data := source.read(min(rest, CHUNK))):
                 target.write(data)
                 rest -= len(data)
     except OSError as error:
         raise ResultError(f"{path}: cannot be written: {error.strerror}; TMPDIR may name another folder") from None
 
 
-def check_room(folder: Path, size: int, what: str) -> None:
-    """Raise ResultError unless the folder's disk has room for so many bytes."""
-    if shutil.disk_usage(folder).free < size:
-        raise ResultError(f"{what}: {size / 1e9:.1f} GB do not fit in {folder}; TMPDIR may name another folder")
+# On this machine
 
 
 def image_in_files(name: str, path: Path, folder: Path) -> FoundImage:
-    """What a layout or an archive holds. `folder` is for what has to be unpacked.
+    """Return the image of a layout or an archive. `folder` is for what has to be unpacked.
 
     Raises ConfigError if it is no image, ResultError if it cannot be read.
     """
-    return _found(name, str(path), layout.images_in(path, folder))
+    return _image_of_platforms(name, str(path), images_in(path, folder))
 
 
 def engine_with_image(image: str) -> DockerClient | None:
-    """A client of the engine, if there is an engine and it has the image."""
+    """Return a client of the engine, if there is an engine and it has the image."""
     try:
         client = engine.connect_engine(engine.find_engine(os.environ))
     except CommandError:
@@ -255,140 +267,161 @@ def engine_with_image(image: str) -> DockerClient | None:
 
 
 def image_in_engine(name: str, client: DockerClient, image: str, folder: Path) -> FoundImage:
-    """An image of the engine's store. Raises CommandError if the engine fails, ResultError as `in_files`."""
+    """Return an image of the engine's store, and close the client.
+
+    Raises CommandError if the engine fails, ResultError if the image cannot be read.
+    """
     try:
-        found = _found(name, "the engine's store", layout.images_in(engine.save_image(client, image), folder))
-        return replace(found, digest=engine.inspect_image(client, image).digest)
+        images = images_in(engine.save_image(client, image), folder)
+        result = _image_of_platforms(name, "the engine's store", images)
+        return replace(result, digest=engine.inspect_image(client, image).digest)
     finally:
         client.close()
 
 
-def _found(name: str, origin: str, images: tuple[layout.LayoutImage, ...]) -> FoundImage:
+def _image_of_platforms(name: str, origin: str, images: tuple[LayoutImage, ...]) -> FoundImage:
     by_platform = {image.platform: image for image in images}
 
     def choose(platform: str) -> PlatformImage:
         image = by_platform[platform]
-        layers = tuple(
-            ImageLayer(blob.digest, blob.size, lambda blob=blob: blob)  # type: ignore[misc]
-            for blob in image.layers
-        )
+        heads = []
+        for blob in image.layers:
+            with blob.file.open("rb") as file:
+                file.seek(blob.offset)
+                heads.append(file.read(4))
         return PlatformImage(
-            name, origin, platform, image.digest, image.config, layers, lambda: image.stored,
-            compressed=all(_compressed(blob) for blob in image.layers),
-        )  # fmt: skip
+            name=name,
+            origin=origin,
+            platform=platform,
+            digest=image.digest,
+            config=image.config,
+            layers=tuple(
+                ImageLayer(blob.digest, blob.size, lambda blob=blob: blob)  # type: ignore[misc]
+                for blob in image.layers
+            ),
+            stored=lambda: image.stored,
+            compressed=all(head.startswith((GZIP, ZSTD)) for head in heads),
+        )
 
     return FoundImage(name, origin, tuple(by_platform), choose)
 
 
-def _compressed(blob: Blob) -> bool:
-    with blob.file.open("rb") as file:
-        file.seek(blob.offset)
-        return file.read(4).startswith((GZIP, ZSTD))
+# In a registry
 
 
 def image_in_registry(name: str, reference: ImageReference, registry: Registry, folder: Path) -> FoundImage:
-    """An image in a registry. Layers that are asked for are put into `folder`.
+    """Return an image in a registry. Layers that are asked for are put into `folder`.
 
     Raises ConfigError if it is not there, CommandError if the registry refuses, ResultError for what is no image.
     """
-    held = _Held(name, reference.repository, registry, folder)
+    repository = _FetchedRepository(name, reference.repository, registry, folder)
     top = registry.manifest(reference.repository, reference.wanted)
     if top is None:
         raise ConfigError(f"{name}: {reference.host} has no such image")
     try:
         if children := manifests_of(top.document):
-            runnable = {item.platform: item.digest for item in children if _runs(item) and item.platform}
-            if not runnable:
+            digests = {
+                item.platform: item.digest
+                for item in children
+                # Attestations are entries of an index too.
+                if item.platform
+                and not item.platform.startswith("unknown")
+                and "vnd.docker.reference.type" not in item.annotations
+            }
+            if not digests:
                 raise ConfigError(f"{name}: an index without images")
-            return FoundImage(
-                name, reference.name, tuple(runnable), lambda platform: held.image(held.manifest(runnable[platform])),
-                top.digest,
-            )  # fmt: skip
-        image = held.image(top)
+
+            def choose(platform: str) -> PlatformImage:
+                return repository.image(repository.manifest(digests[platform]))
+
+            return FoundImage(name, reference.name, tuple(digests), choose, top.digest)
+        image = repository.image(top)
     except (LookupError, TypeError, ValueError) as error:
         raise ResultError(f"{name}: what the registry has is no image: {type(error).__name__}: {error}") from None
     return FoundImage(name, reference.name, (image.platform,), lambda _: image, top.digest)
 
 
-def _runs(item: Descriptor) -> bool:
-    """Whether an entry of an index is an image, and no attestation of one."""
-    is_reference = "vnd.docker.reference.type" in item.annotations
-    return not is_reference and not (item.platform or "unknown").startswith("unknown")
+@dataclass(frozen=True)
+class _FetchedRepository:
+    """Read images of one repository, and keep their blobs in a folder."""
 
-
-class _Held:
-    """One repository, and what was fetched of it."""
-
-    def __init__(self, name: str, repository: str, registry: Registry, folder: Path) -> None:
-        self.name, self.repository, self.registry, self.folder = name, repository, registry, folder
+    name: str
+    """Of the image, as it was asked for."""
+    repository: str
+    registry: Registry
+    folder: Path
 
     def manifest(self, digest: str) -> Manifest:
-        found = self.registry.manifest(self.repository, digest)
-        if found is None:
+        """Return a manifest. Raises ResultError if it is missing."""
+        manifest = self.registry.manifest(self.repository, digest)
+        if manifest is None:
             raise ResultError(f"{self.name}: the registry has no manifest {digest}, which its index names")
-        return found
+        return manifest
 
     def image(self, manifest: Manifest) -> PlatformImage:
+        """Return the image of a manifest."""
         document = manifest.document
         settings, layers = document["config"], document["layers"]
         content = self.registry.blob(self.repository, settings["digest"])
         config: Mapping[str, Any] = json.loads(content)
 
         def stored() -> Sequence[Blob]:
-            about = self._written(manifest.content, manifest.digest), self._written(content, settings["digest"])
-            return (*about, *(self._layer(layer["digest"], layer["size"]) for layer in layers))
+            blobs = []
+            for data, digest in ((manifest.content, manifest.digest), (content, settings["digest"])):
+                path = self._path(digest)
+                path.write_bytes(data)
+                blobs.append(Blob(path, 0, len(data), digest, digest))
+            return (*blobs, *(self.layer(layer["digest"], layer["size"]) for layer in layers))
 
         return PlatformImage(
             name=self.name,
             origin=f"{self.registry.host}/{self.repository}",
-            platform=_platform(config),
+            platform=platform_of(config),
             digest=manifest.digest,
             config=config,
             layers=tuple(
                 ImageLayer(
                     layer["digest"],
                     layer["size"],
-                    lambda layer=layer: self._layer(layer["digest"], layer["size"]),  # type: ignore[misc]
+                    lambda layer=layer: self.layer(layer["digest"], layer["size"]),  # type: ignore[misc]
                 )
                 for layer in layers
             ),
             stored=stored,
-            attached=lambda kind: self._attached(manifest.digest, kind),
+            attached=lambda kind: self.attached(manifest.digest, kind),
             compressed=all(str(layer["mediaType"]).endswith(("gzip", "zstd")) for layer in layers),
             remote=True,
         )
 
-    def _attached(self, digest: str, kind: str) -> tuple[bytes, ...]:
-        found = self.registry.referrers(self.repository, digest, KINDS[kind].artifact_type)
+    def attached(self, digest: str, kind: str) -> tuple[bytes, ...]:
+        """Return the files of a kind that refer to a manifest."""
+        items = self.registry.referrers(self.repository, digest, KINDS[kind].artifact_type)
         return tuple(
             self.registry.blob(self.repository, layer.digest)
-            for item in found
+            for item in items
             for layer in blobs_of(self.manifest(item.digest).document)
             if layer.media_type == KINDS[kind].media_type
         )
 
-    def _layer(self, digest: str, size: int) -> Blob:
-        path = self.folder / digest.replace(":", "-")
+    def layer(self, digest: str, size: int) -> Blob:
+        """Fetch a layer, if it is not there. Raises ResultError if it is damaged, or the disk is too small."""
+        path = self._path(digest)
         if not path.exists():
-            check_room(self.folder, size, self.name)
-            found, temporary = hashlib.sha256(), path.with_suffix(".part")
-            with temporary.open("wb") as file:
-                for chunk in self.registry.open_blob(self.repository, digest):
-                    found.update(chunk)
-                    file.write(chunk)
-            if f"sha256:{found.hexdigest()}" != digest:
-                raise ResultError(f"{self.name}: layer {digest} was damaged on its way")
+            if shutil.disk_usage(self.folder).free < size:
+                needed = f"{size / 1e9:.1f} GB do not fit in {self.folder}"
+                raise ResultError(f"{self.name}: {needed}; TMPDIR may name another folder")
+            content, temporary = hashlib.sha256(), path.with_suffix(".part")
+            try:
+                with temporary.open("wb") as file:
+                    for chunk in self.registry.open_blob(self.repository, digest):
+                        content.update(chunk)
+                        file.write(chunk)
+            except CommandError as error:
+                raise CommandError(f"{self.name}: layer {digest} broke off on its way: {error}") from None
+            if f"sha256:{content.hexdigest()}" != digest:
+                raise ResultError(f"{self.name}: layer {digest} was damaged on its way; try again")
             temporary.rename(path)
         return Blob(path, 0, size, digest, digest)
 
-    def _written(self, content: bytes, digest: str) -> Blob:
-        path = self.folder / digest.replace(":", "-")
-        path.write_bytes(content)
-        return Blob(path, 0, len(content), digest, digest)
-
-
-def _platform(config: Mapping[str, Any]) -> str:
-    """As `inspection.layout` names platforms."""
-    variant = config.get("variant")
-    plain = f"{config.get('os', 'unknown')}/{config.get('architecture', 'unknown')}"
-    return f"{plain}/{variant}" if variant and config.get("architecture") == "arm" else plain
+    def _path(self, digest: str) -> Path:
+        return self.folder / digest.replace(":", "-")

@@ -1,4 +1,4 @@
-"""Names of images: `registry/repository:tag@digest`. Pure."""
+"""Parse names of images: `registry/repository:tag@digest`. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class ImageReference:
-    """A name of an image, or of a repository of images."""
+    """Name an image, or a repository of images."""
 
     host: str
     """Registry, with its port if it has one."""
@@ -33,16 +33,16 @@ class ImageReference:
 
     @property
     def name(self) -> str:
-        """Registry and repository."""
+        """Return registry and repository."""
         return f"{self.host}/{self.repository}"
 
     @property
     def wanted(self) -> str:
-        """What to ask the registry for: the digest, else the tag, else `latest`."""
+        """Return what to ask the registry for: the digest, else the tag, else `latest`."""
         return self.digest or self.tag or DEFAULT_TAG
 
     def at(self, digest: str) -> ImageReference:
-        """The image of this digest in the same repository."""
+        """Return the reference of a digest in the same repository."""
         return replace(self, tag=None, digest=digest)
 
     def __str__(self) -> str:
@@ -51,17 +51,17 @@ class ImageReference:
 
 
 def parse_reference(text: str) -> ImageReference:
-    """`debian:13` is `docker.io/library/debian:13`. Raises ConfigError for what names no image."""
-    found = _REFERENCE.fullmatch(full_reference(text))
-    if not found:
+    """Read a reference; `debian:13` is `docker.io/library/debian:13`. Raises ConfigError if it names no image."""
+    match = _REFERENCE.fullmatch(full_reference(text))
+    if not match:
         raise ConfigError(
-            f"{text}: is no name of an image; write registry/repository:tag or registry/repository@digest"
+            f"{text}: not the name of an image; write registry/repository:tag or registry/repository@digest"
         )
-    return ImageReference(**found.groupdict())
+    return ImageReference(**match.groupdict())
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a registry is on this machine."""
+    """Return whether a registry is on this machine."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     if name == "localhost":
         return True
@@ -72,6 +72,6 @@ def is_loopback(host: str) -> bool:
 
 
 def api_address(host: str, insecure: tuple[str, ...] = ()) -> str:
-    """Where a registry answers: with TLS, but for those on this machine and those that the user named."""
+    """Return the address of a registry: with TLS, except for those on this machine and those in `insecure`."""
     scheme = "http" if is_loopback(host) or host in insecure else "https"
     return f"{scheme}://{'registry-1.docker.io' if host == DEFAULT_REGISTRY else host}/v2/"

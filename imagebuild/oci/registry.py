@@ -106,8 +106,8 @@ class DeletionDisabled(CommandError):
     """Refuse to delete: the registry lets nothing be deleted."""
 
 
-class TryAgain(Exception):
-    """Ask for another attempt."""
+class TryAgain(CommandError):
+    """Ask for another attempt. What nobody repeats has failed."""
 
     def __init__(self, reason: str, pause_s: float | None = None, *, unanswered: bool = False) -> None:
         super().__init__(reason)

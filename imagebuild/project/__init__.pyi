@@ -20,13 +20,6 @@ from .lockfile import WheelSet as WheelSet
 from .lockfile import digest_of as digest_of
 from .lockfile import is_unresolved as is_unresolved
 from .lockfile import key_of as key_of
-from .lockfile import lock_from_table as lock_from_table
-from .lockfile import lock_table as lock_table
-from .lockfile import lock_text as lock_text
-from .lockfile import merged_sources as merged_sources
-from .lockfile import stale_entries as stale_entries
-from .lockfile import what_entry_lacks as what_entry_lacks
-from .lockfile import without_stale as without_stale
 from .matrix import GpuArchitecture as GpuArchitecture
 from .matrix import Matrix as Matrix
 from .matrix import Plan as Plan

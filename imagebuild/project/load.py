@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagebuild.core.errors import ConfigError
-from imagebuild.core.yaml import Mistakes, YamlFile, load_yaml
+from imagebuild.core.errors import ConfigError, Mistakes
+from imagebuild.core.yaml import YamlFile, load_yaml
 from imagebuild.project.component import Check, Component
 from imagebuild.project.lockfile import Lock
 from imagebuild.project.matrix import Matrix

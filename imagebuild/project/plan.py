@@ -10,13 +10,15 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
+from typing import TYPE_CHECKING
 
-from imagebuild.core.errors import ConfigError, NothingSelected
+from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, major, matches, minor
-from imagebuild.core.yaml import Mistakes, suggestion
 from imagebuild.project.component import checks_of
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import Excluded, Image, Pin, Plan, Target, combination_id
+
+if TYPE_CHECKING:
+    from imagebuild.project.load import Project  # which reads YAML
 
 TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
 """A repository and a tag, as the OCI distribution specification allows them."""

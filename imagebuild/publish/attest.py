@@ -11,9 +11,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from imagebuild.bench.models import Results
-from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.fields import Model, Platform
-from imagebuild.core.yaml import suggestion
 from imagebuild.oci.layout import KINDS, AttachmentFile, Descriptor, Manifest, digest_of, manifests_of
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, TryAgain

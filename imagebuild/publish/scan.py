@@ -24,10 +24,10 @@ from rich.markup import escape
 from imagebuild.core import console, files
 from imagebuild.core.console import out
 from imagebuild.core.debian import compare_versions, dpkg_status_text, packages_of_sbom, version_key
-from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.errors import CommandError, ConfigError, Mistakes, ResultError, suggestion
 from imagebuild.core.fields import Condition, Model, axis_facts, matches
 from imagebuild.core.run import RunProgram, run_program, which
-from imagebuild.core.yaml import Mistakes, YamlFile, load_yaml, suggestion
+from imagebuild.core.yaml import YamlFile, load_yaml
 from imagebuild.oci.image import DISTRIBUTION, PlatformImage, dpkg_status
 from imagebuild.project.matrix import Plan, combination_id
 from imagebuild.project.records import ScanResult, Severity, Vulnerability

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, update_wrapper
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Arch, Platform, axis_facts
-from imagebuild.core.yaml import suggestion
 from imagebuild.project.component import Component, Repository, first_values
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import Archive, BaseImage, GitRef, PackageSource, Source, WheelSet

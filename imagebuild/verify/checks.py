@@ -16,9 +16,8 @@ from imagebuild.bench.judge import RunContext
 from imagebuild.bench.models import AlgorithmName, Results
 from imagebuild.bench.profiles import Profile
 from imagebuild.core import console
-from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
+from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, suggestion
 from imagebuild.core.fields import axis_facts, matches
-from imagebuild.core.yaml import suggestion
 from imagebuild.project.component import Check, Facilities, checks_of, missing_needs, nodes_needed
 from imagebuild.project.load import Project, script_of
 from imagebuild.project.records import CheckResult, Outcome

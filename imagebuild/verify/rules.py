@@ -376,15 +376,15 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
             continue
         patterns = [pattern for pattern in own if fnmatch(path, pattern)]
         seen.update(patterns)
-        has = describe_code(elf)
+        code = describe_code(elf)
         if patterns:
             exact = f"code for {', '.join(wanted)}; PTX for {wanted[-1]}"
-            if has != exact:
-                yield Finding(f"/{path}", f"has {has}; the matrix wants {exact}")
+            if code != exact:
+                yield Finding(f"/{path}", f"has {code}; the matrix wants {exact}")
         elif lacking := [capability for capability in wanted if not runs(elf, capability)]:
-            yield Finding(f"/{path}", f"does not run on {', '.join(lacking)}: it has {has}")
+            yield Finding(f"/{path}", f"does not run on {', '.join(lacking)}: it has {code}")
         else:
-            yield Finding(f"/{path}", f"has {has}", note=True)
+            yield Finding(f"/{path}", f"has {code}", note=True)
     for pattern in own:
         if pattern not in seen:
             yield Finding(f"/{pattern}", "holds no GPU code")
@@ -716,8 +716,8 @@ def inspect(
             images = layout.images_in(source, Path(folder))
             chosen = [image for image in images if platform in (None, image.platform)]
             if not chosen:
-                has = ", ".join(image.platform for image in images)
-                raise ConfigError(f"the image is not for {platform}, but for {has}")
+                platforms = ", ".join(image.platform for image in images)
+                raise ConfigError(f"the image is not for {platform}, but for {platforms}")
             results: list[CheckResult] = []
             for image in chosen:
                 began = time.monotonic()

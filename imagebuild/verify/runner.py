@@ -256,18 +256,18 @@ members() {
   done
 }
 signal_members() {
-  local found
-  found=$(members)
-  found=${found//unknown/}
-  [ -z "${found//[[:space:]]/}" ] || kill -"$1" $found
+  local pids
+  pids=$(members)
+  pids=${pids//unknown/}
+  [ -z "${pids//[[:space:]]/}" ] || kill -"$1" $pids
 }
 kill_members() {
-  local round found
+  local round pids
   for round in 1 2 3 4 5 6 7 8 9 10; do
-    found=$(members)
-    [ -n "$found" ] || break
-    found=${found//unknown/}
-    [ -z "${found//[[:space:]]/}" ] || kill -KILL $found
+    pids=$(members)
+    [ -n "$pids" ] || break
+    pids=${pids//unknown/}
+    [ -z "${pids//[[:space:]]/}" ] || kill -KILL $pids
     nap 0.05
   done
 }

@@ -157,17 +157,17 @@ class ImageFinder:
     @contextmanager
     def built(self, name: str) -> Iterator[FoundImage]:
         """Find an image that exists. Raises as `find` does, and ConfigError for a target that is not built."""
-        with self.find(name) as found:
-            if isinstance(found, Target):
+        with self.find(name) as image_or_target:
+            if isinstance(image_or_target, Target):
                 raise ConfigError(f"{name}: is not built, or has other versions than the plan; build it first")
-            yield found
+            yield image_or_target
 
     def _find(self, name: str, folder: Path) -> FoundImage | Target:
         if path := path_of_image(name):
             return image.image_in_files(name, path, folder)
         if target := self.target(name):
             candidates = self._images_of_target(target, folder)
-            return next((found for found in candidates if _has_versions_of(found, target)), target)
+            return next((candidate for candidate in candidates if _has_versions_of(candidate, target)), target)
         bare = name.removeprefix(ENGINE).removeprefix(REGISTRY)
         if not name.startswith(REGISTRY) and (client := image.engine_with_image(bare)):
             return image.image_in_engine(name, client, bare, folder)
@@ -198,5 +198,6 @@ class ImageFinder:
             yield image.image_in_registry(target.id, pushed, self.connect(pushed.host), folder)
 
 
-def _has_versions_of(found: FoundImage, target: Target) -> bool:
-    return all(components_of(found.choose(platform).labels) == target.components for platform in found.platforms)
+def _has_versions_of(candidate: FoundImage, target: Target) -> bool:
+    labels = (candidate.choose(platform).labels for platform in candidate.platforms)
+    return all(components_of(labels_of_platform) == target.components for labels_of_platform in labels)

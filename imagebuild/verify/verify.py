@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -82,29 +82,35 @@ def verify_image(project: Project, plan: Plan, versions: Pins, request: VerifyRe
 
     with evidence_folder(request.output) as evidence, ThreadPoolExecutor(1) as pool:
         collector = ResultCollector(image, evidence)
+        # Files are read while commands run.
+        results_of_files = pool.submit(check_files, image, runner, names, project=project, plan=plan, versions=versions)
         try:
-            # Files are read while commands run. Commands run one after the other: a second one disturbs a benchmark.
-            results_of_files = pool.submit(
-                check_files, image, runner, names, project=project, plan=plan, versions=versions
-            )
             if any(entry.check for entry in chosen):
-                try:
-                    with runner.session(image.reference, image.layout) as session:
-                        collector.surroundings = observe_surroundings(session, runner.name, evidence)
-                        for check in checks_to_run(session.facilities):
-                            log = evidence.log(check.component, check.check.name)
-                            collector.add(run_check(check, session, log, request.environment))
-                            if request.profile:
-                                collector.add_speed(check, request, one_host=runner.one_host)
-                except CannotRun as error:
-                    for check in checks_to_run(Facilities()):
-                        collector.add(skipped_result(check, str(error)))
-            for result in results_of_files.result():
-                collector.add(result)
+                run_commands(image, runner, checks_to_run, request, collector)
+            collector.add(*results_of_files.result())
         finally:
-            if collector.results:
-                evidence.write(collector.result())
+            collector.write()
         return collector.result()
+
+
+def run_commands(
+    image: Subject,
+    runner: Runner,
+    checks_to_run: Callable[[Facilities], list[PlannedCheck]],
+    request: VerifyRequest,
+    collector: ResultCollector,
+) -> None:
+    """Run checks in a session of the runner, one after the other: a second command would disturb a benchmark."""
+    try:
+        with runner.session(image.reference, image.layout) as session:
+            collector.surroundings = observe_surroundings(session, runner.name, collector.evidence)
+            for check in checks_to_run(session.facilities):
+                log = collector.evidence.log(check.component, check.check.name)
+                collector.add(run_check(check, session, log, request.environment))
+                if request.profile:
+                    collector.add_speed(check, request, one_host=runner.one_host)
+    except CannotRun as error:
+        collector.add(*(skipped_result(check, str(error)) for check in checks_to_run(Facilities())))
 
 
 def find_image_and_runner(plan: Plan, request: VerifyRequest) -> tuple[Subject, Runner]:
@@ -213,11 +219,6 @@ class EvidenceFolder:
             files.write_text(path, result.output)
         return result.model_copy(update={"log": path.name}) if path.exists() else result
 
-    def write(self, result: VerifyResult) -> None:
-        """Write the results, if the folder stays."""
-        if self.kept:
-            files.write_text(self.folder / RESULTS, result.model_dump_json(indent=1) + "\n")
-
 
 @contextmanager
 def evidence_folder(folder: Path | None) -> Iterator[EvidenceFolder]:
@@ -283,19 +284,24 @@ class ResultCollector:
         self.surroundings: Surroundings | None = None
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
 
-    def add(self, result: CheckResult) -> None:
-        """Add a result, and print a line for one that failed or took long."""
-        self.results.append(self.evidence.with_log(result))
-        if result.outcome == "failed" or result.seconds >= SLOW_S:
-            name = f"{result.component}/{result.check}"
-            console.err.print(f"{console.MARKS[result.outcome]} {name} ({result.seconds:.1f} s)")
+    def add(self, *results: CheckResult) -> None:
+        """Add results, and print a line for each check that failed or took long."""
+        for result in results:
+            self.results.append(self.evidence.with_log(result))
+            if result.outcome == "failed" or result.seconds >= SLOW_S:
+                name = f"{result.component}/{result.check}"
+                console.err.print(f"{console.MARKS[result.outcome]} {name} ({result.seconds:.1f} s)")
 
     def add_speed(self, check: PlannedCheck, request: VerifyRequest, *, one_host: bool) -> None:
         """Add what the profile says about the speed in the last result, if that is a benchmark's."""
         assert request.profile
         environment = {**(self.surroundings.environment if self.surroundings else {}), **request.environment}
-        for speed in judged_speed(self.results[-1], check.check, request.profile, environment, one_host=one_host):
-            self.add(speed)
+        self.add(*judged_speed(self.results[-1], check.check, request.profile, environment, one_host=one_host))
+
+    def write(self) -> None:
+        """Write the results so far into the evidence folder, if there are any and it stays."""
+        if self.evidence.kept and self.results:
+            files.write_text(self.evidence.folder / RESULTS, self.result().model_dump_json(indent=1) + "\n")
 
     def result(self) -> VerifyResult:
         """Return the results so far; checks of the image as a whole come first."""

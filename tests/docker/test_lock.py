@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from imagebuild.core import Absent, Unreachable, run_for_bytes
-from imagebuild.lock import Addresses, NetworkUpstream, image_exists, resolve_image, resolve_sources, todo
+from imagebuild.lock import Addresses, NetworkUpstream, image_exists, incomplete, resolve_image, resolve_sources
 from imagebuild.project import BaseImage, LockedImage, Table
 from tests.docker.conftest import Services
 from tests.unit.lock.lock_fakes import Silent
@@ -103,7 +103,9 @@ def test_the_lock_names_the_public_image_and_a_mirror_is_asked(registry: Registr
     mirrors = Addresses(image=lambda reference: reference.replace("debian", f"{registry.address}/some/image"))
     entries: Table = {}
     sources = [BaseImage("debian:13-slim"), BaseImage("debian:14-slim")]
-    outcome = resolve_sources(entries, todo(entries, sources), NetworkUpstream(mirrors), Silent(), keep=lambda: None)
+    outcome = resolve_sources(
+        entries, incomplete(entries, sources), NetworkUpstream(mirrors), Silent(), keep=lambda: None
+    )
     assert entries == {
         ("images", "debian:13-slim"): LockedImage(digest=digest),
         ("images", "debian:14-slim"): "unresolved",

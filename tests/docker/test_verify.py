@@ -336,7 +336,7 @@ def test_a_digest_is_pulled_where_that_is_allowed(
 
 def test_names_that_are_wrong(quickstart: Built, imagebuild: Imagebuild) -> None:
     assert "did you mean 'pmix/loads'" in imagebuild("verify", TARGET, "--only", "pmix/laods", expect=2).err
-    assert "nothing" in imagebuild("verify", TARGET, "--only", "nvbandwidth/*", expect=3).err
+    assert "no component with these checks" in imagebuild("verify", TARGET, "--only", "nvbandwidth/*", expect=3).err
     assert "cannot be run" in imagebuild("verify", TARGET, "--runner", "exec:not-a-program", expect=4).err
 
 

@@ -88,7 +88,7 @@ def test_passwords_are_in_a_file_and_not_in_arguments(image: Image) -> None:
     assert "geheim" not in called
 
 
-def test_a_depot_is_a_proxy(image: Image) -> None:
+def test_a_bundle_is_played_back_by_a_proxy(image: Image) -> None:
     shown = image.run(apt_get_for_proxy("http://10.0.0.1:99", recording=False), "update")
     assert "deb [signed-by=/k.gpg] http://packages.example:443/cuda/ /" in shown
     assert "deb http://archive.example/debian/ trixie main" in shown

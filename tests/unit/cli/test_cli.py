@@ -87,6 +87,13 @@ def test_the_date_of_the_lock_is_set_alone(call, tiny: Files) -> None:  # type: 
         assert (status, "--date: excludes --check and --update" in err) == (2, True)
 
 
+def test_a_check_of_the_lock_as_json_prints_nothing_else(call, tiny: Files) -> None:  # type: ignore[no-untyped-def]
+    status, out, _ = call("lock", "--check", "--offline", "--json", "-")
+    assert (status, json.loads(out)["findings"]) == (0, [])
+    status, _, err = call("lock", "--json", "-")
+    assert (status, "--json: needs --check" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -64,7 +64,7 @@ def test_a_release_that_is_over() -> None:
     assert expired_since(release, datetime(2026, 11, 20, tzinfo=UTC)) is None
     assert expired_since(release, datetime(2026, 11, 22, tzinfo=UTC)) == "Sat, 21 Nov 2026 00:00:00 UTC"
     assert expired_since({}, datetime(2026, 11, 22, tzinfo=UTC)) is None
-    with pytest.raises(ResultError, match="is no date"):
+    with pytest.raises(ResultError, match="is not a date"):
         expired_since({"Valid-Until": "soon"}, datetime(2026, 11, 22, tzinfo=UTC))
 
 

@@ -93,7 +93,7 @@ def test_mistakes_have_lines(tmp_path: Path, text: str, said: str) -> None:
 
 def test_a_wrong_netrc_is_not_quoted(tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine x login y\npasswrd geheim\n")
-    with pytest.raises(ConfigError, match="not netrc's format") as raised:
+    with pytest.raises(ConfigError, match="not in netrc's format") as raised:
         load_settings(environ(tmp_path, f"netrc: {tmp_path}/netrc\n"))
     assert "geheim" not in str(raised.value)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import ConfigError
-from imagebuild.lock import PackageIndex, Proposals, askings, edited, newer, propose, versions_in, with_pins
+from imagebuild.lock import PackageIndex, Proposals, edited, inquiries, newer, propose, versions_in, with_pins
 from imagebuild.project import Plan, Project, make_plan
 from imagebuild.render import Renderer
 from tests.conftest import LIBRARY, Files
@@ -51,7 +51,7 @@ def test_a_version_that_cannot_be_compared() -> None:
 
 
 def test_who_is_asked_about_this_projects_pins(project: Project, full_plan: Plan, renderer: Renderer) -> None:
-    found = askings(renderer.recipe(t) for t in full_plan.targets)
+    found = inquiries(renderer.recipe(t) for t in full_plan.targets)
     kinds = {name: {type(q).__name__ for q in asking.questions} for (name, _), asking in found.items()}
     assert kinds["ucx"] == {"Tags"}
     assert kinds["nccl"] == {"PackageVersions", "WheelVersions"}
@@ -63,10 +63,10 @@ def test_who_is_asked_about_this_projects_pins(project: Project, full_plan: Plan
         ("rdma-core", "comes with the distribution's release"),
     ]:
         assert kinds[name] == set()
-        assert found[name, 0].reasons[0] == why
+        assert found[name, 0].obstacles[0] == why
     # Every pin of the matrix is either asked about or has a reason.
     said = propose(project, full_plan.targets, (), Fake(wheel_lists={"nvidia-nccl-cu13": ()}), Silent(), pre=False)
-    assert {name for name, _, _ in said.reasons} == set(project.matrix.model.versions)
+    assert {name for name, _, _ in said.kept} == set(project.matrix.model.versions)
 
 
 @pytest.fixture
@@ -97,13 +97,13 @@ def test_only_the_version_changes_in_a_package(files: Files) -> None:
 
 def test_never_a_downgrade(files: Files) -> None:
     found = proposals(files, upstream("1.1-1+cuda13", "1.2-1+cuda13", tags=("v3.3", "v3.4")))
-    assert (found.changes, found.reasons) == ({}, [])
+    assert (found.changes, found.kept) == ({}, [])
 
 
 def test_a_version_that_the_component_does_not_know_how_to_install(files: Files) -> None:
     found = proposals(files, upstream("1.3-1+cuda13", "3.0-1+cuda13"))
     assert found.changes == {("library", 0): "1.3"}
-    ((pin, version, why),) = found.reasons
+    ((pin, version, why),) = found.kept
     assert (pin, version) == ("library", "1.2")
     assert why.startswith("3.0 is there, but: ")
     assert "no row gives 'build'" in why
@@ -118,7 +118,7 @@ def test_a_version_that_is_not_everywhere_yet(files: Files) -> None:
     fake.wheel_lists = {"lib-wheel": ("1.2", "1.3")}
     found = proposals(files, fake)
     assert found.changes == {("library", 0): "1.3"}
-    assert found.reasons == [("library", "1.2", "1.4 is not yet everywhere: wheels lib-wheel lacks it")]
+    assert found.kept == [("library", "1.2", "1.4 is not yet everywhere: wheels lib-wheel lacks it")]
 
 
 def test_stable_releases_unless_others_are_wanted(files: Files) -> None:
@@ -139,7 +139,7 @@ def test_pins_that_stay(files: Files, pin: str, why: str) -> None:
     files.replace("matrix.yaml", 'tool: "3.4"', f"tool: {pin}")
     found = proposals(files, upstream(tags=("v3.5",)))
     assert found.changes == {}
-    assert (why in {r[2] for r in found.reasons}) is True
+    assert (why in {r[2] for r in found.kept}) is True
 
 
 def test_a_named_pin_with_a_condition(files: Files) -> None:
@@ -151,7 +151,7 @@ def test_a_named_pin_with_a_condition(files: Files) -> None:
 def test_a_source_that_does_not_answer(files: Files) -> None:
     found = proposals(files, Fake(git_tags={GIT: {"v3.5": "1" * 40}}))
     assert found.changes == {("tool", 0): "3.5"}
-    assert found.reasons == [("library", "1.2", f"could not be asked: {URL}: down")]
+    assert found.kept == [("library", "1.2", f"could not be asked: {URL}: down")]
 
 
 def test_a_name_that_is_no_pin(files: Files) -> None:
@@ -192,7 +192,7 @@ def test_only_the_version_changes_in_the_matrix(files: Files, row: tuple[str, in
 
 def test_a_line_that_cannot_be_edited(files: Files) -> None:
     files.replace("matrix.yaml", 'library: "1.2"', "library:\n    >-\n    1.2")
-    with pytest.raises(ConfigError, match=r"matrix.yaml:\d+: 1.2 does not stand here once; write 9 by hand"):
+    with pytest.raises(ConfigError, match=r"matrix.yaml:\d+: 1.2 is not here exactly once; write 9 by hand"):
         edit(files, {("library", 0): "9"})
 
 

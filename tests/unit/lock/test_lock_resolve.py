@@ -6,7 +6,7 @@ import time
 import pytest
 
 from imagebuild.core import PATIENCE_S, Absent, CommandError, Unreachable, answer_each
-from imagebuild.lock import PackageIndex, offline, online, resolve_sources, todo
+from imagebuild.lock import PackageIndex, check_entries, compare_entries, incomplete, resolve_sources
 from imagebuild.project import (
     UNRESOLVED,
     Archive,
@@ -19,7 +19,7 @@ from imagebuild.project import (
     WheelSet,
 )
 from tests.unit.lock.lock_fakes import KEY, OTHER, A, B, C, Fake, Silent
-from tests.unit.project.test_lock_entries import REPOSITORY, packages, wheel
+from tests.unit.lock.test_lock_entries import REPOSITORY, packages, wheel
 
 ONE, TWO = Archive("x", "https://one"), Archive("x", "https://two")
 INDEX = PackageIndex((KEY,), {"a": ["1", "2"], "b": ["1", "2", "3"]})
@@ -29,7 +29,7 @@ def lock(entries: Table, sources: list[Source], upstream: Fake) -> tuple[str, in
     """What is wrong in the end, and how often the lock was written."""
     written: list[Table] = []
     outcome = resolve_sources(
-        entries, todo(entries, sources), upstream, Silent(), keep=lambda: written.append(dict(entries))
+        entries, incomplete(entries, sources), upstream, Silent(), keep=lambda: written.append(dict(entries))
     )
     assert not written or written[-1] == entries
     return outcome.complaint(), len(written)
@@ -156,7 +156,7 @@ def check(**changed: object) -> list[tuple[str, str]]:
     index = changed.get("repositories", INDEX)
     upstream = Fake(answers, {REPOSITORY: index} if isinstance(index, PackageIndex) else {})  # type: ignore[arg-type]
     upstream.digests = frozenset(changed.get("digests", ()))  # type: ignore[call-overload]
-    return [(f.state, f.detail) for f in online(LOCKED, ALL, upstream, Silent())]
+    return [(f.state, f.detail) for f in compare_entries(LOCKED, ALL, upstream, Silent())]
 
 
 def test_upstream_as_locked_is_no_finding() -> None:
@@ -197,10 +197,10 @@ def test_every_change_is_found(changed: dict[str, object], state: str, detail: s
 
 def test_without_upstream_only_what_the_lock_says() -> None:
     entries = {**LOCKED, ("git", "g", "v1"): UNRESOLVED, ("archives", "https://two"): B}
-    findings = list(offline(entries, [*ALL, BaseImage("debian:14"), packages("a", "c")], whole=False))
+    findings = list(check_entries(entries, [*ALL, BaseImage("debian:14"), packages("a", "c")], whole=False))
     assert {f.state for f in findings} == {"unresolved", "missing"}
     assert all(f.fails for f in findings)
-    findings = list(offline(entries, ALL[:4], whole=True))
+    findings = list(check_entries(entries, ALL[:4], whole=True))
     assert [(f.state, f.source) for f in findings] == [
         ("unresolved", "git g v1"),
         ("stale", "wheels cuda 13.0"),
@@ -209,7 +209,7 @@ def test_without_upstream_only_what_the_lock_says() -> None:
 
 
 def test_a_moved_tag_is_a_note_only() -> None:
-    (finding,) = online(
+    (finding,) = compare_entries(
         LOCKED, [IMAGE], Fake({("images", "debian:13"): LockedImage(digest=f"sha256:{B}")}, digests=frozenset({f"sha256:{A}"})),
         Silent(),
     )  # fmt: skip

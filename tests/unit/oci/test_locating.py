@@ -21,6 +21,7 @@ from imagebuild.oci import (
     LayerPart,
     PlatformImage,
     Registry,
+    TryAgain,
     image,
     images_in,
 )
@@ -141,6 +142,23 @@ def test_layers_are_fetched_only_if_asked_for(
         assert [len(blob.read()) for blob in same.layers]
 
 
+def test_a_layer_that_breaks_off_is_an_error_that_people_meet(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = pushed(registry, STATUS)
+
+    def open_blob(*_: str) -> Iterator[bytes]:
+        yield b"some"
+        raise TryAgain("the server closed the connection")
+
+    monkeypatch.setattr(registry, "open_blob", open_blob)
+    with (
+        found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found,
+        pytest.raises(CommandError, match=r"layer sha256:\w+ broke off on its way: the server closed the connection"),
+    ):
+        found.image(None).files(DPKG)
+
+
 def test_what_was_damaged_on_its_way_is_not_used(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     about = pushed(registry, STATUS)
     monkeypatch.setattr(registry, "open_blob", lambda *_: iter([b"something", b"else"]))
@@ -174,7 +192,7 @@ def test_what_is_not_there(registry: FakeRegistry, tmp_path: Path) -> None:
     offline = ImageFinder(offline=True)
     with pytest.raises(ConfigError, match="--offline asks no registry"), found_at("registry.test/x:1", offline):
         pass
-    with pytest.raises(ConfigError, match="is no name of an image"), found_at("No Name", at(registry)):
+    with pytest.raises(ConfigError, match="not the name of an image"), found_at("No Name", at(registry)):
         pass
 
 

@@ -32,7 +32,7 @@ def test_parse(text: str, expected: ImageReference) -> None:
     "text", ["", "Debian", "a/", "ghcr.io/", "a:b:c", "a@sha256:12", f"a@{DIGEST}:x", "a b", "http://x/y"]
 )
 def test_no_name(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no name of an image"):
+    with pytest.raises(ConfigError, match="not the name of an image"):
         parse_reference(text)
 
 

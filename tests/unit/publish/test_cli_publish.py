@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from imagebuild.cli import BESIDE_MATRIX, open_workspace
-from imagebuild.core import run
 from imagebuild.oci import registry
+from imagebuild.publish import publish
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, Site
 from tests.registry_fake import FakeRegistry, image, index
 from tests.unit.conftest import Call
@@ -109,7 +109,7 @@ def test_wrong_options(
     site: Site, call: Call, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int, message: str
 ) -> None:
     ready(site)
-    monkeypatch.setattr(run, "which", lambda _: None)
+    monkeypatch.setattr(publish, "which", lambda _: None)
     found = call("publish", "--results", str(site.evidence), *options)
     assert (found[0], message in found[2]) == (status, True), found
 

@@ -30,7 +30,7 @@ class Engine(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         answers = {"version": {"ApiVersion": "1.47", "Version": "29.0.0"}, "info": {"MemTotal": 1 << 30}}
         body = json.dumps(answers.get(self.path.rpartition("/")[2], self.image)).encode()
-        self.send_response(200)
+        self.send_response(404 if "/containers/" in self.path else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

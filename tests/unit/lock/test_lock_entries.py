@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import ConfigError
-from imagebuild.lock import keys_of, owners
+from imagebuild.lock import (
+    keys_of,
+    lock_from_table,
+    lock_table,
+    lock_text,
+    merged_sources,
+    owners,
+    stale_entries,
+    what_entry_lacks,
+    without_stale,
+)
 from imagebuild.project import (
     Archive,
     BaseImage,
@@ -24,14 +34,7 @@ from imagebuild.project import (
     Wheel,
     WheelSet,
     key_of,
-    lock_from_table,
-    lock_table,
-    lock_text,
     make_plan,
-    merged_sources,
-    stale_entries,
-    what_entry_lacks,
-    without_stale,
 )
 from imagebuild.render import Renderer
 from tests.unit.lock.lock_fakes import KEY, A, B

@@ -1,4 +1,4 @@
-"""The depot: what it fetches once, it plays back later. Servers are threads of this process."""
+"""The package proxy: what it fetches once, it plays back later. Servers are threads of this process."""
 
 from __future__ import annotations
 
@@ -76,31 +76,31 @@ def upstream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
     made.server.server_close()
 
 
-class Depots:
-    """Recording and replaying depots for one folder."""
+class Proxies:
+    """Recording and replaying proxies for one folder."""
 
     def __init__(self, folder: Path, upstream: Upstream, stack: ExitStack) -> None:
         self.folder, self.stack = folder, stack
-        self.said: list[str] = []
+        self.log: list[str] = []
         mirrors = Mirrors(downloads={"https://far.example/": f"{upstream.url}/"})
         self.store = FetchingStore(folder, Fetcher(pause=lambda _: None), mirrors)
         self.index = FetchingIndex(self.store, f"{upstream.url}/simple/", frozenset({SHA}))
 
     def record(self) -> str:
         return self.stack.enter_context(
-            package_proxy("127.0.0.1", ProxyContent(self.store, self.index, self.said.append))
+            package_proxy("127.0.0.1", ProxyContent(self.store, self.index, self.log.append))
         )
 
     def replay(self) -> str:
         store = DownloadStore(self.folder, self.store.files)
-        content = ProxyContent(store, StoredIndex(store, self.index.wheels), self.said.append)
+        content = ProxyContent(store, StoredIndex(store, self.index.wheels), self.log.append)
         return self.stack.enter_context(package_proxy("127.0.0.1", content))
 
 
 @pytest.fixture
-def depots(tmp_path: Path, upstream: Upstream) -> Iterator[Depots]:
+def proxies(tmp_path: Path, upstream: Upstream) -> Iterator[Proxies]:
     with ExitStack() as stack:
-        yield Depots(tmp_path, upstream, stack)
+        yield Proxies(tmp_path, upstream, stack)
 
 
 def ask(address: str, target: str) -> tuple[int, bytes]:
@@ -110,45 +110,45 @@ def ask(address: str, target: str) -> tuple[int, bytes]:
             return answer.status, answer.read()
 
 
-def test_a_proxy_records_and_plays_back(depots: Depots, upstream: Upstream) -> None:
+def test_a_proxy_records_and_plays_back(proxies: Proxies, upstream: Upstream) -> None:
     upstream.files["/pool/x_1.0+b~1.deb"] = b"deb" * 100_000
     target = "http://far.example:443/pool/x_1.0+b~1.deb"
-    recording, replaying = depots.record(), depots.replay()
+    recording, replaying = proxies.record(), proxies.replay()
     assert ask(replaying, target)[0] == 404
     for address in (recording, recording, replaying):
         assert ask(address, target) == (200, b"deb" * 100_000)
     assert upstream.asked == ["/pool/x_1.0+b~1.deb"]
-    assert list(depots.store.files) == ["https://far.example/pool/x_1.0+b~1.deb"]
+    assert list(proxies.store.files) == ["https://far.example/pool/x_1.0+b~1.deb"]
     assert ask(recording, "http://far.example/gone")[0] == 404
 
 
-def test_a_site_that_fails_a_few_times(depots: Depots, upstream: Upstream) -> None:
+def test_a_site_that_fails_a_few_times(proxies: Proxies, upstream: Upstream) -> None:
     upstream.files["/x"] = b"x"
     upstream.failures = 3
-    assert ask(depots.record(), "http://far.example/x") == (200, b"x")
+    assert ask(proxies.record(), "http://far.example/x") == (200, b"x")
     upstream.failures = 9
-    assert ask(depots.record(), "http://far.example/y")[0] == 502
+    assert ask(proxies.record(), "http://far.example/y")[0] == 502
 
 
-def test_half_a_download_is_not_kept(depots: Depots, upstream: Upstream) -> None:
+def test_half_a_download_is_not_kept(proxies: Proxies, upstream: Upstream) -> None:
     upstream.files["/x"] = b"x"
     upstream.cut = 5
     with pytest.raises(CommandError, match="broke off after 1 of 6 bytes"):
-        depots.store.get("https://far.example/x")
+        proxies.store.get("https://far.example/x")
     with pytest.raises(http.client.IncompleteRead):
-        ask(depots.record(), "http://far.example/x")
-    assert not depots.store.files
-    assert not [p for p in depots.folder.rglob("*") if p.is_file()]
+        ask(proxies.record(), "http://far.example/x")
+    assert not proxies.store.files
+    assert not [p for p in proxies.folder.rglob("*") if p.is_file()]
 
 
 @pytest.mark.parametrize("form", ["html", "json"])
-def test_the_index_offers_what_the_lock_has(depots: Depots, upstream: Upstream, form: str) -> None:
+def test_the_index_offers_what_the_lock_has(proxies: Proxies, upstream: Upstream, form: str) -> None:
     links = {f"../../files/{NAME}": SHA, "../../files/my_lib-2.0-py3-none-any.whl": "0" * 64}
     page = "".join(f'<a href="{url}#sha256={digest}">x</a>' for url, digest in links.items())
     entries = [{"url": url, "hashes": {"sha256": digest}} for url, digest in links.items()]
     upstream.files["/simple/my-lib/"] = (page if form == "html" else json.dumps({"files": entries})).encode()
     upstream.files[f"/files/{NAME}"] = WHEEL
-    recording, replaying = depots.record(), depots.replay()
+    recording, replaying = proxies.record(), proxies.replay()
     status, text = ask(recording, "/simple/my-lib/")
     assert (status, text.count(b"<a ")) == (200, 1)
     assert ask(recording, f"/wheels/{NAME}") == (200, WHEEL)
@@ -160,25 +160,25 @@ def test_the_index_offers_what_the_lock_has(depots: Depots, upstream: Upstream, 
     assert parse_index_page(text.decode(), "http://d/simple/my-lib/") == {NAME: (f"http://d/wheels/{NAME}", SHA)}
 
 
-def test_a_wheel_that_is_not_what_the_index_says(depots: Depots, upstream: Upstream) -> None:
+def test_a_wheel_that_is_not_what_the_index_says(proxies: Proxies, upstream: Upstream) -> None:
     upstream.files["/simple/my-lib/"] = f'<a href="/files/{NAME}#sha256={SHA}">x</a>'.encode()
     upstream.files[f"/files/{NAME}"] = b"another"
-    depots.index.page("my-lib")
+    proxies.index.page("my-lib")
     with pytest.raises(ResultError, match="its sha256 is not"):
-        depots.index.wheel(NAME, lambda _: lambda _: None)
-    assert not depots.index.wheels
+        proxies.index.wheel(NAME, lambda _: lambda _: None)
+    assert not proxies.index.wheels
 
 
-def test_a_changed_file_is_found(depots: Depots, upstream: Upstream) -> None:
+def test_a_changed_file_is_found(proxies: Proxies, upstream: Upstream) -> None:
     upstream.files["/x"] = b"x"
-    path = depots.store.get("https://far.example/x")
-    depots.store.check("https://far.example/x")
+    path = proxies.store.get("https://far.example/x")
+    proxies.store.check("https://far.example/x")
     path.write_bytes(b"y")
     with pytest.raises(ResultError, match="has changed"):
-        depots.store.check("https://far.example/x")
+        proxies.store.check("https://far.example/x")
     path.write_bytes(b"xy")
     with pytest.raises(ResultError, match="is missing or cut off"):
-        depots.store.check("https://far.example/x")
+        proxies.store.check("https://far.example/x")
 
 
 def test_passwords_go_to_their_host_only(upstream: Upstream, tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""The file of the lock: its date, and what `lock --check --json` and `bump --json` say of it."""
+
+import json
+from datetime import date
+
+import pytest
+
+from imagebuild.core import Absent, ConfigError
+from imagebuild.lock import LockFile, ask_pip, bump_pins, check_lock, redate_lock
+from imagebuild.project import Changes, make_plan, versions_with
+from imagebuild.render import Renderer
+from tests.conftest import Files
+from tests.unit.lock.lock_fakes import A, Fake
+
+FIRST, LATER = date(2026, 11, 21), date(2027, 1, 2)
+
+
+def job(tiny: Files, today: date) -> LockFile:
+    project = tiny.load()
+    renderer = Renderer(project, versions_with(project, Changes()))
+    return LockFile(project, renderer, make_plan(project).targets, tiny.root / "imagebuild.lock", today)
+
+
+def test_the_first_date_stays(tiny: Files) -> None:
+    before = tiny.load().lock
+    assert before.date is None
+    job(tiny, FIRST).write()
+    assert tiny.load().lock == before.model_copy(update={"date": FIRST})
+    job(tiny, LATER).write()
+    assert tiny.load().lock.date == FIRST
+    redate_lock(job(tiny, LATER), LATER)
+    assert tiny.load().lock == before.model_copy(update={"date": LATER})
+
+
+def test_a_check_without_upstream_names_what_the_lock_lacks(tiny: Files) -> None:
+    lock = job(tiny, FIRST)
+    assert check_lock(lock, None, whole=True).exit_status == 0
+    lock.entries.pop(next(key for key in lock.entries if key[0] == "images"))
+    result = json.loads(check_lock(lock, None, whole=True).model_dump_json())
+    assert (result["upstream"], result["sources"]) == (False, len(lock.sources))
+    (finding,) = result["findings"]
+    assert finding == {
+        "state": "missing", "source": finding["source"], "detail": "not in the lock; `imagebuild lock` adds it",
+    }  # fmt: skip
+    assert finding["source"].startswith("image ")
+
+
+def test_a_source_that_could_not_be_compared_has_a_status_of_its_own(tiny: Files) -> None:
+    lock = job(tiny, FIRST)
+    result = check_lock(lock, Fake(), whole=True)
+    assert (result.exit_status, result.unchecked) == (4, len(lock.sources))
+    gone = dict.fromkeys(lock.entries, Absent("gone"))
+    assert check_lock(lock, Fake(gone), whole=True).exit_status == 1
+
+
+def test_a_bump_without_an_answer_says_so_and_changes_nothing(tiny: Files) -> None:
+    lock = job(tiny, FIRST)
+    before = lock.project.matrix.path.read_text()
+    result, texts = bump_pins(lock, Fake(), (), write=True, relock=False, pre=False)
+    assert (result.changes, result.written, texts) == ((), False, {})
+    assert {kept.pin for kept in result.kept} == set(lock.project.matrix.model.versions)
+    assert all(kept.reason for kept in result.kept)
+    assert lock.project.matrix.path.read_text() == before
+    with pytest.raises(ConfigError, match="no pin 'no-such'"):
+        bump_pins(lock, Fake(), ("no-such",), write=True, relock=False, pre=False)
+
+
+@pytest.mark.parametrize("archive", [{"hash": f"sha256={A}", "hashes": {"sha256": A}}, {"hash": f"sha256={A}"}])
+def test_reports_of_pip_before_and_since_23_1(archive: dict[str, object]) -> None:
+    item = {"metadata": {"name": "w", "version": "1"}, "download_info": {"archive_info": archive}}
+    ask = ask_pip(lambda *_, **__: json.dumps({"install": [item]}))
+    assert ask(("w==1",), "amd64") == {"w": ("1", A)}
