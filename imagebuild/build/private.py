@@ -43,6 +43,17 @@ HOLD_SERVICES = '#!/bin/sh\ncase "$1" in docker*|containerd*) exit 101 ;; esac\n
 
 
 @contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Wait for others who install packages this way: apt does not wait, and a policy is there for one of them only."""
+    folder = os.open(POLICY.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+@contextmanager
 def _services_held(run: RunProgram) -> Iterator[None]:
     """Keep a container service that a package brings from starting, now (by policy) and at the next boot.
 
@@ -132,14 +143,15 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
         names = " ".join(packages)
         raise CommandError(f"packages are installed on Debian 12+ and Ubuntu only; install by hand: {names}")
     later = NEXT_RELEASE.get(here.codename) if here.id == "debian" and FROM_NEXT.intersection(packages) else None
-    if later:
-        _add_next_release(later, here.codename, run)
-        wanted = [f"{package}/{later}" if package in FROM_NEXT else package for package in packages]
-    else:
-        wanted = _available(packages, run)
     quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
-    with _services_held(run):
-        run("apt-get", "install", "--yes", "--no-remove", "--no-install-recommends", *wanted, env=quiet)
+    with _one_at_a_time():
+        if later:
+            _add_next_release(later, here.codename, run)
+            wanted = [f"{package}/{later}" if package in FROM_NEXT else package for package in packages]
+        else:
+            wanted = _available(packages, run)
+        with _services_held(run):
+            run("apt-get", "install", "--yes", "--no-remove", "--no-install-recommends", *wanted, env=quiet)
 
 
 NET = Path("/sys/class/net")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import URLError
 from urllib.parse import unquote, urlsplit, urlunsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 import requests
 from requests.exceptions import RequestException
@@ -95,11 +95,19 @@ class Fetcher:
             return b"".join(read_chunks(answer, url))
 
     def _answer(self, url: str, accept: str) -> Any:
-        headers = {"Accept": accept, "User-Agent": AGENT, **self._password(url)}
+        address = urlsplit(url)
+        login = self.logins.get(address.netloc)
+        if not login and self.netrc and (entry := netrc.netrc(self.netrc).authenticators(address.hostname or "")):
+            login = (entry[0], entry[2])
+        headers = {"Accept": accept, "User-Agent": AGENT}
+        if login:
+            headers["Authorization"] = "Basic " + base64.b64encode(":".join(login).encode()).decode()
         request = Request(url, headers=headers)  # noqa: S310 - the addresses are of http and https
+        context = ssl.create_default_context(cafile=str(self.ca) if self.ca else None)
+        opener = build_opener(_Redirects, HTTPSHandler(context=context))
         for attempt in range(ATTEMPTS):
             try:
-                return self._opener().open(request, timeout=TIMEOUT_S)
+                return opener.open(request, timeout=TIMEOUT_S)
             except urllib.error.HTTPError as error:
                 error.close()
                 if error.code in (404, 410):
@@ -112,19 +120,6 @@ class Fetcher:
             if attempt + 1 < ATTEMPTS:
                 self.pause(2**attempt)
         raise failure
-
-    def _opener(self) -> OpenerDirector:
-        context = ssl.create_default_context(cafile=str(self.ca) if self.ca else None)
-        return build_opener(_Redirects, HTTPSHandler(context=context))
-
-    def _password(self, url: str) -> dict[str, str]:
-        address = urlsplit(url)
-        login = self.logins.get(address.netloc)
-        if not login and self.netrc and (entry := netrc.netrc(self.netrc).authenticators(address.hostname or "")):
-            login = (entry[0], entry[2])
-        if not login:
-            return {}
-        return {"Authorization": "Basic " + base64.b64encode(":".join(login).encode()).decode()}
 
 
 def read_chunks(answer: Any, url: str) -> Iterator[bytes]:

@@ -12,14 +12,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from imagebuild.core.fields import Condition, Model, Name, matches
 from imagebuild.project.matrix import CheckWaiver
 
-PATTERN = r"^(gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*)$"
+NEED = r"^(gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*)$"
 SINGLE = ("gpu", "rdma", "slurm")
-WORDS = {"gpus": "GPUs", "nodes": "nodes"}
 
 
 @dataclass(frozen=True)
 class Facilities:
-    """What the place has where a runner's commands run."""
+    """What there is where a runner's commands run."""
 
     gpus: int = 0
     """GPUs that a command in the image can use."""
@@ -35,51 +34,52 @@ class Facilities:
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a check needs."""
+    """A facility that a check needs, and how much of it."""
 
     what: Literal["gpus", "rdma", "nodes", "slurm"]
     least: int = 1
 
     def missing(self, have: Facilities) -> str:
-        """Why the place does not do; empty if it does: `no gpu here`, `needs 2 GPUs, 1 here`."""
+        """Return why the facilities do not suffice: `no gpu here`, `needs 2 GPUs, 1 here`; empty if they do."""
         count = int(getattr(have, self.what))
         if count >= self.least:
             return ""
         name = "gpu" if self.what == "gpus" else self.what
-        text = f"no {name} here" if not count else f"needs {self.least} {WORDS[self.what]}, {count} here"
-        return f"{text}: {have.why[name]}" if have.why.get(name) else text
+        units = {"gpus": "GPUs", "nodes": "nodes"}
+        problem = f"needs {self.least} {units[self.what]}, {count} here" if count else f"no {name} here"
+        return f"{problem}: {have.why[name]}" if have.why.get(name) else problem
 
 
-def parse(text: str) -> Need:
-    """A need as `component.yaml` spells it. Raises ValueError with the known ones if it is none."""
+def parse_need(text: str) -> Need:
+    """Read a need of `component.yaml`. Raises ValueError that lists the known ones for any other text."""
     if text in SINGLE:
         return Need("gpus" if text == "gpu" else cast(Literal["rdma", "slurm"], text))
-    if re.match(PATTERN, text):
+    if re.match(NEED, text):
         what, _, least = text.partition(">=")
         return Need(cast(Literal["gpus", "nodes"], what), int(least))
-    raise ValueError(f"{text!r} is no need; known: {', '.join(SINGLE)}, gpus>=N, nodes>=N")
+    raise ValueError(f"{text!r} is not a need; use {', '.join(SINGLE)}, gpus>=N or nodes>=N")
 
 
 def missing_needs(needs: Iterable[str], have: Facilities) -> str:
-    """Why a check with these needs cannot run; empty if it can."""
-    return "; ".join(filter(None, (parse(need).missing(have) for need in needs)))
+    """Return why a check with these needs cannot run; empty if it can."""
+    return "; ".join(filter(None, (parse_need(need).missing(have) for need in needs)))
 
 
 def nodes_needed(needs: Iterable[str]) -> int:
-    """How many nodes a check uses."""
-    return max((need.least for need in map(parse, needs) if need.what == "nodes"), default=1)
+    """Return how many nodes a check uses."""
+    return max((need.least for need in map(parse_need, needs) if need.what == "nodes"), default=1)
 
 
 def _rows(value: Any) -> Any:
     return [{"values": value}] if isinstance(value, dict) else value
 
 
-def _need(text: str) -> str:
-    parse(text)
+def _checked_need(text: str) -> str:
+    parse_need(text)
     return text
 
 
-NeedText = Annotated[str, AfterValidator(_need), Field(json_schema_extra={"pattern": PATTERN})]
+NeedText = Annotated[str, AfterValidator(_checked_need), Field(json_schema_extra={"pattern": NEED})]
 """`gpu`, `gpus>=2`, `rdma`, `nodes>=2` or `slurm`."""
 
 
@@ -231,7 +231,7 @@ class Component(Model):
 
 
 def first_values(rows: Iterable[ConditionalRow], axes: Mapping[str, str]) -> dict[str, str]:
-    """Of each value, the text of the first row that has it and whose condition holds."""
+    """Return each value from the first row that has it and whose condition holds."""
     result: dict[str, str] = {}
     for row in rows:
         if matches(row.when, axes):
@@ -239,14 +239,10 @@ def first_values(rows: Iterable[ConditionalRow], axes: Mapping[str, str]) -> dic
     return result
 
 
-def license_check(component: Component) -> tuple[Check, ...]:
-    """The check that the licence texts of a component are in the image, if it says where."""
-    if not component.license_files:
-        return ()
-    run = "".join(f"ls {pattern}\n" for pattern in component.license_files)
-    return (Check(name="license", description=f"The texts of {component.license} are in the image", run=run),)
-
-
 def checks_of(component: Component) -> tuple[Check, ...]:
-    """All checks of a component."""
-    return (*license_check(component), *component.checks)
+    """Return all checks of a component; the first is that its licence texts are in the image, if it says where."""
+    if not component.license_files:
+        return component.checks
+    run = "".join(f"ls {pattern}\n" for pattern in component.license_files)
+    description = f"The texts of {component.license} are in the image"
+    return (Check(name="license", description=description, run=run), *component.checks)

@@ -15,22 +15,22 @@ from imagebuild.project.matrix import Matrix
 
 @dataclass(frozen=True)
 class Project:
-    """The matrix, the components and the lock, as the files say."""
+    """The files of a project: the matrix, the components and the lock."""
 
     matrix: YamlFile[Matrix]
     components: Mapping[str, YamlFile[Component]]
     lock: Lock
     root: Path
-    """Folder of the dockerfiles."""
+    """Folder of templates and components."""
 
     def in_repository(self, repository: str) -> Project:
-        """The same project, with images named and pushed elsewhere."""
+        """Return the project with images named and pushed elsewhere."""
         model = self.matrix.model.model_copy(update={"repository": repository})
         return replace(self, matrix=replace(self.matrix, model=model))
 
 
 def load_lock(path: Path) -> Lock:
-    """Read the lock; a missing file is an empty lock."""
+    """Read the lock; a missing file is an empty lock. Raises ConfigError."""
     if not path.exists():
         return Lock()
     mistakes = Mistakes()
@@ -44,17 +44,17 @@ def load_project(matrix: Path, dockerfiles: Path, lock: Path) -> Project:
     """Read the matrix, all components and the lock. Raises ConfigError with every mistake found."""
     mistakes = Mistakes()
     document = load_yaml(matrix, Matrix, mistakes)
-    folders = sorted(dockerfiles.glob("components/*/component.yaml"))
-    if not folders:
+    paths = sorted(dockerfiles.glob("components/*/component.yaml"))
+    if not paths:
         mistakes.add(str(dockerfiles), "no components/*/component.yaml here; give the folder with --dockerfiles")
-    components = {file.parent.name: load_yaml(file, Component, mistakes) for file in folders}
+    components = {path.parent.name: load_yaml(path, Component, mistakes) for path in paths}
     mistakes.stop_if_any()
     assert document is not None
-    return Project(document, {k: v for k, v in components.items() if v}, load_lock(lock), dockerfiles)
+    return Project(document, {name: file for name, file in components.items() if file}, load_lock(lock), dockerfiles)
 
 
 def script_of(project: Project, component: str, check: Check) -> str:
-    """The commands of a check."""
+    """Return the shell commands of a check. Raises ConfigError if its script cannot be read."""
     if check.run is not None:
         return check.run
     owner, _, script = (check.script or check.name).rpartition("/")

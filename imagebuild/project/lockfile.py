@@ -1,4 +1,4 @@
-"""Define the types of `imagebuild.lock`, and look up in it what the sources of targets need. Pure."""
+"""Define the types of sources and of `imagebuild.lock`, and look up pins. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")]
 Unresolved = Literal["unresolved"]
 UNRESOLVED: Unresolved = "unresolved"
-"""Needed, but nobody could resolve it yet. It is rendered as it is, and stops a build."""
+"""A pin that is needed and that upstream could not be asked for yet. It is rendered as it is, and stops a build."""
 
 
 class Wheel(Model):
@@ -119,7 +119,7 @@ Source = BaseImage | Archive | GitRef | WheelSet | PackageSource
 
 
 def source_title(source: Source) -> str:
-    """The source in one line."""
+    """Return a source in one line."""
     match source:
         case BaseImage(reference):
             return f"image {reference}"
@@ -134,39 +134,39 @@ def source_title(source: Source) -> str:
 
 
 def locked_image(lock: Lock, reference: str) -> LockedImage | Unresolved:
-    """What the lock has for an image. Raises ConfigError if it lacks it; so do the functions below."""
-    return _found(lock.images.get(reference), BaseImage(reference))
+    """Return what the lock has for an image. Raises ConfigError if it has nothing; so do the functions below."""
+    return _present(lock.images.get(reference), BaseImage(reference))
 
 
 def digest_of(lock: Lock, reference: str) -> str:
-    """`image:tag@digest`. Without digest, the text `sha256:unresolved` makes any builder refuse it."""
-    found = locked_image(lock, reference)
-    return f"{reference}@{found.digest if isinstance(found, LockedImage) else f'sha256:{UNRESOLVED}'}"
+    """Return `image:tag@digest`; an unresolved digest is `sha256:unresolved`, which any builder refuses."""
+    image = locked_image(lock, reference)
+    return f"{reference}@{image.digest if isinstance(image, LockedImage) else f'sha256:{UNRESOLVED}'}"
 
 
 def hash_of(lock: Lock, component: str, url: str) -> str:
-    """sha256 of an archive, or `unresolved`, which any builder refuses."""
-    return _found(lock.archives.get(url), Archive(component, url))
+    """Return the sha256 of an archive, or `unresolved`, which any builder refuses."""
+    return _present(lock.archives.get(url), Archive(component, url))
 
 
 def commit_of(lock: Lock, git: GitRef) -> str:
-    """Commit of a source in git, or `unresolved`."""
-    return git.commit or _found(lock.git.get(git.url, {}).get(git.tag), git)
+    """Return the commit of a source in git, or `unresolved`."""
+    return git.commit or _present(lock.git.get(git.url, {}).get(git.tag), git)
 
 
 def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:
-    """Wheels with their hashes; none if they are unresolved, which pip refuses."""
-    found = _found(lock.wheels.get(wheels.component, {}).get(wheels.version), wheels)
-    return found if isinstance(found, tuple) else ()
+    """Return wheels with their hashes; none if they are unresolved, which pip refuses."""
+    entry = _present(lock.wheels.get(wheels.component, {}).get(wheels.version), wheels)
+    return entry if isinstance(entry, tuple) else ()
 
 
 def repository_of(lock: Lock, url: str) -> LockedRepository | Unresolved:
-    """Key and versions of a repository of packages."""
-    return _found(lock.repositories.get(url), PackageSource(url, "", "", ()))
+    """Return the key and the versions of a repository of packages."""
+    return _present(lock.repositories.get(url), PackageSource(url, "", "", ()))
 
 
 def pinned_text(lock: Lock, source: Source) -> str:
-    """The source with what the lock has for it, as text. Raises ConfigError if it lacks the source."""
+    """Return a source and its pin as text. Raises ConfigError if the lock lacks the source."""
     match source:
         case BaseImage(reference):
             pin: object = digest_of(lock, reference)
@@ -177,13 +177,13 @@ def pinned_text(lock: Lock, source: Source) -> str:
         case WheelSet():
             pin = [sorted(wheel.sha256.values()) for wheel in wheels_of(lock, source)]
         case PackageSource():
-            found = repository_of(lock, source.url)
-            pin = found if isinstance(found, str) else (found.fingerprint, sorted(found.packages.items()))
+            entry = repository_of(lock, source.url)
+            pin = entry if isinstance(entry, str) else (entry.fingerprint, sorted(entry.packages.items()))
     return f"{source_title(source)} {pin}"
 
 
 def is_unresolved(lock: Lock, source: Source) -> bool:
-    """Does the lock say that the source could not be resolved yet? Raises ConfigError if it lacks the source."""
+    """Return whether upstream could not be asked for the source yet. Raises ConfigError if the lock lacks it."""
     match source:
         case BaseImage(reference):
             return locked_image(lock, reference) == UNRESOLVED
@@ -198,7 +198,7 @@ def is_unresolved(lock: Lock, source: Source) -> bool:
 
 
 def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
-    """The lock with `unresolved` for every source that it lacks: enough to render, not to build."""
+    """Return the lock with `unresolved` for every source that it lacks: enough to render, not to build."""
     entries = lock.model_dump(by_alias=True)
     for source in sources:
         match source:
@@ -216,7 +216,7 @@ def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
 
 
 def check_resolved(lock: Lock, sources: Iterable[Source]) -> None:
-    """Stop before building from a source without a pin. Raises ConfigError that lists all of them."""
+    """Raise ConfigError that lists the sources without a pin, if there are any: nothing is built from them."""
     missing = [source_title(source) for source in dict.fromkeys(sources) if is_unresolved(lock, source)]
     if missing:
         listed = "\n".join(f"  {text}" for text in missing)
@@ -226,7 +226,8 @@ def check_resolved(lock: Lock, sources: Iterable[Source]) -> None:
         )
 
 
-def _found(entry: T | None, source: Source) -> T:
+def _present(entry: T | None, source: Source) -> T:
+    """Return an entry. Raises ConfigError if the lock does not have it."""
     if entry is None:
         raise ConfigError(
             f"imagebuild.lock: has no {source_title(source)}; "
@@ -236,13 +237,14 @@ def _found(entry: T | None, source: Source) -> T:
 
 
 Key = tuple[str, ...]
-"""Where an entry stands in the lock: `("git", address, tag)`."""
+"""Place of an entry in the lock, for example `("git", address, tag)`."""
 Entry = str | LockedImage | LockedRepository | tuple[Wheel, ...]
 """What the lock has for a source: a hash, a commit, an image, … or `unresolved`."""
 Table = dict[Key, Entry]
 
 
 def key_of(source: Source) -> Key:
+    """Return the key of a source's entry in the lock."""
     match source:
         case Archive(_, url):
             return ("archives", url)

@@ -146,7 +146,7 @@ class Matrix(Model):
 
 
 def combination_id(image: str, axes: Mapping[str, str]) -> str:
-    """`<image>-cuda<V>-<os>-<variant>`: of the values, only the one of `cuda` does not say by itself what it is."""
+    """Return `<image>-cuda<V>-<os>-<variant>`; only the value of `cuda` needs its axis named."""
     values = [f"{axis}{value}" if axis == "cuda" else value for axis, value in axes.items()]
     return "-".join([image, *values])
 
@@ -171,7 +171,7 @@ class Target(Model):
 
     @property
     def bake_name(self) -> str:
-        """The id as a bake target; bake allows no dots in names."""
+        """Return the id as the name of a bake target, which may have no dots."""
         return self.id.replace(".", "_")
 
 
@@ -185,7 +185,7 @@ class Excluded(Model):
 
     @property
     def id(self) -> str:
-        """The id that the target would have."""
+        """Return the id that the target would have."""
         return combination_id(self.image, self.axes)
 
 

@@ -1,4 +1,4 @@
-"""Compute the targets of a matrix, their names and tags, and every mistake in what the files say together. Pure."""
+"""Compute the targets of a matrix, their names and tags, and every contradiction between the files. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,33 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, major, matches, minor
 from imagebuild.project.component import checks_of
-from imagebuild.project.matrix import Excluded, Image, Pin, Plan, Target, combination_id
+from imagebuild.project.matrix import Excluded, Pin, Plan, Target, combination_id
 
 if TYPE_CHECKING:
+    from imagebuild.core.fields import Condition
+    from imagebuild.core.yaml import YamlFile
     from imagebuild.project.load import Project  # which reads YAML
 
 TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
-"""A repository and a tag, as the OCI distribution specification allows them."""
+"""A repository with a tag, as the OCI distribution specification allows them."""
+REPOSITORY = re.compile(r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*")
 REVISION = "{revision}"
 """Stays in a plan's tags, so that a plan does not depend on the commit; publishing fills it in."""
 REVISION_DIGITS = 7
+FIELD = re.compile(r"{([^{}]*)}")
+"""A name in a template."""
+STAGED_DIGITS = 12
+"""Digits of the digest in the tag of a staged image."""
 PARTS: Mapping[str, Callable[[str], str]] = {"major": major, "minor": minor}
 
 
 def named(project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes) -> Target:
-    """The target of these axes and components, with all aliases that it may have."""
+    """Return the target of these axes and components, with all aliases that it may have."""
     matrix = project.matrix.model
     entry = matrix.images[image]
     provided = {c: (c, *project.components[c].model.provides) for c in components}
@@ -61,7 +68,7 @@ def named(project: Project, image: str, axes: dict[str, str], components: dict[s
 
 
 def with_own_aliases(targets: Iterable[Target]) -> tuple[Target, ...]:
-    """The targets, each with only those aliases that no later one has too."""
+    """Return the targets, each with only those aliases that no later one has too."""
     listed = list(targets)
     owner = {alias: target.id for target in listed for alias in target.aliases}
     kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in listed}
@@ -71,48 +78,41 @@ def with_own_aliases(targets: Iterable[Target]) -> tuple[Target, ...]:
 def _filled(
     project: Project, place: tuple[str, str, int], template: str, values: Mapping[str, str], mistakes: Mistakes
 ) -> str:
+    """Return a template of a tag with its values; note names without a value, and what is not a tag."""
     image, field, i = place
     where, what = project.matrix.at("images", *place), f"images.{image}.{field}.{i}"
-    for name in [f for f in re.findall(r"{([^{}]*)}", template) if f not in values]:
+    for name in [name for name in FIELD.findall(template) if name not in values]:
         mistakes.add(where, f"{what}: no value for {{{name}}}{suggestion(name, values)}")
-    tag = re.sub(r"{([^{}]*)}", lambda m: values.get(m[1], "x"), template)
+    tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
     if not TAG.match(tag.replace(REVISION, "0" * REVISION_DIGITS)):
         mistakes.add(where, f"{what}: {tag!r} is not a valid image name and tag")
     return tag
 
 
-DIGITS = 12
-
-
 def staging_of(project: Project, target: Target) -> str:
-    """Registry and repository that a target is pushed to before it is verified."""
+    """Return the repository, with its registry, that a target is pushed to before it is verified."""
     return repository_name(project, target.image)
 
 
 def repository_name(project: Project, image: str) -> str:
-    """Registry and repository that builds of an image are pushed to."""
+    """Return the repository, with its registry, that builds of an image are pushed to."""
     matrix = project.matrix.model
     return matrix.publish.staging.format(repository=matrix.repository, image=image)
 
 
 def staged_tag(digest: str, now: datetime) -> str:
-    """`staged-20261121T104500Z-0123456789ab`."""
-    return f"staged-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest.removeprefix('sha256:')[:DIGITS]}"
-
-
-FIELDS = {"repository", "image"}
-NAME = re.compile(r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*")
+    """Return the tag that keeps a staged image: `staged-20261121T104500Z-0123456789ab`."""
+    return f"staged-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest.removeprefix('sha256:')[:STAGED_DIGITS]}"
 
 
 def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
-    """Templates of no repository, and requirements that no image can fulfil."""
-    _check_staging(project, list(targets), mistakes)
+    """Note a template of the staging repository that is not one, and requirements that no image can meet."""
+    _check_staging(project, targets, mistakes)
     policy, at = project.matrix.model.publish, project.matrix.at
     known = {
         f"{name}/{check.name}" for name, document in project.components.items() for check in checks_of(document.model)
     }
-    named = (axis_facts(dict.fromkeys(image.axes, "")) for image in project.matrix.model.images.values())
-    axes = {"image", "arch", *(axis for found in named for axis in found)}
+    axes = {"arch", *known_axes(project)}
     for i, row in enumerate(policy.require):
         for axis, alternatives in row.when.items():
             where = at("publish", "require", i, "when", axis)
@@ -127,25 +127,31 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
             fits = any(fnmatchcase(name, full.removesuffix("-speed")) for name in known)
             if not fits and not full.startswith("image/"):
                 near = suggestion(full, known)
-                shown = near if "did you mean" in near else "; see `imagebuild verify --list`"
-                mistakes.add(at("publish", "require", i, "checks", j), f"publish.require: no check {pattern}{shown}")
+                hint = near if "did you mean" in near else "; see `imagebuild verify --list`"
+                mistakes.add(at("publish", "require", i, "checks", j), f"publish.require: no check {pattern}{hint}")
 
 
-def _check_staging(project: Project, targets: list[Target], mistakes: Mistakes) -> None:
+def _check_staging(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
     template, where = project.matrix.model.publish.staging, project.matrix.at("publish", "staging")
-    if unknown := [name for name in re.findall(r"{([^{}]*)}", template) if name not in FIELDS]:
-        mistakes.add(where, f"publish.staging: no value for {{{unknown[0]}}}; known: {', '.join(sorted(FIELDS))}")
+    if unknown := [name for name in FIELD.findall(template) if name not in ("image", "repository")]:
+        mistakes.add(where, f"publish.staging: no value for {{{unknown[0]}}}; known: image, repository")
         return
     for target in targets:
         name = template.replace("{repository}", project.matrix.model.repository).replace("{image}", target.image)
-        if not NAME.fullmatch(name):
-            mistakes.add(where, f"publish.staging: {name!r} is no name of a repository")
+        if not REPOSITORY.fullmatch(name):
+            mistakes.add(where, f"publish.staging: {name!r} is not a valid name of a repository")
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
             mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
 
 
+def known_axes(project: Project) -> set[str]:
+    """Return the names that conditions of rules may use: axes of all images, `<axis>-major`, and `image`."""
+    images = project.matrix.model.images.values()
+    return {"image", *(name for image in images for name in axis_facts(dict.fromkeys(image.axes, "")))}
+
+
 def check_names(project: Project, with_: Iterable[str], without: Iterable[str], mistakes: Mistakes) -> None:
-    """Names in one file that another must know."""
+    """Note names in one file that another file does not know, and conditions that cannot be read."""
     matrix, at = project.matrix.model, project.matrix.at
     known = project.components
     for name, image in matrix.images.items():
@@ -179,72 +185,58 @@ def check_names(project: Project, with_: Iterable[str], without: Iterable[str], 
         if base.build_on and base.build_on not in matrix.bases:
             near = suggestion(base.build_on, matrix.bases)
             mistakes.add(at("bases", name, "build-on"), f"bases.{name}.build-on: no base {base.build_on!r}{near}")
+    axes = known_axes(project)
     for i, rule in enumerate(matrix.rules):
-        axes = {
-            "image",
-            *(a for image in matrix.images.values() for a in axis_facts(dict.fromkeys(image.axes, ""))),
-        }
         for axis in rule.when:
             if axis not in axes:
                 mistakes.add(at("rules", i, "when", axis), f"rules.{rule.name}: unknown axis{suggestion(axis, axes)}")
+    fulfilled = {*known, *(name for document in known.values() for name in document.model.provides)}
     for name, document in known.items():
-        _check_component(project, name, document.at, mistakes)
-    _check_conditions(project, mistakes)
+        model = document.model
+        for key, names in (("requires", model.requires), ("build-requires", model.build_requires)):
+            for i, wanted in enumerate(names):
+                if wanted not in fulfilled:
+                    near = suggestion(wanted, fulfilled)
+                    mistakes.add(document.at(key, i), f"{key}: unknown component {wanted!r}{near}")
+        if not model.version_axis and (model.pin or name) not in matrix.versions:
+            users = [image_name for image_name, image in matrix.images.items() if name in image.components]
+            if users:
+                mistakes.add(at("versions"), f"versions: no version for {name}, which {users[0]} uses")
+    check_conditions(project, mistakes)
 
 
-def _check_component(project: Project, name: str, at: object, mistakes: Mistakes) -> None:
-    assert callable(at)
-    component, versions = project.components[name].model, project.matrix.model.versions
-    provided = {p for d in project.components.values() for p in d.model.provides}
-    for key in ("requires", "build_requires"):
-        for i, wanted in enumerate(getattr(component, key)):
-            if wanted not in project.components and wanted not in provided:
-                near = suggestion(wanted, {*project.components, *provided})
-                dashed = key.replace("_", "-")
-                mistakes.add(at(dashed, i), f"{dashed}: unknown component {wanted!r}{near}")
-    if not component.version_axis and (component.pin or name) not in versions:
-        used = [i for i, image in project.matrix.model.images.items() if name in image.components]
-        if used:
-            mistakes.add(project.matrix.at("versions"), f"versions: no version for {name}, which {used[0]} uses")
-
-
-def _check_conditions(project: Project, mistakes: Mistakes) -> None:
-    """Version specifiers that are none."""
-    conditions = [
-        (project.matrix.at("rules", i, "when"), rule.when) for i, rule in enumerate(project.matrix.model.rules)
+def check_conditions(project: Project, mistakes: Mistakes) -> None:
+    """Note version specifiers in conditions that cannot be read."""
+    matrix = project.matrix
+    rows: list[tuple[YamlFile[Any], tuple[str | int, ...], Condition]] = [
+        (matrix, ("rules", i, "when"), rule.when) for i, rule in enumerate(matrix.model.rules)
     ]
     for document in project.components.values():
-        conditions += [(document.at("supports", i), s.when) for i, s in enumerate(document.model.supports)]
-        conditions += [(document.at("excludes", i), e.when) for i, e in enumerate(document.model.excludes)]
-        conditions += [(document.at("facts", i), r.when) for i, r in enumerate(document.model.facts)]
-        conditions += [(document.at("env", i), r.when) for i, r in enumerate(document.model.env)]
-        conditions += [(document.at("checks", i), c.when) for i, c in enumerate(document.model.checks)]
-    for name, rows in project.matrix.model.versions.items():
-        conditions += [(project.matrix.at("versions", name, i), row.when) for i, row in enumerate(rows)]
-    for where, condition in conditions:
+        model = document.model
+        rows += [(document, ("supports", i), support.when) for i, support in enumerate(model.supports)]
+        rows += [(document, ("excludes", i), exclusion.when) for i, exclusion in enumerate(model.excludes)]
+        rows += [(document, ("facts", i), row.when) for i, row in enumerate(model.facts)]
+        rows += [(document, ("env", i), row.when) for i, row in enumerate(model.env)]
+        rows += [(document, ("checks", i), check.when) for i, check in enumerate(model.checks)]
+    for name, pins in matrix.model.versions.items():
+        rows += [(matrix, ("versions", name, i), pin.when) for i, pin in enumerate(pins)]
+    for file, place, condition in rows:
         for axis, alternatives in condition.items():
             try:
                 matches({axis: alternatives}, {axis: "0"})
             except ValueError as error:
-                mistakes.add(where, f"{axis}: {error}")
+                mistakes.add(file.at(*place), f"{axis}: {error}")
 
 
-def check_rules_used(project: Project, used: Counter[str], mistakes: Mistakes) -> None:
-    for i, rule in enumerate(project.matrix.model.rules):
-        if not used[rule.name]:
-            where = project.matrix.at("rules", i)
-            mistakes.add(where, f"rules.{rule.name}: matches no combination; remove it, or correct its 'when'")
-
-
-def check_tags(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
+def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
+    """Note tags that name two targets, and aliases that would move a tag."""
     owners: dict[str, str] = {}
-    listed = list(targets)
-    for target in listed:
+    for target in targets:
         for i, tag in enumerate(target.tags):
             if (owner := owners.setdefault(tag, target.id)) != target.id:
                 where = project.matrix.at("images", target.image, "tags", i)
                 mistakes.add(where, f"tag {tag} names both {owner} and {target.id}; add the axis that differs")
-    for target in listed:
+    for target in targets:
         for alias in target.aliases:
             if alias in owners:
                 where = project.matrix.at("images", target.image, "aliases")
@@ -252,23 +244,23 @@ def check_tags(project: Project, targets: Iterable[Target], mistakes: Mistakes) 
 
 
 Pins = Mapping[str, tuple[Pin, ...]]
-"""Name → rows of versions."""
+"""Pin → rows of versions."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What the command line changes about the matrix."""
+    """Changes of the matrix by the command line."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     """Axis → its values, with commas between, or pin → version (`version@commit` for a commit that is no tag)."""
     with_: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     repository: str | None = None
-    """Where images are named and pushed, instead of where the matrix says."""
+    """Where images are named and pushed, instead of the matrix's `repository`."""
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """`values` as `--set` takes them."""
+        """Return `values` as `--set` takes them."""
         return tuple(f"{name}={value}" for name, value in self.values.items())
 
 
@@ -279,7 +271,7 @@ def parse_changes(
     *,
     repository: str | None = None,
 ) -> Changes:
-    """`["cuda=13.1"]` to Changes. Raises ConfigError for text that is not `name=value`."""
+    """Return the changes of options such as `--set cuda=13.1`. Raises ConfigError for text that is not `name=value`."""
     values = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -290,7 +282,7 @@ def parse_changes(
 
 
 def make_plan(project: Project, changes: Changes | None = None) -> Plan:
-    """All targets and all excluded combinations. Raises ConfigError with every mistake found."""
+    """Return all targets and all excluded combinations. Raises ConfigError with every mistake in the files."""
     mistakes = Mistakes()
     changes = changes or Changes()
     matrix = project.matrix.model
@@ -301,8 +293,10 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     excluded: list[Excluded] = []
     used: Counter[str] = Counter()
     for name, image in matrix.images.items():
-        components = resolve(project, name, _changed_components(image, changes), mistakes)
-        for values in product(*_changed_axes(image, changes).values()):
+        wanted = [c for c in (*image.components, *changes.with_) if c not in changes.without]
+        components = with_requirements(project, name, wanted, mistakes)
+        choices = [changes.values[a].split(",") if a in changes.values else v for a, v in image.axes.items()]
+        for values in product(*choices):
             axes = dict(zip(image.axes, values, strict=True))
             facts = axis_facts(axes)
             chosen = {c: version_of(project, versions, c, facts) for c in components}
@@ -323,7 +317,10 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
                     present[component] = version
             targets.append(named(project, name, axes, present, mistakes))
     if not changes.values:
-        check_rules_used(project, used, mistakes)
+        for i, row in enumerate(matrix.rules):
+            if not used[row.name]:
+                what = f"rules.{row.name}: matches no combination; remove it, or correct its 'when'"
+                mistakes.add(project.matrix.at("rules", i), what)
     check_tags(project, targets, mistakes)
     check_policy(project, targets, mistakes)
     mistakes.stop_if_any()
@@ -332,42 +329,43 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
 
 
 def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
-    """Targets whose id fits a glob or whose image is named, with every `axis=value` given; all without selectors.
+    """Return the targets whose id fits a glob or whose image is named, and whose axes have every `axis=value`.
 
-    Raises NothingSelected if none fits, with the reason if a rule is why.
+    Without selectors, all. Raises NothingSelected if none fits, with the reason if a rule excludes them.
     """
     selectors = tuple(selectors)
     if chosen := tuple(t for t in plan.targets if _fits(t, selectors)):
         return chosen
-    asked = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"
+    problem = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"
     if excluded := select_excluded(plan, selectors):
-        raise NothingSelected(f"{asked}: {excluded[0].rule} excludes {excluded[0].id}: {excluded[0].reason}")
+        raise NothingSelected(f"{problem}: {excluded[0].rule} excludes {excluded[0].id}: {excluded[0].reason}")
     near = [suggestion(s, [t.id for t in plan.targets]) for s in selectors if "=" not in s]
-    shown = next((text for text in near if "did you mean" in text), "; `imagebuild plan` lists the targets")
-    raise NothingSelected(asked + shown)
+    hint = next((text for text in near if "did you mean" in text), "; `imagebuild plan` lists the targets")
+    raise NothingSelected(problem + hint)
 
 
 def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
-    """Component of these targets → what whoever publishes them must accept."""
+    """Return component → what whoever publishes these targets must accept."""
     used = {component for target in targets for component in target.components}
     return {name: text for name, text in plan.restricted.items() if name in used}
 
 
 def select_one(plan: Plan, name: str) -> Target:
-    """The target of an id. Raises NothingSelected or ConfigError."""
+    """Return the target of an id, or of a glob that only one fits. Raises NothingSelected or ConfigError."""
     chosen = select_targets(plan, [name])
     if len(chosen) > 1:
-        shown = ", ".join(t.id for t in chosen[:5])
-        raise ConfigError(f"{name}: {len(chosen)} targets fit ({shown}, …); name one")
+        first = ", ".join(target.id for target in chosen[:5])
+        raise ConfigError(f"{name}: {len(chosen)} targets fit ({first}, …); name one")
     return chosen[0]
 
 
 def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...]:
-    """Excluded combinations that would fit the selectors."""
+    """Return the excluded combinations that would fit the selectors."""
     return tuple(e for e in plan.excluded if _fits(e, tuple(selectors)))
 
 
 def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
+    """Return whether a combination fits globs of ids, names of images, and `axis=value`."""
     pairs = [s.partition("=")[::2] for s in selectors if "=" in s]
     globs = [s for s in selectors if "=" not in s]
     values = {"image": item.image, **item.axes}
@@ -376,8 +374,8 @@ def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
     )
 
 
-def resolve(project: Project, image: str, names: Iterable[str], mistakes: Mistakes) -> tuple[str, ...]:
-    """Components of an image and what they require, requirements first."""
+def with_requirements(project: Project, image: str, names: Iterable[str], mistakes: Mistakes) -> tuple[str, ...]:
+    """Return the components of an image and what they require, requirements first; note what nothing fulfils."""
     listed = tuple(dict.fromkeys(names))
     graph: dict[str, tuple[str, ...]] = {}
     todo = list(listed)
@@ -386,15 +384,15 @@ def resolve(project: Project, image: str, names: Iterable[str], mistakes: Mistak
         if name in graph:
             continue
         requires = project.components[name].model.requires
-        found = {r: provider_of(project, r, (*listed, *graph)) for r in requires}
-        for wanted, answer in found.items():
-            if answer is None:
+        providers = {wanted: provider_of(project, wanted, (*listed, *graph)) for wanted in requires}
+        for wanted, provider in providers.items():
+            if provider is None:
                 offers = [c for c, d in project.components.items() if wanted in d.model.provides]
                 mistakes.add(
                     project.matrix.at("images", image, "components"),
                     f"images.{image}.components: {name} needs {wanted!r}; add one of: {', '.join(offers)}",
                 )
-        graph[name] = tuple(answer for answer in found.values() if answer)
+        graph[name] = tuple(provider for provider in providers.values() if provider)
         todo += graph[name]
     try:
         order = TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order()
@@ -428,22 +426,15 @@ def version_of(project: Project, versions: Pins, name: str, facts: Mapping[str, 
 
 
 def versions_with(project: Project, changes: Changes) -> dict[str, tuple[Pin, ...]]:
-    """The pins of the matrix with the changes of the command line. Raises ConfigError."""
+    """Return the pins of the matrix with the changes of the command line. Raises ConfigError."""
     mistakes = Mistakes()
     versions = _changed_versions(project, changes, mistakes)
     mistakes.stop_if_any()
     return versions
 
 
-def _changed_axes(image: Image, changes: Changes) -> dict[str, tuple[str, ...]]:
-    return {a: tuple(changes.values[a].split(",")) if a in changes.values else v for a, v in image.axes.items()}
-
-
-def _changed_components(image: Image, changes: Changes) -> tuple[str, ...]:
-    return tuple(c for c in (*image.components, *changes.with_) if c not in changes.without)
-
-
 def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) -> dict[str, tuple[Pin, ...]]:
+    """Return the pins with the changes of the command line; note names that are neither an axis nor a pin."""
     versions = dict(project.matrix.model.versions)
     axes = {axis for image in project.matrix.model.images.values() for axis in image.axes}
     for name, value in changes.values.items():

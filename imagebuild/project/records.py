@@ -202,7 +202,7 @@ class PublishResult(Model):
 
     @property
     def exit_status(self) -> int:
-        """0 all is published, 1 something was refused, 4 a registry failed."""
+        """Return 0 if all is published, 1 if something was refused, 4 if a registry failed."""
         states = {target.state for target in self.targets}
         return 4 if "failed" in states else 1 if "refused" in states else 0
 
@@ -301,7 +301,7 @@ class Curve(Model):
 
     @property
     def ratio(self) -> float | None:
-        """The best value as a part of the ceiling."""
+        """Return the best value as a fraction of the ceiling."""
         return self.best_gb_s / self.ceiling.gb_s if self.ceiling else None
 
 
@@ -357,12 +357,12 @@ class PublishedImage(Model):
 
     @property
     def reference(self) -> str:
-        """`registry/repository@sha256:…`: names this image for ever."""
+        """Return `registry/repository@sha256:…`, which names this image for ever."""
         return f"{self.repository}@{self.digest}"
 
     @property
     def tag(self) -> str:
-        """The tag to call it by: one that does not move, if there is one; else the beginning of the digest."""
+        """Return the tag to call the image by: one that does not move, else an alias, else the start of the digest."""
         return next(iter((*self.tags, *self.aliases)), self.digest.removeprefix("sha256:")[:12])
 
 

@@ -1,4 +1,4 @@
-"""The files of a project in another state: a revision of its git repository, or a folder."""
+"""Read the files of a project as they are in a folder, or were in a revision of its git repository."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ class ProjectPaths:
 
 @contextmanager
 def files_at_revision(reference: str, places: ProjectPaths, run: RunProgram = run_program) -> Iterator[ProjectPaths]:
-    """Where the files are in a folder that has a copy of them, or as they were in a git revision.
+    """Yield where the files are in a folder with a copy of them, or, unpacked until the end, of a git revision.
 
-    A folder that holds a file of the matrix's name is taken as such. Of a revision, what the repository does not hold
-    is taken as it is, and the files are gone after the context. Raises ConfigError for what is neither, and shows
-    mistakes in files of a revision as `REF:file:line`.
+    `reference` is a folder if that has a file of the matrix's name. Files outside the repository are taken as they
+    are. Raises ConfigError for what is neither; mistakes in files of a revision are shown as `REF:file:line`.
     """
     folder = Path(reference)
     if (folder / places.matrix.name).is_file():
@@ -44,6 +43,7 @@ def files_at_revision(reference: str, places: ProjectPaths, run: RunProgram = ru
 
 
 def _unpack(reference: str, places: ProjectPaths, folder: Path, run: RunProgram) -> ProjectPaths:
+    """Write the files of a revision to a folder, and return where they are. Raises ConfigError."""
     where = str(places.matrix.resolve().parent)
     try:
         top = Path(run("git", "-C", where, "rev-parse", "--show-toplevel").strip())
@@ -54,22 +54,22 @@ def _unpack(reference: str, places: ProjectPaths, folder: Path, run: RunProgram)
         commit = run(*git, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{reference}^{{commit}}").strip()
     except CommandError:
         raise ConfigError(f"{reference}: neither a folder with {places.matrix.name} nor a revision of {top}") from None
-    within = {role: path.resolve() for role, path in vars(places).items()}
-    found = {role: path.relative_to(top) for role, path in within.items() if path.is_relative_to(top)}
-    listed = run(*git, "ls-tree", "--name-only", commit, "--", *map(str, found.values())).splitlines()
-    if str(found["matrix"]) not in listed:
-        raise ConfigError(f"{reference}: has no {found['matrix']}")
+    paths = {role: path.resolve() for role, path in vars(places).items()}
+    tracked = {role: path.relative_to(top) for role, path in paths.items() if path.is_relative_to(top)}
+    listed = run(*git, "ls-tree", "--name-only", commit, "--", *map(str, tracked.values())).splitlines()
+    if str(tracked["matrix"]) not in listed:
+        raise ConfigError(f"{reference}: has no {tracked['matrix']}")
     # git writes the files itself, from an index of its own: the tar module of Python 3.11.2 has no safe way to unpack.
     # With an index of its own, so that the repository's stays as it is.
     own = {"GIT_WORK_TREE": str(folder), "GIT_INDEX_FILE": str(folder / ".index")}
     run(*git, "checkout", "--quiet", commit, "--", *listed, env=own)
-    return ProjectPaths(**{role: folder / found[role] if role in found else path for role, path in within.items()})
+    return ProjectPaths(**{role: folder / tracked[role] if role in tracked else path for role, path in paths.items()})
 
 
 def current_revision(matrix: Path, dockerfiles: Path, run: RunProgram = run_program) -> str | None:
-    """The commit of the project, with `-dirty` if what is tracked has changed, or what is built from is not tracked.
+    """Return the commit of the project, with `-dirty` if tracked files changed, or inputs of builds are not tracked.
 
-    None if it is in no git repository, or git cannot be asked.
+    Returns None if the project is in no git repository, or git does not run.
     """
     git = ("git", "-C", str(matrix.resolve().parent))
     try:

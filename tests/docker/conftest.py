@@ -427,8 +427,7 @@ def install(*packages: str) -> None:
     """What a test needs and this machine lacks."""
     if os.geteuid():
         pytest.skip(f"installing {' '.join(packages)} needs root")
-    with alone("apt"):
-        private.install(packages, run_program)
+    private.install(packages, run_program)
 
 
 @pytest.fixture(scope="session")

@@ -95,7 +95,7 @@ class Layout:
 
 def layout(root: Path, *layers: Files, platform: str = "linux/amd64", **settings: Any) -> Path:
     """A layout with one image; settings are those of the configuration: Env, User, …"""
-    Layout(root).image([gzip.compress(layer(files), 1) for files in layers], {"config": settings}, platform)
+    Layout(root).image([gzip.compress(layer(files), 1, mtime=0) for files in layers], {"config": settings}, platform)
     return root
 
 

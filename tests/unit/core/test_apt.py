@@ -1,3 +1,5 @@
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -292,6 +294,25 @@ def test_a_service_that_came_with_a_package_is_disabled_an_older_one_is_not(etc:
     again = Installs({"docker.io": "26.1.5"})
     install(["docker.io"], again)
     assert not again.of("systemctl")
+
+
+def test_two_that_install_do_so_in_turn(etc: Path) -> None:
+    become(etc, "debian", "13", "trixie")
+    at_work: list[str] = []
+
+    class Slow(Runner):
+        def __call__(self, *argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
+            at_work.append(threading.current_thread().name)
+            time.sleep(0.01)
+            return super().__call__(*argv, env=env)
+
+    run = Slow({"iproute2": "6.1"})
+    threads = [threading.Thread(target=install, args=(["iproute2"], run), name=name) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert at_work in (["a"] * 3 + ["b"] * 3, ["b"] * 3 + ["a"] * 3)
 
 
 def test_a_policy_of_the_machine_is_kept(etc: Path) -> None:

@@ -498,7 +498,7 @@ def test_other_files_are_counted(site: Site) -> None:
     [
         ("{staging: '{repository}/{name}'}", "publish.staging: no value for {name}; known: image, repository"),
         ("{staging: '{repository}/{image}'}", "registry.test/acme/tiny is where people pull tiny from"),
-        ("{staging: 'Staging/{image}_'}", "publish.staging: 'Staging/tiny_' is no name of a repository"),
+        ("{staging: 'Staging/{image}_'}", "publish.staging: 'Staging/tiny_' is not a valid name of a repository"),
         ("{require: [{checks: [library/on-cpu]}]}", "no check library/on-cpu; did you mean 'library/on-gpu'?"),
         ("{require: [{checks: [other]}]}", "no check other; see `imagebuild verify --list`"),
         ("{require: [{when: {cud: '13'}, checks: [library]}]}", "unknown axis 'cud'; did you mean 'cuda'?"),

@@ -175,9 +175,9 @@ def test_a_check_that_hangs_may_be_started_again(
     ("text", "mistake"),
     [
         ("attempts: 0", "checks.0.attempts"),
-        ("needs: [gpu, gppu]", "component.yaml:6: checks.0.needs.1: 'gppu' is no need; known: gpu, rdma"),
-        ("needs: [gpus>=0]", "'gpus>=0' is no need"),
-        ("needs: [rdma>=2]", "'rdma>=2' is no need"),
+        ("needs: [gpu, gppu]", "component.yaml:6: checks.0.needs.1: 'gppu' is not a need; use gpu, rdma"),
+        ("needs: [gpus>=0]", "'gpus>=0' is not a need"),
+        ("needs: [rdma>=2]", "'rdma>=2' is not a need"),
         ("ranks: 2", "ranks: srun starts them, so it needs [slurm]"),
     ],
 )
