@@ -59,7 +59,7 @@ class Ceiling:
 
     @property
     def bound(self) -> str:
-        """The part that limits: `link` or `network`."""
+        """Return the part that limits: `link` or `network`."""
         return "link" if self.link <= self.network else "network"
 
 

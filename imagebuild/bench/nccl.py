@@ -743,7 +743,7 @@ class _RunEvents:
 
     @property
     def has_output(self) -> bool:
-        """Whether the program itself printed something, rather than its command alone."""
+        """Return whether the program itself printed something, rather than its command alone."""
         return any(event.kind not in ("command", "elision", "partial") or event.row for event in self.events)
 
     def first(self, kind: _Kind) -> _Event | None:

@@ -484,9 +484,9 @@ class RegistryConnection:
                 spent = now - first + pause
                 if not patience or pause > patience or (spent > patience and attempts >= LEAST_ATTEMPTS):
                     kind = Unreachable if again.unanswered else CommandError
-                    wish = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
+                    demand = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
                     tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
-                    raise kind(f"{self.host}: {what}: {again.reason}{wish}; gave up {tries}") from None
+                    raise kind(f"{self.host}: {what}: {again.reason}{demand}; gave up {tries}") from None
                 self.stopped.wait(pause)
 
     def request(self, method: str, path: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -70,3 +72,18 @@ def test_every_path_of_a_module_exists(document: Path) -> None:
 def test_paths_that_the_page_names_exist() -> None:
     for path in re.findall(r"`((?:dockerfiles|imagebuild|jobs|profiles|publish|report)/[\w./-]+)`", PAGE):
         assert any((root / path).exists() for root in (ROOT, ROOT / "imagebuild")), path
+
+
+def test_chains_of_imports_are_short() -> None:
+    """From a module through what it imports, wherever the import stands, to one that imports nothing of the project."""
+    graph = grimp.build_graph("imagebuild")
+
+    @cache
+    def chain(module: str) -> int:
+        imported = graph.find_modules_directly_imported_by(module) - {"imagebuild"}
+        return 1 + max(map(chain, imported), default=0)
+
+    longest = {module: chain(module) for module in graph.modules}
+    module = max(longest, key=longest.__getitem__)
+    assert longest[module] <= 12, (module, longest[module])
+    assert longest["imagebuild.cli.build"] > 5  # chains are found at all
