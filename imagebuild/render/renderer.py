@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
 import jinja2
-from jinja2.bccache import Bucket
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Platform, satisfies
@@ -185,22 +182,6 @@ MACROS = (
 """Macros of `macros.j2` that every template may use."""
 
 
-class TemplateCache(jinja2.FileSystemBytecodeCache):
-    """Keep compiled templates in the folder for temporary files, as Python keeps compiled modules."""
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        """Write a compiled template, if there is a place for it."""
-        with suppress(OSError):
-            super().dump_bytecode(bucket)
-
-
-def _template_cache() -> TemplateCache | None:
-    try:
-        return None if sys.dont_write_bytecode else TemplateCache()
-    except (OSError, RuntimeError):  # no folder that only this user can write
-        return None
-
-
 class Renderer:
     """Render targets of one project. Stages that several targets share are rendered once."""
 
@@ -347,7 +328,6 @@ class Renderer:
         return jinja2.Environment(
             loader=jinja2.FileSystemLoader(self.project.root),
             undefined=jinja2.StrictUndefined,
-            bytecode_cache=_template_cache(),
             autoescape=False,  # noqa: S701 - the output is a Dockerfile
             trim_blocks=True,
             lstrip_blocks=True,
