@@ -231,7 +231,10 @@ def remove_network(bridge: str, before: IPv4Network | None, run: RunProgram) -> 
         return  # no `ip`, so there was never a bridge
     # The bridge shows the pool, too, if the caller does not know it.
     pools = {network.supernet() for network, device in devices if device == bridge}
-    for pool in pools | ({before} if before else set()):
+    # Another private engine may have taken the pool since: then its bridge has the first half.
+    if before and not any(network == next(before.subnets()) for network, _ in devices):
+        pools.add(before)
+    for pool in pools:
         for table, chain, rule in firewall_rules(pool):
             with suppress(CommandError):  # until there is none left
                 while True:

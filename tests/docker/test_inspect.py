@@ -116,7 +116,7 @@ def test_the_loader_in_the_image_agrees(quickstart: Built, client: DockerClient,
         undefined = {name for _, name in about.loader.undefined(closure)}
         assert set(re.findall(r"undefined symbol: ([^\s,]+)", text)) == undefined, path
         seen += 1
-    assert seen == len(paths)
+    assert seen == len(paths), done.stderr
 
 
 def test_an_image_of_others_is_read_too(client: DockerClient) -> None:

@@ -48,6 +48,13 @@ def test_the_bridge_tells_the_pool_whose_rules_are_removed(machine: Path) -> Non
     assert len([call for call in run.of("iptables") if str(POOL) in call]) == len(firewall_rules(POOL))
 
 
+def test_a_pool_that_another_engine_has_taken_since_is_left_alone(machine: Path) -> None:
+    routes = [{"dst": "172.30.0.0/20", "dev": "ib-other"}, {"dst": "172.30.16.0/24", "dev": "br-users"}]
+    run = Runner({"ip -4 -j route": json.dumps(routes)})
+    remove_network("ib-test", POOL, run)
+    assert run.calls == ["ip -4 -j route show table all"]
+
+
 def test_without_ip_there_is_no_bridge_to_remove(machine: Path) -> None:
     remove_network("ib-test", None, Runner({}))
     (machine / "net/ib-test").mkdir()
