@@ -100,7 +100,7 @@ def verify(
 
         rows = [
             (entry.name, ", ".join(entry.check.needs) if entry.check else "", entry.description)
-            for entry in list_checks(workspace.project, workspace.plan, image)
+            for entry in list_checks(workspace.project, workspace.plan, image, only or ())
         ]
         columns = ("check", "needs", "what passing proves")
         print_result(

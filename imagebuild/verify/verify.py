@@ -176,19 +176,22 @@ def check_files(
     return [result for result in results if result.check.partition(" ")[0] in rules]
 
 
-def list_checks(project: Project, plan: Plan, image: str | None) -> list[ListedCheck]:
-    """Return the checks that can be chosen for an image; all checks without an image, or for one of others."""
+def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence[str] = ()) -> list[ListedCheck]:
+    """Return the checks that can be chosen for an image; of all components without an image, or for one of others.
+
+    Raises ConfigError for a glob that fits no check, NothingSelected if none of the image fits.
+    """
     listed = known_checks(project, IMAGE_CHECKS)
-    if image is None:
-        return listed
-    if target := subject.target_with_id(plan, image):
-        components = target.components
-    elif path := subject.path_of_image(image):
-        components = subject.subject_in_files(path).components
-    else:
-        client = engine.connect_engine(engine.find_engine())
-        components = subject.subject_in_engine(client, plan, image, pull=False).components
-    return checks_of_components(listed, components) if components else listed
+    components: Mapping[str, str | None] = {}
+    if image is not None:
+        if target := subject.target_with_id(plan, image):
+            components = target.components
+        elif path := subject.path_of_image(image):
+            components = subject.subject_in_files(path).components
+        else:
+            client = engine.connect_engine(engine.find_engine())
+            components = subject.subject_in_engine(client, plan, image, pull=False).components
+    return chosen_checks(globs, checks_of_components(listed, components) if components else listed, listed)
 
 
 RESULTS = "verify.json"

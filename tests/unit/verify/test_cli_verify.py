@@ -61,6 +61,13 @@ def test_the_list_says_what_checks_need(call: Call) -> None:
     assert "image/no-keys" in out
 
 
+def test_the_list_shows_only_checks_that_were_chosen(call: Call) -> None:
+    status, out, _ = call("--list", "--only", "image/no-*")
+    assert (status, "image/no-keys" in out, "library/large" in out) == (0, True, False)
+    status, _, err = call("--list", "--only", "libary")
+    assert (status, "did you mean" in err) == (2, True)
+
+
 @pytest.mark.programs
 def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "evidence"
