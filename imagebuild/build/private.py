@@ -488,7 +488,11 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
         paths.run.mkdir(parents=True)
         paths.run.chmod(0o755)  # users of the socket must get there, whatever root's umask is
         routes = list(network_routes(run))
-        pool = choose_pool((network for network, _ in routes), _pool_before(paths))
+        before = _pool_before(paths)
+        pool = choose_pool((network for network, _ in routes), before)
+        if pool != before:
+            # It would give the bridge the address of the old pool, which another engine may have by now.
+            (paths.data / "network/files/local-kv.db").unlink(missing_ok=True)
         config = daemon_config(paths, pool, mtu(routes), nvidia=bool(which("nvidia-container-runtime")))
         paths.config.write_text(json.dumps(config, indent=2) + "\n")
         add_network(paths.bridge, pool, run)

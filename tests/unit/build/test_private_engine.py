@@ -153,6 +153,22 @@ def test_up_starts_and_a_second_up_does_nothing(machine: Path, private: EnginePa
 
 
 @pytest.mark.usefixtures("_all_tools")
+@pytest.mark.parametrize(("before", "kept"), [("172.30.32.0/19", True), ("172.30.0.0/19", False)])
+def test_networks_with_addresses_that_are_taken_now_are_forgotten(
+    machine: Path, private: EnginePaths, before: str, kept: bool
+) -> None:
+    """dockerd gives the bridge the address that its database has, whatever the configuration says."""
+    database = private.data / "network/files/local-kv.db"
+    database.parent.mkdir(parents=True)
+    database.touch()
+    private.config.write_text(json.dumps(daemon_config(private, IPv4Network(before), 1500)))
+    run = installed(machine, private)
+    start_engine({}, run)
+    assert run.of("ip address") == ["ip address add 172.30.32.1/20 dev ib-test"]
+    assert database.exists() == kept
+
+
+@pytest.mark.usefixtures("_all_tools")
 def test_an_engine_that_ends_at_once_shows_its_log_and_leaves_nothing(machine: Path, private: EnginePaths) -> None:
     def die() -> str:
         private.log.write_text("starting\nfailed to start daemon: no cgroups\n")
