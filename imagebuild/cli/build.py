@@ -283,7 +283,8 @@ def start(json_file: JsonOption = None) -> None:
             out.print(f"An engine answers at {found.host} ({found.origin}); nothing to do.")
             return
     except CommandError as error:
-        err.print(f"No usable engine yet: {str(error).splitlines()[0]}", markup=False)
+        reason = str(error).partition(";")[0]
+        err.print(f"Starting a private engine: {reason}", markup=False)
     _show_engine(start_engine(), json_file)
 
 

@@ -354,8 +354,8 @@ def select_one(plan: Plan, name: str) -> Target:
     """Return the target of an id, or of a glob that only one fits. Raises NothingSelected or ConfigError."""
     chosen = select_targets(plan, [name])
     if len(chosen) > 1:
-        first = ", ".join(target.id for target in chosen[:5])
-        raise ConfigError(f"{name}: {len(chosen)} targets fit ({first}, …); name one")
+        first = ", ".join(target.id for target in chosen[:5]) + (", …" if len(chosen) > 5 else "")
+        raise ConfigError(f"{name}: {len(chosen)} targets fit ({first}); name one")
     return chosen[0]
 
 

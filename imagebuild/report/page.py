@@ -90,9 +90,7 @@ def plotly_js() -> str:
     try:
         from plotly.offline import get_plotlyjs  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--html: charts need plotly, which is not installed; run: pip install 'imagebuild[report]'"
-        ) from error
+        raise ConfigError("--html: charts need plotly, which is not installed; run: pip install plotly") from error
     return str(get_plotlyjs())
 
 

@@ -88,7 +88,7 @@ def test_without_plotly_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     for module in [name for name in sys.modules if name.split(".")[0] == "plotly"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'imagebuild[report]'")):
+    with pytest.raises(ConfigError, match=re.escape("pip install plotly")):
         report_html(GOOD)
 
 
