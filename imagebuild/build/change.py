@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from imagebuild.build import bake, buildx
 from imagebuild.build.buildx import STEP_NAME, BuildOrigin, component_of
 from imagebuild.core import console
-from imagebuild.core.console import err, format_duration, out
+from imagebuild.core.console import err, format_duration, markdown_table, out
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model, Platform
 from imagebuild.core.files import read_text
@@ -493,9 +493,7 @@ def cost_markdown(cost: Cost) -> Iterator[str]:
     for columns, rows in ((COMPONENT_COLUMNS, _component_rows(cost)), (TARGET_COLUMNS, _target_rows(cost))):
         if rows:
             yield ""
-            yield f"| {' | '.join(columns)} |"
-            yield "|---" * len(columns) + "|"
-            yield from (f"| {' | '.join(row)} |" for row in rows)
+            yield markdown_table(columns, rows)
 
 
 Reason = Literal["new", "image", "checks", "tags"]

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from imagebuild.bench.models import SpeedVerdict
 from imagebuild.core import console
-from imagebuild.core.console import out
+from imagebuild.core.console import markdown_table, out
 from imagebuild.report.document import (
     NONE,
     STATES,
@@ -177,10 +177,10 @@ def _markdown_list(items: Sequence[tuple[str, ...]]) -> str:
 
 def _markdown_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Return a table; cells are escaped."""
-    lines = [columns, ("---",) * len(columns), *(tuple(map(_cell, row)) for row in rows[:MOST_LINES])]
+    lines = [tuple(map(_cell, row)) for row in rows[:MOST_LINES]]
     if len(rows) > MOST_LINES:
         lines.append((f"… and {len(rows) - MOST_LINES} more", *("",) * (len(columns) - 1)))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(columns, lines)
 
 
 def _cell(value: str) -> str:
