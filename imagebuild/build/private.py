@@ -175,6 +175,14 @@ def mtu(routes: Iterable[tuple[IPv4Network, str]]) -> int:
     return min([1500, *(int((NET / device / "mtu").read_text()) for device in devices)])
 
 
+def has_network(bridge: str, run: RunProgram) -> bool:
+    """Return whether there is a network device of this name. Without the program `ip` there was never a bridge."""
+    with suppress(CommandError):
+        run("ip", "link", "show", bridge)
+        return True
+    return False
+
+
 def add_network(bridge: str, pool: IPv4Network, run: RunProgram) -> None:
     """Make the bridge, with the first half of the pool, and the firewall rules."""
     inside = next(pool.subnets())
@@ -190,7 +198,7 @@ def remove_network(bridge: str, run: RunProgram) -> None:
 
     Our bridge goes last, as it tells the pool.
     """
-    if not (NET / bridge).exists():
+    if not has_network(bridge, run):
         return
     devices = [(network, device) for network, device in network_routes(run) if network.prefixlen < 32]
     for pool in {network.supernet() for network, device in devices if device == bridge}:
@@ -400,8 +408,8 @@ def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
     Raises ConfigError if not root.
     """
     paths = EnginePaths.of(environ)
-    left = [NET / paths.bridge, paths.run, *([paths.state] if purge else [])]
-    if not any(path.exists() for path in left) and not engine_processes(paths):
+    left = paths.run.exists() or (purge and paths.state.exists()) or has_network(paths.bridge, run)
+    if not left and not engine_processes(paths):
         return
     require_root("`imagebuild engine down`")
     paths.state.mkdir(parents=True, exist_ok=True)
