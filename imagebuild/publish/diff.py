@@ -300,7 +300,7 @@ def _read_packages(image: PlatformImage, layer_parts: dict[str, LayerPart]) -> t
     before = set(layer_parts)
     status = dpkg_status(image.files(DPKG, layer_parts))
     note = ""
-    if image.remote:
+    if image.repository:
         read = layer_parts.keys() - before
         size = sum(layer.size for layer in image.layers if layer.digest in read)
         note = f"{image.name} has no SBOM with packages, so {size / 1e6:.1f} MB of its layers were fetched"
