@@ -632,8 +632,10 @@ class Registry:
                 raise TryAgain(f"{what}: what arrived was not what was sent")
         self._expect(answer, what, HTTPStatus.CREATED)
         if not self.has_blob(repository, digest):
-            # Some only take a moment: they are asked once more before it is sent again.
-            raise TryAgain(f"{what}: the registry took it, but does not have it", self.backoff_s)
+            self.stopped.wait(
+                self.backoff_s
+            )  # some only take a moment: they are asked once more before it is sent again
+            raise TryAgain(f"{what}: the registry took it, but does not have it")
         return True
 
     @retried
