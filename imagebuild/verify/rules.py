@@ -15,8 +15,8 @@ from pathlib import Path
 
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import axis_facts, matches
-from imagebuild.oci import layout
-from imagebuild.oci.layout import LayoutImage
+from imagebuild.oci import image as oci_image
+from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import CheckWaiver, Plan, Target
@@ -42,7 +42,7 @@ class NotApplicable(Exception):
 class Inspection:
     """Hold an image that was read, and what it should be as far as that is known."""
 
-    image: LayoutImage
+    image: PlatformImage
     layers: tuple[Layer, ...]
     project: Project | None = None
     plan: Plan | None = None
@@ -713,7 +713,7 @@ def inspect(
     """
     try:
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-            images = layout.images_in(source, Path(folder))
+            images = oci_image.images_in(source, Path(folder))
             chosen = [image for image in images if platform in (None, image.platform)]
             if not chosen:
                 platforms = ", ".join(image.platform for image in images)
