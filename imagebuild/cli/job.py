@@ -90,18 +90,19 @@ def job(
     from imagebuild.core.console import err
     from imagebuild.core.errors import suggestion
     from imagebuild.jobs.choose import published_offer
-    from imagebuild.jobs.facts import FABRICS, JobRequest, Scheduler, job_hardware, load_facts
-    from imagebuild.jobs.job import job_text, resolve_job
+    from imagebuild.jobs.facts import JobRequest, Scheduler, default_fabric, load_facts
+    from imagebuild.jobs.job import resolve_job
+    from imagebuild.jobs.manifest import job_text
 
     if scheduler not in get_args(Scheduler):
         raise ConfigError(f"job {scheduler}: unknown scheduler{suggestion(scheduler, list(get_args(Scheduler)))}")
     if container not in ("pyxis", "none"):
         raise ConfigError(f"--container {container}: use pyxis or none")
-    hardware = job_hardware(find_profile(load_profiles(profiles), profile).model)
+    hardware = find_profile(load_profiles(profiles), profile).model
     request = JobRequest(
         scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
         profile=profile,
-        fabric=fabric or FABRICS.get(hardware.network or "ethernet", "ethernet"),
+        fabric=fabric or default_fabric(hardware),
         cluster=cluster,
         nodes=nodes,
         racks=racks,
