@@ -61,7 +61,7 @@ def publish(
 
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
-    from imagebuild.oci.registry import RegistryClient, connect_registry
+    from imagebuild.oci.registry import Registry, connect_registry
     from imagebuild.publish.provenance import Signer
     from imagebuild.publish.publish import (
         PublishRequest,
@@ -79,14 +79,14 @@ def publish(
         select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),
         jobs=jobs, allow_dirty=allow_dirty, dry_run=dry_run,
     )  # fmt: skip
-    connected: dict[str, RegistryClient] = {}
+    connected: dict[str, Registry] = {}
     tools = PublishTools(
         registry=lambda host: connected.get(host) or connected.setdefault(host, connect_registry(host)),
         provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty),
         sign=image_signer(Signer(key, log=not no_tlog)) if sign and not dry_run else None,
     )
     result = publish_targets(workspace.project, workspace.plan, request, tools)
-    counts = sum((client.connection.counts for client in connected.values()), Counter[str]())
+    counts = sum((client.counts for client in connected.values()), Counter[str]())
     result = result.model_copy(update={"requests": dict(sorted(counts.items()))})
     options.print_result(json_file, result, lambda: print_published(result, workspace.plan))
     if result.exit_status:
