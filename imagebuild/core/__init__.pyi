@@ -1,3 +1,4 @@
+from .console import Progress as Progress
 from .console import markdown_table as markdown_table
 from .console import redacted_arguments as redacted_arguments
 from .console import redacted_environment as redacted_environment
@@ -6,7 +7,6 @@ from .debian import Package as Package
 from .debian import apt_sources as apt_sources
 from .debian import as_deb822 as as_deb822
 from .debian import as_oneline as as_oneline
-from .debian import compare_versions as compare_versions
 from .debian import debian_source_lines as debian_source_lines
 from .debian import dpkg_status_text as dpkg_status_text
 from .debian import expired_since as expired_since
@@ -17,9 +17,9 @@ from .debian import package_versions as package_versions
 from .debian import packages_of_sbom as packages_of_sbom
 from .debian import parse_deb822 as parse_deb822
 from .debian import parse_oneline as parse_oneline
-from .debian import parse_paragraph as parse_paragraph
 from .debian import sources_for_release as sources_for_release
 from .debian import verified_index as verified_index
+from .debian import version_key as version_key
 from .debian import versions_in_index as versions_in_index
 from .errors import Absent as Absent
 from .errors import CommandError as CommandError
@@ -41,17 +41,15 @@ from .fields import wheel_purl as wheel_purl
 from .files import cache_folder as cache_folder
 from .files import read_text as read_text
 from .files import write_text as write_text
-from .http import DOWNLOAD_ATTEMPTS as DOWNLOAD_ATTEMPTS
+from .http import ATTEMPTS as ATTEMPTS
 from .http import Advance as Advance
 from .http import Downloads as Downloads
-from .http import Fetcher as Fetcher
-from .http import MissingFile as MissingFile
 from .http import without_login as without_login
 from .run import KEPT as KEPT
 from .run import PATIENCE_S as PATIENCE_S
 from .run import OutputSink as OutputSink
 from .run import RunProgram as RunProgram
-from .run import answer_each as answer_each
+from .run import for_each as for_each
 from .run import native_platform as native_platform
 from .run import process_table as process_table
 from .run import run_for_bytes as run_for_bytes

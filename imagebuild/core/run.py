@@ -15,11 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
-from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError
+from imagebuild.core.errors import CommandError, ConfigError
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
@@ -275,53 +274,53 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@contextmanager
-def answer_each(
-    items: Iterable[T], ask: Callable[[T], R], stop: Callable[[], None]
-) -> Iterator[Iterator[tuple[T, R | ImagebuildError]]]:
-    """Call `ask` for each item in a thread pool. Give items with their answers or ImagebuildErrors, as these come.
+class Stoppable(Protocol):
+    """Do work in threads that can be told to end."""
 
-    If the block is left early, nothing more is asked, and `stop` is called so that what is under way ends. The threads
-    are daemons: a server that never answers cannot keep the process alive.
+    def stop(self) -> None:
+        """Make what is under way end soon."""
+
+
+def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, jobs: int = WORKERS) -> list[R]:
+    """Call a function for each item in a thread pool, and return the results in the order of the items.
+
+    After the first error nothing new is begun, and the error is raised when what is under way has ended. After Ctrl-C
+    `work` is told to stop, and gets PATIENCE_S to do so. The threads are daemons: a server that never answers cannot
+    keep the process alive.
     """
-    waiting: SimpleQueue[T] = SimpleQueue()
-    done: SimpleQueue[tuple[T, R | BaseException]] = SimpleQueue()
-    count = 0
-    for item in items:
-        waiting.put(item)
-        count += 1
-    stopped = threading.Event()
+    todo = deque(enumerate(items))
+    results: dict[int, R] = {}
+    errors: list[BaseException] = []
 
-    def work() -> None:
-        while not stopped.is_set():
+    def take() -> None:
+        while not errors:
             try:
-                item = waiting.get_nowait()
-            except Empty:
+                number, item = todo.popleft()
+            except IndexError:
                 return
             try:
-                done.put((item, ask(item)))
-            except BaseException as error:  # raised again by `answers`
-                done.put((item, error))
+                results[number] = function(item)
+            except BaseException as error:  # raised again by the caller's thread
+                errors.append(error)
 
-    def answers() -> Iterator[tuple[T, R | ImagebuildError]]:
-        for _ in range(count):
-            item, answer = done.get()
-            if isinstance(answer, BaseException) and not isinstance(answer, ImagebuildError):
-                raise answer
-            yield item, answer
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(WORKERS, count))]
-    for thread in threads:
-        thread.start()
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(min(jobs, len(todo)))]
     try:
-        yield answers()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     except BaseException:
-        stopped.set()
-        stop()
+        todo.clear()
+        for each in work:
+            each.stop()
         deadline = time.monotonic() + PATIENCE_S
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.ident:
+                thread.join(max(0.0, deadline - time.monotonic()))
         raise
+    if errors:
+        raise errors[0]
+    return [results[number] for number in sorted(results)]
 
 
 def native_platform() -> str:
