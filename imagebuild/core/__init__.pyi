@@ -7,7 +7,7 @@ from .debian import Package as Package
 from .debian import apt_sources as apt_sources
 from .debian import as_deb822 as as_deb822
 from .debian import as_oneline as as_oneline
-from .debian import debian_source_lines as debian_source_lines
+from .debian import debian_sources as debian_sources
 from .debian import dpkg_status_text as dpkg_status_text
 from .debian import expired_since as expired_since
 from .debian import flat_repository_folder as flat_repository_folder
@@ -53,6 +53,7 @@ from .run import for_each as for_each
 from .run import native_platform as native_platform
 from .run import process_table as process_table
 from .run import run_for_bytes as run_for_bytes
+from .run import run_logged as run_logged
 from .run import run_program as run_program
 from .run import version_numbers as version_numbers
 from .run import which as which

@@ -269,13 +269,13 @@ def as_oneline(sources: Iterable[AptSource]) -> str:
     return "".join(lines)
 
 
-def debian_source_lines(release: str = "trixie") -> list[str]:
-    """Return one-line sources of a Debian release in this machine's archive; [] if the machine is not Debian."""
+def debian_sources(release: str = "trixie") -> tuple[AptSource, ...]:
+    """Return the sources of a Debian release in this machine's archive; () if the machine is not Debian."""
     machine = distribution()
     if machine.id != "debian" or not machine.codename:
-        return []
+        return ()
     sources = sources_for_release(apt_sources(), machine.codename, release)
-    return as_oneline(replace(source, components=("main",)) for source in sources).splitlines()
+    return tuple(replace(source, components=("main",)) for source in sources)
 
 
 def apt_candidate(package: str, run: RunProgram) -> str:
