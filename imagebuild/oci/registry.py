@@ -8,8 +8,8 @@ import os
 import shutil
 import threading
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
@@ -29,6 +29,7 @@ from urllib3.util import Retry
 from imagebuild.core import settings
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.http import innermost_reason
+from imagebuild.core.run import for_each
 from imagebuild.oci.layout import (
     EMPTY,
     INDEX,
@@ -772,43 +773,6 @@ def _insecure_registries(environ: Mapping[str, str]) -> tuple[str, ...]:
     return (*settings.load_settings(environ).insecure_registries, *names)
 
 
-def for_each(function: Callable[[T], R], items: Iterable[T], *registries: Registry, jobs: int = JOBS) -> list[R]:
-    """Call a function for each item in a thread pool, and return the results in the order of the items.
-
-    After the first error nothing new is begun, and that error is raised. Ctrl-C ends it at once: what waits for the
-    registries that are named is told to stop, and nobody waits for an answer that is under way.
-    """
-    todo = deque(enumerate(items))
-    results: dict[int, R] = {}
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        while not errors:
-            try:
-                number, item = todo.popleft()
-            except IndexError:
-                return
-            try:
-                results[number] = function(item)
-            except BaseException as error:  # it is raised where `for_each` was called
-                errors.append(error)
-
-    # An executor's threads would keep the program from ending until the last answer has come.
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(jobs, len(todo)))]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        for registry in registries:
-            registry.stop()
-        raise
-    if errors:
-        raise errors[0]
-    return [results[number] for number in sorted(results)]
-
-
 # Copies
 
 
@@ -861,7 +825,7 @@ def copy_image(digest: str, source: RepositoryAt | Layout, target: RepositoryAt)
 
     for attempt in range(COPY_ATTEMPTS):
         copy = functools.partial(copy_blob, attempt=attempt)
-        moved += sum(for_each(copy, blobs_of(manifest.document), *registries), Counter())
+        moved += sum(for_each(copy, blobs_of(manifest.document), *registries, jobs=JOBS), Counter())
         try:
             registry.put_manifest(repository, digest, manifest.content, manifest.media_type)
         except MissingBlobs:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core import CommandError, ConfigError, ResultError, Unreachable
+from imagebuild.core import CommandError, ConfigError, ResultError, Unreachable, for_each
 from imagebuild.oci import (
     CONFIG,
     MANIFEST,
@@ -30,7 +30,6 @@ from imagebuild.oci import (
     copy_image,
     digest_of,
     encode_json,
-    for_each,
     push_image,
     referrers_tag,
     registry,
