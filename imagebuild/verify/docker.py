@@ -205,7 +205,6 @@ MAX_NODES = 8
 """Nodes that a check may ask for."""
 ENGINE_S = 20
 """Seconds on top of a command's time limit, in which the engine starts and ends it."""
-RESTART_S = 60
 SSH = frozenset({"ssh", "ssh-keygen", "sshd"})
 IDLE = 2
 """Processes of a container in which nothing runs: init and `sleep`."""
@@ -382,7 +381,9 @@ class DockerSession:
         if command.nodes == 1:
             execution = run_in_container(self.started.container, command, self.host)
             if execution.status is None or has_leftovers(self.started.container):
-                restart(self.started.container)
+                # It ends everything that runs in it, wherever that hides.
+                with engine.sdk_errors_explained(f"docker restart {self.started.container.name}"):
+                    self.started.container.restart(timeout=0)
             return execution
         try:
             nodes = self._cluster(command.nodes)
@@ -439,22 +440,3 @@ def has_leftovers(container: Container) -> bool:
         if time.monotonic() > deadline:
             return True
         time.sleep(0.1)
-
-
-def restart(container: Container) -> None:
-    """End everything that runs in a container, wherever it hides. Raises CommandError if the engine does not do it."""
-    problems: list[BaseException] = []
-
-    def attempt() -> None:
-        try:
-            container.restart(timeout=0)
-        except (DockerException, OSError) as error:
-            problems.append(error)
-
-    thread = threading.Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(RESTART_S)
-    if thread.is_alive():
-        problems.append(TimeoutError(f"the engine did not answer within {RESTART_S} s"))
-    if problems:
-        raise CommandError(f"{container.name}: its processes cannot be ended: {problems[0]}")
