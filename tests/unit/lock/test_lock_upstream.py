@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -39,6 +38,7 @@ from imagebuild.project import Archive, Entry, LockedRepository, PackageSource, 
 from tests.conftest import LIBRARY, ROOT, Files
 from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER, Keys
 from tests.upstream.server import Server
+from tests.upstream.wheels import make_wheel
 
 pytestmark = pytest.mark.programs
 
@@ -373,15 +373,6 @@ def test_a_package_index_that_is_down() -> None:
     upstream = Upstream(Mirrors(python_index=f"http://127.0.0.1:{free_port()}/simple/"))
     with pytest.raises(Unreachable, match="its index does not answer"):
         upstream.wheels(WheelSet("c", "1", ("no-such-wheel-anywhere==1",)))
-
-
-def make_wheel(folder: Path, name: str, version: str, tag: str) -> None:
-    stem = f"{name.replace('-', '_')}-{version}"
-    info = f"{stem}.dist-info"
-    with zipfile.ZipFile(folder / f"{stem}-py3-none-{tag}.whl", "w") as archive:
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n")
-        archive.writestr(f"{info}/RECORD", "")
 
 
 class Command:
