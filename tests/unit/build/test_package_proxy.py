@@ -126,7 +126,9 @@ def test_wheels_are_fetched_for_both_architectures(
         f"/wheels/{path.name}": file_sha256(path) for path in made.values()
     }
     wrong = NeededInputs({}, frozenset(), frozenset({WheelFiles("amd64", (f"my-lib==1.0 --hash=sha256:{'0' * 64}",))}))
-    with pytest.raises(CommandError, match=r"pip cannot download my-lib==1.0 for amd64: (.|\n)*DO NOT MATCH THE HASHES"):
+    with pytest.raises(
+        CommandError, match=r"pip cannot download my-lib==1.0 for amd64: (.|\n)*DO NOT MATCH THE HASHES"
+    ):
         fetch_wheels(replace(request, needs={"target": wrong}), store)
 
 
