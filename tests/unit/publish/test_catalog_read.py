@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from imagebuild.bench import Results, load_profiles
 from imagebuild.core import CommandError, ConfigError
-from imagebuild.oci import KINDS, MANIFEST, AttachmentFile, Descriptor, Manifest, digest_of, encode_json
+from imagebuild.oci import KINDS, MANIFEST, AttachmentFile, Descriptor, digest_of, encode_json
 from imagebuild.project import (
     Catalog,
     CheckResult,
@@ -25,14 +23,11 @@ from imagebuild.project import (
     make_plan,
 )
 from imagebuild.publish import (
-    COPIED_BYTES,
-    ImageSources,
     ProjectFacts,
     catalog_from_registry,
-    earlier_catalog,
     image_tags,
     published_repositories,
-    read_registry,
+    read_registries,
     split_tags,
 )
 from tests import registry_fake, report_samples
@@ -105,13 +100,18 @@ def publish(registry: FakeRegistry) -> list[Descriptor]:
     return found
 
 
-def catalog(registry: FakeRegistry, ours: ProjectFacts, **more: Any) -> Catalog:
-    return read_registry(ImageSources({registry.host: registry}, ours, **more), lambda: NOW).catalog
+def catalog(registry: FakeRegistry, ours: ProjectFacts) -> Catalog:
+    return read_registries({registry.host: registry}, ours, lambda: NOW)
 
 
-def one(registry: FakeRegistry, ours: ProjectFacts, **more: Any) -> PublishedImage:
-    (found,) = catalog(registry, ours, **more).images
+def one(registry: FakeRegistry, ours: ProjectFacts) -> PublishedImage:
+    (found,) = catalog(registry, ours).images
     return found
+
+
+@pytest.fixture
+def profiled(ours: ProjectFacts) -> ProjectFacts:
+    return replace(ours, profiles={name: file.model for name, file in load_profiles(ROOT / "profiles").items()})
 
 
 def test_an_image(registry: FakeRegistry, ours: ProjectFacts) -> None:
@@ -172,26 +172,13 @@ def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -
     assert arm64.digest == second.digest
 
 
-def test_small_files_are_copied(registry: FakeRegistry, ours: ProjectFacts) -> None:
-    amd64, _ = publish(registry)
-    attach(registry, amd64, "sbom", {"packages": [{"SPDXID": "x" * COPIED_BYTES}]})
-    attach(registry, amd64, "benchmark", Results(runs=(report_samples.run(),)).model_dump())
-    reading = read_registry(ImageSources({registry.host: registry}, ours))
-    (copy,) = reading.copies
-    assert copy.startswith("evidence/")
-    assert json.loads(reading.copies[copy])["runs"]
-    files = {e.kind: e.file for e in reading.catalog.images[0].platforms[0].evidence}
-    assert files == {"sbom": None, "benchmark": copy}
-
-
-def test_curves_stand_beside_the_limits(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_curves_stand_beside_the_limits(registry: FakeRegistry, profiled: ProjectFacts) -> None:
     """A benchmark alone is judged by the plainest profile of its GPU; a report says its own."""
-    profiles = {name: document.model for name, document in load_profiles(ROOT / "profiles").items()}
     amd64, arm64 = publish(registry)
     attach(registry, amd64, "benchmark", Results(runs=(report_samples.run(peak=478.0),)).model_dump())
     report = report_samples.GOOD.model_dump()
     attach(registry, arm64, "benchmark", report)
-    first, second = one(registry, ours, profiles=profiles).platforms
+    first, second = one(registry, profiled).platforms
     (curve,) = first.curves
     assert (curve.collective, curve.ranks, curve.profile) == ("all_reduce", 8, "h100")
     assert curve.ceiling
@@ -213,11 +200,10 @@ def test_the_same_measurement_twice_is_one_curve(registry: FakeRegistry, ours: P
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "docs/gpu-results").glob("*.json")))
-def test_results_of_real_gpus(name: str, registry: FakeRegistry, ours: ProjectFacts) -> None:
-    profiles = {name: document.model for name, document in load_profiles(ROOT / "profiles").items()}
+def test_results_of_real_gpus(name: str, registry: FakeRegistry, profiled: ProjectFacts) -> None:
     amd64, _ = publish(registry)
     attach(registry, amd64, "benchmark", (ROOT / "docs/gpu-results" / name).read_bytes())
-    found = catalog(registry, ours, profiles=profiles)
+    found = catalog(registry, profiled)
     assert not found.problems
     curves = found.images[0].platforms[0].curves
     assert curves
@@ -305,53 +291,6 @@ def test_tags() -> None:
     assert image_tags(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
 
 
-@dataclass
-class Counting(FakeRegistry):
-    """Knows which manifests and blobs were asked for."""
-
-    asked: list[str] = field(default_factory=list)
-
-    def manifest(self, repository: str, reference: str) -> Manifest | None:
-        self.asked.append(reference)
-        return super().manifest(repository, reference)
-
-    def digest(self, repository: str, reference: str) -> str | None:
-        found = super().manifest(repository, reference)
-        return found.digest if found else None
-
-    def blob(self, repository: str, digest: str) -> bytes:
-        self.asked.append(digest)
-        return super().blob(repository, digest)
-
-
-def test_what_is_known_is_not_read_again(ours: ProjectFacts) -> None:
-    registry = Counting()
-    amd64, arm64 = publish(registry)
-    verified = VerifyResult(image="x", digest=None, target=None, platform="x", checks=(), started="1")
-    for child in (amd64, arm64):
-        attach(registry, child, "verification", verified.model_dump())
-        attach(registry, child, "benchmark", report_samples.GOOD.model_dump())
-        attach(registry, child, "provenance", {})
-        attach(registry, child, "sbom", {"packages": [{"SPDXID": "x" * COPIED_BYTES}]})
-    shop = ImageSources({registry.host: registry}, ours)
-    first = read_registry(shop, lambda: NOW)
-    assert len(registry.asked) > 15
-    registry.asked.clear()
-    again = replace(shop, earlier=earlier_catalog(first.catalog, first.copies, COPIED_BYTES))
-    assert read_registry(again, lambda: NOW) == first
-    assert registry.asked == [registry.digest(REPOSITORY, TAG)]
-
-    # What is new is read, and a copy that was lost is made again.
-    newer = attach(registry, amd64, "verification", verified.model_copy(update={"started": "2"}).model_dump())
-    registry.asked.clear()
-    second = read_registry(again, lambda: NOW)
-    assert len(registry.asked) == 3
-    assert newer in registry.asked
-    assert [checks.started for checks in second.catalog.images[0].platforms[0].checks] == ["2", "1"]
-    without = replace(shop, earlier=earlier_catalog(first.catalog, {}, COPIED_BYTES))
-    assert read_registry(without, lambda: NOW) == read_registry(shop, lambda: NOW)
-
-
 def test_the_repositories_of_this_project(project: Project) -> None:
     named = published_repositories(make_plan(project))
     assert {str(name): image for name, image in named.items()} == {
@@ -359,6 +298,6 @@ def test_the_repositories_of_this_project(project: Project) -> None:
     }
 
 
-def test_a_registry_must_be_named(ours: ProjectFacts, tmp_path: Path, project: Project) -> None:
+def test_a_registry_must_be_named(project: Project) -> None:
     with pytest.raises(ConfigError, match="names no registry; give --registry"):
-        catalog_from_registry(ProjectFacts(project.matrix.model, make_plan(project)), tmp_path)
+        catalog_from_registry(ProjectFacts(project.matrix.model, make_plan(project)), ROOT)
