@@ -492,7 +492,7 @@ def best_value(result: Result) -> str:
     match result:
         case Run():
             if best := best_row(result):
-                return f"{format_number(best.busbw_gb_s)} GB/s at {format_bytes(best.size_bytes)}"
+                return f"{format_number(busbw(best))} GB/s at {format_bytes(best.size_bytes)}"
         case BandwidthTest():
             if pairs := device_pairs(result):
                 least, most = format_number(min(pairs)), format_number(max(pairs))
@@ -515,18 +515,9 @@ def best_value(result: Result) -> str:
     return NONE
 
 
-@dataclass(frozen=True)
-class BestRow:
-    """Hold the fastest row of a run."""
-
-    busbw_gb_s: float
-    size_bytes: int
-
-
-def best_row(run: Run) -> BestRow | None:
+def best_row(run: Run) -> NcclRow | None:
     """Return the fastest row in either placement, None if no bus bandwidth was printed."""
-    rows = [BestRow(speed, row.size_bytes) for row in run.rows if (speed := busbw(row)) is not None]
-    return max(rows, key=lambda row: row.busbw_gb_s, default=None)
+    return max((row for row in run.rows if busbw(row) is not None), key=lambda row: busbw(row) or 0, default=None)
 
 
 def busbw(row: NcclRow) -> float | None:

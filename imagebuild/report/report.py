@@ -80,12 +80,7 @@ def assemble(request: ReportRequest, gathered: Gathered, profile: Profile | None
     )
     report = Report(
         about=origin,
-        runs=results.runs,
-        tests=results.tests,
-        tables=results.tables,
-        ucx=results.ucx,
-        diagnostics=results.diagnostics,
-        sources=results.sources,
+        **dict(results),
         judgements=verdicts,
         verifications=gathered.verifications,
         nothing_in=gathered.nothing_in,
