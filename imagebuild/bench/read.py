@@ -17,7 +17,7 @@ from imagebuild.bench.logs import JsonDocument, Log, LogLine, extract_json, log_
 from imagebuild.bench.models import ParsedOutput, Results, Source
 from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text, parse_p2p_text
-from imagebuild.bench.perftest import parse_perftest_broken_json, parse_perftest_json, parse_perftest_text
+from imagebuild.bench.perftest import parse_perftest_json, parse_perftest_text
 from imagebuild.bench.ucx import parse_ucx_text
 from imagebuild.core.errors import ResultError
 
@@ -27,7 +27,6 @@ _TEXT_PARSERS: tuple[tuple[str, str, Callable[[str, Sequence[str]], ParsedOutput
     ("perftest", "tables", parse_perftest_text),
     ("ucx_perftest", "ucx", parse_ucx_text),
     ("dcgmi", "diagnostics", parse_dcgm_text),
-    ("perftest", "tables", parse_perftest_broken_json),
 )
 """Tool, field of `Results` that its items go to, and the function that reads the lines of one process.
 

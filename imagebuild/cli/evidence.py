@@ -33,7 +33,7 @@ from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
-    from imagebuild.oci.registry import RegistryClient
+    from imagebuild.oci.registry import Registry
     from imagebuild.publish.attest import AttestResult, Checkout
 
 POLICY = Path("scan-policy.yaml")
@@ -243,7 +243,7 @@ def add_attachment_to(
     out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _connect(host: str) -> RegistryClient:
+def _connect(host: str) -> Registry:
     from imagebuild.oci.registry import connect_registry
 
     return connect_registry(host, patience_s=PATIENCE_S)

@@ -22,7 +22,6 @@ from .catalog import read_registries as read_registries
 from .catalog import replace_table as replace_table
 from .catalog import split_tags as split_tags
 from .diff import LICENCES as LICENCES
-from .diff import LONGEST as LONGEST
 from .diff import NOT_BUILT as NOT_BUILT
 from .diff import SECTIONS as SECTIONS
 from .diff import ComparedImage as ComparedImage
@@ -30,16 +29,12 @@ from .diff import Comparison as Comparison
 from .diff import Difference as Difference
 from .diff import DiffRequest as DiffRequest
 from .diff import ImageFacts as ImageFacts
-from .diff import LayerFact as LayerFact
 from .diff import compare_facts as compare_facts
 from .diff import compare_images as compare_images
 from .diff import compare_speeds as compare_speeds
 from .diff import comparison_markdown as comparison_markdown
-from .diff import environment_of as environment_of
-from .diff import labels_of as labels_of
-from .diff import layers_of as layers_of
+from .diff import instructions_of as instructions_of
 from .diff import licences_of as licences_of
-from .diff import outcomes_of as outcomes_of
 from .diff import print_comparison as print_comparison
 from .diff import settings_of as settings_of
 from .diff import summarise as summarise

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,9 +23,10 @@ from imagebuild.core import files
 from imagebuild.core.console import format_size, markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
-from imagebuild.oci.layout import INDEX_TYPES, KINDS, Descriptor, Manifest, blobs_of, manifests_of
+from imagebuild.oci.image import PlatformImage, image_in_registry
+from imagebuild.oci.layout import KINDS, blobs_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, connect_registry, for_each
+from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry, for_each
 from imagebuild.project.matrix import Image, Matrix, Plan, Target
 from imagebuild.project.records import (
     AttachedFile,
@@ -45,7 +47,7 @@ from imagebuild.verify.checks import axes_of, components_of
 
 WORKERS = 8
 """Images that are read at a time, each with a few requests."""
-READ_ERRORS = (CommandError, ResultError, LookupError, TypeError, ValueError)
+READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, ValueError)
 """Errors that an image which somebody else made may cause."""
 REVISION_LABEL = "org.opencontainers.image.revision"
 
@@ -106,7 +108,7 @@ def read_registries(
     for reference, image in repositories.items():
         registry = registries[reference.host]
         tags = registry.tags(reference.repository)
-        repository = ImageRepository(registry, reference.repository, image, project, signed_digests(tags))
+        repository = ImageRepository(registry.at(reference.repository), image, project, signed_digests(tags))
         results = for_each(repository.read_image, repository.tags_by_digest(tags).items(), registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
         images += newest_first(image for image, _ in results if image)
@@ -135,9 +137,7 @@ def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
 class ImageRepository:
     """Read the images of one repository."""
 
-    registry: Registry
-    repository: str
-    """Name without the registry."""
+    place: RepositoryAt
     image: str
     project: ProjectFacts
     signatures: frozenset[str]
@@ -145,8 +145,8 @@ class ImageRepository:
 
     def tags_by_digest(self, tags: Iterable[str]) -> dict[str, list[str]]:
         """Return digest → the tags of images that name it."""
-        names = image_tags(tags)
-        digests = for_each(lambda tag: self.registry.digest(self.repository, tag), names, self.registry, jobs=WORKERS)
+        names, registry = image_tags(tags), self.place.registry
+        digests = for_each(lambda tag: registry.digest(self.place.repository, tag), names, registry, jobs=WORKERS)
         by_digest: dict[str, list[str]] = {}
         for tag, digest in zip(names, digests, strict=True):
             if digest:  # a tag may have been deleted meanwhile
@@ -156,22 +156,20 @@ class ImageRepository:
     def read_image(self, tagged: tuple[str, list[str]]) -> tuple[PublishedImage | None, list[str]]:
         """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it."""
         digest, tags = tagged
+        name = f"{self.place}@{digest}"
         problems: list[str] = []
         image = None
         try:
-            manifest = self._manifest(digest)
-            is_index = manifest.media_type in INDEX_TYPES
-            children = [Descriptor(manifest.media_type, digest, len(manifest.content))]
-            if is_index:
-                children = [child for child in manifests_of(manifest.document) if _is_runnable(child)]
-            platforms = tuple(self._read_platform(child, problems) for child in children)
-            if not platforms:
-                raise ResultError("has no image that runs")
+            with TemporaryDirectory(prefix="imagebuild-") as folder:
+                found = image_in_registry(name, parse_reference(name), self.place.registry, Path(folder))
+                images = {platform: found.image(platform) for platform in found.platforms}
+            platforms = tuple(self._read_platform(platform, one, problems) for platform, one in images.items())
+            is_index = digest not in {platform.digest for platform in platforms}
             attached = self._read_attachments(digest, problems) if is_index else []
             image = self._describe(digest, tags, platforms, signed=self._is_signed(digest, attached))
         except READ_ERRORS as error:
-            problems = [str(error)]
-        return image, [f"{self.registry.host}/{self.repository}@{digest}: {problem}" for problem in problems]
+            problems = [str(error).removeprefix(f"{name}: ")]
+        return image, [f"{name}: {problem}" for problem in problems]
 
     def _describe(
         self, digest: str, tags: Sequence[str], platforms: tuple[PublishedPlatform, ...], *, signed: bool
@@ -188,7 +186,7 @@ class ImageRepository:
             axes=dict(sorted(axes.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))),
             versions=versions,
             stack=stack_of(versions, self.project.provides),
-            repository=f"{self.registry.host}/{self.repository}",
+            repository=str(self.place),
             digest=digest,
             tags=fixed,
             aliases=aliases,
@@ -199,36 +197,27 @@ class ImageRepository:
             signed=signed,
         )
 
-    def _manifest(self, digest: str) -> Manifest:
-        manifest = self.registry.manifest(self.repository, digest)
-        if manifest is None:
-            raise ResultError(f"{digest} is named, but the registry does not have it")
-        return manifest
-
-    def _read_platform(self, child: Descriptor, problems: list[str]) -> PublishedPlatform:
-        """Read the image of one platform. Raises LookupError, TypeError or ValueError for something else."""
-        manifest = self._manifest(child.digest).document
-        config = json.loads(self.registry.blob(self.repository, manifest["config"]["digest"]))
-        labels = {str(k): str(v) for k, v in ((config.get("config") or {}).get("Labels") or {}).items()}
+    def _read_platform(self, platform: str, image: PlatformImage, problems: list[str]) -> PublishedPlatform:
         # BuildKit may leave the base image's time in `created`, so the youngest step counts, too.
-        times = [str(entry.get("created") or "") for entry in (config, *(config.get("history") or ()))]
-        attached = self._read_attachments(child.digest, problems)
+        steps = (image.config, *(image.config.get("history") or ()))
+        labels = {str(name): str(value) for name, value in image.labels.items()}
+        digest = str(image.digest)
+        attached = self._read_attachments(digest, problems)
         checks = [attachment.checks for attachment in attached if attachment.checks]
         scans = [attachment.scan for attachment in attached if attachment.scan]
         return PublishedPlatform(
-            platform=child.platform
-            or "/".join(filter(None, (config["os"], config["architecture"], config.get("variant")))),
-            digest=child.digest,
-            size_bytes=sum(layer["size"] for layer in manifest["layers"]),
-            layers=len(manifest["layers"]),
-            created=labels.get(CREATED) or max(times),
+            platform=platform,
+            digest=digest,
+            size_bytes=sum(layer.size for layer in image.layers),
+            layers=len(image.layers),
+            created=labels.get(CREATED) or max(str(step.get("created") or "") for step in steps),
             labels=labels,
             sbom=next((attachment.sbom for attachment in attached if attachment.sbom), None),
             scan=max(scans, key=lambda scan: scan.started, default=None),
             checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
             curves=distinct_curves(curve for attachment in attached for curve in attachment.curves),
             evidence=tuple(attachment.entry for attachment in attached),
-            signed=self._is_signed(child.digest, attached),
+            signed=self._is_signed(digest, attached),
         )
 
     def _is_signed(self, digest: str, attached: Iterable[Attachment]) -> bool:
@@ -237,7 +226,7 @@ class ImageRepository:
     def _read_attachments(self, subject: str, problems: list[str]) -> list[Attachment]:
         """Read everything that refers to a manifest, the newest first as far as annotations tell."""
         referrers = sorted(
-            self.registry.referrers(self.repository, subject),
+            self.place.registry.referrers(self.place.repository, subject),
             key=lambda referrer: (referrer.annotations.get(CREATED, ""), referrer.digest),
             reverse=True,
         )
@@ -252,15 +241,12 @@ class ImageRepository:
         return attached
 
     def _read_attachment(self, entry: AttachedFile) -> Attachment:
-        layers = blobs_of(self._manifest(entry.digest).document)[1:]
+        layers = blobs_of(self.place.manifest(entry.digest).document)[1:]
         entry = entry.model_copy(update={"size_bytes": sum(layer.size for layer in layers)})
         if entry.kind not in _READERS or not layers:
             return Attachment(entry)
-        return read_attachment(entry, self.registry.blob(self.repository, layers[0].digest), self.project.profiles)
-
-
-def _is_runnable(child: Descriptor) -> bool:
-    return bool(child.platform) and not str(child.platform).startswith("unknown") and not child.artifact_type
+        content = self.place.registry.blob(self.place.repository, layers[0].digest)
+        return read_attachment(entry, content, self.project.profiles)
 
 
 # What labels and tags say

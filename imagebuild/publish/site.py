@@ -10,7 +10,7 @@ from typing import get_args
 from imagebuild.bench.judge import describe_run
 from imagebuild.bench.models import Limit
 from imagebuild.core import files
-from imagebuild.jobs.slurm import enroot_reference
+from imagebuild.jobs.manifest import enroot_reference
 from imagebuild.project.records import Bound, Catalog, Checks, PublishedImage, PublishedPlatform, Scan, Severity
 from imagebuild.publish.catalog import natural_order
 from imagebuild.report.charts import Drawing, Line, NumberTable, Point, line_chart

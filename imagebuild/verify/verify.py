@@ -16,7 +16,7 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core import console, files
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.oci import engine
-from imagebuild.project.component import Facilities, Need
+from imagebuild.project.component import Facilities, missing_needs
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
 from imagebuild.project.plan import Pins
@@ -234,14 +234,13 @@ def evidence_folder(folder: Path | None) -> Iterator[EvidenceFolder]:
 
 
 REPORT_TIMEOUT_S = 60
-GPUS, RDMA = Need("gpus"), Need("rdma")
-REPORTS: Mapping[str, tuple[str, Need | None]] = {
-    "os-release": ("cat /etc/os-release", None),
-    "processors": ("lscpu", None),
-    "gpus": ("nvidia-smi -q", GPUS),
-    "topology": ("nvidia-smi topo -m", GPUS),
-    "nvlink": ("nvidia-smi nvlink --status", GPUS),
-    "rdma": ("ibv_devinfo -v || rdma link show", RDMA),
+REPORTS: Mapping[str, tuple[str, str]] = {
+    "os-release": ("cat /etc/os-release", ""),
+    "processors": ("lscpu", ""),
+    "gpus": ("nvidia-smi -q", "gpu"),
+    "topology": ("nvidia-smi topo -m", "gpu"),
+    "nvlink": ("nvidia-smi nvlink --status", "gpu"),
+    "rdma": ("ibv_devinfo -v || rdma link show", "rdma"),
 }
 """File in the evidence folder → script that prints it, and what that needs."""
 
@@ -261,7 +260,7 @@ def observe_surroundings(session: Session, runner: str, evidence: EvidenceFolder
     variables.pop("IMAGEBUILD_RUN", None)
     reports = {}
     for name, (script, need) in REPORTS.items() if evidence.kept else ():
-        if need and need.missing(have):
+        if need and missing_needs([need], have):
             continue
         path = evidence.folder / f"{name}.txt"
         if session.run(Command(script, user=host.user, timeout_s=REPORT_TIMEOUT_S, log=path)).status == 0:

@@ -12,32 +12,19 @@ from imagebuild.core import ConfigError
 from imagebuild.jobs import Job, Offer, published_offer, resolve_job
 from imagebuild.project import Catalog, GpuArchitecture, Plan
 from tests import catalog_samples
-from tests.unit.jobs.job_fakes import (
-    facts,
-    hardware,
-    messages,
-    pods,
-    rank_exports,
-    rank_script,
-    request,
-    text,
-)
+from tests.unit.jobs.job_fakes import containers, facts, messages, profiles, rank_exports, rank_script, request, text
 
 NEW = [
     "slurm --profile h200 --fabric ib",
     "mpijob --profile h200 --fabric ib --with sharp",
     "mpijob --profile gb200-nvl72 --fabric ib --racks 1 --with dra",
     "mpijob --profile gb200-nvl72 --fabric ib --racks 2 --with dra",
-    "slurm --profile gb200-nvl72 --fabric ib --racks 2",
     "slurm --profile gb300-nvl72 --fabric ib --racks 2 --with sharp",
     "slurm --profile gb200-nvl72 --fabric ib --nodes 16 --container none",
-    "jobset --profile h100 --fabric roce",
     "mpijob --profile h100 --fabric roce --with gdrcopy",
     "slurm --profile a100-sxm --fabric ib --with sharp",
     "slurm --profile a40 --fabric ethernet",
-    "mpijob --profile p5 --fabric efa --image example.com/efa:1",
     "mpijob --profile a3-mega --fabric tcpxo",
-    "jobset --profile a4 --fabric gib",
     "slurm --profile a4 --fabric gib",
     "mpijob --profile gh200 --fabric ethernet",
     "mpijob --profile gb300-nvl72 --fabric roce --racks 1 --with nics --image example.com/hpcx:nccl2.29.2",
@@ -50,16 +37,20 @@ def test_combinations_that_the_reference_lacks(line: str) -> None:
     assert text(line)
 
 
-def test_segments_and_racks() -> None:
-    two = text("slurm --profile gb200-nvl72 --fabric ib --racks 2")
-    assert "#SBATCH --nodes=36\n" in two
-    assert "#SBATCH --segment=18\n" in two
-    uneven = text("slurm --profile gb200-nvl72 --fabric ib --nodes 32")
-    assert "#SBATCH --segment=16\n" in uneven
-    assert "#SBATCH --segment=4\n" in text("slurm --profile gb200-nvl72 --fabric ib --nodes 4")
-    spare = text("slurm --profile gb200-nvl72 --fabric ib --racks 1 --set rack-nodes=16")
-    assert "#SBATCH --nodes=16\n" in spare
-    assert "#SBATCH --segment" not in text("slurm --profile h100 --fabric ib")
+@pytest.mark.parametrize(
+    ("arguments", "nodes", "segment"),
+    [
+        ("gb200-nvl72 --racks 2", 36, 18),
+        ("gb200-nvl72 --nodes 32", 32, 16),
+        ("gb200-nvl72 --nodes 4", 4, 4),
+        ("gb200-nvl72 --racks 1 --set rack-nodes=16", 16, 16),
+        ("h100", 8, None),
+    ],
+)
+def test_nodes_and_racks(arguments: str, nodes: int, segment: int | None) -> None:
+    made = text(f"slurm --fabric ib --profile {arguments}")
+    assert f"#SBATCH --nodes={nodes}\n" in made
+    assert re.findall("#SBATCH --segment=(.*)", made) == ([str(segment)] if segment else [])
 
 
 # Plug-ins
@@ -67,14 +58,13 @@ def test_segments_and_racks() -> None:
 
 def test_efa_asks_for_as_many_cards_as_the_node_has() -> None:
     line = "mpijob --profile p5 --fabric efa --image example.com/efa:1"
-    assert pods(text(line))["worker"]["containers"][0]["resources"]["limits"]["vpc.amazonaws.com/efa"] == "32"
-    assert rank_exports(line)["NCCL_NET_PLUGIN"] == ["ofi"]
+    assert containers(text(line))["worker"]["resources"]["limits"]["vpc.amazonaws.com/efa"] == "32"
+    assert rank_exports(line)["NCCL_NET_PLUGIN"] == "ofi"
 
 
 def test_the_host_chooses_the_plug_in_and_sets_its_variables_first() -> None:
     line = "jobset --profile a4 --fabric gib"
-    script = re.sub("(?m)^ *", "", rank_script(text(line)))
-    assert script.splitlines()[1] == ". /usr/local/gib/scripts/set_nccl_env.sh"
+    assert rank_script(text(line)).splitlines()[1] == ". /usr/local/gib/scripts/set_nccl_env.sh"
     assert "NCCL_NET_PLUGIN" not in rank_exports(line)
 
 
@@ -82,7 +72,7 @@ def test_the_library_path_reaches_ranks_under_all_schedulers() -> None:
     for scheduler in ("mpijob", "jobset", "slurm"):
         line = f"{scheduler} --profile h100 --fabric roce --set plugin=spcx"
         path = rank_exports(line)["LD_LIBRARY_PATH"]
-        assert path == ["/opt/hpcx/nccl_spectrum-x_plugin/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"]
+        assert path == "/opt/hpcx/nccl_spectrum-x_plugin/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
         assert ("-x LD_LIBRARY_PATH" in text(line)) == (scheduler != "slurm")
 
 
@@ -96,7 +86,7 @@ def plan_offer(plan: Plan, project: Any) -> Offer:
 
 def job_of(line: str, offer: Offer, image: str | None = None) -> Job:
     job_request = replace(request(line), image=image)
-    return resolve_job(job_request, hardware()[job_request.profile], facts(), offer)
+    return resolve_job(job_request, profiles()[job_request.profile], facts(), offer)
 
 
 def test_without_image_the_newest_that_fits(full_plan: Plan, project: Any) -> None:
@@ -187,11 +177,9 @@ def test_a_published_image_is_found_by_its_tag_or_target() -> None:
 def test_arm64_needs_an_image_for_it() -> None:
     published = catalog()
     amd64 = tuple(image.model_copy(update={"platforms": image.platforms[:1]}) for image in published.images)
+    offer = catalog_offer(published.model_copy(update={"images": amd64}))
     with pytest.raises(ConfigError, match="no published image that has nccl-tests also runs on arm64"):
-        job_of(
-            "mpijob --profile gb200-nvl72 --fabric ib --racks 1",
-            catalog_offer(published.model_copy(update={"images": amd64})),
-        )
+        job_of("mpijob --profile gb200-nvl72 --fabric ib --racks 1", offer)
 
 
 def test_an_unknown_version_of_nccl_is_assumed() -> None:
@@ -203,24 +191,29 @@ def test_an_unknown_version_of_nccl_is_assumed() -> None:
 # Speed
 
 
-def test_speed_is_judged_only_by_numbers_about_the_job() -> None:
-    def judged(arguments: str) -> tuple[bool, bool]:
-        line = f"slurm {arguments}"
-        return "--profile " in text(line).split("set -uo pipefail")[1], "NCCL_TESTS_MIN_BW" in rank_exports(line)
-
-    assert judged("--profile gb300-nvl72 --fabric ib --nodes 16") == (True, True)
-    assert judged("--profile gb300-nvl72 --fabric ib --nodes 16 --with debug") == (True, True)
-    assert judged("--profile gb300-nvl72 --fabric ib --nodes 17") == (True, False)
-    assert judged("--profile gb300-nvl72 --fabric ib --nodes 16 --test latency") == (True, False)
-    assert judged("--profile gb300-nvl72 --fabric ib --nodes 16 --with nics") == (False, False)
-    assert judged("--profile gb300-nvl72 --fabric roce --nodes 16") == (False, False)
-    assert judged("--profile h100 --fabric ethernet") == (False, False)
-    assert judged("--profile a4 --fabric gib") == (True, False)
-    assert judged("--profile a40 --fabric ethernet") == (True, False)
+@pytest.mark.parametrize(
+    ("arguments", "judged", "floor"),
+    [
+        ("gb300-nvl72 --fabric ib --nodes 16", True, True),
+        ("gb300-nvl72 --fabric ib --nodes 16 --with debug", True, True),
+        ("gb300-nvl72 --fabric ib --nodes 17", True, False),
+        ("gb300-nvl72 --fabric ib --nodes 16 --test latency", True, False),
+        ("gb300-nvl72 --fabric ib --nodes 16 --with nics", False, False),
+        ("gb300-nvl72 --fabric roce --nodes 16", False, False),
+        ("h100 --fabric ethernet", False, False),
+        ("a4 --fabric gib", True, False),
+        ("a40 --fabric ethernet", True, False),
+    ],
+)
+def test_speed_is_judged_only_by_numbers_about_the_job(arguments: str, judged: bool, floor: bool) -> None:
+    line = f"slurm --profile {arguments}"
+    assert ("--profile " in text(line).split("set -uo pipefail")[1]) == judged
+    assert ("NCCL_TESTS_MIN_BW" in rank_exports(line)) == floor
 
 
 def test_the_least_bandwidth_is_the_profiles_threshold_or_the_users() -> None:
     line = "mpijob --profile gb300-nvl72 --fabric ib --nodes 16"
-    threshold = hardware()["gb300-nvl72"].thresholds["all_reduce", 64, 16]
-    assert rank_exports(line)["NCCL_TESTS_MIN_BW"] == [f"{threshold:.1f}"]
-    assert rank_exports(f"{line} --set min-bw=500")["NCCL_TESTS_MIN_BW"] == ["500"]
+    measured = profiles()["gb300-nvl72"].references
+    (known,) = (r for r in measured if (r.collective, r.ranks, r.nodes) == ("all_reduce", 64, 16))
+    assert rank_exports(line)["NCCL_TESTS_MIN_BW"] == f"{known.rate * known.tolerance:.1f}"
+    assert rank_exports(f"{line} --set min-bw=500")["NCCL_TESTS_MIN_BW"] == "500"

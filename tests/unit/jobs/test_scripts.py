@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from imagebuild.jobs import Offer, job_text, load_facts, resolve_job
+from imagebuild.jobs import job_text, load_facts
 from tests.conftest import ROOT
-from tests.unit.jobs.job_fakes import IMAGE, copy_of_facts, hardware, job, pods, rank_exports, request, text
+from tests.unit.jobs.job_fakes import IMAGE, containers, copy_of_facts, job, rank_exports, text
 from tests.unit.jobs.kubernetes_fields import mistakes
 
 
@@ -41,7 +41,7 @@ def test_the_verdict_of_a_script_is_its_status(tmp_path: Path) -> None:
     document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
     (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
     manifest = text(f"mpijob --profile gb200-nvl72 --fabric ib --nodes 2 --set programs={programs}")
-    script = pods(manifest)["launcher"]["containers"][0]["args"][0]
+    script = containers(manifest)["launcher"]["args"][0]
 
     def run(**env: str) -> tuple[int, str]:
         done = subprocess.run(
@@ -67,8 +67,9 @@ def test_the_verdict_of_a_script_is_its_status(tmp_path: Path) -> None:
 @pytest.mark.programs
 def test_a_jobset_gives_its_key_to_its_workers(tmp_path: Path) -> None:
     """The launcher's server for its public key, and the worker's way to fetch it, on loopback."""
-    containers = {role: pod["containers"][0] for role, pod in pods(text("jobset --profile h100 --fabric ib")).items()}
-    launcher_script, worker_script = containers["launcher"]["args"][0], containers["worker"]["args"][0]
+    launcher_script, worker_script = (
+        c["args"][0] for c in containers(text("jobset --profile h100 --fabric ib")).values()
+    )
     server = next(line for line in launcher_script.splitlines() if line.startswith("perl"))
     (port,) = re.findall(r"LocalPort => (\d+)", server)
     with socket.socket() as free:
@@ -134,7 +135,7 @@ def test_examples() -> None:
     assert lines
     example = dict(line.split("=", 1) for line in lines[1].splitlines())
     ours = rank_exports("mpijob --profile h100 --fabric ib --nodes 2")
-    assert example == {name: ours[name][0] for name in example}
+    assert example == {name: ours[name] for name in example}
     assert set(ours) - set(example) <= {"OMPI_MCA_coll_hcoll_enable", "LD_LIBRARY_PATH"}
     assert "--hostfile /etc/mpi/hostfile" in script
 
@@ -156,7 +157,6 @@ def test_the_cluster_of_the_documentation_is_read(tmp_path: Path) -> None:
     assert cluster
     folder = copy_of_facts(tmp_path)
     (folder / "clusters/ours.yaml").write_text(cluster[1])
-    job_request = request("slurm --profile gb200-nvl72 --fabric ib --cluster ours --racks 1")
-    ours = resolve_job(job_request, hardware()["gb200-nvl72"], load_facts(folder), Offer())
+    ours = job("slurm --profile gb200-nvl72 --fabric ib --cluster ours --racks 1", load_facts(folder))
     assert ours.scale.nodes == 16
     assert "export NCCL_IB_SL=1" in job_text(ours)

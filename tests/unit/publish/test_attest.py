@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from imagebuild.cli import app, evidence
 from imagebuild.core import CommandError, ConfigError, ImagebuildError, Platform, ResultError
-from imagebuild.oci import KINDS, AttachmentFile, Descriptor, ImageReference, Manifest, parse_reference
+from imagebuild.oci import KINDS, AttachmentFile, Descriptor, ImageReference, Manifest, digest_of, parse_reference
 from imagebuild.project import BuildResult, Lock, Plan, Project, select_one
 from imagebuild.publish import (
     CREATED,
@@ -393,10 +393,11 @@ def test_no_such_image(published: Published) -> None:
 @pytest.mark.parametrize("document", [{"manifests": []}, {"layers": []}, {"manifests": [{"digest": 1}]}])
 def test_what_is_no_image(published: Published, document: object) -> None:
     content = json.dumps(document).encode()
-    manifest = Manifest(content, "application/vnd.oci.image.index.v1+json", OTHER)
-    published.registry.repositories[REPOSITORY].manifests[OTHER] = manifest
+    digest = digest_of(content)
+    manifest = Manifest(content, "application/vnd.oci.image.index.v1+json", digest)
+    published.registry.repositories[REPOSITORY].manifests[digest] = manifest
     with pytest.raises(ResultError):
-        find_image(parse_reference(f"registry.test/{REPOSITORY}@{OTHER}"), published.registry)
+        find_image(parse_reference(f"registry.test/{REPOSITORY}@{digest}"), published.registry)
 
 
 def test_show_gives_the_bytes(published: Published) -> None:

@@ -246,7 +246,7 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, 
         "is not JSON",
         "is not a JSON object",
         "was it written by another version",
-        f"{other.digest} is named, but the registry does not have it",
+        f"{other.digest}: is not there",
     ):
         assert any(word in problem for problem in found.problems), word
 
