@@ -56,100 +56,18 @@ def test_without_plotly_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         report_html(GOOD)
 
 
-def test_verdict_first(bad_page: str) -> None:
+def test_sections_come_after_the_verdict_and_are_linked(bad_page: str) -> None:
     assert bad_page.index("6 of 26 assertions failed</h1>") < bad_page.index("Collectives</h2>")
-
-
-def test_every_section_that_is_linked_is_there(bad_page: str) -> None:
     found = outline(bad_page)
     ids = [a["id"] for _, a in found.elements if "id" in a]
     linked = {str(a["href"])[1:] for a in found.named("a")}
     assert linked <= set(ids)
     assert len(ids) == len(set(ids))
     assert {"runs", "bandwidth", "copies", "messages", "diagnostics", "image-1", "skipped", "origin", "logs"} <= linked
-
-
-def test_evidence_of_what_failed_is_unfolded(bad_page: str) -> None:
-    folds = [attributes for attributes in outline(bad_page).named("details") if attributes.get("class") == "check"]
-    assert ["open" in attributes for attributes in folds] == [True, False]
-
-
-def test_a_log_that_was_cut_says_so(bad_page: str) -> None:
+    folds = [attributes for attributes in found.named("details") if attributes.get("class") == "check"]
+    assert ["open" in attributes for attributes in folds] == [True, False]  # the failed check is unfolded
     assert "The first 49.9 MB are left out" in bad_page
-
-
-def figure(report: Report, number: int = 0) -> dict[str, Any]:
-    return lay_out(report).drawings[number].figure
-
-
-def test_a_chart_for_each_scale_with_a_line_for_each_run() -> None:
-    drawn = lay_out(BAD).charts
-    assert [(drawing.title, len(drawing.figure["data"])) for drawing in drawn] == [
-        ("8 ranks, 1 node", 5),
-        ("16 ranks, 2 nodes", 1),
-    ]
-    assert [len(numbers.rows) for numbers in drawn[0].tables] == [24] * 5
-
-
-def test_lines_have_the_better_placement_sorted_by_size_without_zeros() -> None:
-    rows = (row(2 * GIB, 300.0, 310.0), row(0, 0.0), row(GIB, 250.0), row(GIB // 2, None))
-    trace = figure(Report(about=ABOUT, runs=(run(rows=rows),)))["data"][0]
-    assert list(zip(trace["x"], trace["y"], strict=True)) == [(GIB, 250.0), (2 * GIB, 310.0)]
-
-
-def test_ceilings_and_references_are_drawn_once() -> None:
-    shapes = figure(BAD)["layout"]["shapes"]
-    assert [s["y0"] for s in shapes if s.get("xref") == "paper"] == [700.0, 450.0]
-    assert [s["y0"] for s in shapes if s.get("xref") != "paper"] == [482.0, 364.0, 365.0, 367.0]
-    assert [s["label"]["text"] for s in shapes if "label" in s] == ["ceiling 700 GB/s", "ceiling 450 GB/s"]
-
-
-def test_a_reference_for_small_messages_is_not_drawn_at_large_ones() -> None:
-    small = judgement("all_reduce", 100, 700, 120).model_copy(update={"size_bytes": 1 << 20})
-    (drawing,) = lay_out(Report(about=ABOUT, runs=(run(),), judgements=(small,))).charts
-    assert [drawn.kind for drawn in drawing.limits] == ["ceiling"]
-
-
-def test_axes_have_labels_however_small_their_range() -> None:
-    layout = figure(Report(about=ABOUT, runs=(run(rows=(row(GIB, 480.0), row(2 * GIB, 481.0))),)))["layout"]
-    assert len(layout["yaxis"]["tickvals"]) >= 3
-    assert layout["xaxis"]["ticktext"][:2] == ["1 GiB", "2 GiB"]
-
-
-def test_many_lines_differ() -> None:
-    runs = tuple(run(f"collective_{number}") for number in range(32))
-    (chart,) = lay_out(Report(about=ABOUT, runs=runs)).charts
-    assert len({(line.colour, line.dash) for line in chart.legend}) == 32
-
-
-def test_a_matrix_without_copies_within_a_device() -> None:
-    test = BandwidthTest(source="p", tool="p2pBandwidthLatencyTest", name="unidirectional_p2p_enabled", unit="GB/s",
-                         status="passed", matrix=((2500.0, 390.0), (214.7, 2510.0)), sum=None)  # fmt: skip
-    drawing = lay_out(Report(about=ABOUT, tests=(test,))).matrices[0]
-    assert drawing.figure["data"][0]["z"] == [[None, 390.0], [214.7, None]]
-    assert drawing.figure["data"][0]["zmax"] == 390.0
-    assert drawing.note.startswith("214.7 to 390.0 GB/s")
-    assert "2510.0" in drawing.tables[0].rows[1]
-
-
-def test_numbers_that_are_none_are_not_drawn() -> None:
-    nan, inf = float("nan"), float("inf")
-    tests = (
-        BandwidthTest(source="n", name="x", unit="GB/s", status="passed", matrix=((inf, 1.0), (nan, -inf)), sum=nan),
-    )
-    table = BAD.tables[0].model_copy(
-        update={"rows": (BAD.tables[0].rows[0].model_copy(update={"bw_average": inf}),) * 2}
-    )
-    runs = (run(rows=(row(GIB, inf), row(GIB, nan), row(GIB, 5.0))),)
-    report = Report(about=ABOUT, runs=runs, tests=tests, tables=(table,))
-    assert "<h1" in report_html(report)
-    assert figure(report)["data"][0]["y"] == [5.0]
-
-
-@pytest.mark.parametrize(("unit", "reversed_"), [("ns", True), ("GB/s", False)])
-def test_slow_pairs_are_warm_for_times_too(unit: str, reversed_: bool) -> None:
-    test = BandwidthTest(source="n", name="l", unit=unit, status="passed", matrix=((1.0, 2.0), (3.0, 4.0)), sum=None)
-    assert figure(Report(about=ABOUT, tests=(test,)))["data"][0]["reversescale"] == reversed_
+    assert "reference 482 GB/s: 8x H100, measured somewhere, 2026-05" in bad_page
 
 
 def test_the_meter_shows_the_share_of_the_ceiling(bad_page: str) -> None:
@@ -160,8 +78,66 @@ def test_the_meter_shows_the_share_of_the_ceiling(bad_page: str) -> None:
     assert "meter" not in cards["alltoall, 8 ranks"]
 
 
-def test_limits_say_where_they_come_from(bad_page: str) -> None:
-    assert "reference 482 GB/s: 8x H100, measured somewhere, 2026-05" in bad_page
+# Charts
+
+
+def figure(**content: Any) -> dict[str, Any]:
+    """The first figure of a report on this."""
+    return lay_out(Report(about=ABOUT, **content)).drawings[0].figure
+
+
+def matrix(unit: str, *rows: tuple[float, ...], tool: str = "nvbandwidth") -> BandwidthTest:
+    return BandwidthTest.model_validate({
+        "source": "n", "tool": tool, "name": "x", "unit": unit, "status": "passed", "matrix": rows, "sum": None
+    })  # fmt: skip
+
+
+def test_a_chart_for_each_scale_with_a_line_for_each_run() -> None:
+    drawn = lay_out(BAD).charts
+    lines = [(drawing.title, len(drawing.figure["data"])) for drawing in drawn]
+    assert lines == [("8 ranks, 1 node", 5), ("16 ranks, 2 nodes", 1)]
+    assert [len(numbers.rows) for numbers in drawn[0].tables] == [24] * 5
+    many = lay_out(Report(about=ABOUT, runs=tuple(run(f"collective_{number}") for number in range(32)))).charts[0]
+    assert len({(line.colour, line.dash) for line in many.legend}) == 32
+
+
+def test_lines_have_the_better_placement_sorted_by_size_without_what_cannot_be_drawn() -> None:
+    inf, nan = float("inf"), float("nan")
+    rows = (row(2 * GIB, 300.0, 310.0), row(0, 0.0), row(GIB, 250.0), row(GIB // 2, None), row(GIB, inf), row(1, nan))
+    trace = figure(runs=(run(rows=rows),))["data"][0]
+    assert list(zip(trace["x"], trace["y"], strict=True)) == [(GIB, 250.0), (2 * GIB, 310.0)]
+    table = BAD.tables[0].model_copy(
+        update={"rows": (BAD.tables[0].rows[0].model_copy(update={"bw_average": inf}),) * 2}
+    )
+    tests = (matrix("GB/s", (inf, 1.0), (nan, -inf)),)
+    assert "<h1" in report_html(Report(about=ABOUT, tests=tests, tables=(table,)))
+
+
+def test_ceilings_and_references_are_drawn_once_where_they_are_judged() -> None:
+    shapes = lay_out(BAD).charts[0].figure["layout"]["shapes"]
+    assert [s["y0"] for s in shapes if s.get("xref") == "paper"] == [700.0, 450.0]
+    assert [s["y0"] for s in shapes if s.get("xref") != "paper"] == [482.0, 364.0, 365.0, 367.0]
+    assert [s["label"]["text"] for s in shapes if "label" in s] == ["ceiling 700 GB/s", "ceiling 450 GB/s"]
+    small = judgement("all_reduce", 100, 700, 120).model_copy(update={"size_bytes": 1 << 20})
+    (drawing,) = lay_out(Report(about=ABOUT, runs=(run(),), judgements=(small,))).charts
+    assert [drawn.kind for drawn in drawing.limits] == ["ceiling"]
+
+
+def test_axes_have_labels_however_small_their_range() -> None:
+    layout = figure(runs=(run(rows=(row(GIB, 480.0), row(2 * GIB, 481.0))),))["layout"]
+    assert len(layout["yaxis"]["tickvals"]) >= 3
+    assert layout["xaxis"]["ticktext"][:2] == ["1 GiB", "2 GiB"]
+
+
+def test_heat_maps() -> None:
+    """Slow pairs are warm for times too; copies within a device are left out where they are much faster."""
+    assert figure(tests=(matrix("ns", (1.0, 2.0), (3.0, 4.0)),))["data"][0]["reversescale"]
+    test = matrix("GB/s", (2500.0, 390.0), (214.7, 2510.0), tool="p2pBandwidthLatencyTest")
+    drawing = lay_out(Report(about=ABOUT, tests=(test.model_copy(update={"name": "unidirectional_p2p"}),))).matrices[0]
+    trace = drawing.figure["data"][0]
+    assert (trace["z"], trace["zmax"], trace["reversescale"]) == ([[None, 390.0], [214.7, None]], 390.0, False)
+    assert drawing.note.startswith("214.7 to 390.0 GB/s")
+    assert "2510.0" in drawing.tables[0].rows[1]
 
 
 def test_the_end_of_a_large_log_is_kept(tmp_path: Path) -> None:
