@@ -14,28 +14,6 @@ from imagebuild.project import Catalog, GpuArchitecture, Plan
 from tests import catalog_samples
 from tests.unit.jobs.job_fakes import containers, facts, messages, profiles, rank_exports, rank_script, request, text
 
-NEW = [
-    "slurm --profile h200 --fabric ib",
-    "mpijob --profile h200 --fabric ib --with sharp",
-    "mpijob --profile gb200-nvl72 --fabric ib --racks 1 --with dra",
-    "mpijob --profile gb200-nvl72 --fabric ib --racks 2 --with dra",
-    "slurm --profile gb300-nvl72 --fabric ib --racks 2 --with sharp",
-    "slurm --profile gb200-nvl72 --fabric ib --nodes 16 --container none",
-    "mpijob --profile h100 --fabric roce --with gdrcopy",
-    "slurm --profile a100-sxm --fabric ib --with sharp",
-    "slurm --profile a40 --fabric ethernet",
-    "mpijob --profile a3-mega --fabric tcpxo",
-    "slurm --profile a4 --fabric gib",
-    "mpijob --profile gh200 --fabric ethernet",
-    "mpijob --profile gb300-nvl72 --fabric roce --racks 1 --with nics --image example.com/hpcx:nccl2.29.2",
-    "mpijob --profile gb300-nvl72 --fabric roce --racks 2 --with tuning --image example.com/hpcx:nccl2.29.2",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("line", NEW)
-def test_combinations_that_the_reference_lacks(line: str) -> None:
-    assert text(line)
-
 
 @pytest.mark.parametrize(
     ("arguments", "nodes", "segment"),
@@ -78,10 +56,25 @@ def test_the_library_path_reaches_ranks_under_all_schedulers() -> None:
 
 # Images
 
+IB = "mpijob --profile h100 --fabric ib"
+NAME_ONE = "name an image with --image"
 
-def plan_offer(plan: Plan, project: Any) -> Offer:
+
+@pytest.fixture
+def planned(full_plan: Plan, project: Any) -> Offer:
     provides = {name: file.model.provides for name, file in project.components.items()}
-    return Offer(plan.targets, provides, project.matrix.model.gpu_architectures)
+    return Offer(full_plan.targets, provides, project.matrix.model.gpu_architectures)
+
+
+@pytest.fixture
+def published() -> Catalog:
+    """A catalogue whose images have the components of the stacks."""
+    sample = catalog_samples.catalog(200)
+    images = [
+        image.model_copy(update={"versions": {**image.versions, "hpcx": "2.51"}}) if image.image == "hpcx" else image
+        for image in sample.images
+    ]
+    return sample.model_copy(update={"images": tuple(images)})
 
 
 def job_of(line: str, offer: Offer, image: str | None = None) -> Job:
@@ -89,101 +82,60 @@ def job_of(line: str, offer: Offer, image: str | None = None) -> Job:
     return resolve_job(job_request, profiles()[job_request.profile], facts(), offer)
 
 
-def test_without_image_the_newest_that_fits(full_plan: Plan, project: Any) -> None:
-    offer = plan_offer(full_plan, project)
-    job = job_of("mpijob --profile h100 --fabric ib", offer)
-    newest = next(t for t in full_plan.targets if t.id == "hpcx-cuda13.4.2-ubuntu26.04-runtime")
-    assert job.image.reference == newest.name
-    assert job.image.nccl == project.matrix.model.versions["nccl"][0].version
-    assert job.image.arches == ("amd64", "arm64")
-    (note,) = job.messages
+def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> None:
+    newest = job_of(IB, planned)
+    names = {target.name: target.id for target in planned.targets}
+    assert names[newest.image.reference] == "hpcx-cuda13.4.2-ubuntu26.04-runtime"
+    assert newest.image.nccl == project.matrix.model.versions["nccl"][0].version
+    assert newest.image.arches == ("amd64", "arm64")
+    (note,) = newest.messages
     assert note.endswith("driver 580 or later; if the nodes have an older one, name it with --set driver=VERSION")
-    assert job_of("mpijob --profile h100 --fabric ib --set driver=580.65", offer).messages == ()
-    older = job_of("mpijob --profile h100 --fabric ib --set driver=570", offer).image
-    assert "cuda12.9.2" in older.reference
-    with pytest.raises(ConfigError, match="also runs on driver 500; name an image with --image"):
-        job_of("mpijob --profile h100 --fabric ib --set driver=500", offer)
-    problem = "no image of the plan that has nccl-tests and runs on amd64 also has the plug-in 'ofi'; name an image"
-    with pytest.raises(ConfigError, match=problem):
-        job_of("mpijob --profile p5 --fabric efa", offer)
+    assert job_of(f"{IB} --set driver=580.65", planned).messages == ()
+    assert "cuda12.9.2" in job_of(f"{IB} --set driver=570", planned).image.reference
 
 
-def test_without_any_image() -> None:
-    with pytest.raises(ConfigError, match="^no image of the plan has nccl-tests; name an image with --image"):
-        job_of("mpijob --profile h100 --fabric ib", Offer())
+def test_no_image_fits(planned: Offer, published: Catalog) -> None:
+    amd64 = [image.model_copy(update={"platforms": image.platforms[:1]}) for image in published.images]
+    only_amd64 = published_offer(Offer(), published.model_copy(update={"images": tuple(amd64)}))
+    for line, offer, problem in (
+        (f"{IB} --set driver=500", planned, f"also runs on driver 500; {NAME_ONE}"),
+        ("mpijob --profile p5 --fabric efa", planned, "no image of the plan that has nccl-tests and runs on amd64 also "
+         f"has the plug-in 'ofi'; {NAME_ONE}"),
+        (IB, Offer(), f"^no image of the plan has nccl-tests; {NAME_ONE}"),
+        ("mpijob --profile gb200-nvl72 --fabric ib --racks 1", only_amd64, "no published image that has nccl-tests also "
+         "runs on arm64"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=problem):
+            job_of(line, offer)
 
 
-def test_images_of_the_plan_are_known_by_id_and_tag(full_plan: Plan, project: Any) -> None:
-    offer = plan_offer(full_plan, project)
-    target = next(t for t in full_plan.targets if t.id == "open-cuda13.5-debian13-runtime")
-    by_id = job_of("mpijob --profile h100 --fabric ib", offer, target.id)
-    assert by_id.image.reference == target.name
-    launcher = {variable.name for variable in by_id.variables if variable.scope == "launcher"}
-    assert {"OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_plm_ssh_args"} <= launcher
-    by_tag = job_of("mpijob --profile h100 --fabric ib", offer, target.aliases[0])
-    assert by_tag.image.reference == target.aliases[0]
+def test_images_of_the_plan_are_known_by_id_and_tag(planned: Offer) -> None:
+    target = next(t for t in planned.targets if t.id == "open-cuda13.5-debian13-runtime")
+    by_id, by_tag = job_of(IB, planned, target.id), job_of(IB, planned, target.aliases[0])
+    assert (by_id.image.reference, by_tag.image.reference) == (target.name, target.aliases[0])
     assert by_tag.image.nccl == by_id.image.nccl
+    assert {"OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_plm_ssh_args"} <= {v.name for v in by_id.in_scope("launcher")}
     with pytest.raises(ConfigError, match=f"{target.name}: the image has no plug-in 'ibext'"):
-        job_of("mpijob --profile h100 --fabric ib --with sharp", offer, target.id)
+        job_of(f"{IB} --with sharp", planned, target.id)
 
 
-def catalog() -> Catalog:
-    """A catalogue whose images have the components of the stacks."""
-    sample = catalog_samples.catalog(200)
-    images = tuple(
-        image.model_copy(update={"versions": {**image.versions, "hpcx": "2.51"}}) if image.image == "hpcx" else image
-        for image in sample.images
-    )
-    return sample.model_copy(update={"images": images})
-
-
-def catalog_offer(images: Catalog) -> Offer:
-    return published_offer(
-        Offer(
-            architectures={
-                "90": GpuArchitecture(gpus="H100", cuda=">=11.8"),
-                "103": GpuArchitecture(gpus="B300", cuda=">=12.9"),
-            }
-        ),
-        images,
-    )
-
-
-def test_the_newest_published_image_by_digest() -> None:
-    published = catalog()
-    job = job_of("mpijob --profile h100 --fabric ib", catalog_offer(published))
-    fits = [
-        image
-        for image in published.images
-        if image.image == "hpcx"
-        and (image.axes["variant"], image.axes["cuda"], image.axes["os"]) == ("runtime", "13.4.2", "ubuntu26.04")
-    ]
+def test_published_images_the_newest_by_digest_others_by_tag_or_target(published: Catalog) -> None:
+    needs = {"90": GpuArchitecture(gpus="H100", cuda=">=11.8"), "103": GpuArchitecture(gpus="B300", cuda=">=12.9")}
+    offer = published_offer(Offer(architectures=needs), published)
+    newest = ("hpcx", "runtime", "13.4.2", "ubuntu26.04")
+    fits = [i for i in published.images if (i.image, *map(i.axes.get, ("variant", "cuda", "os"))) == newest]
     assert len(fits) > 1
-    assert job.image.reference == fits[0].reference
     assert fits[0].created == max(image.created for image in fits)
-    assert job.image.nccl == "2.32.3"
-
-
-def test_a_published_image_is_found_by_its_tag_or_target() -> None:
-    published = catalog()
-    offer, line = catalog_offer(published), "mpijob --profile h100 --fabric ib"
+    chosen = job_of(IB, offer).image
+    assert (chosen.reference, chosen.nccl) == (fits[0].reference, "2.32.3")
     image = next(i for i in published.images if (i.axes["cuda"], i.axes["variant"]) == ("12.9.2", "runtime"))
-    by_tag = job_of(line, offer, f"{image.repository}:{image.tag}")
-    assert by_tag.image.reference == f"{image.repository}:{image.tag}"
-    assert by_tag.image.nccl == "2.32.3"
-    assert job_of(line, offer, image.target).image.reference == image.reference
-
-
-def test_arm64_needs_an_image_for_it() -> None:
-    published = catalog()
-    amd64 = tuple(image.model_copy(update={"platforms": image.platforms[:1]}) for image in published.images)
-    offer = catalog_offer(published.model_copy(update={"images": amd64}))
-    with pytest.raises(ConfigError, match="no published image that has nccl-tests also runs on arm64"):
-        job_of("mpijob --profile gb200-nvl72 --fabric ib --racks 1", offer)
+    by_tag = job_of(IB, offer, f"{image.repository}:{image.tag}").image
+    assert (by_tag.reference, by_tag.nccl) == (f"{image.repository}:{image.tag}", "2.32.3")
+    assert job_of(IB, offer, image.target).image.reference == image.reference
 
 
 def test_an_unknown_version_of_nccl_is_assumed() -> None:
-    assert messages("mpijob --profile h100 --fabric ib --image example.com/x:1") == [
+    assert messages(f"{IB} --image example.com/x:1") == [
         "note: the version of NCCL is not known, so 2.30.7 is assumed; name it with --nccl"
     ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 from pathlib import Path
 
@@ -62,34 +61,6 @@ def test_the_verdict_of_a_script_is_its_status(tmp_path: Path) -> None:
     status, output = run(STATUS="3")
     assert status == 1
     assert "imagebuild: FAILED" in output
-
-
-@pytest.mark.programs
-def test_a_jobset_gives_its_key_to_its_workers(tmp_path: Path) -> None:
-    """The launcher's server for its public key, and the worker's way to fetch it, on loopback."""
-    launcher_script, worker_script = (
-        c["args"][0] for c in containers(text("jobset --profile h100 --fabric ib")).values()
-    )
-    server = next(line for line in launcher_script.splitlines() if line.startswith("perl"))
-    (port,) = re.findall(r"LocalPort => (\d+)", server)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        free_port = str(free.getsockname()[1])
-    assert f"/dev/tcp/$launcher/{port}" in worker_script
-    server = server.replace(port, free_port)
-    client = re.sub("(?m)^launcher=.*", "launcher=127.0.0.1", worker_script).replace(port, free_port)
-    client = re.sub("(?m)^exec .*", "", client)
-    (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA launcher\n")
-    worker = tmp_path / "worker"
-    worker.mkdir()
-    command = ["/bin/bash", "-c", f'{server}\nkeys=$!\nHOME={worker} /bin/bash -c "$1"\nkill $keys', "x", client]
-    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    keys = worker / ".ssh/authorized_keys"
-    assert keys.read_text() == "ssh-ed25519 AAAA launcher\n"
-    assert keys.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.programs
