@@ -23,10 +23,11 @@ from imagebuild.core import files
 from imagebuild.core.console import format_size, markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
+from imagebuild.core.run import for_each
 from imagebuild.oci.image import PlatformImage, image_in_registry
 from imagebuild.oci.layout import KINDS, blobs_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry, for_each
+from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
 from imagebuild.project.matrix import Image, Matrix, Plan, Target
 from imagebuild.project.records import (
     AttachedFile,
