@@ -54,7 +54,6 @@ from .reference import ImageReference as ImageReference
 from .reference import api_address as api_address
 from .reference import is_loopback as is_loopback
 from .reference import parse_reference as parse_reference
-from .registry import Challenge as Challenge
 from .registry import Credentials as Credentials
 from .registry import DeletionDisabled as DeletionDisabled
 from .registry import Login as Login

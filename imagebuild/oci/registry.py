@@ -202,24 +202,16 @@ def stored_credentials(host: str) -> Credentials | None:
     return result if result.password or result.identity_token else None
 
 
-@dataclass(frozen=True)
-class Challenge:
-    """Say how a registry wants to be asked: `Basic`, or `Bearer` with a token of the server at `realm`."""
+def parse_challenge(headers: list[str]) -> dict[str, str] | None:
+    """Return the first of the `WWW-Authenticate` headers that can be met, as its `scheme` and fields.
 
-    scheme: str
-    realm: str = ""
-    service: str = ""
-    scope: str = ""
-
-
-def parse_challenge(headers: list[str]) -> Challenge | None:
-    """Return the first of the `WWW-Authenticate` headers that can be met; tokens are preferred."""
+    It is `basic` or, preferred, `bearer`: with a token of the server at `realm`.
+    """
     challenges = {}
     for header in headers:
         scheme, _, rest = header.partition(" ")
-        values: dict[str, str | None] = parse_dict_header(rest)  # type: ignore[no-untyped-call]
-        fields = {name: values.get(name) or "" for name in ("realm", "service", "scope")}
-        challenges[scheme.lower()] = Challenge(scheme.lower(), **fields)
+        fields: dict[str, str | None] = parse_dict_header(rest)  # type: ignore[no-untyped-call]
+        challenges[scheme.lower()] = {"scheme": scheme.lower()} | {n: value or "" for n, value in fields.items()}
     return challenges.get("bearer") or challenges.get("basic")
 
 
@@ -244,7 +236,7 @@ class Login:
     """Sends a request to the server of tokens: method, address and options as `requests` has them."""
     plain: bool = False
     """The registry is reached without TLS, as its user wants: its tokens may be too."""
-    _challenge: Challenge | None = None
+    _challenge: Mapping[str, str] | None = None
     _tokens: dict[tuple[str, ...], tuple[str, float]] = field(default_factory=dict)
     """Scopes → token, and the time until which it is used."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -254,17 +246,19 @@ class Login:
         """Return what `docker login` has stored; it is looked up when the registry first wants it."""
         return stored_credentials(self.host)
 
+    @property
+    def _basic(self) -> requests.auth.AuthBase:
+        return HTTPBasicAuth(self.credentials.user, self.credentials.password) if self.credentials else HeaderAuth()
+
     def header(self, scopes: tuple[str, ...]) -> requests.auth.AuthBase:
         """Return what to send with a request that needs these scopes, as far as is known. Raises CommandError."""
         with self._lock:
             if self._challenge is None:
                 return HeaderAuth()
-            if self._challenge.scheme == "basic":
-                return self._basic()
+            if self._challenge["scheme"] == "basic":
+                return self._basic
             token, until = self._tokens.get(scopes, ("", 0.0))
-            if time.monotonic() >= until:
-                token = self._fetch_token(self._challenge, scopes)
-            return HeaderAuth(f"Bearer {token}")
+            return HeaderAuth(f"Bearer {token if time.monotonic() < until else self._fetch_token(scopes)}")
 
     def learn(self, answer: requests.Response, scopes: tuple[str, ...], shown: requests.auth.AuthBase) -> bool:
         """Learn from a 401 how to ask. Return whether it is worth asking again. Raises CommandError."""
@@ -273,33 +267,31 @@ class Login:
             return False
         with self._lock:
             self._challenge = challenge
-            if challenge.scheme == "basic":
+            if challenge["scheme"] == "basic":
                 return self.credentials is not None and not isinstance(shown, HTTPBasicAuth)
             held = self._tokens.get(scopes)
             # Another thread may have fetched a new token since this request was sent.
             if held is None or f"Bearer {held[0]}" == getattr(shown, "value", ""):
-                self._fetch_token(challenge, scopes)
+                self._fetch_token(scopes)
             return True
 
-    def _basic(self) -> requests.auth.AuthBase:
-        own = self.credentials
-        return HTTPBasicAuth(own.user, own.password) if own else HeaderAuth()
-
-    def _fetch_token(self, challenge: Challenge, scopes: tuple[str, ...]) -> str:
-        own = self.credentials
-        server = urlsplit(challenge.realm)
+    def _fetch_token(self, scopes: tuple[str, ...]) -> str:
+        assert self._challenge
+        own, challenge = self.credentials, self._challenge
+        realm, service = challenge.get("realm", ""), challenge.get("service", "")
+        server = urlsplit(realm)
         if own and server.scheme != "https" and not self.plain and not is_loopback(server.netloc):
-            raise CommandError(f"{self.host}: wants the password sent to {challenge.realm} without TLS; not done")
-        wanted = tuple(dict.fromkeys(scope for scope in (*scopes, challenge.scope) if scope))
+            raise CommandError(f"{self.host}: wants the password sent to {realm} without TLS; not done")
+        wanted = tuple(dict.fromkeys(scope for scope in (*scopes, challenge.get("scope")) if scope))
         if own and own.identity_token:
             form = {
-                "grant_type": "refresh_token", "service": challenge.service, "client_id": CLIENT,
-                "scope": " ".join(wanted), "refresh_token": own.identity_token,
+                "grant_type": "refresh_token", "service": service, "client_id": CLIENT, "scope": " ".join(wanted),
+                "refresh_token": own.identity_token,
             }  # fmt: skip
-            answer = self.ask("POST", challenge.realm, data=form, auth=HeaderAuth())
+            answer = self.ask("POST", realm, data=form, auth=HeaderAuth())
         else:
-            parameters = [("service", challenge.service), *(("scope", scope) for scope in wanted)]
-            answer = self.ask("GET", challenge.realm, params=parameters, auth=self._basic())
+            parameters = [("service", service), *(("scope", scope) for scope in wanted)]
+            answer = self.ask("GET", realm, params=parameters, auth=self._basic)
         document = _json_of(answer)
         token = document.get("token") or document.get("access_token")
         if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
