@@ -615,7 +615,7 @@ def _read_layout(result: BuildResult, layout: Path) -> BuildResult:
 
 def _push(result: BuildResult, layout: Path, target: Target, origin: BuildOrigin) -> BuildResult:
     """Push an image to the staging repository of its target, with one tag that keeps it there."""
-    staging = oci.parse_reference(plan.staging_of(origin.project, target))
+    staging = oci.parse_reference(plan.repository_name(origin.project, target.image))
     if not result.digest:
         raise ResultError(f"{layout}: buildx's metadata has no digest of the image")
     origin.progress.note(f"pushing {target.id} to {staging.name}")
