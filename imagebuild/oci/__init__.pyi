@@ -17,7 +17,6 @@ from .image import LayerPart as LayerPart
 from .image import PlatformImage as PlatformImage
 from .image import WantedFiles as WantedFiles
 from .image import dpkg_status as dpkg_status
-from .image import files_in_layers as files_in_layers
 from .image import images_in as images_in
 from .layout import CHUNK as CHUNK
 from .layout import CONFIG as CONFIG
