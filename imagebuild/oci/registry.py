@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
@@ -314,15 +315,15 @@ def retried(method: Callable[Concatenate[Registry, P], T]) -> Callable[Concatena
 
     @functools.wraps(method)
     def repeated(registry: Registry, /, *args: P.args, **options: P.kwargs) -> T:
-        if registry.is_repeating:
-            return method(registry, *args, **options)
-        registry.is_repeating = True
-        try:
-            return registry.repeat(lambda: method(registry, *args, **options))
-        finally:
-            registry.is_repeating = False
+        return registry.repeat(lambda: method(registry, *args, **options))
 
     return repeated
+
+
+class _Thread(threading.local):
+    """Say of a thread whether it is in a retried method."""
+
+    is_repeating = False
 
 
 @dataclass(eq=False)
@@ -358,7 +359,7 @@ class Registry:
             self.session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         self.login = Login(self.host, self._send, plain=self.base.startswith("http:"))
         self.stopped = threading.Event()
-        self._thread = threading.local()
+        self._thread = _Thread()
         self._lock = threading.Lock()
         self._requests: dict[object, tuple[float, str]] = {}
         """Requests under way: when they began, and what they ask for."""
@@ -385,6 +386,20 @@ class Registry:
             text += f"; {what} for {seconds:.0f} s"
         return f"{text}; {self._trouble}; trying again" if self._trouble else text
 
+    @contextmanager
+    def _under_way(self, what: str) -> Iterator[None]:
+        """Count a request among those under way, for the status."""
+        key = object()
+        self._requests[key] = time.monotonic(), what
+        if not self._is_watched:
+            self._is_watched = True
+            threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            del self._requests[key]
+            self._last_end = time.monotonic()
+
     def _watch(self) -> None:
         """Print the status to stderr now and then while there are requests, so that nobody takes a command for dead."""
         shown_at = time.monotonic() + FIRST_STATUS_S
@@ -405,41 +420,34 @@ class Registry:
         with self._lock:
             self.counts[what] += number
 
-    @property
-    def is_repeating(self) -> bool:
-        """Return whether this thread is in a retried method."""
-        return getattr(self._thread, "is_repeating", False)
-
-    @is_repeating.setter
-    def is_repeating(self, value: bool) -> None:
-        self._thread.is_repeating = value
-
     def repeat(self, action: Callable[[], T]) -> T:
         """Do something until it does not raise TryAgain. Raises CommandError when our patience ends."""
+        if self._thread.is_repeating:
+            return action()
         policy = Retry(total=None, backoff_factor=self.backoff_s, backoff_max=15, backoff_jitter=self.backoff_s)
         attempts, first = 0, 0.0
-        while True:
-            self.check_stopped()
-            try:
-                result = action()
-            except TryAgain as again:
-                now, self._trouble = time.monotonic(), str(again)
-                attempts, first = attempts + 1, first or now
-                policy = policy.increment()
-                pause = max(policy.get_backoff_time(), again.pause_s or 0.0)
-                patience = self.patience_s * (BUSY_FACTOR if again.pause_s else 1)
-                patience = min(patience, UNREACHABLE_PATIENCE_S) if again.unanswered else patience
-                spent = now - first + pause
-                if not patience or pause > patience or (spent > patience and attempts >= LEAST_ATTEMPTS):
-                    kind = Unreachable if again.unanswered else CommandError
-                    demand = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
-                    tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
-                    self._trouble = ""
-                    raise kind(f"{self.host}: {again}{demand}; gave up {tries}") from None
-                self.stopped.wait(pause)
-            else:
-                self._trouble = ""
-                return result
+        self._thread.is_repeating = True
+        try:
+            while True:
+                self.check_stopped()
+                try:
+                    return action()
+                except TryAgain as again:
+                    now, self._trouble = time.monotonic(), str(again)
+                    attempts, first = attempts + 1, first or now
+                    policy = policy.increment()
+                    pause = max(policy.get_backoff_time(), again.pause_s or 0.0)
+                    patience = self.patience_s * (BUSY_FACTOR if again.pause_s else 1)
+                    patience = min(patience, UNREACHABLE_PATIENCE_S) if again.unanswered else patience
+                    spent = now - first + pause
+                    if not patience or pause > patience or (spent > patience and attempts >= LEAST_ATTEMPTS):
+                        kind = Unreachable if again.unanswered else CommandError
+                        demand = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
+                        tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
+                        raise kind(f"{self.host}: {again}{demand}; gave up {tries}") from None
+                    self.stopped.wait(pause)
+        finally:
+            self._thread.is_repeating, self._trouble = False, ""
 
     def request(self, method: str, path: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:
         """Send one request and return its answer, which may be a refusal.
@@ -474,23 +482,16 @@ class Registry:
         timeout = options.pop("timeout", READ_TIMEOUT_S)
         # The query is not shown: registries put secrets into it.
         what = f"{method} {urlsplit(url).path.removeprefix('/v2/')}"
-        request = object()
-        self._requests[request] = time.monotonic(), what
-        if not self._is_watched:
-            self._is_watched = True
-            threading.Thread(target=self._watch, daemon=True).start()
         try:
-            answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout), **options)
-            if not options.get("stream"):
-                self.count("received", len(answer.content))
+            with self._under_way(what):
+                answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout), **options)
+                if not options.get("stream"):
+                    self.count("received", len(answer.content))
         except FINAL as error:
             raise CommandError(f"{self.host}: {method}: {innermost_reason(error)}") from None
         except (RequestException, HTTPError, OSError) as error:
             unanswered = any(mark in repr(error) for mark in UNANSWERED)
             raise TryAgain(f"{what}: {innermost_reason(error)}", unanswered=unanswered) from None
-        finally:
-            del self._requests[request]
-            self._last_end = time.monotonic()
         if answer.status_code in RETRIED:
             with answer:
                 try:
@@ -632,7 +633,7 @@ class Registry:
         breaks midway.
         """
         try:
-            with self._open_blob(repository, digest) as answer:
+            with self._open_blob(repository, digest) as answer, self._under_way(f"GET {repository}/blobs/{digest}"):
                 for chunk in answer.iter_content(CHUNK):
                     self.check_stopped()
                     self.count("received", len(chunk))
