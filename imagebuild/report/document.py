@@ -16,8 +16,6 @@ from math import isfinite
 from pathlib import Path, PurePath
 from typing import Literal
 
-from pydantic import ValidationError
-
 from imagebuild import __version__
 from imagebuild.bench.judge import device_pairs
 from imagebuild.bench.models import (
@@ -363,19 +361,11 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
         return None
     if not isinstance(data, dict):
         return None
-    model: type[Report | VerifyResult]
     if {"about", "runs", "sources"} <= data.keys():
-        model = Report
-    elif {"image", "platform", "checks"} <= data.keys():
-        model = VerifyResult
-    else:
-        return None
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ResultError(f"{file}: {key}: {first['msg']}; was it written by another version of imagebuild?") from None
+        return Report.read_from(data, str(file))
+    if {"image", "platform", "checks"} <= data.keys():
+        return VerifyResult.read_from(data, str(file))
+    return None
 
 
 # Results in words
