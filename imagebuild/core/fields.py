@@ -8,15 +8,13 @@ import textwrap
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from urllib.parse import unquote
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-
-from imagebuild.core.errors import ResultError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -42,16 +40,6 @@ class Model(BaseModel):
         frozen=True, extra="forbid", defer_build=True, alias_generator=lambda name: name.replace("_", "-"),
         populate_by_name=True,
     )  # fmt: skip
-
-    @classmethod
-    def read_from(cls, content: str | bytes | Mapping[str, Any], name: str) -> Self:
-        """Return what imagebuild wrote, as JSON or already parsed. Raises ResultError, which begins with the name."""
-        try:
-            return cls.model_validate(content) if isinstance(content, Mapping) else cls.model_validate_json(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            problem = f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise ResultError(f"{problem}; was it written by another version of imagebuild?") from None
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

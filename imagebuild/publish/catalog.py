@@ -22,6 +22,7 @@ from imagebuild.core.console import format_size, markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
 from imagebuild.core.run import for_each
+from imagebuild.core.yaml import read_written
 from imagebuild.oci.image import PlatformImage, image_in_registry
 from imagebuild.oci.layout import KINDS, blobs_of
 from imagebuild.oci.reference import ImageReference, parse_reference
@@ -64,7 +65,7 @@ class ProjectFacts:
 
 def read_catalog(path: Path) -> Catalog:
     """Read an `images.json`. Raises ConfigError without a file, ResultError if it is something else."""
-    return Catalog.read_from(files.read_text(path), str(path))
+    return read_written(Catalog, files.read_text(path), str(path))
 
 
 def catalog_from_registry(project: ProjectFacts, profiles: Path) -> Catalog:
@@ -349,16 +350,16 @@ def read_attachment(entry: AttachedFile, content: bytes, profiles: Mapping[str, 
     if entry.kind == "sbom":
         return Attachment(entry, sbom=Sbom(evidence=entry.digest, packages=_count_packages(document, name)))
     if entry.kind == "scan":
-        scan = ScanResult.read_from(document, name)
+        scan = read_written(ScanResult, document, name)
         facts = scan.model_dump(include={"verdict", "reason", "scanner", "database", "started"})
         counts = Counter(finding.severity for finding in scan.findings)
         waived = sum(finding.waived is not None for finding in scan.findings)
         return Attachment(entry, scan=Scan(evidence=entry.digest, counts=dict(counts), waived=waived, **facts))
     if "checks" not in document:
-        report = Report.read_from(document, name) if "about" in document else Results.read_from(document, name)
+        report = read_written(Report, document, name) if "about" in document else read_written(Results, document, name)
         verdicts, profile = (report.judgements, report.about.profile) if isinstance(report, Report) else ((), None)
         return Attachment(entry, curves=curves_of(entry.digest, [report], verdicts, profiles, profile))
-    result = VerifyResult.read_from(document, name)
+    result = read_written(VerifyResult, document, name)
     judged = [verdict for check in result.checks for verdict in check.judgements]
     measured = [check.results for check in result.checks if check.results]
     curves = curves_of(entry.digest, measured, judged, profiles)

@@ -31,6 +31,7 @@ from imagebuild.bench.models import (
 from imagebuild.bench.read import read_files
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
+from imagebuild.core.yaml import read_written
 from imagebuild.project.records import VerifyResult
 
 Result = Run | BandwidthTest | PerftestTable | UcxResult
@@ -362,9 +363,9 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
     if not isinstance(data, dict):
         return None
     if {"about", "runs", "sources"} <= data.keys():
-        return Report.read_from(data, str(file))
+        return read_written(Report, data, str(file))
     if {"image", "platform", "checks"} <= data.keys():
-        return VerifyResult.read_from(data, str(file))
+        return read_written(VerifyResult, data, str(file))
     return None
 
 
