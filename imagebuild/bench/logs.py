@@ -25,6 +25,8 @@ class LogLine(NamedTuple):
     """The process that wrote the line, as its prefix names it; empty if it has no such prefix."""
     number: int
     """Line number in the file, from 1."""
+    is_joined: bool = False
+    """Whether it was put together of two pieces with debug output between them."""
 
 
 @dataclass
@@ -106,7 +108,8 @@ def _read(path: str, file: TextIO) -> Log:
             message = _DEBUG.search(row, max(0, at - _HEAD_WINDOW))
         if message is None or '"' in row[: message.start()]:
             for line in _clean(row, log.line_count):
-                log.lines.append(line._replace(text=cut.pop(line.process, "") + line.text))
+                piece = cut.pop(line.process, "")
+                log.lines.append(line._replace(text=piece + line.text, is_joined=bool(piece)))
             continue
         log.debug_lines += 1
         if message["level"] == "WARN" and len(log.warnings) < _MOST_WARNINGS:

@@ -251,19 +251,24 @@ def _row_event(line: LogLine, labels: Sequence[str]) -> _Event | None:
     size, count, words = int(match["size"]), int(match["count"]), match["rest"].replace("|", " ").split(maxsplit=20)
     redop = words.pop(0) if words and words[0] in _REDOPS else None
     values = list(takewhile(_VALUE.fullmatch, words))
+    following = "".join(words[len(values) : len(values) + 1]).split()
     # A half has four columns, or eight with `-I`, so a value more than that is the root.
     root = int(values.pop(0)) if len(values) % 4 == 1 and re.fullmatch(r"-1|\d{1,7}", values[0]) else None
     halves = _halves(values)
     expected = 1 if labels.count("time") + labels.count("cputime") == 1 else 2
     is_cut = len(halves) != expected or ("i_min" in labels and len(values) != 8 * expected)
+    # What is followed by a type has size and count of another row at its end.
+    is_cut = is_cut or not _TYPE_BYTES.keys().isdisjoint(following[:1])
     # A size of fewer bytes than `count` elements lost its first digits.
-    if is_cut or size < count * _TYPE_BYTES.get(match["dtype"], 0):
+    data = count * _TYPE_BYTES.get(match["dtype"], 0)
+    if is_cut or size < data or (line.is_joined and not _is_consistent(size, data, halves)):
         return _Event("partial", line.number, text=line.text.strip()) if match["dtype"] in _TYPE_BYTES else None
     figures = []
     for half in halves:
         time, algbw, busbw, wrong = map(parse_number, half)
         # Release 1 has ms, with three digits after the point.
-        if time is not None and ("res" in labels if labels else count_decimals(half[0]) == 3):
+        is_newer = not {"#wrong", "wrong", "error"}.isdisjoint(labels)
+        if time is not None and ("res" in labels or (not is_newer and count_decimals(half[0]) == 3)):
             time *= 1000
         figures.append(_half(time, algbw, busbw, wrong if _counts_wrong(half[3], labels) else None))
     row = NcclRow(
@@ -290,9 +295,20 @@ def _halves(values: Sequence[str]) -> list[Sequence[str]]:
     return halves if is_plausible else []
 
 
+def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> bool:
+    """Return whether size is a multiple of the data of all elements, and algbw is size by time, in µs or ms."""
+    for time, algbw in (map(parse_number, half[:2]) for half in halves):
+        rates = [size / time / 1e3, size / time / 1e6] if time else []
+        if algbw is None or not any(abs(algbw - rate) <= 0.1 * rate + 0.011 for rate in rates):
+            return False
+    return size % data == 0 if data else size == 0
+
+
 def _counts_wrong(wrong: str, labels: Sequence[str]) -> bool:
     """Return whether the last column counts wrong elements; before 2.13 it was the largest error."""
-    return not {"#wrong", "wrong"}.isdisjoint(labels) if labels else not _LARGEST_ERROR.search(wrong)
+    if {"#wrong", "wrong", "error", "res"}.isdisjoint(labels):
+        return not _LARGEST_ERROR.search(wrong)
+    return not {"#wrong", "wrong"}.isdisjoint(labels)
 
 
 def _ends_like_row(text: str) -> bool:

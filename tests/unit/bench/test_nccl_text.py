@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from imagebuild.bench import Run, read_text
-from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, same
+from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, noise, same
 from tests.unit.bench.outputs import Output, read_part
 
 
@@ -229,6 +229,31 @@ def test_a_row_that_cannot_be_read_is_counted(spoil: Callable[[str], str]) -> No
     assert (len(run.rows), run.partial_rows, len(parsed.unread)) == (3, 1, 1)
     assert run.verdict == "ok"
     assert "1 row could not be read" in run.reason
+
+
+def damaged(lines: list[str], source: random.Random) -> str:
+    """The lines with one to four cut, lost, glued, swapped or broken in two, some by debug output."""
+    lines = list(lines)
+    for _ in range(source.randint(1, 4)):
+        at, other = source.randrange(len(lines)), source.randrange(len(lines))
+        line = lines[at]
+        cut = source.randint(0, len(line))
+        ways: tuple[list[str], ...] = (
+            [line[:cut]], [line[cut:]], [], [line + lines[other]], [lines[other]], [line[:cut], line[cut:]],
+            [line[:cut] + noise(source), line[cut:]],
+        )  # fmt: skip
+        lines[at : at + 1] = source.choice(ways)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("release", "collective"), [("1.0", "all_reduce"), ("2.10", "broadcast"), ("2.19.6", "all_reduce")]
+)
+def test_damage_shows_no_row_that_was_not_printed(release: str, collective: str) -> None:
+    table = Table(release, collective)
+    for seed in range(100):
+        for run in read_runs(damaged(table.lines(), random.Random(seed))):
+            assert [row for row in run.rows if row not in table.rows()] == [], seed
 
 
 def test_numbers_of_others_are_no_rows() -> None:
