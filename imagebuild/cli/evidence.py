@@ -21,20 +21,23 @@ from imagebuild.cli.options import (
     OfflineOption,
     OutputOption,
     PlatformOption,
+    SigningKeyOption,
+    SignOption,
+    UnloggedOption,
     command_group,
     example,
     examples,
     open_if_there,
-    open_workspace,
     print_or_write,
     print_result,
+    signer_of,
 )
 from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from imagebuild.oci.registry import RegistryClient
-    from imagebuild.publish.attest import AttestResult, Checkout
+    from imagebuild.publish.attest import AttestResult
 
 POLICY = Path("scan-policy.yaml")
 
@@ -170,34 +173,22 @@ def verify_attachments_of(
         str,
         typer.Option("--require", metavar="KIND,…", help="Kinds that have to be there; `signature` is one, too."),
     ] = "sbom,provenance,verification",
-    ignore_lock: Annotated[
-        bool, typer.Option("--ignore-lock", help="Do not compare sources with this checkout's lock.")
-    ] = False,
     json_file: JsonOption = None,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
 ) -> None:
     """Check that what refers to an image is about it, and that it speaks for the image.
 
     Exit status 1 if something required is missing or wrong.
     """
     from imagebuild.oci.reference import parse_reference
-    from imagebuild.publish.attest import AttestRequest, verify_attachments
-    from imagebuild.publish.provenance import Trust, verify_signature
+    from imagebuild.publish.attest import AttestRequest, Trust, verify_attachments
 
     reference = parse_reference(image)
-    trust = Trust(key, identity, issuer, not no_tlog)
-    by_whom = bool(key or identity or issuer)
-    if by_whom:
-        trust.check()
     request = AttestRequest(
         required=tuple(filter(None, (kind.strip() for kind in require.split(",")))),
-        signed=(lambda named: verify_signature(named, trust)) if by_whom else None,
-        checkout=_checkout(matrix, dockerfiles, lock, compare=not ignore_lock),
+        trust=Trust(key, identity, issuer, not no_tlog) if key or identity or issuer else None,
     )
     result = verify_attachments(reference, _connect(reference.host), request)
-    print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: _show(result))
+    print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: _show(result, signed=bool(request.trust)))
     if result.verdict == "failed":
         raise typer.Exit(1)
 
@@ -229,17 +220,21 @@ def add_attachment_to(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to attach.")],
     kind: KindOption,
     platform: PlatformOption = None,
+    sign: SignOption = False,
+    key: SigningKeyOption = None,
+    no_tlog: UnloggedOption = False,
 ) -> None:
     """Attach a file to a published image, such as results that were measured later."""
     from imagebuild.core.files import read_text
-    from imagebuild.oci.layout import AttachmentFile
     from imagebuild.oci.reference import parse_reference
     from imagebuild.publish.attest import add_attachment
 
     reference = parse_reference(image)
+    signer = signer_of(key, sign=sign, log=not no_tlog)
     content = read_text(file).encode()
-    attachment = AttachmentFile(str(file), "", content)
-    digest = add_attachment(reference, _connect(reference.host), _kind(kind), attachment, platform)
+    digest = add_attachment(
+        reference, _connect(reference.host), _kind(kind), content, file=file, platform=platform, signer=signer
+    )
     out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -251,32 +246,14 @@ def _connect(host: str) -> RegistryClient:
 
 def _kind(name: str) -> str:
     """Return a kind of attachment. Raises ConfigError for an unknown one."""
-    from imagebuild.oci.layout import KINDS
+    from imagebuild.oci.attestation import KINDS
 
     if name not in KINDS:
         raise ConfigError(f"--kind {name}: unknown kind{suggestion(name, list(KINDS))}; one of {', '.join(KINDS)}")
     return name
 
 
-def _checkout(matrix: Path, dockerfiles: Path, lock: Path, *, compare: bool) -> Checkout:
-    """Return what provenances are compared with; nothing without a project, for whoever only pulls images."""
-    from imagebuild.publish.attest import Checkout
-    from imagebuild.render.recipe import Recipe
-
-    if not compare:
-        return Checkout(why_not="as --ignore-lock says")
-    if matrix == MATRIX and not matrix.exists():
-        return Checkout()
-    workspace = open_workspace(matrix, dockerfiles, lock)
-
-    def recipe(name: str) -> Recipe | None:
-        target = next((t for t in workspace.plan.targets if t.id == name), None)
-        return workspace.renderer.recipe(target) if target else None
-
-    return Checkout(recipe)
-
-
-def _show(result: AttestResult) -> None:
+def _show(result: AttestResult, *, signed: bool) -> None:
     from rich.markup import escape
 
     from imagebuild.report.document import one_line
@@ -296,3 +273,5 @@ def _show(result: AttestResult) -> None:
     print_table(("for", "what", "", "what it says", "attachment"), rows)
     wrong = sum(finding.is_wrong for finding in result.findings)
     out.print(f"[red]{wrong} wrong or missing[/]" if wrong else "[green]all that is required is there and right[/]")
+    if not signed:
+        out.print("[yellow]nobody's signature was checked[/]: whoever may push can have written all this; see --key")

@@ -29,6 +29,9 @@ from imagebuild.cli.options import (
     RegistryOption,
     SelectArgument,
     SetOption,
+    SigningKeyOption,
+    SignOption,
+    UnloggedOption,
     WithOption,
     WithoutOption,
     changes_of,
@@ -36,6 +39,7 @@ from imagebuild.cli.options import (
     open_workspace,
     parse_platforms,
     print_result,
+    signer_of,
 )
 from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, suggestion
@@ -68,15 +72,9 @@ def publish(
     allow_dirty: Annotated[
         bool, typer.Option("--allow-dirty", help="Publish builds of files that are not committed; their tags say so.")
     ] = False,
-    sign: Annotated[
-        bool, typer.Option("--sign", help="Sign with cosign before tags are given; in CI without a key.")
-    ] = False,
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="FILE", help="With --sign: sign with this private key.")
-    ] = None,
-    no_tlog: Annotated[
-        bool, typer.Option("--no-tlog", help="With --sign: leave the signature out of the transparency log.")
-    ] = False,
+    sign: SignOption = False,
+    key: SigningKeyOption = None,
+    no_tlog: UnloggedOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", min=1, metavar="NUMBER", help="Targets to publish at a time.")] = 4,
     json_file: JsonOption = None,
@@ -92,18 +90,15 @@ def publish(
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
     from imagebuild.oci.registry import RegistryClient, connect_registry
-    from imagebuild.publish.provenance import Signer
     from imagebuild.publish.publish import (
         PublishRequest,
         PublishTools,
-        image_signer,
         print_published,
         provenance_maker,
         publish_targets,
     )
 
-    if (key or no_tlog) and not sign:
-        raise ConfigError("--key and --no-tlog: need --sign")
+    signer = signer_of(key, sign=sign, log=not no_tlog)
     changes = changes_of(settings, with_, without, registry=registry)
     workspace = open_workspace(matrix, dockerfiles, lock, changes)
     request = PublishRequest(
@@ -114,7 +109,7 @@ def publish(
     tools = PublishTools(
         registry=lambda host: connected.get(host) or connected.setdefault(host, connect_registry(host)),
         provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty),
-        sign=image_signer(Signer(key, log=not no_tlog)) if sign and not dry_run else None,
+        signer=None if dry_run else signer,
     )
     result = publish_targets(workspace.project, workspace.plan, request, tools)
     counts = sum((client.connection.counts for client in connected.values()), Counter[str]())

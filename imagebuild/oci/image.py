@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.oci import engine
+from imagebuild.oci.attestation import read_attestations
 from imagebuild.oci.layout import (
     CHUNK,
     GZIP,
     KEPT_SIZE,
-    KINDS,
     OPAQUE,
     WHITEOUT,
     ZSTD,
@@ -26,7 +26,6 @@ from imagebuild.oci.layout import (
     LayoutImage,
     Manifest,
     blob_path,
-    blobs_of,
     images_in,
     index_json,
     layer_members,
@@ -394,14 +393,9 @@ class _FetchedRepository:
         )
 
     def attached(self, digest: str, kind: str) -> tuple[bytes, ...]:
-        """Return the files of a kind that refer to a manifest."""
-        items = self.registry.referrers(self.repository, digest, KINDS[kind].artifact_type)
-        return tuple(
-            self.registry.blob(self.repository, layer.digest)
-            for item in items
-            for layer in blobs_of(self.manifest(item.digest).document)
-            if layer.media_type == KINDS[kind].media_type
-        )
+        """Return the undamaged predicates of a kind that refer to a manifest; who signed them is not checked."""
+        read = read_attestations(self.registry, self.repository, digest, kind)
+        return tuple(item.content for item in read if not item.problem)
 
     def layer(self, digest: str, size: int) -> Blob:
         """Fetch a layer, if it is not there. Raises ResultError if it is damaged, or the disk is too small."""

@@ -115,35 +115,6 @@ class AttachmentFile:
 
 
 @dataclass(frozen=True)
-class AttachmentKind:
-    """Describe a kind of attachment."""
-
-    artifact_type: str
-    media_type: str
-    file: str
-    """Name of the file in the attachment. Steps of CI leave it as `<file>` or `*.<file>`."""
-
-
-KINDS = {
-    "sbom": AttachmentKind("application/spdx+json", "application/spdx+json", "sbom.spdx.json"),
-    "provenance": AttachmentKind("application/vnd.in-toto+json", "application/vnd.in-toto+json", "provenance.json"),
-    "verification": AttachmentKind(
-        "application/vnd.imagebuild.verification.v1+json",
-        "application/vnd.imagebuild.verification.v1+json",
-        "verify.json",
-    ),
-    "benchmark": AttachmentKind(
-        "application/vnd.imagebuild.benchmark.v1+json",
-        "application/vnd.imagebuild.benchmark.v1+json",
-        "benchmark.json",
-    ),
-    "scan": AttachmentKind(
-        "application/vnd.imagebuild.scan.v1+json", "application/vnd.imagebuild.scan.v1+json", "scan.json"
-    ),
-}
-
-
-@dataclass(frozen=True)
 class ImageSettings:
     """Say what a new image declares. `created` is a fixed time, so that the digest depends on content alone."""
 

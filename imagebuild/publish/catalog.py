@@ -22,7 +22,8 @@ from imagebuild.core import files
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
-from imagebuild.oci.layout import INDEX_TYPES, KINDS, Descriptor, Manifest, blobs_of, manifests_of
+from imagebuild.oci.attestation import CREATED, KINDS, kind_of, list_attestations, read_attestation
+from imagebuild.oci.layout import INDEX_TYPES, Descriptor, Manifest, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, connect_registry, for_each
 from imagebuild.project.matrix import Image, Matrix, Plan, Target
@@ -39,7 +40,6 @@ from imagebuild.project.records import (
     ScanResult,
     VerifyResult,
 )
-from imagebuild.publish.evidence import CREATED
 from imagebuild.report.document import NONE, Report, busbw
 from imagebuild.verify.checks import axes_of, components_of
 
@@ -313,37 +313,32 @@ class ImageRepository:
 
     def _read_attachments(self, subject: str, problems: list[str]) -> list[tuple[AttachedFile, AttachedFacts]]:
         """Read everything that refers to a manifest, the newest first as far as annotations tell."""
-        referrers = sorted(
-            self.registry.referrers(self.repository, subject),
-            key=lambda referrer: (referrer.annotations.get(CREATED, ""), referrer.digest),
-            reverse=True,
-        )
         attached = []
-        for referrer in referrers:
-            kind = kind_of(referrer.artifact_type)
+        for referrer in list_attestations(self.registry, self.repository, subject):
             try:
-                attached.append(self._read_attachment(kind, referrer.digest))
+                attached.append(self._read_attachment(referrer, subject))
             except READ_ERRORS as error:
                 problems.append(str(error))
-                attached.append((AttachedFile(kind=kind, digest=referrer.digest), AttachedFacts()))
+                attached.append((AttachedFile(kind=kind_of(referrer), digest=referrer.digest), AttachedFacts()))
         return attached
 
-    def _read_attachment(self, kind: str, digest: str) -> tuple[AttachedFile, AttachedFacts]:
+    def _read_attachment(self, referrer: Descriptor, subject: str) -> tuple[AttachedFile, AttachedFacts]:
+        digest = referrer.digest
         if known := self.sources.earlier.attachments.get(digest):
             if known[0].file:
                 self.copies[known[0].file] = self.sources.earlier.copies[known[0].file]
             return known
-        layers = blobs_of(self._manifest(digest).document)[1:]
-        size = sum(layer.size for layer in layers)
-        if kind not in _READERS or not layers:
-            return AttachedFile(kind=kind, digest=digest, size_bytes=size), AttachedFacts()
-        content = self.registry.blob(self.repository, layers[0].digest)
-        facts = read_attachment(kind, digest, content, self.sources.profiles)
+        read = read_attestation(self.registry, self.repository, referrer, subject)
+        if read.problem:
+            raise ResultError(f"the {read.kind} {digest} {read.problem}")
+        if read.kind not in _READERS:
+            return AttachedFile(kind=read.kind, digest=digest, size_bytes=read.size), AttachedFacts()
+        facts = read_attachment(read.kind, digest, read.content, self.sources.profiles)
         copy = None
-        if len(content) <= COPIED_BYTES:
-            copy = str(PurePosixPath(COPIES_FOLDER, f"{digest.removeprefix('sha256:')[:16]}-{KINDS[kind].file}"))
-            self.copies[copy] = content.decode()
-        return AttachedFile(kind=kind, digest=digest, size_bytes=size, file=copy), facts
+        if len(read.content) <= COPIED_BYTES:
+            copy = str(PurePosixPath(COPIES_FOLDER, f"{digest.removeprefix('sha256:')[:16]}-{KINDS[read.kind].file}"))
+            self.copies[copy] = read.content.decode()
+        return AttachedFile(kind=read.kind, digest=digest, size_bytes=read.size, file=copy), facts
 
 
 def _is_runnable(child: Descriptor) -> bool:
@@ -478,18 +473,6 @@ def natural_order(text: str) -> list[tuple[int, int, str]]:
 
 
 # What attachments say
-
-
-SIGNATURES = ("application/vnd.dev.cosign.", "application/vnd.dev.sigstore.", "application/vnd.cncf.notary.")
-"""Beginnings of the artifact types of signatures."""
-_KIND_BY_TYPE = {kind.artifact_type: name for name, kind in KINDS.items()}
-
-
-def kind_of(artifact_type: str | None) -> str:
-    """Return the kind of an attachment: a name in `KINDS`, `signature`, or else the type itself."""
-    if (artifact_type or "").startswith(SIGNATURES):
-        return "signature"
-    return _KIND_BY_TYPE.get(artifact_type or "", artifact_type or "unknown")
 
 
 def read_attachment(kind: str, digest: str, content: bytes, profiles: Mapping[str, Profile]) -> AttachedFacts:

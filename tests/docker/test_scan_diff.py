@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,9 +9,10 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import KINDS, AttachmentFile, Descriptor, connect_registry
+from imagebuild.oci import Descriptor, connect_registry
 from imagebuild.project import ScanResult
 from imagebuild.publish import Comparison
+from tests.attached import attach
 from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, install
 from tests.unit.publish import vulnerability_samples as samples
 
@@ -121,13 +121,11 @@ def test_a_registry(debsecan: None, registry: str, imagebuild: Imagebuild, tmp_p
     assert [(c.name, c.a, c.b) for c in changed] == [("libc6", "2.41-12", "2.41-13")]
     assert all("has no SBOM with packages" in note for note in made.notes)
 
-    kind = KINDS["sbom"]
     for digest, version in zip(digests, ("1", "2"), strict=True):
         manifest = held.manifest(repository, digest)
         assert manifest
         about = Descriptor(manifest.media_type, digest, len(manifest.content))
-        content = json.dumps(samples.sbom(digest, libc6=version)).encode()
-        held.attach(repository, about, kind.artifact_type, (AttachmentFile(kind.file, kind.media_type, content),), {})
+        attach(held, repository, about, "sbom", samples.sbom(digest, libc6=version))
     imagebuild("diff", f"{name}:1", f"{name}:2", "--json", out)
     made = Comparison.model_validate_json(out.read_text())
     (changed,) = [section.changes for section in made.sections if section.title == "packages"]

@@ -13,21 +13,21 @@ from imagebuild.core import CommandError, ConfigError, ResultError
 from imagebuild.oci import (
     DPKG,
     INDEX,
-    KINDS,
     MANIFEST,
-    AttachmentFile,
     Descriptor,
     FoundImage,
     LayerPart,
     PlatformImage,
     Registry,
     TryAgain,
+    encode_predicate,
     image,
     images_in,
 )
 from imagebuild.project import BuildResult, Plan, Project, Target, make_plan
 from imagebuild.verify import ImageFinder
 from tests import registry_fake
+from tests.attached import attach
 from tests.conftest import Files
 from tests.registry_fake import FakeRegistry
 from tests.unit import image_files as make
@@ -171,11 +171,11 @@ def test_what_was_damaged_on_its_way_is_not_used(registry: FakeRegistry, monkeyp
 
 def test_attachments(registry: FakeRegistry) -> None:
     about = pushed(registry, STATUS)
-    kind = KINDS["sbom"]
-    registry.attach("gpu/open", about, kind.artifact_type, (AttachmentFile(kind.file, kind.media_type, b"{}"),), {})
+    attach(registry, "gpu/open", about, "sbom", {"a": 1})
+    attach(registry, "gpu/open", about, "sbom", b"no statement")
     with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
         image: PlatformImage = found.image(None)
-        assert image.attached("sbom") == (b"{}",)
+        assert image.attached("sbom") == (encode_predicate({"a": 1}),)
         assert image.attached("verification") == ()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from imagebuild.bench import Results, load_profiles
 from imagebuild.core import CommandError, ConfigError
-from imagebuild.oci import KINDS, MANIFEST, AttachmentFile, Descriptor, Manifest, digest_of, encode_json
+from imagebuild.oci import MANIFEST, Descriptor, Manifest, digest_of, encode_json
 from imagebuild.project import (
     Catalog,
     CheckResult,
@@ -35,7 +35,7 @@ from imagebuild.publish import (
     read_registry,
     split_tags,
 )
-from tests import registry_fake, report_samples
+from tests import attached, registry_fake, report_samples
 from tests.conftest import ROOT, Files
 from tests.registry_fake import FakeRegistry
 
@@ -93,9 +93,7 @@ LABELS = {
 
 
 def attach(registry: FakeRegistry, subject: Descriptor, kind: str, content: object) -> str:
-    text = content if isinstance(content, bytes) else json.dumps(content).encode()
-    file = AttachmentFile(KINDS[kind].file, KINDS[kind].media_type, text)
-    return registry.attach(REPOSITORY, subject, KINDS[kind].artifact_type, (file,), {})
+    return attached.attach(registry, REPOSITORY, subject, kind, content)
 
 
 def publish(registry: FakeRegistry) -> list[Descriptor]:
@@ -216,7 +214,7 @@ def test_the_same_measurement_twice_is_one_curve(registry: FakeRegistry, ours: P
 def test_results_of_real_gpus(name: str, registry: FakeRegistry, ours: ProjectFacts) -> None:
     profiles = {name: document.model for name, document in load_profiles(ROOT / "profiles").items()}
     amd64, _ = publish(registry)
-    attach(registry, amd64, "benchmark", (ROOT / "docs/gpu-results" / name).read_bytes())
+    attach(registry, amd64, "benchmark", json.loads((ROOT / "docs/gpu-results" / name).read_text()))
     found = catalog(registry, ours, profiles=profiles)
     assert not found.problems
     curves = found.images[0].platforms[0].curves
@@ -257,7 +255,7 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, 
     assert found.images[0].platforms[0].checks == ()
     assert len(found.problems) == 4
     for word in (
-        "is not JSON",
+        "cannot be read: JSONDecodeError",
         "is not a JSON object",
         "was it written by another version",
         f"{other.digest} is named, but the registry does not have it",

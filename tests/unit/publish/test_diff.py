@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from imagebuild.bench import BandwidthTest, Half, NcclRow, PerftestTable, Results, Run, TableRow
 from imagebuild.core import ConfigError
-from imagebuild.oci import KINDS, AttachmentFile, Descriptor, Registry, image
+from imagebuild.oci import Descriptor, Registry, image
 from imagebuild.project import CheckResult, Plan, VerifyResult, make_plan
 from imagebuild.publish import (
     LICENCES,
@@ -37,6 +37,7 @@ from imagebuild.publish import (
     summarise,
 )
 from imagebuild.verify import ImageFinder
+from tests import attached
 from tests.conftest import Files
 from tests.registry_fake import FakeRegistry
 from tests.unit import image_files as make
@@ -269,11 +270,8 @@ def test_results_that_are_given(tmp_path: Path, no_engine: None) -> None:
         compare_images(DiffRequest(path, path, results=(tmp_path / "A.json", tmp_path / "empty")), ImageFinder())
 
 
-def attach(registry: FakeRegistry, subject: Descriptor, kind: str, content: str) -> None:
-    about = KINDS[kind]
-    registry.attach(
-        "gpu/open", subject, about.artifact_type, (AttachmentFile(about.file, about.media_type, content.encode()),), {}
-    )
+def attach(registry: FakeRegistry, subject: Descriptor, kind: str, content: object) -> None:
+    attached.attach(registry, "gpu/open", subject, kind, content)
 
 
 def name(image: Descriptor) -> str:
@@ -290,18 +288,25 @@ def places(registry: FakeRegistry) -> ImageFinder:
 def test_a_registry_with_sboms_is_asked_for_no_layer(no_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = FakeRegistry()
     a, b = pushed(registry, {"x": b"1"}), pushed(registry, {"x": b"2"})
-    attach(registry, a, "sbom", json.dumps(samples.sbom(libc6="1")))
-    attach(registry, b, "sbom", json.dumps(samples.sbom(libc6="2")))
-    attach(registry, a, "verification", verification(a.digest, alive="passed").model_dump_json())
-    attach(registry, b, "verification", verification(b.digest, alive="failed").model_dump_json())
+    attach(registry, a, "sbom", samples.sbom(libc6="1"))
+    attach(registry, b, "sbom", samples.sbom(libc6="2"))
+    attach(registry, a, "verification", verification(a.digest, alive="passed").model_dump(mode="json"))
+    attach(registry, b, "verification", verification(b.digest, alive="failed").model_dump(mode="json"))
 
-    def refuse(*_: str) -> None:
-        raise AssertionError("a layer was fetched")
+    manifests = [registry.manifest("gpu/open", image.digest) for image in (a, b)]
+    layers = {layer["digest"] for manifest in manifests if manifest for layer in manifest.document["layers"]}
+    opened: list[str] = []
 
-    monkeypatch.setattr(registry, "open_blob", refuse)
+    def watch(repository: str, digest: str) -> Iterator[bytes]:
+        opened.append(digest)
+        yield registry.blob(repository, digest)
+
+    monkeypatch.setattr(registry, "open_blob", watch)
     made = compare_images(DiffRequest(name(a), name(b)), places(registry))
     assert changes(made, "packages") == [("libc6", "1", "2")]
     assert changes(made, "checks") == [("x/alive", "passed", "failed")]
+    assert opened
+    assert not layers & set(opened)
     assert made.sizes
     assert "those of its SBOM; no layer was fetched" in made.notes[0]
 
@@ -309,7 +314,7 @@ def test_a_registry_with_sboms_is_asked_for_no_layer(no_engine: None, monkeypatc
 def test_a_registry_without_sboms(no_engine: None) -> None:
     registry = FakeRegistry()
     a, b = pushed(registry, {"x": b"1"}, status(libc6="1")), pushed(registry, {"x": b"1"}, status(libc6="2"))
-    attach(registry, a, "sbom", "no JSON")
+    attach(registry, a, "sbom", b"no JSON")
     made = compare_images(DiffRequest(name(a), name(b)), places(registry))
     assert changes(made, "packages") == [("libc6", "1", "2")]
     assert "has no SBOM with packages, so 0.0 MB of its layers were fetched" in made.notes[0]
