@@ -92,7 +92,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     check_request(request, dockerfiles)
     sources = buildx.replaced_sources(project, request.targets, request.sources)
-    caches = caches_of(project, renderer, request)
+    caches = caches_of(project, request, dockerfiles)
     endpoint = engine.find_engine(os.environ)
     if not request.builder and endpoint.host.startswith("unix://"):
         for name in sorted(platforms - {native_platform()}):
@@ -168,14 +168,15 @@ def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) 
             raise ConfigError(f"{request.bundle.folder}: these targets cannot be built from it:\n{listed}")
 
 
-def caches_of(project: Project, renderer: Renderer, request: BuildRequest) -> CacheEntries:
+def caches_of(project: Project, request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> CacheEntries:
     """Return what each target needs compiled; nothing without --cache."""
     if not request.cache:
         return {}
     from imagebuild.build.change import ProjectState, cache_entries
 
-    state = ProjectState(project, renderer, request.targets, request.platforms, native_platform(), request.base)
-    return cache_entries(state)
+    texts = {target.id: dockerfiles[target.id].text for target in request.targets}
+    state = ProjectState(project, request.targets, texts, request.platforms, request.base)
+    return {t.id: [e for p in state.platforms_of(t) for e in cache_entries(state, t, p)] for t in request.targets}
 
 
 @contextmanager

@@ -13,15 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import CommandError
 from imagebuild.core.run import (
     RunProgram,
     os_errors_as_command_errors,
-    process_arguments,
     process_table,
     program_version,
     require_root,
@@ -38,19 +37,16 @@ UNITS = [Path("/usr/lib/systemd/system") / n for n in ("docker.service", "docker
 NEXT_RELEASE = {"bookworm": "trixie"}
 FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "docker-compose", "qemu-user-static", "cosign"})
 
-# 101 means "not allowed" and 104 "allowed" to both invoke-rc.d and deb-systemd-invoke.
-HOLD_SERVICES = '#!/bin/sh\ncase "$1" in docker*|containerd*) exit 101 ;; esac\nexit 104\n'
-
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Wait for others who install packages this way: apt does not wait, and a policy is there for one of them only."""
-    folder = os.open(POLICY.parent, os.O_RDONLY)
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block with this folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 @contextmanager
@@ -60,10 +56,10 @@ def _services_held(run: RunProgram) -> Iterator[None]:
     It would be a second engine, on docker0. A service that was there before stays as it is, and a machine that has a
     policy of its own, as container images do, keeps it.
     """
-    policy_is_ours = not POLICY.exists()
     before = {unit for unit in UNITS if unit.exists()}
+    policy_is_ours = not POLICY.exists()
     if policy_is_ours:
-        POLICY.write_text(HOLD_SERVICES)
+        POLICY.write_text("#!/bin/sh\nexit 101\n")  # nothing may start
         POLICY.chmod(0o755)
     try:
         yield
@@ -75,19 +71,19 @@ def _services_held(run: RunProgram) -> Iterator[None]:
                 run("systemctl", "disable", "--quiet", unit.name)
 
 
-def _add_next_release(release: str, codename: str, run: RunProgram) -> None:
+def _add_next_release(release: str, codename: str) -> None:
     """Make `release` known to apt, at a priority so low that only packages that are named come from it."""
     from imagebuild.core import debian
 
     known = debian.apt_sources()
+    listing = debian.ETC / "sources.list.d" / f"imagebuild-{release}.sources"
+    if not listing.exists() and any(source.suite == release for source in known):
+        return  # the machine's owner added it, and decides on priorities
     wanted = debian.sources_for_release(known, codename, release)
     if not wanted:
         raise CommandError(
             f"no archive of {codename} is among apt's sources in {debian.ETC}; add the distribution's own"
         )
-    listing = debian.ETC / "sources.list.d" / f"imagebuild-{release}.sources"
-    if not listing.exists() and any(s.suite == release for s in known):
-        return _refresh(("docker.io",), run)  # the machine's owner added it, and decides on priorities
     pin = f"Package: *\nPin: release n={release}*\nPin-Priority: 50\n"
     for path, text in (
         (debian.ETC / "preferences.d" / f"imagebuild-{release}", pin),
@@ -95,39 +91,6 @@ def _add_next_release(release: str, codename: str, run: RunProgram) -> None:
     ):
         path.write_text(text)
         path.chmod(0o644)  # apt's tools also run for users, whatever root's umask is
-    if not debian.apt_candidate("iptables", run):  # no index was ever fetched here, and dependencies come from it
-        return _refresh(("iptables",), run)
-    only = (f"Dir::Etc::SourceList={listing}", "Dir::Etc::SourceParts=-", "APT::Get::List-Cleanup=0")
-    run("apt-get", "update", *(word for option in only for word in ("-o", option)))
-    return None
-
-
-def _refresh(packages: Iterable[str], run: RunProgram) -> None:
-    """Fetch every index; ignore the error of one that is broken if `packages` are known."""
-    from imagebuild.core import debian
-
-    try:
-        run("apt-get", "update")
-    except CommandError:
-        if not all(debian.apt_candidate(package, run) for package in packages):
-            raise
-
-
-def _available(packages: Sequence[str], run: RunProgram) -> list[str]:
-    """Return those of `packages` that the machine's own release has. Raises CommandError if one is too old."""
-    from imagebuild.core import debian
-
-    _refresh(packages, run)
-    version = {package: debian.apt_candidate(package, run) for package in packages}
-    for package, least in MINIMUM.items():
-        if package in version and version_numbers(version[package]) < least:
-            offer = version[package] or "missing"
-            raise CommandError(
-                f"{package} is {offer} in this distribution, {'.'.join(map(str, least))} or newer is needed; "
-                "install Docker with its buildx plug-in from another source, and imagebuild will use it"
-            )
-    # Where there is no docker-cli, as on Ubuntu, docker.io contains the client.
-    return [package for package in packages if version[package] or package != "docker-cli"]
 
 
 def install(packages: Sequence[str], run: RunProgram) -> None:
@@ -143,32 +106,48 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
         names = " ".join(packages)
         raise CommandError(f"packages are installed on Debian 12+ and Ubuntu only; install by hand: {names}")
     later = NEXT_RELEASE.get(here.codename) if here.id == "debian" and FROM_NEXT.intersection(packages) else None
-    quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
-    with _one_at_a_time():
+    # apt does not wait for another one, and the policy would go when the first of two ends.
+    with _alone(POLICY.parent), _services_held(run):
         if later:
-            _add_next_release(later, here.codename, run)
-            wanted = [f"{package}/{later}" if package in FROM_NEXT else package for package in packages]
-        else:
-            wanted = _available(packages, run)
-        with _services_held(run):
-            run("apt-get", "install", "--yes", "--no-remove", "--no-install-recommends", *wanted, env=quiet)
+            _add_next_release(later, here.codename)
+        try:
+            run("apt-get", "update")
+        except CommandError:  # the index of a third party may be broken; what it is not needed for can be installed
+            if not all(debian.apt_candidate(package, run) for package in packages if package != "docker-cli"):
+                raise
+        wanted = []
+        for package in packages:
+            if later and package in FROM_NEXT:
+                wanted.append(f"{package}/{later}")
+                continue
+            offer = debian.apt_candidate(package, run)
+            if version_numbers(offer) < (least := MINIMUM.get(package, ())):
+                raise CommandError(
+                    f"{package} is {offer or 'missing'} in this distribution, {'.'.join(map(str, least))} or newer is "
+                    "needed; install Docker with its buildx plug-in from another source, and imagebuild will use it"
+                )
+            # Where there is no docker-cli, as on Ubuntu, docker.io contains the client.
+            if offer or package != "docker-cli":
+                wanted.append(package)
+        quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+        run("apt-get", "install", "--yes", "--no-remove", "--no-install-recommends", *wanted, env=quiet)
 
 
 NET = Path("/sys/class/net")
+BRIDGE_ADDRESS = "02:42:ac:1e:00:01"
+"""Hardware address of the bridge. Without one of its own a bridge takes that of its lowest port. It would change when a
+container ends, and others would send to the old one until they ask again, half a minute later."""
 
 
-def choose_pool(taken: Iterable[IPv4Network], before: IPv4Network | None = None) -> IPv4Network:
-    """Choose addresses for the private engine's networks that overlap no route; those of `before` if possible.
-
-    Raises CommandError if every candidate is taken.
-    """
+def choose_pool(taken: Iterable[IPv4Network]) -> IPv4Network:
+    """Choose addresses for the private engine's networks that overlap no route. Raises CommandError if none is left."""
     # A VPN that routes everything in two halves does not count as taking these.
     routes = [network for network in taken if network.prefixlen >= 8]
     blocks = [IPv4Network("172.30.0.0/16"), IPv4Network("10.213.0.0/16"), IPv4Network("192.168.192.0/18")]
-    candidates = [pool for block in blocks for pool in block.subnets(new_prefix=19)]
-    for pool in [before, *candidates] if before else candidates:
-        if not any(pool.overlaps(route) for route in routes):
-            return pool
+    for block in blocks:
+        for pool in block.subnets(new_prefix=19):
+            if not any(pool.overlaps(route) for route in routes):
+                return pool
     tried = ", ".join(map(str, blocks))
     raise CommandError(f"no addresses are left for a bridge: routes use all of {tried} (see `ip route`)")
 
@@ -184,65 +163,51 @@ def firewall_rules(pool: IPv4Network) -> list[tuple[str, str, list[str]]]:
     ]
 
 
-def exists(bridge: str) -> bool:
-    """Return whether a network interface exists."""
-    return (NET / bridge).exists()
+def network_routes(run: RunProgram) -> list[tuple[IPv4Network, str]]:
+    """Return each IPv4 route with its network device."""
+    routes = json.loads(run("ip", "-4", "-j", "route", "show", "table", "all") or "[]")
+    return [(IPv4Network(r["dst"].replace("default", "0.0.0.0/0")), r.get("dev", "")) for r in routes]
 
 
-def network_routes(run: RunProgram) -> Iterator[tuple[IPv4Network, dict[str, Any]]]:
-    """Yield each IPv4 route with what `ip` prints about it."""
-    for route in json.loads(run("ip", "-4", "-j", "route", "show", "table", "all") or "[]"):
-        yield IPv4Network("0.0.0.0/0" if route["dst"] == "default" else route["dst"]), route
-
-
-def mtu(routes: Iterable[tuple[IPv4Network, dict[str, Any]]]) -> int:
+def mtu(routes: Iterable[tuple[IPv4Network, str]]) -> int:
     """Return the largest packet that the default routes take: those of tunnels and clouds may take less than 1500."""
-    devices = [route["dev"] for network, route in routes if network.prefixlen == 0 and "dev" in route]
+    devices = [device for network, device in routes if network.prefixlen == 0 and device]
     return min([1500, *(int((NET / device / "mtu").read_text()) for device in devices)])
 
 
-def mac(address: IPv4Address) -> str:
-    """Return the hardware address that dockerd would give an interface with this IP address."""
-    return ":".join(f"{byte:02x}" for byte in (0x02, 0x42, *address.packed))
+def has_network(bridge: str, run: RunProgram) -> bool:
+    """Return whether there is a network device of this name. Without the program `ip` there was never a bridge."""
+    with suppress(CommandError):
+        run("ip", "link", "show", bridge)
+        return True
+    return False
 
 
 def add_network(bridge: str, pool: IPv4Network, run: RunProgram) -> None:
     """Make the bridge, with the first half of the pool, and the firewall rules."""
     inside = next(pool.subnets())
-    # Without an address of its own a bridge takes that of its lowest port. It would change whenever a container ends,
-    # and others would send to the old one until they ask again, half a minute later.
-    run("ip", "link", "add", bridge, "address", mac(inside[1]), "type", "bridge")
+    run("ip", "link", "add", bridge, "address", BRIDGE_ADDRESS, "type", "bridge")
     run("ip", "address", "add", f"{inside[1]}/{inside.prefixlen}", "dev", bridge)
     run("ip", "link", "set", bridge, "up")
     for table, chain, rule in firewall_rules(pool):
         run("iptables", "--wait", "--table", table, "--insert", chain, *rule)
 
 
-def remove_network(bridge: str, before: IPv4Network | None, run: RunProgram) -> None:
-    """Remove the rules and every bridge of the pool, as dockerd leaves those of networks that users made.
+def remove_network(bridge: str, run: RunProgram) -> None:
+    """Remove the rules and every bridge of the pool: dockerd leaves those of networks that users made.
 
-    `before` is the pool, if the caller knows it.
+    Our bridge goes last, as it tells the pool.
     """
-    try:
-        devices = [(network, route.get("dev")) for network, route in network_routes(run) if network.prefixlen < 32]
-    except CommandError:
-        if exists(bridge):
-            raise
-        return  # no `ip`, so there was never a bridge
-    # The bridge shows the pool, too, if the caller does not know it.
-    pools = {network.supernet() for network, device in devices if device == bridge}
-    # Another private engine may have taken the pool since: then its bridge has the first half.
-    if before and not any(network == next(before.subnets()) for network, _ in devices):
-        pools.add(before)
-    for pool in pools:
+    if not has_network(bridge, run):
+        return
+    devices = [(network, device) for network, device in network_routes(run) if network.prefixlen < 32]
+    for pool in {network.supernet() for network, device in devices if device == bridge}:
         for table, chain, rule in firewall_rules(pool):
-            with suppress(CommandError):  # until there is none left
-                while True:
-                    run("iptables", "--wait", "--table", table, "--delete", chain, *rule)
-        for device in {device for network, device in devices if device and network.subnet_of(pool)}:
+            with suppress(CommandError):  # it may be gone
+                run("iptables", "--wait", "--table", table, "--delete", chain, *rule)
+        for device in {device for network, device in devices if network.subnet_of(pool)} - {bridge}:
             run("ip", "link", "delete", device, "type", "bridge")
-    if exists(bridge):  # without an address yet
-        run("ip", "link", "delete", bridge)
+    run("ip", "link", "delete", bridge)
 
 
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
@@ -250,78 +215,63 @@ BINFMT_D = Path("/usr/lib/binfmt.d")
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
-def _registered(machine: str, binfmt: Path) -> bool:
-    """Return whether the kernel runs `machine`'s programs in every root file system, as flag F of an emulator means."""
-    entries = [binfmt / f"qemu-{machine}{suffix}" for suffix in ("", "-static")]
-    texts = [entry.read_text() for entry in entries if entry.exists()]
-    return any(text.startswith("enabled") and re.search(r"^flags: \w*F", text, re.M) for text in texts)
+def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
+    """Make programs of `arch` (amd64 or arm64) run here.
 
-
-def registration(text: str) -> str:
-    """Return a binfmt.d file's line as the kernel takes it, with flag F."""
-    line = next(line for line in text.splitlines() if line.startswith(":")).strip()
-    head, flags = line.rsplit(":", 1)
-    return f"{head}:{flags}" if "F" in flags else f"{head}:{flags}F"
-
-
-def ensure_emulation(arch: str, run: RunProgram = run_program, *, binfmt: Path = BINFMT) -> bool:
-    """Make programs of `arch` (amd64 or arm64) run here; return True if they are emulated, False if native.
-
-    The whole machine has one table of emulators; an entry that works is kept. Raises ConfigError for an unknown
-    architecture or if root is needed, CommandError if a step fails.
+    The whole machine has one table of emulators; an entry that works is kept. Raises ConfigError if root is needed,
+    CommandError if a step fails.
     """
-    if arch not in MACHINES:
-        raise ConfigError(f"architecture {arch!r} is unknown; known are {', '.join(MACHINES)}")
-    machine = MACHINES[arch]
-    if machine == platform.machine():
-        return False
-    if _registered(machine, binfmt):
-        return True
+    name = f"qemu-{MACHINES[arch]}"
+
+    def works() -> bool:
+        """Return whether the kernel runs such programs in every root file system: flag F of an emulator."""
+        texts = [entry.read_text() for end in ("", "-static") if (entry := BINFMT / f"{name}{end}").exists()]
+        return any(text.startswith("enabled") and re.search(r"^flags: \w*F", text, re.M) for text in texts)
+
+    def described() -> list[Path]:
+        """Return the files about the emulator, where it is installed."""
+        return [path for end in ("", "-static") if (path := BINFMT_D / f"{name}{end}.conf").exists()]
+
+    if MACHINES[arch] == platform.machine() or works():
+        return
     require_root(f"setting up the emulation of {arch}")
-    if not (binfmt / "register").exists():
-        run("mount", "-t", "binfmt_misc", "binfmt_misc", str(binfmt))
-    if not _emulator(machine):
+    if not (BINFMT / "register").exists():
+        run("mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT))
+    if not described():
         install(["qemu-user-static"], run)
-    if _registered(machine, binfmt):  # by the package, where systemd runs
-        return True
-    if not (conf := _emulator(machine)):
+    if works():  # the package registered it, as it does where systemd runs
+        return
+    if not described():
         raise CommandError(f"qemu-user-static has no emulator of {arch}: there is no file for it in {BINFMT_D}")
+    line = next(line for line in described()[0].read_text().splitlines() if line.startswith(":")).strip()
     with os_errors_as_command_errors():
-        if (entry := binfmt / f"qemu-{machine}").exists():
+        if (entry := BINFMT / name).exists():
             entry.write_text("-1")
-        (binfmt / "register").write_text(registration(conf.read_text()))
-    return True
+        (BINFMT / "register").write_text(line if "F" in line.rpartition(":")[2] else f"{line}F")
 
 
-def _emulator(machine: str) -> Path | None:
-    """Return the binfmt.d file of an emulator that is installed."""
-    names = (f"qemu-{machine}.conf", f"qemu-{machine}-static.conf")
-    return next((path for name in names if (path := BINFMT_D / name).exists()), None)
-
-
-# The log comes first, so that it also has the errors of what follows. Then a system-wide containerd is hidden.
-LAUNCH = 'cd /; exec >"$1" 2>&1; exec unshare --mount --propagation slave sh -c "$2" "$0"'
-HIDDEN = 'mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && exec dockerd --config-file "$0"'
-
-
+# The log comes first, so that it also has the errors of what follows. In a process namespace of its own all that the
+# engine has started ends with it, also when it is killed. A system-wide containerd is hidden: it is another engine's.
+LAUNCH = """\
+cd /; exec >"$1" 2>&1
+exec unshare --mount --propagation slave --pid --fork --kill-child --mount-proc sh -c "$2" "$0"
+"""
+# The shell stays, as the namespace's first process has to collect others that end.
+DAEMON = 'mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && dockerd --config-file "$0"; exit $?'
 ABSENT_POLLS = 8
-"""Polls in a row, 0.2 s apart, that must find no process of the engine before it counts as ended."""
-Table = Mapping[int, tuple[int, list[str]]]
-"""Processes: pid → parent and argv."""
+"""Polls in a row, 0.2 s apart, that must find no process of the engine before it counts as ended: it is launched by a
+chain of programs, and a process that starts the next one has no argv at first."""
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """Describe the private engine. What only a running engine, or for `disk_used` only root, can tell is None."""
+    """Describe the private engine. What only a running engine can tell is None."""
 
     running: bool
     host: str
     data_root: str
     pid: int | None = None
     version: str | None = None
-    storage_driver: str | None = None
-    bridge: str | None = None
-    disk_used: int | None = None
 
 
 def missing_packages(run: RunProgram = run_program, which: Callable[[str], str | None] = which) -> list[str]:
@@ -353,47 +303,19 @@ def daemon_config(paths: EnginePaths, pool: IPv4Network, mtu: int, *, nvidia: bo
         "iptables": False,
         "mtu": mtu,
         "default-network-opts": {"bridge": {"com.docker.network.driver.mtu": str(mtu)}},
+        # systemd would look for the numbers of processes in its own namespace.
+        "exec-opts": ["native.cgroupdriver=cgroupfs"],
     }
     if nvidia:
         config["runtimes"] = {"nvidia": {"path": "nvidia-container-runtime"}}
     return config
 
 
-def _program(argv: list[str]) -> str:
-    return Path(argv[0]).name if argv else ""
-
-
-def family(table: Table, paths: EnginePaths) -> set[int]:
-    """Return the processes of this engine and their descendants."""
-
-    def is_ours(argv: list[str]) -> bool:
-        program = _program(argv)
-        if str(paths.config) in argv:
-            return program == "dockerd" or HIDDEN in argv  # the shell that is about to become dockerd
-        helper = program in ("containerd", "containerd-shim-runc-v2", "runc")
-        return helper and any(f"{paths.exec_root}/" in word for word in argv)
-
-    pids = {pid for pid, (_, argv) in table.items() if is_ours(argv)}
-    while children := {pid for pid, (parent, _) in table.items() if parent in pids} - pids:
-        pids |= children
-    return pids
-
-
-def pid_of(paths: EnginePaths) -> int | None:
-    """Return the pid of this engine's dockerd. A stale pidfile, whose pid another program may have, does not count."""
-    with suppress(OSError, ValueError):
-        pid = int(paths.pidfile.read_text())
-        argv = process_arguments(pid)
-        return pid if _program(argv) == "dockerd" and str(paths.config) in argv else None
-    return None
-
-
-def _pool_before(paths: EnginePaths) -> IPv4Network | None:
-    """Return the pool of the last daemon.json."""
-    with suppress(OSError, ValueError, LookupError):
-        config = json.loads(paths.config.read_text())
-        return IPv4Network(config["default-address-pools"][0]["base"]).supernet()
-    return None
+def engine_processes(paths: EnginePaths) -> dict[str, int]:
+    """Return program → process id of this engine: `unshare`, which ends last, `sh` and `dockerd`."""
+    config = str(paths.config)
+    named = {Path(argv[0]).name: pid for pid, (_, argv) in process_table().items() if config in argv}
+    return {program: pid for program, pid in named.items() if program in ("unshare", "sh", "dockerd")}
 
 
 def _await(paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
@@ -401,9 +323,7 @@ def _await(paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     absent = 0
     while flaw := engine_flaw(paths.host, run):
-        # The engine is launched by a chain of programs, and a process that starts the next one has no argv at first.
-        there = any(str(paths.config) in argv for _, argv in process_table().values())
-        absent = 0 if there else absent + 1
+        absent = 0 if engine_processes(paths) else absent + 1
         ended = absent >= ABSENT_POLLS
         if ended or time.monotonic() > deadline:
             log = paths.log.read_text(errors="replace") if paths.log.exists() else ""
@@ -413,40 +333,19 @@ def _await(paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
         time.sleep(0.2)
 
 
-@contextmanager
-def _locked(paths: EnginePaths) -> Iterator[None]:
-    """Let only one `up` or `down` run at a time: a second one would remove the first one's half-made engine."""
-    paths.state.mkdir(parents=True, exist_ok=True)
-    with (paths.state / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with os_errors_as_command_errors():
-            yield
-
-
 def _clear(paths: EnginePaths, run: RunProgram, seconds: float = 20) -> None:
     """End the engine, and remove all that it made except its data, also what a crash or a `kill -9` left."""
     deadline = time.monotonic() + seconds
-    known: dict[int, list[str]] = {}
-
-    def processes_left() -> set[int]:
-        """Return the engine's processes, and of those seen before what is left: build steps outlive their parents."""
-        table = process_table()
-        pids = family(table, paths) | {pid for pid, argv in known.items() if table.get(pid, (0, []))[1] == argv}
-        known.update({pid: table[pid][1] for pid in pids})
-        return pids
-
-    processes_left()
-    if pid := pid_of(paths):
+    if pid := engine_processes(paths).get("dockerd"):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)  # it stops its containers first
-    while pid_of(paths) and time.monotonic() < deadline:
+    while (left := engine_processes(paths)) and time.monotonic() < deadline + 10:
+        if "dockerd" not in left or time.monotonic() > deadline:
+            for pid in left.values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
-    while (left := processes_left()) and time.monotonic() < deadline + 10:
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
-    remove_network(paths.bridge, _pool_before(paths), run)
+    remove_network(paths.bridge, run)
     shutil.rmtree(paths.run, ignore_errors=True)
 
 
@@ -458,12 +357,14 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
     Raises ConfigError if not root, CommandError if a step fails; what was started is removed again.
     """
     paths = EnginePaths.of(environ)
-    if pid_of(paths) is None:
+    if "dockerd" not in engine_processes(paths):
         require_root("`imagebuild engine up`")
-        with _locked(paths):
-            if pid_of(paths) is None:
-                _install_missing(run)
-                _launch(paths, run)
+        with os_errors_as_command_errors():
+            paths.data.mkdir(parents=True, exist_ok=True)
+            with _alone(paths.state):  # a second `up` or `down` would remove a half-made engine
+                if "dockerd" not in engine_processes(paths):
+                    _install_missing(run)
+                    _launch(paths, run)
     _await(paths, run)
     return engine_status(environ, run)
 
@@ -471,7 +372,7 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
 def _install_missing(run: RunProgram) -> None:
     """Install what the engine lacks. Raises CommandError if that would upgrade an engine that runs here."""
     missing = missing_packages(run)
-    running = [pid for pid, (_, argv) in process_table().items() if _program(argv) == "dockerd"]
+    running = [pid for pid, (_, argv) in process_table().items() if argv and Path(argv[0]).name == "dockerd"]
     if "docker.io" in missing and running and program_version(run, "dockerd", "--version"):
         raise CommandError(
             f"the engine that runs here (pid {running[0]}) is too old, and imagebuild upgrades none but its own; "
@@ -487,16 +388,14 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
     try:
         paths.run.mkdir(parents=True)
         paths.run.chmod(0o755)  # users of the socket must get there, whatever root's umask is
-        routes = list(network_routes(run))
-        before = _pool_before(paths)
-        pool = choose_pool((network for network, _ in routes), before)
-        if pool != before:
-            # It would give the bridge the address of the old pool, which another engine may have by now.
-            (paths.data / "network/files/local-kv.db").unlink(missing_ok=True)
+        # dockerd would give the bridge the address that it had before, which another engine may have by now.
+        (paths.data / "network/files/local-kv.db").unlink(missing_ok=True)
+        routes = network_routes(run)
+        pool = choose_pool(network for network, _ in routes)
         config = daemon_config(paths, pool, mtu(routes), nvidia=bool(which("nvidia-container-runtime")))
         paths.config.write_text(json.dumps(config, indent=2) + "\n")
         add_network(paths.bridge, pool, run)
-        run("setsid", "--fork", "sh", "-c", LAUNCH, str(paths.config), str(paths.log), HIDDEN)
+        run("setsid", "--fork", "sh", "-c", LAUNCH, str(paths.config), str(paths.log), DAEMON)
         _await(paths, run)
     except BaseException:
         _clear(paths, run)
@@ -509,16 +408,16 @@ def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
     Raises ConfigError if not root.
     """
     paths = EnginePaths.of(environ)
-    folders = (paths.run, *([paths.state] if purge else []))
-    if not exists(paths.bridge) and not any(path.exists() for path in folders) and not family(process_table(), paths):
+    left = paths.run.exists() or (purge and paths.state.exists()) or has_network(paths.bridge, run)
+    if not left and not engine_processes(paths):
         return
     require_root("`imagebuild engine down`")
-    with _locked(paths):
+    paths.state.mkdir(parents=True, exist_ok=True)
+    with os_errors_as_command_errors(), _alone(paths.state):
         _clear(paths, run)
         if purge:
-            if paths.data.exists():
-                shutil.rmtree(paths.data)
-            for file in (paths.config, paths.log, paths.state / "lock"):
+            shutil.rmtree(paths.data, ignore_errors=not paths.data.exists())
+            for file in (paths.config, paths.log):
                 file.unlink(missing_ok=True)
             with suppress(OSError):  # IMAGEBUILD_STATE may name a folder that has other things in it
                 paths.state.rmdir()
@@ -527,22 +426,8 @@ def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
 def engine_status(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> EngineStatus:
     """Return the state of the private engine, whether or not there is one."""
     paths = EnginePaths.of(environ)
-    version = driver = disk = None
-    if pid := pid_of(paths):
-        with suppress(CommandError, ValueError):
-            answer = run(
-                "docker", "--host", paths.host, "info", "--format", "{{.ServerVersion}} {{.Driver}}", timeout=20
-            )
-            version, driver = answer.split()
-    with suppress(CommandError, ValueError):
-        disk = int(run("du", "-skx", str(paths.data)).split()[0]) * 1024
-    return EngineStatus(
-        running=pid is not None,
-        host=paths.host,
-        data_root=str(paths.data),
-        pid=pid,
-        version=version,
-        storage_driver=driver,
-        bridge=paths.bridge if exists(paths.bridge) else None,
-        disk_used=disk,
-    )
+    version = None
+    if pid := engine_processes(paths).get("dockerd"):
+        with suppress(CommandError):
+            version = run("docker", "--host", paths.host, "info", "--format", "{{.ServerVersion}}", timeout=20).strip()
+    return EngineStatus(pid is not None, paths.host, str(paths.data), pid, version)

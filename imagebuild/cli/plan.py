@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,6 @@ import typer
 
 from imagebuild.cli.options import (
     BESIDE_MATRIX,
-    BUILDS,
     DOCKERFILES,
     MATRIX,
     BaseOption,
@@ -69,9 +67,6 @@ def plan(
     ] = 256,
     platform: PlatformsOption = None,
     base: BaseOption = "bootstrap",
-    folder: Annotated[
-        Path, typer.Option("--timings", metavar="DIR", help="With --from: folder of past builds, for their times.")
-    ] = BUILDS,
     json_file: JsonOption = None,
     settings: SetOption = None,
     matrix: MatrixOption = MATRIX,
@@ -90,29 +85,24 @@ def plan(
     if sum((markdown, github, why, json_file is not None)) > 1:
         raise ConfigError("--json, --markdown, --github and --why exclude each other")
     platforms = parse_platforms(platform)
-    paths = project_paths(matrix, dockerfiles, lock)
-    if before:
+    changes = changes_of(settings)
+    if before or github:
         from imagebuild.build import change
 
-        request = change.CostRequest(before, after, paths, select or (), settings or (), platforms, base, folder)
-        cost = change.predict_cost(request, open_workspace)
-        if markdown:
-            sys.stdout.write("\n".join(change.cost_markdown(cost)) + "\n")
-        else:
-            print_result(json_file, lambda: cost.model_dump_json(indent=1), lambda: change.show_cost(cost))
-        return
-    workspace = open_workspace(matrix, dockerfiles, lock, changes_of(settings))
-    if github:
-        from imagebuild.build.change import print_workflow_jobs
-        from imagebuild.project.plan import select_targets
-
-        targets = select_targets(workspace.plan, select or ())
-        print_workflow_jobs(
-            workspace, targets, platforms, since=since, paths=paths, prepare=open_workspace, jobs=github_jobs
+        request = change.ChangeRequest(
+            before or since, project_paths(matrix, dockerfiles, lock), changes, after, select or (), platforms, base
         )
+        if github:
+            change.print_workflow_jobs(request, github_jobs)
+        elif markdown:
+            change.show_cost(change.predict_cost(request), markdown=True)
+        else:
+            cost = change.predict_cost(request)
+            print_result(json_file, lambda: cost.model_dump_json(indent=1), lambda: change.show_cost(cost))
         return
     from imagebuild.project.plan import restricted_components, select_excluded, select_targets
 
+    workspace = open_workspace(matrix, dockerfiles, lock, changes)
     targets = select_targets(workspace.plan, select or ())
     excluded = select_excluded(workspace.plan, select or ())
     restricted = restricted_components(workspace.plan, targets)

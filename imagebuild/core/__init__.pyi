@@ -1,3 +1,4 @@
+from .console import markdown_table as markdown_table
 from .console import redacted_arguments as redacted_arguments
 from .console import redacted_environment as redacted_environment
 from .debian import AptSource as AptSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +28,20 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     with plain.capture() as captured:
         plain.print(table)
     out.print("\n".join(line.rstrip() for line in captured.get().splitlines()), markup=False)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, without a line end after its last line.
+
+    Cells are Markdown themselves: of their text, only what would end a cell is changed. A `|` gets a backslash unless
+    it has one, and line ends become spaces.
+    """
+
+    def cell(text: str) -> str:
+        return re.sub(r"(?<!\\)((?:\\\\)*)\|", r"\1\\|", " ".join(text.splitlines()))
+
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
 
 
 def format_duration(seconds: float) -> str:

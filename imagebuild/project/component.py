@@ -192,7 +192,7 @@ class Component(Model):
     key: tuple[Name, ...] = ()
     """What `build.j2` may mention besides the own version: axes, `<axis>-major`, `gpu`, other components' names."""
     compiles: bool = False
-    """The last step of its build stage compiles upstream source: the steps that cost most."""
+    """The build stage compiles, which takes long: `imagebuild build --cache` keeps what it makes."""
     portable: bool = False
     """Built on the base's `build-on`: the result runs on all later releases too."""
     stage_only: bool = False
@@ -226,8 +226,6 @@ class Component(Model):
     """Shell patterns of files in the image that hold code for exactly the GPUs that the matrix lists."""
     waivers: tuple[CheckWaiver, ...] = ()
     """What the image checks object to and is right."""
-    link_ignores: tuple[Name, ...] = ()
-    """Components that the build stage uses but what it leaves in `/out/link` does not depend on."""
 
 
 def first_values(rows: Iterable[ConditionalRow], axes: Mapping[str, str]) -> dict[str, str]:

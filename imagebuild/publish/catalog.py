@@ -19,7 +19,7 @@ from imagebuild.bench.judge import RunContext, describe_run, judge_run
 from imagebuild.bench.models import Limit, Results, Run, SpeedVerdict
 from imagebuild.bench.profiles import Profile, load_profiles
 from imagebuild.core import files
-from imagebuild.core.console import format_size
+from imagebuild.core.console import format_size, markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
 from imagebuild.oci.attestation import CREATED, KINDS, kind_of, list_attestations, read_attestation
@@ -663,7 +663,7 @@ def images_table(project: ProjectFacts, catalog: Catalog | None = None) -> str:
     if catalog:
         head.append("newest tag")
     rows = [_row(project, name, image, axes, catalog) for name, image in project.matrix.images.items()]
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    lines = [markdown_table(head, rows)]
     total = len(project.plan.targets)
     if catalog:
         count = len(catalog.images)
@@ -691,7 +691,7 @@ def _row(project: ProjectFacts, name: str, image: Image, axes: Sequence[str], ca
     ]
     if catalog:
         cells.append(f"`{published[0].tag}`" if published else "none yet")
-    return [cell.replace("|", "\\|") for cell in cells]
+    return cells
 
 
 def _listed(values: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from imagebuild.bench.judge import device_pairs
 from imagebuild.bench.models import Results
-from imagebuild.core.console import format_size, out, print_table
+from imagebuild.core.console import format_size, markdown_table, out, print_table
 from imagebuild.core.debian import Package, installed_packages, package_versions, packages_of_sbom
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model
@@ -531,14 +531,14 @@ def print_comparison(comparison: Comparison) -> None:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Return a comparison as Markdown for a pull request: the summary, and tables that unfold."""
-    lines = [f"**{_markdown(summarise(comparison))}**", ""]
-    lines += [f"* {n}: {_markdown(_side(side))}" for n, side in (("A", comparison.a), ("B", comparison.b))]
+    lines = [f"**{_html(summarise(comparison))}**", ""]
+    lines += [f"* {n}: {_html(_side(side))}" for n, side in (("A", comparison.a), ("B", comparison.b))]
     for heading, columns, rows in _tables(comparison):
         lines += ["", f"<details><summary>{_html(heading)}</summary>", ""]
-        lines += [f"| {' | '.join(map(_markdown, row))} |" for row in (columns, ("---",) * len(columns), *rows)]
+        lines += [markdown_table(columns, [[_html(cell) for cell in row] for row in rows])]
         lines += ["", "</details>"]
     if remarks := list(_remarks(comparison)):
-        lines += ["", *(f"* {_markdown(line)}" for line in remarks)]
+        lines += ["", *(f"* {_html(line)}" for line in remarks)]
     return "\n".join(lines) + "\n"
 
 
@@ -627,10 +627,5 @@ def _side(side: ComparedImage) -> str:
     return ", ".join(filter(None, (side.name + origin, side.platform, side.digest)))
 
 
-def _markdown(text: str) -> str:
-    """Escape text for a cell of a Markdown table."""
-    return _html(text).replace("|", "\\|").replace("\n", " ")
-
-
 def _html(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").splitlines())

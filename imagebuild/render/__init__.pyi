@@ -1,11 +1,8 @@
 from .recipe import Recipe as Recipe
+from .renderer import Dockerfile as Dockerfile
 from .renderer import Renderer as Renderer
 from .renderer import hash_of_lock as hash_of_lock
 from .renderer import image_labels as image_labels
-from .renderer import stage_keys as stage_keys
-from .stages import CacheStep as CacheStep
-from .stages import Setting as Setting
-from .stages import expand as expand
-from .stages import parse as parse
-from .stages import result_key as result_key
-from .stages import steps_of as steps_of
+from .stages import Stage as Stage
+from .stages import needed_stages as needed_stages
+from .stages import stages_of as stages_of

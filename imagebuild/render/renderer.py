@@ -38,15 +38,11 @@ class Dockerfile:
 
     @cached_property
     def stages(self) -> Mapping[str, str]:
-        """Return stage → key, a digest of all that the stage depends on, in order of appearance."""
-        return stage_keys(self.text)
+        """Return stage → key, a digest of all that the stage depends on, on any platform, in order of appearance."""
+        from imagebuild.render.stages import digest, stages_of  # noqa: PLC0415 - rendering alone does not need it
 
-
-def stage_keys(text: str) -> dict[str, str]:
-    """Return stage → digest of all that it depends on, on any platform, for each stage of a Dockerfile."""
-    from imagebuild.render import stages  # noqa: PLC0415 - rendering alone does not need it
-
-    return stages.stage_keys(text, [stages.Setting(platform, "linux/amd64") for platform in get_args(Platform)])
+        one, *others = (stages_of(self.text, platform) for platform in get_args(Platform))
+        return {name: digest(stage.key, *(other[name].key for other in others)) for name, stage in one.items()}
 
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

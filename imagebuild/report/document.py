@@ -1,6 +1,6 @@
 """Define what a report says: what was read, the verdicts on it, and an assertion for each thing that can fail.
 
-Pure, except that `gather_files` reads files.
+The terminal, JSON, Markdown, JUnit and the page show this model. Pure, except that `gather_files` reads files.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 from pathlib import Path, PurePath
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -45,6 +45,39 @@ EXIT_STATUS: dict[Overall, int] = {"ok": 0, "failed": 1, "not-verified": 1, "not
 SPEED_STATES: dict[str, State] = {"passed": "passed", "not-comparable": "skipped"}
 TEST_STATES: dict[str, State] = {"passed": "passed", "waived": "skipped", "not-found": "skipped"}
 DIAGNOSTIC_STATES: dict[str, State] = {"pass": "passed", "warn": "passed", "skip": "skipped", "not-run": "skipped"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Hold a result in words, with the verdicts on its speed."""
+
+    result: Result
+    subject: str
+    """What was measured, without the file: `all_reduce, 8 ranks`."""
+    name: str
+    """The subject, with file and number where several results of a kind have the same."""
+    word: str
+    """The verdict on its data as the tool's reader words it: `ok`, `truncated`, `waived`."""
+    state: State
+    reason: str
+    best: str
+    speed: tuple[SpeedVerdict, ...]
+
+    @property
+    def outcomes(self) -> str:
+        """Return the outcomes of all verdicts on its speed."""
+        return "; ".join(verdict.outcome for verdict in self.speed) or NONE
+
+    @property
+    def judged(self) -> SpeedVerdict | None:
+        """Return the first verdict that compares it with a ceiling."""
+        return next((v for v in self.speed if v.ceiling and v.measured is not None), None)
+
+    @property
+    def share_of_ceiling(self) -> float | None:
+        """Return the measured part of the ceiling, None without one."""
+        verdict = self.judged
+        return verdict.measured / verdict.ceiling.value if verdict and verdict.ceiling and verdict.measured else None
 
 
 @dataclass(frozen=True)
@@ -94,9 +127,21 @@ class Report(Results):
     """Files that were named and contain no result."""
 
     @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Return everything that was measured: collectives, matrices, tables of perftest, results of ucx_perftest."""
+        return tuple(_entries(self))
+
+    @property
     def assertions(self) -> tuple[Assertion, ...]:
-        """Return all assertions, failed ones first, otherwise in the order of the files."""
-        assertions = [*assertions_on_data(self), *assertions_on_diagnostics(self.diagnostics)]
+        """Return all assertions, failed ones first, otherwise in the order of the files.
+
+        Whether the data of a result are right and whether it is fast enough are separate assertions.
+        """
+        assertions = [
+            Assertion("correctness", entry.result.source, entry.subject, entry.state, entry.word, entry.reason)
+            for entry in self.entries
+        ]
+        assertions += assertions_on_diagnostics(self.diagnostics)
         for verdict in self.judgements:
             state = speed_state(verdict)
             assertions.append(
@@ -159,31 +204,6 @@ class Report(Results):
 
 
 # Assertions
-
-
-def assertions_on_data(results: Results) -> list[Assertion]:
-    """Assert that each result is complete and its data are right; speed is not considered."""
-    assertions = []
-    for result in results_in(results):
-        word = status_of(result)
-        state: State = "passed" if word == "ok" else "failed"
-        match result:
-            case Run():
-                reason = run_reason(result)
-            case BandwidthTest():
-                state = TEST_STATES.get(word, "failed")
-                reason = "" if state == "passed" else result.reason or f"{result.tool} gives no reason"
-            case PerftestTable():
-                reason = result.reason
-            case UcxResult():
-                reason = "" if result.final else "only progress lines were printed, and no final result"
-        assertions.append(Assertion("correctness", result.source, name_of(result), state, word, reason))
-    return assertions
-
-
-def results_in(results: Results) -> list[Result]:
-    """Return everything that was measured, by kind."""
-    return [*results.runs, *results.tests, *results.tables, *results.ucx]
 
 
 def assertions_on_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Assertion]:
@@ -252,8 +272,6 @@ def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[
 HEAD_BYTES = 4096
 """Beginning of a file that tells whether imagebuild can have written it; other files are not read whole to find out."""
 
-M = TypeVar("M", bound=Model)
-
 
 @dataclass(frozen=True)
 class Gathered:
@@ -276,18 +294,10 @@ def gather_files(named: Iterable[Path]) -> Gathered:
     Raises ConfigError if a file cannot be opened, ResultError if a file that imagebuild wrote cannot be read.
     """
     named = tuple(dict.fromkeys(named))
-    verifications: dict[Path, VerifyResult] = {}
-    earlier: dict[Path, Report] = {}
-    others: list[Path] = []
-    for path in named:
-        for file in _files_in(path):
-            match read_own_file(file):
-                case VerifyResult() as verification:
-                    verifications[file] = verification
-                case Report() as report:
-                    earlier[file] = report
-                case None:
-                    others.append(file)
+    contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
+    verifications = {file: content for file, content in contents.items() if isinstance(content, VerifyResult)}
+    earlier = tuple(content for content in contents.values() if isinstance(content, Report))
+    others = [file for file, content in contents.items() if content is None]
 
     # Files that verify kept beside its result → whether they are output of a benchmark, which was read at that time.
     kept: dict[Path, bool] = {}
@@ -303,9 +313,8 @@ def gather_files(named: Iterable[Path]) -> Gathered:
         results = Results()  # no result in any file: the report tells this of each, and shows the logs
 
     checks = [check for verification in verifications.values() for check in verification.checks]
-    parts = [results, *(check.results for check in checks if check.results), *earlier.values()]
-    known = {*verifications, *earlier, *(file for file in others if file.resolve() in kept)}
-    known |= {Path(source.path) for source in results.sources if source.tools}
+    parts = [results, *(check.results for check in checks if check.results), *earlier]
+    known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}
     return Gathered(
         results=Results(
             runs=tuple(run for part in parts for run in part.runs),
@@ -315,14 +324,11 @@ def gather_files(named: Iterable[Path]) -> Gathered:
             diagnostics=tuple(diagnostic for part in parts for diagnostic in part.diagnostics),
             sources=tuple(source for part in parts for source in part.sources),
         ),
-        verifications=(
-            *verifications.values(),
-            *(verification for report in earlier.values() for verification in report.verifications),
-        ),
-        earlier=tuple(earlier.values()),
+        verifications=(*verifications.values(), *(v for report in earlier for v in report.verifications)),
+        earlier=earlier,
         judgements=(
             *(verdict for check in checks for verdict in check.judgements),
-            *(verdict for report in earlier.values() for verdict in report.judgements),
+            *(verdict for report in earlier for verdict in report.judgements),
         ),
         logs=tuple(file for file in others if kept.get(file.resolve(), True)),
         nothing_in=tuple(
@@ -363,14 +369,13 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
         return None
     if not isinstance(data, dict):
         return None
+    model: type[Report | VerifyResult]
     if {"about", "runs", "sources"} <= data.keys():
-        return _validated(Report, data, file)
-    if {"image", "platform", "checks"} <= data.keys():
-        return _validated(VerifyResult, data, file)
-    return None
-
-
-def _validated(model: type[M], data: dict[str, Any], file: Path) -> M:
+        model = Report
+    elif {"image", "platform", "checks"} <= data.keys():
+        model = VerifyResult
+    else:
+        return None
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -379,73 +384,80 @@ def _validated(model: type[M], data: dict[str, Any], file: Path) -> M:
         raise ResultError(f"{file}: {key}: {first['msg']}; was it written by another version of imagebuild?") from None
 
 
-# Verdicts on the speed of each result
-
-SpeedVerdicts = Mapping[int, tuple[SpeedVerdict, ...]]
-"""Identity (`id`) of a result → the verdicts on its speed."""
-
-
-class _ResultKey(NamedTuple):
-    source: str
-    name: str
-    ranks: str
-
-
-def verdicts_by_result(results: Results, verdicts: Iterable[SpeedVerdict]) -> SpeedVerdicts:
-    """Return the verdicts of each result. Of equal results, the first gets the first verdict: judges keep the order."""
-    results_of: defaultdict[_ResultKey, list[Result]] = defaultdict(list)
-    for result in results_in(results):
-        results_of[_result_key(result)].append(result)
-    verdicts_of: defaultdict[_ResultKey, list[SpeedVerdict]] = defaultdict(list)
-    for verdict in verdicts:
-        name, *rest = verdict.subject.split(", ")
-        key = _ResultKey(verdict.source, name, next((part for part in rest if "rank" in part), ""))
-        # The number of ranks may have been known to the judge only, from an option.
-        verdicts_of[key if key in results_of else key._replace(ranks="")].append(verdict)
-    return {
-        id(result): tuple(verdicts_of[key][number :: len(equal)])
-        for key, equal in results_of.items()
-        for number, result in enumerate(equal)
-    }
-
-
-def _result_key(result: Result) -> _ResultKey:
-    match result:
-        case Run():
-            ranks = "" if not result.ranks else "1 rank" if result.ranks == 1 else f"{result.ranks} ranks"
-            return _ResultKey(result.source, result.collective or "unknown collective", ranks)
-        case BandwidthTest():
-            return _ResultKey(result.source, result.name or "unnamed test", "")
-        case PerftestTable():
-            return _ResultKey(result.source, result.test or "unknown test", "")
-        case UcxResult():
-            return _ResultKey(result.source, name_of(result), "")
-
-
-# A result in words
+# Results in words
 
 GIB = 1 << 30
 NONE = "\u2013"
 """Shown for a value that is unknown or absent."""
 
 
-def name_of(result: Result) -> str:
-    """Return what was measured, without the file."""
+def _entries(report: Report) -> Iterator[Entry]:
+    kinds: tuple[Sequence[Result], ...] = (report.runs, report.tests, report.tables, report.ucx)
+    subjects = {id(result): subject_of(result) for results in kinds for result in results}
+    # Of equal results, the first gets the first verdict: judges keep the order.
+    equal: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for results in kinds:
+        for result in results:
+            equal[_verdict_key(result.source, subjects[id(result)])].append(id(result))
+    verdicts: defaultdict[int, list[SpeedVerdict]] = defaultdict(list)
+    given: Counter[tuple[str, ...]] = Counter()
+    for verdict in report.judgements:
+        source, name, ranks = _verdict_key(verdict.source, verdict.subject)
+        # The number of ranks may have been known to the judge only, from an option.
+        key = (source, name, ranks) if (source, name, ranks) in equal else (source, name, "")
+        if fitting := equal.get(key):
+            verdicts[fitting[given[key] % len(fitting)]].append(verdict)
+            given[key] += 1
+    for results in kinds:
+        names = unique_names([(subjects[id(result)], result.source) for result in results])
+        for result, name in zip(results, names, strict=True):
+            word, state, reason = _data_verdict(result)
+            speed = tuple(verdicts[id(result)])
+            yield Entry(result, subjects[id(result)], name, word, state, reason, best_value(result), speed)
+
+
+def _verdict_key(source: str, subject: str) -> tuple[str, str, str]:
+    """Return by what a verdict finds its result. What else subjects say may be known to one of the two only."""
+    name, *rest = subject.split(", ")
+    return source, name, next((part for part in rest if "rank" in part), "")
+
+
+def subject_of(result: Result) -> str:
+    """Return what was measured, without the file. It begins as judges begin the subjects of their verdicts."""
     match result:
         case Run():
             return run_name(result)
         case BandwidthTest():
             return result.name or "unnamed test"
         case PerftestTable():
-            return result.test or "perftest"
+            return result.test or "unknown test"
         case UcxResult():
             title = f"ucx_perftest {result.title}" if result.title else "ucx_perftest"
             return title if result.thread is None else f"{title}, thread {result.thread}"
 
 
+def _data_verdict(result: Result) -> tuple[str, State, str]:
+    """Return word, state and reason of the verdict on a result's data; speed is not considered."""
+    match result:
+        case Run():
+            word = result.verdict
+            # Readers begin the reason with the verdict, or with its first word.
+            reason = result.reason.removeprefix(f"{word}: ").removeprefix(f"{word.split('-')[0]}: ")
+        case BandwidthTest():
+            state = TEST_STATES.get(result.status, "failed")
+            reason = "" if state == "passed" else result.reason or f"{result.tool} gives no reason"
+            return result.status, state, reason
+        case PerftestTable():
+            word, reason = result.verdict, result.reason
+        case UcxResult():
+            word = "ok" if result.final else "truncated"
+            reason = "" if result.final else "only progress lines were printed, and no final result"
+    return word, "passed" if word == "ok" else "failed", reason
+
+
 def run_name(run: Run) -> str:
     """Return the collective and its scale: `all_reduce, 8 ranks, 2 nodes`."""
-    parts = [run.collective or f"{run.tool} (collective unknown)"]
+    parts = [run.collective or "unknown collective"]
     if run.ranks is not None:
         parts.append(f"{run.ranks} rank{'s' * (run.ranks != 1)}")
     if run.nodes is not None and run.nodes > 1:
@@ -458,35 +470,15 @@ def diagnostic_name(diagnostic: Diagnostic) -> str:
     return f"{diagnostic.test}, {diagnostic.entity}" if diagnostic.entity else diagnostic.test
 
 
-def unique_names(results: Sequence[Result]) -> tuple[str, ...]:
-    """Return names that tell results apart: equal ones also have their file and, if needed, a number."""
-    names = [name_of(result) for result in results]
-    times = Counter(names)
-    names = [
-        f"{name}, {PurePath(result.source).name}" if times[name] > 1 else name
-        for result, name in zip(results, names, strict=True)
-    ]
+def unique_names(subjects: Sequence[tuple[str, str]]) -> list[str]:
+    """Return names for pairs of subject and file: equal subjects also have the file and, if needed, a number."""
+    times = Counter(subject for subject, _ in subjects)
+    names = [f"{subject}, {PurePath(file).name}" if times[subject] > 1 else subject for subject, file in subjects]
     times, numbers, unique = Counter(names), Counter[str](), []
     for name in names:
         numbers[name] += 1
         unique.append(f"{name} #{numbers[name]}" if times[name] > 1 else name)
-    return tuple(unique)
-
-
-def status_of(result: Result) -> str:
-    """Return the verdict on a result's data, in the words of its tool's reader: `ok`, `truncated`, `waived`."""
-    match result:
-        case Run() | PerftestTable():
-            return result.verdict
-        case BandwidthTest():
-            return result.status
-        case UcxResult():
-            return "ok" if result.final else "truncated"
-
-
-def run_reason(run: Run) -> str:
-    """Return the reason for a run's verdict, without the verdict."""
-    return run.reason.removeprefix(f"{run.verdict}: ").removeprefix(f"{run.verdict.split('-')[0]}: ")
+    return unique
 
 
 def best_value(result: Result) -> str:

@@ -4,68 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 from xml.etree import ElementTree as ET
 
 from rich.markup import escape
 
-from imagebuild.bench.models import SpeedVerdict
+from imagebuild.bench.models import Run
 from imagebuild.core import console
-from imagebuild.core.console import out
+from imagebuild.core.console import markdown_table, out
 from imagebuild.report.document import (
     NONE,
     STATES,
-    TEST_STATES,
     Assertion,
     Overall,
     Report,
-    Result,
-    best_value,
     diagnostic_name,
     group_alike,
     one_line,
-    status_of,
-    unique_names,
-    verdicts_by_result,
     visible,
 )
-
-
-@dataclass(frozen=True)
-class ResultRow:
-    """Describe a result as the tables of the terminal and of Markdown show it."""
-
-    name: str
-    status: str
-    best: str
-    verdicts: tuple[SpeedVerdict, ...]
-
-    @property
-    def speed(self) -> str:
-        """Return the outcomes of all verdicts on speed."""
-        return "; ".join(verdict.outcome for verdict in self.verdicts) or NONE
-
-    @property
-    def share_of_ceiling(self) -> str:
-        """Return the measured part of the first ceiling, in per cent."""
-        judged = [(v.measured, v.ceiling.value) for v in self.verdicts if v.ceiling and v.measured is not None]
-        return next((f"{measured / ceiling:.0%}" for measured, ceiling in judged), NONE)
-
-
-def _result_rows(report: Report, results: Sequence[Result]) -> Iterator[ResultRow]:
-    verdicts = verdicts_by_result(report, report.judgements)
-    for result, name in zip(results, unique_names(results), strict=True):
-        yield ResultRow(name, status_of(result), best_value(result), verdicts[id(result)])
-
-
-def _other_rows(report: Report) -> Iterator[ResultRow]:
-    """Yield the rows of everything but collectives; skipped tests are left out, as reports list them separately."""
-    yield from _result_rows(report, [test for test in report.tests if TEST_STATES.get(test.status) != "skipped"])
-    yield from _result_rows(report, report.tables)
-    yield from _result_rows(report, report.ucx)
-
 
 # Terminal
 
@@ -80,9 +38,10 @@ WORD_COLOURS = {
 def print_report(report: Report) -> None:
     """Print the report: results, failures, what was skipped, lines that could not be read, and the verdict."""
     rows = []
-    for row in (*_result_rows(report, report.runs), *_other_rows(report)):
-        speed = "; ".join(_coloured(verdict.outcome) for verdict in row.verdicts) or NONE
-        rows.append((_plain(row.name), _coloured(row.status), _plain(row.best), speed))
+    for entry in report.entries:
+        if entry.state != "skipped":  # these are listed below, with their reasons
+            speed = "; ".join(_coloured(verdict.outcome) for verdict in entry.speed) or NONE
+            rows.append((_plain(entry.name), _coloured(entry.word), _plain(entry.best), speed))
     rows += [(_plain(diagnostic_name(d)), _coloured(d.status), NONE, NONE) for d in report.diagnostics]
     if rows:
         console.print_table(("result", "verdict", "best", "speed"), rows)
@@ -139,14 +98,17 @@ def report_markdown(report: Report) -> str:
     if report.failures:
         problems = [(f"**{_cell(f.subject)}**", _cell(f.word), _cell(f.reason)) for f in report.failures]
         parts.append("### Problems\n\n" + _markdown_list(problems))
-    if report.runs:
-        runs = [
-            (row.name, row.status, row.best, row.share_of_ceiling, row.speed)
-            for row in _result_rows(report, report.runs)
-        ]
+    runs, others = [], []
+    for entry in report.entries:
+        if isinstance(entry.result, Run):
+            share = NONE if entry.share_of_ceiling is None else f"{entry.share_of_ceiling:.0%}"
+            runs.append((entry.name, entry.word, entry.best, share, entry.outcomes))
+        elif entry.state != "skipped":
+            others.append((entry.name, entry.word, entry.best, entry.outcomes))
+    if runs:
         columns = ("run", "data", "best bus bandwidth", "of the ceiling", "speed")
         parts.append("### Collectives\n\n" + _markdown_table(columns, runs))
-    if others := [(row.name, row.status, row.best, row.speed) for row in _other_rows(report)]:
+    if others:
         parts.append("### Copies and messages\n\n" + _markdown_table(("test", "status", "result", "speed"), others))
     if report.verifications:
         images = []
@@ -177,10 +139,10 @@ def _markdown_list(items: Sequence[tuple[str, ...]]) -> str:
 
 def _markdown_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Return a table; cells are escaped."""
-    lines = [columns, ("---",) * len(columns), *(tuple(map(_cell, row)) for row in rows[:MOST_LINES])]
+    lines = [tuple(map(_cell, row)) for row in rows[:MOST_LINES]]
     if len(rows) > MOST_LINES:
         lines.append((f"… and {len(rows) - MOST_LINES} more", *("",) * (len(columns) - 1)))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(columns, lines)
 
 
 def _cell(value: str) -> str:

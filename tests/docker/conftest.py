@@ -25,8 +25,8 @@ from docker.errors import APIError, ImageNotFound, NotFound
 from docker.models.containers import Container
 from xdist.scheduler import LoadFileScheduling
 
-from imagebuild.build import bootstrap, family, private, start_engine, stop_engine
-from imagebuild.core import cache_folder, debian, native_platform, process_table, run_program
+from imagebuild.build import bootstrap, engine_processes, private, start_engine, stop_engine
+from imagebuild.core import cache_folder, debian, native_platform, run_program
 from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
 from imagebuild.project import BuildResult
 from tests import registries
@@ -419,7 +419,7 @@ def _second_engine(state: Path) -> Iterator[SecondEngine]:
         stop_engine(environ, purge=True)
         subprocess.run(["umount", state], check=True)
     paths = EnginePaths.of(environ)
-    assert not family(process_table(), paths)
+    assert not engine_processes(paths)
     assert not [path for path in (paths.run, Path("/sys/class/net") / paths.bridge) if path.exists()]
 
 

@@ -67,6 +67,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(run, "PROC", tmp_path / "proc")
     monkeypatch.setattr(build_private, "NET", tmp_path / "net")
     monkeypatch.setattr(build_private, "BINFMT_D", tmp_path)
+    monkeypatch.setattr(build_private, "BINFMT", tmp_path / "binfmt")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("os.kill", killed)
     monkeypatch.setattr("time.sleep", lambda _: None)

@@ -2,65 +2,59 @@ import json
 from pathlib import Path
 
 from imagebuild.build import BakeOptions, CacheEntry, ProjectState, bake_file, cache_bake_file, cache_entries
-from imagebuild.project import Changes, Plan, Project, select_targets, versions_with
+from imagebuild.project import Plan, Project, select_targets
 from imagebuild.render import Renderer
 
-
-def side(project: Project, full_plan: Plan, select: str, *platforms: str, base: str = "bootstrap") -> ProjectState:
-    renderer = Renderer(project, versions_with(project, Changes()))
-    return ProjectState(project, renderer, select_targets(full_plan, [select]), platforms, "linux/amd64", base)
+RUNTIME = "open-cuda13.5-debian13-runtime"
+COMPILED = {"gdrcopy", "perftest", "nvbandwidth", "ucx", "ucc", "openmpi-git", "nccl-tests"}
 
 
-def tags(found: dict[str, tuple[CacheEntry, ...]]) -> set[str]:
-    return {artefact.tag for artefacts in found.values() for artefact in artefacts}
+def entries(renderer: Renderer, full_plan: Plan, select: str, base: str = "bootstrap") -> dict[str, list[CacheEntry]]:
+    targets = select_targets(full_plan, [select])
+    state = ProjectState(renderer.project, targets, {t.id: renderer.dockerfile(t).text for t in targets}, base=base)
+    return {t.id: [entry for p in t.platforms for entry in cache_entries(state, t, p)] for t in targets}
 
 
-def stages(found: dict[str, tuple[CacheEntry, ...]]) -> set[str]:
-    return {artefact.stage for artefacts in found.values() for artefact in artefacts}
+def tags(found: dict[str, list[CacheEntry]]) -> set[str]:
+    return {entry.tag for of_target in found.values() for entry in of_target}
 
 
-def test_what_is_compiled_has_a_reference_for_each_platform(project: Project, full_plan: Plan) -> None:
-    found = cache_entries(side(project, full_plan, "open-cuda13.5-debian13-runtime"))
-    compiled = {"gdrcopy", "perftest", "nvbandwidth", "ucx", "ucc", "openmpi-git", "nccl-tests"}
-    assert stages(found) == compiled
-    assert len(tags(found)) == 2 * len(compiled)
-    assert {a.platform for a in found["open-cuda13.5-debian13-runtime"]} == {"linux/amd64", "linux/arm64"}
-    alone = cache_entries(side(project, full_plan, "open-cuda13.5-debian13-runtime", "linux/arm64"))
-    assert tags(alone) < tags(found)  # one job for each platform writes and reads the same ones
+def test_what_is_compiled_has_a_tag_for_each_platform(renderer: Renderer, full_plan: Plan) -> None:
+    found = entries(renderer, full_plan, RUNTIME)
+    places = {tag.rpartition("-")[0] for tag in tags(found)}
+    assert places == {f"{stage}-{arch}" for stage in COMPILED for arch in ("amd64", "arm64")}
+    assert len(tags(found)) == len(found[RUNTIME]) == len(places)
 
 
-def test_targets_share_references_and_bases_do_not(project: Project, full_plan: Plan) -> None:
-    one = cache_entries(side(project, full_plan, "open-cuda13.5-debian13-runtime"))
-    both = cache_entries(side(project, full_plan, "open-cuda13.5-*"))
-    assert tags(one) == tags(both)
-    assert len(both) == 2
-    official = cache_entries(side(project, full_plan, "open-cuda13.5-debian13-runtime", base="registry"))
-    assert not tags(official) & tags(one)
+def test_targets_share_tags_and_bases_do_not(renderer: Renderer, full_plan: Plan) -> None:
+    one = tags(entries(renderer, full_plan, RUNTIME))
+    assert one == tags(entries(renderer, full_plan, "open-cuda13.5-*"))
+    assert not one & tags(entries(renderer, full_plan, RUNTIME, base="registry"))
+    assert not tags(entries(renderer, full_plan, "quickstart"))  # of packages
 
 
-def test_an_image_of_packages_has_none(project: Project, full_plan: Plan) -> None:
-    assert cache_entries(side(project, full_plan, "quickstart-cuda13.5-debian13-runtime")) == {
-        "quickstart-cuda13.5-debian13-runtime": ()
-    }
+def test_what_compiles_is_marked(project: Project) -> None:
+    """`compiles` is where a compiler runs on what upstream wrote."""
+    compiling = {name for name, document in project.components.items() if document.model.compiles}
+    assert compiling == {*COMPILED, "nccl-git", "nccl-rdma-sharp-plugin", "openmpi"}
+    assert all(project.components[name].model.git for name in compiling - {"openmpi"})  # HPC-X has its source
 
 
-def test_the_bake_file_writes_a_stage_to_its_reference(project: Project, full_plan: Plan) -> None:
-    chosen = side(project, full_plan, "open-cuda13.5-*", "linux/amd64")
-    found = cache_entries(chosen)
-    refs = {target: [f"r.test/cache:{entry.tag}" for entry in entries] for target, entries in found.items()}
-    options = BakeOptions(Path("/e"), output="push", platforms=("linux/amd64",), cache_from=refs)
-    content = bake_file(chosen.targets, Path("/b"), options)
-    for target in chosen.targets:
-        expected = [f"type=registry,ref=r.test/cache:{artefact.tag}" for artefact in found[target.id]]
+def test_the_bake_file_writes_a_stage_to_its_tag(renderer: Renderer, full_plan: Plan) -> None:
+    targets = select_targets(full_plan, ["open-cuda13.5-*"])
+    found = entries(renderer, full_plan, "open-cuda13.5-*")
+    references = {target: [f"r.test/cache:{entry.tag}" for entry in of_target] for target, of_target in found.items()}
+    content = bake_file(targets, Path("/b"), BakeOptions(Path("/e"), output="push", cache_from=references))
+    for target in targets:
+        expected = [f"type=registry,ref={reference}" for reference in references[target.id]]
         assert content["target"][target.bake_name]["cache-from"] == expected
-    owners = {artefact: target for target in chosen.targets for artefact in found[target.id]}
-    written = cache_bake_file(content, "r.test/cache", owners)
+    written = cache_bake_file(content, "r.test/cache", {e: target for target in targets for e in found[target.id]})
     assert set(written["target"]) == tags(found)
     assert written["group"]["default"]["targets"] == sorted(tags(found))
-    (ucx,) = [entry for name, entry in written["target"].items() if name.startswith("ucx-amd64-")]
-    assert ucx["target"] == "ucx"
-    assert ucx["output"] == ["type=cacheonly"]
-    assert ucx["tags"] == []
-    (destination,) = ucx["cache-to"]
-    assert destination.startswith("type=registry,ref=r.test/cache:ucx-amd64-")
+    (tag,) = [name for name in written["target"] if name.startswith("ucx-amd64-")]
+    ucx = written["target"][tag]
+    assert (ucx["target"], ucx["platforms"], ucx["output"], ucx["tags"]) == (
+        "ucx", ["linux/amd64"], ["type=cacheonly"], [],
+    )  # fmt: skip
+    assert ucx["cache-to"][0].startswith(f"type=registry,ref=r.test/cache:{tag},")
     assert json.dumps(content).count("cache-to") == 0

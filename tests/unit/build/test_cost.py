@@ -1,178 +1,204 @@
-"""What a change costs, computed."""
+"""`plan --from`: what a change makes BuildKit execute."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from imagebuild.build import Cost, PastTimes, ProjectState, compare_states, load_past_times, past_times_of
-from imagebuild.core import ConfigError, Platform
-from imagebuild.project import BuildResult, Project, make_plan, parse_changes, select_targets, versions_with
-from imagebuild.project import Step as Done
-from imagebuild.render import Renderer
-from tests.conftest import Files
-
-
-def side(project: Project, *settings: str, select: tuple[str, ...] = (), **more: Any) -> ProjectState:
-    changes = parse_changes(settings)
-    targets = select_targets(make_plan(project, changes), select)
-    return ProjectState(project, Renderer(project, versions_with(project, changes)), targets, **more)
-
-
-def cost(before: ProjectState | None, after: ProjectState, past: PastTimes | None = None) -> Cost:
-    return compare_states(before, after, ("before", "after"), past)
-
-
-def stages(made: Cost) -> set[str]:
-    return {step.stage for step in made.steps}
-
-
-def bumped(project: Project, component: str) -> Project:
-    """The same project with a lock that knows another version of a component's wheels."""
-    wheels = project.lock.wheels[component]
-    ((version, old),) = wheels.items()
-    assert isinstance(old, tuple)
-    new = tuple(w.model_copy(update={"version": "9", "sha256": dict.fromkeys(w.sha256, "9" * 64)}) for w in old)
-    lock = project.lock.model_copy(update={"wheels": {**project.lock.wheels, component: {version: old, "9": new}}})
-    return Project(project.matrix, project.components, lock, project.root)
-
+from imagebuild.build import Cost, compare_states, read_state
+from imagebuild.core import ConfigError
+from imagebuild.project import ProjectPaths, files_at_revision, parse_changes
+from tests.conftest import ROOT, Files
+from tests.unit.conftest import Call, Runner
 
 COMMIT = "c" * 40
-COMPILED = ("ucx", "ucc", "openmpi-git", "gdrcopy", "perftest", "nvbandwidth", "nccl-tests")
+OURS = ProjectPaths(ROOT / "matrix.yaml", ROOT / "dockerfiles", ROOT / "imagebuild.lock")
 
 
-def test_from_nothing_everything_is_executed(project: Project) -> None:
-    made = cost(None, side(project, select=("open",)))
-    assert made.total.run == made.total.run_of
-    assert made.total.compile == 2 * len(COMPILED)  # for two platforms, whatever the number of targets
-    assert {part.name for part in made.components if part.compile} == set(COMPILED)
-    assert made.total.untimed == made.total.run + made.total.other == len(made.steps)
-
-
-def test_from_itself_nothing_is_executed(project: Project) -> None:
-    made = cost(side(project), side(project))
-    assert not made.steps
-    assert not made.components
-    assert made.total.run_of > made.total.run == 0
+def stages(cost: Cost) -> set[str]:
+    return {step.stage for step in cost.steps}
 
 
 @pytest.mark.parametrize(
     ("setting", "executed"),
     [
-        ("nccl=9", {"nccl-wheel", "ucc", "nccl-tests", "image"}),
+        ("nccl=9", {"nccl-wheel", "ucc", "openmpi-git", "nccl-tests", "image"}),
         (f"ucc=9@{COMMIT}", {"ucc-source", "ucc", "openmpi-git", "nccl-tests", "image"}),
         (f"openmpi=9@{COMMIT}", {"openmpi-git-source", "openmpi-git", "nccl-tests", "image"}),
         (f"perftest=9@{COMMIT}", {"perftest-source", "perftest", "image"}),
         (f"gdrcopy=9@{COMMIT}", {"gdrcopy-source", "gdrcopy", "ucx", "ucc", "openmpi-git", "nccl-tests", "image"}),
         ("pmix=9", {"image"}),
+        ("cuda=13.5", set()),
     ],
 )
-def test_a_bump_of_open_executes_what_uses_it(project: Project, setting: str, executed: set[str]) -> None:
-    project = bumped(project, "nccl-wheel")
-    made = cost(side(project), side(project, setting, select=("open",)))
-    assert stages(made) == executed
-    assert made.total.compile == sum(step.compiles for step in made.steps) == 2 * len(executed & set(COMPILED))
-    assert {part.name for part in made.targets} == {s.id for s in side(project, setting, select=("open",)).targets}
+def test_a_bump_of_open_executes_what_uses_it(setting: str, executed: set[str]) -> None:
+    before, after = (read_state(OURS, parse_changes(settings), ["open"]) for settings in ((), (setting,)))
+    cost = compare_states(before, after, ("before", "after"))
+    assert stages(cost) == executed
+    assert set(cost.targets) == {target.id for target in after.targets}
+    assert all(set(names) == executed for names in cost.targets.values())
+    assert cost.run <= cost.run_of == compare_states(None, after, ("nothing", "after")).run
 
 
-def test_only_the_last_run_of_a_stage_that_compiles_counts(project: Project) -> None:
-    made = cost(None, side(project, select=("open",), platforms=("linux/amd64",)))
-    found = [(step.number, step.compiles) for step in made.steps if step.stage == "nvbandwidth"]
-    assert found == [(1, False), (2, True)]
+@pytest.fixture
+def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The project is built as it is in the folder `before`, then it is changed."""
+    monkeypatch.chdir(tiny.root)
+    Files(tiny.root / "before")
+    return command
 
 
-def test_a_cuda_that_is_added_costs_its_own_steps_only(tiny: Files) -> None:
-    before = side(tiny.load())
+def predicted(call: Call, *arguments: str, before: str = "before") -> Cost:
+    status, out, error = call("plan", "--from", before, "--json", "-", *arguments)
+    assert status == 0, error
+    return Cost.model_validate_json(out)
+
+
+def test_from_nothing_and_from_itself(call: Call) -> None:
+    everything = predicted(call, before="nothing")
+    assert (everything.run, everything.run_of) == (3, 3)
+    assert set(everything.targets.values()) == {("library", "tool", "image")}
+    itself = predicted(call)
+    assert (itself.run, itself.run_of, itself.steps) == (0, 3, ())
+    assert set(itself.targets.values()) == {()}
+
+
+def test_a_cuda_that_is_added_costs_its_own_steps_only(call: Call, tiny: Files) -> None:
     tiny.replace("matrix.yaml", '"13.0"]', '"13.0", "13.1"]')
-    made = cost(before, side(tiny.load()))
     # Nothing here depends on it, and labels are no steps.
-    assert not made.steps
+    assert predicted(call).steps == ()
     tiny.component("library", (tiny.root / "dockerfiles/components/library/component.yaml").read_text() + "key: [cuda]\n",
                    build="FROM {{ base }} AS library\nRUN echo {{ version }} {{ key.cuda }} > /out\n")  # fmt: skip
-    with_key = tiny.load()
+    shutil.copytree(tiny.root, tiny.root / "before", dirs_exist_ok=True, ignore=shutil.ignore_patterns("before"))
     tiny.replace("matrix.yaml", '"13.1"]', '"13.1", "13.2"]')
-    made = cost(side(with_key), side(tiny.load()))
-    assert {target for step in made.steps for target in step.targets} == {
-        "tiny-cuda13.2-debian13-runtime", "tiny-cuda13.2-debian13-devel",
-    }  # fmt: skip
-    assert [(part.name, part.targets) for part in made.components] == [("library", 2), ("image", 2)]
+    cost = predicted(call)
+    assert {t: names for t, names in cost.targets.items() if names} == {
+        f"tiny-cuda13.2-debian13-{variant}": ("library", "image") for variant in ("runtime", "devel")
+    }
 
 
-@pytest.mark.parametrize("comment", ["# why\nFROM", "FROM"])
-def test_a_comment_costs_nothing(tiny: Files, comment: str) -> None:
-    before = side(tiny.load())
-    tiny.replace("dockerfiles/components/library/build.j2", "FROM", comment)
-    tiny.replace("dockerfiles/components/library/build.j2", "RUN", "# and how\nRUN")
-    tiny.replace("dockerfiles/components/tool/component.yaml", "uses the library", "used the library")
-    assert not cost(before, side(tiny.load())).steps
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("dockerfiles/components/library/build.j2", "FROM", "# why\nFROM"),
+        ("dockerfiles/components/library/build.j2", "RUN", "# and how\nRUN"),
+        ("dockerfiles/components/tool/component.yaml", "uses the library", "used the library"),
+        ("imagebuild.lock", "a" * 64, "d" * 64),  # the image that a bootstrapped base replaces
+    ],
+)
+def test_what_costs_nothing(call: Call, tiny: Files, file: str, old: str, new: str) -> None:
+    tiny.replace(file, old, new)
+    assert predicted(call).steps == ()
 
 
-def test_the_image_that_a_bootstrapped_base_replaces_does_not_matter(tiny: Files) -> None:
-    before = tiny.load()
+def test_a_base_that_changes_executes_all_that_starts_from_it(call: Call, tiny: Files) -> None:
     tiny.replace("imagebuild.lock", "a" * 64, "d" * 64)
-    after = tiny.load()
-    assert not cost(side(before), side(after)).steps
-    registry = cost(side(before, base="registry"), side(after, base="registry"))
-    assert {step.stage for step in registry.steps} == {"library", "tool", "image"}  # the source is on scratch
+    assert stages(predicted(call, "--base", "registry")) == {"library", "tool", "image"}  # the source is on scratch
     tiny.replace("matrix.yaml", "release: trixie", "release: forky")
-    assert stages(cost(side(before), side(tiny.load()))) == {"library", "tool", "image"}
+    assert stages(predicted(call)) == {"library", "tool", "image"}
 
 
-def test_every_component_that_compiles_has_a_source(project: Project) -> None:
-    """The mark is where a compiler runs on what upstream wrote."""
-    compiling = {name for name, d in project.components.items() if d.model.compiles}
-    assert compiling == {*COMPILED, "nccl-git", "nccl-rdma-sharp-plugin", "openmpi"}
-    assert all(project.components[name].model.git for name in compiling - {"openmpi"})  # HPC-X has its source
-    for name, document in project.components.items():
-        offers = {
-            n for n, d in project.components.items() if {n, *d.model.provides} & set(document.model.build_requires)
-        }
-        assert set(document.model.link_ignores) <= offers, name
+def test_a_folder_with_a_copy(call: Call, tiny: Files) -> None:
+    tiny.replace("matrix.yaml", 'library: "1.2"', 'library: "1.3"')
+    arguments = ("plan", "tiny-cuda13.0*runtime", "--from", "before", "--platform", "linux/amd64")
+    status, out, error = call(*arguments)
+    assert status == 0, error
+    assert out.splitlines() == [
+        "stage    component  RUN steps  other steps  targets",
+        "library  library    1          0            1",
+        "image               0          1            1",
+        "",
+        "target                          stages executed",
+        "tiny-cuda13.0-debian13-runtime  library, image",
+        "",
+        "from before to the working tree: 1 of 3 RUN steps are executed; one that targets or platforms share counts once",
+    ]
+    markdown = call(*arguments, "--markdown")[1].splitlines()
+    assert markdown[0].startswith("**from before to the working tree**: 1 of 3")
+    assert "| library | library | 1 | 0 | 1 |" in markdown
+    assert "| tiny-cuda13.0-debian13-runtime | library, image |" in markdown
+    assert "from . to the working tree --set library=2: 1 of 3" in call("plan", "--from", ".", "--set", "library=2")[1]
 
 
-def result(*steps: Done, platforms: tuple[Platform, ...] = ("linux/amd64",)) -> BuildResult:
-    return BuildResult(
-        target="t", digest=None, tags=(), platforms=platforms, size_bytes=None, seconds=1, steps=steps
-    )  # fmt: skip
+def git(folder: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    return subprocess.run(["git", "-C", folder, *who, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def done(name: str, seconds: float, *, cached: bool = False, error: str | None = None) -> Done:
-    return Done(name=name, target="", stage="library", component="library", cached=cached, seconds=seconds, error=error)
+@pytest.fixture
+def repository(tiny: Files) -> Files:
+    git(tiny.root, "init", "--quiet")
+    git(tiny.root, "add", ".")
+    git(tiny.root, "commit", "--quiet", "--message", "first")
+    git(tiny.root, "tag", "v1")
+    return tiny
 
 
-def test_past_times_are_medians_of_the_same_place(tiny: Files) -> None:
-    project = tiny.load()
-    results = [result(done("[library 1/2] RUN echo 1", s)) for s in (1.0, 9.0, 2.0)]
-    # Cached, failed, elsewhere in the stage, another command, another platform: not the same.
-    results.append(result(done("[library 1/2] RUN x", 100, cached=True), done("[library 1/2] RUN x", 100, error="no")))
-    results.append(result(done("[library 2/3] RUN x", 100), done("[library 1/2] COPY x", 100)))
-    results.append(result(done("[t linux/arm64 library 1/2] RUN x", 100), platforms=("linux/amd64", "linux/arm64")))
-    results.append(results[0])  # a step that targets share is in the result of each
-    made = cost(None, side(project, "library=2"), past_times_of(results))
-    (step,) = [s for s in made.steps if s.stage == "library"]
-    assert step.seconds == 2.0
-    assert made.total.seconds == 2.0
-    assert made.total.untimed == len(made.steps) - 1
+@pytest.mark.programs
+def test_a_revision(repository: Files, call: Call) -> None:
+    assert predicted(call, before="v1").steps == ()
+    repository.replace("matrix.yaml", 'library: "1.2"', 'library: "1.3"')
+    cost = predicted(call, before="v1")
+    assert (cost.before, cost.after, stages(cost)) == ("v1", "the working tree", {"library", "image"})
+    # Between two revisions the working tree does not count.
+    assert predicted(call, "--to", "HEAD", before="v1").steps == ()
+    git(repository.root, "commit", "--quiet", "--all", "--message", "second")
+    assert predicted(call, "--to", "HEAD", before="HEAD~1").steps == cost.steps
 
 
-def test_a_base_from_a_registry_shifts_the_numbers(tiny: Files) -> None:
-    past = past_times_of([result(done("[library 1/2] FROM docker.io/x", 0.1), done("[library 2/2] RUN x", 5.0))])
-    (step,) = [s for s in cost(None, side(tiny.load()), past).steps if s.stage == "library"]
-    assert step.seconds == 5.0
+@pytest.mark.programs
+def test_mistakes_of_a_revision_are_shown_as_its_own(repository: Files, call: Call) -> None:
+    repository.write("matrix.yaml", "repositry: x\n")
+    git(repository.root, "commit", "--quiet", "--all", "--message", "wrong")
+    repository.write("matrix.yaml", git(repository.root, "show", "v1:matrix.yaml"))
+    status, _, error = call("plan", "--from", "HEAD")
+    assert (status, "HEAD:matrix.yaml:1: repositry: unknown key" in error) == (2, True), error
 
 
-def test_cross_compiled_steps_are_those_of_the_image_they_are_for() -> None:
-    past = past_times_of([result(done("[t linux/amd64->arm64 library 1/2] RUN x", 5.0))])
-    assert list(past.times) == [("library", 1, 2, "RUN", "linux/arm64")]
+@pytest.mark.programs
+@pytest.mark.parametrize("name", ["v2", "--all", "v1:matrix.yaml"])
+def test_an_unknown_revision_is_one_line(repository: Files, call: Call, name: str) -> None:
+    status, _, error = call("plan", f"--from={name}")
+    assert (status, error.count("\n")) == (2, 1)
+    assert f"{name}: neither a folder with matrix.yaml nor a revision of {repository.root}" in error
 
 
-def test_past_times_are_read_from_a_folder(tmp_path: Path) -> None:
-    assert load_past_times(tmp_path) == PastTimes()
-    (tmp_path / "t").mkdir()
-    (tmp_path / "t/result.json").write_text(result(done("[library 1/2] RUN x", 5.0)).model_dump_json())
-    assert load_past_times(tmp_path).times == {("library", 1, 2, "RUN", "linux/amd64"): [5.0]}
-    (tmp_path / "t/result.json").write_text("{}")
-    with pytest.raises(ConfigError, match="is not a result of a build"):
-        load_past_times(tmp_path)
+@pytest.mark.programs
+def test_a_matrix_outside_a_repository_or_that_a_revision_lacks(repository: Files, call: Call, tmp_path: Path) -> None:
+    (repository.root / "other.yaml").write_text((repository.root / "matrix.yaml").read_text())
+    assert "v1: has no other.yaml" in call("plan", "--matrix", "other.yaml", "--from", "v1")[2]
+    lock = tmp_path.parent / "other.lock"
+    lock.write_text("wheels: {}\n")
+    assert call("plan", "--from", "v1", "--to", "v1", "--lock", str(lock))[0] == 0  # it is that of both states
+    (repository.root / ".git").rename(repository.root / "gone")
+    assert "is in no git repository; name a folder instead" in call("plan", "--from", "v1")[2]
+
+
+def test_git_is_asked_for_what_there_is(tmp_path: Path) -> None:
+    places = ProjectPaths(tmp_path / "matrix.yaml", tmp_path / "dockerfiles", tmp_path / "imagebuild.lock")
+    run = Runner({})
+    with pytest.raises(ConfigError, match="in no git repository"), files_at_revision("main", places, run):
+        pass
+    assert run.calls == [f"git -C {tmp_path} rev-parse --show-toplevel"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--to", "x"], 2, "need --from"),
+        (["--markdown"], 2, "need --from"),
+        (["--from", ".", "--json", "-", "--markdown"], 2, "exclude each other"),
+        (["--from", ".", "--why"], 2, "not for --github or --why"),
+        (["--from", ".", "--base", "mine"], 2, "use bootstrap or registry"),
+        (["--from", ".", "--to", "nothing"], 2, "only --from can be nothing"),
+        (["--from", "./dockerfiles"], 2, "has no matrix.yaml"),
+        (["--from", ".", "--platform", "linux/arm64"], 2, "is not for linux/arm64"),
+        (["--from", ".", "none"], 3, "no target fits none"),
+    ],
+)
+def test_exit_codes(call: Call, arguments: list[str], status: int, message: str) -> None:
+    got, _, error = call("plan", *arguments)
+    assert (got, message in error) == (status, True), error

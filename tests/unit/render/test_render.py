@@ -5,7 +5,7 @@ import pytest
 
 from imagebuild.core import ConfigError
 from imagebuild.project import Plan, Project, make_plan, parse_changes, versions_with
-from imagebuild.render import Renderer, stage_keys
+from imagebuild.render import Renderer
 from tests.conftest import LIBRARY, Files
 
 GOLDEN = ["quickstart-cuda13.5-debian13-runtime", "quickstart-cuda13.5-debian13-devel", "open-cuda13.5-debian13-devel"]
@@ -95,10 +95,3 @@ def test_wheels_that_the_lock_lacks_stop_with_the_command_that_adds_them(tiny: F
     tiny.component("library", LIBRARY + 'wheels: ["some-wheel=={version}"]\n', build="FROM x AS library\n")
     with pytest.raises(ConfigError, match="has no wheels library 1.2; add it with `imagebuild lock`"):
         rendered(tiny)
-
-
-def test_keys_follow_what_a_stage_builds_on() -> None:
-    text = "# head\nFROM x AS a\nRUN one\n\nFROM x AS b\nRUN --mount=type=bind,from=a,target=/a two\n\nFROM x AS c\nRUN two\n"
-    before, after = stage_keys(text), stage_keys(text.replace("one", "1"))
-    assert [before[s] == after[s] for s in "abc"] == [False, False, True]
-    assert stage_keys("\nFROM x AS c\nRUN two\n")["c"] == stage_keys("\nFROM x AS d\n# why\nRUN two\n")["d"]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from imagebuild.bench import BandwidthTest, Diagnostic, Results
-from imagebuild.report import Report, format_bytes, format_number, lay_out, one_line, report_markdown, visible
+from imagebuild.report import Report, format_bytes, format_number, one_line, report_markdown, visible
 from tests.report_samples import ABOUT, BAD, GIB, GOOD, judgement, row, run
 
 
@@ -80,7 +80,7 @@ def test_json_has_what_was_read_at_the_top_and_null_for_unknown() -> None:
 
 def measured(report: Report) -> list[tuple[float | None, ...]]:
     """For each run, what the verdicts on its speed measured."""
-    return [tuple(verdict.measured for verdict in card.verdicts) for card in lay_out(report).cards]
+    return [tuple(verdict.measured for verdict in entry.speed) for entry in report.entries]
 
 
 def test_verdicts_of_equal_runs_go_to_them_in_order() -> None:
@@ -96,7 +96,7 @@ def test_a_verdict_with_ranks_that_the_log_does_not_tell() -> None:
 
 def test_names_tell_runs_apart() -> None:
     runs = (run(), run(source="b/mpi.log"), run(source="c/mpi.log"), run("sendrecv", ranks=16, nodes=2))
-    assert [card.name for card in lay_out(Report(about=ABOUT, runs=runs)).cards] == [
+    assert [entry.name for entry in Report(about=ABOUT, runs=runs).entries] == [
         "all_reduce, 8 ranks, all_reduce.log",
         "all_reduce, 8 ranks, mpi.log #1",
         "all_reduce, 8 ranks, mpi.log #2",

@@ -1,8 +1,8 @@
-// Draws the charts of the page. Colours of text and grids come from the style sheet, so light, dark and paper need nothing here.
+// Draws the charts of a page. Colours of text and grids come from the style sheet, so light, dark and paper need nothing here.
 (function () {
   "use strict";
   var figures = JSON.parse(document.getElementById("figures").textContent);
-  var coarse = window.matchMedia("(pointer: coarse)").matches;
+  var coarse = window.matchMedia("(pointer: coarse)").matches, drawn = [];
   var font = { family: getComputedStyle(document.body).fontFamily, size: 12 };
   var config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
   if (coarse) { config.displayModeBar = false; }
@@ -20,17 +20,25 @@
     if (trace && trace.type === "heatmap" && (width - 110) / trace.x.length < 24) { trace.texttemplate = ""; }
   }
 
-  Object.keys(figures).forEach(function (id) {
-    var layout = Object.assign({
-      autosize: true, font: font, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      // A finger on a chart scrolls the page.
-      dragmode: coarse ? false : "zoom",
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: "#7d8896", activecolor: "#2f7ed8" },
-      hoverlabel: { bgcolor: "#1b2330", bordercolor: "#1b2330", font: { color: "#ffffff", family: font.family } }
-    }, figures[id].layout);
-    fit(figures[id], document.getElementById(id).clientWidth);
-    Plotly.newPlot(id, figures[id].data, layout, config);
-  });
+  // A chart that is not shown has no width; it is drawn when it is shown.
+  function draw() {
+    Object.keys(figures).forEach(function (id) {
+      var width = document.getElementById(id).clientWidth;
+      if (!width || drawn.indexOf(id) >= 0) { return; }
+      drawn.push(id);
+      var layout = Object.assign({
+        autosize: true, font: font, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+        // A finger on a chart scrolls the page.
+        dragmode: coarse ? false : "zoom",
+        modebar: { bgcolor: "rgba(0,0,0,0)", color: "#7d8896", activecolor: "#2f7ed8" },
+        hoverlabel: { bgcolor: "#1b2330", bordercolor: "#1b2330", font: { color: "#ffffff", family: font.family } }
+      }, figures[id].layout);
+      fit(figures[id], width);
+      Plotly.newPlot(id, figures[id].data, layout, config);
+    });
+  }
+  draw();
+  window.addEventListener("hashchange", draw);
 
   document.querySelectorAll(".legend button").forEach(function (button) {
     button.addEventListener("click", function () {
@@ -52,9 +60,9 @@
 
   // Paper is narrower than most screens.
   window.addEventListener("beforeprint", function () {
-    Object.keys(figures).forEach(function (id) { Plotly.relayout(id, { autosize: false, width: id.indexOf("matrix") ? 660 : 330 }); });
+    drawn.forEach(function (id) { Plotly.relayout(id, { autosize: false, width: id.indexOf("matrix") ? 660 : 330 }); });
   });
   window.addEventListener("afterprint", function () {
-    Object.keys(figures).forEach(function (id) { Plotly.relayout(id, { autosize: true, width: null }); });
+    drawn.forEach(function (id) { Plotly.relayout(id, { autosize: true, width: null }); });
   });
 })();
