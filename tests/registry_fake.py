@@ -1,24 +1,32 @@
-"""A registry in memory, for tests of what uses one. It refuses what the distribution's registry refuses."""
+"""A registry of images in memory, for tests of what talks to one by HTTP: through sockets, or without them."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import itertools
 import json
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
 
-from imagebuild.core import CommandError
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPResponse
+
 from imagebuild.oci import (
-    EMPTY,
+    CONFIG,
     INDEX,
     MANIFEST,
-    AttachmentFile,
-    BlobStream,
     Descriptor,
     Manifest,
-    MissingBlobs,
-    attachment_manifest,
+    Registry,
     blobs_of,
     digest_of,
     encode_json,
@@ -26,6 +34,10 @@ from imagebuild.oci import (
     manifests_of,
     referrer_descriptor,
 )
+from tests.unit import image_files
+
+USER, PASSWORD, IDENTITY = "someone", "pass:word", "an-identity-token"
+LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 
 @dataclass
@@ -35,22 +47,95 @@ class Repository:
     tags: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
-class FakeRegistry:
-    """Satisfies `registry.base.Registry`. `calls` has every change that was asked for: (what, repository, name).
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    query: Mapping[str, list[str]]
+    headers: Mapping[str, str]
+    content: bytes
 
-    `before` is called with each of those before it is done: to raise, or to do what another publisher does meanwhile.
+
+@dataclass
+class Answer(Exception):
+    """What a registry answers; raised where it refuses."""
+
+    status: int
+    content: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def refusal(status: int, code: str, message: str = "", **headers: str) -> Answer:
+    return Answer(status, json.dumps({"errors": [{"code": code, "message": message}]}).encode(), headers)
+
+
+class FakeRegistry(Registry):
+    """A client and its registry. It refuses what the distribution's registry refuses; all may change while it runs.
+
+    `calls` has every change that was asked for: (what, repository, name). `before` is called with each of those before
+    it is done: to raise, or to do what another publisher does meanwhile.
     """
 
-    host: str = "registry.test"
-    mounts: bool = True
+    mounts = True
     """Whether it can mount blobs of other repositories."""
-    repositories: dict[str, Repository] = field(default_factory=dict)
-    calls: list[tuple[str, str, str]] = field(default_factory=list)
-    before: Callable[[str, str, str], None] | None = None
-    sent: int = 0
-    """Bytes of blobs and manifests that were uploaded."""
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    referrers_api = True
+    wants: str = ""
+    """`basic` or `bearer` login, with USER and PASSWORD, or IDENTITY for tokens."""
+    open_to_read = False
+    """Tokens for reading are given to anyone."""
+    lifetime_s = 300
+    """Of tokens, as told."""
+    tells_digests = True
+    page = 0
+    """Tags that are listed at once; 0: all."""
+    deletes = True
+    address = ""
+    """Where it is served by `serve`."""
+
+    def __init__(self, host: str = "registry.test", **behaviour: Any) -> None:
+        super().__init__(host, f"http://{host}/v2/", patience_s=0)
+        self.session.mount("http://", Transport(self))
+        self.repositories: dict[str, Repository] = {}
+        self.calls: list[tuple[str, str, str]] = []
+        self.before: Callable[[str, str, str], None] | None = None
+        self.sent = 0
+        """Bytes of blobs and manifests that were uploaded."""
+        self.asked: list[tuple[str, str]] = []
+        """Method and path of all requests."""
+        self.tokens: dict[str, set[str]] = {}
+        """Token → scopes."""
+        self.sessions: dict[str, str] = {}
+        self.numbers = itertools.count()
+        self.lock = threading.RLock()
+        for name, value in behaviour.items():
+            setattr(self, name, value)
+
+    def changed(self, what: str) -> list[tuple[str, str]]:
+        """Repository and name of the changes of a kind: `manifest`, `blob`, `mount` or `delete`."""
+        return [(repository, name) for kind, repository, name in self.calls if kind == what]
+
+    def asked_for(self, method: str, path: str) -> int:
+        """Requests whose path fits a regular expression."""
+        return sum(m == method and bool(re.search(path, p)) for m, p in self.asked)
+
+    def answer(self, request: Request) -> Answer:
+        """What the registry answers; a test that serves it and puts something there itself needs no login."""
+        is_own = bool(self.address) and "Host" not in request.headers
+        if not is_own:
+            with self.lock:
+                self.asked.append((request.method, request.path))
+        try:
+            if request.path == "/token":
+                return self._token(request)
+            found = re.fullmatch(r"/v2/(.+)/(manifests|blobs/uploads|blobs|tags|referrers)/(.*)", request.path)
+            assert found, request.path
+            repository, what, name = found.groups()
+            if not is_own:
+                self._check_login(request, repository)
+            answered: Answer = getattr(self, f"_answer_{what.replace('/', '_')}")(request, repository, name)
+        except Answer as refused:
+            return refused
+        return answered
 
     def _change(self, what: str, repository: str, name: str) -> Repository:
         if self.before:
@@ -62,128 +147,217 @@ class FakeRegistry:
     def _look(self, repository: str) -> Repository:
         return self.repositories.get(repository) or Repository()
 
-    def _problem(self, repository: str, why: str) -> CommandError:
-        return CommandError(f"{self.host}/{repository}: {why}")
-
-    def manifest(self, repository: str, reference: str) -> Manifest | None:
+    def _answer_manifests(self, request: Request, repository: str, reference: str) -> Answer:
+        if request.method == "PUT":
+            return self.take_manifest(request, repository, reference)
         held = self._look(repository)
-        return held.manifests.get(held.tags.get(reference, reference))
+        found = held.manifests.get(held.tags.get(reference, reference))
+        if request.method == "DELETE" and not self.deletes:
+            raise refusal(405, "UNSUPPORTED")
+        if found is None:
+            raise refusal(404, "MANIFEST_UNKNOWN")
+        if request.method == "DELETE":
+            held = self._change("delete", repository, found.digest)
+            held.manifests.pop(found.digest, None)
+            held.tags = {tag: named for tag, named in held.tags.items() if named != found.digest}
+            return Answer(202)
+        told = {"Docker-Content-Digest": found.digest} if self.tells_digests else {}
+        return Answer(200, found.content, {"Content-Type": found.media_type, **told})
 
-    def digest(self, repository: str, reference: str) -> str | None:
-        found = self.manifest(repository, reference)
-        return found.digest if found else None
-
-    def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> str:
-        document, digest = json.loads(content), digest_of(content)
-        if self.digest(repository, reference) == digest:
-            return digest
+    def take_manifest(self, request: Request, repository: str, reference: str) -> Answer:
+        document, digest = json.loads(request.content), digest_of(request.content)
         held = self._change("manifest", repository, reference)
         if ":" in reference and reference != digest:
-            raise self._problem(repository, f"{reference} is not the digest of what was sent")
+            raise refusal(400, "DIGEST_INVALID")
         with self.lock:
             missing = [b.digest for b in blobs_of(document) if b.digest not in held.blobs]
             missing += [m.digest for m in manifests_of(document) if m.digest not in held.manifests]
             if missing:
-                raise MissingBlobs(f"{self.host}/{repository}: lacks what the manifest names: {', '.join(missing)}")
-            held.manifests[digest] = Manifest(content, media_type, digest)
+                raise refusal(400, "MANIFEST_BLOB_UNKNOWN", ", ".join(missing))
+            held.manifests[digest] = Manifest(request.content, request.headers["Content-Type"], digest)
             if ":" not in reference:
                 held.tags[reference] = digest
-        self.sent += len(content)
-        return digest
+            self.sent += len(request.content)
+        subject = (document.get("subject") or {}).get("digest")
+        listed = {"OCI-Subject": subject} if subject and self.referrers_api else {}
+        return Answer(201, headers={"Docker-Content-Digest": digest, **listed})
 
-    def tags(self, repository: str) -> tuple[str, ...]:
-        return tuple(sorted(self._look(repository).tags))
+    def _answer_blobs(self, _: Request, repository: str, digest: str) -> Answer:
+        content = self._look(repository).blobs.get(digest)
+        if content is None:
+            raise refusal(404, "BLOB_UNKNOWN", digest)
+        return Answer(200, content, {"Content-Type": "application/octet-stream"})
 
-    def has_blob(self, repository: str, digest: str) -> bool:
-        return digest in self._look(repository).blobs
+    def _answer_blobs_uploads(self, request: Request, repository: str, session: str) -> Answer:
+        if request.method == "POST":
+            digest, source = request.query.get("mount", [""])[0], request.query.get("from", [""])[0]
+            found = self._look(source).blobs.get(digest)
+            if self.mounts and found is not None:
+                self._change("mount", repository, digest).blobs[digest] = found
+                return Answer(201, headers={"Location": f"/v2/{repository}/blobs/{digest}"})
+            with self.lock:
+                session = f"s{next(self.numbers)}"
+                self.sessions[session] = repository
+            return Answer(202, headers={"Location": f"/v2/{repository}/blobs/uploads/{session}?state=secret"})
+        if self.sessions.pop(session, None) is None:
+            raise refusal(404, "BLOB_UPLOAD_UNKNOWN")
+        if request.method == "DELETE":
+            return Answer(204)
+        digest = request.query["digest"][0]
+        if digest_of(request.content) != digest:
+            raise refusal(400, "DIGEST_INVALID")
+        self._change("blob", repository, digest).blobs[digest] = request.content
+        self.sent += len(request.content)
+        return Answer(201, headers={"Location": "/"})
 
-    def blob(self, repository: str, digest: str) -> bytes:
-        try:
-            return self._look(repository).blobs[digest]
-        except KeyError:
-            raise self._problem(repository, f"has no blob {digest}") from None
+    def _answer_tags(self, request: Request, repository: str, _: str) -> Answer:
+        if repository not in self.repositories:
+            raise refusal(404, "NAME_UNKNOWN")
+        last = request.query.get("last", [""])[0]
+        rest = [tag for tag in sorted(self._look(repository).tags) if tag > last]
+        shown = rest[: self.page or None]
+        link = {"Link": f'</v2/{repository}/tags/list?last={shown[-1]}>; rel="next"'} if shown != rest else {}
+        return Answer(200, json.dumps({"name": repository, "tags": shown or None}).encode(), link)
 
-    def open_blob(self, repository: str, digest: str) -> Iterator[bytes]:
-        yield self.blob(repository, digest)
+    def _answer_referrers(self, _: Request, repository: str, digest: str) -> Answer:
+        if not self.referrers_api:
+            return Answer(404, b"404 page not found\n", {"Content-Type": "text/plain"})
+        manifests = list(self._look(repository).manifests.values())
+        listed = [m for m in manifests if (m.document.get("subject") or {}).get("digest") == digest]
+        index = index_document(referrer_descriptor(manifest.content) for manifest in listed)
+        return Answer(200, index, {"Content-Type": INDEX})
 
-    def put_blob(self, repository: str, content: bytes | Path | BlobStream, digest: str) -> bool:
-        if self.has_blob(repository, digest):
-            return False
-        if isinstance(content, BlobStream):
-            data = b"".join(content.chunks())
-        else:
-            data = content if isinstance(content, bytes) else content.read_bytes()
-        if digest_of(data) != digest:
-            raise self._problem(repository, f"{digest} is not the digest of what was sent")
-        self._change("blob", repository, digest).blobs[digest] = data
-        self.sent += len(data)
-        return True
+    def _knows(self, request: Request) -> bool:
+        wanted = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        return request.headers.get("Authorization") == f"Basic {wanted}"
 
-    def mount_blob(self, repository: str, digest: str, source: str) -> bool:
-        found = self._look(source).blobs.get(digest)
-        if not self.mounts or found is None:
-            return False
-        self._change("mount", repository, digest).blobs[digest] = found
-        return True
+    def _check_login(self, request: Request, repository: str) -> None:
+        if self.wants == "basic" and not self._knows(request):
+            raise refusal(401, "UNAUTHORIZED", **{"WWW-Authenticate": 'Basic realm="a registry"'})
+        if self.wants == "bearer":
+            action = {"GET": "pull", "HEAD": "pull", "DELETE": "delete"}.get(request.method, "push")
+            needed = {f"repository:{repository}:{action}"}
+            needed |= {f"repository:{source}:pull" for source in request.query.get("from", ())}
+            shown = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not needed <= self.tokens.get(shown, set()):
+                realm = f'realm="http://{self.address}/token",service="here, this one"'
+                challenge = f'Bearer {realm},scope="{" ".join(sorted(needed))}"'
+                raise refusal(401, "UNAUTHORIZED", **{"WWW-Authenticate": challenge})
 
-    def referrers(self, repository: str, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
-        found = [
-            referrer_descriptor(manifest.content)
-            for manifest in self._look(repository).manifests.values()
-            if (manifest.document.get("subject") or {}).get("digest") == digest
-        ]
-        return tuple(item for item in found if artifact_type in (None, item.artifact_type))
-
-    def attach(
-        self,
-        repository: str,
-        subject: Descriptor,
-        artifact_type: str,
-        files: tuple[AttachmentFile, ...],
-        annotations: Mapping[str, str],
-    ) -> str:
-        content = attachment_manifest(subject, artifact_type, files, annotations)
-        for data in (EMPTY, *(file.content for file in files)):
-            self.put_blob(repository, data, digest_of(data))
-        return self.put_manifest(repository, digest_of(content), content, MANIFEST)
-
-    def delete(self, repository: str, digest: str) -> None:
-        held = self._change("delete", repository, digest)
-        held.manifests.pop(digest, None)
-        held.tags = {tag: named for tag, named in held.tags.items() if named != digest}
-
-    def stop(self) -> None:
-        """Nothing runs in other threads for long."""
-
-    def changed(self, what: str) -> list[tuple[str, str]]:
-        """Repository and name of the changes of a kind: `manifest`, `blob`, `mount` or `delete`."""
-        return [(repository, name) for kind, repository, name in self.calls if kind == what]
+    def _token(self, request: Request) -> Answer:
+        form = {name: values[0] for name, values in parse_qs(request.content.decode()).items()}
+        scopes: set[str] = set()
+        for text in (*request.query.get("scope", ()), *form.get("scope", "").split()):
+            kind, name, actions = text.split(":")
+            scopes |= {f"{kind}:{name}:{action}" for action in actions.split(",")}
+        if not self._knows(request) and form.get("refresh_token") != IDENTITY:
+            if not self.open_to_read:
+                raise refusal(401, "UNAUTHORIZED")
+            scopes = {scope for scope in scopes if scope.endswith(":pull")}
+        assert request.query.get("service", [form.get("service")]) == ["here, this one"]
+        with self.lock:
+            token = f"token-{len(self.tokens)}"
+            self.tokens[token] = scopes
+        name = "access_token" if form else "token"
+        return Answer(200, json.dumps({name: token, "expires_in": self.lifetime_s}).encode())
 
 
-def image(
-    registry: FakeRegistry, repository: str, content: bytes = b"layer", platform: str = "linux/amd64"
-) -> Descriptor:
-    """Put a small image of one platform there, by digest; what describes it in an index."""
-    os, architecture, *_ = platform.split("/")
-    config = json.dumps({"os": os, "architecture": architecture, "config": {}, "rootfs": {}}).encode()
-    parts = [
-        Descriptor(kind, digest_of(data), len(data))
-        for kind, data in (
-            ("application/vnd.oci.image.config.v1+json", config),
-            ("application/vnd.oci.image.layer.v1.tar+gzip", content),
+class Transport(HTTPAdapter):
+    """Takes a client's requests to the registry without sockets."""
+
+    def __init__(self, registry: FakeRegistry) -> None:
+        super().__init__()
+        self.registry = registry
+
+    def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
+        body: Any = request.body
+        content = body if isinstance(body, bytes) else b"".join(body or ())
+        url = urlsplit(str(request.url))
+        answer = self.registry.answer(
+            Request(str(request.method), url.path, parse_qs(url.query), request.headers, content)
         )
-    ]
-    for data in (config, content):
+        raw = HTTPResponse(
+            BytesIO(b"" if request.method == "HEAD" else answer.content),
+            headers=dict(answer.headers), status=answer.status, preload_content=False,
+        )  # fmt: skip
+        return self.build_response(request, raw)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def relay(self) -> None:
+        url = urlsplit(self.path)
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        request = Request(self.command, url.path, parse_qs(url.query), cast(Any, self.headers), content)
+        answer = cast(Server, self.server).registry.answer(request)
+        self.send_response(answer.status)
+        for name, value in {**answer.headers, "Content-Length": str(len(answer.content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.content)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = relay  # noqa: N815 - names of the standard library
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, registry: FakeRegistry) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.registry = registry
+
+
+@contextmanager
+def serve(**behaviour: Any) -> Iterator[FakeRegistry]:
+    """Such a registry at an address: a free port of the loopback. It has no API for referrers unless told."""
+    registry = FakeRegistry(**{"referrers_api": False, **behaviour})
+    with Server(registry) as server:
+        registry.address = f"127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield registry
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def put_image(
+    registry: Registry, repository: str, layers: Iterable[bytes], platform: str = "linux/amd64", **settings: Any
+) -> Descriptor:
+    """Put an image of stored layers there, by digest; what describes it in an index. Settings are Env, Labels, …"""
+    os, architecture = platform.split("/")
+    config = encode_json({"os": os, "architecture": architecture, "config": settings, "rootfs": {}})
+    stored = [(CONFIG, config), *((LAYER, layer) for layer in layers)]
+    for _, data in stored:
         registry.put_blob(repository, data, digest_of(data))
-    first, *layers = [part.to_json() for part in parts]
-    manifest = encode_json(
-        {"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": layers}
-    )  # fmt: skip
+    first, *rest = [Descriptor(kind, digest_of(data), len(data)).to_json() for kind, data in stored]
+    manifest = encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": rest})
     digest = registry.put_manifest(repository, digest_of(manifest), manifest, MANIFEST)
     return Descriptor(MANIFEST, digest, len(manifest), platform)
 
 
-def index(registry: FakeRegistry, repository: str, manifests: Iterable[Descriptor], tag: str | None = None) -> str:
+def image(registry: Registry, repository: str, content: bytes = b"layer", platform: str = "linux/amd64") -> Descriptor:
+    """Put a small image of one platform there, by digest; what describes it in an index."""
+    return put_image(registry, repository, [content], platform)
+
+
+def pushed(
+    registry: Registry, *layers: image_files.Files, platform: str = "linux/amd64", **settings: Any
+) -> Descriptor:
+    """An image of real layers, by digest in the repository `gpu/open`; its description."""
+    packed = [gzip.compress(image_files.layer(files), 1) for files in layers]
+    return put_image(registry, "gpu/open", packed, platform, **settings)
+
+
+def index(registry: Registry, repository: str, manifests: Iterable[Descriptor], tag: str | None = None) -> str:
     """Put an index of images there, by digest or by tag; its digest."""
     content = index_document(manifests)
     return registry.put_manifest(repository, tag or digest_of(content), content, INDEX)

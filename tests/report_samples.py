@@ -126,9 +126,8 @@ BAD = Report(
     tests=(
         BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s", status="passed",
                       name="device_to_device_memcpy_read_ce", matrix=matrix(), sum=21870.0),
-        BandwidthTest(source="logs/p2p.log", tool="p2pBandwidthLatencyTest", unit="GB/s", status="passed",
-                      name="unidirectional_p2p_enabled", sum=None,
-                      matrix=tuple(tuple(2500.0 if c is None else c for c in r) for r in matrix(4, (0, 3)))),
+        BandwidthTest(source="logs/pairs.log", unit="GB/s", status="passed", sum=None,
+                      name="device_to_device_memcpy_write_ce", matrix=matrix(4, (0, 3))),
         BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s", status="passed",
                       name="host_to_device_memcpy_ce", matrix=((55.4, 55.3, 55.4, 55.2),), sum=221.3),
         BandwidthTest(source="logs/nvbandwidth.log", name="multinode_device_to_device_memcpy_read_ce", unit=None,

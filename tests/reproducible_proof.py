@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from imagebuild.build import start_engine, stop_engine
-from imagebuild.oci import EnginePaths, LayoutImage, images_in
+from imagebuild.oci import EnginePaths, PlatformImage, images_in
 
 ROOT = Path(__file__).parent.parent
 IMAGEBUILD = (sys.executable, "-m", "imagebuild")
@@ -40,7 +40,7 @@ def nothing_cached() -> Iterator[dict[str, str]]:
             stop_engine(environ, purge=True)
 
 
-def build(target: str, layouts: Path, options: list[str], environ: dict[str, str]) -> tuple[str, LayoutImage]:
+def build(target: str, layouts: Path, options: list[str], environ: dict[str, str]) -> tuple[str, PlatformImage]:
     """Digest and image of a build."""
     began = time.monotonic()
     work = layouts.parent / "work"

@@ -262,10 +262,10 @@ GBIT_UNITS = {"MB/sec": 2**20 * 8 / 1e9, "MiB/sec": 2**20 * 8 / 1e9, "Gb/sec": 1
 """Unit that perftest prints → Gb/s. What it calls MB is 2^20 bytes."""
 
 _COPY_PATHS = (
-    (r"latency|local_copy|p2p_disabled|connectivity", None, 0),
+    (r"latency|local_copy", None, 0),
     (r"device_to_device_bidirectional\w*_(read|write)[12]$", "link", 1),
-    (r"device_to_device_bidirectional|^bidirectional_p2p_enabled", "link", 2),
-    (r"device_to_device|all_to_one|one_to_all|p2p_enabled", "link", 1),
+    (r"device_to_device_bidirectional", "link", 2),
+    (r"device_to_device|all_to_one|one_to_all", "link", 1),
     (r"host_to_|_to_host", "host-link", 1),
 )
 """Name of a test → what its bytes pass, and how many times that rate its figure can be. A bidirectional test between

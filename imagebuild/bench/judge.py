@@ -25,7 +25,6 @@ from imagebuild.bench.models import (
     SpeedOutcome,
     SpeedVerdict,
 )
-from imagebuild.bench.nvbandwidth import p2p_gains_nothing
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError
 
@@ -56,13 +55,11 @@ def judge_results(results: Results, profile: Profile, context: RunContext | None
     if context.algorithm and context.algorithm not in get_args(AlgorithmName):
         known = ", ".join(get_args(AlgorithmName))
         raise ConfigError(f"--algorithm {context.algorithm}: unknown class of algorithms; use one of {known}")
-    sources = {test.source for test in results.tests}
-    without_p2p = {s for s in sources if p2p_gains_nothing([test for test in results.tests if test.source == s])}
     matrices = [test for test in results.tests if test.unit == "GB/s"]
     tables = [table for table in results.tables if not any(row.latency_us for row in table.rows)]
     return (
         *(judge_run(run, profile, context) for run in results.runs),
-        *(judge_matrix(test, profile, p2p_gains=test.source not in without_p2p) for test in matrices),
+        *(judge_matrix(test, profile) for test in matrices),
         *(judge_table(table, profile) for table in tables),
     )
 
@@ -129,11 +126,8 @@ def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -
     return ", ".join([collective or "unknown collective", *scale])
 
 
-def judge_matrix(test: BandwidthTest, profile: Profile, *, p2p_gains: bool = True) -> SpeedVerdict:
-    """Judge a matrix in GB/s: its worst pair by the reference, its best pair by the ceiling.
-
-    Without `p2p_gains`, copies were as fast with P2P disabled in the same run.
-    """
+def judge_matrix(test: BandwidthTest, profile: Profile) -> SpeedVerdict:
+    """Judge a matrix in GB/s: its worst pair by the reference, its best pair by the ceiling."""
     name = test.name or "unnamed test"
     pairs = device_pairs(test)
     worst = min(pairs, default=None)
@@ -143,8 +137,6 @@ def judge_matrix(test: BandwidthTest, profile: Profile, *, p2p_gains: bool = Tru
     if worst is None:
         return draft.end("not-comparable", "no pair was measured")
     draft.ceiling = ceilings.copy_ceiling(profile, name)
-    if not p2p_gains and "p2p_enabled" in name:
-        return draft.end("failed", "no pair gains by P2P: it is off, or does not work")
     if draft.is_above_ceiling(max(pairs)):
         draft.measured = max(pairs)
         return draft.measurement_error()
@@ -163,7 +155,7 @@ def device_pairs(test: BandwidthTest) -> list[float]:
     name = test.name or ""
     if "device_to_device_bidirectional" in name and len(matrix) == 3 * width:
         matrix = matrix[2 * width :]  # two directions and, below them, their total
-    is_between_gpus = "device_to_device" in name or "p2p" in name
+    is_between_gpus = "device_to_device" in name
     return [
         cell
         for row, cells in enumerate(matrix)

@@ -5,7 +5,6 @@ Bandwidths are in GB/s of 10^9 bytes, times in µs, sizes in bytes, unless the f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -79,10 +78,10 @@ class Run(Model):
 
 
 class BandwidthTest(Model):
-    """One matrix of nvbandwidth or p2pBandwidthLatencyTest."""
+    """One matrix of nvbandwidth."""
 
     source: str
-    tool: Literal["nvbandwidth", "p2pBandwidthLatencyTest"] = "nvbandwidth"
+    tool: str = "nvbandwidth"
     tool_version: str | None = None
     name: str | None
     """`None` if the output does not say it: the text of nvbandwidth does not name a waived test."""
@@ -217,16 +216,3 @@ class ParsedOutput(Generic[Item_co]):
     items: tuple[Item_co, ...] = ()
     unread: tuple[str, ...] = ()
     """Lines (or pieces of JSON, shortened) that look like results of this tool and could not be read."""
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.items and not self.unread
-
-    @classmethod
-    def joined(cls, parts: Iterable[ParsedOutput[Item_co]]) -> ParsedOutput[Item_co]:
-        """Join several parts of a source, in order."""
-        parts = tuple(parts)
-        return cls(
-            items=tuple(item for part in parts for item in part.items),
-            unread=tuple(line for part in parts for line in part.unread),
-        )

@@ -130,7 +130,7 @@ class MeasuredSpeed(Measured):
 
 
 class CopyRate(Measured):
-    """Rate of the worst pair in a test of nvbandwidth or of p2pBandwidthLatencyTest."""
+    """Rate of the worst pair in a test of nvbandwidth."""
 
     tests: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of tests, with `*` for anything."""

@@ -6,6 +6,7 @@ that look like results and could not be read are counted in the file's `Source`,
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,31 +17,27 @@ from imagebuild.bench.dcgm import parse_dcgm_json, parse_dcgm_text
 from imagebuild.bench.logs import JsonDocument, Log, LogLine, extract_json, log_from_text, read_log
 from imagebuild.bench.models import ParsedOutput, Results, Source
 from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
-from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text, parse_p2p_text
-from imagebuild.bench.perftest import parse_perftest_broken_json, parse_perftest_json, parse_perftest_text
+from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
+from imagebuild.bench.perftest import parse_perftest_json, parse_perftest_text
 from imagebuild.bench.ucx import parse_ucx_text
 from imagebuild.core.errors import ResultError
 
-_TEXT_PARSERS: tuple[tuple[str, str, Callable[[str, Sequence[str]], ParsedOutput[Any]]], ...] = (
-    ("nvbandwidth", "tests", parse_nvbandwidth_text),
-    ("p2pBandwidthLatencyTest", "tests", parse_p2p_text),
-    ("perftest", "tables", parse_perftest_text),
-    ("ucx_perftest", "ucx", parse_ucx_text),
-    ("dcgmi", "diagnostics", parse_dcgm_text),
-    ("perftest", "tables", parse_perftest_broken_json),
+_TextParser = Callable[[str, Sequence[str]], ParsedOutput[Any]]
+_JsonParser = Callable[[str, JsonDocument], ParsedOutput[Any] | None]
+_PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = (
+    ("nccl-tests", "runs", None, parse_nccl_json),
+    ("nvbandwidth", "tests", parse_nvbandwidth_text, parse_nvbandwidth_json),
+    ("perftest", "tables", parse_perftest_text, parse_perftest_json),
+    ("ucx_perftest", "ucx", parse_ucx_text, None),
+    ("dcgmi", "diagnostics", parse_dcgm_text, parse_dcgm_json),
 )
-"""Tool, field of `Results` that its items go to, and the function that reads the lines of one process.
+"""Tool; field of `Results` that its items go to; the function that reads the lines of one process; the function that
+reads a JSON document, and returns None for one of another tool.
 
-nccl-tests is not one of them: its reader needs the lines of all processes, since failures are printed by others.
+The text of nccl-tests needs the lines of all processes, since failures are printed by others.
 """
-_JSON_PARSERS: tuple[tuple[str, str, Callable[[str, JsonDocument], ParsedOutput[Any] | None]], ...] = (
-    ("nccl-tests", "runs", parse_nccl_json),
-    ("nvbandwidth", "tests", parse_nvbandwidth_json),
-    ("perftest", "tables", parse_perftest_json),
-    ("dcgmi", "diagnostics", parse_dcgm_json),
-)
-"""Tool, field of `Results`, and the function that returns None for a document of another tool."""
-
+_P2P = re.compile(r"[\s>]{0,40}(?:P2P Connectivity Matrix|(?:Uni|Bi)directional P2P=)")
+_P2P_IS_NOT_READ = "the output of p2pBandwidthLatencyTest is not read; use nvbandwidth, which measures the same"
 _MOST_EXAMPLES = 5
 _LONGEST_EXAMPLE = 160
 
@@ -65,9 +62,9 @@ def read_files(paths: Iterable[Path | str]) -> Results:
         outputs.append(_parse_log(log))
     if not any(output.tools for output in outputs):
         names = ", ".join(map(str, files[:3])) + (" …" if len(files) > 3 else "")
-        raise ResultError(
-            f"{names or 'no file'}: no output of a known benchmark; give files that hold what one printed"
-        )
+        unread = [line for output in outputs for line in output.unread]
+        problem = unread[0] if unread else "no output of a known benchmark; give files that hold what one printed"
+        raise ResultError(f"{names or 'no file'}: {problem}")
     return _results_of(outputs)
 
 
@@ -87,21 +84,10 @@ class _FileOutput:
     unread: list[str] = field(default_factory=list)
 
     def add(self, tool: str, part: str, parsed: ParsedOutput[Any]) -> None:
-        if not parsed.is_empty and tool not in self.tools:
+        if (parsed.items or parsed.unread) and tool not in self.tools:
             self.tools.append(tool)
         self.items[part].extend(parsed.items)
         self.unread.extend(parsed.unread)
-
-    def add_json(self, document: JsonDocument) -> None:
-        for tool, part, parse in _JSON_PARSERS:
-            parsed = parse(self.log.path, document)
-            if parsed is None:
-                continue
-            self.add(tool, part, parsed)
-            if tool == "nccl-tests":
-                return  # the reason of a run says that a document has no end
-            if not document.is_whole:
-                self.unread.append(f"line {document.number}: a JSON document of {tool} without its end")
 
 
 def _parse_log(log: Log) -> _FileOutput:
@@ -112,12 +98,20 @@ def _parse_log(log: Log) -> _FileOutput:
     outside: list[LogLine] = []
     for lines in by_process.values():
         documents, others = extract_json(lines)
-        for document in documents:
-            output.add_json(document)
         texts = [line.text for line in others]
-        for tool, part, parse in _TEXT_PARSERS:
-            output.add(tool, part, parse(log.path, texts))
+        for tool, part, parse_text, parse_json in _PARSERS:
+            for document in documents if parse_json else ():
+                parsed = parse_json(log.path, document) if parse_json else None
+                if parsed is None:
+                    continue
+                output.add(tool, part, parsed)
+                if not document.is_whole and tool != "nccl-tests":  # the reason of a run says it
+                    output.unread.append(f"line {document.number}: a JSON document of {tool} without its end")
+            if parse_text:
+                output.add(tool, part, parse_text(log.path, texts))
         outside += others
+    if any(_P2P.match(line.text) for line in outside):
+        output.unread.append(_P2P_IS_NOT_READ)
     outside.sort(key=lambda line: line.number)
     json_runs = output.items.pop("runs", [])
     printed = parse_nccl_text(Log(log.path, outside, warnings=log.warnings))
@@ -131,21 +125,13 @@ def _results_of(outputs: Sequence[_FileOutput]) -> Results:
     for output in outputs:
         for part, values in output.items.items():
             items[part] += values
-    sources = tuple(
-        Source(
-            path=output.log.path,
-            tools=tuple(output.tools),
-            lines=output.log.line_count,
-            unread=len(output.unread),
-            examples=tuple(text[:_LONGEST_EXAMPLE] for text in output.unread[:_MOST_EXAMPLES]),
+        items["sources"].append(
+            Source(
+                path=output.log.path,
+                tools=tuple(output.tools),
+                lines=output.log.line_count,
+                unread=len(output.unread),
+                examples=tuple(text[:_LONGEST_EXAMPLE] for text in output.unread[:_MOST_EXAMPLES]),
+            )
         )
-        for output in outputs
-    )
-    return Results(
-        runs=tuple(items["runs"]),
-        tests=tuple(items["tests"]),
-        tables=tuple(items["tables"]),
-        ucx=tuple(items["ucx"]),
-        diagnostics=tuple(items["diagnostics"]),
-        sources=sources,
-    )
+    return Results(**{part: tuple(values) for part, values in items.items()})

@@ -279,9 +279,10 @@ def load_into_engine(image: BootstrappedBase, environ: Mapping[str, str], run: R
 def _cached(cache: Path, recipe: RootfsRecipe, oldest: float) -> CachedRootfs | None:
     """Return the record of a file system that is complete and not older than `oldest`."""
     record = CachedRootfs.read(_record_path(cache, recipe))
-    if not record or record.created < oldest or not layout.is_complete(cache / LAYOUT, record.manifest):
+    if not record or record.created < oldest:
         return None
-    return record
+    is_whole = layout.has_image(cache / LAYOUT, record.manifest.digest, record.manifest.size)
+    return record if is_whole else None
 
 
 def _record_path(cache: Path, recipe: RootfsRecipe) -> Path:

@@ -629,5 +629,5 @@ def _push(result: BuildResult, layout: Path, target: Target, origin: BuildOrigin
     origin.progress.note(f"pushing {target.id} to {staging.name}")
     tag = plan.staged_tag(result.digest, datetime.now(UTC))
     moved = oci.push_image(layout, result.digest, origin.connect(staging.host), staging.repository, tag)
-    origin.progress.note(f"pushed {target.id}: {moved.blobs} blobs, {format_size(moved.bytes)}")
+    origin.progress.note(f"pushed {target.id}: {moved['blobs']} blobs, {format_size(moved['bytes'])}")
     return result.model_copy(update={"repository": staging.name, "tags": (f"{staging.name}:{tag}",)})

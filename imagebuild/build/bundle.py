@@ -45,7 +45,8 @@ from imagebuild.core.http import Fetcher, MissingFile, without_login
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import configured_index, default_index, pip_conf_text
 from imagebuild.oci.engine import Endpoint
-from imagebuild.oci.layout import check_image, copy_to_layout, pull_image
+from imagebuild.oci.layout import check_image, copy_to_layout
+from imagebuild.oci.registry import pull_image
 from imagebuild.project.lockfile import Digest
 
 MANIFEST = "manifest.json"

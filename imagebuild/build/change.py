@@ -20,7 +20,6 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model, Platform
 from imagebuild.oci.reference import parse_reference
 from imagebuild.project import load, plan
-from imagebuild.project.component import checks_of
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import digest_of, with_unresolved
 from imagebuild.project.matrix import Target
@@ -84,7 +83,7 @@ def read_state(
 def _checks_of_targets(project: Project, targets: Iterable[Target]) -> dict[str, object]:
     of_components: dict[str, object] = {}
     for name, document in project.components.items():
-        scripts = [(check, load.script_of(project, name, check)) for check in checks_of(document.model)]
+        scripts = [(check, load.script_of(project, name, check)) for check in document.model.checks]
         of_components[name] = scripts, document.model.waivers, document.model.gpu_code
     images = {name: (i.waivers, i.size_limit_mb) for name, i in project.matrix.model.images.items()}
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -12,33 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from imagebuild.cli.options import (
-    BESIDE_MATRIX,
-    BUILDS,
-    DOCKERFILES,
-    MATRIX,
-    BaseOption,
-    CaOption,
-    DockerfilesOption,
-    FolderOption,
-    JsonOption,
-    LockOption,
-    MatrixOption,
-    PlatformsOption,
-    RegistryOption,
-    SelectArgument,
-    SetOption,
-    VerboseOption,
-    WithOption,
-    WithoutOption,
-    changes_of,
-    command_group,
-    example,
-    examples,
-    open_workspace,
-    parse_platforms,
-    print_result,
-)
+from imagebuild.cli import options
+from imagebuild.cli.options import argument, option
 from imagebuild.core.console import err, format_size, out, print_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
@@ -47,66 +21,45 @@ if TYPE_CHECKING:
     from imagebuild.build.private import EngineStatus
 
 
-@example(
+@options.example(
     "imagebuild build quickstart cuda=13.5 --platform local",
     "imagebuild build open --push --registry ghcr.io/acme",
     "imagebuild build open-cuda13.5-debian13-devel --source ucx=/my/ucx --stage ucx -v",
 )
 def build(
-    select: SelectArgument = None,
-    platform: PlatformsOption = None,
-    load: Annotated[bool, typer.Option("--load", help="Load images into the engine's store; the default.")] = False,
-    push: Annotated[
-        bool, typer.Option("--push", help="Push images by digest to the staging repositories, without tags.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write images as OCI layouts into a folder.")
-    ] = None,
-    registry: RegistryOption = None,
+    project: options.ProjectFiles,
+    edits: options.PlanChanges,
+    select: options.SelectArgument = None,
+    platform: options.PlatformsOption = None,
+    load: Annotated[bool, option("--load", "Load images into the engine's store; the default.")] = False,
+    push: Annotated[bool, option("--push", "Push images by digest to the staging repositories, without tags.")] = False,
+    output: Annotated[Path | None, option("-o, --output DIR", "Write images as OCI layouts into a folder.")] = None,
+    registry: options.RegistryOption = None,
     compression: Annotated[
-        str,
-        typer.Option(
-            "--compression", metavar="NAME[:LEVEL]", help="Compression of layers that leave the engine: gzip or zstd."
-        ),
+        str, option("--compression NAME[:LEVEL]", "Compression of layers that leave the engine: gzip or zstd.")
     ] = "gzip",
-    builder: Annotated[
-        str | None, typer.Option("--builder", metavar="NAME", help="Builder of docker buildx to build with.")
-    ] = None,
+    builder: Annotated[str | None, option("--builder NAME", "Builder of docker buildx to build with.")] = None,
     source: Annotated[
-        list[str] | None,
-        typer.Option("--source", metavar="NAME=DIR", help="Take the source of a component from a folder."),
+        list[str] | None, option("--source NAME=DIR", "Take the source of a component from a folder.")
     ] = None,
-    base: BaseOption = "bootstrap",
-    ca: CaOption = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step again.")] = False,
+    base: options.BaseOption = "bootstrap",
+    ca: options.CaOption = None,
+    no_cache: Annotated[bool, option("--no-cache", "Run every step again.")] = False,
     cache: Annotated[
-        str | None,
-        typer.Option("--cache", metavar="REPOSITORY", help="Take compiled artefacts from this repository's caches."),
+        str | None, option("--cache REPOSITORY", "Take compiled artefacts from this repository's caches.")
     ] = None,
     cache_write: Annotated[
-        bool, typer.Option("--cache-write", help="With --cache: write the caches too, as CI does on the main branch.")
+        bool, option("--cache-write", "With --cache: write the caches too, as CI does on the main branch.")
     ] = False,
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=0, metavar="NUMBER", help="Targets to build at a time; 0: all.")
-    ] = 0,
-    stage: Annotated[
-        str | None, typer.Option("--stage", metavar="NAME", help="Build only this stage of the targets.")
-    ] = None,
-    bundle: Annotated[
-        Path | None, typer.Option("--bundle", metavar="DIR", help="Build from this bundle, without a network.")
-    ] = None,
+    jobs: Annotated[int, option("--jobs NUMBER", "Targets to build at a time; 0: all.", min=0)] = 0,
+    stage: Annotated[str | None, option("--stage NAME", "Build only this stage of the targets.")] = None,
+    bundle: Annotated[Path | None, option("--bundle DIR", "Build from this bundle, without a network.")] = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Use no network: build from the bundle of `imagebuild bundle use`.")
+        bool, option("--offline", "Use no network: build from the bundle of `imagebuild bundle use`.")
     ] = False,
-    settings: SetOption = None,
-    with_: WithOption = None,
-    without: WithoutOption = None,
-    folder: FolderOption = BUILDS,
-    json_file: JsonOption = None,
-    verbose: VerboseOption = False,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    folder: options.FolderOption = options.BUILDS,
+    json_file: options.JsonOption = None,
+    verbose: options.VerboseOption = False,
 ) -> None:
     """Build targets with BuildKit."""
     from imagebuild.build.build import BuildRequest, build_targets, layer_format_of, print_builds
@@ -114,11 +67,11 @@ def build(
 
     if sum((load, push, output is not None)) > 1:
         raise ConfigError("--load, --push and --output exclude each other")
-    changes = changes_of(settings, with_, without, registry=registry)
-    workspace = open_workspace(matrix, dockerfiles, lock, changes)
+    changes = edits.parse(registry)
+    workspace = project.open(changes)
     request = BuildRequest(
         targets=select_targets(workspace.plan, select or ()),
-        platforms=parse_platforms(platform),
+        platforms=options.parse_platforms(platform),
         output="push" if push else str(output.resolve()) if output else "load",
         layer_format=layer_format_of(workspace.project, compression),
         builder=builder,
@@ -138,11 +91,7 @@ def build(
     began = time.monotonic()
     results = build_targets(workspace.project, workspace.renderer, request)
     seconds = time.monotonic() - began
-    print_result(
-        json_file,
-        lambda: json.dumps([result.model_dump(mode="json") for result in results], indent=1),
-        lambda: print_builds(request, results, seconds),
-    )
+    options.print_result(json_file, results, lambda: print_builds(request, results, seconds))
 
 
 def _bundle_of(folder: Path | None, offline: bool) -> Bundle | None:
@@ -160,24 +109,20 @@ def _bundle_of(folder: Path | None, offline: bool) -> Bundle | None:
     return Bundle.read(folder)
 
 
-bundle = command_group("Keep all that builds fetch in one folder, for machines without a network.")
-BundleArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the bundle.")]
+bundle = options.command_group("Keep all that builds fetch in one folder, for machines without a network.")
+BundleArgument = Annotated[Path, argument("DIR", "Folder of the bundle.")]
 
 
-@bundle.command("create", epilog=examples("imagebuild bundle create /media/usb/bundle open cuda=13.5"))
+@options.subcommand(bundle, "create", "imagebuild bundle create /media/usb/bundle open cuda=13.5")
 def create_bundle(
+    project: options.ProjectFiles,
+    edits: options.PlanChanges,
     directory: BundleArgument,
-    select: SelectArgument = None,
-    platform: PlatformsOption = None,
-    base: BaseOption = "bootstrap",
-    ca: CaOption = None,
-    settings: SetOption = None,
-    with_: WithOption = None,
-    without: WithoutOption = None,
-    verbose: VerboseOption = False,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    select: options.SelectArgument = None,
+    platform: options.PlatformsOption = None,
+    base: options.BaseOption = "bootstrap",
+    ca: options.CaOption = None,
+    verbose: options.VerboseOption = False,
 ) -> None:
     """Build targets from the beginning, and keep everything that this fetches."""
     from imagebuild.build.bake import platforms_of
@@ -186,10 +131,10 @@ def create_bundle(
     from imagebuild.core.fields import Platform
     from imagebuild.project.plan import select_targets
 
-    changes = changes_of(settings, with_, without)
-    workspace = open_workspace(matrix, dockerfiles, lock, changes)
+    changes = edits.parse()
+    workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())
-    platforms = parse_platforms(platform)
+    platforms = options.parse_platforms(platform)
     keys: dict[str, set[Platform]] = {}
     for target in targets:
         for key in workspace.renderer.dockerfile(target).stages.values():
@@ -214,16 +159,12 @@ def create_bundle(
     out.print(f"{directory}: {len(files)} downloads of {size}, for {len(targets)} targets", markup=False)
 
 
-@bundle.command("verify", epilog=examples("imagebuild bundle verify /media/usb/bundle"))
+@options.subcommand(bundle, "verify", "imagebuild bundle verify /media/usb/bundle")
 def verify_bundle(
+    project: options.ProjectFiles,
+    edits: options.PlanChanges,
     directory: BundleArgument,
-    settings: SetOption = None,
-    with_: WithOption = None,
-    without: WithoutOption = None,
-    json_file: JsonOption = None,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    json_file: options.JsonOption = None,
 ) -> None:
     """Compare a bundle with its manifest and the lock, and list the targets that can be built from it."""
     from imagebuild.build.bundle import Bundle
@@ -232,7 +173,7 @@ def verify_bundle(
     bundle = Bundle.read(directory)
     if damage := bundle.find_damage(lambda text: err.print(text, markup=False)):
         raise ResultError("\n".join(damage))
-    workspace = open_workspace(matrix, dockerfiles, lock, changes_of(settings, with_, without))
+    workspace = project.open(edits.parse())
     served, wrong = {}, []
     for target in workspace.plan.targets:
         stages = workspace.renderer.dockerfile(target).stages
@@ -254,10 +195,10 @@ def verify_bundle(
         print_table(("serves", "platforms"), rows)
         out.print(f"{directory}: whole; made {bundle.manifest.created}", markup=False)
 
-    print_result(json_file, lambda: json.dumps({"created": bundle.manifest.created, "serves": served}, indent=1), show)
+    options.print_result(json_file, {"created": bundle.manifest.created, "serves": served}, show)
 
 
-@bundle.command("use", epilog=examples("imagebuild bundle use /media/usb/bundle && imagebuild build --offline"))
+@options.subcommand(bundle, "use", "imagebuild bundle use /media/usb/bundle && imagebuild build --offline")
 def use_bundle(directory: BundleArgument) -> None:
     """Let `imagebuild build --offline` take this bundle."""
     from imagebuild.build.bundle import Bundle
@@ -268,11 +209,11 @@ def use_bundle(directory: BundleArgument) -> None:
     out.print(f"{file}: bundle: {bundle.folder}", markup=False)
 
 
-engine = command_group("Start, show and stop a private Docker Engine, for machines that have none.")
+engine = options.command_group("Start, show and stop a private Docker Engine, for machines that have none.")
 
 
-@engine.command("up", epilog=examples("sudo imagebuild engine up"))
-def start(json_file: JsonOption = None) -> None:
+@options.subcommand(engine, "up", "sudo imagebuild engine up")
+def start(json_file: options.JsonOption = None) -> None:
     """Start the private engine; install it first where no usable engine is."""
     from imagebuild.build.private import start_engine
     from imagebuild.oci.engine import find_engine
@@ -288,17 +229,17 @@ def start(json_file: JsonOption = None) -> None:
     _show_engine(start_engine(), json_file)
 
 
-@engine.command("status", epilog=examples("imagebuild engine status --json -"))
-def status(json_file: JsonOption = None) -> None:
+@options.subcommand(engine, "status", "imagebuild engine status --json -")
+def status(json_file: options.JsonOption = None) -> None:
     """Show whether the private engine runs, and where it keeps its things."""
     from imagebuild.build.private import engine_status
 
     _show_engine(engine_status(), json_file)
 
 
-@engine.command("down", epilog=examples("sudo imagebuild engine down --purge"))
+@options.subcommand(engine, "down", "sudo imagebuild engine down --purge")
 def stop(
-    purge: Annotated[bool, typer.Option("--purge", help="Delete the engine's images and build cache, too.")] = False,
+    purge: Annotated[bool, option("--purge", "Delete the engine's images and build cache, too.")] = False,
 ) -> None:
     """Stop the private engine."""
     from imagebuild.build.private import stop_engine
@@ -310,11 +251,11 @@ def stop(
 def _show_engine(status: EngineStatus, json_file: str | None) -> None:
     values = {name: value for name, value in asdict(status).items() if value is not None}
     rows = [(name.replace("_", " "), str(value)) for name, value in values.items()]
-    print_result(json_file, lambda: json.dumps(values, indent=1), lambda: print_table(("private engine", ""), rows))
+    options.print_result(json_file, values, lambda: print_table(("private engine", ""), rows))
 
 
-@example("imagebuild doctor", "imagebuild doctor --json -")
-def doctor(json_file: JsonOption = None) -> None:
+@options.example("imagebuild doctor", "imagebuild doctor --json -")
+def doctor(json_file: options.JsonOption = None) -> None:
     """Say what this machine has for building and checking, and how to get what it lacks.
 
     Exit status 1 if something is missing that building or checking needs.
@@ -326,10 +267,6 @@ def doctor(json_file: JsonOption = None) -> None:
     findings = examine_machine()
     marks = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
     rows = [(marks[f.ok], *map(escape, (f.name, f.detail, f.fix))) for f in findings]
-    print_result(
-        json_file,
-        lambda: json.dumps([asdict(finding) for finding in findings], indent=1),
-        lambda: print_table(("", "what", "found", "fix"), rows),
-    )
+    options.print_result(json_file, findings, lambda: print_table(("", "what", "found", "fix"), rows))
     if any(finding.ok is False for finding in findings):
         raise typer.Exit(1)

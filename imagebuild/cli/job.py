@@ -5,103 +5,68 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
-import typer
-
-from imagebuild.cli.options import (
-    BESIDE_MATRIX,
-    DOCKERFILES,
-    MATRIX,
-    PROFILES,
-    DockerfilesOption,
-    LockOption,
-    MatrixOption,
-    OutputOption,
-    ProfilesOption,
-    example,
-    open_workspace,
-    print_or_write,
-)
+from imagebuild.cli import options
+from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from imagebuild.jobs.choose import Offer
 
 
-@example(
+@options.example(
     "imagebuild job mpijob --profile h100 --fabric ib --nodes 8 --with sharp | kubectl apply -f -",
     "imagebuild job slurm --profile gb300-nvl72 --fabric roce --racks 2 --cluster coreweave -o job.sh",
 )
 def job(
-    scheduler: Annotated[str, typer.Argument(metavar="mpijob|jobset|slurm", help="What runs the job.")],
-    profile: Annotated[
-        str, typer.Option("--profile", metavar="NAME", help="Hardware that the job runs on, a file of profiles/.")
-    ],
+    project: options.ProjectFiles,
+    scheduler: Annotated[str, argument("mpijob|jobset|slurm", "What runs the job.")],
+    profile: Annotated[str, option("--profile NAME", "Hardware that the job runs on, a file of profiles/.")],
     fabric: Annotated[
-        str | None,
-        typer.Option("--fabric", metavar="NAME", help="Network, a file of jobs/fabrics/; by default the profile's."),
+        str | None, option("--fabric NAME", "Network, a file of jobs/fabrics/; by default the profile's.")
     ] = None,
-    cluster: Annotated[
-        str, typer.Option("--cluster", metavar="NAME", help="Site, a file of jobs/clusters/.")
-    ] = "generic",
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="NUMBER", help="Number of nodes; by default 8, or a whole rack.")
-    ] = None,
+    cluster: Annotated[str, option("--cluster NAME", "Site, a file of jobs/clusters/.")] = "generic",
+    nodes: Annotated[int | None, option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.")] = None,
     racks: Annotated[
-        int | None,
-        typer.Option("--racks", metavar="NUMBER", help="Number of whole racks that NVLink joins, instead of --nodes."),
+        int | None, option("--racks NUMBER", "Number of whole racks that NVLink joins, instead of --nodes.")
     ] = None,
-    with_: Annotated[
-        list[str] | None, typer.Option("--with", metavar="NAME,…", help="Features to use, files of jobs/features/.")
-    ] = None,
+    with_: Annotated[list[str] | None, option("--with NAME,…", "Features to use, files of jobs/features/.")] = None,
     container: Annotated[
-        str, typer.Option("--container", metavar="pyxis|none", help="How Slurm runs the image, or that it does not.")
+        str, option("--container pyxis|none", "How Slurm runs the image, or that it does not.")
     ] = "pyxis",
-    image: Annotated[
-        str | None, typer.Option("--image", metavar="IMAGE", help="Image to run; by default the newest that fits.")
-    ] = None,
+    image: Annotated[str | None, option("--image IMAGE", "Image to run; by default the newest that fits.")] = None,
     catalog: Annotated[
-        Path | None,
-        typer.Option("--catalog", metavar="FILE", help="Choose from the published images of this images.json."),
+        Path | None, option("--catalog FILE", "Choose from the published images of this images.json.")
     ] = None,
-    nccl: Annotated[
-        str | None, typer.Option("--nccl", metavar="VERSION", help="NCCL in an image that does not say which it has.")
-    ] = None,
-    test: Annotated[
-        str, typer.Option("--test", metavar="NAME", help="What to measure, a file of jobs/tests/.")
-    ] = "all-reduce",
+    nccl: Annotated[str | None, option("--nccl VERSION", "NCCL in an image that does not say which it has.")] = None,
+    test: Annotated[str, option("--test NAME", "What to measure, a file of jobs/tests/.")] = "all-reduce",
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter of the job, or a variable of all ranks."),
+        list[str] | None, option("--set NAME=VALUE", "Set a parameter of the job, or a variable of all ranks.")
     ] = None,
     collect: Annotated[
-        bool, typer.Option("--collect", help="Say in the header how the result comes back from the cluster.")
+        bool, option("--collect", "Say in the header how the result comes back from the cluster.")
     ] = False,
-    output: OutputOption = None,
-    facts: Annotated[Path, typer.Option("--facts", metavar="DIR", help="Folder of the facts about jobs.")] = Path(
-        "jobs"
-    ),
-    profiles: ProfilesOption = PROFILES,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    output: options.OutputOption = None,
+    facts: Annotated[Path, option("--facts DIR", "Folder of the facts about jobs.")] = Path("jobs"),
+    profiles: options.ProfilesOption = options.PROFILES,
 ) -> None:
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
     from imagebuild.core.errors import suggestion
     from imagebuild.jobs.choose import published_offer
-    from imagebuild.jobs.facts import FABRICS, JobRequest, Scheduler, job_hardware, load_facts
-    from imagebuild.jobs.job import job_text, resolve_job
+    from imagebuild.jobs.facts import JobRequest, Scheduler, default_fabric, load_facts
+    from imagebuild.jobs.job import resolve_job
+    from imagebuild.jobs.manifest import job_text
 
     if scheduler not in get_args(Scheduler):
         raise ConfigError(f"job {scheduler}: unknown scheduler{suggestion(scheduler, list(get_args(Scheduler)))}")
     if container not in ("pyxis", "none"):
         raise ConfigError(f"--container {container}: use pyxis or none")
-    hardware = job_hardware(find_profile(load_profiles(profiles), profile).model)
+    hardware = find_profile(load_profiles(profiles), profile).model
     request = JobRequest(
         scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
         profile=profile,
-        fabric=fabric or FABRICS.get(hardware.network or "ethernet", "ethernet"),
+        fabric=fabric or default_fabric(hardware),
         cluster=cluster,
         nodes=nodes,
         racks=racks,
@@ -113,7 +78,7 @@ def job(
         settings=tuple(settings or ()),
         collect=collect,
     )
-    offer = offer_of_plan(matrix, dockerfiles, lock)
+    offer = offer_of_plan(project)
     if catalog:
         from imagebuild.publish.catalog import read_catalog
 
@@ -121,15 +86,15 @@ def job(
     resolved = resolve_job(request, hardware, load_facts(facts), offer)
     for message in resolved.messages:
         err.print(message, markup=False)
-    print_or_write(job_text(resolved), output)
+    options.print_or_write(job_text(resolved), output)
 
 
-def offer_of_plan(matrix: Path, dockerfiles: Path, lock: Path) -> Offer:
+def offer_of_plan(project: options.ProjectFiles) -> Offer:
     """Return the images of the plan for a job to choose from; none where there is no matrix."""
     from imagebuild.jobs.choose import Offer
 
-    if not matrix.exists():
+    if not project.matrix.exists():
         return Offer()
-    workspace = open_workspace(matrix, dockerfiles, lock)
+    workspace = project.open()
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     return Offer(workspace.plan.targets, provides, workspace.project.matrix.model.gpu_architectures)

@@ -8,27 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from imagebuild.cli.options import (
-    BESIDE_MATRIX,
-    DOCKERFILES,
-    MATRIX,
-    CaOption,
-    CheckOption,
-    DockerfilesOption,
-    JsonOption,
-    LockOption,
-    MatrixOption,
-    OfflineOption,
-    SelectArgument,
-    SetOption,
-    WithOption,
-    WithoutOption,
-    changes_of,
-    example,
-    lock_path,
-    open_workspace,
-    print_result,
-)
+from imagebuild.cli import options
+from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import CommandError, ConfigError
 
 if TYPE_CHECKING:
@@ -37,39 +18,31 @@ if TYPE_CHECKING:
     from imagebuild.project.lockfile import Source
 
 
-@example(
+@options.example(
     "imagebuild lock                     # pin what the lock lacks, remove what nothing uses",
     "imagebuild lock --set nccl=2.31.2   # also pin the sources of this version",
     "imagebuild lock --check --offline   # for CI",
     "imagebuild lock --check --json -    # what is not as locked, for programs",
 )
 def lock(
-    select: SelectArgument = None,
+    project: options.ProjectFiles,
+    edits: options.PlanChanges,
+    select: options.SelectArgument = None,
     update: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--update", metavar="NAME", help="Pin a component, pin, base or address again. Repeat for several."
-        ),
+        list[str] | None, option("--update NAME", "Pin a component, pin, base or address again. Repeat for several.")
     ] = None,
-    check: CheckOption = False,
-    offline: OfflineOption = False,
+    check: options.CheckOption = False,
+    offline: options.OfflineOption = False,
     date: Annotated[
         datetime | None,
-        typer.Option(
-            "--date",
-            metavar="YYYY-MM-DD",
+        option(
+            "--date YYYY-MM-DD",
+            "Only set the date of the lock, than which no file of an image is younger.",
             formats=["%Y-%m-%d"],
-            help="Only set the date of the lock, than which no file of an image is younger.",
         ),
     ] = None,
-    json_file: JsonOption = None,
-    ca: CaOption = None,
-    settings: SetOption = None,
-    with_: WithOption = None,
-    without: WithoutOption = None,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    json_file: options.JsonOption = None,
+    ca: options.CaOption = None,
 ) -> None:
     """Pin every source by content: add what the lock lacks, remove what nothing uses."""
     from imagebuild.core.console import out
@@ -84,10 +57,10 @@ def lock(
         raise ConfigError("--check and --update exclude each other")
     if date and (check or update):
         raise ConfigError("--date: excludes --check and --update; it changes nothing else in the lock")
-    workspace = open_workspace(matrix, dockerfiles, lock, changes_of(settings, with_, without))
-    whole = not (select or settings or with_ or without)
+    workspace = project.open(edits.parse())
+    whole = not (select or edits)
     targets = select_targets(workspace.plan, select or ())
-    file = LockFile(workspace.project, workspace.renderer, targets, lock_path(matrix, lock))
+    file = LockFile(workspace.project, workspace.renderer, targets, project.paths.lock)
     if date:
         redate_lock(file, date.date())
         out.print(
@@ -95,7 +68,7 @@ def lock(
         )
     elif check:
         result = check_lock(file, None if offline else network_upstream(ca), whole=whole)
-        print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: _show_check(result))
+        options.print_result(json_file, result, lambda: _show_check(result))
         if result.exit_status == 4:
             problem = f"{result.unchecked} sources could not be compared with upstream; all else is as locked"
             raise CommandError(f"{file.path}: {problem}")
@@ -131,23 +104,19 @@ def _show_outcome(file: LockFile, sources: tuple[Source, ...], outcome: Outcome)
         raise CommandError(complaint)
 
 
-@example(
+@options.example(
     "imagebuild bump",
     "imagebuild bump nccl ucx --write --relock",
     "imagebuild bump --json -   # newer versions, and why others stay, for programs",
 )
 def bump(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="PIN", help="Pins to look for newer versions of; by default all.")
-    ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Change the files instead of printing a diff.")] = False,
-    relock: Annotated[bool, typer.Option("--relock", help="Pin the new versions' sources in the lock, too.")] = False,
-    pre: Annotated[bool, typer.Option("--pre", help="Also propose releases that are not stable.")] = False,
-    json_file: JsonOption = None,
-    ca: CaOption = None,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    project: options.ProjectFiles,
+    names: Annotated[list[str] | None, argument("PIN", "Pins to look for newer versions of; by default all.")] = None,
+    write: Annotated[bool, option("--write", "Change the files instead of printing a diff.")] = False,
+    relock: Annotated[bool, option("--relock", "Pin the new versions' sources in the lock, too.")] = False,
+    pre: Annotated[bool, option("--pre", "Also propose releases that are not stable.")] = False,
+    json_file: options.JsonOption = None,
+    ca: options.CaOption = None,
 ) -> None:
     """Propose newer versions of the matrix's pins, as a diff."""
     from rich.markup import escape
@@ -156,8 +125,8 @@ def bump(
     from imagebuild.lock.bump import diff
     from imagebuild.lock.lock import LockFile, bump_pins, network_upstream
 
-    workspace = open_workspace(matrix, dockerfiles, lock)
-    file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets, lock_path(matrix, lock))
+    workspace = project.open()
+    file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets, project.paths.lock)
     result, texts = bump_pins(file, network_upstream(ca), names or (), write=write, relock=relock, pre=pre)
 
     def show() -> None:
@@ -172,6 +141,6 @@ def bump(
             else:
                 sys.stdout.write(diff(path, text))
 
-    print_result(json_file, lambda: result.model_dump_json(indent=1), show)
+    options.print_result(json_file, result, show)
     if result.unresolved:
         raise CommandError(result.unresolved)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property, wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -31,97 +32,78 @@ MATRIX, DOCKERFILES, PROFILES = Path("matrix.yaml"), Path("dockerfiles"), Path("
 BESIDE_MATRIX = Path()
 """Default of `--lock`: the file imagebuild.lock beside the matrix."""
 
+
+def option(usage: str, text: str, **more: Any) -> Any:
+    """Return an option as the help shows it: `--push`, or `-o, --output FILE`. `more` is typer's."""
+    words = usage.replace(", ", " ").split(" ")
+    names = [word for word in words if word.startswith("-")]
+    return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=text, **more)
+
+
+def argument(metavar: str, text: str) -> Any:
+    """Return an argument as the help shows it."""
+    return typer.Argument(metavar=metavar, help=text)
+
+
 # The project, and what the command line changes about it
 SelectArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="TARGET", help="Globs of target ids, names of images, and AXIS=VALUE; by default all."),
+    list[str] | None, argument("TARGET", "Globs of target ids, names of images, and AXIS=VALUE; by default all.")
 ]
 SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Give an axis other values (a,b,…), or a pin another version."),
+    list[str] | None, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
 ]
-WithOption = Annotated[
-    list[str] | None, typer.Option("--with", metavar="COMPONENT", help="Add a component to every image.")
-]
-WithoutOption = Annotated[
-    list[str] | None, typer.Option("--without", metavar="COMPONENT", help="Leave a component out of every image.")
-]
-MatrixOption = Annotated[
-    Path, typer.Option("--matrix", metavar="FILE", envvar="IMAGEBUILD_MATRIX", help="Matrix to read.")
-]
-DockerfilesOption = Annotated[
-    Path, typer.Option("--dockerfiles", metavar="DIR", help="Folder of templates and components.")
-]
+WithOption = Annotated[list[str] | None, option("--with COMPONENT", "Add a component to every image.")]
+WithoutOption = Annotated[list[str] | None, option("--without COMPONENT", "Leave a component out of every image.")]
+MatrixOption = Annotated[Path, option("--matrix FILE", "Matrix to read.", envvar="IMAGEBUILD_MATRIX")]
+DockerfilesOption = Annotated[Path, option("--dockerfiles DIR", "Folder of templates and components.")]
 LockOption = Annotated[
-    Path,
-    typer.Option(
-        "--lock", metavar="FILE", show_default=False, help="Lock to use; by default imagebuild.lock beside the matrix."
-    ),
+    Path, option("--lock FILE", "Lock to use; by default imagebuild.lock beside the matrix.", show_default=False)
 ]
 RegistryOption = Annotated[
-    str | None,
-    typer.Option("--registry", metavar="HOST/PATH", help="Registry and folder of the images, such as ghcr.io/acme."),
+    str | None, option("--registry HOST/PATH", "Registry and folder of the images, such as ghcr.io/acme.")
 ]
 
 # Images, and where they are
 ImageArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="IMAGE", help="A target's id, a tag or digest in the engine or a registry, an OCI layout or archive."
-    ),
+    str, argument("IMAGE", "A target's id, a tag or digest in the engine or a registry, an OCI layout or archive.")
 ]
 PlatformsOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--platform", metavar="OS/ARCH", help="Only this platform; `local` is this machine's. Repeat it for several."
-    ),
+    option("--platform OS/ARCH", "Only this platform; `local` is this machine's. Repeat it for several."),
 ]
 PlatformOption = Annotated[
-    str | None,
-    typer.Option("--platform", metavar="OS/ARCH", help="The platform to take of an image that is for several."),
+    str | None, option("--platform OS/ARCH", "The platform to take of an image that is for several.")
 ]
-FolderOption = Annotated[
-    Path, typer.Option("--folder", metavar="DIR", help="Folder in which builds leave Dockerfiles and results.")
-]
+FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
 BaseOption = Annotated[
     str,
-    typer.Option(
-        "--base",
-        metavar="bootstrap|registry",
-        help="Make base images from the distribution's archive, or pull them from their registry.",
+    option(
+        "--base bootstrap|registry",
+        "Make base images from the distribution's archive, or pull them from their registry.",
     ),
 ]
-CaOption = Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="Bundle of CA certificates for downloads.")]
-OfflineOption = Annotated[bool, typer.Option("--offline", help="Use no network.")]
-VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Print the whole output of all steps.")]
+CaOption = Annotated[Path | None, option("--ca FILE", "Bundle of CA certificates for downloads.")]
+OfflineOption = Annotated[bool, option("--offline", "Use no network.")]
+VerboseOption = Annotated[bool, option("-v, --verbose", "Print the whole output of all steps.")]
 
 # Hardware
-ProfileOption = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="Hardware to compare speeds with, a file of profiles/.")
-]
-ProfilesOption = Annotated[Path, typer.Option("--profiles", metavar="DIR", help="Folder of profiles.")]
+ProfileOption = Annotated[str | None, option("--profile NAME", "Hardware to compare speeds with, a file of profiles/.")]
+ProfilesOption = Annotated[Path, option("--profiles DIR", "Folder of profiles.")]
 
 # Signatures
-SignOption = Annotated[bool, typer.Option("--sign", help="Sign with cosign; in CI without a key.")]
-SigningKeyOption = Annotated[
-    str | None, typer.Option("--key", metavar="FILE", help="With --sign: sign with this private key.")
-]
-UnloggedOption = Annotated[
-    bool, typer.Option("--no-tlog", help="With --sign: leave the signature out of the transparency log.")
-]
+SignOption = Annotated[bool, option("--sign", "Sign with cosign; in CI without a key.")]
+SigningKeyOption = Annotated[str | None, option("--key FILE", "With --sign: sign with this private key.")]
+UnloggedOption = Annotated[bool, option("--no-tlog", "With --sign: leave the signature out of the transparency log.")]
 
 # What a command writes
 JsonOption = Annotated[
-    str | None,
-    typer.Option("--json", metavar="FILE|-", help="Write the result as JSON to a file; `-` prints nothing else."),
+    str | None, option("--json FILE|-", "Write the result as JSON to a file; `-` prints nothing else.")
 ]
-OutputOption = Annotated[
-    str | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of the standard output.")
-]
+OutputOption = Annotated[str | None, option("-o, --output FILE", "Write to a file instead of the standard output.")]
 CheckOption = Annotated[
-    bool, typer.Option("--check", help="Write nothing; end with exit status 1 if something is not as it should be.")
+    bool, option("--check", "Write nothing; end with exit status 1 if something is not as it should be.")
 ]
-MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")]
+MarkdownOption = Annotated[bool, option("--markdown", "Print Markdown, for a pull request.")]
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -132,13 +114,50 @@ def examples(*lines: str) -> str:
 
 
 def example(*lines: str) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command `examples` for its help."""
+    """Return a decorator that gives a command `examples` for its help, and an option for each field of its groups."""
 
     def add(command: Command) -> Command:
-        vars(command)["epilog"] = examples(*lines)
+        expanded = expand_groups(command)
+        vars(expanded)["epilog"] = examples(*lines)
+        return expanded
+
+    return add
+
+
+def subcommand(group: typer.Typer, name: str, *lines: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds a command with `examples` to a group of commands."""
+
+    def add(command: Command) -> Command:
+        group.command(name, epilog=examples(*lines))(expand_groups(command))
         return command
 
     return add
+
+
+def expand_groups(command: Command) -> Command:
+    """Return a command that has an option for each field of its parameters that are dataclasses, such as `Project`."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    if not groups:
+        return command
+    parameters = [p for name, p in signature(command).parameters.items() if name not in groups]
+    parameters = [p.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in parameters]
+    for kind in groups.values():
+        types = get_type_hints(kind, include_extras=True)
+        for field in fields(kind):
+            option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
+            parameters.append(option)
+
+    @wraps(command)
+    def call(**given: Any) -> object:
+        for name, kind in groups.items():
+            values = {field.name: given.pop(field.name) for field in fields(kind)}
+            given[name] = cast(Callable[..., object], kind)(**values)
+        return command(**given)
+
+    vars(call)["__signature__"] = Signature(parameters)
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return cast(Command, call)
 
 
 class CommandGroup(TyperGroup):
@@ -171,6 +190,40 @@ class Workspace:
         from imagebuild.render.renderer import Renderer
 
         return Renderer(self.project, self.versions)
+
+
+@dataclass(frozen=True)
+class ProjectFiles:
+    """The options that say where the project is."""
+
+    matrix: MatrixOption = MATRIX
+    dockerfiles: DockerfilesOption = DOCKERFILES
+    lock: LockOption = BESIDE_MATRIX
+
+    @property
+    def paths(self) -> ProjectPaths:
+        """Return where the project's files are; the lock is beside the matrix unless it was named."""
+        return project_paths(self.matrix, self.dockerfiles, self.lock)
+
+    def open(self, changes: Changes | None = None) -> Workspace:
+        """Read the project and make its plan. Raises ConfigError with every mistake in the files."""
+        return open_workspace(self.matrix, self.dockerfiles, self.lock, changes)
+
+
+@dataclass(frozen=True)
+class PlanChanges:
+    """The options that change the project without editing its files."""
+
+    settings: SetOption = None
+    with_: WithOption = None
+    without: WithoutOption = None
+
+    def parse(self, registry: str | None = None) -> Changes:
+        """Return the changes. Raises ConfigError for what they cannot be."""
+        return changes_of(self.settings, self.with_, self.without, registry=registry)
+
+    def __bool__(self) -> bool:
+        return bool(self.settings or self.with_ or self.without)
 
 
 def lock_path(matrix: Path, lock: Path) -> Path:
@@ -219,8 +272,6 @@ def changes_of(
 
 def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
     """Return the platforms of --platform, with this machine's for `local`. Raises ConfigError for an unknown one."""
-    from typing import cast, get_args
-
     from imagebuild.core.fields import Platform
     from imagebuild.core.run import native_platform
 
@@ -255,9 +306,16 @@ def print_or_write(text: str, output: str | None) -> None:
         write_text(Path(str(output)), text)
 
 
-def print_result(json_file: str | None, as_json: Callable[[], str], show: Callable[[], None]) -> None:
-    """Write a result to the file of --json, and show it to people unless the JSON is on the standard output."""
+def print_result(json_file: str | None, result: object, show: Callable[[], None]) -> None:
+    """Write a result to the file of --json, and show it to people unless the JSON is on the standard output.
+
+    The result is anything that pydantic knows as JSON, or a function that returns that or a text of JSON.
+    """
     if json_file is not None:
-        print_or_write(as_json() + "\n", json_file)
+        from pydantic_core import to_json
+
+        made = result() if callable(result) else result
+        text = made if isinstance(made, str) else to_json(made, indent=1, by_alias=False).decode()
+        print_or_write(text + "\n", json_file)
     if json_file != STDOUT:
         show()

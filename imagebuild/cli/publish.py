@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import cache
@@ -15,81 +15,51 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from imagebuild.cli.options import (
-    BESIDE_MATRIX,
-    BUILDS,
-    DOCKERFILES,
-    MATRIX,
-    STDOUT,
-    DockerfilesOption,
-    JsonOption,
-    LockOption,
-    MatrixOption,
-    PlatformsOption,
-    RegistryOption,
-    SelectArgument,
-    SetOption,
-    SigningKeyOption,
-    SignOption,
-    UnloggedOption,
-    WithOption,
-    WithoutOption,
-    changes_of,
-    example,
-    open_workspace,
-    parse_platforms,
-    print_result,
-    signer_of,
-)
+from imagebuild.cli import options
+from imagebuild.cli.options import argument, option
 from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, suggestion
 from imagebuild.core.run import run_in_foreground
 
 if TYPE_CHECKING:
-    from imagebuild.core.fields import Platform
     from imagebuild.publish.prune import PruneVerdict
 
 RESULT = "result.json"
 """File that a build leaves in the folder of each target."""
 
 
-@example(
+@options.example(
     "imagebuild publish --registry ghcr.io/acme --dry-run",
     "imagebuild publish --registry ghcr.io/acme --results build --sign --key cosign.key",
 )
 def publish(
-    select: SelectArgument = None,
-    registry: RegistryOption = None,
+    project: options.ProjectFiles,
+    edits: options.PlanChanges,
+    select: options.SelectArgument = None,
+    registry: options.RegistryOption = None,
     results: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--results",
-            metavar="DIR",
-            help="Folder with results of build, verify, scan and benchmarks; by default build. Repeat for several.",
+        option(
+            "--results DIR",
+            "Folder with results of build, verify, scan and benchmarks; by default build. Repeat for several.",
         ),
     ] = None,
-    platform: PlatformsOption = None,
+    platform: options.PlatformsOption = None,
     allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", help="Publish builds of files that are not committed; their tags say so.")
+        bool, option("--allow-dirty", "Publish builds of files that are not committed; their tags say so.")
     ] = False,
-    sign: SignOption = False,
-    key: SigningKeyOption = None,
-    no_tlog: UnloggedOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, metavar="NUMBER", help="Targets to publish at a time.")] = 4,
-    json_file: JsonOption = None,
-    settings: SetOption = None,
-    with_: WithOption = None,
-    without: WithoutOption = None,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    sign: options.SignOption = False,
+    key: options.SigningKeyOption = None,
+    no_tlog: options.UnloggedOption = False,
+    dry_run: Annotated[bool, option("--dry-run", "Say what would be done, and do nothing.")] = False,
+    jobs: Annotated[int, option("--jobs NUMBER", "Targets to publish at a time.", min=1)] = 4,
+    json_file: options.JsonOption = None,
 ) -> None:
     """Give tags to images whose checks passed, and to nothing else.
 
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
-    from imagebuild.oci.registry import RegistryClient, connect_registry
+    from imagebuild.oci.registry import Registry, connect_registry
     from imagebuild.publish.publish import (
         PublishRequest,
         PublishTools,
@@ -98,74 +68,45 @@ def publish(
         publish_targets,
     )
 
-    signer = signer_of(key, sign=sign, log=not no_tlog)
-    changes = changes_of(settings, with_, without, registry=registry)
-    workspace = open_workspace(matrix, dockerfiles, lock, changes)
+    signer = options.signer_of(key, sign=sign, log=not no_tlog)
+    workspace = project.open(edits.parse(registry))
     request = PublishRequest(
-        select=select or (), folders=results or (BUILDS,), platforms=parse_platforms(platform), jobs=jobs,
-        allow_dirty=allow_dirty, dry_run=dry_run,
+        select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),
+        jobs=jobs, allow_dirty=allow_dirty, dry_run=dry_run,
     )  # fmt: skip
-    connected: dict[str, RegistryClient] = {}
+    connected: dict[str, Registry] = {}
     tools = PublishTools(
         registry=lambda host: connected.get(host) or connected.setdefault(host, connect_registry(host)),
         provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty),
         signer=None if dry_run else signer,
     )
     result = publish_targets(workspace.project, workspace.plan, request, tools)
-    counts = sum((client.connection.counts for client in connected.values()), Counter[str]())
+    counts = sum((client.counts for client in connected.values()), Counter[str]())
     result = result.model_copy(update={"requests": dict(sorted(counts.items()))})
-    print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: print_published(result, workspace.plan))
+    options.print_result(json_file, result, lambda: print_published(result, workspace.plan))
     if result.exit_status:
         raise typer.Exit(result.exit_status)
 
 
-@example("imagebuild each build -- imagebuild verify '{image}' --pull --json '{folder}/verify.json'")
+@options.example("imagebuild each build -- imagebuild verify '{image}' --pull --json '{folder}/verify.json'")
 def each(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder below which `imagebuild build --push` left its results.")
-    ],
+    folder: Annotated[Path, argument("DIR", "Folder below which `imagebuild build --push` left its results.")],
     command: Annotated[
         list[str],
-        typer.Argument(
-            metavar="COMMAND",
-            help="Program and arguments; {image}, {target}, {platform}, {arch} and {folder} are filled in.",
-        ),
+        argument("COMMAND", "Program and arguments; {image}, {target}, {platform}, {arch} and {folder} are filled in."),
     ],
-    platform: PlatformsOption = None,
+    platform: options.PlatformsOption = None,
 ) -> None:
     """Run a command for every image that was pushed, by its digest.
 
     A failure does not stop the others; the exit status is the worst.
     """
-    if status := run_for_each(folder, parse_platforms(platform), command):
+    if status := run_for_each(folder, options.parse_platforms(platform), command):
         raise typer.Exit(status)
 
 
-@dataclass(frozen=True)
-class PushedImage:
-    """The image of a target for one platform, in its staging repository."""
-
-    target: str
-    platform: Platform
-    image: str
-    """Repository and digest of the manifest."""
-    folder: Path
-    """Where the build left its result."""
-
-    def fill(self, command: Sequence[str]) -> list[str]:
-        """Return a command with {image} and the like replaced by this image's values; other braces stay."""
-        values = {
-            "target": self.target, "platform": self.platform, "arch": self.platform.removeprefix("linux/"),
-            "image": self.image, "folder": str(self.folder),
-        }  # fmt: skip
-        words = list(command)
-        for name, value in values.items():
-            words = [word.replace(f"{{{name}}}", value) for word in words]
-        return words
-
-
-def pushed_images(folder: Path, platforms: Sequence[str] = ()) -> Iterator[PushedImage]:
-    """Read which images the results below a folder name, in the order of their paths.
+def pushed_images(folder: Path, platforms: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+    """Read which images the results below a folder name: what a command can be told of each, in the order of paths.
 
     Raises ResultError for a result that cannot be read.
     """
@@ -177,12 +118,14 @@ def pushed_images(folder: Path, platforms: Sequence[str] = ()) -> Iterator[Pushe
         try:
             result = BuildResult.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            raise ResultError(
-                f"{path}: cannot be read as the result of a build: {str(error).splitlines()[0]}"
-            ) from None
+            problem = f"cannot be read as the result of a build: {str(error).splitlines()[0]}"
+            raise ResultError(f"{path}: {problem}") from None
         for platform, digest in result.manifests.items():
             if result.repository and (platform in platforms or not platforms):
-                yield PushedImage(result.target, platform, f"{result.repository}@{digest}", path.parent)
+                yield {
+                    "target": result.target, "platform": platform, "arch": platform.removeprefix("linux/"),
+                    "image": f"{result.repository}@{digest}", "folder": str(path.parent),
+                }  # fmt: skip
 
 
 def run_for_each(
@@ -195,6 +138,11 @@ def run_for_each(
 
     Raises NothingSelected if there is no image, CommandError if the program cannot be started.
     """
+
+    def fill(word: str, image: Mapping[str, str]) -> str:
+        """Replace {image} and the like; other braces stay."""
+        return re.sub(rf"{{({'|'.join(image)})}}", lambda name: image[name[1]], word)
+
     images = list(pushed_images(folder, platforms))
     if not images:
         for_ = f" for {', '.join(platforms)}" if platforms else ""
@@ -202,9 +150,9 @@ def run_for_each(
     grouped = os.environ.get("GITHUB_ACTIONS") == "true"
     failed: dict[str, int] = {}
     for image in images:
-        title = f"{image.target} {image.platform}"
-        err.print(f"::group::{title}" if grouped else f"{title}: {image.image}", markup=False)
-        if status := call(image.fill(command)):
+        title = f"{image['target']} {image['platform']}"
+        err.print(f"::group::{title}" if grouped else f"{title}: {image['image']}", markup=False)
+        if status := call([fill(word, image) for word in command]):
             failed[title] = status
         if grouped:
             err.print("::endgroup::", markup=False)
@@ -214,27 +162,23 @@ def run_for_each(
     return max(failed.values(), default=0)
 
 
-@example("imagebuild prune --registry ghcr.io/acme", "imagebuild prune --registry ghcr.io/acme --older-than 4w --yes")
+@options.example(
+    "imagebuild prune --registry ghcr.io/acme", "imagebuild prune --registry ghcr.io/acme --older-than 4w --yes"
+)
 def prune(
-    images: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGE", help="Globs of images' names; by default all.")
-    ] = None,
-    registry: RegistryOption = None,
-    older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Keep what was pushed since: 36h, 14d, 2w.")
-    ] = "14d",
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only list.")] = False,
-    json_file: JsonOption = None,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    project: options.ProjectFiles,
+    images: Annotated[list[str] | None, argument("IMAGE", "Globs of images' names; by default all.")] = None,
+    registry: options.RegistryOption = None,
+    older_than: Annotated[str, option("--older-than AGE", "Keep what was pushed since: 36h, 14d, 2w.")] = "14d",
+    yes: Annotated[bool, option("--yes", "Delete; without it, only list.")] = False,
+    json_file: options.JsonOption = None,
 ) -> None:
     """List what builds pushed and nobody needs any more, and delete it with --yes."""
     from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.prune import Pruning, decide_pruning, parse_age, repositories_of
 
     limit = parse_age(older_than)
-    workspace = open_workspace(matrix, dockerfiles, lock, changes_of(registry=registry))
+    workspace = project.open(options.PlanChanges().parse(registry))
     connect = cache(connect_registry)
     now = datetime.now(UTC)
     surveyed = []
@@ -242,16 +186,13 @@ def prune(
         pruning = Pruning(*repositories_of(workspace.project, workspace.plan, image, connect), limit, now)
         surveyed.append((pruning, decide_pruning(pruning.survey(), now, limit)))
 
-    def as_json() -> str:
-        rows = [(str(pruning.staging), asdict(verdict)) for pruning, verdicts in surveyed for verdict in verdicts]
-        return json.dumps([{"repository": name, **verdict} for name, verdict in rows], indent=1, default=str)
-
     def show() -> None:
         for pruning, verdicts in surveyed:
             _show(str(pruning.staging), verdicts)
 
-    print_result(json_file, as_json, show)
-    console = err if json_file == STDOUT else out
+    found = [{"repository": str(p.staging), **asdict(verdict)} for p, verdicts in surveyed for verdict in verdicts]
+    options.print_result(json_file, found, show)
+    console = err if json_file == options.STDOUT else out
     deletable = 0
     for pruning, verdicts in surveyed:
         able = [verdict for verdict in verdicts if not verdict.kept]

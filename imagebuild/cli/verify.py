@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,83 +9,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from imagebuild.cli.options import (
-    BESIDE_MATRIX,
-    DOCKERFILES,
-    MATRIX,
-    PROFILES,
-    DockerfilesOption,
-    JsonOption,
-    LockOption,
-    MatrixOption,
-    ProfileOption,
-    ProfilesOption,
-    SetOption,
-    WithOption,
-    WithoutOption,
-    changes_of,
-    example,
-    open_workspace,
-    print_result,
-)
+from imagebuild.cli import options
+from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from imagebuild.project.records import VerifyResult
 
 
-@example(
+@options.example(
     "imagebuild verify quickstart-cuda13.5-debian13-runtime",
     "imagebuild verify ghcr.io/acme/open@sha256:… --pull --json verify.json",
     "imagebuild verify IMAGE --runner exec:'srun -N2' --hosts a,b --profile h100 --only 'nccl-tests/*'",
     "imagebuild verify --list",
 )
 def verify(
+    project: options.ProjectFiles,
+    edits: options.PlanChanges,
     image: Annotated[
-        str | None,
-        typer.Argument(metavar="IMAGE", help="A target's id, a tag, a digest, an OCI layout or an archive."),
+        str | None, argument("IMAGE", "A target's id, a tag, a digest, an OCI layout or an archive.")
     ] = None,
     runner: Annotated[
-        str,
-        typer.Option(
-            "--runner", metavar="docker|exec:PREFIX", help="What runs commands in the image, such as exec:'ssh node'."
-        ),
+        str, option("--runner docker|exec:PREFIX", "What runs commands in the image, such as exec:'ssh node'.")
     ] = "docker",
     only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only", metavar="COMPONENT/CHECK", help="Run only checks that fit this glob. Repeat for several."
-        ),
+        list[str] | None, option("--only COMPONENT/CHECK", "Run only checks that fit this glob. Repeat for several.")
     ] = None,
-    list_checks_: Annotated[
-        bool, typer.Option("--list", help="List the checks with what they need, and run none.")
-    ] = False,
+    list_checks_: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
     env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="NAME=VALUE", help="Set a variable for all checks. Repeat for several."),
+        list[str] | None, option("--env NAME=VALUE", "Set a variable for all checks. Repeat for several.")
     ] = None,
-    hosts: Annotated[
-        str | None,
-        typer.Option("--hosts", metavar="A,B,…", help="With exec: nodes for checks that use more than one."),
-    ] = None,
+    hosts: Annotated[str | None, option("--hosts A,B,…", "With exec: nodes for checks that use more than one.")] = None,
     layout: Annotated[
-        Path | None,
-        typer.Option("--layout", metavar="DIR", help="With exec: OCI layout of the image, for checks that read it."),
+        Path | None, option("--layout DIR", "With exec: OCI layout of the image, for checks that read it.")
     ] = None,
-    pull: Annotated[bool, typer.Option("--pull", help="Pull the image if the engine does not have it.")] = False,
+    pull: Annotated[bool, option("--pull", "Pull the image if the engine does not have it.")] = False,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Keep results, whole outputs and facts of the host here."),
+        Path | None, option("-o, --output DIR", "Keep results, whole outputs and facts of the host here.")
     ] = None,
-    profile: ProfileOption = None,
-    profiles: ProfilesOption = PROFILES,
-    json_file: JsonOption = None,
-    settings: SetOption = None,
-    with_: WithOption = None,
-    without: WithoutOption = None,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    profile: options.ProfileOption = None,
+    profiles: options.ProfilesOption = options.PROFILES,
+    json_file: options.JsonOption = None,
 ) -> None:
     """Run the checks of an image, and say of each whether it passed.
 
@@ -94,7 +57,7 @@ def verify(
     """
     from imagebuild.verify.verify import VerifyRequest, list_checks, verify_image
 
-    workspace = open_workspace(matrix, dockerfiles, lock, changes_of(settings, with_, without))
+    workspace = project.open(edits.parse())
     if list_checks_:
         from imagebuild.core.console import print_table
 
@@ -102,12 +65,8 @@ def verify(
             (entry.name, ", ".join(entry.check.needs) if entry.check else "", entry.description)
             for entry in list_checks(workspace.project, workspace.plan, image, only or ())
         ]
-        columns = ("check", "needs", "what passing proves")
-        print_result(
-            json_file,
-            lambda: json.dumps([dict(zip(("check", "needs", "proves"), row, strict=True)) for row in rows], indent=1),
-            lambda: print_table(columns, rows),
-        )
+        listed = [dict(zip(("check", "needs", "proves"), row, strict=True)) for row in rows]
+        options.print_result(json_file, listed, lambda: print_table(("check", "needs", "what passing proves"), rows))
         return
     hardware = None
     if profile:
@@ -119,7 +78,7 @@ def verify(
         _variables(env or ()), hardware,
     )  # fmt: skip
     result = verify_image(workspace.project, workspace.plan, workspace.versions, request)
-    print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: _print_results(result))
+    options.print_result(json_file, result, lambda: _print_results(result))
     if any(check.outcome == "failed" for check in result.checks):
         raise typer.Exit(1)
 

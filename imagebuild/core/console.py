@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -16,18 +18,20 @@ MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skip
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table; in a terminal that is too narrow, cells wrap."""
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*row)
+    """Print a table; in a terminal that is too narrow, cells wrap. Elsewhere lines are as long as they need."""
     if out.is_terminal:
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+        for row in rows:
+            table.add_row(*row)
         out.print(table)
         return
-    # In a file or a log, cells have room and lines end where their text ends.
-    plain = Console(highlight=False, width=200, file=io.StringIO())
-    with plain.capture() as captured:
-        plain.print(table)
-    out.print("\n".join(line.rstrip() for line in captured.get().splitlines()), markup=False)
+    texts = [[Text.from_markup(cell).plain if "[" in cell else cell for cell in row] for row in (tuple(columns), *rows)]
+    lines = [line for row in texts for line in zip_longest(*(c.splitlines() or [""] for c in row), fillvalue="")]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        [cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)] for line in lines
+    )
+    out.print("\n".join("  ".join(line).rstrip() for line in padded), markup=False)
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,4 +1,3 @@
-from .choose import Job as Job
 from .choose import Offer as Offer
 from .choose import published_offer as published_offer
 from .facts import COLLECTIVES as COLLECTIVES
@@ -8,15 +7,15 @@ from .facts import Cluster as Cluster
 from .facts import Fabric as Fabric
 from .facts import Feature as Feature
 from .facts import JobFacts as JobFacts
-from .facts import JobHardware as JobHardware
 from .facts import JobRequest as JobRequest
 from .facts import JobTest as JobTest
 from .facts import NodeFacts as NodeFacts
 from .facts import Scheduler as Scheduler
 from .facts import SchedulerFacts as SchedulerFacts
 from .facts import Stack as Stack
-from .facts import job_hardware as job_hardware
+from .facts import default_fabric as default_fabric
 from .facts import load_facts as load_facts
-from .job import job_text as job_text
+from .job import Job as Job
 from .job import resolve_job as resolve_job
-from .slurm import enroot_reference as enroot_reference
+from .manifest import enroot_reference as enroot_reference
+from .manifest import job_text as job_text

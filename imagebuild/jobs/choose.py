@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from packaging.version import InvalidVersion, Version
 
+from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Arch, Model, Platform, major, matches, satisfies
 from imagebuild.core.yaml import YamlFile
-from imagebuild.jobs.environment import JobSettings, Variable
+from imagebuild.jobs.environment import JobSettings
 from imagebuild.jobs.facts import (
     COLLECTIVES,
     Cluster,
     Container,
-    Expect,
     Fabric,
     Feature,
     JobFacts,
-    JobHardware,
     JobRequest,
     JobTest,
     Nodes,
-    Pod,
     Site,
     Stack,
+    gpu_name,
 )
-from imagebuild.project.component import Support
 from imagebuild.project.matrix import GpuArchitecture, Target
 from imagebuild.project.records import Catalog
 
@@ -86,13 +84,16 @@ class Choices:
     """Hold everything that is decided before the environment is computed."""
 
     request: JobRequest
-    hardware: JobHardware
+    profile: Profile
+    gpu: str
+    """Short name of the GPU, such as `h100`."""
     fabric: Fabric
     cluster: Cluster
     site: Site
     """Additions of the cluster to the fabric."""
     test: JobTest
     nodes: Nodes
+    """The nodes of the cluster that the job may use."""
     scale: Scale
     features: Mapping[str, Feature]
     container: Container
@@ -103,80 +104,32 @@ class Choices:
     """The image's version of NCCL; if it is not known, the newest in the table of NCCL's variables."""
     conditions: Mapping[str, str]
     """Name → value of everything that a condition (`when`) of the facts can use."""
-
-    @property
-    def comparable(self) -> bool:
-        """Return whether the profile's limits and references are valid for this job."""
-        same_network = (self.hardware.network or "none") in self.fabric.measures
-        return same_network and all(feature.comparable for feature in self.features.values())
-
-
-@dataclass(frozen=True)
-class Job:
-    """Describe a job with nothing left to decide."""
-
-    choices: Choices
-    name: str
-    variables: tuple[Variable, ...]
-    expected_lines: tuple[Expect, ...]
-    pod: Pod
     parameters: Mapping[str, str]
     """Parameters of `--set`."""
-    messages: tuple[str, ...]
-    """Warnings and notes for the user."""
 
     @property
-    def request(self) -> JobRequest:
-        """Return the request that the job was made from."""
-        return self.choices.request
-
-    @property
-    def hardware(self) -> JobHardware:
-        """Return the hardware that the job runs on."""
-        return self.choices.hardware
-
-    @property
-    def scale(self) -> Scale:
-        """Return the size of the job."""
-        return self.choices.scale
-
-    @property
-    def fabric(self) -> Fabric:
-        """Return the network between nodes."""
-        return self.choices.fabric
-
-    @property
-    def cluster(self) -> Cluster:
-        """Return the constants of the site."""
-        return self.choices.cluster
-
-    @property
-    def test(self) -> JobTest:
-        """Return the measurement."""
-        return self.choices.test
-
-    @property
-    def image(self) -> JobImage:
-        """Return the image that runs."""
-        return self.choices.image
-
-    @property
-    def nodes(self) -> Nodes:
-        """Return the nodes of the cluster that the job may use."""
-        return self.choices.nodes
+    def mnnvl(self) -> bool:
+        """Return whether NVLink connects several nodes."""
+        return self.profile.hosts_per_domain > 1
 
     @property
     def ranks(self) -> int:
         """Return the number of ranks: one for each GPU."""
-        return self.scale.nodes * self.hardware.gpus
+        return self.scale.nodes * self.profile.node.gpus
 
     @property
     def claims(self) -> bool:
         """Return whether a ComputeDomain gives pods their channel of the rack-wide NVLink."""
-        return any(feature.claims for feature in self.choices.features.values())
+        return any(feature.claims for feature in self.features.values())
+
+    @property
+    def comparable(self) -> bool:
+        """Return whether the profile's limits and references are valid for this job."""
+        same_network = self.conditions["network"] in self.fabric.measures
+        return same_network and all(feature.comparable for feature in self.features.values())
 
 
-def choose(request: JobRequest, hardware: JobHardware, facts: JobFacts, offer: Offer, settings: JobSettings) -> Choices:
+def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer, settings: JobSettings) -> Choices:
     """Decide everything that the request leaves open.
 
     Raises ConfigError for unknown names, and with the reason for combinations that are impossible.
@@ -186,46 +139,48 @@ def choose(request: JobRequest, hardware: JobHardware, facts: JobFacts, offer: O
     test = find_facts(facts.tests, request.test, "--test", "test")
     for name in request.features:
         find_facts(facts.features, name, "--with", "feature")
-    if hardware.capability is None:
-        raise ConfigError(f"--profile {hardware.profile}: nccl-tests runs on NVIDIA GPUs only")
+    if profile.gpu.compute_capability is None:
+        raise ConfigError(f"--profile {profile.name}: nccl-tests runs on NVIDIA GPUs only")
 
+    gpu, parameters = gpu_name(profile), settings.parameters
     site = cluster.fabrics.get(request.fabric, Site())
-    nodes = site.nodes.get(hardware.gpu) or cluster.nodes.get(hardware.gpu) or Nodes()
+    nodes = site.nodes.get(gpu) or cluster.nodes.get(gpu) or Nodes()
     own_nodes: dict[str, Any] = {
-        name: value
-        for name, value in settings.parameters.items()
-        if name in {"cpu", "memory", "partition", "constraint"}
+        name: parameters[name] for name in ("cpu", "memory", "partition", "constraint") if name in parameters
     }
-    if "rack-nodes" in settings.parameters:
-        own_nodes["rack_nodes"] = max(1, int(settings.parameters["rack-nodes"]))
+    if "rack-nodes" in parameters:
+        own_nodes["rack_nodes"] = max(1, int(parameters["rack-nodes"]))
     nodes = nodes.model_copy(update=own_nodes)
-    rack_nodes = min(nodes.rack_nodes or hardware.rack_nodes, hardware.rack_nodes)
-    scale = choose_scale(hardware, rack_nodes, request.nodes, request.racks)
+    scale = choose_scale(profile, nodes.rack_nodes or profile.hosts_per_domain, request.nodes, request.racks)
 
     names = sorted({*request.features, *(["multirack"] if scale.racks > 1 else [])})
     features = {name: facts.features[name].model for name in names}
-    plugin = settings.parameters.get("plugin") or site.plugin or fabric.plugin
+    plugin = parameters.get("plugin") or site.plugin or fabric.plugin
     for name, feature in features.items():
-        if feature.plugin and settings.parameters.get("plugin") not in (None, feature.plugin):
+        if feature.plugin and parameters.get("plugin") not in (None, feature.plugin):
             raise ConfigError(f"--set plugin={plugin}: --with {name} needs the plug-in {feature.plugin}")
         plugin = feature.plugin or plugin
     container: Container = "kubernetes"
     if request.scheduler == "slurm":
         container = "none" if request.container == "none" else "pyxis"
 
+    mnnvl = profile.hosts_per_domain > 1
+    yes_or_no = {
+        **{name: name in features for name in facts.features},
+        **{name: name in test.collectives for name in COLLECTIVES},
+        "mnnvl": mnnvl,
+        "rack-nvlink": mnnvl and scale.nodes > 1 and "nics" not in features,
+        "nvls": profile.links[-1].nvls,
+    }
     conditions = {
-        **{name: _yes_or_no(name in features) for name in facts.features},
-        **{name: _yes_or_no(name in test.collectives) for name in COLLECTIVES},
+        **{name: "yes" if value else "no" for name, value in yes_or_no.items()},
         "scheduler": request.scheduler,
         "container": container,
-        "profile": hardware.profile,
-        "gpu": hardware.gpu,
-        "arch": hardware.arch,
-        "capability": hardware.capability,
-        "network": hardware.network or "none",
-        "mnnvl": _yes_or_no(hardware.mnnvl),
-        "rack-nvlink": _yes_or_no(hardware.mnnvl and scale.nodes > 1 and "nics" not in features),
-        "nvls": _yes_or_no(hardware.nvls),
+        "profile": profile.name,
+        "gpu": gpu,
+        "arch": profile.node.cpu,
+        "capability": profile.gpu.compute_capability,
+        "network": profile.network.kind if profile.network else "none",
         "fabric": request.fabric,
         "cluster": request.cluster,
         "test": request.test,
@@ -236,7 +191,7 @@ def choose(request: JobRequest, hardware: JobHardware, facts: JobFacts, offer: O
     combined: dict[str, Fabric | Feature] = {f"--fabric {request.fabric}": fabric}
     combined |= {f"--with {name}": feature for name, feature in features.items()}
     # Before an image is chosen, so that a bad combination is reported rather than that no image fits it.
-    _refuse_bad_combinations(combined, conditions, unknown={"nccl", "stack"})
+    _refuse_bad_combinations(combined, conditions)
 
     if container == "none":
         if request.image:
@@ -245,20 +200,21 @@ def choose(request: JobRequest, hardware: JobHardware, facts: JobFacts, offer: O
     elif request.image:
         image = named_image(request.image, offer, facts.stacks)
     else:
-        driver = settings.parameters.get("driver") or cluster.driver
-        image = newest_image(offer, facts.stacks, hardware, "none" if plugin == "host" else plugin, driver)
-    if image.arches is not None and hardware.arch not in image.arches:
-        arches = f"is for {', '.join(image.arches)}, but {hardware.profile} is {hardware.arch}"
+        driver = parameters.get("driver") or cluster.driver
+        image = newest_image(offer, facts.stacks, profile, "none" if plugin == "host" else plugin, driver)
+    if image.arches is not None and profile.node.cpu not in image.arches:
+        arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
         raise ConfigError(f"--image {image.reference}: {arches}; use another image")
     image = replace(image, nccl=request.nccl or image.nccl)
     nccl = image.nccl or facts.nccl_variables.releases[-1]
     conditions |= {"stack": image.stack, "nccl": nccl}
     _refuse_bad_combinations(combined, conditions)
 
-    own_stack = {name: settings.parameters[name] for name in ("programs", "suffix") if name in settings.parameters}
+    own_stack = {name: parameters[name] for name in ("programs", "suffix") if name in parameters}
     return Choices(
         request=request,
-        hardware=hardware,
+        profile=profile,
+        gpu=gpu,
         fabric=fabric,
         cluster=cluster,
         site=site,
@@ -272,6 +228,7 @@ def choose(request: JobRequest, hardware: JobHardware, facts: JobFacts, offer: O
         stack=facts.stacks[image.stack].model.model_copy(update=own_stack),
         nccl=nccl,
         conditions=conditions,
+        parameters=parameters,
     )
 
 
@@ -282,27 +239,21 @@ def find_facts(files: Mapping[str, YamlFile[M]], name: str, option: str, noun: s
     return files[name].model
 
 
-def _yes_or_no(value: bool) -> Literal["yes", "no"]:
-    return "yes" if value else "no"
-
-
-def _refuse_bad_combinations(
-    combined: Mapping[str, Fabric | Feature], conditions: Mapping[str, str], unknown: Iterable[str] = ()
-) -> None:
-    """Raise ConfigError with the reason why an option does not fit; ignore rules about names that are `unknown` yet."""
+def _refuse_bad_combinations(combined: Mapping[str, Fabric | Feature], conditions: Mapping[str, str]) -> None:
+    """Raise ConfigError with the reason why an option does not fit; ignore rules about what is not decided yet."""
     for option, facts in combined.items():
-        against: list[Support] = [rule for rule in facts.supports if not matches(rule.when, conditions)]
+        against = [rule for rule in facts.supports if not matches(rule.when, conditions)]
         against += [rule for rule in facts.excludes if matches(rule.when, conditions)]
         for rule in against:
-            if not set(unknown) & set(rule.when):
+            if rule.when.keys() <= conditions.keys():
                 raise ConfigError(f"{option}: {rule.reason}")
 
 
 # The number of nodes
 
 
-def choose_scale(hardware: JobHardware, rack_nodes: int, nodes: int | None, racks: int | None) -> Scale:
-    """Return the size of a job from `--nodes` or `--racks`; `rack_nodes` nodes of a rack can be used.
+def choose_scale(profile: Profile, rack_nodes: int, nodes: int | None, racks: int | None) -> Scale:
+    """Return the size of a job from `--nodes` or `--racks`; of a rack's nodes, `rack_nodes` can be used.
 
     Raises ConfigError if the nodes cannot be divided evenly among racks.
     """
@@ -311,10 +262,11 @@ def choose_scale(hardware: JobHardware, rack_nodes: int, nodes: int | None, rack
     for option, number in (("--nodes", nodes), ("--racks", racks)):
         if number is not None and number < 1:
             raise ConfigError(f"{option} {number}: must be at least 1")
-    if not hardware.mnnvl:
+    if profile.hosts_per_domain == 1:
         if racks is not None:
-            raise ConfigError(f"--racks {racks}: NVLink of {hardware.profile} ends at the node; use --nodes")
+            raise ConfigError(f"--racks {racks}: NVLink of {profile.name} ends at the node; use --nodes")
         return Scale(nodes or DEFAULT_NODES, 1, nodes or DEFAULT_NODES)
+    rack_nodes = min(rack_nodes, profile.hosts_per_domain)
     if nodes is None:
         return Scale(rack_nodes * (racks or 1), racks or 1, rack_nodes)
     needed = -(-nodes // rack_nodes)
@@ -338,7 +290,6 @@ def published_offer(offer: Offer, catalog: Catalog) -> Offer:
         present = {platform.platform for platform in image.platforms}
         platforms: tuple[Platform, ...] = get_args(Platform)
         tags = tuple(f"{image.repository}:{tag}" for tag in image.tags)
-        aliases = tuple(f"{image.repository}:{alias}" for alias in image.aliases)
         targets.append(
             Target(
                 id=image.target or image.tag,
@@ -348,7 +299,7 @@ def published_offer(offer: Offer, catalog: Catalog) -> Offer:
                 components=image.versions,
                 name=image.reference,
                 tags=tags,
-                aliases=(*tags, *aliases),
+                aliases=(*tags, *(f"{image.repository}:{alias}" for alias in image.aliases)),
             )
         )
     return replace(offer, targets=tuple(targets), noun="published image")
@@ -362,25 +313,24 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
         if reference in (target.id, target.name, *target.aliases):
             image = _image_of_target(target, _stack_of_target(target, stacks) or "other", offer)
             return image if reference == target.id else replace(image, reference=reference)
-    stack = next(
-        (n for n, file in stacks.items() if any(fnmatchcase(reference, g) for g in file.model.images)), "other"
-    )
+    fits = (name for name, file in stacks.items() if any(fnmatchcase(reference, glob) for glob in file.model.images))
     tag = reference.rpartition("/")[2]
     version = re.search(r"nccl[-_]?v?(\d+\.\d+\.\d+)", tag)
     arches = tuple(arch for arch, names in ARCH_NAMES.items() if any(name in tag for name in names))
-    return JobImage(reference, stack, version[1] if version else None, arches or None)
+    return JobImage(reference, next(fits, "other"), version[1] if version else None, arches or None)
 
 
 def newest_image(
-    offer: Offer, stacks: Mapping[str, YamlFile[Stack]], hardware: JobHardware, plugin: str, driver: str | None
+    offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, plugin: str, driver: str | None
 ) -> JobImage:
     """Return the newest image that fits. Raises ConfigError with the first requirement that no image meets."""
-    gpu = offer.architectures.get((hardware.capability or "").replace(".", ""))
+    arch, capability = profile.node.cpu, profile.gpu.compute_capability or ""
+    gpu = offer.architectures.get(capability.replace(".", ""))
     requirements: dict[str, Callable[[Target, str], bool]] = {
         "has nccl-tests": lambda _target, _stack: True,  # as every image that has a stack
-        f"runs on {hardware.arch}": lambda target, _stack: f"linux/{hardware.arch}" in target.platforms,
+        f"runs on {arch}": lambda target, _stack: f"linux/{arch}" in target.platforms,
         f"has the plug-in {plugin!r}": lambda _target, stack: plugin in (stacks[stack].model.plugins or {plugin: ""}),
-        f"has programs for compute capability {hardware.capability}": lambda target, _stack: (
+        f"has programs for compute capability {capability}": lambda target, _stack: (
             gpu is None or satisfies(target.axes["cuda"], gpu.cuda)
         ),
         f"runs on driver {driver}": lambda target, _stack: (
@@ -399,15 +349,16 @@ def newest_image(
             problem = f"that {' and '.join(met)} also {requirement}" if met else requirement
             raise ConfigError(f"no {offer.noun} {problem}; name an image with --image")
         met.append(requirement)
-    target, stack = max(candidates, key=lambda pair: (stacks[pair[1]].model.prefer, _age_order(pair[0])))
+
+    def age_order(candidate: tuple[Target, str]) -> tuple[int, Version, str]:
+        target, stack = candidate
+        try:
+            return stacks[stack].model.prefer, Version(target.axes["cuda"]), target.axes.get("os", "")
+        except InvalidVersion:
+            return stacks[stack].model.prefer, Version("0"), ""
+
+    target, stack = max(candidates, key=age_order)
     return _image_of_target(target, stack, offer)
-
-
-def _age_order(target: Target) -> tuple[Version, str]:
-    try:
-        return Version(target.axes["cuda"]), target.axes.get("os", "")
-    except InvalidVersion:
-        return Version("0"), ""
 
 
 def _stack_of_target(target: Target, stacks: Mapping[str, YamlFile[Stack]]) -> str | None:
@@ -420,14 +371,7 @@ def _stack_of_target(target: Target, stacks: Mapping[str, YamlFile[Stack]]) -> s
 
 
 def _image_of_target(target: Target, stack: str, offer: Offer) -> JobImage:
-    nccl = next(
-        (
-            version
-            for component, version in target.components.items()
-            if "nccl" in (component, *offer.provides.get(component, ()))
-        ),
-        "",
-    )
-    plain = re.match(r"\d+(\.\d+)+", nccl)
+    versions = (v for name, v in target.components.items() if "nccl" in (name, *offer.provides.get(name, ())))
+    plain = re.match(r"\d+(\.\d+)+", next(versions, ""))
     arches = tuple(arch for arch in ARCH_NAMES if f"linux/{arch}" in target.platforms)
     return JobImage(target.name, stack, plain[0] if plain else None, arches, DRIVERS.get(major(target.axes["cuda"])))

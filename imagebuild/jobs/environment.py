@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from packaging.version import Version
 
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import matches
-from imagebuild.jobs.facts import Container, Expect, FactLayer, NcclVariables, Scheduler, Scope
+from imagebuild.core.yaml import YamlFile
+from imagebuild.jobs.facts import Container, FactLayer, NcclVariables, Scheduler, Scope
 
 OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
 """Variables that a higher layer may set to another value. For all others, two values are an error."""
@@ -56,9 +57,8 @@ class FactSource:
     """Name a layer of facts and the file that it comes from."""
 
     name: str
+    file: YamlFile[Any]
     layer: FactLayer
-    at: Callable[..., str]
-    """Returns the file and line of a key of the file."""
     path: tuple[str, ...] = ()
     """Keys that lead to the layer in its file."""
 
@@ -71,7 +71,7 @@ def layered_variables(
     for source in sources:
         for i, entry in enumerate(source.layer.env):
             if matches(entry.when, conditions):
-                where = source.at(*source.path, "env", i)
+                where = source.file.at(*source.path, "env", i)
                 value = None if entry.value is None else fill_placeholders(entry.value, placeholders, where)
                 variables.append(Variable(entry.name, value, entry.why, source.name, where, entry.scope, entry.prepend))
     return variables
@@ -87,11 +87,6 @@ def fill_placeholders(text: str, placeholders: Mapping[str, str], where: str) ->
         return placeholders[match[1]]
 
     return re.sub(r"(?<!\$){([a-z][a-z0-9-]*)}", value, text)
-
-
-def expected_lines(sources: Iterable[FactSource], conditions: Mapping[str, str]) -> tuple[Expect, ...]:
-    """Return the lines that the job's output must contain: those whose condition holds."""
-    return tuple(line for source in sources for line in source.layer.expect if matches(line.when, conditions))
 
 
 def merge(variables: Iterable[Variable], scheduler: Scheduler, container: Container) -> tuple[Variable, ...]:
@@ -113,11 +108,6 @@ def merge(variables: Iterable[Variable], scheduler: Scheduler, container: Contai
             advice = f"to replace the first, write --set {name}:={variable.value}" if by_user else "remove one of them"
             raise ConfigError(f"{variable.where}: {name} has two values: {first}, and {second}; {advice}")
     return tuple(merged.values())
-
-
-def in_scope(variables: Iterable[Variable], scope: Scope) -> tuple[Variable, ...]:
-    """Return the variables of a scope, in their order."""
-    return tuple(variable for variable in variables if variable.scope == scope)
 
 
 # `--set`
@@ -171,16 +161,9 @@ def parse_settings(settings: Iterable[str]) -> JobSettings:
                 )
             if "$" in value:
                 raise ConfigError(f"--set {name}: the value contains '$'; write the text that it stands for")
+            why, replaces = "set on the command line", bool(match["replace"])
             variables.append(
-                Variable(
-                    name=name,
-                    value=value,
-                    why="set on the command line",
-                    layer="--set",
-                    where=f"--set {name}",
-                    scope=cast(Scope, scope),
-                    replaces=bool(match["replace"]),
-                )
+                Variable(name, value, why, "--set", f"--set {name}", cast(Scope, scope), replaces=replaces)
             )
             continue
         name, equals, value = setting.partition("=")

@@ -1,10 +1,10 @@
-"""Define and read what jobs are made from: the facts of the folder `jobs/`, the hardware of a profile, a request."""
+"""Define and read what jobs are made from: the facts of the folder `jobs/`, and a request."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Arch, Condition, Model, satisfies
+from imagebuild.core.fields import Condition, Model, satisfies
 from imagebuild.core.yaml import YamlFile, dotted_key, load_yaml
 from imagebuild.project.component import Support
 
@@ -95,6 +95,11 @@ class Sidecar(Model):
     """Name of a volume → path where it is mounted."""
     volumes: tuple[Volume, ...] = ()
 
+    @property
+    def all_mounts(self) -> dict[str, str]:
+        """Return volume → path, for volumes of the pod and its own."""
+        return {**self.mounts, **{volume.name: volume.mount for volume in self.volumes}}
+
 
 class Pod(Model):
     """Resources, networks, volumes and sidecars that a worker pod needs to use a fabric."""
@@ -108,6 +113,11 @@ class Pod(Model):
     """Label of a node → the values that are accepted."""
     volumes: tuple[Volume, ...] = ()
     sidecars: tuple[Sidecar, ...] = ()
+
+    @property
+    def all_volumes(self) -> list[Volume]:
+        """Return its volumes, and those of its sidecars."""
+        return [*self.volumes, *(volume for sidecar in self.sidecars for volume in sidecar.volumes)]
 
 
 # The kinds of files
@@ -335,19 +345,9 @@ def _load_folder(folder: Path, model: type[M], mistakes: Mistakes) -> Mapping[st
 
 def _check_conditions(file: YamlFile[Any], known: set[str], mistakes: Mistakes) -> None:
     """Add a mistake for each condition on an unknown name: it would never hold, and nobody would notice."""
-    layers: list[tuple[tuple[str, ...], FactLayer]] = [((), file.model)]
-    if isinstance(file.model, Cluster):
-        layers += [(("fabrics", name), site) for name, site in file.model.fabrics.items()]
-    entries: list[tuple[tuple[str | int, ...], Condition]] = []
-    for path, layer in layers:
-        entries += [((*path, "env", i), entry.when) for i, entry in enumerate(layer.env)]
-        entries += [((*path, "expect", i), entry.when) for i, entry in enumerate(layer.expect)]
-        if isinstance(layer, Fabric | Feature):
-            entries += [((*path, "supports", i), entry.when) for i, entry in enumerate(layer.supports)]
-            entries += [((*path, "excludes", i), entry.when) for i, entry in enumerate(layer.excludes)]
-    for entry_path, condition in entries:
+    for path, condition in _conditions(file.model):
         for name, alternatives in condition.items():
-            key = (*entry_path, "when", name)
+            key = (*path, "when", name)
             if name not in known:
                 mistakes.add(file.at(*key), f"{dotted_key(key)}: unknown fact{suggestion(name, known)}")
             for value in alternatives:
@@ -357,61 +357,33 @@ def _check_conditions(file: YamlFile[Any], known: set[str], mistakes: Mistakes) 
                     mistakes.add(file.at(*key), f"{dotted_key(key)}: {error}")
 
 
+def _conditions(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Condition]]:
+    """Yield the conditions anywhere in a model, each with the keys that lead to what has it."""
+    if isinstance(value, Env | Expect | Support):
+        yield path, value.when
+    elif isinstance(value, Model | Mapping | tuple):
+        for key, part in enumerate(value) if isinstance(value, tuple) else dict(value).items():
+            yield from _conditions(part, (*path, key))
+
+
 # What else a job is made from
 
 FABRICS = {"infiniband": "ib", "roce": "roce", "efa": "efa", "tcpxo": "tcpxo", "ethernet": "ethernet"}
-"""Kind of network, as in profiles → the fabric of a job without --fabric."""
+"""Kind of network, as in profiles → the fabric that uses it."""
 
 
-@dataclass(frozen=True)
-class JobHardware:
-    """Describe the hardware of a profile as far as jobs need it."""
-
-    profile: str
-    gpu: str
-    """Short name of the GPU (`h100`), as in names of jobs and in files of clusters."""
-    arch: Arch
-    gpus: int
-    """GPUs of a node."""
-    rack_nodes: int = 1
-    """Nodes whose GPUs are connected by NVLink; 1 if NVLink ends at the node."""
-    nvls: bool = False
-    capability: str | None = None
-    """Compute capability, such as `9.0`; None for a GPU that is not NVIDIA's."""
-    cards: int = 0
-    """Network cards or ports of a node."""
-    network: str | None = None
-    """Kind of network of the cards."""
-    thresholds: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
-    """(Collective, ranks, nodes) → GB/s that the best message size must reach."""
-
-    @property
-    def mnnvl(self) -> bool:
-        """Return whether NVLink connects several nodes."""
-        return self.rack_nodes > 1
+def gpu_name(profile: Profile) -> str:
+    """Return the GPU's model (`h100`), as in names of jobs and files of clusters. Raises ConfigError if it has none."""
+    for name in profile.gpu.names:
+        if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", name):
+            return match[0].lower()
+    names = ", ".join(profile.gpu.names)
+    raise ConfigError(f"profile {profile.name}: gpu.names: no model such as H100 in {names}; add a name that has it")
 
 
-def job_hardware(profile: Profile) -> JobHardware:
-    """Return the hardware of a profile as jobs need it. Raises ConfigError if the GPU has no short name."""
-    short = next((m[0] for name in profile.gpu.names if (m := re.search(r"[A-Z]{1,3}[0-9]{2,4}", name))), None)
-    if short is None:
-        names = ", ".join(profile.gpu.names)
-        raise ConfigError(
-            f"profile {profile.name}: gpu.names: no model such as H100 in {names}; add a name that has it"
-        )
-    network = profile.network
-    return JobHardware(
-        profile=profile.name,
-        gpu=short.lower(),
-        arch=profile.node.cpu,
-        gpus=profile.node.gpus,
-        rack_nodes=profile.hosts_per_domain,
-        nvls=profile.links[-1].nvls,
-        capability=profile.gpu.compute_capability,
-        cards=network.count if network else 0,
-        network=network.kind if network else None,
-        thresholds={(r.collective, r.ranks, r.nodes): r.rate * r.tolerance for r in profile.references if not r.forced},
-    )
+def default_fabric(profile: Profile) -> str:
+    """Return the fabric of a job without --fabric: what the cards of the profile do."""
+    return FABRICS.get(profile.network.kind, "ethernet") if profile.network else "ethernet"
 
 
 @dataclass(frozen=True)

@@ -1,46 +1,68 @@
-"""Make a job: facts and a request in, the text of a manifest or of a batch script out. Pure."""
+"""Resolve a job: facts and a request in; its name, environment and pods out. Pure."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
-from imagebuild.jobs import kubernetes, slurm
-from imagebuild.jobs.choose import Choices, Job, Offer, choose
+from imagebuild.core.fields import matches
+from imagebuild.core.yaml import YamlFile
+from imagebuild.jobs.choose import Choices, Offer, choose
 from imagebuild.jobs.environment import (
     FactSource,
-    JobSettings,
     Variable,
-    expected_lines,
     fill_placeholders,
     layered_variables,
     lint,
     merge,
     parse_settings,
 )
-from imagebuild.jobs.facts import JobFacts, JobHardware, JobRequest, Pod
+from imagebuild.jobs.facts import Expect, JobFacts, JobRequest, Pod, Scope
 
 NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
 """Longest name of a job. Names of pods have at most 63 characters, of which the MPI operator adds up to 12
 (`-worker-9999`) and JobSet up to 20 (`-worker-0-9999-abcde`)."""
 
 
-def resolve_job(request: JobRequest, hardware: JobHardware, facts: JobFacts, offer: Offer) -> Job:
+@dataclass(frozen=True)
+class Job(Choices):
+    """Describe a job with nothing left to decide: all that the templates show."""
+
+    name: str
+    variables: tuple[Variable, ...]
+    expected_lines: tuple[Expect, ...]
+    """Lines that the output must contain."""
+    pod: Pod
+    """What worker pods need: of the fabric, of the cluster, and of the nodes."""
+    messages: tuple[str, ...]
+    """Warnings and notes for the user."""
+
+    def in_scope(self, scope: Scope) -> list[Variable]:
+        """Return the variables of a scope, in their order."""
+        return [variable for variable in self.variables if variable.scope == scope]
+
+
+def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer) -> Job:
     """Return the job that the request asks for. Raises ConfigError with the reason if it is impossible."""
     settings = parse_settings(request.settings)
-    choices = choose(request, hardware, facts, offer, settings)
+    choices = choose(request, profile, facts, offer, settings)
+    parameters = choices.parameters
     placeholders = {
-        "interface": settings.parameters.get("interface") or choices.cluster.interface,
-        "hca": settings.parameters.get("hca") or choices.cluster.hca,
-        "cards": str(hardware.cards),
-        "gpus": str(hardware.gpus),
+        "interface": parameters.get("interface") or choices.cluster.interface,
+        "hca": parameters.get("hca") or choices.cluster.hca,
+        "cards": str(profile.network.count if profile.network else 0),
+        "gpus": str(profile.node.gpus),
     }
     sources = _fact_sources(choices, facts)
     variables = merge(
         [
             *layered_variables(sources, choices.conditions, placeholders),
             *_plugin_variables(choices),
-            *_least_bandwidth(settings, choices),
+            *_least_bandwidth(choices),
             *settings.variables,
         ],
         request.scheduler,
@@ -48,60 +70,46 @@ def resolve_job(request: JobRequest, hardware: JobHardware, facts: JobFacts, off
     )
 
     features = [name for name, feature in choices.features.items() if feature.in_name]
-    nodes, ranks = choices.scale.nodes, choices.scale.nodes * hardware.gpus
-    parts = [request.test, str(ranks), hardware.gpu, choices.fabric.short, *features, f"{nodes}n"]
-    name = settings.parameters.get("name") or "-".join(parts)
+    parts = [request.test, str(choices.ranks), choices.gpu, choices.fabric.short, *features, f"{choices.scale.nodes}n"]
+    name = parameters.get("name") or "-".join(parts)
     longest = NAME_LENGTH[request.scheduler]
     if len(name) > longest:
         raise ConfigError(f"the job's name {name!r} is longer than {longest} characters; set another: --set name=…")
 
     messages = lint(variables, facts.nccl_variables, choices.nccl)
-    image, driver = choices.image, settings.parameters.get("driver") or choices.cluster.driver
+    image, driver = choices.image, parameters.get("driver") or choices.cluster.driver
     if image.driver and not (request.image or driver):
         advice = "if the nodes have an older one, name it with --set driver=VERSION"
         messages.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
     if image.nccl is None:
         messages.append(f"note: the version of NCCL is not known, so {choices.nccl} is assumed; name it with --nccl")
 
+    expected = (line for source in sources for line in source.layer.expect)
     return Job(
-        choices=choices,
+        **vars(choices),
         name=name,
         variables=variables,
-        expected_lines=expected_lines(sources, choices.conditions),
-        pod=_pod(choices, settings, placeholders),
-        parameters=settings.parameters,
+        expected_lines=tuple(line for line in expected if matches(line.when, choices.conditions)),
+        pod=_pod(choices, placeholders),
         messages=tuple(messages),
     )
 
 
-def job_text(job: Job) -> str:
-    """Return the job as a batch script of Slurm, or as objects of Kubernetes in YAML. Equal jobs give equal text."""
-    match job.request.scheduler:
-        case "mpijob":
-            return kubernetes.mpijob(job)
-        case "jobset":
-            return kubernetes.jobset(job)
-        case "slurm":
-            return slurm.batch_script(job)
-
-
 def _fact_sources(choices: Choices, facts: JobFacts) -> list[FactSource]:
     """Return the layers of facts, lowest first: stack < fabric < node < cluster < feature < scheduler."""
-    request, stack = choices.request, choices.image.stack
-    cluster = facts.clusters[request.cluster]
-    fabric = facts.fabrics[request.fabric]
-    scheduler = facts.schedulers[request.scheduler]
-    features = {name: facts.features[name] for name in choices.features}
-    site = f"fabric {request.fabric} of cluster {request.cluster}"
-    return [
-        FactSource(f"stack {stack}", facts.stacks[stack].model, facts.stacks[stack].at),
-        FactSource(f"fabric {request.fabric}", fabric.model, fabric.at),
-        FactSource(site, choices.site, cluster.at, ("fabrics", request.fabric)),
-        FactSource("node", facts.node.model, facts.node.at),
-        FactSource(f"cluster {request.cluster}", cluster.model, cluster.at),
-        *(FactSource(f"feature {name}", file.model, file.at) for name, file in features.items()),
-        FactSource(f"scheduler {request.scheduler}", scheduler.model, scheduler.at),
+    request, cluster = choices.request, facts.clusters[choices.request.cluster]
+    files: list[tuple[str, YamlFile[Any]]] = [
+        (f"stack {choices.image.stack}", facts.stacks[choices.image.stack]),
+        (f"fabric {request.fabric}", facts.fabrics[request.fabric]),
+        ("node", facts.node),
+        (f"cluster {request.cluster}", cluster),
+        *((f"feature {name}", facts.features[name]) for name in choices.features),
+        (f"scheduler {request.scheduler}", facts.schedulers[request.scheduler]),
     ]
+    sources = [FactSource(name, file, file.model) for name, file in files]
+    site = f"fabric {request.fabric} of cluster {request.cluster}"
+    sources.insert(2, FactSource(site, cluster, choices.site, ("fabrics", request.fabric)))
+    return sources
 
 
 def _plugin_variables(choices: Choices) -> list[Variable]:
@@ -120,36 +128,44 @@ def _plugin_variables(choices: Choices) -> list[Variable]:
     return variables
 
 
-def _least_bandwidth(settings: JobSettings, choices: Choices) -> list[Variable]:
+def _least_bandwidth(choices: Choices) -> list[Variable]:
     """Return the variable that makes nccl-tests itself fail if it is slow: nothing else may judge the speed."""
-    value, origin = settings.parameters.get("min-bw"), "--set min-bw"
-    test, hardware, nodes = choices.test, choices.hardware, choices.scale.nodes
+    value, origin = choices.parameters.get("min-bw"), "--set min-bw"
+    test, profile = choices.test, choices.profile
     if value and len(test.collectives) > 1:
         raise ConfigError("--set min-bw: the collectives of the test reach different rates; use a test of one")
     if value is None and choices.comparable and test.large:
-        threshold = hardware.thresholds.get((test.collectives[0], nodes * hardware.gpus, nodes))
-        if threshold:
-            value, origin = f"{threshold:.1f}", f"profile {hardware.profile}"
+        place = (test.collectives[0], choices.ranks, choices.scale.nodes)
+        known = [r for r in profile.references if (r.collective, r.ranks, r.nodes) == place and not r.forced]
+        if known:
+            value, origin = f"{known[-1].rate * known[-1].tolerance:.1f}", f"profile {profile.name}"
     if value is None:
         return []
     why = "GB/s that the profile asks of the best size; nccl-tests fails where the average is below 90 % of it"
     return [Variable("NCCL_TESTS_MIN_BW", value, why, origin, origin)]
 
 
-def _pod(choices: Choices, settings: JobSettings, placeholders: Mapping[str, str]) -> Pod:
-    """Return what worker pods need: what the fabric needs, and what the cluster adds to it."""
-    fabric, site = choices.fabric.pod, choices.site.pod
+def _pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
+    """Return what worker pods need: what the fabric needs, what the cluster adds to it, and what the node has."""
+    fabric, site, nodes = choices.fabric.pod, choices.site.pod, choices.nodes
+    resource = choices.parameters.get("resource")
     if any(feature.without_fabric for feature in choices.features.values()):
-        return Pod(select=site.select)
-    resources = {**fabric.resources, **site.resources}
-    if resource := settings.parameters.get("resource"):
+        fabric, site, resource = Pod(), Pod(select=site.select), None
+    extended = {**fabric.resources, **site.resources}
+    if resource:
         name, _, count = resource.rpartition(":")
-        resources = {name: count}
+        extended = {name: count}
+    resources = {"cpu": nodes.cpu or "", "memory": nodes.memory or "", "nvidia.com/gpu": str(choices.profile.node.gpus)}
+    resources |= {name: fill_placeholders(extended[name], placeholders, name) for name in sorted(extended)}
+    annotations = {**fabric.annotations, **site.annotations}
+    if networks := site.networks or fabric.networks:
+        pairs = [dict(zip(("namespace", "name"), network.split("/", 1), strict=True)) for network in networks]
+        lines = ",\n".join(f"  {json.dumps(pair)}" for pair in pairs)
+        annotations["k8s.v1.cni.cncf.io/networks"] = f"[\n{lines}\n]\n"
     return Pod(
-        resources={name: fill_placeholders(count, placeholders, name) for name, count in sorted(resources.items())},
-        annotations={**fabric.annotations, **site.annotations},
-        networks=site.networks or fabric.networks,
-        select={**fabric.select, **site.select},
+        resources={name: count for name, count in resources.items() if count},
+        annotations=dict(sorted(annotations.items())),
+        select=dict(sorted({**nodes.select, **fabric.select, **site.select}.items())),
         volumes=(*fabric.volumes, *site.volumes),
         sidecars=(*fabric.sidecars, *site.sidecars),
     )

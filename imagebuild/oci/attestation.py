@@ -10,11 +10,13 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.oci.layout import EMPTY_TYPE, AttachmentFile, Descriptor, digest_of, referrer_descriptor
-from imagebuild.oci.registry import Registry, TryAgain
+
+if TYPE_CHECKING:
+    from imagebuild.oci.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -189,21 +191,17 @@ def read_attestation(registry: Registry, repository: str, item: Descriptor, subj
 
 
 def _read_layer(registry: Registry, repository: str, layer: Descriptor) -> bytes:
-    """Return the bytes of a file. Raises CommandError or ResultError if they cannot be had, or are others."""
-    problem: CommandError | ResultError = ResultError(f"was changed: what the registry sends is not {layer.digest}")
+    """Return the bytes of a file. Raises ResultError if they cannot be had, or are others."""
+    problem = f"was changed: what the registry sends is not {layer.digest}"
     for _ in range(ATTEMPTS):
-        content = b""
         try:
-            for piece in registry.open_blob(repository, layer.digest):
-                content += piece
-                if len(content) > layer.size:
-                    break  # enough to see that it is not the file
-        except TryAgain as error:
-            problem = error
+            content = b"".join(registry.open_blob(repository, layer.digest))
+        except CommandError as error:
+            problem = str(error)
         else:
             if digest_of(content) == layer.digest:
                 return content
-    raise problem
+    raise ResultError(problem)
 
 
 def _predicate_of(stored: bytes, predicate_type: str, subject: str, *, is_bundle: bool) -> bytes:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
 import os
+import posixpath
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +20,17 @@ from imagebuild.oci import engine
 from imagebuild.oci.attestation import read_attestations
 from imagebuild.oci.layout import (
     CHUNK,
-    GZIP,
+    INDEX_TYPES,
     KEPT_SIZE,
     OPAQUE,
+    UNREADABLE,
     WHITEOUT,
-    ZSTD,
     Blob,
     Descriptor,
-    LayoutImage,
-    Manifest,
+    blob_name,
     blob_path,
-    images_in,
+    decompressed,
+    digest_of,
     index_json,
     layer_members,
     manifests_of,
@@ -39,7 +43,7 @@ from imagebuild.oci.reference import ImageReference
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from imagebuild.oci.registry import Registry
+    from imagebuild.oci.registry import Registry, RepositoryAt
 
 
 # Files in layers
@@ -86,8 +90,8 @@ DPKG = WantedFiles(("var/lib/dpkg/status",), ("var/lib/dpkg/status.d",))
 DISTRIBUTION = WantedFiles((*DPKG.paths, "usr/lib/os-release", "etc/os-release"), DPKG.folders)
 
 
-def files_in_layers(wanted: WantedFiles, layers: Iterable[Callable[[], LayerPart]]) -> dict[str, bytes]:
-    """Return the files as a container sees them. `layers` begin with the topmost, and are read only where needed."""
+def files_in_layers(wanted: WantedFiles, layers: Iterable[LayerPart]) -> dict[str, bytes]:
+    """Return the files as a container sees them. `layers` begin with the topmost, and are read as far as needed."""
     files: dict[str, bytes] = {}
     hidden: set[str] = set()
 
@@ -95,8 +99,7 @@ def files_in_layers(wanted: WantedFiles, layers: Iterable[Callable[[], LayerPart
         parts = path.split("/")
         return "" in hidden or any("/".join(parts[:n]) in hidden for n in range(1, len(parts) + 1))
 
-    for read_part in layers:
-        part = read_part()
+    for part in layers:
         files |= {path: text for path, text in part.files.items() if path not in files and not is_hidden(path)}
         hidden |= part.hides
         if all(path in files or is_hidden(path) for path in wanted.paths):
@@ -121,37 +124,25 @@ def dpkg_status(files: Mapping[str, bytes]) -> str | None:
 
 
 @dataclass(frozen=True)
-class ImageLayer:
-    """Describe a layer, which may still be elsewhere."""
-
-    digest: str | None
-    size: int
-    """Bytes, as stored."""
-    fetch: Callable[[], Blob]
-    """Puts the layer on this machine, if it is not there."""
-
-
-@dataclass(frozen=True)
 class PlatformImage:
     """Describe an image for one platform, wherever it is."""
 
-    name: str
-    """As it was asked for."""
-    origin: str
-    """Where it was found."""
     platform: str
     digest: str | None
     """Of the manifest; None for an archive that has none."""
     config: Mapping[str, Any]
-    layers: tuple[ImageLayer, ...]
-    stored: Callable[[], Sequence[Blob]]
-    """Puts manifest, configuration and layers on this machine; returns nothing for an archive without a manifest."""
-    attached: Callable[[str], tuple[bytes, ...]] = lambda _: ()
-    """Kind of attachment → files that refer to the manifest."""
+    layers: tuple[Blob, ...]
+    """The files of layers that a registry has are not there until they are fetched."""
+    documents: tuple[Blob, ...] = ()
+    """Manifest and configuration; empty for an archive without a manifest."""
+    name: str = ""
+    """As it was asked for."""
+    origin: str = ""
+    """Where it was found."""
     compressed: bool = True
     """Whether layers are compressed, as registries keep them."""
-    remote: bool = False
-    """Whether layers have to be fetched."""
+    repository: RepositoryAt | None = None
+    """Where layers are fetched from, and what refers to the image is."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -164,39 +155,65 @@ class PlatformImage:
         return dict(self.settings.get("Labels") or {})
 
     @property
+    def env(self) -> dict[str, str]:
+        """Return the environment that its containers start with."""
+        pairs = (str(item).partition("=") for item in self.settings.get("Env") or ())
+        return {name: value for name, _, value in pairs}
+
+    @property
     def architecture(self) -> str:
         """Return the architecture: `amd64` of `linux/amd64`."""
         return self.platform.split("/")[1]
 
+    def fetch(self, layer: Blob) -> Blob:
+        """Put a layer on this machine, if it is not there.
+
+        Raises CommandError if the registry fails, ResultError if the layer is damaged or does not fit.
+        """
+        if self.repository:
+            self.repository.registry.fetch(self.repository.repository, layer.digest or "", layer.file, layer.size)
+        return layer
+
     def files(self, wanted: WantedFiles, known: dict[str, LayerPart] | None = None) -> dict[str, bytes]:
         """Return a few files of it. `known` keeps what was read of layers, for images that share some.
 
-        Raises ResultError if a layer cannot be read, CommandError if it cannot be had.
+        Raises what `fetch` raises, and ResultError if a layer cannot be read.
         """
         parts = {} if known is None else known
 
-        def read(layer: ImageLayer) -> LayerPart:
-            if layer.digest is None:
-                return wanted.part(layer.fetch())
-            if layer.digest not in parts:
-                parts[layer.digest] = wanted.part(layer.fetch())
-            return parts[layer.digest]
+        def parts_from_the_top() -> Iterator[LayerPart]:
+            for layer in reversed(self.layers):
+                if layer.digest is None:
+                    yield wanted.part(self.fetch(layer))
+                    continue
+                if layer.digest not in parts:
+                    parts[layer.digest] = wanted.part(self.fetch(layer))
+                yield parts[layer.digest]
 
-        return files_in_layers(wanted, [lambda layer=layer: read(layer) for layer in reversed(self.layers)])  # type: ignore[misc]
+        return files_in_layers(wanted, parts_from_the_top())
+
+    def attached(self, kind: str) -> tuple[bytes, ...]:
+        """Return the undamaged predicates of a kind that refer to the manifest; who signed them is not checked.
+
+        Raises CommandError if the registry cannot list them.
+        """
+        if not self.repository or not self.digest:
+            return ()
+        read = read_attestations(self.repository.registry, self.repository.repository, self.digest, kind)
+        return tuple(item.content for item in read if not item.problem)
 
     def as_layout(self, folder: Path) -> Path:
         """Make an OCI layout with this image alone. Raises ConfigError for an image without a manifest."""
-        blobs = self.stored()
-        if not blobs:
+        if not self.documents:
             raise ConfigError(
                 f"{self.name}: an archive of an engine before 25, which has no manifest; "
                 "save it again, or copy it with skopeo to oci-archive:"
             )
         start_layout(folder)
-        for blob in blobs:
+        for blob in (*self.documents, *map(self.fetch, self.layers)):
             _link_or_copy(blob, blob_path(folder, blob.digest or ""))
-        media_type = media_type_of(json.loads(blobs[0].read()))
-        manifest = Descriptor(media_type, blobs[0].digest or "", blobs[0].size, self.platform)
+        content = self.documents[0].read()
+        manifest = Descriptor(media_type_of(json.loads(content)), digest_of(content), len(content), self.platform)
         (folder / "index.json").write_text(json.dumps(index_json([manifest])))
         return folder
 
@@ -207,10 +224,15 @@ class FoundImage:
 
     name: str
     origin: str
-    platforms: tuple[str, ...]
-    choose: Callable[[str], PlatformImage]
+    readers: Mapping[str, Callable[[], PlatformImage]]
+    """Platform → reads the image for it."""
     digest: str | None = None
     """What the name stands for: of an index or a manifest, where it is known."""
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """Return the platforms that it is for."""
+        return tuple(self.readers)
 
     def image(self, platform: str | None) -> PlatformImage:
         """Return the image for a platform, by default the only one. Raises ConfigError if there is none."""
@@ -218,9 +240,9 @@ class FoundImage:
         if platform is None and len(self.platforms) > 1:
             raise ConfigError(f"{self.name}: is for {has}; choose with --platform")
         chosen = platform or self.platforms[0]
-        if chosen not in self.platforms:
+        if chosen not in self.readers:
             raise ConfigError(f"{self.name}: is not for {chosen}, but for {has}")
-        return self.choose(chosen)
+        return self.readers[chosen]()
 
 
 def _link_or_copy(blob: Blob, path: Path) -> None:
@@ -240,7 +262,130 @@ def _link_or_copy(blob: Blob, path: Path) -> None:
         raise ResultError(f"{path}: cannot be written: {error.strerror}; TMPDIR may name another folder") from None
 
 
-# On this machine
+def is_image(item: Descriptor) -> bool:
+    """Return whether an entry of an index is an image that runs, and no attestation about one."""
+    return not (item.platform or "").startswith("unknown") and "vnd.docker.reference.type" not in item.annotations
+
+
+def image_of_manifest(manifest: Blob, blob: Callable[[Descriptor], Blob]) -> PlatformImage:
+    """Return the image of a manifest; `blob` tells where its parts are. Raises LookupError, TypeError or ValueError."""
+    document = json.loads(manifest.read())
+    settings = blob(Descriptor.from_json(document["config"]))
+    config = json.loads(settings.read())
+    layers = [Descriptor.from_json(item) for item in document["layers"] or ()]
+    return PlatformImage(
+        platform_of(config), manifest.digest, config,
+        layers=tuple(map(blob, layers)),
+        documents=(manifest, settings),
+        compressed=all(layer.media_type.endswith(("gzip", "zstd")) for layer in layers),
+    )  # fmt: skip
+
+
+# In files
+
+
+@dataclass(frozen=True)
+class _StoredFiles:
+    """Files of a layout or an archive, by their names in it."""
+
+    path: Path
+    blobs: Mapping[str, Blob]
+
+    def member(self, name: str) -> Blob:
+        """Return a file. Raises ResultError if it is missing."""
+        if name not in self.blobs:
+            raise ResultError(f"{self.path}: {name} is missing")
+        return self.blobs[name]
+
+    def blob(self, digest: str) -> Blob:
+        """Return a blob of a layout. Raises ResultError if it is missing."""
+        return replace(self.member(blob_name(digest)), digest=digest)
+
+    def manifests(self, index: bytes) -> Iterator[str]:
+        """Yield the digest of every image in an index and the indexes in it, without attestations."""
+        items = [item for item in manifests_of(json.loads(index)) if is_image(item)]
+        for item in items:
+            if blob_name(item.digest) not in self.blobs:
+                if len(items) > 1:
+                    continue  # an engine saves the whole index, but only the platforms that it has
+                raise ResultError(f"{self.path}: {item.digest} is missing")
+            if item.media_type in INDEX_TYPES:
+                yield from self.manifests(self.blob(item.digest).read())
+            else:
+                yield item.digest
+
+    def image_of_archive(self, item: Mapping[str, Any]) -> PlatformImage:
+        """Return an image as engines before 25 save it: layers are plain tars, their digests in the configuration."""
+        config = json.loads(self.member(item["Config"]).read())
+        pairs = zip(item["Layers"] or (), config["rootfs"]["diff_ids"] or (), strict=True)
+        layers = tuple(replace(self.member(name), digest=digest) for name, digest in pairs)
+        return PlatformImage(platform_of(config), None, config, layers, compressed=False)
+
+
+def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformImage, ...]:
+    """Return the images in a folder, a file, or a stream that an engine saves: one for each platform.
+
+    `folder` takes what has to be stored: a stream, or the content of an archive that is compressed as a whole.
+    Raises ConfigError if the path is no image, ResultError if the image cannot be read.
+    """
+    if isinstance(source, Path):
+        path = source
+    else:
+        path = folder / "saved.tar"
+        try:
+            with path.open("wb") as file:
+                file.writelines(source)
+        except OSError as error:
+            raise ResultError(f"{path}: the image cannot be stored: {error.strerror}") from None
+    if not path.exists():
+        raise ConfigError(f"{path}: does not exist")
+    if path.is_dir():
+        members = (file for file in path.rglob("*") if file.is_file())
+        blobs = {file.relative_to(path).as_posix(): Blob(file, 0, file.stat().st_size) for file in members}
+    else:
+        blobs = _members_of_tar(path, folder)
+    files = _StoredFiles(path, blobs)
+    try:
+        if "index.json" in blobs:
+            digests = dict.fromkeys(files.manifests(blobs["index.json"].read()))
+            result = [image_of_manifest(files.blob(digest), lambda part: files.blob(part.digest)) for digest in digests]
+        elif "manifest.json" in blobs:
+            result = [files.image_of_archive(item) for item in json.loads(blobs["manifest.json"].read())]
+        else:
+            raise ConfigError(f"{path}: neither an OCI image layout nor an archive of `docker save`")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ResultError(f"{path}: not an image that can be read: {type(error).__name__}: {error}") from None
+    if not result:
+        raise ResultError(f"{path}: holds no image")
+    platforms = Counter(image.platform for image in result)
+    platform, count = platforms.most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"{path}: holds several images for {platform}; save one of them alone")
+    return tuple(result)
+
+
+def _members_of_tar(path: Path, folder: Path) -> dict[str, Blob]:
+    """Return the files of an archive; one that is compressed as a whole is unpacked into the folder first."""
+    try:
+        with path.open("rb") as file:
+            compressed, reader = decompressed(file)
+            if compressed:
+                path = folder / "unpacked.tar"
+                with path.open("wb") as target:
+                    shutil.copyfileobj(reader, target, CHUNK)
+        with tarfile.open(path, "r:") as archive:
+            members = archive.getmembers()
+    except tarfile.TarError as error:
+        raise ConfigError(f"{path}: neither an OCI image layout nor an archive of `docker save`: {error}") from None
+    except UNREADABLE as error:
+        raise ResultError(f"{path}: cannot be read: {error}") from None
+    blobs = {m.name.removeprefix("./"): Blob(path, m.offset_data, m.size) for m in members if m.isreg()}
+    for link in (m for m in members if m.issym() or m.islnk()):  # engines save a layer once
+        name = str(Path(link.name).parent / link.linkname) if link.issym() else link.linkname
+        # Names that lead above the archive end at its top, as below the root of a file system.
+        if target_name := posixpath.normpath(f"/{name}").strip("/"):
+            blobs.setdefault(link.name, blobs.get(target_name, Blob(path, 0, 0, "sha256:missing")))
+    return blobs
 
 
 def image_in_files(name: str, path: Path, folder: Path) -> FoundImage:
@@ -248,7 +393,15 @@ def image_in_files(name: str, path: Path, folder: Path) -> FoundImage:
 
     Raises ConfigError if it is no image, ResultError if it cannot be read.
     """
-    return _image_of_platforms(name, str(path), images_in(path, folder))
+    return _found_image(name, str(path), images_in(path, folder))
+
+
+def _found_image(name: str, origin: str, images: Iterable[PlatformImage], digest: str | None = None) -> FoundImage:
+    named = [replace(image, name=name, origin=origin) for image in images]
+    return FoundImage(name, origin, {image.platform: lambda image=image: image for image in named}, digest)  # type: ignore[misc]
+
+
+# In an engine
 
 
 def engine_with_image(image: str) -> DockerClient | None:
@@ -272,37 +425,9 @@ def image_in_engine(name: str, client: DockerClient, image: str, folder: Path) -
     """
     try:
         images = images_in(engine.save_image(client, image), folder)
-        result = _image_of_platforms(name, "the engine's store", images)
-        return replace(result, digest=engine.inspect_image(client, image).digest)
+        return _found_image(name, "the engine's store", images, engine.inspect_image(client, image).digest)
     finally:
         client.close()
-
-
-def _image_of_platforms(name: str, origin: str, images: tuple[LayoutImage, ...]) -> FoundImage:
-    by_platform = {image.platform: image for image in images}
-
-    def choose(platform: str) -> PlatformImage:
-        image = by_platform[platform]
-        heads = []
-        for blob in image.layers:
-            with blob.file.open("rb") as file:
-                file.seek(blob.offset)
-                heads.append(file.read(4))
-        return PlatformImage(
-            name=name,
-            origin=origin,
-            platform=platform,
-            digest=image.digest,
-            config=image.config,
-            layers=tuple(
-                ImageLayer(blob.digest, blob.size, lambda blob=blob: blob)  # type: ignore[misc]
-                for blob in image.layers
-            ),
-            stored=lambda: image.stored,
-            compressed=all(head.startswith((GZIP, ZSTD)) for head in heads),
-        )
-
-    return FoundImage(name, origin, tuple(by_platform), choose)
 
 
 # In a registry
@@ -313,109 +438,39 @@ def image_in_registry(name: str, reference: ImageReference, registry: Registry, 
 
     Raises ConfigError if it is not there, CommandError if the registry refuses, ResultError for what is no image.
     """
-    repository = _FetchedRepository(name, reference.repository, registry, folder)
+    place = registry.at(reference.repository)
     top = registry.manifest(reference.repository, reference.wanted)
     if top is None:
         raise ConfigError(f"{name}: {reference.host} has no such image")
+
+    def blob(part: Descriptor) -> Blob:
+        return Blob(folder / part.digest.replace(":", "-"), 0, part.size, part.digest)
+
+    def read(digest: str) -> PlatformImage:
+        manifest = top if digest == top.digest else place.manifest(digest)
+        stored = blob(Descriptor(manifest.media_type, digest, len(manifest.content)))
+        stored.file.write_bytes(manifest.content)
+        with _explained(name):
+            config = blob(Descriptor.from_json(manifest.document["config"]))
+            config.file.write_bytes(registry.blob(reference.repository, str(config.digest)))
+            image = image_of_manifest(stored, blob)
+        return replace(image, name=name, origin=reference.name, repository=place)
+
+    with _explained(name):
+        children = manifests_of(top.document)
+        images = {item.platform: item.digest for item in children if item.platform and is_image(item)}
+    if not children:
+        image = read(top.digest)
+        return FoundImage(name, reference.name, {image.platform: lambda: image}, top.digest)
+    if not images:
+        raise ConfigError(f"{name}: an index without images")
+    readers = {platform: functools.partial(read, digest) for platform, digest in images.items()}
+    return FoundImage(name, reference.name, readers, top.digest)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
     try:
-        if children := manifests_of(top.document):
-            digests = {
-                item.platform: item.digest
-                for item in children
-                # Attestations are entries of an index too.
-                if item.platform
-                and not item.platform.startswith("unknown")
-                and "vnd.docker.reference.type" not in item.annotations
-            }
-            if not digests:
-                raise ConfigError(f"{name}: an index without images")
-
-            def choose(platform: str) -> PlatformImage:
-                return repository.image(repository.manifest(digests[platform]))
-
-            return FoundImage(name, reference.name, tuple(digests), choose, top.digest)
-        image = repository.image(top)
+        yield
     except (LookupError, TypeError, ValueError) as error:
         raise ResultError(f"{name}: what the registry has is no image: {type(error).__name__}: {error}") from None
-    return FoundImage(name, reference.name, (image.platform,), lambda _: image, top.digest)
-
-
-@dataclass(frozen=True)
-class _FetchedRepository:
-    """Read images of one repository, and keep their blobs in a folder."""
-
-    name: str
-    """Of the image, as it was asked for."""
-    repository: str
-    registry: Registry
-    folder: Path
-
-    def manifest(self, digest: str) -> Manifest:
-        """Return a manifest. Raises ResultError if it is missing."""
-        manifest = self.registry.manifest(self.repository, digest)
-        if manifest is None:
-            raise ResultError(f"{self.name}: the registry has no manifest {digest}, which its index names")
-        return manifest
-
-    def image(self, manifest: Manifest) -> PlatformImage:
-        """Return the image of a manifest."""
-        document = manifest.document
-        settings, layers = document["config"], document["layers"]
-        content = self.registry.blob(self.repository, settings["digest"])
-        config: Mapping[str, Any] = json.loads(content)
-
-        def stored() -> Sequence[Blob]:
-            blobs = []
-            for data, digest in ((manifest.content, manifest.digest), (content, settings["digest"])):
-                path = self._path(digest)
-                path.write_bytes(data)
-                blobs.append(Blob(path, 0, len(data), digest, digest))
-            return (*blobs, *(self.layer(layer["digest"], layer["size"]) for layer in layers))
-
-        return PlatformImage(
-            name=self.name,
-            origin=f"{self.registry.host}/{self.repository}",
-            platform=platform_of(config),
-            digest=manifest.digest,
-            config=config,
-            layers=tuple(
-                ImageLayer(
-                    layer["digest"],
-                    layer["size"],
-                    lambda layer=layer: self.layer(layer["digest"], layer["size"]),  # type: ignore[misc]
-                )
-                for layer in layers
-            ),
-            stored=stored,
-            attached=lambda kind: self.attached(manifest.digest, kind),
-            compressed=all(str(layer["mediaType"]).endswith(("gzip", "zstd")) for layer in layers),
-            remote=True,
-        )
-
-    def attached(self, digest: str, kind: str) -> tuple[bytes, ...]:
-        """Return the undamaged predicates of a kind that refer to a manifest; who signed them is not checked."""
-        read = read_attestations(self.registry, self.repository, digest, kind)
-        return tuple(item.content for item in read if not item.problem)
-
-    def layer(self, digest: str, size: int) -> Blob:
-        """Fetch a layer, if it is not there. Raises ResultError if it is damaged, or the disk is too small."""
-        path = self._path(digest)
-        if not path.exists():
-            if shutil.disk_usage(self.folder).free < size:
-                needed = f"{size / 1e9:.1f} GB do not fit in {self.folder}"
-                raise ResultError(f"{self.name}: {needed}; TMPDIR may name another folder")
-            content, temporary = hashlib.sha256(), path.with_suffix(".part")
-            try:
-                with temporary.open("wb") as file:
-                    for chunk in self.registry.open_blob(self.repository, digest):
-                        content.update(chunk)
-                        file.write(chunk)
-            except CommandError as error:
-                raise CommandError(f"{self.name}: layer {digest} broke off on its way: {error}") from None
-            if f"sha256:{content.hexdigest()}" != digest:
-                raise ResultError(f"{self.name}: layer {digest} was damaged on its way; try again")
-            temporary.rename(path)
-        return Blob(path, 0, size, digest, digest)
-
-    def _path(self, digest: str) -> Path:
-        return self.folder / digest.replace(":", "-")

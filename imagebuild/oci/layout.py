@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import itertools
 import json
-import posixpath
 import shutil
 import tarfile
-import tempfile
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader, RawIOBase
@@ -22,9 +18,7 @@ from uuid import uuid4
 
 import zstandard
 
-from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.fields import full_reference
-from imagebuild.core.run import RunProgram, run_program, which
+from imagebuild.core.errors import CommandError, ResultError
 
 CHUNK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -79,12 +73,11 @@ class Descriptor:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Descriptor:
         """Read a descriptor. Raises LookupError or TypeError for something else."""
-        platform = document.get("platform") or {}
         return cls(
             media_type=document["mediaType"],
             digest=document["digest"],
             size=document["size"],
-            platform="/".join(platform[k] for k in ("os", "architecture", "variant") if platform.get(k)) or None,
+            platform=platform_of(document["platform"]) if document.get("platform") else None,
             artifact_type=document.get("artifactType"),
             annotations=document.get("annotations") or {},
         )
@@ -165,21 +158,6 @@ def manifests_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
     return tuple(Descriptor.from_json(item) for item in document.get("manifests", ()))
 
 
-def config_json(platform: str, diff_id: str, settings: ImageSettings) -> dict[str, Any]:
-    """Return the configuration of an image of one layer; `diff_id` is the digest of the uncompressed tar."""
-    return {
-        "created": settings.created,
-        **platform_json(platform),
-        "config": {
-            "Env": list(settings.env),
-            "Cmd": list(settings.cmd),
-            "Labels": dict(sorted(settings.labels.items())),
-        },
-        "rootfs": {"type": "layers", "diff_ids": [diff_id]},
-        "history": [{"created": settings.created, "created_by": settings.history}],
-    }
-
-
 def index_json(manifests: Iterable[Descriptor]) -> dict[str, Any]:
     """Return an index of these manifests, in this order."""
     return {"schemaVersion": 2, "mediaType": INDEX, "manifests": [item.to_json() for item in manifests]}
@@ -228,7 +206,22 @@ def referrers_tag(digest: str) -> str:
     return digest.replace(":", "-", 1)
 
 
-# Reading
+# Content
+
+
+@dataclass(frozen=True)
+class BlobStream:
+    """Describe a blob that is read while it is sent."""
+
+    size: int
+    chunks: Callable[[], Iterator[bytes]]
+    """Reads the blob from its start."""
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.chunks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +233,6 @@ class Blob:
     size: int
     digest: str | None = None
     """`sha256:…` of the bytes as stored; whoever reads them compares."""
-    name: str = ""
 
     def read(self) -> bytes:
         """Return all of a small blob. Raises ResultError if it is not what its digest says."""
@@ -251,179 +243,108 @@ class Blob:
         except OSError as error:
             raise ResultError(f"{self.file}: cannot be read: {error.strerror}") from None
         if self.digest and self.digest.startswith("sha256:") and digest_of(data) != self.digest:
-            raise ResultError(
-                f"{self.file}: {self.name or self.digest}: is damaged: its digest is {digest_of(data)}; save it again"
-            )
+            raise ResultError(f"{self.file}: {self.digest}: is damaged: its digest is {digest_of(data)}; save it again")
         return data
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutImage:
-    """Hold an image for one platform."""
+class Region(RawIOBase):
+    """Read a part of a file once, from its beginning, and compute its digest."""
 
-    platform: str
-    digest: str | None
-    """Of the manifest; None for an archive that has none."""
-    config: Mapping[str, Any]
-    layers: tuple[Blob, ...]
-    stored: tuple[Blob, ...] = ()
-    """Manifest, configuration and layers, each by its digest; empty for an archive that has no manifest."""
+    def __init__(self, file: IO[bytes], offset: int, size: int) -> None:
+        self._file = file
+        self._rest = size
+        self._sum = hashlib.sha256()
+        file.seek(offset)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        """Fill the buffer. Return the number of bytes; 0 is the end. Raises EOFError if the file ends in the region."""
+        data = self._file.read(min(len(buffer), self._rest))
+        if self._rest and not data:
+            raise EOFError("the file ends in it")
+        self._rest -= len(data)
+        self._sum.update(data)
+        buffer[: len(data)] = data
+        return len(data)
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """Return what its containers start with: Env, User, Labels, …"""
-        return self.config.get("config") or {}
+    def digest(self) -> str:
+        """Return the digest of what has been read."""
+        return f"sha256:{self._sum.hexdigest()}"
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """Return the labels."""
-        return dict(self.settings.get("Labels") or {})
 
-    @property
-    def env(self) -> dict[str, str]:
-        """Return the environment that its containers start with."""
-        pairs = (str(item).partition("=") for item in self.settings.get("Env") or ())
-        return {name: value for name, _, value in pairs}
+def decompressed(file: BufferedReader) -> tuple[bool, IO[bytes]]:
+    """Return whether a file is compressed as a whole, and what is in it.
+
+    Reading raises errors of zlib and zstandard, OSError or EOFError. Of zstd, data that are cut off end without one.
+    """
+    head = file.peek(len(ZSTD))
+    if head.startswith(GZIP):
+        return True, cast(IO[bytes], gzip.GzipFile(fileobj=file))
+    if head.startswith(ZSTD):
+        return True, cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+    return False, file
+
+
+UNREADABLE = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError)
+"""Errors of content that is damaged or cut off."""
+
+
+def member_path(name: str) -> str | None:
+    """Return the path of a member below the root, or None for the root itself. Raises TarError if it leads outside."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise tarfile.TarError(f"{name!r} leads out of the image")
+    return "/".join(parts) or None
 
 
 @dataclass(frozen=True)
-class _StoredFiles:
-    """Files of a layout or an archive, by their names in it."""
+class LayerMembers:
+    """Iterate over a layer in its order: the archive that has the content, the member, its path below the root."""
 
-    path: Path
-    blobs: Mapping[str, Blob]
+    compressed: bool
+    reader: IO[bytes]
 
-    def member(self, name: str) -> Blob:
-        """Return a file. Raises ResultError if it is missing."""
-        if name not in self.blobs:
-            raise ResultError(f"{self.path}: {name} is missing")
-        return self.blobs[name]
-
-    def blob(self, digest: str) -> Blob:
-        """Return a blob of a layout. Raises ResultError if it is missing."""
-        return replace(self.member(_blob_name(digest)), digest=digest, name=digest)
-
-    def manifests(self, index: bytes, platform: str | None = None) -> Iterator[tuple[str, str | None]]:
-        """Yield digest and platform of every image in an index and the indexes in it, without attestations."""
-        items = json.loads(index)["manifests"]
-        for item in items:
-            own = platform_of(item["platform"]) if item.get("platform") else platform
-            if (own or "").startswith("unknown/") or "vnd.docker.reference.type" in (item.get("annotations") or {}):
-                continue
-            if _blob_name(item["digest"]) not in self.blobs:
-                if len(items) > 1:
-                    continue  # an engine saves the whole index, but only the platforms that it has
-                raise ResultError(f"{self.path}: {item['digest']} is missing")
-            if item.get("mediaType") in INDEX_TYPES:
-                yield from self.manifests(self.blob(item["digest"]).read(), own)
-            else:
-                yield item["digest"], own
-
-    def image_of_manifest(self, digest: str, platform: str | None) -> LayoutImage:
-        """Return the image of a manifest."""
-        content = self.blob(digest)
-        manifest = json.loads(content.read())
-        settings = self.blob(manifest["config"]["digest"])
-        config = json.loads(settings.read())
-        layers = tuple(self.blob(layer["digest"]) for layer in manifest["layers"] or ())
-        return LayoutImage(platform or platform_of(config), digest, config, layers, (content, settings, *layers))
-
-    def image_of_archive(self, item: Mapping[str, Any]) -> LayoutImage:
-        """Return an image as engines before 25 save it: layers are plain tars, their digests in the configuration."""
-        config = json.loads(self.member(item["Config"]).read())
-        layers = [self.member(name) for name in item["Layers"] or ()]
-        pairs = zip(layers, config["rootfs"]["diff_ids"] or (), strict=True)
-        return LayoutImage(
-            platform_of(config), None, config, tuple(replace(blob, digest=digest) for blob, digest in pairs)
-        )
+    def __iter__(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:
+        with tarfile.open(fileobj=self.reader, mode="r|", bufsize=CHUNK) as archive:
+            for member in archive:
+                if (path := member_path(member.name)) is not None:
+                    yield archive, member, path
+                    archive.members = []  # type: ignore[attr-defined]  # or it keeps all of them
+        while self.reader.read(CHUNK):
+            pass  # what follows the last entry belongs to the digest
 
 
-def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[LayoutImage, ...]:
-    """Return the images in a folder, a file, or a stream that an engine saves: one for each platform.
+@contextmanager
+def layer_members(blob: Blob) -> Iterator[LayerMembers]:
+    """Open a layer, whose members are to be read once and all of them.
 
-    `folder` takes what has to be stored: a stream, or the content of an archive that is compressed as a whole.
-    Raises ConfigError if the path is no image, ResultError if the image cannot be read.
+    Raises ResultError if it cannot be read, or is not what its digest says.
     """
-    if isinstance(source, Path):
-        path = source
-    else:
-        path = folder / "saved.tar"
-        try:
-            with path.open("wb") as file:
-                file.writelines(source)
-        except OSError as error:
-            raise ResultError(f"{path}: the image cannot be stored: {error.strerror}") from None
-    if not path.exists():
-        raise ConfigError(f"{path}: does not exist")
-    if path.is_dir():
-        members = (file for file in path.rglob("*") if file.is_file())
-        blobs = {file.relative_to(path).as_posix(): Blob(file, 0, file.stat().st_size) for file in members}
-    else:
-        blobs = _members_of_tar(_uncompressed_archive(path, folder))
-    files = _StoredFiles(path, blobs)
     try:
-        if "index.json" in blobs:
-            digests = dict.fromkeys(files.manifests(blobs["index.json"].read()))
-            result = [files.image_of_manifest(digest, platform) for digest, platform in digests]
-        elif "manifest.json" in blobs:
-            result = [files.image_of_archive(item) for item in json.loads(blobs["manifest.json"].read())]
-        else:
-            raise ConfigError(f"{path}: neither an OCI image layout nor an archive of `docker save`")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ResultError(f"{path}: not an image that can be read: {type(error).__name__}: {error}") from None
-    if not result:
-        raise ResultError(f"{path}: holds no image")
-    platforms = Counter(image.platform for image in result)
-    platform, count = platforms.most_common(1)[0]
-    if count > 1:
-        raise ConfigError(f"{path}: holds several images for {platform}; save one of them alone")
-    return tuple(result)
+        with blob.file.open("rb") as file:
+            region = Region(file, blob.offset, blob.size)
+            yield LayerMembers(*decompressed(BufferedReader(cast(Any, region), CHUNK)))
+    except UNREADABLE as error:
+        raise ResultError(f"{blob.file}: layer {blob.digest or ''}: cannot be read: {error}") from None
+    if blob.digest and blob.digest.startswith("sha256:") and region.digest != blob.digest:
+        raise ResultError(f"{blob.file}: layer {blob.digest}: is damaged: its digest is {region.digest}")
 
 
-def _blob_name(digest: str) -> str:
+# Layouts
+
+
+def blob_name(digest: str) -> str:
+    """Return the name of a blob in a layout: `blobs/sha256/…`."""
     return "blobs/" + digest.replace(":", "/", 1)
-
-
-def _members_of_tar(path: Path) -> dict[str, Blob]:
-    try:
-        with tarfile.open(path, "r:") as archive:
-            members = archive.getmembers()
-    except tarfile.TarError as error:
-        raise ConfigError(f"{path}: neither an OCI image layout nor an archive of `docker save`: {error}") from None
-    except OSError as error:
-        raise ResultError(f"{path}: cannot be read: {error.strerror}") from None
-    blobs = {m.name.removeprefix("./"): Blob(path, m.offset_data, m.size) for m in members if m.isreg()}
-    for link in (m for m in members if m.issym() or m.islnk()):  # engines save a layer once
-        name = str(Path(link.name).parent / link.linkname) if link.issym() else link.linkname
-        # Names that lead above the archive end at its top, as below the root of a file system.
-        if target := posixpath.normpath(f"/{name}").strip("/"):
-            blobs.setdefault(link.name, blobs.get(target, Blob(path, 0, 0, "sha256:missing")))
-    return blobs
-
-
-def _uncompressed_archive(path: Path, folder: Path) -> Path:
-    """Return the archive itself, or what is in it if all of it is compressed."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(4)
-            file.seek(0)
-            if head.startswith(GZIP):
-                reader = cast(IO[bytes], gzip.GzipFile(fileobj=file))
-            elif head.startswith(ZSTD):
-                reader = cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
-            else:
-                return path
-            unpacked = folder / "unpacked.tar"
-            with unpacked.open("wb") as target:
-                shutil.copyfileobj(reader, target, CHUNK)
-            return unpacked
-    except (OSError, EOFError, zstandard.ZstdError) as error:
-        raise ResultError(f"{path}: cannot be read: {error}") from None
 
 
 def blob_path(layout: Path, digest: str) -> Path:
     """Return where a layout keeps a blob."""
-    return layout / _blob_name(digest)
+    return layout / blob_name(digest)
 
 
 def blobs_named(layout: Path, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
@@ -433,28 +354,17 @@ def blobs_named(layout: Path, digest: str, size: int | None = None) -> Iterator[
     if not path.is_file() or size not in (None, path.stat().st_size):
         return
     document = json.loads(path.read_bytes())
-    for item in document.get("manifests", ()):
-        yield from blobs_named(layout, item["digest"], item["size"])
-    for item in [*([document["config"]] if "config" in document else []), *document.get("layers", ())]:
-        yield item["digest"], item["size"]
+    for item in manifests_of(document):
+        yield from blobs_named(layout, item.digest, item.size)
+    yield from ((item.digest, item.size) for item in blobs_of(document))
 
 
-def missing_blobs(layout: Path, digest: str, size: int | None = None) -> Iterator[str]:
-    """Yield the digests of what an image or an index names and the layout does not have in full length."""
-    for name, length in blobs_named(layout, digest, size):
-        path = blob_path(layout, name)
-        if not path.is_file() or length not in (None, path.stat().st_size):
-            yield name
-
-
-def has_image(layout: Path, digest: str) -> bool:
+def has_image(layout: Path, digest: str, size: int | None = None) -> bool:
     """Return whether an image, or an index with all its images, is there in full length."""
-    return (layout / "oci-layout").is_file() and not any(missing_blobs(layout, digest))
-
-
-def is_complete(layout: Path, manifest: Descriptor) -> bool:
-    """Return whether a manifest and everything that it names is there in full length."""
-    return not any(missing_blobs(layout, manifest.digest, manifest.size))
+    paths = ((blob_path(layout, name), size) for name, size in blobs_named(layout, digest, size))
+    return (layout / "oci-layout").is_file() and all(
+        path.is_file() and size in (None, path.stat().st_size) for path, size in paths
+    )
 
 
 def check_image(layout: Path, digest: str) -> None:
@@ -482,6 +392,38 @@ def layer_of(layout: Path, platform: str) -> Path:
     """Return the layer of the image that `write_index` wrote last, for a platform. Raises what `read_index` raises."""
     manifest = next(item for item in read_index(layout) if item.platform == platform)
     return blob_path(layout, json.loads(blob_path(layout, manifest.digest).read_bytes())["layers"][0]["digest"])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Name a layout from which images are copied to a registry."""
+
+    folder: Path
+
+    def manifest(self, digest: str) -> Manifest:
+        """Return a manifest or an index. Raises ResultError if it is missing or damaged."""
+        path = blob_path(self.folder, digest)
+        if not path.is_file():
+            raise ResultError(f"{self.folder}: has no manifest {digest}")
+        content = Blob(path, 0, path.stat().st_size, digest).read()
+        return Manifest(content, media_type_of(json.loads(content)), digest)
+
+    def content(self, blob: Descriptor) -> BlobStream:
+        """Return a blob, to be read when it is needed. Raises ResultError if the layout does not have all of it."""
+        path = blob_path(self.folder, blob.digest)
+        if not path.is_file() or path.stat().st_size != blob.size:
+            raise ResultError(f"{self.folder}: does not have all of blob {blob.digest}; build it again")
+
+        def chunks() -> Iterator[bytes]:
+            try:
+                with path.open("rb") as file:
+                    while chunk := file.read(CHUNK):
+                        yield chunk
+            except OSError as error:
+                # An OSError that ends an upload is taken for one of the connection.
+                raise CommandError(f"{path}: cannot be read: {error.strerror}") from None
+
+        return BlobStream(blob.size, chunks)
 
 
 # Writing
@@ -544,9 +486,18 @@ def _add_layer(layout: Path, tar: Path, level: int = 6) -> tuple[Descriptor, str
 
 
 def _add_manifest(layout: Path, layer: Descriptor, diff_id: str, platform: str, settings: ImageSettings) -> Descriptor:
-    config = _add_document(layout, CONFIG, config_json(platform, diff_id, settings))
+    """Add configuration and manifest of an image of one layer; `diff_id` is the digest of the uncompressed tar."""
+    labels = dict(sorted(settings.labels.items()))
+    config = {
+        "created": settings.created,
+        **platform_json(platform),
+        "config": {"Env": list(settings.env), "Cmd": list(settings.cmd), "Labels": labels},
+        "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+        "history": [{"created": settings.created, "created_by": settings.history}],
+    }
+    stored = _add_document(layout, CONFIG, config)
     layers = [layer.to_json()]
-    document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config.to_json(), "layers": layers}
+    document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": stored.to_json(), "layers": layers}
     return replace(_add_document(layout, MANIFEST, document), platform=platform)
 
 
@@ -570,35 +521,6 @@ def _temporary(layout: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-# Copying
-
-
-def pull_image(reference: str, layout: Path, run: RunProgram = run_program) -> str:
-    """Copy `image:tag@digest`, all its platforms, from its registry with skopeo. Return the digest.
-
-    Passwords are those of `docker login` and `skopeo login`. Raises CommandError if skopeo is missing or fails.
-    """
-    if not which("skopeo"):
-        raise CommandError("`skopeo` is missing, which copies images of registries; install the package skopeo")
-    name, _, digest = full_reference(reference).partition("@")
-    last = name.rpartition("/")[2]
-    name = name.removesuffix(":" + last.partition(":")[2]) if ":" in last else name  # skopeo takes a tag or a digest
-    insecure = ["--src-tls-verify=false"] if name.startswith(("localhost", "127.")) else []
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as temporary:
-        # A folder keeps every byte; skopeo's own OCI layouts have manifests of OCI's types only.
-        options = ("--all", "--preserve-digests", *insecure)
-        run("skopeo", "copy", "--quiet", *options, f"docker://{name}@{digest}", f"dir:{temporary}")
-        start_layout(layout)
-        for path in Path(temporary).iterdir():
-            if path.name.endswith("manifest.json"):
-                shutil.move(path, blob_path(layout, digest_of(path.read_bytes())))
-            elif path.name != "version" and "." not in path.name and not path.name.startswith("signature"):
-                shutil.move(path, blob_path(layout, f"sha256:{path.name}"))
-    if missing := list(missing_blobs(layout, digest)):
-        raise ResultError(f"{reference}: skopeo did not copy {', '.join(missing)}")
-    return digest
-
-
 def copy_to_layout(source: Path, digest: str, layout: Path) -> None:
     """Copy an image or an index from one layout to another."""
     start_layout(layout)
@@ -606,135 +528,3 @@ def copy_to_layout(source: Path, digest: str, layout: Path) -> None:
         path = blob_path(layout, name)
         if not path.exists():
             shutil.copyfile(blob_path(source, name), path)
-
-
-# Layers
-
-
-class Region:
-    """Read a part of a file once, in chunks, and compute its digest."""
-
-    def __init__(self, file: IO[bytes], offset: int, size: int) -> None:
-        self._file = file
-        self._rest = size
-        self._sum = hashlib.sha256()
-        file.seek(offset)
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the bytes. Raises EOFError if the file ends in the region."""
-        while self._rest:
-            data = self._file.read(min(CHUNK, self._rest))
-            if not data:
-                raise EOFError("the file ends in it")
-            self._rest -= len(data)
-            self._sum.update(data)
-            yield data
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of what has been read."""
-        return f"sha256:{self._sum.hexdigest()}"
-
-
-def decompressed(chunks: Iterator[bytes]) -> tuple[bool, Iterator[bytes]]:
-    """Return whether the bytes are compressed, and what is in them. Errors are those of zlib and zstandard."""
-    first = next(chunks, b"")
-    everything = itertools.chain([first], chunks)
-    if first.startswith(GZIP):
-        return True, _gunzip(everything)
-    if first.startswith(ZSTD):
-        return True, _unzstd(everything)
-    return False, everything
-
-
-def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield pieces of bounded size, as a megabyte of zeros is a kilobyte."""
-    unpack = zlib.decompressobj(wbits=31)
-    for chunk in chunks:
-        data = chunk
-        while data:
-            if unpack.eof:  # members follow each other, and zeros may follow the last
-                if not data.strip(b"\0"):
-                    break
-                unpack = zlib.decompressobj(wbits=31)
-            yield unpack.decompress(data, CHUNK)
-            data = unpack.unconsumed_tail or unpack.unused_data
-    while not unpack.eof:
-        rest = unpack.decompress(b"", CHUNK)
-        if not rest and not unpack.eof:
-            raise EOFError("the compressed data are cut off")
-        yield rest
-
-
-def _unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    # Data that are cut off end without an error here; the digest tells.
-    stream = cast(IO[bytes], ChunkReader(chunks))
-    with zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True) as reader:
-        while data := reader.read(CHUNK):
-            yield data
-
-
-class ChunkReader(RawIOBase):
-    """Give chunks as a file that can be read once, from its beginning."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        """Fill the buffer as far as the current chunk reaches. Return the number of bytes; 0 is the end."""
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = memoryview(chunk)
-        taken = min(len(buffer), len(self._rest))
-        buffer[:taken] = self._rest[:taken]
-        self._rest = self._rest[taken:]
-        return taken
-
-
-def member_path(name: str) -> str | None:
-    """Return the path of a member below the root, or None for the root itself. Raises TarError if it leads outside."""
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise tarfile.TarError(f"{name!r} leads out of the image")
-    return "/".join(parts) or None
-
-
-class LayerMembers:
-    """Iterate over a layer in its order: the archive that has the content, the member, its path below the root."""
-
-    def __init__(self, reader: IO[bytes], *, compressed: bool) -> None:
-        self.compressed = compressed
-        self._reader = reader
-
-    def __iter__(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:
-        with tarfile.open(fileobj=self._reader, mode="r|", bufsize=CHUNK) as archive:
-            for member in archive:
-                if (path := member_path(member.name)) is not None:
-                    yield archive, member, path
-                    archive.members = []  # type: ignore[attr-defined]  # or it keeps all of them
-        while self._reader.read(CHUNK):
-            pass  # what follows the last entry belongs to the digest
-
-
-@contextmanager
-def layer_members(blob: Blob) -> Iterator[LayerMembers]:
-    """Open a layer, whose members are to be read once and all of them.
-
-    Raises ResultError if it cannot be read, or is not what its digest says.
-    """
-    try:
-        with blob.file.open("rb") as file:
-            region = Region(file, blob.offset, blob.size)
-            compressed, chunks = decompressed(region.chunks())
-            yield LayerMembers(cast(IO[bytes], BufferedReader(ChunkReader(chunks), CHUNK)), compressed=compressed)
-    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError) as error:
-        raise ResultError(f"{blob.file}: layer {blob.name or blob.digest}: cannot be read: {error}") from None
-    if blob.digest and blob.digest.startswith("sha256:") and region.digest != blob.digest:
-        raise ResultError(f"{blob.file}: layer {blob.digest}: is damaged: its digest is {region.digest}")

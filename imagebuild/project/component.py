@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -13,7 +13,6 @@ from imagebuild.core.fields import Condition, Model, Name, matches
 from imagebuild.project.matrix import CheckWaiver
 
 NEED = r"^(gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*)$"
-SINGLE = ("gpu", "rdma", "slurm")
 
 
 @dataclass(frozen=True)
@@ -32,42 +31,30 @@ class Facilities:
     """Facility (`gpu`, `rdma`, `nodes`, `slurm`) → why it is absent, where that is known."""
 
 
-@dataclass(frozen=True)
-class Need:
-    """A facility that a check needs, and how much of it."""
-
-    what: Literal["gpus", "rdma", "nodes", "slurm"]
-    least: int = 1
-
-    def missing(self, have: Facilities) -> str:
-        """Return why the facilities do not suffice: `no gpu here`, `needs 2 GPUs, 1 here`; empty if they do."""
-        count = int(getattr(have, self.what))
-        if count >= self.least:
-            return ""
-        name = "gpu" if self.what == "gpus" else self.what
-        units = {"gpus": "GPUs", "nodes": "nodes"}
-        problem = f"needs {self.least} {units[self.what]}, {count} here" if count else f"no {name} here"
-        return f"{problem}: {have.why[name]}" if have.why.get(name) else problem
-
-
-def parse_need(text: str) -> Need:
-    """Read a need of `component.yaml`. Raises ValueError that lists the known ones for any other text."""
-    if text in SINGLE:
-        return Need("gpus" if text == "gpu" else cast(Literal["rdma", "slurm"], text))
-    if re.match(NEED, text):
-        what, _, least = text.partition(">=")
-        return Need(cast(Literal["gpus", "nodes"], what), int(least))
-    raise ValueError(f"{text!r} is not a need; use {', '.join(SINGLE)}, gpus>=N or nodes>=N")
+def parse_need(text: str) -> tuple[str, int]:
+    """Return facility (`gpus`, `rdma`, `nodes`, `slurm`) and number of a need. Raises ValueError for other texts."""
+    if not re.match(NEED, text):
+        raise ValueError(f"{text!r} is not a need; use gpu, rdma, slurm, gpus>=N or nodes>=N")
+    what, _, least = text.partition(">=")
+    return "gpus" if what == "gpu" else what, int(least or 1)
 
 
 def missing_needs(needs: Iterable[str], have: Facilities) -> str:
-    """Return why a check with these needs cannot run; empty if it can."""
-    return "; ".join(filter(None, (parse_need(need).missing(have) for need in needs)))
+    """Return why a check cannot run: `no gpu here`, `needs 2 GPUs, 1 here`; empty if it can."""
+    problems = []
+    for what, least in map(parse_need, needs):
+        count = int(getattr(have, what))
+        if count < least:
+            name = "gpu" if what == "gpus" else what
+            units = {"gpus": "GPUs", "nodes": "nodes"}
+            problem = f"needs {least} {units[what]}, {count} here" if count else f"no {name} here"
+            problems.append(f"{problem}: {have.why[name]}" if have.why.get(name) else problem)
+    return "; ".join(problems)
 
 
 def nodes_needed(needs: Iterable[str]) -> int:
     """Return how many nodes a check uses."""
-    return max((need.least for need in map(parse_need, needs) if need.what == "nodes"), default=1)
+    return max((least for what, least in map(parse_need, needs) if what == "nodes"), default=1)
 
 
 def _rows(value: Any) -> Any:
@@ -170,7 +157,7 @@ class Component(Model):
     license: str
     """SPDX expression, or `LicenseRef-…` for one that SPDX does not list."""
     license_files: tuple[str, ...] = ()
-    """Paths or shell patterns of the licence texts in the image; a check `license` comes of it."""
+    """Paths or shell patterns of the licence texts in the image; the image check `licenses` looks for them."""
     redistribution: str | None = None
     """What whoever publishes an image with it must accept, where the licence restricts that."""
     version_axis: Name | None = None
@@ -235,12 +222,3 @@ def first_values(rows: Iterable[ConditionalRow], axes: Mapping[str, str]) -> dic
         if matches(row.when, axes):
             result |= {name: text for name, text in row.values.items() if name not in result}
     return result
-
-
-def checks_of(component: Component) -> tuple[Check, ...]:
-    """Return all checks of a component; the first is that its licence texts are in the image, if it says where."""
-    if not component.license_files:
-        return component.checks
-    run = "".join(f"ls {pattern}\n" for pattern in component.license_files)
-    description = f"The texts of {component.license} are in the image"
-    return (Check(name="license", description=description, run=run), *component.checks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -62,9 +62,6 @@ class Lock(Model):
     date: Day | None = None
     """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
     to, because the layers of all images change with it."""
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -133,9 +130,25 @@ def source_title(source: Source) -> str:
             return f"packages {url}"
 
 
+def entry_of(lock: Lock, source: Source) -> Any:
+    """Return what the lock has for a source. Raises ConfigError if it has nothing; so do the functions below."""
+    if isinstance(source, GitRef) and source.commit:
+        return source.commit
+    table, *keys = key_of(source)
+    entry: Any = getattr(lock, table)
+    for key in keys:
+        entry = entry.get(key) if entry else None
+    if entry is None:
+        raise ConfigError(
+            f"imagebuild.lock: has no {source_title(source)}; "
+            "add it with `imagebuild lock` (and the same --set, --with)"
+        )
+    return entry
+
+
 def locked_image(lock: Lock, reference: str) -> LockedImage | Unresolved:
-    """Return what the lock has for an image. Raises ConfigError if it has nothing; so do the functions below."""
-    return _present(lock.images.get(reference), BaseImage(reference))
+    """Return what the lock has for an image."""
+    return cast(LockedImage | Unresolved, entry_of(lock, BaseImage(reference)))
 
 
 def digest_of(lock: Lock, reference: str) -> str:
@@ -146,72 +159,53 @@ def digest_of(lock: Lock, reference: str) -> str:
 
 def hash_of(lock: Lock, component: str, url: str) -> str:
     """Return the sha256 of an archive, or `unresolved`, which any builder refuses."""
-    return _present(lock.archives.get(url), Archive(component, url))
+    return str(entry_of(lock, Archive(component, url)))
 
 
 def commit_of(lock: Lock, git: GitRef) -> str:
     """Return the commit of a source in git, or `unresolved`."""
-    return git.commit or _present(lock.git.get(git.url, {}).get(git.tag), git)
+    return str(entry_of(lock, git))
 
 
 def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:
     """Return wheels with their hashes; none if they are unresolved, which pip refuses."""
-    entry = _present(lock.wheels.get(wheels.component, {}).get(wheels.version), wheels)
+    entry = entry_of(lock, wheels)
     return entry if isinstance(entry, tuple) else ()
 
 
 def repository_of(lock: Lock, url: str) -> LockedRepository | Unresolved:
     """Return the key and the versions of a repository of packages."""
-    return _present(lock.repositories.get(url), PackageSource(url, "", "", ()))
+    return cast(LockedRepository | Unresolved, entry_of(lock, PackageSource(url, "", "", ())))
 
 
 def pinned_text(lock: Lock, source: Source) -> str:
     """Return a source and its pin as text. Raises ConfigError if the lock lacks the source."""
-    match source:
-        case BaseImage(reference):
-            pin: object = digest_of(lock, reference)
-        case Archive(component, url):
-            pin = hash_of(lock, component, url)
-        case GitRef():
-            pin = commit_of(lock, source)
-        case WheelSet():
-            pin = [sorted(wheel.sha256.values()) for wheel in wheels_of(lock, source)]
-        case PackageSource():
-            entry = repository_of(lock, source.url)
-            pin = entry if isinstance(entry, str) else (entry.fingerprint, sorted(entry.packages.items()))
+    pin = entry_of(lock, source)
+    if isinstance(source, BaseImage):
+        pin = digest_of(lock, source.reference)
+    elif isinstance(source, WheelSet):
+        pin = [sorted(wheel.sha256.values()) for wheel in wheels_of(lock, source)]
+    elif isinstance(pin, LockedRepository):
+        pin = (pin.fingerprint, sorted(pin.packages.items()))
     return f"{source_title(source)} {pin}"
 
 
 def is_unresolved(lock: Lock, source: Source) -> bool:
     """Return whether upstream could not be asked for the source yet. Raises ConfigError if the lock lacks it."""
-    match source:
-        case BaseImage(reference):
-            return locked_image(lock, reference) == UNRESOLVED
-        case Archive(component, url):
-            return hash_of(lock, component, url) == UNRESOLVED
-        case GitRef():
-            return commit_of(lock, source) == UNRESOLVED
-        case WheelSet():
-            return not wheels_of(lock, source)
-        case PackageSource():
-            return repository_of(lock, source.url) == UNRESOLVED
+    return bool(entry_of(lock, source) == UNRESOLVED)
 
 
 def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
     """Return the lock with `unresolved` for every source that it lacks: enough to render, not to build."""
     entries = lock.model_dump(by_alias=True)
     for source in sources:
-        match source:
-            case BaseImage(reference):
-                entries["images"].setdefault(reference, UNRESOLVED)
-            case Archive(_, url):
-                entries["archives"].setdefault(url, UNRESOLVED)
-            case GitRef(url, tag, None):
-                entries["git"].setdefault(url, {}).setdefault(tag, UNRESOLVED)
-            case WheelSet(component, version, _):
-                entries["wheels"].setdefault(component, {}).setdefault(version, UNRESOLVED)
-            case PackageSource(url):
-                entries["repositories"].setdefault(url, UNRESOLVED)
+        if isinstance(source, GitRef) and source.commit:
+            continue
+        *folders, name = key_of(source)
+        table = entries
+        for folder in folders:
+            table = table.setdefault(folder, {})
+        table.setdefault(name, UNRESOLVED)
     return Lock.model_validate(entries)
 
 
@@ -224,16 +218,6 @@ def check_resolved(lock: Lock, sources: Iterable[Source]) -> None:
             f"imagebuild.lock: unresolved, so nothing would verify them; run `imagebuild lock` where they can be "
             f"reached:\n{listed}"
         )
-
-
-def _present(entry: T | None, source: Source) -> T:
-    """Return an entry. Raises ConfigError if the lock does not have it."""
-    if entry is None:
-        raise ConfigError(
-            f"imagebuild.lock: has no {source_title(source)}; "
-            "add it with `imagebuild lock` (and the same --set, --with)"
-        )
-    return entry
 
 
 Key = tuple[str, ...]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, major, matches, minor
-from imagebuild.project.component import checks_of
 from imagebuild.project.matrix import Excluded, Pin, Plan, Target, combination_id
 
 if TYPE_CHECKING:
@@ -109,9 +108,7 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
     """Note a template of the staging repository that is not one, and requirements that no image can meet."""
     _check_staging(project, targets, mistakes)
     policy, at = project.matrix.model.publish, project.matrix.at
-    known = {
-        f"{name}/{check.name}" for name, document in project.components.items() for check in checks_of(document.model)
-    }
+    known = {f"{name}/{check.name}" for name, document in project.components.items() for check in document.model.checks}
     axes = {"arch", *known_axes(project)}
     for i, row in enumerate(policy.require):
         for axis, alternatives in row.when.items():

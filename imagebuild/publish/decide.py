@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 
 from imagebuild.core.fields import Platform, axis_facts, matches
 from imagebuild.oci.layout import Descriptor
-from imagebuild.project.component import checks_of
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Attachment, Publish, Target
 from imagebuild.project.plan import REVISION, REVISION_DIGITS
@@ -93,7 +92,7 @@ def rules_of(project: Project, target: Target, image_checks: Iterable[str]) -> t
     axes = axis_facts(target.axes)
     rules = [PublishRule(f"{IMAGE}/{name}", always=True) for name in image_checks]
     for component in target.components:
-        for check in checks_of(project.components[component].model):
+        for check in project.components[component].model.checks:
             if matches(check.when, axes):
                 rules.append(PublishRule(f"{component}/{check.name}", always=not check.needs))
                 if check.results:

@@ -6,9 +6,10 @@ import json
 import platform as machine
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from html import escape as escape_html
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
@@ -18,21 +19,20 @@ from rich.markup import escape
 from imagebuild.bench.judge import device_pairs
 from imagebuild.bench.models import Results
 from imagebuild.core.console import format_size, markdown_table, out, print_table
-from imagebuild.core.debian import Package, installed_packages, package_versions, packages_of_sbom
+from imagebuild.core.debian import installed_packages, package_versions, packages_of_sbom
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model
+from imagebuild.core.run import ARCHITECTURES
 from imagebuild.oci.image import DPKG, FoundImage, LayerPart, PlatformImage, dpkg_status
 from imagebuild.project.matrix import Target
-from imagebuild.project.records import VerifyResult
 from imagebuild.report.document import NONE, Gathered, busbw, format_number, gather_files, latency, run_name
 from imagebuild.verify.checks import components_of
 from imagebuild.verify.subject import ImageFinder
 
-Title = Literal["components", "packages", "environment", "settings", "licences", "labels", "platforms", "checks"]
+Title = Literal[
+    "components", "packages", "environment", "settings", "licences", "labels", "platforms", "checks", "layers"
+]  # fmt: skip
 SECTIONS: tuple[Title, ...] = get_args(Title)
-PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
-"""Machine as `uname -m` prints it → platform."""
-NOT_BUILT = "is not built, or has other versions than the plan"
 
 
 class Difference(Model):
@@ -42,6 +42,8 @@ class Difference(Model):
     a: str | None
     """None if A does not have it."""
     b: str | None
+    made_by: str = ""
+    """Of a layer: the instruction that made it, from the image's history."""
 
 
 class Section(Model):
@@ -53,16 +55,6 @@ class Section(Model):
     """Number of things that are the same in both."""
 
 
-class LayerChange(Model):
-    """Describe a layer, and say which image has it."""
-
-    digest: str
-    size_bytes: int
-    where: Literal["a", "b", "both"]
-    made_by: str = ""
-    """Instruction that made it, from the image's history."""
-
-
 class Sizes(Model):
     """Compare sizes in bytes, compressed as a registry stores layers, unless `note` says otherwise."""
 
@@ -70,8 +62,6 @@ class Sizes(Model):
     b: int
     shared: int
     """Size of the layers of B that A has, too: a machine with A does not fetch them again."""
-    layers: tuple[LayerChange, ...]
-    """Layers of B in their order, then those that only A has."""
     note: str = ""
 
 
@@ -118,8 +108,7 @@ class Comparison(Model):
     @property
     def differs(self) -> bool:
         """Return whether anything differs. Speeds do not count, as they differ from run to run."""
-        layers = self.sizes is not None and any(layer.where != "both" for layer in self.sizes.layers)
-        return layers or any(section.changes for section in self.sections)
+        return any(section.changes for section in self.sections)
 
 
 @dataclass(frozen=True)
@@ -142,39 +131,23 @@ def compare_images(request: DiffRequest, finder: ImageFinder) -> Comparison:
     layer_parts: dict[str, LayerPart] = {}  # what was read of layers, which the images may share
     with ExitStack() as stack:
         both = [stack.enter_context(finder.find(name)) for name in (request.a, request.b)]
-        platforms = _choose_platforms(both, request.platform)
-        both_built = all(isinstance(image, FoundImage) for image in both)
-        none_built = not any(isinstance(image, FoundImage) for image in both)
+        common = [platform for platform in both[0].platforms if platform in both[1].platforms]
+        own = f"linux/{ARCHITECTURES.get(machine.machine())}"
+        chosen = request.platform or (own if own in common else next(iter(common), None))
+        built = [isinstance(image, FoundImage) for image in both]
         a, b = (
-            _target_facts(image, results, none_built=none_built)
+            _target_facts(image, results, with_platforms=not any(built))
             if isinstance(image, Target)
-            else _image_facts(image, image.image(platform), results, layer_parts if both_built else None)
-            for image, platform, results in zip(both, platforms, request.results or (None, None), strict=True)
+            else _image_facts(image, chosen or image.platforms[0], results, layer_parts if all(built) else None)
+            for image, results in zip(both, request.results or (None, None), strict=True)
         )
         comparison = compare_facts(a, b)
-    others = [] if request.platform else _other_platforms(both, platforms)
+    others: list[str] = []
+    if chosen is None:
+        others = [f"no platform is in both: {both[0].platforms[0]} is compared with {both[1].platforms[0]}"]
+    elif any(built) and not request.platform:
+        others = [f"{platform}: compare it with --platform {platform}" for platform in common if platform != chosen]
     return comparison.model_copy(update={"not_compared": (*comparison.not_compared, *others)})
-
-
-def _choose_platforms(both: list[FoundImage | Target], requested: str | None) -> list[str | None]:
-    """Return a platform for each image: the requested one, else this machine's, else one that both have."""
-    if requested:
-        return [requested, requested]
-    common = [platform for platform in both[0].platforms if platform in both[1].platforms]
-    own = PLATFORMS.get(machine.machine())
-    if common:
-        return [own if own in common else common[0]] * 2
-    return [image.platforms[0] for image in both]
-
-
-def _other_platforms(both: list[FoundImage | Target], chosen: list[str | None]) -> list[str]:
-    """Name the platforms that are not compared."""
-    if chosen[0] != chosen[1]:
-        return [f"no platform is in both: {both[0].platforms[0]} is compared with {both[1].platforms[0]}"]
-    if not any(isinstance(image, FoundImage) for image in both):
-        return []
-    common = [platform for platform in both[0].platforms if platform in both[1].platforms and platform != chosen[0]]
-    return [f"{platform}: compare it with --platform {platform}" for platform in common]
 
 
 # Facts of an image
@@ -182,17 +155,7 @@ def _other_platforms(both: list[FoundImage | Target], chosen: list[str | None]) 
 
 COMPONENT = "imagebuild.component."
 LICENCES = "org.opencontainers.image.licenses"
-LONGEST = 120
-"""Characters of an instruction that are shown."""
-
-
-@dataclass(frozen=True)
-class LayerFact:
-    """Describe a layer."""
-
-    digest: str
-    size_bytes: int
-    made_by: str = ""
+NOT_BUILT = "is not built, or has other versions than the plan"
 
 
 @dataclass(frozen=True)
@@ -204,91 +167,107 @@ class ImageFacts:
     """Section → name → value, for the sections that are known."""
     unknown: Mapping[Title, str] = field(default_factory=dict)
     """Section → why it is not known."""
-    layers: tuple[LayerFact, ...] | None = None
+    layers: Mapping[str, int] = field(default_factory=dict)
+    """Digest → bytes."""
+    made_by: Mapping[str, str] = field(default_factory=dict)
+    """Digest of a layer → the instruction that made it."""
     compressed: bool = True
-    """Whether the sizes of layers are those of a registry."""
+    """Whether these are the sizes that a registry has."""
     results: Results = field(default_factory=Results)
     notes: tuple[str, ...] = ()
 
 
-def _target_facts(target: Target, results: Path | None, *, none_built: bool) -> ImageFacts:
+FACTS: Mapping[Title, Callable[[PlatformImage], Mapping[str, str]]] = {
+    "components": lambda image: components_of(image.labels),
+    "environment": lambda image: image.env,
+    "settings": lambda image: settings_of(image.settings),
+    "licences": lambda image: dict.fromkeys(licences_of(image.labels), "yes"),
+    # Components and licences are labels, too.
+    "labels": lambda image: {
+        name: value for name, value in image.labels.items() if not name.startswith(COMPONENT) and name != LICENCES
+    },
+    "layers": lambda image: {str(layer.digest): format_size(layer.size) for layer in image.layers},
+}
+"""Section → what an image says about it."""
+
+
+def _target_facts(target: Target, results: Path | None, *, with_platforms: bool) -> ImageFacts:
     """Return what the plan says of a target that is not built."""
-    gathered = _read_results(results)
-    values: dict[Title, dict[str, str]] = {"components": dict(target.components)}
-    if none_built:  # the other image may have been built for one platform only, which is not a difference
+    values: dict[Title, Mapping[str, str]] = {"components": target.components}
+    if with_platforms:  # the other image may have been built for one platform only, which is not a difference
         values["platforms"] = dict.fromkeys(target.platforms, "yes")
-    if gathered and gathered.verifications:
-        values["checks"] = outcomes_of(gathered.verifications)
     unknown: dict[Title, str] = dict.fromkeys(SECTIONS, NOT_BUILT)
-    return ImageFacts(
-        ComparedImage(name=target.id, origin="the plan", digest=None, platform=None),
-        values,
-        {**unknown, "checks": "has no results of verify"},
-        results=gathered.results if gathered else Results(),
-    )
+    side = ComparedImage(name=target.id, origin="the plan", digest=None, platform=None)
+    return _with_results(ImageFacts(side, values, unknown), _read_results(results))
 
 
 def _image_facts(
-    found: FoundImage, image: PlatformImage, results: Path | None, layer_parts: dict[str, LayerPart] | None
+    found: FoundImage, platform: str, results: Path | None, layer_parts: dict[str, LayerPart] | None
 ) -> ImageFacts:
     """Return the facts of an image; layers are read only with `layer_parts`, which keeps what was read of them."""
-    notes: list[str] = []
+    image = found.image(platform)
     gathered = _read_results(results) or _read_attached_results(image)
-    values: dict[Title, dict[str, str]] = {
-        "components": components_of(image.labels),
-        "environment": environment_of(image.settings),
-        "settings": settings_of(image.settings),
-        "licences": licences_of(image.labels),
-        "labels": labels_of(image.labels),
-        "platforms": dict.fromkeys(found.platforms, "yes"),
-    }
-    if layer_parts is not None:
+    values = {title: facts(image) for title, facts in FACTS.items()}
+    values["platforms"] = dict.fromkeys(found.platforms, "yes")
+    unknown: dict[Title, str] = {}
+    notes: list[str] = []
+    if layer_parts is None:
+        unknown["packages"] = "was not read, as the other image is not built"
+    else:
         packages, note = _read_packages(image, layer_parts)
-        notes += [note] if note else []
-        if packages is not None:
-            values["packages"] = package_versions(packages, image.architecture)
-    if gathered and gathered.verifications:
-        values["checks"] = outcomes_of(gathered.verifications)
-        for verification in gathered.verifications:
-            if verification.digest and verification.digest not in (image.digest, found.digest):
-                notes.append(f"the results for {found.name} are of {verification.digest}")
-    unread = "was not read, as the other image is not built"
-    return ImageFacts(
-        side=ComparedImage(name=found.name, origin=found.origin, digest=image.digest, platform=image.platform),
+        notes += filter(None, [note])
+        if packages is None:
+            unknown["packages"] = "has no packages of dpkg"
+        else:
+            values["packages"] = packages
+    for verification in gathered.verifications if gathered else ():
+        if verification.digest and verification.digest not in (image.digest, found.digest):
+            notes.append(f"the results for {found.name} are of {verification.digest}")
+    facts = ImageFacts(
+        ComparedImage(name=found.name, origin=found.origin, digest=image.digest, platform=image.platform),
+        values, unknown, {str(layer.digest): layer.size for layer in image.layers}, instructions_of(image),
+        image.compressed, notes=tuple(notes),
+    )  # fmt: skip
+    return _with_results(facts, gathered)
+
+
+def _with_results(facts: ImageFacts, gathered: Gathered | None) -> ImageFacts:
+    """Add outcomes of checks, of several runs with different outcomes all of them: `failed, passed`; and speeds."""
+    outcomes: dict[str, set[str]] = {}
+    for verification in gathered.verifications if gathered else ():
+        for check in verification.checks:
+            outcomes.setdefault(f"{check.component}/{check.check}", set()).add(check.outcome)
+    values = dict(facts.values)
+    if outcomes:
+        values["checks"] = {name: ", ".join(sorted(found)) for name, found in outcomes.items()}
+    return replace(
+        facts,
         values=values,
-        unknown={
-            "packages": unread if layer_parts is None else "has no packages of dpkg",
-            "checks": "has no results of verify",
-        },
-        layers=layers_of(image.config, [(layer.digest, layer.size) for layer in image.layers]),
-        compressed=image.compressed,
-        notes=tuple(notes),
+        unknown={**facts.unknown, "checks": "has no results of verify"},
         results=gathered.results if gathered else Results(),
     )
 
 
 def _read_results(path: Path | None) -> Gathered | None:
     """Read the results that the user named. Raises ConfigError if there are none."""
-    if path is None:
-        return None
-    gathered = gather_files([path])
-    if gathered.nothing_in:
+    gathered = gather_files([path]) if path else None
+    if gathered and gathered.nothing_in:
         raise ConfigError(f"--results {path}: has no results; give what verify or report wrote, or a log")
     return gathered
 
 
 def _read_attached_results(image: PlatformImage) -> Gathered | None:
     """Read the results that are attached to the image in its registry."""
-    contents = [(kind, content) for kind in ("verification", "benchmark") for content in image.attached(kind)]
+    contents = [*image.attached("verification"), *image.attached("benchmark")]
     if not contents:
         return None
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        for i, (kind, content) in enumerate(contents):
-            (Path(folder) / f"{kind}-{i}.json").write_bytes(content)
+        for i, content in enumerate(contents):
+            (Path(folder) / f"{i}.json").write_bytes(content)
         return gather_files([Path(folder)])
 
 
-def _read_packages(image: PlatformImage, layer_parts: dict[str, LayerPart]) -> tuple[tuple[Package, ...] | None, str]:
+def _read_packages(image: PlatformImage, layer_parts: dict[str, LayerPart]) -> tuple[dict[str, str] | None, str]:
     """Return the distribution's packages, and a note on where they come from if that is worth saying."""
     for content in image.attached("sbom"):
         try:
@@ -296,24 +275,28 @@ def _read_packages(image: PlatformImage, layer_parts: dict[str, LayerPart]) -> t
         except (ValueError, TypeError, AttributeError):
             continue
         if packages:
-            return packages, f"packages of {image.name} are those of its SBOM; no layer was fetched"
+            note = f"packages of {image.name} are those of its SBOM; no layer was fetched"
+            return package_versions(packages, image.architecture), note
     before = set(layer_parts)
     status = dpkg_status(image.files(DPKG, layer_parts))
     note = ""
-    if image.remote:
-        read = layer_parts.keys() - before
-        size = sum(layer.size for layer in image.layers if layer.digest in read)
+    if image.repository:
+        size = sum(layer.size for layer in image.layers if layer.digest in layer_parts.keys() - before)
         note = f"{image.name} has no SBOM with packages, so {size / 1e6:.1f} MB of its layers were fetched"
-    return (None if status is None else installed_packages(status)), note
+    return None if status is None else package_versions(installed_packages(status), image.architecture), note
 
 
-def labels_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels without components and licences, which have sections of their own."""
-    return {name: value for name, value in labels.items() if not name.startswith(COMPONENT) and name != LICENCES}
+def instructions_of(image: PlatformImage) -> dict[str, str]:
+    """Return digest of a layer → the instruction that made it, if the history tells which made which."""
+    steps = [step for step in image.config.get("history") or () if not step.get("empty_layer")]
+    if len(steps) != len(image.layers):
+        return {}
+    texts = [" ".join(str(step.get("created_by", "")).removesuffix(" # buildkit").split()) for step in steps]
+    return {str(layer.digest): text for layer, text in zip(image.layers, texts, strict=True)}
 
 
-def licences_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the parts of the licence expression that are joined by AND, each with the value `yes`."""
+def licences_of(labels: Mapping[str, str]) -> list[str]:
+    """Return the parts of the licence expression that are joined by AND."""
     parts, depth, part = [], 0, ""
     for word in re.split(r"([()]|\bAND\b)", labels.get(LICENCES, "")):
         if word == "AND" and depth == 0:
@@ -323,56 +306,18 @@ def licences_of(labels: Mapping[str, str]) -> dict[str, str]:
         depth += {"(": 1, ")": -1}.get(word, 0)
         part += word
     texts = [text.strip() for text in (*parts, part) if text.strip()]
-    return {text[1:-1] if text.startswith("(") and text.find(")") == len(text) - 1 else text: "yes" for text in texts}
+    return [text[1:-1] if text.startswith("(") and text.find(")") == len(text) - 1 else text for text in texts]
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Return what containers start with, without environment and labels, which have sections of their own."""
-    return {
-        name: _as_text(value)
-        for name, value in config.items()
-        if name not in ("Env", "Labels") and value not in (None, "")
-    }
 
+    def as_text(value: object) -> str:
+        if isinstance(value, Mapping) and not any(value.values()):
+            value = sorted(value)  # ports and volumes are keys without a value
+        return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
-def _as_text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(sorted(map(str, value))) if not any(value.values()) else str(dict(value))
-    if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
-    return str(value)
-
-
-def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return variable → value."""
-    pairs = (str(item).partition("=") for item in config.get("Env") or ())
-    return {name: value for name, _, value in pairs}
-
-
-def layers_of(config: Mapping[str, Any], stored: Sequence[tuple[str | None, int]]) -> tuple[LayerFact, ...]:
-    """Return the layers with the instructions that made them; `stored` are their digests and sizes."""
-    history = [step for step in config.get("history") or () if not step.get("empty_layer")]
-    instructions = [_one_line(str(step.get("created_by", ""))) for step in history]
-    if len(instructions) != len(stored):
-        instructions = [""] * len(stored)  # which instruction made which layer is unknown
-    return tuple(
-        LayerFact(digest or f"layer {i}", size, instruction)
-        for i, ((digest, size), instruction) in enumerate(zip(stored, instructions, strict=True))
-    )
-
-
-def _one_line(instruction: str) -> str:
-    text = " ".join(instruction.removesuffix(" # buildkit").split())
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-
-
-def outcomes_of(verifications: Iterable[VerifyResult]) -> dict[str, str]:
-    """Return check → outcome; if several runs have different outcomes, all of them: `failed, passed`."""
-    outcomes: dict[str, set[str]] = {}
-    for verification in verifications:
-        for check in verification.checks:
-            outcomes.setdefault(f"{check.component}/{check.check}", set()).add(check.outcome)
-    return {name: ", ".join(sorted(values)) for name, values in outcomes.items()}
+    return {n: as_text(value) for n, value in config.items() if n not in ("Env", "Labels") and value not in (None, "")}
 
 
 # Compare
@@ -380,68 +325,48 @@ def outcomes_of(verifications: Iterable[VerifyResult]) -> dict[str, str]:
 
 def compare_facts(a: ImageFacts, b: ImageFacts) -> Comparison:
     """Compare everything that is known of both images."""
-    known = [title for title in SECTIONS if title in a.values and title in b.values]
+    sections = []
+    for title in SECTIONS:
+        if title in a.values and title in b.values:
+            ours, theirs = a.values[title], b.values[title]
+            names = dict.fromkeys((*theirs, *ours)) if title == "layers" else sorted({*ours, *theirs})
+            made_by = {**a.made_by, **b.made_by} if title == "layers" else {}
+            changes = [
+                Difference(name=name, a=ours.get(name), b=theirs.get(name), made_by=made_by.get(name, ""))
+                for name in names
+                if ours.get(name) != theirs.get(name)
+            ]
+            sections.append(Section(title=title, changes=tuple(changes), same=len(names) - len(changes)))
+    sizes = None
+    if "layers" in a.values and "layers" in b.values:
+        plain = " and ".join(facts.side.name for facts in (a, b) if not facts.compressed)
+        sizes = Sizes(
+            a=sum(a.layers.values()), b=sum(b.layers.values()),
+            shared=sum(size for digest, size in b.layers.items() if digest in a.layers),
+            note=f"layers of {plain} are not compressed, so a registry has other sizes and digests" if plain else "",
+        )  # fmt: skip
     return Comparison(
-        a=a.side,
-        b=b.side,
-        sections=tuple(_compare_section(title, a.values[title], b.values[title]) for title in known),
-        sizes=_compare_sizes(a, b),
-        speeds=tuple(compare_speeds(a.results, b.results)),
-        not_compared=tuple(_not_compared(a, b)),
-        notes=tuple(dict.fromkeys((*a.notes, *b.notes))),
-    )
+        a=a.side, b=b.side, sections=tuple(sections), sizes=sizes, speeds=tuple(compare_speeds(a.results, b.results)),
+        not_compared=tuple(_not_compared(a, b)), notes=tuple(dict.fromkeys((*a.notes, *b.notes))),
+    )  # fmt: skip
 
 
 def _not_compared(a: ImageFacts, b: ImageFacts) -> Iterator[str]:
     """Say what is not compared and why; name everything with the same reason at once."""
     reasons: dict[str, list[str]] = {}
-    for facts in (a, b):
+    has_speeds = [bool(r.runs or r.tests or r.tables) for r in (a.results, b.results)]
+    for facts, has in zip((a, b), has_speeds, strict=True):
         for title in SECTIONS:
             if title not in facts.values:
                 reason = f"{facts.side.name} {facts.unknown.get(title, 'does not say')}"
                 reasons.setdefault(reason, []).append(title)
-        if facts.layers is None:
-            reasons.setdefault(f"{facts.side.name} {facts.unknown.get('packages', '')}", []).append("size")
-        if not _has_speeds(facts.results):
-            reasons.setdefault(f"{facts.side.name} has no results of nccl-tests, nvbandwidth or perftest", []).append(
-                "bandwidth"
-            )
+        if not has:
+            reason = f"{facts.side.name} has no results of nccl-tests, nvbandwidth or perftest"
+            reasons.setdefault(reason, []).append("bandwidth")
     yield from (f"{', '.join(titles)}: {reason}" for reason, titles in reasons.items())
-    if _has_speeds(a.results) and _has_speeds(b.results):
-        names_a, names_b = ({key.name for key in _series(facts.results)} for facts in (a, b))
-        for name in sorted(names_a ^ names_b):
-            yield f"bandwidth of {name}: only one of them has it"
-
-
-def _has_speeds(results: Results) -> bool:
-    return bool(results.runs or results.tests or results.tables)
-
-
-def _compare_section(title: Title, a: Mapping[str, str], b: Mapping[str, str]) -> Section:
-    names = sorted({*a, *b})
-    changes = tuple(Difference(name=n, a=a.get(n), b=b.get(n)) for n in names if a.get(n) != b.get(n))
-    return Section(title=title, changes=changes, same=len(names) - len(changes))
-
-
-def _compare_sizes(a: ImageFacts, b: ImageFacts) -> Sizes | None:
-    if a.layers is None or b.layers is None:
-        return None
-    in_a, in_b = {layer.digest for layer in a.layers}, {layer.digest for layer in b.layers}
-    wheres: list[tuple[LayerFact, Literal["a", "b", "both"]]] = [
-        (layer, "both" if layer.digest in in_a else "b") for layer in b.layers
-    ]
-    wheres += [(layer, "a") for layer in a.layers if layer.digest not in in_b]
-    plain = " and ".join(facts.side.name for facts in (a, b) if not facts.compressed)
-    return Sizes(
-        a=sum(layer.size_bytes for layer in a.layers),
-        b=sum(layer.size_bytes for layer in b.layers),
-        shared=sum(layer.size_bytes for layer in b.layers if layer.digest in in_a),
-        layers=tuple(
-            LayerChange(digest=layer.digest, size_bytes=layer.size_bytes, where=where, made_by=layer.made_by)
-            for layer, where in wheres
-        ),
-        note=f"layers of {plain} are not compressed, so a registry has other sizes and digests" if plain else "",
-    )
+    if all(has_speeds):
+        names_a, names_b = ({series.name for series in _series(facts.results)} for facts in (a, b))
+        yield from (f"bandwidth of {name}: only one of them has it" for name in sorted(names_a ^ names_b))
 
 
 SIZE_CLASSES = ((1 << 16, "up to 64 KiB"), (1 << 20, "64 KiB to 1 MiB"), (1 << 30, "1 MiB to 1 GiB"))
@@ -509,11 +434,10 @@ def _size_class(size: int) -> str:
 
 
 TIME_UNITS = ("µs", "us", "ns")
-WHERE = {"a": "only A", "b": "only B", "both": "both"}
 MOST_CHARACTERS = 100
 """Characters of a value in a table; JSON has all of it."""
 
-Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """Heading, names of columns, rows."""
 
 
@@ -531,31 +455,29 @@ def print_comparison(comparison: Comparison) -> None:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Return a comparison as Markdown for a pull request: the summary, and tables that unfold."""
-    lines = [f"**{_html(summarise(comparison))}**", ""]
-    lines += [f"* {n}: {_html(_side(side))}" for n, side in (("A", comparison.a), ("B", comparison.b))]
+
+    def html(text: str) -> str:
+        return escape_html(text, quote=False)
+
+    lines = [f"**{html(summarise(comparison))}**", ""]
+    lines += [f"* {n}: {html(_side(side))}" for n, side in (("A", comparison.a), ("B", comparison.b))]
     for heading, columns, rows in _tables(comparison):
-        lines += ["", f"<details><summary>{_html(heading)}</summary>", ""]
-        lines += [markdown_table(columns, [[_html(cell) for cell in row] for row in rows])]
-        lines += ["", "</details>"]
+        table = markdown_table(columns, [tuple(map(html, row)) for row in rows])
+        lines += ["", f"<details><summary>{html(heading)}</summary>", "", table, "", "</details>"]
     if remarks := list(_remarks(comparison)):
-        lines += ["", *(f"* {_html(line)}" for line in remarks)]
+        lines += ["", *(f"* {html(line)}" for line in remarks)]
     return "\n".join(lines) + "\n"
 
 
 def summarise(comparison: Comparison) -> str:
     """Return `3 components, 9 layers differ; 409.1 MB becomes 696.2 MB (+70.2%), 29.8 MB shared`."""
-    counts = []
-    for section in comparison.sections:
-        noun = "variables" if section.title == "environment" else section.title
-        if section.changes:
-            counts.append((len(section.changes), noun if len(section.changes) != 1 else noun.removesuffix("s")))
-    sizes = comparison.sizes
-    if sizes and (layers := sum(layer.where != "both" for layer in sizes.layers)):
-        counts.append((layers, "layer" if layers == 1 else "layers"))
-    verb = "differs" if sum(count for count, _ in counts) == 1 else "differ"
-    listed = ", ".join(f"{count} {noun}" for count, noun in counts)
-    text = f"{listed} {verb}" if counts else "nothing that was compared differs"
-    if sizes:
+    counts = [(len(section.changes), section.title) for section in comparison.sections if section.changes]
+    nouns = {"environment": "variables"}
+    listed = ", ".join(
+        f"{n} {noun if n != 1 else noun.removesuffix('s')}" for n, title in counts for noun in [nouns.get(title, title)]
+    )
+    text = f"{listed} {_differ(sum(n for n, _ in counts))}" if counts else "nothing that was compared differs"
+    if sizes := comparison.sizes:
         change = f" ({(sizes.b - sizes.a) / sizes.a:+.1%})" if sizes.a and sizes.a != sizes.b else ""
         before, after, shared = map(format_size, (sizes.a, sizes.b, sizes.shared))
         text += f"; {before} becomes {after}{change}, {shared} shared"
@@ -576,56 +498,40 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
 def _tables(comparison: Comparison) -> Iterator[Table]:
     for section in comparison.sections:
         if section.changes:
-            values = [(change.name, *_both_values(change.a, change.b)) for change in section.changes]
-            yield f"{section.title}: {_differ(len(values))}, {section.same} the same", ("", "A", "B"), values
-    if comparison.sizes and (changed := [layer for layer in comparison.sizes.layers if layer.where != "both"]):
-        rows: list[tuple[str, ...]] = [
-            (
-                WHERE[layer.where],
-                format_size(layer.size_bytes),
-                layer.digest.removeprefix("sha256:")[:12],
-                _shorten(layer.made_by),
-            )
-            for layer in changed
-        ]
-        shared = f"{len(comparison.sizes.layers) - len(changed)} shared ({format_size(comparison.sizes.shared)})"
-        yield f"layers: {_differ(len(changed))}, {shared}", ("in", "size", "layer", "made by"), rows
+            count = len(section.changes)
+            names = [f"{_shorten(change.name)} {_shorten(change.made_by)}".rstrip() for change in section.changes]
+            values = [_both_values(change.a, change.b) for change in section.changes]
+            rows = [(name, *both) for name, both in zip(names, values, strict=True)]
+            yield f"{section.title}: {count} {_differ(count)}, {section.same} the same", ("", "A", "B"), rows
     if comparison.speeds:
-        rows = [
+        speeds = [
             (
-                speed.name,
-                speed.sizes,
-                f"{format_number(speed.a)} {speed.unit}",
-                f"{format_number(speed.b)} {speed.unit}",
-                f"{speed.ratio:.3f}",
-                str(speed.points),
+                speed.name, speed.sizes, f"{format_number(speed.a)} {speed.unit}",
+                f"{format_number(speed.b)} {speed.unit}", f"{speed.ratio:.3f}", str(speed.points),
             )
             for speed in comparison.speeds
-        ]
-        yield "bandwidth: median over the sizes that both have", ("", "sizes", "A", "B", "B/A", "points"), rows
+        ]  # fmt: skip
+        yield "bandwidth: median over the sizes that both have", ("", "sizes", "A", "B", "B/A", "points"), speeds
 
 
 def _differ(count: int) -> str:
-    return f"{count} differs" if count == 1 else f"{count} differ"
+    return "differs" if count == 1 else "differ"
 
 
-def _both_values(a: str | None, b: str | None) -> Sequence[str]:
+def _both_values(a: str | None, b: str | None) -> tuple[str, str]:
     """Return both values for a table; of long values, the parts from where they differ."""
     if a and b and max(len(a), len(b)) > MOST_CHARACTERS:
         same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         if same > 20:
             a, b = f"…{a[same - 10 :]}", f"…{b[same - 10 :]}"
-    return tuple(NONE if value is None else _shorten(value) for value in (a, b))
+    return (NONE if a is None else _shorten(a)), (NONE if b is None else _shorten(b))
 
 
 def _shorten(text: str) -> str:
+    text = re.sub(r"^sha256:([0-9a-f]{12})[0-9a-f]{52}", r"\1", text)
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
 
 
 def _side(side: ComparedImage) -> str:
     origin = f" ({side.origin})" if side.origin != side.name else ""
     return ", ".join(filter(None, (side.name + origin, side.platform, side.digest)))
-
-
-def _html(text: str) -> str:
-    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").splitlines())

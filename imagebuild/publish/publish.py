@@ -27,7 +27,7 @@ from imagebuild.oci.layout import (
     manifests_of,
 )
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, Traffic, copy_image, for_each
+from imagebuild.oci.registry import Registry, RepositoryAt, copy_image, for_each
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
@@ -317,7 +317,7 @@ def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -
         names = _given_and_moved(draft, draft.missing) if dry_run else {}
         return published.model_copy(update={**names, "state": "possible" if changes else "unchanged"})
 
-    traffic, tagged, failure = Traffic(), list[ImageReference](), ""
+    traffic, tagged, failure = Counter[str](), list[ImageReference](), ""
     try:
         for parts in missing:
             traffic += _store(draft, parts, tools)
@@ -326,8 +326,8 @@ def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -
             tagged.append(name)
     except ImagebuildError as error:
         failure = str(error)
-    traffic += Traffic(manifests=len(tagged), bytes=len(tagged) * len(draft.index.content))
-    update: dict[str, object] = {"sent_bytes": traffic.bytes, "mounted": traffic.mounted, "state": "published"}
+    traffic += Counter(manifests=len(tagged), bytes=len(tagged) * len(draft.index.content))
+    update: dict[str, object] = {"sent_bytes": traffic["bytes"], "mounted": traffic["mounted"], "state": "published"}
     if failure:
         update |= {"state": "failed", "reasons": (failure,), "attached": {}, "signed": 0}
     return published.model_copy(update=_given_and_moved(draft, tagged) | update)
@@ -362,20 +362,20 @@ def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _Mi
     return _MissingParts(place, missing, sign)
 
 
-def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> Traffic:
+def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> Counter[str]:
     """Store the images, the index and attachments, check that the registry has them, and sign."""
     assert draft.index
-    registry, repository, traffic = missing.place.registry, missing.place.repository, Traffic()
+    registry, repository, traffic = missing.place.registry, missing.place.repository, Counter[str]()
     if registry.digest(repository, draft.index.digest) is None:
         for choice in draft.choices:
             staging = tools.repository(parse_reference(choice.repository))
             traffic += copy_image(choice.digest, staging, missing.place)
         registry.put_manifest(repository, draft.index.digest, draft.index.content, draft.index.media_type)
-        traffic += Traffic(manifests=1, bytes=len(draft.index.content))
+        traffic += Counter(manifests=1, bytes=len(draft.index.content))
     for child, attachment in missing.attach:
         created, content = attachment.created, attachment.content
         attach(missing.place, child, attachment.kind, content, created=created, signer=tools.signer)
-        traffic += Traffic(manifests=1, bytes=len(attachment.content))
+        traffic += Counter(manifests=1, bytes=len(content))
     _check_stored(missing.place, draft.index)
     if tools.signer and missing.sign:
         tools.signer.sign(missing.sign)

@@ -18,6 +18,7 @@ from imagebuild.core import fields
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Platform
 from imagebuild.core.run import INSTALL_SYFT, run_for_bytes, syft_program
+from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
 from imagebuild.project.matrix import Plan
@@ -520,10 +521,5 @@ def finish_document(document: Document, name: str, created: str, tools: Iterable
     if comment := document.get("comment"):
         content["comment"] = comment
     image = next(package for package in content["packages"] if package["SPDXID"] == IMAGE)
-    digest = hashlib.sha256(encode_document(content)).hexdigest()[:16]
+    digest = hashlib.sha256(encode_predicate(content)).hexdigest()[:16]
     return {**content, "documentNamespace": f"{NAMESPACE}{image['versionInfo']}:{digest}"}
-
-
-def encode_document(document: Mapping[str, Any]) -> bytes:
-    """Return a document as JSON, always with the same bytes."""
-    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()

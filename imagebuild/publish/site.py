@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from imagebuild.core import files
 from imagebuild.core.console import format_size
-from imagebuild.jobs.slurm import enroot_reference
+from imagebuild.jobs.manifest import enroot_reference
 from imagebuild.project.records import Catalog, Checks, Curve, PublishedImage, PublishedPlatform, Scan, Severity
 from imagebuild.publish.catalog import COPIES_FOLDER, RegistryReading, natural_order
 from imagebuild.report.document import NONE, format_bytes, format_number, one_line, visible

@@ -36,6 +36,20 @@ class Stage:
     """Names of all stages that it is made from."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Hold the text from one `FROM` to the next."""
+
+    platform: str
+    start: str
+    """Stage or image that it starts from."""
+    name: str
+    instructions: tuple[tuple[str, str, tuple[str, ...]], ...]
+    """Word, text with heredocs and without comments, and the stages and images that it mounts or copies from."""
+    whole: bool
+    """Does the last instruction end with the text?"""
+
+
 def digest(*parts: str) -> str:
     """Return a digest of texts, 16 hex digits."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -48,22 +62,13 @@ def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) 
     """
     stages: dict[str, Stage] = {}
     arguments = {"TARGETPLATFORM": platform, "TARGETARCH": platform.rpartition("/")[2]}
-    blocks: list[str] = []
-    for part in BLOCK.split(f"\n{text}"):
-        # A line of a heredoc may begin with FROM, too.
-        if blocks and not _instructions(blocks[-1])[1]:
-            blocks[-1] += f"\n{part}"
-        else:
-            blocks.append(part)
-    for index, block in enumerate(blocks[1:]):
-        head, *_ = instructions = _instructions(block)[0]
-        found = FROM.match(head)
-        chosen, start, name = found.groups("") if found else ("", head, "")
-        start = Template(start).safe_substitute(arguments)
-        image = digest((bases or {}).get(start, start), "" if start == "scratch" else chosen or platform)
-        named = (start, *(name for text in instructions for name in SOURCE.findall(text.partition("\n")[0])))
-        earlier = tuple((name, stages[name]) for name in dict.fromkeys(map(str.lower, named)) if name in stages)
-        stages[(name or f"stage-{index}").lower()] = _stage(block, platform, start.lower(), image, earlier)
+    for index, block in enumerate(_blocks(text)):
+        start = Template(block.start).safe_substitute(arguments) if "$" in block.start else block.start
+        image = "" if start.lower() in stages else (bases or {}).get(start, start)
+        on = "" if image in ("", "scratch") else block.platform or platform
+        named = dict.fromkeys((start.lower(), *(name for *_, names in block.instructions for name in names)))
+        earlier = tuple((name, stages[name]) for name in named if name in stages)
+        stages[block.name or f"stage-{index}"] = _stage(block, platform, start.lower(), (image, on), earlier)
     return stages
 
 
@@ -73,46 +78,65 @@ def needed_stages(stages: Mapping[str, Stage]) -> dict[str, Stage]:
     return {name: stage for name, stage in stages.items() if name == last or name in stages[last].needs}
 
 
-# Other targets, or the other platform, have most of the same text.
+# Texts are asked for once for each platform, and targets have most stages in common.
+@lru_cache(maxsize=16)
+def _blocks(text: str) -> tuple[_Block, ...]:
+    blocks: list[str] = []
+    for part in BLOCK.split(f"\n{text}"):
+        # A line of a heredoc may begin with FROM, too.
+        if blocks and not _block(blocks[-1]).whole:
+            blocks[-1] += f"\n{part}"
+        else:
+            blocks.append(part)
+    return tuple(_block(block) for block in blocks[1:])
+
+
 @lru_cache(maxsize=4096)
-def _instructions(block: str) -> tuple[tuple[str, ...], bool]:
-    """Return instructions with their heredocs and without comments, and whether the last one ends with the text."""
-    found, lines, whole = [], iter(block.splitlines()), True
+def _block(text: str) -> _Block:
+    instructions, lines, whole = [], iter(text.splitlines()), True
+    platform, start, name = "", "", ""
     for line in lines:
-        instruction = line.strip()
-        if not instruction or instruction.startswith("#"):
+        head = line.strip()
+        if not head or head.startswith("#"):
             continue
-        while CONTINUED.search(instruction):
+        while CONTINUED.search(head):
             following = next((more for more in lines if more.strip() and not more.lstrip().startswith("#")), "")
-            instruction = CONTINUED.sub("", instruction) + following
-        for dash, _, end in HEREDOC.findall(instruction):
+            head = CONTINUED.sub("", head) + following
+        instruction = head
+        for dash, _, end in HEREDOC.findall(head):
             whole = False
             for more in lines:
                 instruction += f"\n{more}"
                 if whole := (more.lstrip("\t") if dash else more) == end:
                     break
-        found.append(" ".join(instruction.split(maxsplit=1)))
-    return tuple(found), whole
+        if found := FROM.match(head):
+            platform, start, name = found.groups("")
+        else:
+            word, *rest = instruction.split(maxsplit=1)
+            sources = tuple(name.lower() for name in SOURCE.findall(head))
+            instructions.append((word.upper(), " ".join(rest), sources))
+    return _Block(platform, start, name.lower(), tuple(instructions), whole)
 
 
 @lru_cache(maxsize=4096)
-def _stage(block: str, platform: str, start: str, image: str, earlier: tuple[tuple[str, Stage], ...]) -> Stage:
-    """Return a stage that starts from the image with this key, or from one of the earlier stages that it names."""
+def _stage(
+    block: _Block, platform: str, start: str, image: tuple[str, str], earlier: tuple[tuple[str, Stage], ...]
+) -> Stage:
+    """Return a stage that starts from an image for a platform, or from one of the earlier stages that it names."""
     stages = dict(earlier)
-    base = stages.get(start) or Stage(image, image)
+    base = stages.get(start) or Stage(digest(*image), digest(*image))
     files, environment, steps, configuration = base.files, base.environment, [], [base.key]
-    for instruction in _instructions(block)[0][1:]:
-        word, head = instruction.split(maxsplit=1)[0].upper(), instruction.partition("\n")[0]
+    for word, text, names in block.instructions:
         if word in STEPS:
-            used = [stages[name.lower()].files for name in SOURCE.findall(head) if name.lower() in stages]
+            used = [stages[name].files for name in names if name in stages]
             # With --link, a step does not depend on those before it; those after it depend on both.
-            before = "" if " --link" in head else files
-            key = digest(before, environment if word == "RUN" or "$" in instruction else "", instruction, *used)
+            before = "" if "--link " in text.partition("\n")[0] else files
+            key = digest(before, environment if word == "RUN" or "$" in text else "", word, text, *used)
             steps.append((word, key))
             files = digest(files, key)
         elif word in CONFIGURATION:
-            configuration.append(instruction)
+            configuration += [word, text]
         else:
-            environment = digest(environment, instruction, platform if word == "ARG" and "TARGET" in head else "")
+            environment = digest(environment, word, text, platform if word == "ARG" and "TARGET" in text else "")
     needs = frozenset(stages).union(*(stage.needs for stage in stages.values()))
     return Stage(digest(files, environment, *configuration), files, environment, tuple(steps), needs)

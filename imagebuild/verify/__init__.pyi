@@ -38,7 +38,6 @@ from .prefix import command_line as command_line
 from .prefix import with_ranks as with_ranks
 from .prefix import with_user as with_user
 from .rules import IMAGE_CHECKS as IMAGE_CHECKS
-from .rules import RULES as RULES
 from .rules import Inspection as Inspection
 from .rules import describe_code as describe_code
 from .rules import inspect as inspect

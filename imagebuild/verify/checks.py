@@ -18,7 +18,7 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core import console
 from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, suggestion
 from imagebuild.core.fields import axis_facts, matches
-from imagebuild.project.component import Check, Facilities, checks_of, missing_needs, nodes_needed
+from imagebuild.project.component import Check, Facilities, missing_needs, nodes_needed
 from imagebuild.project.load import Project, script_of
 from imagebuild.project.records import CheckResult, Outcome
 from imagebuild.verify.runner import Command, Execution, Session
@@ -68,7 +68,7 @@ def known_checks(project: Project, image_checks: Mapping[str, str]) -> list[List
     listed = [ListedCheck(f"{IMAGE}/{name}", text, None) for name, text in image_checks.items()]
     for component, document in project.components.items():
         listed += [
-            ListedCheck(f"{component}/{check.name}", check.description, check) for check in checks_of(document.model)
+            ListedCheck(f"{component}/{check.name}", check.description, check) for check in document.model.checks
         ]
     return listed
 
@@ -144,7 +144,7 @@ def planned_checks(
     require_known(project, components)
     planned = []
     for name, version in components.items():
-        for check in checks_of(project.components[name].model):
+        for check in project.components[name].model.checks:
             if axes and not matches(check.when, axis_facts(axes)):
                 skip = "only for " + ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
             else:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import axis_facts, matches
-from imagebuild.oci import layout
-from imagebuild.oci.layout import LayoutImage
+from imagebuild.oci import image as oci_image
+from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import CheckWaiver, Plan, Target
@@ -42,7 +42,7 @@ class NotApplicable(Exception):
 class Inspection:
     """Hold an image that was read, and what it should be as far as that is known."""
 
-    image: LayoutImage
+    image: PlatformImage
     layers: tuple[Layer, ...]
     project: Project | None = None
     plan: Plan | None = None
@@ -141,7 +141,7 @@ STUBS = re.compile(r"(^|/)stubs(/|$)")
 
 
 def architecture(inspection: Inspection) -> Iterator[Finding]:
-    """Find ELF files that are damaged or for another machine."""
+    """Every ELF file is for the image's architecture."""
     for entry in inspection.tree:
         if entry.broken:
             yield Finding(f"/{entry.path}", f"begins like an ELF file, but cannot be read: {entry.broken}")
@@ -157,7 +157,7 @@ def closures(inspection: Inspection) -> Iterator[tuple[str, Elf, Closure]]:
 
 
 def closure(inspection: Inspection) -> Iterator[Finding]:
-    """Find libraries that the loader does not find.
+    """The loader finds every library that is needed, but the driver's.
 
     A library in no folder of the loader may rely on what its program has loaded; a program may not.
     """
@@ -186,14 +186,14 @@ def closure(inspection: Inspection) -> Iterator[Finding]:
 
 
 def symbol_versions(inspection: Inspection) -> Iterator[Finding]:
-    """Find versions of symbols that a library lacks."""
+    """Libraries define every version of symbols that is needed."""
     lacking = dict.fromkeys(row for _, _, loaded in closures(inspection) for row in loaded.versions)
     for who, library, version in lacking:
         yield Finding(f"/{who}", f"needs {version}, which /{library} does not define")
 
 
 def symbols(inspection: Inspection) -> Iterator[Finding]:
-    """Find symbols of programs that nothing defines; those of a plug-in may come from whatever opens it."""
+    """What programs load defines every symbol that is needed."""
     for path, elf, loaded in closures(inspection):
         if not elf.interpreter or any(not DRIVER.search(name) for _, name in loaded.missing):
             continue  # the rule `closure` reports missing libraries
@@ -203,7 +203,7 @@ def symbols(inspection: Inspection) -> Iterator[Finding]:
 
 
 def one_provider(inspection: Inspection) -> Iterator[Finding]:
-    """Find libraries of which the loader can find several files."""
+    """For each library the loader can find only one file."""
     providers: dict[str, set[str]] = defaultdict(set)
     for folder, name in _names_on_path(inspection):
         real = inspection.tree.resolve(f"{folder}/{name}")
@@ -217,7 +217,7 @@ def one_provider(inspection: Inspection) -> Iterator[Finding]:
 
 
 def no_stubs(inspection: Inspection) -> Iterator[Finding]:
-    """Find stubs, and copies of a driver's libraries, that the loader finds."""
+    """The loader finds no stub and no copy of a driver's library."""
     for folder in inspection.loader.folders(inspection.machine):
         if STUBS.search(folder):
             yield Finding(f"/{folder}", "the loader looks in a folder of stubs")
@@ -280,7 +280,7 @@ CAPABLE = frozenset({"usr/bin/ping", "usr/bin/newgidmap", "usr/bin/newuidmap", "
 
 
 def no_keys(inspection: Inspection) -> Iterator[Finding]:
-    """Find private keys in any layer."""
+    """No layer holds a private key, not even below another."""
     for entry in _contents(inspection):
         if KEY_NAME.search(entry.path):
             yield _in_layer(entry, "is a private key of ssh")
@@ -289,7 +289,7 @@ def no_keys(inspection: Inspection) -> Iterator[Finding]:
 
 
 def no_tokens(inspection: Inspection) -> Iterator[Finding]:
-    """Find tokens and passwords in any layer, and in the configuration."""
+    """No layer, label, variable or build step holds a token or a password."""
     for entry in _contents(inspection):
         if SECRET_NAME.search(entry.path):
             yield _in_layer(entry, "is a file for secrets")
@@ -310,7 +310,7 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
 
 
 def no_site_ca(inspection: Inspection) -> Iterator[Finding]:
-    """Find certificates that the distribution does not have, in any layer."""
+    """No layer trusts a certificate that the distribution does not."""
     trusted = {c for entry in inspection.all_files() if TRUSTED.search(entry.path) for c in entry.certificates}
     for entry in _contents(inspection):
         if ANCHORS.search(entry.path):
@@ -324,14 +324,14 @@ def no_site_ca(inspection: Inspection) -> Iterator[Finding]:
 
 
 def no_leftovers(inspection: Inspection) -> Iterator[Finding]:
-    """Find package lists, caches and temporary files in any layer."""
+    """No layer holds package lists, caches or temporary files."""
     for entry in _contents(inspection):
         if kind := next((kind for pattern, kind in LEFTOVERS if pattern.search(entry.path)), None):
             yield _in_layer(entry, f"is {kind}")
 
 
 def not_world_writable(inspection: Inspection) -> Iterator[Finding]:
-    """Find files and folders that everybody can write to."""
+    """Nobody but owners can write to files and folders."""
     for entry in inspection.tree:
         sticky = entry.kind == "folder" and entry.mode & 0o1000
         if entry.kind in ("file", "folder", "hardlink") and entry.mode & 0o002 and not sticky:
@@ -339,7 +339,7 @@ def not_world_writable(inspection: Inspection) -> Iterator[Finding]:
 
 
 def setuid(inspection: Inspection) -> Iterator[Finding]:
-    """Find programs that run with rights of others and are not the distribution's."""
+    """Only the distribution's programs run with rights of others."""
     for entry in inspection.tree:
         if entry.kind not in ("file", "hardlink"):
             continue
@@ -361,7 +361,7 @@ def _in_layer(entry: FileEntry, text: str) -> Finding:
 
 
 def gpu_code(inspection: Inspection) -> Iterator[Finding]:
-    """Find files whose code is not for the GPUs of the matrix.
+    """Fat binaries run on the GPUs that the matrix lists.
 
     What was compiled here must be for exactly these GPUs; what others compiled must run on all of them.
     """
@@ -442,7 +442,7 @@ PROVIDED = re.compile(r"([\w.+-]+)(?: \(= ([^)]+)\))?(?:, |$)")
 
 
 def labels(inspection: Inspection) -> Iterator[Finding]:
-    """Find labels that are missing or cannot be right."""
+    """The labels say what it is, from what it was built, and under which licences."""
     if not inspection.components:
         return
     present = inspection.image.labels
@@ -454,7 +454,7 @@ def labels(inspection: Inspection) -> Iterator[Finding]:
 
 
 def plan(inspection: Inspection) -> Iterator[Finding]:
-    """Find labels that differ from the plan's."""
+    """Versions, axes and lock in the labels are what the plan says now."""
     target = inspection.target
     recipe = inspection.renderer.recipe(target)
     lock = renderer.hash_of_lock(recipe, inspection.renderer.project.lock)
@@ -468,7 +468,7 @@ def plan(inspection: Inspection) -> Iterator[Finding]:
 
 
 def packages(inspection: Inspection) -> Iterator[Finding]:
-    """Find packages of the plan that are missing or have another version."""
+    """Packages that the plan names are installed, in its versions."""
     recipe = inspection.renderer.recipe(inspection.target)
     wanted = [text.strip("'") for text in renderer.package_arguments(recipe, inspection.renderer.project.lock)]
     installed = installed_packages(inspection)
@@ -497,7 +497,7 @@ def installed_packages(inspection: Inspection) -> dict[str, str]:
 
 
 def licenses(inspection: Inspection) -> Iterator[Finding]:
-    """Find licence texts of components that are missing."""
+    """The licence texts of all components are there."""
     for name, component in inspection.known_components():
         for pattern in component.license_files:
             if not inspection.tree.glob(pattern):
@@ -505,7 +505,7 @@ def licenses(inspection: Inspection) -> Iterator[Finding]:
 
 
 def environment(inspection: Inspection) -> Iterator[Finding]:
-    """Find variables that hold a secret, or name a folder that does not exist."""
+    """Folders in variables exist, and no variable holds a secret."""
     for name, value in inspection.image.env.items():
         if SECRET_NAMES.search(name) and value:
             yield Finding(name, "a variable with the name of a secret has a value")
@@ -527,7 +527,7 @@ def _missing_folders(inspection: Inspection, name: str, folders: list[str]) -> I
 
 
 def user(inspection: Inspection) -> Iterator[Finding]:
-    """Find users that do not exist or have a password, and the lack of a normal user."""
+    """Users exist, have no passwords, and one is a normal user."""
     accounts = _accounts(inspection, "etc/passwd")
     hashes = _accounts(inspection, "etc/shadow")
     name = str(inspection.image.settings.get("User") or "").partition(":")[0]
@@ -555,7 +555,7 @@ def _accounts(inspection: Inspection, path: str) -> dict[str, list[str]]:
 
 
 def command(inspection: Inspection) -> Iterator[Finding]:
-    """Find what a container starts if that cannot be started."""
+    """What a container starts exists and is executable."""
     settings = inspection.image.settings
     words = [*(settings.get("Entrypoint") or ()), *(settings.get("Cmd") or ())]
     if not words:
@@ -572,7 +572,7 @@ def command(inspection: Inspection) -> Iterator[Finding]:
 
 
 def size(inspection: Inspection) -> Iterator[Finding]:
-    """Compare the compressed layers with the budget of the matrix."""
+    """The compressed layers keep within the budget of the matrix."""
     target = inspection.target
     limits = inspection.renderer.project.matrix.model.images[target.image].size_limit_mb
     limit = limits.get(target.axes.get("variant", "")) if isinstance(limits, dict) else limits
@@ -585,43 +585,23 @@ def size(inspection: Inspection) -> Iterator[Finding]:
     yield Finding("size", text, note=megabytes <= limit)
 
 
-@dataclass(frozen=True)
-class ImageRule:
-    """Define a statement about images that reading them can refute."""
-
-    name: str
-    description: str
-    """What passing proves, in one line."""
-    find: Callable[[Inspection], Iterator[Finding]]
-    """Function that yields what contradicts the statement. Raises NotApplicable if the image cannot be judged."""
+ImageRule = Callable[[Inspection], Iterator[Finding]]
+"""Statement about images that reading them can refute. The function has its name; the first line of its docstring is
+what passing proves. It yields what contradicts that, and raises NotApplicable if the image cannot be judged."""
+RULES: tuple[ImageRule, ...] = (
+    labels, plan, packages, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
+    not_world_writable, setuid, architecture, closure, symbol_versions, symbols, one_provider, no_stubs, gpu_code,
+)  # fmt: skip
 
 
-RULES = (
-    ImageRule("labels", "The labels say what it is, from what it was built, and under which licences", labels),
-    ImageRule("plan", "Versions, axes and lock in the labels are what the plan says now", plan),
-    ImageRule("packages", "Packages that the plan names are installed, in its versions", packages),
-    ImageRule("licenses", "The licence texts of all components are there", licenses),
-    ImageRule("environment", "Folders in variables exist, and no variable holds a secret", environment),
-    ImageRule("user", "Users exist, have no passwords, and one is a normal user", user),
-    ImageRule("command", "What a container starts exists and is executable", command),
-    ImageRule("size", "The compressed layers keep within the budget of the matrix", size),
-    ImageRule("no-keys", "No layer holds a private key, not even below another", no_keys),
-    ImageRule("no-tokens", "No layer, label, variable or build step holds a token or a password", no_tokens),
-    ImageRule("no-site-ca", "No layer trusts a certificate that the distribution does not", no_site_ca),
-    ImageRule("no-leftovers", "No layer holds package lists, caches or temporary files", no_leftovers),
-    ImageRule("not-world-writable", "Nobody but owners can write to files and folders", not_world_writable),
-    ImageRule("setuid", "Only the distribution's programs run with rights of others", setuid),
-    ImageRule("architecture", "Every ELF file is for the image's architecture", architecture),
-    ImageRule("closure", "The loader finds every library that is needed, but the driver's", closure),
-    ImageRule("symbol-versions", "Libraries define every version of symbols that is needed", symbol_versions),
-    ImageRule("symbols", "What programs load defines every symbol that is needed", symbols),
-    ImageRule("one-provider", "For each library the loader can find only one file", one_provider),
-    ImageRule("no-stubs", "The loader finds no stub and no copy of a driver's library", no_stubs),
-    ImageRule("gpu-code", "Fat binaries run on the GPUs that the matrix lists", gpu_code),
-)
+def rule_name(rule: ImageRule) -> str:
+    """Return the name of a rule as people see it: `no-keys`."""
+    return rule.__name__.replace("_", "-")
+
+
 IMAGE_CHECKS = {
     "readable": "Every layer can be read",
-    **{rule.name: rule.description for rule in RULES},
+    **{rule_name(rule): str(rule.__doc__).partition(".")[0] for rule in RULES},
     "waivers": "All exceptions that the components and the matrix declare are needed",
 }
 """Name → what passing proves, of all checks that `inspect` makes."""
@@ -650,7 +630,9 @@ def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
             owned += [(f"images.{name}", waiver) for waiver in image.waivers]
         conditions = {**axis_facts(inspection.axes), "arch": inspection.arch, "image": name}
         declared = [DeclaredWaiver(owner, waiver) for owner, waiver in owned if matches(waiver.when, conditions)]
-    results = [_judge_rule(rule, inspection, [d for d in declared if d.waiver.rule == rule.name]) for rule in RULES]
+    results = [
+        _judge_rule(rule, inspection, [d for d in declared if d.waiver.rule == rule_name(rule)]) for rule in RULES
+    ]
     skipped = {result.check for result in results if result.outcome == "skipped"}
     needless = [
         f"{d.owner}: {d.waiver.rule} {d.waiver.subject}: nothing to waive; remove it"
@@ -663,9 +645,9 @@ def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
 def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[DeclaredWaiver]) -> CheckResult:
     began = time.monotonic()
     try:
-        findings = list(dict.fromkeys(rule.find(inspection)))
+        findings = list(dict.fromkeys(rule(inspection)))
     except NotApplicable as reason:
-        return CheckResult(component=IMAGE, check=rule.name, outcome="skipped", reason=str(reason))
+        return CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped", reason=str(reason))
     faults, waived = [], []
     for finding in findings:
         if finding.note:
@@ -676,7 +658,7 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[Decla
         else:
             faults.append(str(finding))
     notes = [f"{finding} (no fault)" for finding in findings if finding.note]
-    return _result(rule.name, faults, [*faults, *waived, *notes], time.monotonic() - began)
+    return _result(rule_name(rule), faults, [*faults, *waived, *notes], time.monotonic() - began)
 
 
 def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: float) -> CheckResult:
@@ -713,7 +695,7 @@ def inspect(
     """
     try:
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-            images = layout.images_in(source, Path(folder))
+            images = oci_image.images_in(source, Path(folder))
             chosen = [image for image in images if platform in (None, image.platform)]
             if not chosen:
                 platforms = ", ".join(image.platform for image in images)

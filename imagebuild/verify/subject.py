@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.files import read_text
 from imagebuild.oci import engine, image
-from imagebuild.oci.image import FoundImage
-from imagebuild.oci.layout import LayoutImage, images_in
+from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry
 from imagebuild.project.matrix import Plan, Target
@@ -69,13 +68,13 @@ def target_with_id(plan: Plan, name: str) -> Target | None:
     return next((target for target in plan.targets if target.id == name), None)
 
 
-def describe_images(path: Path) -> tuple[LayoutImage, ...]:
+def describe_images(path: Path) -> tuple[PlatformImage, ...]:
     """Return what the images in a layout or an archive say about themselves, one for each platform.
 
     Raises ConfigError if the path holds no image, ResultError if it cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        return images_in(path, Path(folder))
+        return image.images_in(path, Path(folder))
 
 
 def subject_in_files(path: Path) -> Subject:
@@ -199,5 +198,5 @@ class ImageFinder:
 
 
 def _has_versions_of(candidate: FoundImage, target: Target) -> bool:
-    labels = (candidate.choose(platform).labels for platform in candidate.platforms)
+    labels = (candidate.image(platform).labels for platform in candidate.platforms)
     return all(components_of(labels_of_platform) == target.components for labels_of_platform in labels)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core import console, files
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.oci import engine
-from imagebuild.project.component import Facilities, Need
+from imagebuild.project.component import Facilities, missing_needs
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
 from imagebuild.project.plan import Pins
@@ -80,17 +79,17 @@ def verify_image(project: Project, plan: Plan, versions: Pins, request: VerifyRe
     def checks_to_run(have: Facilities) -> list[PlannedCheck]:
         return [check for check in planned_checks(project, components, image.axes, have) if check.name in names]
 
-    with evidence_folder(request.output) as evidence, ThreadPoolExecutor(1) as pool:
-        collector = ResultCollector(image, evidence)
+    with tempfile.TemporaryDirectory(prefix="imagebuild-verify-") as folder, ThreadPoolExecutor(1) as pool:
+        evidence = Evidence(image, request.output or Path(folder), kept=request.output is not None)
         # Files are read while commands run.
         results_of_files = pool.submit(check_files, image, runner, names, project=project, plan=plan, versions=versions)
         try:
             if any(entry.check for entry in chosen):
-                run_commands(image, runner, checks_to_run, request, collector)
-            collector.add(*results_of_files.result())
+                run_commands(image, runner, checks_to_run, request, evidence)
+            evidence.add(*results_of_files.result())
         finally:
-            collector.write()
-        return collector.result()
+            evidence.write()
+        return evidence.result()
 
 
 def run_commands(
@@ -98,19 +97,23 @@ def run_commands(
     runner: Runner,
     checks_to_run: Callable[[Facilities], list[PlannedCheck]],
     request: VerifyRequest,
-    collector: ResultCollector,
+    evidence: Evidence,
 ) -> None:
     """Run checks in a session of the runner, one after the other: a second command would disturb a benchmark."""
     try:
         with runner.session(image.reference, image.layout) as session:
-            collector.surroundings = observe_surroundings(session, runner.name, collector.evidence)
+            evidence.surroundings = observe_surroundings(session, runner.name, evidence)
+            variables = {**evidence.surroundings.environment, **request.environment}
             for check in checks_to_run(session.facilities):
-                log = collector.evidence.log(check.component, check.check.name)
-                collector.add(run_check(check, session, log, request.environment))
+                log = evidence.log(check.component, check.check.name)
+                result = run_check(check, session, log, request.environment)
+                evidence.add(result)
                 if request.profile:
-                    collector.add_speed(check, request, one_host=runner.one_host)
+                    evidence.add(
+                        *judged_speed(result, check.check, request.profile, variables, one_host=runner.one_host)
+                    )
     except CannotRun as error:
-        collector.add(*(skipped_result(check, str(error)) for check in checks_to_run(Facilities())))
+        evidence.add(*(skipped_result(check, str(error)) for check in checks_to_run(Facilities())))
 
 
 def find_image_and_runner(plan: Plan, request: VerifyRequest) -> tuple[Subject, Runner]:
@@ -194,59 +197,19 @@ def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence
     return chosen_checks(globs, checks_of_components(listed, components) if components else listed, listed)
 
 
-RESULTS = "verify.json"
-"""File in the evidence folder."""
-
-
-@dataclass(frozen=True)
-class EvidenceFolder:
-    """Keep logs and results in a folder."""
-
-    folder: Path
-    kept: bool
-    """Whether the folder stays after the verification."""
-
-    def log(self, component: str, check: str) -> Path:
-        """Return the file for the whole output of a check."""
-        # The name of a check may end with a platform: `labels linux/arm64`.
-        name = re.sub(r"[^\w.-]+", "-", check)
-        return self.folder / f"{component}.{name}.log"
-
-    def with_log(self, result: CheckResult) -> CheckResult:
-        """Return the result with the name of its log; the log is removed if the folder does not stay."""
-        path = self.log(result.component, result.check)
-        if not self.kept:
-            path.unlink(missing_ok=True)
-            return result
-        if not path.exists() and result.output:
-            files.write_text(path, result.output)
-        return result.model_copy(update={"log": path.name}) if path.exists() else result
-
-
-@contextmanager
-def evidence_folder(folder: Path | None) -> Iterator[EvidenceFolder]:
-    """Open a folder for evidence; without one, a temporary folder that goes with the context."""
-    if folder:
-        yield EvidenceFolder(folder, kept=True)
-        return
-    with tempfile.TemporaryDirectory(prefix="imagebuild-verify-") as temporary:
-        yield EvidenceFolder(Path(temporary), kept=False)
-
-
 REPORT_TIMEOUT_S = 60
-GPUS, RDMA = Need("gpus"), Need("rdma")
-REPORTS: Mapping[str, tuple[str, Need | None]] = {
-    "os-release": ("cat /etc/os-release", None),
-    "processors": ("lscpu", None),
-    "gpus": ("nvidia-smi -q", GPUS),
-    "topology": ("nvidia-smi topo -m", GPUS),
-    "nvlink": ("nvidia-smi nvlink --status", GPUS),
-    "rdma": ("ibv_devinfo -v || rdma link show", RDMA),
+REPORTS: Mapping[str, tuple[str, str]] = {
+    "os-release": ("cat /etc/os-release", ""),
+    "processors": ("lscpu", ""),
+    "gpus": ("nvidia-smi -q", "gpu"),
+    "topology": ("nvidia-smi topo -m", "gpu"),
+    "nvlink": ("nvidia-smi nvlink --status", "gpu"),
+    "rdma": ("ibv_devinfo -v || rdma link show", "rdma"),
 }
 """File in the evidence folder → script that prints it, and what that needs."""
 
 
-def observe_surroundings(session: Session, runner: str, evidence: EvidenceFolder) -> Surroundings:
+def observe_surroundings(session: Session, runner: str, evidence: Evidence) -> Surroundings:
     """Return what is known of the place where checks run; if evidence is kept, also write reports of programs there."""
     host, have = session.host, session.facilities
     surroundings = Surroundings(
@@ -261,7 +224,7 @@ def observe_surroundings(session: Session, runner: str, evidence: EvidenceFolder
     variables.pop("IMAGEBUILD_RUN", None)
     reports = {}
     for name, (script, need) in REPORTS.items() if evidence.kept else ():
-        if need and need.missing(have):
+        if need and missing_needs([need], have):
             continue
         path = evidence.folder / f"{name}.txt"
         if session.run(Command(script, user=host.user, timeout_s=REPORT_TIMEOUT_S, log=path)).status == 0:
@@ -278,33 +241,41 @@ SLOW_S = 5
 """Seconds from which on a check is reported when it ends, not only in the table after all checks."""
 
 
-class ResultCollector:
-    """Collect the results of a verification."""
+@dataclass
+class Evidence:
+    """Collect the results of a verification, with logs in a folder."""
 
-    def __init__(self, image: Subject, evidence: EvidenceFolder) -> None:
-        self.image, self.evidence = image, evidence
-        self.results: list[CheckResult] = []
-        self.surroundings: Surroundings | None = None
-        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+    image: Subject
+    folder: Path
+    kept: bool
+    """Whether the folder stays after the verification."""
+    results: list[CheckResult] = field(default_factory=list)
+    surroundings: Surroundings | None = None
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def log(self, component: str, check: str) -> Path:
+        """Return the file for the whole output of a check."""
+        # The name of a check may end with a platform: `labels linux/arm64`.
+        name = re.sub(r"[^\w.-]+", "-", check)
+        return self.folder / f"{component}.{name}.log"
 
     def add(self, *results: CheckResult) -> None:
-        """Add results, and print a line for each check that failed or took long."""
+        """Add results with the names of their logs, and print a line for each check that failed or took long."""
         for result in results:
-            self.results.append(self.evidence.with_log(result))
+            path = self.log(result.component, result.check)
+            if not self.kept:
+                path.unlink(missing_ok=True)
+            elif result.output and not path.exists():
+                files.write_text(path, result.output)
+            self.results.append(result.model_copy(update={"log": path.name}) if path.exists() else result)
             if result.outcome == "failed" or result.seconds >= SLOW_S:
                 name = f"{result.component}/{result.check}"
                 console.err.print(f"{console.MARKS[result.outcome]} {name} ({result.seconds:.1f} s)")
 
-    def add_speed(self, check: PlannedCheck, request: VerifyRequest, *, one_host: bool) -> None:
-        """Add what the profile says about the speed in the last result, if that is a benchmark's."""
-        assert request.profile
-        environment = {**(self.surroundings.environment if self.surroundings else {}), **request.environment}
-        self.add(*judged_speed(self.results[-1], check.check, request.profile, environment, one_host=one_host))
-
     def write(self) -> None:
-        """Write the results so far into the evidence folder, if there are any and it stays."""
-        if self.evidence.kept and self.results:
-            files.write_text(self.evidence.folder / RESULTS, self.result().model_dump_json(indent=1) + "\n")
+        """Write the results so far into the folder, if there are any and it stays."""
+        if self.kept and self.results:
+            files.write_text(self.folder / "verify.json", self.result().model_dump_json(indent=1) + "\n")
 
     def result(self) -> VerifyResult:
         """Return the results so far; checks of the image as a whole come first."""

@@ -23,7 +23,7 @@ from imagebuild.oci import (
     Descriptor,
     FoundImage,
     ImageReference,
-    RegistryClient,
+    Registry,
     RepositoryAt,
     connect_registry,
     encode_predicate,
@@ -68,7 +68,7 @@ def cosign(tmp_path: Path) -> Cosign:
 class Published:
     """The image of `make image` in a registry, as an index of one platform with a tag."""
 
-    registry: RegistryClient
+    registry: Registry
     layout: Path
     platform: Platform
     manifest: Descriptor

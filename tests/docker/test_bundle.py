@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import cache_folder
-from tests.docker.conftest import REPOSITORY, TARGET, Imagebuild, Tiny, install
+from tests.docker.conftest import REPOSITORY, TARGET, Imagebuild, Tiny
 from tests.docker.site import Content, served
 from tests.docker.test_mirrors import fetch_all
 
@@ -48,8 +48,6 @@ def push_base(registry: str, folder: Path) -> str:
 
 def test_all_kinds_of_sources(tiny: Tiny, registry: str, tmp_path: Path) -> None:
     """An image of a registry, an archive, a source in git with a submodule, packages; then the servers are gone."""
-    if not shutil.which("skopeo"):
-        install("skopeo")
     tiny.build(TINY_TARGET)  # the base is there from now on
     content = Content(tiny.root / "site", tiny.nonce)
     bundle = tiny.root / "bundle"

@@ -206,12 +206,11 @@ def test_a_bad_moment_of_the_server(project: Project) -> None:
 
 def test_an_archive_for_another_cuda(project: Project) -> None:
     good = project.checks("runtime")
-    assert (good["cuda-major"]["outcome"], good["closure"]["outcome"]) == ("passed", "passed")
+    assert good["cuda-major"]["outcome"] == "passed"
     project.offer(ARCHIVE, cuda=12)
     bad = project.checks("runtime")
-    assert (bad["cuda-major"]["outcome"], bad["closure"]["outcome"]) == ("failed", "failed")
+    assert bad["cuda-major"]["outcome"] == "failed"
     assert "libcudart.so.12" in bad["cuda-major"]["output"]
-    assert "libcudart.so.12 => not found" in bad["closure"]["output"]
 
 
 def test_a_file_with_the_place_of_another_build(project: Project) -> None:

@@ -103,7 +103,8 @@ def test_compiled_in_the_devel_image_run_in_the_runtime_image(
         for node in nodes:
             put = f"echo {text} | base64 -d > /tmp/sum && chmod +x /tmp/sum"
             assert execute_script(node, put, user="root", timeout_s=60, environment={})[0] == 0
-        start = "mpirun -n 4 --host node-1:2,node-2:2 /tmp/sum"
+        # mpirun may warn on stderr that a child was faster than its own setpgid, which harms nothing.
+        start = "mpirun -n 4 --host node-1:2,node-2:2 /tmp/sum 2>/tmp/stderr || { cat /tmp/stderr; exit 1; }"
         status, text = execute_script(nodes[0], start, user="mpiuser", timeout_s=60, environment={})
     assert status == 0, text
     assert sorted(text.splitlines()) == [f"user 1000: rank {rank} of 4, sum 6" for rank in range(4)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import RegistryClient, blobs_of, connect_registry, digest_of, encode_json, manifests_of
+from imagebuild.oci import Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
 from imagebuild.project import BuildResult, Published, PublishResult
 from tests.docker.conftest import REPOSITORY, Services, Tiny, finish, until, watched
 from tests.faulty import FaultyService, in_front_of
@@ -36,7 +36,7 @@ class Shop:
 
     tiny: Tiny
     faulty: FaultyService
-    registry: RegistryClient
+    registry: Registry
     evidence: Path
     said: str = field(default="", init=False)
     """What the last command printed."""

@@ -20,7 +20,7 @@ from imagebuild.oci import (
     AttachmentFile,
     DeletionDisabled,
     Descriptor,
-    RegistryClient,
+    Registry,
     RepositoryAt,
     blob_path,
     blobs_named,
@@ -29,7 +29,6 @@ from imagebuild.oci import (
     digest_of,
     for_each,
     push_image,
-    store_manifest,
 )
 from imagebuild.project import staged_tag
 from imagebuild.publish import Pruning, decide_pruning, short_digest
@@ -47,13 +46,13 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> layouts.Layout:
     return layouts.make(tmp_path_factory.mktemp("layout"), os.urandom(4_000_000))
 
 
-def connect(address: str, backoff_s: float = 0.01) -> RegistryClient:
+def connect(address: str, backoff_s: float = 0.01) -> Registry:
     made = connect_registry(address, patience_s=30, environ={"IMAGEBUILD_CONFIG": ""})
-    made.connection.backoff_s = backoff_s
+    made.backoff_s = backoff_s
     return made
 
 
-def same(registry: RegistryClient, repository: str, layout: layouts.Layout) -> bool:
+def same(registry: Registry, repository: str, layout: layouts.Layout) -> bool:
     """Whether the registry gives back all of the layout, digest by digest."""
     named = {layout.digest, *(manifest.digest for manifest in layout.manifests)}
     for digest, _ in blobs_named(layout.folder, layout.digest):
@@ -98,7 +97,7 @@ def test_copy_through_each_fault(registry: str, faulty: FaultyService, layout: l
                 )
                 rule = faulty.rule(fault, "GET", place, times=2)
                 moved = copy_image(layout.digest, source, target)
-                assert (rule.times, moved.blobs) == (0, 3)
+                assert (rule.times, moved["blobs"]) == (0, 3)
                 assert same(connect(other), target.repository, layout)
                 faulty.clear()
 
@@ -108,12 +107,12 @@ def test_what_is_there_is_not_sent(faulty: FaultyService, layout: layouts.Layout
     push_image(layout.folder, layout.digest, registry, STAGING)
     faulty.clear()
     moved = copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))
-    assert (moved.manifests, moved.blobs, moved.mounted) == (3, 0, 3)
+    assert (moved["manifests"], moved["blobs"], moved["mounted"]) == (3, 0, 3)
     assert faulty.counts["PUT", "upload"] == 0
     # Manifests once down and once up; 700 bytes are more than the headers of a request and its answer.
-    assert faulty.bytes() < 2 * moved.bytes + 700 * len(faulty.requests)
+    assert faulty.bytes() < 2 * moved["bytes"] + 700 * len(faulty.requests)
     faulty.clear()
-    assert copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL)).bytes == 0
+    assert copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))["bytes"] == 0
     assert dict(faulty.counts) == {("HEAD", "manifest"): 1}
 
 
@@ -142,7 +141,7 @@ def test_publishers_attach_at_once(registry: str, faulty: FaultyService, layout:
 
     def publisher(kind: str) -> None:
         own = connect(faulty.address)
-        own.connection.host = f"{kind} {faulty.address}"  # as of another process: they share no lock
+        own.host = f"{kind} {faulty.address}"  # as of another process: they share no lock
         attached.append(own.attach(FINAL, subject, kind, (AttachmentFile("f", kind, kind.encode()),), {}))
 
     threads = [threading.Thread(target=publisher, args=(kind,)) for kind in kinds]
@@ -188,7 +187,7 @@ def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
     assert "Nothing to delete." in tiny.imagebuild(*arguments, "--yes").out
 
 
-def _attach(registry: RegistryClient, made: layouts.Layout, kind: str) -> str:
+def _attach(registry: Registry, made: layouts.Layout, kind: str) -> str:
     subject = Descriptor(MANIFEST, made.manifests[0].digest, made.manifests[0].size)
     return registry.attach(STAGING, subject, kind, (AttachmentFile("f", kind, b"{}"),), {})
 
@@ -236,19 +235,19 @@ def test_two_thousand_tags(registry: str) -> None:
              "config": {"mediaType": CONFIG, "digest": digest_of(config), "size": len(config)}}
         ).encode()  # fmt: skip
         tag = staged_tag(digest_of(content), now - timedelta(days=30))
-        store_manifest(direct.connection, STAGING, tag, content, MANIFEST)
+        direct.put_manifest(STAGING, tag, content, MANIFEST)
         if number % 2:
-            store_manifest(direct.connection, FINAL, f"t{number}", content, MANIFEST)
-            store_manifest(direct.connection, FINAL, f"alias-{number}", content, MANIFEST)
+            direct.put_manifest(FINAL, f"t{number}", content, MANIFEST)
+            direct.put_manifest(FINAL, f"alias-{number}", content, MANIFEST)
         return digest_of(content)
 
     digests = for_each(one, range(1000), direct, jobs=16)
-    direct.connection.counts.clear()
+    direct.counts.clear()
     began = time.monotonic()
     pruning = Pruning(RepositoryAt(direct, STAGING), (RepositoryAt(direct, FINAL),), timedelta(days=14), now)
     verdicts = {v.staged.digest: v for v in decide_pruning(pruning.survey(), now, timedelta(days=14))}
     seconds = time.monotonic() - began
     assert [bool(verdicts[digest].kept) for digest in digests] == [False, True] * 500
-    questions = direct.connection.counts["GET"] + direct.connection.counts["HEAD"]
+    questions = direct.counts["GET"] + direct.counts["HEAD"]
     assert questions <= 4 * 1000 + 20
     assert seconds < 60, f"{questions} questions took {seconds:.0f} s"

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+PLAIN = "application/vnd.oci.image.layer.v1.tar"
+LAYERS = {b"\x1f\x8b": f"{PLAIN}+gzip", b"\x28\xb5": f"{PLAIN}+zstd"}
+"""How a layer begins → its media type."""
 
 
 @dataclass
@@ -78,7 +81,10 @@ class Layout:
         """Add an image of stored layers."""
         system, arch = platform.split("/")
         about = {"os": system, "architecture": arch, "config": {}, **(config or {})}
-        manifest = {"config": self.json(about), "layers": [self.blob(data) for data in layers]}
+        manifest = {
+            "config": self.json(about),
+            "layers": [self.blob(data, LAYERS.get(data[:2], PLAIN)) for data in layers],
+        }
         found = self.json(manifest, MANIFEST) | {"platform": {"os": system, "architecture": arch}}
         self.manifests.append(found)
         self.write()

@@ -203,10 +203,7 @@ def broken_lines(lines: list[str], source: random.Random, often: float) -> list[
             out.append(noise(source))
         if line.count("  ") > 6 and not line.startswith("#") and source.random() < often:
             at = source.randrange(1, len(line))
-            if source.random() < 0.5:
-                out.append(line[:at] + noise(source))
-            else:
-                out += [line[:at], noise(source)]
+            out.append(line[:at] + noise(source))
             out += [noise(source) for _ in range(source.randrange(3))]
             out.append(line[at:])
         else:

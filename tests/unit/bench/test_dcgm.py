@@ -46,22 +46,7 @@ NEW = (
     + row("targeted_power", "Not Run")
     + END
 )  # fmt: skip
-OLD = (
-    TOP.replace("4.2.3", "3.3.9")
-    + DEPLOYMENT
-    + row("Denylist", "Pass")
-    + row("Persistence Mode", "Fail")
-    + row("Error", "Persistence mode for GPU 0 is currently")
-    + row("", " disabled. Enable it.")
-    + HARDWARE
-    + row("GPU Memory", "Pass - GPUs: 0, 2   ")
-    + row("", "Fail - GPU: 1   ")
-    + row("", "Warn - GPU: 3   ")
-    + row("Warning", "A DBE was found")
-    + row("Diagnostic", "Skip - All")
-    + row("Pulse Test", "Pass - All")
-    + END
-)
+OLD = TOP.replace("4.2.3", "3.3.9") + DEPLOYMENT + row("Denylist", "Pass") + row("GPU Memory", "Fail - GPU: 1   ") + END
 
 
 def parse(text: str) -> Output:
@@ -94,20 +79,9 @@ def test_dcgm_4() -> None:
     assert output.unread == ()
 
 
-def test_dcgm_3() -> None:
-    output = parse(OLD)
-    assert brief(output) == [
-        ("Deployment", "Denylist", None, "pass"),
-        ("Deployment", "Persistence Mode", None, "fail"),
-        ("Hardware", "GPU Memory", "GPU 0", "pass"),
-        ("Hardware", "GPU Memory", "GPU 2", "pass"),
-        ("Hardware", "GPU Memory", "GPU 1", "fail"),
-        ("Hardware", "GPU Memory", "GPU 3", "warn"),
-        ("Hardware", "Diagnostic", None, "skip"),
-        ("Hardware", "Pulse Test", None, "pass"),
-    ]
-    assert output.items[1].messages == ("Persistence mode for GPU 0 is currently disabled. Enable it.",)
-    assert output.items[5].messages == ("A DBE was found",)
+def test_the_table_of_dcgm_3_is_not_read() -> None:
+    assert parse(OLD) == Output((), ("the table of DCGM 3.3.9 is not read: use dcgmi diag -j",))
+    assert parse(OLD + NEW).items == parse(NEW).items
 
 
 def test_copies_that_lost_blanks() -> None:
@@ -123,6 +97,7 @@ def test_a_status_of_no_version_is_not_a_pass() -> None:
     assert brief(parse(NEW.replace("| Skip ", "|      ")))[3] == ("Hardware", "memory", None, "unknown")
     odd = parse(NEW.replace("| Skip ", "| Fine "))
     assert ("memory: Fine" in odd.unread, "memory" in [result.test for result in odd.items]) == (True, False)
+    assert len(odd.items) == 4  # the GPUs below it are of no other test
 
 
 def test_a_table_that_is_cut() -> None:
@@ -148,33 +123,7 @@ def test_a_run_that_failed(error: str) -> None:
 
 
 def test_runs_after_each_other() -> None:
-    assert len(parse(NEW + OLD + NEW).items) == 7 + 8 + 7
-
-
-def test_several_nodes_in_text() -> None:
-    text = (
-        TOP.replace("Successfully ran diagnostic for group.", "Multi-node diagnostic failed.")
-        + row("MNUBERGEMM Test", "Fail")
-        + row("Hosts Found", "2")
-        + "|-----  Host Details  ------+------------------------------------------------|\n"
-        + row("Host 0", "Pass")
-        + row("  GPUs: 0, 1", "Pass")
-        + row("Host 1", "Fail")
-        + row("  GPU 0", "Fail")
-        + row("", "Error: no communication")
-        + END
-    )
-    output = parse(text)
-    assert brief(output) == [
-        (None, "diag", None, "fail"),
-        ("Metadata", "MNUBERGEMM Test", None, "fail"),
-        ("Host Details", "Host 0", None, "pass"),
-        ("Host Details", "Host 0", "GPU 0", "pass"),
-        ("Host Details", "Host 0", "GPU 1", "pass"),
-        ("Host Details", "Host 1", None, "fail"),
-        ("Host Details", "Host 1", "GPU 0", "fail"),
-    ]
-    assert output.items[-1].messages == ("Error: no communication",)
+    assert len(parse(NEW + OLD + NEW).items) == 7 + 7
 
 
 def new_document() -> dict[str, Any]:
@@ -234,30 +183,6 @@ def test_json_of_dcgm_3() -> None:
     ]
     assert [result.messages for result in output.items[-2:]] == [("not supported",), ("slow",)]
     assert output.unread == ()
-
-
-def test_json_of_several_nodes() -> None:
-    result = {
-        "host_id": 1,
-        "entity_group": "GPU",
-        "entity_group_id": 1,
-        "entity_id": 3,
-        "status": "Fail",
-        "warnings": [{"warning": "no"}],
-    }
-    test = {"name": "mnubergemm", "status": "Fail", "test_summary": {"status": "Fail"}, "results": [result]}
-    document = {
-        "DCGM Diagnostic": "DCGM Multi-Node Diagnostic",
-        "runtime_error": "mpirun failed",
-        "test_categories": [{"category": "Multi-Node Tests", "tests": [test]}],
-    }
-    assert brief(parse_json(document)) == [
-        (None, "diag", None, "fail"),
-        ("Multi-Node Tests", "mnubergemm", None, "fail"),
-        ("Multi-Node Tests", "mnubergemm", "host 1 GPU 3", "fail"),
-    ]
-    other = {"DCGM Multi-Node Diagnostic": {"test_categories": document["test_categories"]}}
-    assert len(parse_json(other).items) == 2
 
 
 def test_json_of_several_runs() -> None:

@@ -186,26 +186,6 @@ def test_host_copies_have_no_diagonal() -> None:
     assert judge(matrix("host_to_device_memcpy_ce", (40.0, 55.0), (55.0, 41.0))).measured == 40.0
 
 
-def test_p2p_matrices() -> None:
-    cells = ((2494.5, 364.1), (375.2, 2533.9))
-    assert judge(matrix("unidirectional_p2p_enabled", *cells), "h100").outcome == "passed"
-    assert judge(matrix("unidirectional_p2p_disabled", *cells), "h100").outcome == "not-comparable"
-    slow = matrix("unidirectional_p2p_enabled", (2494.5, 48.0), (47.0, 2533.9))
-    assert judge(slow, "h100").outcome == "failed"
-
-
-def test_peers_that_gain_nothing() -> None:
-    cells = ((2494.5, 25.1), (25.3, 2533.9))
-    tests = [matrix(f"unidirectional_p2p_{state}", *cells) for state in ("enabled", "disabled")]
-    tests = [test.model_copy(update={"tool": "p2pBandwidthLatencyTest"}) for test in tests]
-    enabled, disabled = judge_results(Results(tests=tuple(tests)), shipped("h100"))
-    assert (enabled.outcome, enabled.reason) == (
-        "failed",
-        "no pair gains by P2P: it is off, or does not work; 6% of the ceiling",
-    )
-    assert disabled.outcome == "not-comparable"
-
-
 def test_pairs_without_a_switch() -> None:
     name = "device_to_device_memcpy_read_ce"
     assert judge(matrix(name, (None, 140.0), (141.0, None)), "gh200").outcome == "not-comparable"

@@ -27,7 +27,6 @@ def texts(text: str) -> list[str]:
     ("[Sat Nov 21 07:26:50 2026]<stdout>: x", "", "x"),
     ("[Sat Nov 21 07:26:50 2026][1,2]<stdout>: x", "1,2", "x"),
     ("Sat Nov 21 07:26:50 2026[1,2]<stdout>:x", "1,2", "x"),
-    ('<stdout rank="3">x', "3", "x"),
     (" 12: x", "12", "x"),
     ("[4] x", "4", "x"),
     ("[default2]:x", "2", "x"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.bench import Half, NcclRow, Run, read_text
+from imagebuild.bench import Half, Run, read_text
 from tests.unit.bench.nccl_tables import Table
 
 TABLE = Table(sizes=tuple(1 << i for i in range(20, 34, 2)))
@@ -141,35 +141,6 @@ def test_output_after_a_document_without_end_is_read() -> None:
         "log", cut + "node1: Test NCCL failure x.cu:1 'unhandled system error'\n" + Table("2.10").text()
     )
     assert [len(run.rows) for run in results.runs] == [2, 11]
-
-
-def test_rccl_tests_write_a_flat_list() -> None:
-    def entry(row: NcclRow, values: Half, placement: int) -> dict[str, Any]:
-        return {"numCycle": 0, "name": "AllReduce", "nodes": 1, "ranks": 8, "size": row.size_bytes, "type": row.dtype,
-                "redop": row.redop, "inPlace": placement, "time": values.time_us, "algBw": values.algbw_gb_s,
-                "busBw": values.busbw_gb_s, "wrong": str(values.wrong)}  # fmt: skip
-
-    flat = [
-        entry(row, side, at) for row in TABLE.rows() for at, side in enumerate((row.out_of_place, row.in_place)) if side
-    ]
-    run = only(json.dumps(flat, indent=1))
-    assert (run.tool, run.verdict) == ("rccl-tests", "ok")
-    assert [(row.out_of_place, row.in_place) for row in run.rows] == [
-        (row.out_of_place, row.in_place) for row in TABLE.rows()
-    ]
-
-
-def test_sizes_as_keys() -> None:
-    def entry(row: NcclRow) -> dict[str, Any]:
-        sides = (("oop", row.out_of_place), ("ip", row.in_place or row.out_of_place))
-        names = (("time", "time_us"), ("algbw", "algbw_gb_s"), ("busbw", "busbw_gb_s"), ("error", "wrong"))
-        return {"count": row.count, "type": row.dtype, "redop": row.redop, "root": str(row.root),
-                **{f"{side}_{short}": getattr(values, long) for side, values in sides for short, long in names}}  # fmt: skip
-
-    run = only(dump({"identifier": "nccl-tests structured output", "version": "2.26.6",
-                     "benchmark": [{str(row.size_bytes): entry(row) for row in TABLE.rows()}]}))  # fmt: skip
-    assert list(run.rows) == TABLE.rows()
-    assert (run.collective, run.verdict) == ("all_reduce", "ok")
 
 
 def test_json_of_others() -> None:

@@ -1,4 +1,4 @@
-"""nvbandwidth and p2pBandwidthLatencyTest: what each version prints, and what a log can lose."""
+"""nvbandwidth: what each version prints, and what a log can lose."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 
 import pytest
 
-from imagebuild.bench import BandwidthTest, Results, judge_results
+from imagebuild.bench import BandwidthTest
 from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.outputs import NOTHING, Output, read_json, read_part
-from tests.unit.bench.speed_fakes import shipped
 
 HOST = """\
 nvbandwidth Version: v0.8
@@ -96,62 +95,6 @@ DOCUMENT = {
 }  # fmt: skip
 
 
-P2P_START = """\
-[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]
-Device: 0, NVIDIA H100 PCIe, pciBusID: c2, pciDeviceID: 0, pciDomainID:0
-Device: 1, NVIDIA H100 PCIe, pciBusID: d5, pciDeviceID: 0, pciDomainID:0
-Device=0 CAN Access Peer Device=1
-Device=1 CAN Access Peer Device=0
-
-***NOTE: In case a device doesn't have P2P access to other one, it falls back to normal memcopy procedure.
-So you can see lesser Bandwidth (GB/s) and unstable Latency (us) in those cases.
-
-P2P Connectivity Matrix
-     D\\D     0     1
-     0\t     1     1
-     1\t     1     1
-"""
-P2P_BANDWIDTH = """\
-Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)
-   D\\D     0      1
-     0 1622.17  26.10
-     1  25.00 1634.15
-Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)
-   D\\D     0      1
-     0 1634.15 256.62
-     1 256.99 1660.74
-Bidirectional P2P=Disabled Bandwidth Matrix (GB/s)
-   D\\D     0      1
-     0 1669.42  35.17
-     1  35.23 1671.85
-Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)
-   D\\D     0      1
-     0 1667.81 509.35
-     1 509.15 1669.81
-"""
-P2P_LATENCY = """\
-P2P=Disabled Latency Matrix (us)
-   GPU     0      1
-     0   2.34  16.59
-     1  16.48   2.31
-
-   CPU     0      1
-     0   2.21   6.29
-     1   6.20   2.14
-P2P=Enabled Latency (P2P Writes) Matrix (us)
-   GPU     0      1
-     0   2.35   2.56
-     1   2.52   2.31
-
-   CPU     0      1
-     0   2.24   1.72
-     1   1.75   2.18
-
-NOTE: The CUDA Samples are not meant for performance measurements. Results may vary when GPU Boost is enabled.
-"""
-P2P = P2P_START + P2P_BANDWIDTH + P2P_LATENCY
-
-
 def parse(text: str) -> Output:
     return read_part("tests", text)
 
@@ -209,11 +152,9 @@ def test_three_matrices_of_a_bidirectional_test() -> None:
     assert {test.sum for test in parse(without).items} == {None}
 
 
-def test_without_header_row_or_blanks() -> None:
+def test_without_blanks() -> None:
     collapsed = "\n".join(" ".join(line.split()) for line in PAIRS.splitlines() if line.strip())
     assert only(collapsed).matrix == only(PAIRS).matrix
-    headless = PAIRS.replace("           0         1\n", "")
-    assert only(headless).matrix == only(PAIRS).matrix
     assert only("> " + PAIRS).name == "device_to_device_memcpy_read_ce"
 
 
@@ -344,120 +285,13 @@ def test_foreign_lines_are_nothing() -> None:
     assert parse_json({"nvbandwidth": 1}) == parse_json({"results": []}) == NOTHING
 
 
-def test_p2p() -> None:
-    output = parse(P2P)
-    assert [(test.name, test.unit) for test in output.items] == [
-        ("p2p_connectivity", None),
-        ("unidirectional_p2p_disabled", "GB/s"),
-        ("unidirectional_p2p_enabled", "GB/s"),
-        ("bidirectional_p2p_disabled", "GB/s"),
-        ("bidirectional_p2p_enabled", "GB/s"),
-        ("p2p_disabled_latency_gpu", "us"),
-        ("p2p_disabled_latency_cpu", "us"),
-        ("p2p_enabled_latency_gpu", "us"),
-        ("p2p_enabled_latency_cpu", "us"),
-    ]
-    assert {(test.status, test.tool) for test in output.items} == {("passed", "p2pBandwidthLatencyTest")}
-    by_name = {test.name: test.matrix for test in output.items}
-    assert by_name["p2p_connectivity"] == ((1.0, 1.0), (1.0, 1.0))
-    assert by_name["unidirectional_p2p_enabled"] == ((1634.15, 256.62), (256.99, 1660.74))
-    assert by_name["p2p_disabled_latency_cpu"] == ((2.21, 6.29), (6.20, 2.14))
-    assert output.unread == ()
-
-
-def test_p2p_older_headings_and_reads() -> None:
-    old = P2P_BANDWIDTH.replace(" (P2P Writes)", "")
-    assert [test.name for test in parse(old).items] == [test.name for test in parse(P2P_BANDWIDTH).items]
-    reads = parse(P2P.replace("(P2P Writes)", "(P2P Reads)"))
-    assert "unidirectional_p2p_enabled_reads" in [test.name for test in reads.items]
-    assert "p2p_enabled_reads_latency_gpu" in [test.name for test in reads.items]
-
-
-def test_p2p_copies_that_lost_blanks() -> None:
-    copied = "\n".join("> " + " ".join(line.split()) for line in P2P.splitlines() if line.strip())
-    assert parse(copied) == parse(P2P)
-    assert parse(P2P.replace("\n", " \n")) == parse(P2P)
-
-
-def test_p2p_lines_of_others_between_rows() -> None:
-    noisy = P2P_BANDWIDTH.replace("     1  25.00", "2026-01-09 04:57:14 [Warning] unrelated\n     1  25.00")
-    assert parse(noisy) == parse(P2P_BANDWIDTH)
-
-
-def test_p2p_that_is_cut() -> None:
-    output = parse(P2P_START + P2P_BANDWIDTH[: P2P_BANDWIDTH.index("     1  25.00")])
-    assert [test.status for test in output.items] == ["passed", "truncated"]
-    assert output.items[1].reason == "its matrix has 1 of 2 rows"
-    half = parse(P2P_START + P2P_BANDWIDTH[: P2P_BANDWIDTH.index(" 1634.15")])
-    assert half.unread == ("1  25.00",)
-    nothing = parse("Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n")
-    assert [(test.status, test.matrix) for test in nothing.items] == [("truncated", None)]
-
-
-def test_p2p_a_number_that_is_cut_is_no_number() -> None:
-    whole = {test.name: test.matrix for test in parse(P2P).items}
-    for at in range(len(P2P)):
-        for test in parse(P2P[:at]).items:
-            assert test.status == "truncated" or test.matrix == whole[test.name], P2P[:at]
-
-
-def test_p2p_a_failure_of_cuda() -> None:
-    output = parse(
-        P2P_START + "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\nCuda failure p2p.cu:190: 'out of memory'\n"
-    )
-    assert [(test.name, test.status) for test in output.items] == [
-        ("p2p_connectivity", "passed"),
-        ("unidirectional_p2p_disabled", "error"),
-    ]
-    assert "out of memory" in output.items[1].reason
-
-
-def gains_nothing(output: Output) -> bool:
-    verdicts = judge_results(Results(tests=output.items), shipped("h100"))
-    return any(verdict.reason.startswith("no pair gains by P2P") for verdict in verdicts)
-
-
-def test_enabling_p2p_helps() -> None:
-    assert not gains_nothing(parse(P2P))
-
-
-def test_p2p_is_off() -> None:
-    off = (
-        P2P.replace("256.62", "26.12")
-        .replace("256.99", "25.01")
-        .replace("  2.56", " 16.40")
-        .replace("  2.52", " 16.61")
-    )
-    assert gains_nothing(parse(off))
-
-
-def test_pcie_gains_in_latency_alone() -> None:
-    pcie = P2P.replace("256.62", "26.32").replace("256.99", "26.32")
-    assert not gains_nothing(parse(pcie))
-    assert gains_nothing(parse(pcie.partition("P2P=Disabled Latency")[0]))
-
-
-def test_one_gpu_or_half_a_run_says_nothing() -> None:
-    one = (
-        "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n   D\\D     0 \n     0 144.46 \n"
-        "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n   D\\D     0 \n     0 137.43 \n"
-    )
-    assert len(parse(one).items) == 2
-    assert not gains_nothing(parse(one))
-    assert not gains_nothing(parse(P2P_LATENCY))
-
-
-def test_p2p_foreign_lines_are_nothing() -> None:
-    assert parse("   GPU     0      1 \n     0   2.34  16.59 \nBandwidth Matrix (GB/s)\nCuda failure x\n") == NOTHING
-
-
 def finite(tests: tuple[BandwidthTest, ...]) -> bool:
     cells = [cell for test in tests for row in test.matrix or () for cell in row]
     return all(value is None or math.isfinite(value) for value in (*cells, *(test.sum for test in tests)))
 
 
 def test_fuzz() -> None:
-    for text in (*broken(HOST + PAIRS + BOTH_WAYS), *broken(P2P)):
+    for text in broken(HOST + PAIRS + BOTH_WAYS):
         assert finite(parse(text).items)
     for document in spoiled(DOCUMENT):
         assert finite(parse_json(document).items)

@@ -16,7 +16,7 @@ from tests.unit.bench.fuzz import broken
 from tests.unit.bench.nccl_tables import Table, broken_lines, same
 from tests.unit.bench.test_dcgm import NEW as DIAG
 from tests.unit.bench.test_dcgm import new_document
-from tests.unit.bench.test_nvbandwidth import BOTH_WAYS, DOCUMENT, HOST, P2P, PAIRS
+from tests.unit.bench.test_nvbandwidth import BOTH_WAYS, DOCUMENT, HOST, PAIRS
 from tests.unit.bench.test_perftest import OLD
 from tests.unit.bench.test_perftest import run as perftest_run
 
@@ -63,6 +63,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_p2p_bandwidth_latency_test_is_named_as_not_read(tmp_path: Path) -> None:
+    text = "P2P Connectivity Matrix\n     D\\D     0     1\n     0       1     1\n     1       1     1\n"
+    (tmp_path / "p2p.log").write_text(text)
+    with pytest.raises(
+        ResultError, match=r"p2p\.log: the output of p2pBandwidthLatencyTest is not read; use nvbandwidth"
+    ):
+        read_files([tmp_path])
+    assert read_text("log", text + Table().text()).sources[0].unread == 1
+
+
 def test_a_text_in_memory() -> None:
     table = Table()
     same(read_text("check", table.text()).runs[0], table)
@@ -89,7 +99,6 @@ UCX = (Path(__file__).parents[2] / "data" / "ucx-logs" / "latency.txt").read_tex
 SWEEP = perftest_run((2, "5.30"), (65536, "190.11"))
 ALL = {
     "nvbandwidth": HOST + PAIRS + BOTH_WAYS,
-    "p2pBandwidthLatencyTest": P2P,
     "perftest": SWEEP,
     "ucx_perftest": UCX,
     "dcgmi": DIAG,
@@ -121,7 +130,7 @@ def unread(results: Results) -> list[str]:
 
 def test_everything_in_one_file() -> None:
     results = read_text("log", "".join(ALL.values()))
-    assert counts(results) == (3 + 1 + 3 + 9, 1, 1, 7)
+    assert counts(results) == (3 + 1 + 3, 1, 1, 7)
     assert set(results.sources[0].tools) == set(ALL)
     assert unread(results) == []
 

@@ -8,25 +8,14 @@ import shlex
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from shutil import copytree
+from typing import Any
 
 import yaml
 
-from imagebuild.bench import load_profiles
+from imagebuild.bench import Profile, load_profiles
 from imagebuild.core import ConfigError
-from imagebuild.jobs import (
-    FABRICS,
-    Job,
-    JobFacts,
-    JobHardware,
-    JobRequest,
-    Offer,
-    Scheduler,
-    job_hardware,
-    job_text,
-    load_facts,
-    resolve_job,
-)
+from imagebuild.jobs import Job, JobFacts, JobRequest, Offer, default_fabric, job_text, load_facts, resolve_job
 from tests.conftest import ROOT
 
 REFERENCE: dict[str, str] = yaml.safe_load((ROOT / "tests/data/jobs-reference.yaml").read_text())
@@ -40,45 +29,30 @@ def facts() -> JobFacts:
 
 
 @lru_cache
-def hardware() -> dict[str, JobHardware]:
-    """Name of a profile → what jobs know of it."""
-    return {name: job_hardware(file.model) for name, file in load_profiles(ROOT / "profiles").items()}
+def profiles() -> dict[str, Profile]:
+    return {name: file.model for name, file in load_profiles(ROOT / "profiles").items()}
 
 
 def request(line: str) -> JobRequest:
     """The request of a command's arguments; without `--image`, it is for `IMAGE`."""
     scheduler, *words = shlex.split(line)
-    options: dict[str, str] = {}
-    settings = []
+    options: dict[str, Any] = {"scheduler": scheduler, "settings": ()}
     while words:
         option = words.pop(0).removeprefix("--")
         if option == "collect":
-            options["collect"] = "yes"
+            options["collect"] = True
         elif option == "set":
-            settings.append(words.pop(0))
+            options["settings"] += (words.pop(0),)
+        elif option == "with":
+            options["features"] = tuple(words.pop(0).split(","))
         else:
-            options[option] = words.pop(0)
-    container = options.get("container", "pyxis")
-    return JobRequest(
-        scheduler=cast(Scheduler, scheduler),
-        profile=options["profile"],
-        fabric=options["fabric"],
-        cluster=options.get("cluster", "generic"),
-        nodes=int(options["nodes"]) if "nodes" in options else None,
-        racks=int(options["racks"]) if "racks" in options else None,
-        features=tuple(options["with"].split(",")) if "with" in options else (),
-        container=container,
-        image=options.get("image", None if container == "none" else IMAGE),
-        nccl=options.get("nccl"),
-        test=options.get("test", "all-reduce"),
-        settings=tuple(settings),
-        collect="collect" in options,
-    )
+            options[option] = int(words.pop(0)) if option in ("nodes", "racks") else words.pop(0)
+    return JobRequest(**{"image": None if options.get("container") == "none" else IMAGE, **options})
 
 
-def job(line: str) -> Job:
+def job(line: str, facts_: JobFacts | None = None) -> Job:
     job_request = request(line)
-    return resolve_job(job_request, hardware()[job_request.profile], facts(), Offer())
+    return resolve_job(job_request, profiles()[job_request.profile], facts_ or facts(), Offer())
 
 
 def text(line: str) -> str:
@@ -98,19 +72,17 @@ def random_lines() -> list[str]:
 def combinations(count: int, seed: int) -> Iterator[str]:
     """Random arguments that make a job; those that are refused are left out."""
     dice = random.Random(seed)
-    profiles = sorted(name for name, machine in hardware().items() if machine.capability)
+    of_nvidia = sorted(name for name, profile in profiles().items() if profile.gpu.compute_capability)
     while count:
-        profile = dice.choice(profiles)
-        own_fabric = FABRICS.get(hardware()[profile].network or "", "ethernet")
+        profile = dice.choice(of_nvidia)
         words = [dice.choice(["mpijob", "jobset", "slurm"]), "--profile", profile]
-        words += ["--fabric", dice.choice([own_fabric, dice.choice(sorted(facts().fabrics))])]
+        words += ["--fabric", dice.choice([default_fabric(profiles()[profile]), dice.choice(sorted(facts().fabrics))])]
         words += ["--cluster", dice.choice(sorted(facts().clusters))]
         words += dice.choice([[], ["--nodes", str(dice.choice([1, 2, 3, 4, 8, 16, 18, 32, 36]))], ["--racks", "2"]])
         features = dice.sample(sorted(facts().features), dice.choice([0, 1, 1, 2, 3]))
         words += ["--with", ",".join(features)] if features else []
         words += ["--container", "none"] if words[0] == "slurm" and dice.random() < 0.3 else []
-        words += ["--test", dice.choice(sorted(facts().tests))]
-        words += ["--set", "name=it"]
+        words += ["--test", dice.choice(sorted(facts().tests)), "--set", "name=it"]
         words += dice.choice([[], ["--set", "NCCL_IB_TIMEOUT=22"], ["--set", "NCCL_NET_PLUGIN=other"], ["--collect"]])
         if "--container" not in words:
             words += ["--image", dice.choice([IMAGE, "example.com/other:1", "example.com/open:nccl2.30.7"])]
@@ -139,56 +111,55 @@ def pods(manifest: str) -> dict[str, dict[str, Any]]:
     return {j["name"]: j["template"]["spec"]["template"]["spec"] for j in spec["replicatedJobs"]}
 
 
+def containers(manifest: str) -> dict[str, dict[str, Any]]:
+    """`launcher` and `worker` → the container of the benchmark."""
+    return {role: pod["containers"][0] for role, pod in pods(manifest).items()}
+
+
 def rank_script(job_text: str) -> str:
     """The script that ranks run."""
-    script = re.search(r"rank <<'RANK' \|\| true\n(.*?)\n *RANK\n", job_text, re.DOTALL)
+    outer = job_text if job_text.startswith("#!") else containers(job_text)["launcher"]["args"][0]
+    script = re.search(r"rank <<'RANK' \|\| true\n(.*?)\nRANK\n", outer, re.DOTALL)
     assert script
     return script[1]
 
 
-def exports(script: str) -> dict[str, list[str]]:
-    """Variables that a script exports → the values, one for each `export`."""
-    values: dict[str, list[str]] = {}
-    for name, value in re.findall(r"(?m)^ *export ([A-Za-z_0-9]+)=(.*)$", script):
-        values.setdefault(name, []).append(value)
-    return values
+def once(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """Name → value. No name is there twice."""
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
 
 
-def rank_exports(line: str) -> dict[str, list[str]]:
+def exports(script: str) -> dict[str, str]:
+    """Variables that a script exports, as they are written there."""
+    return once(re.findall(r"(?m)^ *export ([A-Za-z_0-9]+)=(.*)$", script))
+
+
+def rank_exports(line: str) -> dict[str, str]:
     """Variables that the ranks of a job export."""
     return exports(rank_script(text(line)))
 
 
-def container_variables(manifest: str) -> dict[str, dict[str, list[str]]]:
-    """`launcher` and `worker` → variables of the container, with all their values."""
-    variables: dict[str, dict[str, list[str]]] = {}
-    for role, spec in pods(manifest).items():
-        values: dict[str, list[str]] = variables.setdefault(role, {})
-        for entry in spec["containers"][0].get("env", []):
-            values.setdefault(entry["name"], []).append(entry["value"])
-    return variables
+def container_variables(manifest: str) -> dict[str, dict[str, str]]:
+    """`launcher` and `worker` → variables of the container."""
+    return {
+        role: once([(entry["name"], entry["value"]) for entry in container.get("env", [])])
+        for role, container in containers(manifest).items()
+    }
 
 
-def variables_by_scope(job_text: str) -> dict[str, dict[str, list[str]]]:
-    """Scope → variables that have a value there, with all their values."""
+def variables_by_scope(job_text: str) -> dict[str, dict[str, str]]:
+    """Scope → variables that have a value there."""
     ranks = exports(rank_script(job_text))
     if not job_text.startswith("#!"):
         of_role = container_variables(job_text)
         return {"rank": ranks, "container": of_role["worker"], "launcher": of_role["launcher"]}
     outside = exports(job_text.replace(rank_script(job_text), ""))
-    options = re.findall(r"--container-env=(\S+)", job_text)
-    names = set(options[0].split(",")) if options else set()
-    return {
-        "rank": ranks,
-        "container": {name: values for name, values in outside.items() if name in names},
-        "batch": {name: values for name, values in outside.items() if name not in names},
-    }
+    names = {name for options in re.findall(r"--container-env=(\S+)", job_text) for name in options.split(",")}
+    inside = {name: outside.pop(name) for name in names}
+    return {"rank": ranks, "container": inside, "batch": outside}
 
 
 def copy_of_facts(folder: Path) -> Path:
     """A copy of the folder `jobs/` that a test can change."""
-    for file in (ROOT / "jobs").rglob("*.*"):
-        target = folder / file.relative_to(ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(file.read_text())
-    return folder / "jobs"
+    return copytree(ROOT / "jobs", folder / "jobs")

@@ -25,6 +25,35 @@ from imagebuild.jobs import (
 from tests.conftest import ROOT
 from tests.unit.jobs.job_fakes import copy_of_facts, facts, job
 
+MISTAKES = {
+    "clusters/mine.yaml": (
+        "title: Mine\nintreface: eth0\nfabrics:\n  ip: {}\n",
+        "mine.yaml:2: intreface: unknown key; did you mean 'interface'?",
+    ),
+    "clusters/ours.yaml": (
+        "title: Ours\nfabrics:\n  ip: {}\n",
+        "ours.yaml:3: fabrics.ip: unknown fabric; known: efa, ethernet",
+    ),
+    "clusters/site.yaml": (
+        "title: Site\nfabrics:\n  ib:\n    expect:\n      - line: x\n        why: x\n        when: {rack: x}\n",
+        "site.yaml:7: fabrics.ib.expect.0.when.rack: unknown fact; did you mean 'racks'?",
+    ),
+    "fabrics/bad.yaml": (
+        "title: x\nshort: x\nmeasures: [x]\nplugin: x\nexcludes:\n  - when: {gpuu: x}\n    reason: x\n",
+        "bad.yaml:6: excludes.0.when.gpuu: unknown fact; did you mean 'gpu'?",
+    ),
+    "features/name.yaml": ("title: Bad\nenv:\n  - {name: A B, why: x}\n", "name.yaml:3: env.0.name"),
+    "features/value.yaml": ('title: Bad\nenv:\n  - {name: A, value: "it\'s", why: x}\n', "value.yaml:3: env.0.value"),
+    "features/when.yaml": (
+        "title: Bad\nenv:\n  - name: X\n    why: x\n    when:\n      nccl: '>>2'\n",
+        "when.yaml:6: env.0.when.nccl: '>>2' is not a version specifier",
+    ),
+    "tests/all-reduce.yaml": (
+        "title: x\ncollectives: [allreduce]\nmin-bytes: 1M\nmax-bytes: 1M\n",
+        "collectives: nccl-tests has no 'allreduce'; did you mean 'all_reduce'",
+    ),
+}
+
 
 def errors(folder: Path) -> str:
     with pytest.raises(ConfigError) as caught:
@@ -32,33 +61,12 @@ def errors(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_mistakes_are_reported_with_their_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_reported_with_their_line(name: str, tmp_path: Path) -> None:
+    content, message = MISTAKES[name]
     folder = copy_of_facts(tmp_path)
-    (folder / "clusters/mine.yaml").write_text("title: Mine\nintreface: eth0\nfabrics:\n  ip: {}\n")
-    (folder / "features/bad.yaml").write_text('title: Bad\nenv:\n  - {name: A B, value: "it\'s", why: x}\n')
-    lines = errors(folder).splitlines()
-    assert any(re.search(r"mine\.yaml:2: intreface: unknown key; did you mean 'interface'\?", line) for line in lines)
-    assert any(re.search(r"bad\.yaml:3: env\.0\.name", line) for line in lines)
-    assert any(re.search(r"bad\.yaml:3: env\.0\.value", line) for line in lines)
-
-
-def test_conditions_on_unknown_facts_and_invalid_versions(tmp_path: Path) -> None:
-    folder = copy_of_facts(tmp_path)
-    (folder / "features/bad.yaml").write_text(
-        "title: Bad\nenv:\n  - name: X\n    why: x\n    when:\n      fabirc: ib\n      nccl: '>>2'\n"
-    )
-    found = errors(folder)
-    assert "bad.yaml:6: env.0.when.fabirc: unknown fact; did you mean 'fabric'?" in found
-    assert "bad.yaml:7: env.0.when.nccl: '>>2' is not a version specifier" in found
-
-
-def test_unknown_fabrics_and_collectives(tmp_path: Path) -> None:
-    folder = copy_of_facts(tmp_path)
-    (folder / "clusters/mine.yaml").write_text("title: Mine\nfabrics:\n  ip: {}\n")
-    (folder / "tests/all-reduce.yaml").write_text("title: x\ncollectives: [allreduce]\nmin-bytes: 1M\nmax-bytes: 1M\n")
-    found = errors(folder)
-    assert "collectives: nccl-tests has no 'allreduce'; did you mean 'all_reduce'" in found
-    assert "mine.yaml:3: fabrics.ip: unknown fabric; known: efa, ethernet" in found
+    (folder / name).write_text(content)
+    assert message in errors(folder)
 
 
 def test_a_folder_without_facts(tmp_path: Path) -> None:
@@ -66,8 +74,8 @@ def test_a_folder_without_facts(tmp_path: Path) -> None:
 
 
 def test_conditions_can_use_exactly_what_jobs_know() -> None:
-    choices = job("slurm --profile h100 --fabric ib").choices
-    assert set(choices.conditions) == {*CONDITIONS, *COLLECTIVES, *facts().features}
+    conditions = job("slurm --profile h100 --fabric ib").conditions
+    assert set(conditions) == {*CONDITIONS, *COLLECTIVES, *facts().features}
 
 
 def test_the_table_of_nccl_variables() -> None:

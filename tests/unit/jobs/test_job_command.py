@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.cli import offer_of_plan
+from imagebuild.cli import ProjectFiles, offer_of_plan
 from imagebuild.jobs import Offer
 from tests.conftest import ROOT
 from tests.unit.conftest import Call
@@ -87,4 +87,4 @@ def test_the_command_writes_what_it_would_print(tmp_path: Path, command: Call, m
 
 
 def test_offer_without_a_matrix_is_empty(tmp_path: Path) -> None:
-    assert offer_of_plan(tmp_path / "matrix.yaml", tmp_path, tmp_path / "lock") == Offer()
+    assert offer_of_plan(ProjectFiles(matrix=tmp_path / "matrix.yaml")) == Offer()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from imagebuild.jobs import Offer, job_text, load_facts, resolve_job
+from imagebuild.jobs import job_text, load_facts
 from tests.conftest import ROOT
-from tests.unit.jobs.job_fakes import IMAGE, copy_of_facts, hardware, job, pods, rank_exports, request, text
+from tests.unit.jobs.job_fakes import IMAGE, containers, copy_of_facts, job, rank_exports, text
 from tests.unit.jobs.kubernetes_fields import mistakes
 
 
@@ -41,7 +40,7 @@ def test_the_verdict_of_a_script_is_its_status(tmp_path: Path) -> None:
     document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
     (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
     manifest = text(f"mpijob --profile gb200-nvl72 --fabric ib --nodes 2 --set programs={programs}")
-    script = pods(manifest)["launcher"]["containers"][0]["args"][0]
+    script = containers(manifest)["launcher"]["args"][0]
 
     def run(**env: str) -> tuple[int, str]:
         done = subprocess.run(
@@ -62,33 +61,6 @@ def test_the_verdict_of_a_script_is_its_status(tmp_path: Path) -> None:
     status, output = run(STATUS="3")
     assert status == 1
     assert "imagebuild: FAILED" in output
-
-
-@pytest.mark.programs
-def test_a_jobset_gives_its_key_to_its_workers(tmp_path: Path) -> None:
-    """The launcher's server for its public key, and the worker's way to fetch it, on loopback."""
-    containers = {role: pod["containers"][0] for role, pod in pods(text("jobset --profile h100 --fabric ib")).items()}
-    launcher_script, worker_script = containers["launcher"]["args"][0], containers["worker"]["args"][0]
-    server = next(line for line in launcher_script.splitlines() if line.startswith("perl"))
-    (port,) = re.findall(r"LocalPort => (\d+)", server)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        free_port = str(free.getsockname()[1])
-    assert f"/dev/tcp/$launcher/{port}" in worker_script
-    server = server.replace(port, free_port)
-    client = re.sub("(?m)^launcher=.*", "launcher=127.0.0.1", worker_script).replace(port, free_port)
-    client = re.sub("(?m)^exec .*", "", client)
-    (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA launcher\n")
-    worker = tmp_path / "worker"
-    worker.mkdir()
-    command = ["/bin/bash", "-c", f'{server}\nkeys=$!\nHOME={worker} /bin/bash -c "$1"\nkill $keys', "x", client]
-    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    keys = worker / ".ssh/authorized_keys"
-    assert keys.read_text() == "ssh-ed25519 AAAA launcher\n"
-    assert keys.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.programs
@@ -134,7 +106,7 @@ def test_examples() -> None:
     assert lines
     example = dict(line.split("=", 1) for line in lines[1].splitlines())
     ours = rank_exports("mpijob --profile h100 --fabric ib --nodes 2")
-    assert example == {name: ours[name][0] for name in example}
+    assert example == {name: ours[name] for name in example}
     assert set(ours) - set(example) <= {"OMPI_MCA_coll_hcoll_enable", "LD_LIBRARY_PATH"}
     assert "--hostfile /etc/mpi/hostfile" in script
 
@@ -156,7 +128,6 @@ def test_the_cluster_of_the_documentation_is_read(tmp_path: Path) -> None:
     assert cluster
     folder = copy_of_facts(tmp_path)
     (folder / "clusters/ours.yaml").write_text(cluster[1])
-    job_request = request("slurm --profile gb200-nvl72 --fabric ib --cluster ours --racks 1")
-    ours = resolve_job(job_request, hardware()["gb200-nvl72"], load_facts(folder), Offer())
+    ours = job("slurm --profile gb200-nvl72 --fabric ib --cluster ours --racks 1", load_facts(folder))
     assert ours.scale.nodes == 16
     assert "export NCCL_IB_SL=1" in job_text(ours)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from imagebuild.core import (
     package_versions,
     packages_of_sbom,
 )
-from imagebuild.oci import DISTRIBUTION, DPKG, Blob, LayerPart, WantedFiles, dpkg_status, files_in_layers, images_in
+from imagebuild.oci import DISTRIBUTION, DPKG, LayerPart, WantedFiles, dpkg_status, images_in
 from imagebuild.verify import Tree, scan
 from tests.unit import image_files as make
 from tests.unit.image_files import Files, folder, hardlink, symlink
@@ -28,16 +27,8 @@ STATUS = "var/lib/dpkg/status"
 def parts(root: Path, wanted: WantedFiles, *layers: Files) -> tuple[dict[str, bytes], int]:
     """What is found, and how many layers were read for it."""
     (image,) = images_in(make.layout(root, *layers), root)
-    read: list[str | None] = []
-
-    def reader(blob: Blob) -> Callable[[], LayerPart]:
-        def part() -> LayerPart:
-            read.append(blob.digest)
-            return wanted.part(blob)
-
-        return part
-
-    return files_in_layers(wanted, [reader(blob) for blob in reversed(image.layers)]), len(read)
+    read: dict[str, LayerPart] = {}
+    return image.files(wanted, read), len(read)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from imagebuild.oci import (
     Challenge,
     Credentials,
     Login,
-    RegistryClient,
+    Registry,
     RepositoryAt,
     connect_registry,
     copy_image,
@@ -26,8 +26,7 @@ from imagebuild.oci import (
     parse_challenge,
     stored_credentials,
 )
-from tests.registry_fake import image
-from tests.registry_http import IDENTITY, PASSWORD, USER, Behaviour, serve
+from tests.registry_fake import IDENTITY, PASSWORD, USER, FakeRegistry, image, serve
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def server() -> Iterator[Behaviour]:
+def server() -> Iterator[FakeRegistry]:
     with serve() as behaviour:
         yield behaviour
 
@@ -49,46 +48,46 @@ def log_in(folder: Path, host: str, **entry: str) -> None:
     (folder / "config.json").write_text(json.dumps({"auths": {host: entry}}))
 
 
-def connect(server: Behaviour) -> RegistryClient:
+def connect(server: FakeRegistry) -> Registry:
     return connect_registry(server.address, patience_s=1, environ={"IMAGEBUILD_CONFIG": ""})
 
 
 @pytest.mark.parametrize("scheme", ["basic", "bearer"])
-def test_someone_who_is_logged_in(folder: Path, server: Behaviour, scheme: str) -> None:
-    server.login = scheme
+def test_someone_who_is_logged_in(folder: Path, server: FakeRegistry, scheme: str) -> None:
+    server.wants = scheme
     log_in(folder, server.address)
     registry = connect(server)
     assert registry.put_blob("a/b", b"x", digest_of(b"x"))
-    described = image(server.store, "a/b")
+    described = image(server, "a/b")
     assert registry.digest("a/b", described.digest) == described.digest
     registry.delete("a/b", described.digest)
-    assert server.store.changed("delete")
+    assert server.changed("delete")
     # One refusal taught it how to ask; each further kind of access takes a token and no refusal.
     assert len(server.tokens) == (3 if scheme == "bearer" else 0)
-    assert server.count("GET", "^/token") == len(server.tokens)
+    assert server.asked_for("GET", "^/token") == len(server.tokens)
     assert len(server.asked) == 3 + 2 + 1 + 1 + len(server.tokens)
 
 
-def test_mounting_takes_a_token_for_both_repositories(folder: Path, server: Behaviour) -> None:
-    described = image(server.store, "a-staging")
-    server.login = "bearer"
+def test_mounting_takes_a_token_for_both_repositories(folder: Path, server: FakeRegistry) -> None:
+    described = image(server, "a-staging")
+    server.wants = "bearer"
     log_in(folder, server.address)
     registry = connect(server)
     moved = copy_image(described.digest, RepositoryAt(registry, "a-staging"), RepositoryAt(registry, "a"))
-    assert (moved.mounted, moved.blobs) == (2, 0)
+    assert (moved["mounted"], moved["blobs"]) == (2, 0)
     assert {"repository:a:push", "repository:a:pull", "repository:a-staging:pull"} in server.tokens.values()
 
 
-def test_identity_token(folder: Path, server: Behaviour) -> None:
-    server.login = "bearer"
+def test_identity_token(folder: Path, server: FakeRegistry) -> None:
+    server.wants = "bearer"
     log_in(folder, server.address, auth="", identitytoken=IDENTITY)
     assert connect(server).put_blob("a", b"x", digest_of(b"x"))
-    assert server.count("POST", "^/token$") == len(server.tokens) > 0
+    assert server.asked_for("POST", "^/token$") == len(server.tokens) > 0
 
 
-def test_reading_without_a_login(folder: Path, server: Behaviour) -> None:
-    server.login, server.open_to_read = "bearer", True
-    described = image(server.store, "a")
+def test_reading_without_a_login(folder: Path, server: FakeRegistry) -> None:
+    server.wants, server.open_to_read = "bearer", True
+    described = image(server, "a")
     registry = connect(server)
     assert registry.digest("a", described.digest) == described.digest
     with pytest.raises(CommandError, match=r"a: upload of sha256.*401 \(UNAUTHORIZED\); log in with `docker login`"):
@@ -96,8 +95,8 @@ def test_reading_without_a_login(folder: Path, server: Behaviour) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["basic", "bearer"])
-def test_wrong_password(folder: Path, server: Behaviour, scheme: str, capfd: pytest.CaptureFixture[str]) -> None:
-    server.login = scheme
+def test_wrong_password(folder: Path, server: FakeRegistry, scheme: str, capfd: pytest.CaptureFixture[str]) -> None:
+    server.wants = scheme
     log_in(folder, server.address, auth=base64.b64encode(b"someone:not-the-secret").decode())
     with pytest.raises(CommandError) as caught:
         connect(server).tags("a")
@@ -106,8 +105,8 @@ def test_wrong_password(folder: Path, server: Behaviour, scheme: str, capfd: pyt
     assert "not-the-secret" not in str(caught.value) + repr(caught.value) + "".join(capfd.readouterr())
 
 
-def test_a_token_that_ends_is_replaced(folder: Path, server: Behaviour) -> None:
-    server.login, server.lifetime_s = "bearer", 1000
+def test_a_token_that_ends_is_replaced(folder: Path, server: FakeRegistry) -> None:
+    server.wants, server.lifetime_s = "bearer", 1000
     log_in(folder, server.address)
     registry = connect(server)
     assert registry.tags("a") == ()
@@ -117,8 +116,8 @@ def test_a_token_that_ends_is_replaced(folder: Path, server: Behaviour) -> None:
     assert len(server.tokens) == 2
 
 
-def test_threads_share_a_token(folder: Path, server: Behaviour) -> None:
-    server.login = "bearer"
+def test_threads_share_a_token(folder: Path, server: FakeRegistry) -> None:
+    server.wants = "bearer"
     log_in(folder, server.address)
     registry = connect(server)
     with ThreadPoolExecutor(8) as pool:
@@ -126,10 +125,10 @@ def test_threads_share_a_token(folder: Path, server: Behaviour) -> None:
     assert len(server.tokens) == 1
 
 
-def test_netrc_is_not_for_registries(folder: Path, server: Behaviour) -> None:
+def test_netrc_is_not_for_registries(folder: Path, server: FakeRegistry) -> None:
     (folder / "home").mkdir()
     (folder / "home" / ".netrc").write_text(f"machine 127.0.0.1 login {USER} password {PASSWORD}\n")
-    server.login = "basic"
+    server.wants = "basic"
     with pytest.raises(CommandError, match="401"):
         connect(server).tags("a")
 
@@ -141,7 +140,8 @@ def test_a_password_is_not_sent_to_a_token_server_without_tls() -> None:
         asked.append(url)
         raise AssertionError(url)
 
-    login = Login("registry.example", ask, find=lambda _: Credentials("someone", "secret"))
+    login = Login("registry.example", ask)
+    login.credentials = Credentials("someone", "secret")
     login._challenge = Challenge("bearer", "http://evil.example/token", "s")
     with pytest.raises(CommandError, match="wants the password sent to http://evil.example/token without TLS"):
         login.header(("repository:a:pull",))

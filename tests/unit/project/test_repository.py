@@ -66,9 +66,8 @@ def test_the_page_of_checks_is_fresh(project: Project, golden: Callable[[str, st
     pages: dict[tuple[str, ...], list[str]] = {}
     for entry in known_checks(project, IMAGE_CHECKS):
         needs = entry.check.needs or ("a container",) if entry.check else ()
-        if not entry.name.endswith("/license"):
-            pages.setdefault(needs, []).append(f"| {entry.name} | {entry.description.replace('|', chr(92) + '|')} |")
-    text = "# All checks, by need\n\nWritten by `make golden`. Components with `license-files` have a check `license` too.\n"
+        pages.setdefault(needs, []).append(f"| {entry.name} | {entry.description.replace('|', chr(92) + '|')} |")
+    text = "# All checks, by need\n\nWritten by `make golden`.\n"
     for needs, rows in sorted(pages.items(), key=lambda page: (len(page[0]), page[0])):
         title = f"Needs {' and '.join(needs)}" if needs else "Reads the image, starts nothing"
         text += "\n".join(["", f"## {title}", "", "| check | proves |", "|---|---|", *rows, ""])

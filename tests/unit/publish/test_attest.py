@@ -479,10 +479,11 @@ def test_requests_that_make_no_sense(published: Published, required: tuple[str, 
 @pytest.mark.parametrize("document", [{"manifests": []}, {"layers": []}, {"manifests": [{"digest": 1}]}])
 def test_what_is_no_image(published: Published, document: object) -> None:
     content = json.dumps(document).encode()
-    manifest = Manifest(content, "application/vnd.oci.image.index.v1+json", OTHER)
-    published.registry.repositories[REPOSITORY].manifests[OTHER] = manifest
+    digest = digest_of(content)
+    manifest = Manifest(content, "application/vnd.oci.image.index.v1+json", digest)
+    published.registry.repositories[REPOSITORY].manifests[digest] = manifest
     with pytest.raises(ResultError):
-        find_image(parse_reference(f"registry.test/{REPOSITORY}@{OTHER}"), published.registry)
+        find_image(parse_reference(f"registry.test/{REPOSITORY}@{digest}"), published.registry)
     with pytest.raises(ConfigError, match="registry.test has no such image"):
         find_image(parse_reference("registry.test/gpu/open:14"), published.registry)
 

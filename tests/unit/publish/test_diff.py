@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ import pytest
 
 from imagebuild.bench import BandwidthTest, Half, NcclRow, PerftestTable, Results, Run, TableRow
 from imagebuild.core import ConfigError
-from imagebuild.oci import Descriptor, Registry, image
+from imagebuild.oci import Blob, Descriptor, PlatformImage, Registry, image
 from imagebuild.project import CheckResult, Plan, VerifyResult, make_plan
 from imagebuild.publish import (
     LICENCES,
-    LONGEST,
     NOT_BUILT,
     SECTIONS,
     ComparedImage,
@@ -22,16 +22,12 @@ from imagebuild.publish import (
     Difference,
     DiffRequest,
     ImageFacts,
-    LayerFact,
     compare_facts,
     compare_images,
     compare_speeds,
     comparison_markdown,
-    environment_of,
-    labels_of,
-    layers_of,
+    instructions_of,
     licences_of,
-    outcomes_of,
     print_comparison,
     settings_of,
     summarise,
@@ -39,9 +35,9 @@ from imagebuild.publish import (
 from imagebuild.verify import ImageFinder
 from tests import attached
 from tests.conftest import Files
-from tests.registry_fake import FakeRegistry
+from tests.registry_fake import FakeRegistry, pushed
 from tests.unit import image_files as make
-from tests.unit.oci.registry_images import pushed
+from tests.unit.conftest import Call
 from tests.unit.publish import vulnerability_samples as samples
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -51,8 +47,10 @@ def side(name: str) -> ComparedImage:
     return ComparedImage(name=name, origin="a test", digest=None, platform="linux/amd64")
 
 
-def of(name: str, layers: list[LayerFact] | None = None, **values: dict[str, str]) -> ImageFacts:
-    return ImageFacts(side(name), values, layers=tuple(layers) if layers is not None else None)  # type: ignore[arg-type]
+def of(name: str, layers: dict[str, int] | None = None, **values: dict[str, str]) -> ImageFacts:
+    known = {**values, **({} if layers is None else {"layers": {n: f"{size / 1e6} MB" for n, size in layers.items()}})}
+    made_by = dict.fromkeys(layers or (), "RUN <x> | y")
+    return ImageFacts(side(name), known, layers=layers or {}, made_by=made_by)  # type: ignore[arg-type]
 
 
 def changes(made: Comparison, title: str) -> list[tuple[str, str | None, str | None]]:
@@ -76,33 +74,26 @@ def test_values() -> None:
 
 
 def test_layers() -> None:
-    base, old, new = (
-        LayerFact("sha256:a", 100, "base"),
-        LayerFact("sha256:b", 20, "RUN old"),
-        LayerFact("sha256:c", 30, "RUN new"),
-    )
-    made = compare_facts(of("A", [base, old]), of("B", [base, new]))
+    a, b = {"sha256:a": 100, "sha256:b": 20}, {"sha256:a": 100, "sha256:c": 30}
+    made = compare_facts(of("A", a), of("B", b))
     assert made.sizes
     assert (made.sizes.a, made.sizes.b, made.sizes.shared) == (120, 130, 100)
-    assert [(layer.digest, layer.where) for layer in made.sizes.layers] == [
-        ("sha256:a", "both"), ("sha256:c", "b"), ("sha256:b", "a"),
-    ]  # fmt: skip
+    assert changes(made, "layers") == [("sha256:c", None, "3e-05 MB"), ("sha256:b", "2e-05 MB", None)]
     assert made.differs
-    assert not compare_facts(of("A", [base, old]), of("B", [base, old])).differs
+    assert not compare_facts(of("A", a), of("B", a)).differs
 
 
 def test_layers_that_are_not_compressed_are_said() -> None:
-    plain = ImageFacts(side("A"), {}, layers=(LayerFact("sha256:a", 1),), compressed=False)
-    made = compare_facts(plain, of("B", []))
+    made = compare_facts(replace(of("A", {"sha256:a": 1}), compressed=False), of("B", {}))
     assert made.sizes
     assert made.sizes.note == "layers of A are not compressed, so a registry has other sizes and digests"
 
 
 def test_what_is_not_known_is_said_once_for_each_reason() -> None:
     a = ImageFacts(side("A"), {"components": {}}, dict.fromkeys(SECTIONS, "is not built"))
-    made = compare_facts(a, of("B", [], components={}, packages={}, checks={}))
+    made = compare_facts(a, of("B", {}, components={}, packages={}, checks={}))
     assert made.not_compared == (
-        "packages, environment, settings, licences, labels, platforms, checks, size: A is not built",
+        "packages, environment, settings, licences, labels, platforms, checks, layers: A is not built",
         "bandwidth: A has no results of nccl-tests, nvbandwidth or perftest",
         "environment, settings, licences, labels, platforms: B does not say",
         "bandwidth: B has no results of nccl-tests, nvbandwidth or perftest",
@@ -110,38 +101,35 @@ def test_what_is_not_known_is_said_once_for_each_reason() -> None:
     assert made.sizes is None
 
 
-def test_settings_and_environment() -> None:
+def test_settings() -> None:
     config: dict[str, Any] = {
         "User": "", "Env": ["PATH=/a:/b", "X=1=2"], "Labels": {"a": "b"}, "Entrypoint": ["sh", "-c"],
         "ExposedPorts": {"22/tcp": {}, "80/tcp": {}}, "WorkingDir": "/x", "Cmd": None, "Healthcheck": {"Test": ["NONE"]},
     }  # fmt: skip
     assert settings_of(config) == {
-        "Entrypoint": "sh -c", "ExposedPorts": "22/tcp, 80/tcp", "WorkingDir": "/x", "Healthcheck": "{'Test': ['NONE']}",
+        "Entrypoint": "sh -c", "ExposedPorts": "22/tcp 80/tcp", "WorkingDir": "/x", "Healthcheck": "{'Test': ['NONE']}",
     }  # fmt: skip
-    assert environment_of(config) == {"PATH": "/a:/b", "X": "1=2"}
 
 
-def test_labels_and_licences() -> None:
+def test_licences() -> None:
     labels = {
-        "imagebuild.component.x": "1", "imagebuild.lock": "1", LICENCES: "(A OR B) AND (C AND (D OR E)) AND (F) AND G",
+        "imagebuild.lock": "1", LICENCES: "(A OR B) AND (C AND (D OR E)) AND (F) AND G",
     }  # fmt: skip
-    assert labels_of(labels) == {"imagebuild.lock": "1"}
-    assert list(licences_of(labels)) == ["A OR B", "(C AND (D OR E))", "F", "G"]
-    assert licences_of({}) == {}
+    assert licences_of(labels) == ["A OR B", "(C AND (D OR E))", "F", "G"]
+    assert licences_of({}) == []
 
 
 def test_layers_have_the_instructions_that_made_them() -> None:
     history = [
         {"created_by": "ADD  x"},
         {"created_by": "ENV a=b", "empty_layer": True},
-        {"created_by": f"RUN {'y' * 200} # buildkit"},
+        {"created_by": "RUN # buildkit"},
     ]
-    first, second = layers_of({"history": history}, [("sha256:a", 1), (None, 2)])
-    assert (first.digest, first.size_bytes, first.made_by) == ("sha256:a", 1, "ADD x")
-    assert second.digest == "layer 1"
-    assert len(second.made_by) == LONGEST
+    layers = tuple(Blob(Path(), 0, 1, f"sha256:{letter}") for letter in "ab")
+    image = PlatformImage("linux/amd64", None, {"history": history}, layers)
+    assert instructions_of(image) == {"sha256:a": "ADD x", "sha256:b": "RUN"}
     # What does not fit says nothing.
-    assert layers_of({"history": history}, [("sha256:a", 1)])[0].made_by == ""
+    assert instructions_of(replace(image, layers=layers[:1])) == {}
 
 
 def run(*speeds: tuple[int, float], name: str = "all_reduce", **changes: Any) -> Run:
@@ -211,12 +199,6 @@ def verification(digest: str | None = None, **outcomes: str) -> VerifyResult:
     return VerifyResult(image="x", digest=digest, target=None, platform="linux/amd64", checks=tuple(checks))
 
 
-def test_checks_of_several_runs() -> None:
-    assert outcomes_of([verification(a="passed", b="skipped"), verification(a="failed", b="skipped")]) == {
-        "x/a": "failed, passed", "x/b": "skipped",
-    }  # fmt: skip
-
-
 # Reading.
 
 
@@ -246,7 +228,7 @@ def test_two_layouts(tmp_path: Path, no_engine: None) -> None:
     assert changes(made, "labels") == []
     assert changes(made, "platforms") == []
     assert made.sizes
-    assert [layer.where for layer in made.sizes.layers] == ["both", "b", "a"]
+    assert [(a is None, b is None) for _, a, b in changes(made, "layers")] == [(True, False), (False, True)]
     assert made.a.digest
     assert made.not_compared[0] == f"checks: oci:{tmp_path}/a has no results of verify"
     same = compare_images(DiffRequest(f"oci:{tmp_path}/a", f"oci:{tmp_path}/a"), ImageFinder())
@@ -260,10 +242,13 @@ def test_results_that_are_given(tmp_path: Path, no_engine: None) -> None:
         check = CheckResult(component="x", check="speed", outcome=outcome, results=Results(runs=(run((GIB, value)),)))
         made = verification(f"sha256:{'0' * 64}").model_copy(update={"checks": (check,)})
         (tmp_path / name).write_text(made.model_dump_json())
-    request = DiffRequest(path, path, results=(tmp_path / "A.json", tmp_path / "B.json"))
+    (tmp_path / "several").mkdir()
+    for name in ("A.json", "B.json"):
+        shutil.copy(tmp_path / name, tmp_path / "several")
+    request = DiffRequest(path, path, results=(tmp_path / "A.json", tmp_path / "several"))
     found = compare_images(request, ImageFinder())
-    assert changes(found, "checks") == [("x/speed", "passed", "failed")]
-    assert [s.ratio for s in found.speeds] == [0.5]
+    assert changes(found, "checks") == [("x/speed", "passed", "failed, passed")]
+    assert [s.ratio for s in found.speeds] == [0.75]
     assert found.notes == (f"the results for {path} are of sha256:{'0' * 64}",)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="has no results"):
@@ -285,7 +270,7 @@ def places(registry: FakeRegistry) -> ImageFinder:
     return ImageFinder(connect=connect)
 
 
-def test_a_registry_with_sboms_is_asked_for_no_layer(no_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registry_with_sboms_is_asked_for_no_layer(no_engine: None) -> None:
     registry = FakeRegistry()
     a, b = pushed(registry, {"x": b"1"}), pushed(registry, {"x": b"2"})
     attach(registry, a, "sbom", samples.sbom(libc6="1"))
@@ -293,20 +278,10 @@ def test_a_registry_with_sboms_is_asked_for_no_layer(no_engine: None, monkeypatc
     attach(registry, a, "verification", verification(a.digest, alive="passed").model_dump(mode="json"))
     attach(registry, b, "verification", verification(b.digest, alive="failed").model_dump(mode="json"))
 
-    manifests = [registry.manifest("gpu/open", image.digest) for image in (a, b)]
-    layers = {layer["digest"] for manifest in manifests if manifest for layer in manifest.document["layers"]}
-    opened: list[str] = []
-
-    def watch(repository: str, digest: str) -> Iterator[bytes]:
-        opened.append(digest)
-        yield registry.blob(repository, digest)
-
-    monkeypatch.setattr(registry, "open_blob", watch)
     made = compare_images(DiffRequest(name(a), name(b)), places(registry))
+    assert registry.asked_for("GET", "/blobs/") == 2 * 3  # configuration, SBOM, verification; no layer
     assert changes(made, "packages") == [("libc6", "1", "2")]
     assert changes(made, "checks") == [("x/alive", "passed", "failed")]
-    assert opened
-    assert not layers & set(opened)
     assert made.sizes
     assert "those of its SBOM; no layer was fetched" in made.notes[0]
 
@@ -349,7 +324,7 @@ def test_targets_that_are_not_built(tiny: Files, tmp_path: Path, no_engine: None
     first, second = plan.targets[0], plan.targets[1]
     made = compare_images(DiffRequest(first.id, second.id), ImageFinder(plan, tmp_path))
     assert {section.title for section in made.sections} == {"components", "platforms"}
-    assert made.not_compared[0].startswith("packages, environment, settings, licences, labels, size: ")
+    assert made.not_compared[0].startswith("packages, environment, settings, licences, labels, layers: ")
     assert made.not_compared[0].endswith(NOT_BUILT)
     make.layout(tmp_path / "a", {}, Labels={"imagebuild.component.tool": "9"})
     made = compare_images(DiffRequest(first.id, f"oci:{tmp_path}/a"), ImageFinder(plan, tmp_path))
@@ -361,10 +336,7 @@ def test_targets_that_are_not_built(tiny: Files, tmp_path: Path, no_engine: None
 
 @pytest.fixture
 def comparison() -> Comparison:
-    old, new = (
-        [LayerFact("sha256:" + "a" * 64, 100_000_000)],
-        [LayerFact("sha256:" + "b" * 64, 110_000_000, "RUN <x> | y")],
-    )
+    old, new = {"sha256:" + "a" * 64: 100_000_000}, {"sha256:" + "b" * 64: 110_000_000}
     a = of("A", old, components={"nccl": "1"}, labels={"long": "x" * 150 + "1"}, checks={"x/y": "passed"})
     b = of("B", new, components={"nccl": "2"}, labels={"long": "x" * 150 + "2"}, checks={"x/y": "failed"})
     made = compare_facts(a, b)
@@ -378,7 +350,7 @@ def test_the_table(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -
     for part in (
         "nccl",
         "…xxxxxxxxxx1",
-        "only B  110.0 MB  bbbbbbbbbbbb  RUN <x> | y",
+        "bbbbbbbbbbbb RUN <x> | y  –         110.0 MB",
         "400.0 GB/s",
         "0.950",
         "a note",
@@ -395,7 +367,7 @@ def test_the_table(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -
 def test_markdown(comparison: Comparison) -> None:
     said = comparison_markdown(comparison)
     assert said.startswith("**1 component, 1 label, 1 check, 2 layers differ")
-    assert "| only B | 110.0 MB | bbbbbbbbbbbb | RUN &lt;x> \\| y |" in said
+    assert "| bbbbbbbbbbbb RUN &lt;x&gt; \\| y | – | 110.0 MB |" in said
     assert said.count("<details>") == said.count("</details>") == 5
     # In Markdown, rows that follow each other without an empty line are one table.
     assert "|  | A | B |\n| --- | --- | --- |\n| nccl | 1 | 2 |\n\n</details>" in said
@@ -410,8 +382,25 @@ def test_small_messages_are_not_in_the_summary(comparison: Comparison) -> None:
 
 
 def test_nothing_differs() -> None:
-    same = of("A", [LayerFact("sha256:a", 1)], components={"x": "1"})
+    same = of("A", {"sha256:a": 1}, components={"x": "1"})
     assert (
         summarise(compare_facts(same, same))
         == "nothing that was compared differs; 0.0 MB becomes 0.0 MB, 0.0 MB shared"
     )
+
+
+def test_command(tmp_path: Path, no_engine: None, monkeypatch: pytest.MonkeyPatch, command: Call) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, version in (("image", "2.41-12"), ("other", "2.41-13")):
+        make.layout(tmp_path / folder, {"var/lib/dpkg/status": samples.STATUS.replace("2.41-12", version).encode()})
+    done, out, _ = command("diff", "./image", "./other", "--json", "diff.json")
+    assert done == 0
+    assert "libc6  2.41-12  2.41-13" in out
+    assert Comparison.model_validate_json(Path("diff.json").read_text()).differs
+    assert command("diff", "./image", "./other", "--exit-code")[0] == 1
+    assert command("diff", "./image", "./image", "--exit-code")[0] == 0
+    done, out, _ = command("diff", "./image", "./other", "--markdown")
+    assert (done, "| libc6 | 2.41-12 | 2.41-13 |" in out) == (0, True)
+    assert command("diff", "./image")[0] == 2
+    done, _, err = command("diff", "./image", "./absent")
+    assert (done, "does not exist" in err) == (2, True)

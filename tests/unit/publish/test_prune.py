@@ -23,8 +23,7 @@ from imagebuild.oci import (
 from imagebuild.project import staged_tag
 from imagebuild.publish import PruneVerdict, Pruning, decide_pruning, parse_age, prune
 from tests.conftest import Files
-from tests.registry_fake import FakeRegistry, image, index
-from tests.registry_http import Behaviour, serve
+from tests.registry_fake import FakeRegistry, image, index, serve
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LIMIT = timedelta(days=14)
@@ -259,13 +258,13 @@ def test_ages() -> None:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
     monkeypatch.setenv("IMAGEBUILD_REGISTRY_PATIENCE", "1")
     with serve() as behaviour:
         yield behaviour
 
 
-def run(tiny: Files, server: Behaviour, *args: str) -> tuple[int, str]:
+def run(tiny: Files, server: FakeRegistry, *args: str) -> tuple[int, str]:
     matrix = ["--matrix", str(tiny.root / "matrix.yaml"), "--dockerfiles", str(tiny.root / "dockerfiles")]
     done = CliRunner().invoke(app, ["prune", *args, *matrix, "--registry", f"{server.address}/example"])
     if done.exception and not isinstance(done.exception, SystemExit):
@@ -273,8 +272,8 @@ def run(tiny: Files, server: Behaviour, *args: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_the_command(tiny: Files, server: Behaviour) -> None:
-    site = Site(server.store)
+def test_the_command(tiny: Files, server: FakeRegistry) -> None:
+    site = Site(server)
     days = (datetime.now(UTC) - NOW) / timedelta(days=1)
     old, parts = site.push(30 - days)
     connect_registry(server.address).attach(STAGING, parts[0], STATEMENT, (AttachmentFile("f", STATEMENT, b"{}"),), {})
@@ -293,33 +292,33 @@ def test_the_command(tiny: Files, server: Behaviour) -> None:
     # The index, two platforms, the attachment, and the index that listed it.
     assert f"Deleted 1 image, 5 manifests of {server.address}/{STAGING}." in output
     assert len(site.left()) == 3
-    assert set(server.store.tags(STAGING)) == {t for t in server.store.tags(STAGING) if t.startswith("staged-")}
+    assert set(server.tags(STAGING)) == {t for t in server.tags(STAGING) if t.startswith("staged-")}
     status, output = run(tiny, server, "--yes")
     assert "Nothing to delete." in output
 
 
-def test_mistakes(tiny: Files, server: Behaviour) -> None:
+def test_mistakes(tiny: Files, server: FakeRegistry) -> None:
     with pytest.raises(ConfigError, match=r"tinny: no such image.*did you mean"):
         run(tiny, server, "tinny")
     assert "nothing was pushed" in run(tiny, server)[1]
 
 
-def test_a_registry_that_deletes_nothing(tiny: Files, server: Behaviour) -> None:
-    Site(server.store).push(30)
+def test_a_registry_that_deletes_nothing(tiny: Files, server: FakeRegistry) -> None:
+    Site(server).push(30)
     server.deletes = False
     with pytest.raises(DeletionDisabled, match="does not let images be deleted"):
         run(tiny, server, "--yes", "--older-than", "0d")
-    assert server.count("DELETE", "") <= 4
+    assert server.asked_for("DELETE", "") <= 4
 
 
 @pytest.mark.parametrize("api", [True, False])
-def test_few_questions(server: Behaviour, api: bool) -> None:
+def test_few_questions(server: FakeRegistry, api: bool) -> None:
     server.referrers_api, server.page = api, 100
-    site = Site(server.store)
+    site = Site(server)
     for _ in range(20):
         site.push(30)
-    many = image(server.store, FINAL, b"published")
-    server.store.repositories[FINAL].tags = {f"t{i}": many.digest for i in range(200)}
+    many = image(server, FINAL, b"published")
+    server.repositories[FINAL].tags = {f"t{i}": many.digest for i in range(200)}
     registry = connect_registry(server.address)
     pruning = Pruning(RepositoryAt(registry, STAGING), (RepositoryAt(registry, FINAL),), LIMIT, NOW)
     assert all(not v.kept for v in decide_pruning(pruning.survey(), NOW, LIMIT))

@@ -23,14 +23,13 @@ from imagebuild.core import (
     purl_identity,
     wheel_purl,
 )
-from imagebuild.oci import PlatformImage
+from imagebuild.oci import PlatformImage, encode_predicate
 from imagebuild.project import Changes, Lock, Plan, Project, Target, make_plan, select_one, versions_with
 from imagebuild.publish import (
     DOCUMENT,
     IMAGE,
     SbomSubject,
     complete_document,
-    encode_document,
     image_digests,
     image_parts,
     purl_of,
@@ -83,7 +82,7 @@ def related(document: Mapping[str, Any], one: str, kind: str) -> set[str]:
 
 def problems(document: Mapping[str, Any], folder: Path) -> list[str]:
     path = folder / "sbom.spdx.json"
-    path.write_bytes(encode_document(document))
+    path.write_bytes(encode_predicate(document))
     return [m.validation_message for m in validate_full_spdx_document(parse_file(str(path)))]
 
 
@@ -247,15 +246,15 @@ def test_packages_belong_to_their_component(found: dict[str, Any], renderer: Ren
 
 
 def test_the_same_image_gives_the_same_bytes(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
-    first = encode_document(document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART))
+    first = encode_predicate(document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART))
     text = json.dumps(found).replace("-Image-layout", "-Image-tmp-abc").replace("image/layout-", "image/tmp-abc-")
     again = json.loads(text)
     again["creationInfo"]["created"] = "2031-01-01T00:00:00Z"
     for part in ("packages", "relationships", "files", "hasExtractedLicensingInfos"):
         random.Random(7).shuffle(again[part])
-    assert encode_document(document_of(again, renderer, full_plan, QUICKSTART)) == first
+    assert encode_predicate(document_of(again, renderer, full_plan, QUICKSTART)) == first
     found["packages"].append(python_package("more", "1", "/usr/lib/more"))
-    assert encode_document(document_of(found, renderer, full_plan, QUICKSTART)) != first
+    assert encode_predicate(document_of(found, renderer, full_plan, QUICKSTART)) != first
 
 
 def test_files_are_left_out(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
@@ -305,7 +304,7 @@ def test_images_of_others_and_components_of_others(
 def located(**changed: Any) -> PlatformImage:
     config = {"created": "2026-02-03T04:05:06.789Z", "config": {"Labels": {"a": "b"}}, "history": [{"created_by": "x"}]}
     values = {"platform": "linux/arm64", "digest": DIGEST, "config": {**config, **changed.pop("config", {})}} | changed
-    return PlatformImage(name="image", origin="test", layers=(), stored=lambda: (), **values)
+    return PlatformImage(name="image", origin="test", layers=(), **values)
 
 
 def test_what_an_image_says_of_itself() -> None:

@@ -1,0 +1,152 @@
+"""Fill the templates of manifests, batch scripts and the scripts of containers. Pure.
+
+What a template shows is quoted for YAML or for a shell by the environment that fills it, so that no template can forget
+it; only what a filter or another template has made is taken as it is. Comments use the filter `comment`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from functools import cache
+from importlib import resources
+
+import jinja2
+from markupsafe import Markup
+
+from imagebuild.core.fields import Model
+from imagebuild.jobs.facts import JobRequest
+from imagebuild.jobs.job import Job
+
+PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|[0-9]+(?:Ki|Mi|Gi|Ti)")
+"""Texts that need no quotes in YAML, except `NOT_TEXT`."""
+NOT_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+"""Words that some readers of YAML take for a boolean or for nothing."""
+OPTION_NAMES = {"features": "with", "settings": "set"}
+"""Field of a request → its option, where that has another name."""
+
+
+def job_text(job: Job) -> str:
+    """Return the job as a batch script of Slurm, or as objects of Kubernetes in YAML. Equal jobs give equal text."""
+    if job.request.scheduler == "slurm":
+        return _fill(quote_shell, "slurm.sh.j2", job)
+    scripts = {name: _fill(quote_shell, f"{name}.sh.j2", job) for name in ("launcher", "worker")}
+    return _fill(quote_yaml, f"{job.request.scheduler}.yaml.j2", job, **scripts)
+
+
+def command(request: JobRequest) -> str:
+    """Return the command that makes the job again, with its options in a fixed order."""
+    words = ["imagebuild", "job", request.scheduler]
+    for option in fields(request)[1:]:
+        value, name = getattr(request, option.name), f"--{OPTION_NAMES.get(option.name, option.name)}"
+        if value == option.default or (option.name == "container" and request.scheduler != "slurm"):
+            continue
+        if option.name == "features":
+            words += [name, ",".join(value)]
+        elif isinstance(value, tuple):
+            words += [word for text in value for word in (name, text)]
+        else:
+            words += [name] if value is True else [name, str(value)]
+    return shlex.join(words)
+
+
+def report_options(job: Job) -> list[str]:
+    """Return the options with which `imagebuild report` judges the job's log."""
+    profile = ["--profile", job.profile.name] if job.comparable else []
+    return [*profile, "--nodes", str(job.scale.nodes)]
+
+
+def enroot_reference(reference: str) -> str:
+    """Return the address of an image for enroot: `#` follows the registry, and a digest takes the place of the tag.
+
+    enroot 3 and 4.0 do not know `@`, but ask the registry for whatever stands behind the colon; later ones know both.
+    """
+    name, at, digest = reference.partition("@")
+    if at:
+        reference = f"{re.sub(r':[^:/]*$', '', name)}:{digest}"
+    first, slash, rest = reference.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return f"docker://{first}#{rest}"
+    return f"docker://{reference}"
+
+
+# What templates use
+
+
+def quote_yaml(value: object) -> str:
+    """Return a text, a number, a truth value, a list or a mapping in the order of its keys as YAML, in one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Model):
+        value = value.model_dump(exclude_none=True)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{quote_yaml(key)}: {quote_yaml(value[key])}' for key in value)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(quote_yaml, value))}]"
+    text = str(value)
+    if isinstance(value, int) or (PLAIN.fullmatch(text) and text.lower() not in NOT_TEXT):
+        return text
+    # JSON is YAML, but for characters that end a line of YAML or that it must not contain.
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda match: f"\\u{ord(match[0]):04x}", quoted)
+
+
+def yaml_block(text: str, depth: int) -> Markup:
+    """Return a text as YAML, one of several lines as a block that is indented by `depth` spaces."""
+    lines = text.removesuffix("\n").split("\n")
+    if len(lines) == 1 or text[:1].isspace() or not lines[-1] or not "".join(lines).isprintable():
+        return Markup(quote_yaml(text))  # noqa: S704 - of YAML, as below
+    indented = (f"{' ' * depth}{line}" if line else "" for line in lines)
+    return Markup("\n".join(["|" if text.endswith("\n") else "|-", *indented]))  # noqa: S704
+
+
+def quote_shell(value: object) -> str:
+    """Return a text or number as one word of a shell."""
+    return shlex.quote(str(value))
+
+
+def shell_words(words: Iterable[str]) -> Markup:
+    """Return texts as words of a shell."""
+    return Markup(shlex.join(words))  # noqa: S704 - of a shell
+
+
+def expanded(text: str) -> Markup:
+    """Return a text as one word of a shell, which expands `$NAME` and `${NAME}` in it and nothing else."""
+    escaped = re.sub(r'["\\`]|\$(?!\{?[A-Za-z_]\w*)', r"\\\g<0>", text)
+    return Markup(f'"{escaped}"')  # noqa: S704 - of a shell
+
+
+def comment(text: object) -> Markup:
+    """Return a text as one line, so that nothing of it stands outside of the comment."""
+    return Markup(" ".join(str(text).splitlines()))  # noqa: S704 - of a comment
+
+
+def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: str) -> str:
+    more = {"claim": f"{job.name}-channel", "command": command(job.request), "report_options": report_options(job)}
+    environment = _environment(quote)
+    return environment.get_template(template).render(**{**vars(job), **scripts, **more}, job=job)
+
+
+@cache
+def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
+    def finalize(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(quote(value))  # noqa: S704 - quoted
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_template_text), autoescape=True, undefined=jinja2.StrictUndefined,
+        finalize=finalize, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters |= {
+        "block": yaml_block, "comment": comment, "expanded": expanded, "words": shell_words,
+        "code": Markup, "enroot": enroot_reference, "file_name": lambda text: re.sub(r"[^A-Za-z0-9_.-]+", "+", text),
+    }  # fmt: skip
+    environment.globals |= {"KEY_PORT": 2221, "SSH_PORT": 2222}
+    return environment
+
+
+@cache
+def _template_text(name: str) -> str:
+    return resources.files("imagebuild.jobs").joinpath("templates", name).read_text(encoding="utf-8")
