@@ -51,7 +51,7 @@ esac
     "sudo": 'echo "sudo $*" >> "$STANDIN_LOG"\n',
     # Without a key it asks GitHub who signs; signatures with a key are tested elsewhere.
     "cosign": 'echo "cosign $*" >> "$STANDIN_LOG"\nexec "$STANDIN_PYTHON" -m tests.cosign_fake "$@"\n',
-    # It would ask the security tracker of Debian.
+    # It would ask the security tracker of Debian; its package may not be installed here.
     "debsecan": 'echo "debsecan $*" >> "$STANDIN_LOG"\n',
     # The checkout's own code, without installing its dependencies again.
     "make": """\
