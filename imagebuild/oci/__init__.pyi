@@ -22,7 +22,6 @@ from .engine import output_frames as output_frames
 from .engine import remove_patiently as remove_patiently
 from .engine import sdk_errors_explained as sdk_errors_explained
 from .engine import sleeping_container as sleeping_container
-from .image import DISTRIBUTION as DISTRIBUTION
 from .image import DPKG as DPKG
 from .image import FoundImage as FoundImage
 from .image import LayerPart as LayerPart

@@ -87,7 +87,6 @@ class WantedFiles:
 
 DPKG = WantedFiles(("var/lib/dpkg/status",), ("var/lib/dpkg/status.d",))
 """The list of installed packages; images without dpkg itself have a file for each package."""
-DISTRIBUTION = WantedFiles((*DPKG.paths, "usr/lib/os-release", "etc/os-release"), DPKG.folders)
 
 
 def files_in_layers(wanted: WantedFiles, layers: Iterable[LayerPart]) -> dict[str, bytes]:

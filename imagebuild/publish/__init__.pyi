@@ -50,6 +50,8 @@ from .diff import print_comparison as print_comparison
 from .diff import settings_of as settings_of
 from .diff import summarise as summarise
 from .evidence import read_evidence as read_evidence
+from .provenance import image_purl as image_purl
+from .provenance import package_url as package_url
 from .provenance import provenance_of as provenance_of
 from .provenance import replaced_dependencies as replaced_dependencies
 from .provenance import resolved_dependencies as resolved_dependencies
@@ -66,9 +68,11 @@ from .sbom import DOCUMENT as DOCUMENT
 from .sbom import IMAGE as IMAGE
 from .sbom import SbomSubject as SbomSubject
 from .sbom import complete_document as complete_document
+from .sbom import debian_packages as debian_packages
 from .sbom import finish_document as finish_document
 from .sbom import image_digests as image_digests
 from .sbom import image_parts as image_parts
+from .sbom import listed_packages as listed_packages
 from .sbom import package as package
 from .sbom import purl_of as purl_of
 from .sbom import relationship as relationship

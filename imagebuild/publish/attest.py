@@ -33,7 +33,7 @@ from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, RepositoryAt, is_plain
 from imagebuild.project.records import ScanResult, VerifyResult
 from imagebuild.publish import provenance
-from imagebuild.publish.sbom import image_digests
+from imagebuild.publish.sbom import image_digests, listed_packages
 from imagebuild.report.document import Report
 
 INDEX = "index"
@@ -488,7 +488,7 @@ def _judge_sbom(document: Mapping[str, Any], subject: ManifestSubject) -> Attach
     digests = image_digests(document)
     if subject.digest not in digests:
         return AttachmentVerdict("broken", f"is about another image: {_listed(sorted(digests))}")
-    return AttachmentVerdict("passed", f"{len(document['packages']) - 1} packages and components")
+    return AttachmentVerdict("passed", f"{len(listed_packages(document))} packages and components")
 
 
 def _judge_verification(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:

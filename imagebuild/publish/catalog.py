@@ -41,6 +41,7 @@ from imagebuild.project.records import (
     ScanResult,
     VerifyResult,
 )
+from imagebuild.publish.sbom import listed_packages
 from imagebuild.report.document import NONE, Report, busbw
 from imagebuild.verify.checks import axes_of, components_of
 
@@ -494,16 +495,10 @@ def read_attachment(kind: str, digest: str, content: bytes, profiles: Mapping[st
 
 
 def _read_sbom(digest: str, document: Mapping[str, Any], _: Mapping[str, Profile]) -> AttachedFacts:
-    packages = document.get("packages")
-    if not isinstance(packages, list):
-        raise ResultError(f"the sbom {digest} has no list of packages; only SPDX as JSON is read")
-    # The image itself is one of the packages; it does not count.
-    described = set(document.get("documentDescribes") or ()) | {
-        relation.get("relatedSpdxElement")
-        for relation in document.get("relationships") or ()
-        if relation.get("relationshipType") == "DESCRIBES"
-    }
-    count = sum(package.get("SPDXID") not in described for package in packages)
+    try:
+        count = len(listed_packages(document))
+    except (LookupError, TypeError, AttributeError):
+        raise ResultError(f"the sbom {digest} has no list of packages; only SPDX as JSON is read") from None
     return AttachedFacts(sbom=Sbom(evidence=digest, packages=count))
 
 

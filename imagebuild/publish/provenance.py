@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from packageurl import PackageURL
+from packaging.utils import canonicalize_name
 
 from imagebuild import __version__
 from imagebuild.core.errors import ResultError
@@ -119,7 +119,7 @@ def _dependencies(
         case WheelSet():
             for wheel in wheels_of(lock, source):
                 if sha256 := wheel.sha256.get(arch, ""):
-                    uri = package_url("pypi", re.sub(r"[-_.]+", "-", wheel.name), wheel.version)
+                    uri = package_url("pypi", canonicalize_name(wheel.name), wheel.version)
                     yield Dependency(owner, "wheel", wheel.name, wheel.version, uri, "", {"sha256": sha256})
         case PackageSource(url, suite, key, _):
             repository = repository_of(lock, url)

@@ -140,8 +140,8 @@ def test_nothing_is_published(registry: FakeRegistry, ours: ProjectFacts) -> Non
 def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
     amd64, arm64 = publish(registry)
     packages = [{"SPDXID": f"SPDXRef-{n}"} for n in ("image", "a", "b")]
-    relations = [{"relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-image"}]
-    sbom = attach(registry, amd64, "sbom", {"packages": packages, "relationships": relations})
+    document = {"spdxVersion": "SPDX-2.3", "packages": packages, "documentDescribes": ["SPDXRef-image"]}
+    sbom = attach(registry, amd64, "sbom", document)
     scan = ScanResult(
         image="x", digest=amd64.digest, platform="linux/amd64", scanner="one 1", database="of today", started="2026",
         verdict="failed", reason="one is too much",
@@ -172,7 +172,7 @@ def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -
 
 def test_small_files_are_copied(registry: FakeRegistry, ours: ProjectFacts) -> None:
     amd64, _ = publish(registry)
-    attach(registry, amd64, "sbom", {"packages": [{"SPDXID": "x" * COPIED_BYTES}]})
+    attach(registry, amd64, "sbom", {"spdxVersion": "SPDX-2.3", "packages": [{"SPDXID": "x" * COPIED_BYTES}]})
     attach(registry, amd64, "benchmark", Results(runs=(report_samples.run(),)).model_dump())
     reading = read_registry(ImageSources({registry.host: registry}, ours))
     (copy,) = reading.copies
@@ -320,7 +320,7 @@ def test_what_is_known_is_not_read_again(ours: ProjectFacts) -> None:
         attach(registry, child, "verification", verified.model_dump())
         attach(registry, child, "benchmark", report_samples.GOOD.model_dump())
         attach(registry, child, "provenance", {})
-        attach(registry, child, "sbom", {"packages": [{"SPDXID": "x" * COPIED_BYTES}]})
+        attach(registry, child, "sbom", {"spdxVersion": "SPDX-2.3", "packages": [{"SPDXID": "x" * COPIED_BYTES}]})
     shop = ImageSources({registry.host: registry}, ours)
     first = read_registry(shop, lambda: NOW)
     assert len(names_asked_for(registry)) > 15
