@@ -11,5 +11,5 @@ def attach(registry: Registry, repository: str, subject: Descriptor, kind: str, 
     if not isinstance(content, bytes):
         return attach_predicate(RepositoryAt(registry, repository), subject, kind, encode_predicate(content))
     files = (AttachmentFile(f"{kind}.intoto.json", STATEMENT_MEDIA, content),)
-    notes = {"in-toto.io/predicate-type": KINDS[kind].predicate_type}
+    notes = {"in-toto.io/predicate-type": KINDS[kind]}
     return registry.attach(repository, subject, STATEMENT_MEDIA, files, notes)

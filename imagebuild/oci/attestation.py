@@ -19,22 +19,14 @@ if TYPE_CHECKING:
     from imagebuild.oci.registry import Registry
 
 
-@dataclass(frozen=True)
-class AttachmentKind:
-    """Describe a kind of attachment."""
-
-    predicate_type: str
-    file: str
-    """Name of a file with the predicate. Steps of CI leave it as `<file>` or `*.<file>`."""
-
-
 KINDS = {
-    "sbom": AttachmentKind("https://spdx.dev/Document", "sbom.spdx.json"),
-    "provenance": AttachmentKind("https://slsa.dev/provenance/v1", "provenance.json"),
-    "verification": AttachmentKind("urn:imagebuild:verification:v1", "verify.json"),
-    "benchmark": AttachmentKind("urn:imagebuild:benchmark:v1", "benchmark.json"),
-    "scan": AttachmentKind("urn:imagebuild:scan:v1", "scan.json"),
+    "sbom": "https://spdx.dev/Document",
+    "provenance": "https://slsa.dev/provenance/v1",
+    "verification": "urn:imagebuild:verification:v1",
+    "benchmark": "urn:imagebuild:benchmark:v1",
+    "scan": "urn:imagebuild:scan:v1",
 }
+"""Kind of attachment → type of its predicate."""
 SIGNATURE = "signature"
 """Kind of what signs the manifest, and says no more."""
 SIGNATURE_PREDICATE = "https://sigstore.dev/cosign/sign/v1"
@@ -100,7 +92,7 @@ def attestation_files(
 
     `content` is the predicate, `name` that of the image. Equal arguments give equal bytes.
     """
-    predicate_type = KINDS[kind].predicate_type
+    predicate_type = KINDS[kind]
     annotations = {PREDICATE_DIGEST: digest_of(content)} | ({CREATED: created} if created else {})
     if bundle:
         annotations |= {BUNDLE_PREDICATE_TYPE: predicate_type, BUNDLE_CONTENT: "dsse-envelope"}
@@ -125,7 +117,7 @@ def kind_of(referrer: Descriptor) -> str:
     """Return the kind of what refers to a manifest: a name in `KINDS`, `signature`, or else its type."""
     artifact_type = referrer.artifact_type or "unknown"
     predicate_type = referrer.annotations.get(BUNDLE_PREDICATE_TYPE) or referrer.annotations.get(PREDICATE_TYPE, "")
-    known = next((name for name, kind in KINDS.items() if kind.predicate_type == predicate_type), None)
+    known = next((name for name, known in KINDS.items() if known == predicate_type), None)
     if known and artifact_type in (BUNDLE_MEDIA, STATEMENT_MEDIA):
         return known
     if predicate_type in ("", SIGNATURE_PREDICATE) and artifact_type.startswith(SIGNATURES):
@@ -180,7 +172,7 @@ def read_attestation(registry: Registry, repository: str, item: Descriptor, subj
             raise ResultError(f"claims to have {size} bytes; at most {MOST_BYTES} are read")
         stored = _read_layer(registry, repository, layers[0])
         is_bundle = layers[0].media_type == BUNDLE_MEDIA
-        content = _predicate_of(stored, KINDS[kind].predicate_type, subject, is_bundle=is_bundle)
+        content = _predicate_of(stored, KINDS[kind], subject, is_bundle=is_bundle)
         return Attestation(kind, item.digest, content, stored if is_bundle else b"", item.annotations, size)
     except (CommandError, ResultError) as error:
         return Attestation(kind, item.digest, problem=str(error))

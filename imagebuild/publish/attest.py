@@ -121,7 +121,7 @@ class Signer:
             subject.write_bytes(manifest)
             predicate.write_bytes(content)
             new_format = ["--new-bundle-format"] if self.cosign.is_before_3 else []
-            what = ("--type", KINDS[kind].predicate_type, "--predicate", predicate, "--bundle", bundle)
+            what = ("--type", KINDS[kind], "--predicate", predicate, "--bundle", bundle)
             self.cosign("attest-blob", *self._arguments(Path(folder)), *new_format, *what, subject)
             return bundle.read_bytes()
 
@@ -176,7 +176,7 @@ class Trust:
             roots.write_text(NO_ROOTS)
             new_format = ["--new-bundle-format"] if self.cosign.is_before_3 else []
             offline = () if self.log else ("--trusted-root", roots)
-            what = ("--type", KINDS[attestation.kind].predicate_type, "--bundle", bundle, subject)
+            what = ("--type", KINDS[attestation.kind], "--bundle", bundle, subject)
             return self._problem("verify-blob-attestation", *new_format, *offline, *what)
 
     def _problem(self, command: str, *arguments: str | Path) -> str | None:

@@ -213,7 +213,7 @@ def test_published_and_verified(
 
 def verify_attestation(cosign: Cosign, published: Published, kind: str, key: Path) -> dict[str, Any]:
     """The statement that `cosign verify-attestation` prints."""
-    options = ["--key", str(key), "--insecure-ignore-tlog=true", "--type", KINDS[kind].predicate_type]
+    options = ["--key", str(key), "--insecure-ignore-tlog=true", "--type", KINDS[kind]]
     if cosign.is_before_3:
         roots = key.with_name("roots.json")
         roots.write_text('{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}')

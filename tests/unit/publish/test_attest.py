@@ -189,7 +189,7 @@ def test_what_is_signed_lies_in_a_bundle_as_cosign_stores_it(published: Publishe
     published.attach("scan", scan(digest), signer=keys.signer())
     (item,) = list_attestations(published.registry, REPOSITORY, digest)  # the bare one says the same
     assert item.artifact_type == BUNDLE_MEDIA
-    assert item.annotations["dev.sigstore.bundle.predicateType"] == KINDS["scan"].predicate_type
+    assert item.annotations["dev.sigstore.bundle.predicateType"] == KINDS["scan"]
     assert item.annotations["dev.sigstore.bundle.content"] == "dsse-envelope"
     (read,) = read_attestations(published.registry, REPOSITORY, digest)
     assert json.loads(read.content) == scan(digest)
@@ -334,7 +334,7 @@ def statement(**changed: object) -> bytes:
     digest = {"sha256": SUBJECT.digest.removeprefix("sha256:")}
     document: dict[str, object] = {
         "_type": "https://in-toto.io/Statement/v1", "subject": [{"name": "open", "digest": digest}],
-        "predicateType": KINDS["scan"].predicate_type, "predicate": {},
+        "predicateType": KINDS["scan"], "predicate": {},
     }  # fmt: skip
     return json.dumps(document | changed).encode()
 
@@ -364,9 +364,7 @@ def test_statements_about_another_image_or_nothing(media_type: str, content: byt
     registry = FakeRegistry()
     name = "dev.sigstore.bundle.predicateType" if media_type == BUNDLE_MEDIA else "in-toto.io/predicate-type"
     files = (AttachmentFile("f", media_type, content),)
-    registry.attach(
-        REPOSITORY, Descriptor("m", SUBJECT.digest, 1), media_type, files, {name: KINDS["scan"].predicate_type}
-    )
+    registry.attach(REPOSITORY, Descriptor("m", SUBJECT.digest, 1), media_type, files, {name: KINDS["scan"]})
     (read,) = read_attestations(registry, REPOSITORY, SUBJECT.digest)
     assert read.kind == "scan"
     assert said in read.problem
