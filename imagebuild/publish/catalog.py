@@ -24,8 +24,9 @@ from imagebuild.core.console import format_size, markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
 from imagebuild.core.run import for_each
+from imagebuild.oci.attestation import CREATED, kind_of, list_attestations, read_attestation
 from imagebuild.oci.image import PlatformImage, image_in_registry
-from imagebuild.oci.layout import KINDS, blobs_of
+from imagebuild.oci.layout import Descriptor
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
 from imagebuild.project.matrix import Image, Matrix, Plan, Target
@@ -42,7 +43,7 @@ from imagebuild.project.records import (
     ScanResult,
     VerifyResult,
 )
-from imagebuild.publish.evidence import CREATED
+from imagebuild.publish.sbom import listed_packages
 from imagebuild.report.document import NONE, Report, busbw
 from imagebuild.verify.checks import axes_of, components_of
 
@@ -226,28 +227,24 @@ class ImageRepository:
 
     def _read_attachments(self, subject: str, problems: list[str]) -> list[Attachment]:
         """Read everything that refers to a manifest, the newest first as far as annotations tell."""
-        referrers = sorted(
-            self.place.registry.referrers(self.place.repository, subject),
-            key=lambda referrer: (referrer.annotations.get(CREATED, ""), referrer.digest),
-            reverse=True,
-        )
         attached = []
-        for referrer in referrers:
-            entry = AttachedFile(kind=kind_of(referrer.artifact_type), digest=referrer.digest)
+        for referrer in list_attestations(self.place.registry, self.place.repository, subject):
+            entry = AttachedFile(kind=kind_of(referrer), digest=referrer.digest)
             try:
-                attached.append(self._read_attachment(entry))
+                attached.append(self._read_attachment(entry, referrer, subject))
             except READ_ERRORS as error:
                 problems.append(str(error))
                 attached.append(Attachment(entry))
         return attached
 
-    def _read_attachment(self, entry: AttachedFile) -> Attachment:
-        layers = blobs_of(self.place.manifest(entry.digest).document)[1:]
-        entry = entry.model_copy(update={"size_bytes": sum(layer.size for layer in layers)})
-        if entry.kind not in _READERS or not layers:
+    def _read_attachment(self, entry: AttachedFile, referrer: Descriptor, subject: str) -> Attachment:
+        read = read_attestation(self.place.registry, self.place.repository, referrer, subject)
+        if read.problem:
+            raise ResultError(f"the {read.kind} {read.digest} {read.problem}")
+        entry = entry.model_copy(update={"size_bytes": read.size})
+        if entry.kind not in _READERS:
             return Attachment(entry)
-        content = self.place.registry.blob(self.place.repository, layers[0].digest)
-        return read_attachment(entry, content, self.project.profiles)
+        return read_attachment(entry, read.content, self.project.profiles)
 
 
 # What labels and tags say
@@ -319,18 +316,6 @@ def natural_order(text: str) -> list[tuple[int, int, str]]:
 # What attachments say
 
 
-SIGNATURES = ("application/vnd.dev.cosign.", "application/vnd.dev.sigstore.", "application/vnd.cncf.notary.")
-"""Beginnings of the artifact types of signatures."""
-_KIND_BY_TYPE = {kind.artifact_type: name for name, kind in KINDS.items()}
-
-
-def kind_of(artifact_type: str | None) -> str:
-    """Return the kind of an attachment: a name in `KINDS`, `signature`, or else the type itself."""
-    if (artifact_type or "").startswith(SIGNATURES):
-        return "signature"
-    return _KIND_BY_TYPE.get(artifact_type or "", artifact_type or "unknown")
-
-
 @dataclass(frozen=True)
 class Attachment:
     """Hold what one file says that refers to an image."""
@@ -361,16 +346,10 @@ def read_attachment(entry: AttachedFile, content: bytes, profiles: Mapping[str, 
 
 
 def _read_sbom(entry: AttachedFile, document: Mapping[str, Any], _: Mapping[str, Profile]) -> Attachment:
-    packages = document.get("packages")
-    if not isinstance(packages, list):
-        raise ResultError(f"the sbom {entry.digest} has no list of packages; only SPDX as JSON is read")
-    # The image itself is one of the packages; it does not count.
-    described = set(document.get("documentDescribes") or ()) | {
-        relation.get("relatedSpdxElement")
-        for relation in document.get("relationships") or ()
-        if relation.get("relationshipType") == "DESCRIBES"
-    }
-    count = sum(package.get("SPDXID") not in described for package in packages)
+    try:
+        count = len(listed_packages(document))
+    except (LookupError, TypeError, AttributeError):
+        raise ResultError(f"the sbom {entry.digest} has no list of packages; only SPDX as JSON is read") from None
     return Attachment(entry, sbom=Sbom(evidence=entry.digest, packages=count))
 
 
