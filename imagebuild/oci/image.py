@@ -8,6 +8,7 @@ import os
 import posixpath
 import shutil
 import tarfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from imagebuild.core.console import err
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.oci import engine
 from imagebuild.oci.attestation import read_attestations
@@ -402,6 +404,10 @@ def _found_image(name: str, origin: str, images: Iterable[PlatformImage], digest
 # In an engine
 
 
+SILENT_S = 2.0
+"""After which it is said that an engine saves an image, whose size it does not tell before."""
+
+
 def engine_with_image(image: str) -> DockerClient | None:
     """Return a client of the engine, if there is an engine and it has the image."""
     try:
@@ -421,10 +427,14 @@ def image_in_engine(name: str, client: DockerClient, image: str, folder: Path) -
 
     Raises CommandError if the engine fails, ResultError if the image cannot be read.
     """
+    note = threading.Timer(SILENT_S, err.print, (f"{name}: reading it from the engine",), {"markup": False})
+    note.daemon = True
+    note.start()
     try:
         images = images_in(engine.save_image(client, image), folder)
         return _found_image(name, "the engine's store", images, engine.inspect_image(client, image).digest)
     finally:
+        note.cancel()
         client.close()
 
 

@@ -8,7 +8,6 @@ from .attest import Signer as Signer
 from .attest import Trust as Trust
 from .attest import add_attachment as add_attachment
 from .attest import attach as attach
-from .attest import find_image as find_image
 from .attest import is_signed as is_signed
 from .attest import judge_attachment as judge_attachment
 from .attest import show_attachment as show_attachment

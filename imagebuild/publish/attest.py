@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from imagebuild.bench.models import Results
-from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
+from imagebuild.core.errors import CommandError, ConfigError, suggestion
 from imagebuild.core.fields import Model
 from imagebuild.core.run import INSTALL_COSIGN, run_program, which
 from imagebuild.oci.attestation import (
@@ -28,7 +28,8 @@ from imagebuild.oci.attestation import (
     list_attestations,
     read_attestations,
 )
-from imagebuild.oci.layout import Descriptor, Manifest, manifests_of, platform_of
+from imagebuild.oci.image import image_in_registry
+from imagebuild.oci.layout import Descriptor
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, RepositoryAt, is_plain
 from imagebuild.project.records import ScanResult, VerifyResult
@@ -280,40 +281,28 @@ def verify_attachments(reference: ImageReference, registry: Registry, request: A
     CommandError if the registry fails, and ResultError if it has something else by this name.
     """
     request.check()
-    image = find_image(reference, registry)
-    subjects = [(platform, child.digest) for platform, child in sorted(image.platforms.items())]
-    if image.top.digest not in {digest for _, digest in subjects}:
-        subjects.insert(0, (INDEX, image.top.digest))
+    found = image_in_registry(str(reference), reference, registry, Path())
+    place, digest = registry.at(reference.repository), str(found.digest)
+    subjects = [(platform, str(found.image(platform).digest)) for platform in sorted(found.platforms)]
     findings: list[AttestFinding] = []
-    for name, digest in subjects:
-        manifest = registry.manifest(reference.repository, digest)
-        if manifest is None:
-            findings.append(
-                AttestFinding(
-                    subject=name, digest=digest, kind="image", outcome="broken", required=True,
-                    detail="the index names it, but the registry does not have it",
-                )
-            )  # fmt: skip
-            continue
+    for name, manifest_digest in [*([] if digest in dict(subjects).values() else [(INDEX, digest)]), *subjects]:
         if name != INDEX:
-            findings += _verify_platform(image, name, manifest, request)
+            findings += _verify_platform(place, ManifestSubject(manifest_digest, name, digest), request)
         if request.trust:
-            problem = request.trust.image_problem(reference.at(digest))
+            problem = request.trust.image_problem(reference.at(manifest_digest))
             findings.append(
                 AttestFinding(
-                    subject=name, digest=digest, kind=SIGNATURE, outcome="failed" if problem else "passed",
+                    subject=name, digest=manifest_digest, kind=SIGNATURE, outcome="failed" if problem else "passed",
                     detail=problem or "by the key or identity that was named", required=True,
                 )
             )  # fmt: skip
-    return AttestResult(image=str(reference), digest=image.top.digest, findings=tuple(findings))
+    return AttestResult(image=str(reference), digest=digest, findings=tuple(findings))
 
 
-def _verify_platform(
-    image: AttestedImage, platform: str, manifest: Manifest, request: AttestRequest
-) -> Iterator[AttestFinding]:
-    subject = ManifestSubject(manifest.digest, platform, image.top.digest)
+def _verify_platform(place: RepositoryAt, subject: ManifestSubject, request: AttestRequest) -> Iterator[AttestFinding]:
+    manifest = place.manifest(subject.digest).content
     trusted = set()
-    for attachment in read_attestations(image.registry, image.repository, manifest.digest):
+    for attachment in read_attestations(place.registry, place.repository, subject.digest):
         if attachment.kind not in KINDS and not attachment.problem:
             continue
         required = attachment.kind in request.required
@@ -321,19 +310,19 @@ def _verify_platform(
             verdict = AttachmentVerdict("broken", attachment.problem)
             trusted.add(attachment.kind)
         # Whoever may push can attach, so an attachment without a trusted signature does not count.
-        elif request.trust and (unsigned := request.trust.attestation_problem(attachment, manifest.content)):
+        elif request.trust and (unsigned := request.trust.attestation_problem(attachment, manifest)):
             verdict, required = AttachmentVerdict("skipped", f"not believed: {unsigned}"), False
         else:
             verdict = judge_attachment(attachment.kind, attachment.content, subject)
             trusted.add(attachment.kind)
         yield AttestFinding(
-            subject=platform, digest=manifest.digest, kind=attachment.kind, outcome=verdict.outcome,
+            subject=subject.platform, digest=subject.digest, kind=attachment.kind, outcome=verdict.outcome,
             detail=verdict.detail, attachment=attachment.digest, required=required,
         )  # fmt: skip
     for kind in (k for k in KINDS if k not in trusted):
         required = kind in request.required
         yield AttestFinding(
-            subject=platform, digest=manifest.digest, kind=kind, required=required,
+            subject=subject.platform, digest=subject.digest, kind=kind, required=required,
             outcome="missing" if required else "skipped",
             detail="the registry lists none" + (" that is signed" if request.trust else ""),
         )  # fmt: skip
@@ -344,11 +333,11 @@ def show_attachment(reference: ImageReference, registry: Registry, kind: str, pl
 
     Raises ConfigError if there is none that is undamaged, and if the image has several platforms and none is named.
     """
-    image = find_image(reference, registry)
-    digest = image.platforms[_choose_platform(image, reference, platform)].digest
-    of_kind = read_attestations(registry, image.repository, digest, kind)
+    image = image_in_registry(str(reference), reference, registry, Path()).image(platform)
+    digest, repository = str(image.digest), reference.repository
+    of_kind = read_attestations(registry, repository, digest, kind)
     if not of_kind:
-        kinds = ", ".join(sorted({kind_of(item) for item in list_attestations(registry, image.repository, digest)}))
+        kinds = ", ".join(sorted({kind_of(item) for item in list_attestations(registry, repository, digest)}))
         raise ConfigError(f"{reference}: {digest} has no {kind}; it has {kinds or 'nothing attached'}")
     whole = [attachment for attachment in of_kind if not attachment.problem]
     if not whole:
@@ -367,15 +356,16 @@ def add_attachment(
     """
     if not reference.digest:
         raise ConfigError(f"{reference}: name the image by digest: a tag may have moved since the file was made")
-    image = find_image(reference, registry)
-    chosen = _choose_platform(image, reference, platform)
-    subject = image.platforms[chosen]
-    verdict = judge_attachment(kind, content, ManifestSubject(subject.digest, chosen, image.top.digest))
+    found = image_in_registry(str(reference), reference, registry, Path())
+    image = found.image(platform)
+    manifest = registry.at(reference.repository).manifest(str(image.digest))
+    subject = ManifestSubject(manifest.digest, image.platform, str(found.digest))
+    verdict = judge_attachment(kind, content, subject)
     if verdict.outcome == "broken":
-        raise ConfigError(f"{file}: is no {kind} of {subject.digest}: {verdict.detail}")
-    return attach(
-        RepositoryAt(registry, image.repository), subject, kind, encode_predicate(json.loads(content)), signer=signer
-    )
+        raise ConfigError(f"{file}: is no {kind} of {manifest.digest}: {verdict.detail}")
+    about = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
+    predicate = encode_predicate(json.loads(content))
+    return attach(registry.at(reference.repository), about, kind, predicate, signer=signer)
 
 
 def attach(
@@ -387,56 +377,9 @@ def attach(
     Raises CommandError if the registry fails or nothing can be signed.
     """
     name = place.repository.rpartition("/")[2]
-    bundle = b""
-    if signer:
-        manifest = place.registry.manifest(place.repository, subject.digest)
-        if manifest is None:
-            raise CommandError(f"{place}: does not have {subject.digest} any more; nothing was attached to it")
-        bundle = signer.attest(kind, content, name, manifest.content)
+    bundle = signer.attest(kind, content, name, place.manifest(subject.digest).content) if signer else b""
     made = attestation_files(kind, content, subject, name, created=created, bundle=bundle)
     return place.registry.attach(place.repository, subject, made.artifact_type, made.files, made.annotations)
-
-
-@dataclass(frozen=True)
-class AttestedImage:
-    """Name an image of a registry and its platforms."""
-
-    registry: Registry
-    repository: str
-    top: Manifest
-    """The index or, for an image without one, the manifest."""
-    platforms: Mapping[str, Descriptor]
-    """Platform → manifest."""
-
-
-def find_image(reference: ImageReference, registry: Registry) -> AttestedImage:
-    """Return the image that a reference names now.
-
-    Raises ConfigError if there is none, and ResultError if it is something other than an image.
-    """
-    top = registry.manifest(reference.repository, reference.wanted)
-    if top is None:
-        raise ConfigError(f"{reference}: {reference.host} has no such image")
-    try:
-        runnable = {c.platform: c for c in manifests_of(top.document) if c.platform and "unknown" not in c.platform}
-        if "config" in top.document:
-            config = json.loads(registry.blob(reference.repository, top.document["config"]["digest"]))
-            runnable = {platform_of(config): Descriptor(top.media_type, top.digest, len(top.content))}
-    except (LookupError, TypeError, ValueError) as error:
-        raise ResultError(f"{reference}: cannot be read as an image: {type(error).__name__}: {error}") from None
-    if not runnable:
-        raise ResultError(f"{reference}: neither an image nor an index of images")
-    return AttestedImage(registry, reference.repository, top, runnable)
-
-
-def _choose_platform(image: AttestedImage, reference: ImageReference, platform: str | None) -> str:
-    present = ", ".join(image.platforms)
-    if platform is None and len(image.platforms) > 1:
-        raise ConfigError(f"{reference}: is for {present}; choose with --platform")
-    chosen = platform or next(iter(image.platforms))
-    if chosen not in image.platforms:
-        raise ConfigError(f"{reference}: is not for {chosen}, but for {present}")
-    return chosen
 
 
 # What an attachment says

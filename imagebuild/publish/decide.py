@@ -11,9 +11,10 @@ from imagebuild.oci.image import PlatformImage
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Attachment, Publish, Target
 from imagebuild.project.plan import REVISION, REVISION_DIGITS
-from imagebuild.project.records import BuildResult, CheckResult
-from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
+from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
+from imagebuild.publish.evidence import Evidence, EvidenceFile, SbomFile, checks_on_platform
 from imagebuild.publish.provenance import DIRTY
+from imagebuild.report.document import Report
 from imagebuild.verify.checks import SPEED, axes_of, components_of
 
 IMAGE = "image"
@@ -100,7 +101,7 @@ def objections(target: Target, choice: Choice, image: PlatformImage | None, term
         return list(choice.reasons)
     if image is None:
         return [f"{choice.repository} does not have it any more; build it again with --push"]
-    failed_scans = [scan for scan in terms.evidence.scans_of(choice.digest) if scan.value.verdict != "passed"]
+    failed_scans = [scan for scan in terms.evidence.about(ScanResult, choice.digest) if scan.value.verdict != "passed"]
     return [
         *_label_objections(target, choice, image),
         *_check_objections(target, choice, terms),
@@ -130,7 +131,7 @@ def _label_objections(target: Target, choice: Choice, image: PlatformImage) -> I
 
 def _check_objections(target: Target, choice: Choice, terms: Terms) -> Iterator[str]:
     """Name checks that failed, and required checks that neither passed nor failed."""
-    verifications = terms.evidence.verifications_of(choice.digest)
+    verifications = terms.evidence.about(VerifyResult, choice.digest)
     if not verifications:
         yield "not verified: no result names this digest; run `imagebuild verify` on it"
         return
@@ -179,13 +180,13 @@ def _name(check: CheckResult) -> str:
 def _attachment_objections(choice: Choice, terms: Terms) -> Iterator[str]:
     """Name the kinds of attachments that `publish.require-attachments` asks for and the evidence lacks."""
     evidence, digest = terms.evidence, choice.digest
-    verifications = evidence.verifications_of(digest)
+    verifications = evidence.about(VerifyResult, digest)
     has_benchmarks = any(check.results for verification in verifications for check in verification.value.checks)
     present: Mapping[Attachment, bool] = {
-        "sbom": bool(evidence.sboms_of(digest)),
-        "scan": bool(evidence.scans_of(digest)),
+        "sbom": bool(evidence.about(SbomFile, digest)),
+        "scan": bool(evidence.about(ScanResult, digest)),
         "verification": bool(verifications),
-        "benchmark": bool(evidence.reports_of(digest)) or has_benchmarks,
+        "benchmark": bool(evidence.about(Report, digest)) or has_benchmarks,
     }
     for kind in terms.policy.require_attachments:
         if kind not in terms.created and not present.get(kind):

@@ -71,43 +71,39 @@ class Evidence:
         return manifests
 
     @cached_property
-    def _verifications_by_digest(self) -> Mapping[str, list[EvidenceFile[VerifyResult]]]:
-        by_digest: dict[str, list[EvidenceFile[VerifyResult]]] = defaultdict(list)
-        for verification in self.verifications:
-            for digest in self.digests_of(verification.value):
-                by_digest[digest].append(verification)
-        return by_digest
+    def _by_subject(self) -> Mapping[tuple[type[object], str], list[EvidenceFile[Any]]]:
+        """Return type and manifest → the files of the type that are about the manifest."""
+        by_subject: dict[tuple[type[object], str], list[EvidenceFile[Any]]] = defaultdict(list)
+        for file in (*self.verifications, *self.scans, *self.reports, *self.sboms):
+            for digest in self.subjects_of(file.value):
+                by_subject[type(file.value), digest].append(file)
+        return by_subject
 
-    def digests_of(self, result: VerifyResult) -> tuple[str, ...]:
-        """Return the manifests that a verification is about: of an index, those of the platforms that it names."""
-        if not result.digest:
+    def subjects_of(self, result: object) -> Iterable[str]:
+        """Return the manifests that a result is about.
+
+        Of a verification of an index, they are those of the platforms that it names. A report counts if all of its
+        verifications are about one.
+        """
+        if isinstance(result, ScanResult):
+            return (result.digest,)
+        if isinstance(result, SbomFile):
+            return result.digests
+        if isinstance(result, Report):
+            about = {digest for verification in result.verifications for digest in self.subjects_of(verification)}
+            return about if len(about) == 1 and all(v.digest for v in result.verifications) else ()
+        if not isinstance(result, VerifyResult) or not result.digest:
             return ()
         members = [self.manifests.get((result.digest, p.strip())) for p in result.platform.split(",")]
         return tuple(dict.fromkeys(m for m in members if m)) or (result.digest,)
 
+    def about(self, kind: type[T_co], manifest: str) -> Sequence[EvidenceFile[T_co]]:
+        """Return the results of a type that are about the manifest with this digest."""
+        return self._by_subject.get((kind, manifest), ())
+
     def builds_of(self, target: str, platform: Platform) -> list[EvidenceFile[BuildResult]]:
         """Return the builds of a target for a platform, including those that pushed nothing."""
         return [b for b in self.builds if b.value.target == target and platform in b.value.platforms]
-
-    def verifications_of(self, manifest: str) -> Sequence[EvidenceFile[VerifyResult]]:
-        """Return the verifications of the manifest with this digest."""
-        return self._verifications_by_digest.get(manifest, ())
-
-    def scans_of(self, manifest: str) -> list[EvidenceFile[ScanResult]]:
-        """Return the scans of the manifest with this digest."""
-        return [s for s in self.scans if s.value.digest == manifest]
-
-    def sboms_of(self, manifest: str) -> list[EvidenceFile[SbomFile]]:
-        """Return the SBOMs of the manifest with this digest."""
-        return [s for s in self.sboms if manifest in s.value.digests]
-
-    def reports_of(self, manifest: str) -> list[EvidenceFile[Report]]:
-        """Return the reports that are about the manifest with this digest and no other."""
-        return [
-            report
-            for report in self.reports
-            if report.value.verifications and all(self.digests_of(v) == (manifest,) for v in report.value.verifications)
-        ]
 
 
 def read_evidence(paths: Iterable[Path]) -> Evidence:
@@ -191,14 +187,14 @@ def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAt
 
     The same evidence gives the same bytes in the same order.
     """
-    attachments = [NewAttachment("sbom", _canonical(file)) for file in evidence.sboms_of(digest)]
-    attachments += [NewAttachment("scan", _canonical(s), s.value.started) for s in evidence.scans_of(digest)]
-    reports = evidence.reports_of(digest)
+    attachments = [NewAttachment("sbom", _canonical(file)) for file in evidence.about(SbomFile, digest)]
+    attachments += [NewAttachment("scan", _canonical(s), s.value.started) for s in evidence.about(ScanResult, digest)]
+    reports = evidence.about(Report, digest)
     for report in reports:
         kept = tuple(without_private_facts(v, digest, platform) for v in report.value.verifications)
         content = _encode(report.value.model_copy(update={"verifications": kept}))
         attachments.append(NewAttachment("benchmark", content, report.value.about.created))
-    for verification in evidence.verifications_of(digest):
+    for verification in evidence.about(VerifyResult, digest):
         result = verification.value
         content = _encode(without_private_facts(result, digest, platform))
         attachments.append(NewAttachment("verification", content, result.started or ""))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -106,7 +106,9 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
     """
     evidence = read_evidence(request.folders)
     targets = requested_targets(plan, request, evidence)
-    registries = [tools.registry(host) for host in _hosts(targets, evidence)]
+    names = [name.replace(REVISION, "0") for target in targets for name in (*target.tags, *target.aliases)]
+    names += [build.value.repository for build in evidence.builds if build.value.repository]
+    registries = [tools.registry(host) for host in sorted({parse_reference(name).host for name in names})]
 
     def publish(target: Target) -> tuple[Draft | None, Published]:
         platforms = tuple(p for p in target.platforms if not request.platforms or p in request.platforms)
@@ -160,12 +162,6 @@ def requested_targets(plan: Plan, request: PublishRequest, evidence: Evidence) -
     return targets
 
 
-def _hosts(targets: Iterable[Target], evidence: Evidence) -> list[str]:
-    names = [name.replace(REVISION, "0") for target in targets for name in (*target.tags, *target.aliases)]
-    staging = [build.value.repository for build in evidence.builds if build.value.repository]
-    return sorted({parse_reference(name).host for name in (*names, *staging)})
-
-
 # Look, and change nothing
 
 
@@ -192,14 +188,34 @@ def make_draft(
     revisions: dict[str, list[str | None]] = {
         choice.platform: [build.value.revision for build in choice.builds] for choice in choices if choice.builds
     }
-    tags, no_tags = fill_tags(target.tags, revisions, allow_dirty=allow_dirty)
-    if no_tags and revisions:
-        reasons.append(no_tags)
-    draft = Draft(target, tuple(reasons), choices, index)
-    if draft.reasons or index is None:
-        return draft
-    draft = _with_attachments(draft, terms.evidence, tools)
-    return _with_tags(draft, tags, tools, lost_platforms=set(target.platforms) - set(platforms))
+    names, no_tags = fill_tags(target.tags, revisions, allow_dirty=allow_dirty)
+    reasons += filter(None, [no_tags if revisions else ""])
+    if reasons or index is None:
+        return Draft(target, tuple(reasons), choices, index)
+
+    attachments: dict[Platform, list[NewAttachment]] = {}
+    for choice in choices:
+        attachments[choice.platform] = attachments_of(choice.digest, choice.platform, terms.evidence)
+        try:
+            if tools.provenance:
+                attachments[choice.platform].append(NewAttachment("provenance", tools.provenance(target, choice)))
+        except ImagebuildError as error:
+            reasons.append(f"{choice.platform}: provenance: {error}")
+
+    tags, aliases = tuple(map(parse_reference, names)), tuple(map(parse_reference, target.aliases))
+    current = {name: tools.registry(name.host).digest(name.repository, name.wanted) for name in (*tags, *aliases)}
+    others = {name: digest for name, digest in current.items() if digest not in (None, index.digest)}
+    reasons += [
+        f"{tag} names {others[tag]} and never moves; this is {index.digest}; build from a new commit for a new tag"
+        for tag in tags
+        if tag in others
+    ]
+    lost = set(target.platforms) - set(platforms)
+    for alias in [alias for alias in aliases if lost and alias in others]:
+        moved = tools.registry(alias.host).manifest(alias.repository, str(others[alias]))
+        if taken := sorted(lost & {child.platform for child in manifests_of(moved.document)} if moved else ()):
+            reasons.append(f"{alias} would lose {', '.join(taken)}; publish all platforms together")
+    return Draft(target, tuple(reasons), choices, index, tags, aliases, current, attachments)
 
 
 def _find_image(choice: Choice, target: Target, tools: PublishTools) -> PlatformImage | None:
@@ -231,40 +247,6 @@ def make_index(images: Mapping[Platform, PlatformImage]) -> Manifest:
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
     content = encode_json(document)
     return Manifest(content, INDEX, digest_of(content))
-
-
-def _with_attachments(draft: Draft, evidence: Evidence, tools: PublishTools) -> Draft:
-    attachments: dict[Platform, list[NewAttachment]] = {}
-    reasons = []
-    for choice in draft.choices:
-        attachments[choice.platform] = attachments_of(choice.digest, choice.platform, evidence)
-        if tools.provenance:
-            try:
-                provenance = NewAttachment("provenance", tools.provenance(draft.target, choice))
-                attachments[choice.platform].append(provenance)
-            except ImagebuildError as error:
-                reasons.append(f"{choice.platform}: provenance: {error}")
-    return replace(draft, attachments=attachments, reasons=(*draft.reasons, *reasons))
-
-
-def _with_tags(draft: Draft, names: Sequence[str], tools: PublishTools, lost_platforms: set[Platform]) -> Draft:
-    """Look up tags and aliases; refuse to move a tag, and to take one of `lost_platforms` away from an alias."""
-    assert draft.index
-    tags, aliases = tuple(map(parse_reference, names)), tuple(map(parse_reference, draft.target.aliases))
-    current = {name: tools.registry(name.host).digest(name.repository, name.wanted) for name in (*tags, *aliases)}
-    own = draft.index.digest
-    reasons = [
-        f"{tag} names {current[tag]} and never moves; this is {own}; build from a new commit for a new tag"
-        for tag in tags
-        if current[tag] not in (None, own)
-    ]
-    for alias in aliases if lost_platforms else ():
-        if current[alias] not in (None, own):
-            index = tools.registry(alias.host).manifest(alias.repository, str(current[alias]))
-            platforms = {child.platform for child in manifests_of(index.document)} if index else set()
-            if lost := sorted(lost_platforms & platforms):
-                reasons.append(f"{alias} would lose {', '.join(lost)}; publish all platforms together")
-    return replace(draft, reasons=(*draft.reasons, *reasons), tags=tags, aliases=aliases, current=current)
 
 
 # Publish

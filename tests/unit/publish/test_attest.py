@@ -44,7 +44,6 @@ from imagebuild.publish import (
     Trust,
     add_attachment,
     attach,
-    find_image,
     finish_document,
     is_signed,
     judge_attachment,
@@ -480,10 +479,9 @@ def test_what_is_no_image(published: Published, document: object) -> None:
     digest = digest_of(content)
     manifest = Manifest(content, "application/vnd.oci.image.index.v1+json", digest)
     published.registry.repositories[REPOSITORY].manifests[digest] = manifest
-    with pytest.raises(ResultError):
-        find_image(parse_reference(f"registry.test/{REPOSITORY}@{digest}"), published.registry)
-    with pytest.raises(ConfigError, match="registry.test has no such image"):
-        find_image(parse_reference("registry.test/gpu/open:14"), published.registry)
+    for name, said in ((f"{REPOSITORY}@{digest}", "image"), (f"{REPOSITORY}:14", "registry.test has no such image")):
+        with pytest.raises((ConfigError, ResultError), match=said):
+            verify_attachments(parse_reference(f"registry.test/{name}"), published.registry, AttestRequest())
 
 
 def test_a_registry_that_fails_is_no_verdict(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:

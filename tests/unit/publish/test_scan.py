@@ -41,10 +41,15 @@ def summary(report: ScanReport) -> list[tuple[str, str, str, str | None]]:
 
 
 @pytest.mark.parametrize(
-    "descriptor",
-    [samples.NEW_DATABASE, {"name": "grype", "version": "0.92.0", "db": {"built": "2099-01-02T03:04:05Z"}}],
+    "database",
+    [
+        {"status": {"schemaVersion": "v6.0.2", "built": "2099-01-02T03:04:05Z", "valid": True}, "providers": {}},
+        {"built": "2099-01-02T03:04:05Z", "schemaVersion": 5},
+    ],
+    ids=["of version 6", "before"],
 )
-def test_grype(descriptor: dict[str, Any]) -> None:
+def test_grype(database: dict[str, Any]) -> None:
+    descriptor = {"name": "grype", "version": "0.92.0", "db": database}
     target = {"manifestDigest": DIGEST, "repoDigests": [f"ghcr.io/acme/open@sha256:{'b' * 64}"]}
     report = read_report(samples.grype(descriptor=descriptor, source={"type": "image", "target": target}))
     assert summary(report) == [
