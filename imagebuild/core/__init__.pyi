@@ -46,7 +46,6 @@ from .run import RunProgram as RunProgram
 from .run import for_each as for_each
 from .run import native_platform as native_platform
 from .run import process_table as process_table
-from .run import run_for_bytes as run_for_bytes
 from .run import run_logged as run_logged
 from .run import run_program as run_program
 from .run import version_numbers as version_numbers

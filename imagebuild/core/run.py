@@ -89,12 +89,7 @@ def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM, 
 
 
 def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
-    """Run a program, and return what it prints as text. Raises CommandError as `run_for_bytes` does."""
-    return _text(run_for_bytes(*argv, env=env, timeout=timeout))
-
-
-def run_for_bytes(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> bytes:
-    """Run a program, and return what it prints.
+    """Run a program, and return what it prints as text.
 
     Raises CommandError with its last lines if it fails, is missing or is too slow.
 
@@ -114,7 +109,7 @@ def run_for_bytes(*argv: str, env: Mapping[str, str] | None = None, timeout: flo
     if process.returncode:
         lines = "\n".join((_text(err).strip() or _text(out).strip()).splitlines()[-10:])
         raise CommandError(f"`{' '.join(argv)}` failed ({process.returncode}): {lines}")
-    return out
+    return _text(out)
 
 
 def run_logged(argv: Sequence[str], log: Callable[[str], None], *, name: str, env: Mapping[str, str]) -> None:

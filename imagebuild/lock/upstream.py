@@ -16,7 +16,7 @@ from imagebuild.core.run import RunProgram, end_children, run_program
 from imagebuild.core.settings import Mirrors
 from imagebuild.lock import repositories
 from imagebuild.oci.layout import Manifest, platform_of
-from imagebuild.oci.reference import ImageReference, parse_reference
+from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.lockfile import (
     Archive,
@@ -131,7 +131,7 @@ class Upstream:
     def image(self, reference: str) -> LockedImage:
         """Return the digests that a tag names."""
         reference = self.mirrors.image(reference)
-        manifest = self._manifest(parse_reference(reference))
+        manifest = self._manifest(reference)
         if manifest is None:
             raise Absent(f"{reference}: the registry does not have it")
         try:
@@ -146,15 +146,16 @@ class Upstream:
 
     def has_image(self, reference: str, digest: str) -> bool:
         """Return whether the registry still has a pinned digest."""
-        return self._manifest(parse_reference(self.mirrors.image(reference)).at(digest)) is not None
+        return self._manifest(str(parse_reference(self.mirrors.image(reference)).at(digest))) is not None
 
-    def _manifest(self, reference: ImageReference) -> Manifest | None:
+    def _manifest(self, text: str) -> Manifest | None:
+        reference = parse_reference(text)
         registry = connect_registry(reference.host, patience_s=self.registry_patience_s)
         self._registries.append(registry)
         try:
             return registry.manifest(reference.repository, reference.wanted)
         except CommandError as error:  # also when it wants a login: elsewhere, or later, there may be one
-            raise Unreachable(f"{reference}: {error}") from None
+            raise Unreachable(f"{text}: {error}") from None
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
         """Return the newest wheels that fit, each in one version for all architectures."""

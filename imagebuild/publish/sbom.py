@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from imagebuild import __version__
 from imagebuild.core import debian
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Platform
-from imagebuild.core.run import INSTALL_SYFT, run_for_bytes, syft_program
+from imagebuild.core.run import INSTALL_SYFT, RunProgram, run_program, syft_program
 from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
@@ -120,9 +120,7 @@ SYFT_SETTINGS = {
 }
 
 
-def run_syft(
-    layout: Path, folder: Path, run: Callable[..., bytes] = run_for_bytes, program: str | None = None
-) -> Document:
+def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program: str | None = None) -> Document:
     """Return the SPDX document that syft writes about the only image of an OCI layout. Uses no network.
 
     `folder` is for files that syft needs. Raises CommandError if syft is missing or fails, ResultError if it writes

@@ -333,9 +333,9 @@ def test_images_that_no_document_can_name(image: PlatformImage, environ: dict[st
 def test_syft_sees_no_settings_but_ours(tmp_path: Path) -> None:
     calls: list[tuple[tuple[str, ...], Mapping[str, str]]] = []
 
-    def read(*argv: str, env: Mapping[str, str]) -> bytes:
+    def read(*argv: str, env: Mapping[str, str]) -> str:
         calls.append((argv, env))
-        return DATA.read_bytes()
+        return DATA.read_text()
 
     assert run_syft(Path("/layout"), tmp_path, read, "syft")["spdxVersion"] == "SPDX-2.3"
     ((argv, env),) = calls
@@ -344,8 +344,8 @@ def test_syft_sees_no_settings_but_ours(tmp_path: Path) -> None:
     assert env["SYFT_CHECK_FOR_APP_UPDATE"] == "false"
 
 
-@pytest.mark.parametrize("output", [b"not json", b"[]", b'{"spdxVersion": "SPDX-3.0"}'])
-def test_what_syft_should_not_write(tmp_path: Path, output: bytes) -> None:
+@pytest.mark.parametrize("output", ["not json", "[]", '{"spdxVersion": "SPDX-3.0"}'])
+def test_what_syft_should_not_write(tmp_path: Path, output: str) -> None:
     with pytest.raises(ResultError, match="syft wrote"):
         run_syft(Path("/layout"), tmp_path, lambda *_, **__: output, "syft")
 
