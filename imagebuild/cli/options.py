@@ -125,7 +125,7 @@ def subcommand(group: typer.Typer, name: str, *lines: str) -> Callable[[Command]
 
 
 def expand_groups(command: Command) -> Command:
-    """Return a command that has an option for each field of its parameters that are dataclasses, as `ProjectFiles` is."""
+    """Return a command with an option for each field of its parameters that are dataclasses, as `ProjectFiles` is."""
     hints = get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     if not groups:
