@@ -35,7 +35,7 @@ def sbom(
     from imagebuild.publish.sbom import make_sbom
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
-    workspace = options.open_if_there(project.matrix, project.dockerfiles, project.lock)
+    workspace = project.open_if_there()
     plan = workspace.plan if workspace else NO_PLAN
     with ImageFinder(plan, folder).built(image) as found:
         document = make_sbom(found.image(platform), plan, workspace.renderer if workspace else None)
@@ -67,7 +67,7 @@ def scan(
     from imagebuild.publish.scan import Policy, load_policy, print_scan, scan_result
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
-    workspace = options.open_if_there(project.matrix, project.dockerfiles, project.lock)
+    workspace = project.open_if_there()
     no_file = policy == POLICY and not policy.exists()
     rules = YamlFile(policy, Policy(), {}) if no_file else load_policy(policy)
     with ImageFinder(workspace.plan if workspace else NO_PLAN, folder).built(image) as found:

@@ -28,7 +28,7 @@ STDOUT = "-"
 """As the name of a file: the standard output."""
 BUILDS = Path("build")
 """Folder in which builds leave Dockerfiles, layouts and results, unless `--folder` names another one."""
-MATRIX, DOCKERFILES, PROFILES = Path("matrix.yaml"), Path("dockerfiles"), Path("profiles")
+MATRIX, PROFILES = Path("matrix.yaml"), Path("profiles")
 BESIDE_MATRIX = Path()
 """Default of `--lock`: the file imagebuild.lock beside the matrix."""
 
@@ -48,11 +48,6 @@ def argument(metavar: str, text: str) -> Any:
 # The project, and what the command line changes about it
 SelectArgument = Annotated[
     list[str] | None, argument("TARGET", "Globs of target ids, names of images, and AXIS=VALUE; by default all.")
-]
-MatrixOption = Annotated[Path, option("--matrix FILE", "Matrix to read.", envvar="IMAGEBUILD_MATRIX")]
-DockerfilesOption = Annotated[Path, option("--dockerfiles DIR", "Folder of templates and components.")]
-LockOption = Annotated[
-    Path, option("--lock FILE", "Lock to use; by default imagebuild.lock beside the matrix.", show_default=False)
 ]
 RegistryOption = Annotated[
     str | None, option("--registry HOST/PATH", "Registry and folder of the images, such as ghcr.io/acme.")
@@ -130,7 +125,7 @@ def subcommand(group: typer.Typer, name: str, *lines: str) -> Callable[[Command]
 
 
 def expand_groups(command: Command) -> Command:
-    """Return a command that has an option for each field of its parameters that are dataclasses, such as `Project`."""
+    """Return a command with an option for each field of its parameters that are dataclasses, as `ProjectFiles` is."""
     hints = get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     if not groups:
@@ -191,9 +186,14 @@ class Workspace:
 class ProjectFiles:
     """The options that say where the project is."""
 
-    matrix: MatrixOption = MATRIX
-    dockerfiles: DockerfilesOption = DOCKERFILES
-    lock: LockOption = BESIDE_MATRIX
+    matrix: Annotated[Path, option("--matrix FILE", "Matrix to read.", envvar="IMAGEBUILD_MATRIX")] = MATRIX
+    dockerfiles: Annotated[Path, option("--dockerfiles DIR", "Folder of templates and components.")] = Path(
+        "dockerfiles"
+    )
+    lock: Annotated[
+        Path,
+        option("--lock FILE", "Lock to use; by default imagebuild.lock beside the matrix.", show_default=False),
+    ] = BESIDE_MATRIX
 
     @property
     def paths(self) -> ProjectPaths:
@@ -237,16 +237,6 @@ class PlanChanges:
 
     def __bool__(self) -> bool:
         return bool(self.settings or self.with_ or self.without)
-
-
-def open_workspace(matrix: Path, dockerfiles: Path, lock: Path) -> Workspace:
-    """Read the project of these options."""
-    return ProjectFiles(matrix, dockerfiles, lock).open()
-
-
-def open_if_there(matrix: Path, dockerfiles: Path, lock: Path) -> Workspace | None:
-    """Read the project of these options, if there is one."""
-    return ProjectFiles(matrix, dockerfiles, lock).open_if_there()
 
 
 def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:

@@ -1,7 +1,7 @@
 """Fill the templates of manifests, batch scripts and the scripts of containers. Pure.
 
 What a template shows is quoted for YAML or for a shell by the environment that fills it, so that no template can forget
-it; only what a filter or another template has made is taken as it is. Comments use the filter `comment`.
+it; only what a filter has made is taken as it is. Comments use the filter `comment`.
 """
 
 from __future__ import annotations
@@ -132,12 +132,12 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
 
 @cache
 def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
-    def finalize(value: object) -> Markup:
-        return value if isinstance(value, Markup) else Markup(quote(value))  # noqa: S704 - quoted
+    def finalize(value: object) -> str:
+        return value if isinstance(value, Markup) else quote(value)
 
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template_text), autoescape=True, undefined=jinja2.StrictUndefined,
-        finalize=finalize, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    environment = jinja2.Environment(  # noqa: S701 - what it fills is not HTML; `finalize` quotes
+        loader=jinja2.FunctionLoader(_template_text), undefined=jinja2.StrictUndefined, finalize=finalize,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {
         "block": yaml_block, "comment": comment, "expanded": expanded, "words": shell_words,
