@@ -27,10 +27,10 @@ from .matrix import Target as Target
 from .plan import Changes as Changes
 from .plan import make_plan as make_plan
 from .plan import parse_changes as parse_changes
+from .plan import repository_name as repository_name
 from .plan import select_one as select_one
 from .plan import select_targets as select_targets
 from .plan import staged_tag as staged_tag
-from .plan import staging_of as staging_of
 from .plan import versions_with as versions_with
 from .records import AttachedFile as AttachedFile
 from .records import Bound as Bound

@@ -88,15 +88,10 @@ def _filled(
     return tag
 
 
-def staging_of(project: Project, target: Target) -> str:
-    """Return the repository, with its registry, that a target is pushed to before it is verified."""
-    return repository_name(project, target.image)
-
-
 def repository_name(project: Project, image: str) -> str:
-    """Return the repository, with its registry, that builds of an image are pushed to."""
+    """Return the repository, with its registry, that builds of an image are pushed to before they are verified."""
     matrix = project.matrix.model
-    return matrix.publish.staging.format(repository=matrix.repository, image=image)
+    return matrix.publish.staging.replace("{repository}", matrix.repository).replace("{image}", image)
 
 
 def staged_tag(digest: str, now: datetime) -> str:
@@ -105,20 +100,10 @@ def staged_tag(digest: str, now: datetime) -> str:
 
 
 def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
-    """Note a template of the staging repository that is not one, and requirements that no image can meet."""
-    _check_staging(project, targets, mistakes)
+    """Note a template of the staging repository that is not one, and required checks that do not exist."""
     policy, at = project.matrix.model.publish, project.matrix.at
     known = {f"{name}/{check.name}" for name, document in project.components.items() for check in document.model.checks}
-    axes = {"arch", *known_axes(project)}
     for i, row in enumerate(policy.require):
-        for axis, alternatives in row.when.items():
-            where = at("publish", "require", i, "when", axis)
-            if axis not in axes:
-                mistakes.add(where, f"publish.require: unknown axis {axis!r}{suggestion(axis, axes)}")
-            try:
-                matches({axis: alternatives}, {axis: "0"})
-            except ValueError as error:
-                mistakes.add(where, f"publish.require: {axis}: {error}")
         for j, pattern in enumerate(row.checks):
             full = pattern if "/" in pattern else f"{pattern}/*"
             fits = any(fnmatchcase(name, full.removesuffix("-speed")) for name in known)
@@ -126,15 +111,12 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
                 near = suggestion(full, known)
                 hint = near if "did you mean" in near else "; see `imagebuild verify --list`"
                 mistakes.add(at("publish", "require", i, "checks", j), f"publish.require: no check {pattern}{hint}")
-
-
-def _check_staging(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
-    template, where = project.matrix.model.publish.staging, project.matrix.at("publish", "staging")
-    if unknown := [name for name in FIELD.findall(template) if name not in ("image", "repository")]:
+    where = at("publish", "staging")
+    if unknown := [name for name in FIELD.findall(policy.staging) if name not in ("image", "repository")]:
         mistakes.add(where, f"publish.staging: no value for {{{unknown[0]}}}; known: image, repository")
         return
     for target in targets:
-        name = template.replace("{repository}", project.matrix.model.repository).replace("{image}", target.image)
+        name = repository_name(project, target.image)
         if not REPOSITORY.fullmatch(name):
             mistakes.add(where, f"publish.staging: {name!r} is not a valid name of a repository")
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
@@ -147,82 +129,82 @@ def known_axes(project: Project) -> set[str]:
     return {"image", *(name for image in images for name in axis_facts(dict.fromkeys(image.axes, "")))}
 
 
-def check_names(project: Project, with_: Iterable[str], without: Iterable[str], mistakes: Mistakes) -> None:
-    """Note names in one file that another file does not know, and conditions that cannot be read."""
-    matrix, at = project.matrix.model, project.matrix.at
-    known = project.components
+Reference = tuple["YamlFile[Any]", tuple[str | int, ...], str, str, Collection[str]]
+"""File, place in it, what an unknown name is there, the name, and the names that there are."""
+
+
+def _references(project: Project) -> Iterator[Reference]:
+    """Yield where files name what other files have."""
+    matrix, file, known = project.matrix.model, project.matrix, project.components
+    axes = known_axes(project)
     for name, image in matrix.images.items():
         for i, component in enumerate(image.components):
-            if component not in known:
-                mistakes.add(
-                    at("images", name, "components", i),
-                    f"images.{name}.components: unknown component {component!r}{suggestion(component, known)}",
-                )
+            yield file, ("images", name, "components", i), "unknown component", component, known
         for wanted, component in image.build_with.items():
-            if component not in known:
-                where = at("images", name, "build-with", wanted)
-                mistakes.add(
-                    where, f"images.{name}.build-with: unknown component {component!r}{suggestion(component, known)}"
-                )
+            yield file, ("images", name, "build-with", wanted), "unknown component", component, known
         for i, value in enumerate(image.axes.get("os", ())):
-            if value not in matrix.bases:
-                what = f"images.{name}.axes.os: no base {value!r}{suggestion(value, matrix.bases)}"
-                mistakes.add(at("images", name, "axes", "os", i), what)
-        if "os" not in image.axes:
-            mistakes.add(at("images", name, "axes"), f"images.{name}.axes: the axis 'os' is missing")
-    for option, names in (("--with", with_), ("--without", without)):
-        for component in names:
-            if component not in known:
-                mistakes.add(f"{option} {component}", f"unknown component{suggestion(component, known)}")
+            yield file, ("images", name, "axes", "os", i), "no base", value, matrix.bases
     pins = {*known, *(d.model.pin for d in known.values() if d.model.pin)}
     for pin in matrix.versions:
-        if pin not in pins:
-            mistakes.add(at("versions", pin), f"versions.{pin}: unknown component{suggestion(pin, pins)}")
+        yield file, ("versions", pin), "unknown component", pin, pins
     for name, base in matrix.bases.items():
-        if base.build_on and base.build_on not in matrix.bases:
-            near = suggestion(base.build_on, matrix.bases)
-            mistakes.add(at("bases", name, "build-on"), f"bases.{name}.build-on: no base {base.build_on!r}{near}")
-    axes = known_axes(project)
+        if base.build_on:
+            yield file, ("bases", name, "build-on"), "no base", base.build_on, matrix.bases
     for i, rule in enumerate(matrix.rules):
         for axis in rule.when:
-            if axis not in axes:
-                mistakes.add(at("rules", i, "when", axis), f"rules.{rule.name}: unknown axis{suggestion(axis, axes)}")
+            yield file, ("rules", i, "when", axis), "unknown axis", axis, axes
+    for i, row in enumerate(matrix.publish.require):
+        for axis in row.when:
+            yield file, ("publish", "require", i, "when", axis), "unknown axis", axis, {"arch", *axes}
     fulfilled = {*known, *(name for document in known.values() for name in document.model.provides)}
-    for name, document in known.items():
-        model = document.model
-        for key, names in (("requires", model.requires), ("build-requires", model.build_requires)):
-            for i, wanted in enumerate(names):
-                if wanted not in fulfilled:
-                    near = suggestion(wanted, fulfilled)
-                    mistakes.add(document.at(key, i), f"{key}: unknown component {wanted!r}{near}")
-        if not model.version_axis and (model.pin or name) not in matrix.versions:
+    for document in known.values():
+        for i, wanted in enumerate(document.model.requires):
+            yield document, ("requires", i), "unknown component", wanted, fulfilled
+        for i, wanted in enumerate(document.model.build_requires):
+            yield document, ("build-requires", i), "unknown component", wanted, fulfilled
+
+
+def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
+    """Note names in one file that another file does not know, and conditions that cannot be read."""
+    matrix, at = project.matrix.model, project.matrix.at
+    for file, place, problem, name, known in _references(project):
+        if name not in known:
+            words = [str(word) for word in place if not isinstance(word, int) and word != name]
+            mistakes.add(file.at(*place), f"{'.'.join(words)}: {problem} {name!r}{suggestion(name, set(known))}")
+    for option, names in (("--with", changes.with_), ("--without", changes.without)):
+        for name in names:
+            if name not in project.components:
+                mistakes.add(f"{option} {name}", f"unknown component{suggestion(name, project.components)}")
+    for name, image in matrix.images.items():
+        if "os" not in image.axes:
+            mistakes.add(at("images", name, "axes"), f"images.{name}.axes: the axis 'os' is missing")
+    for name, document in project.components.items():
+        if not document.model.version_axis and (document.model.pin or name) not in matrix.versions:
             users = [image_name for image_name, image in matrix.images.items() if name in image.components]
             if users:
                 mistakes.add(at("versions"), f"versions: no version for {name}, which {users[0]} uses")
-    check_conditions(project, mistakes)
-
-
-def check_conditions(project: Project, mistakes: Mistakes) -> None:
-    """Note version specifiers in conditions that cannot be read."""
-    matrix = project.matrix
-    rows: list[tuple[YamlFile[Any], tuple[str | int, ...], Condition]] = [
-        (matrix, ("rules", i, "when"), rule.when) for i, rule in enumerate(matrix.model.rules)
-    ]
-    for document in project.components.values():
-        model = document.model
-        rows += [(document, ("supports", i), support.when) for i, support in enumerate(model.supports)]
-        rows += [(document, ("excludes", i), exclusion.when) for i, exclusion in enumerate(model.excludes)]
-        rows += [(document, ("facts", i), row.when) for i, row in enumerate(model.facts)]
-        rows += [(document, ("env", i), row.when) for i, row in enumerate(model.env)]
-        rows += [(document, ("checks", i), check.when) for i, check in enumerate(model.checks)]
-    for name, pins in matrix.model.versions.items():
-        rows += [(matrix, ("versions", name, i), pin.when) for i, pin in enumerate(pins)]
-    for file, place, condition in rows:
+    for file, place, condition in _conditions(project):
         for axis, alternatives in condition.items():
             try:
                 matches({axis: alternatives}, {axis: "0"})
             except ValueError as error:
                 mistakes.add(file.at(*place), f"{axis}: {error}")
+
+
+def _conditions(project: Project) -> Iterator[tuple[YamlFile[Any], tuple[str | int, ...], Condition]]:
+    """Yield the conditions of all files, and where they are."""
+    matrix = project.matrix.model
+    for i, rule in enumerate(matrix.rules):
+        yield project.matrix, ("rules", i, "when"), rule.when
+    for name, pins in matrix.versions.items():
+        for i, pin in enumerate(pins):
+            yield project.matrix, ("versions", name, i), pin.when
+    for i, required in enumerate(matrix.publish.require):
+        yield project.matrix, ("publish", "require", i, "when"), required.when
+    for document in project.components.values():
+        for key in ("supports", "excludes", "facts", "env", "checks"):
+            for i, row in enumerate(getattr(document.model, key)):
+                yield document, (key, i), row.when
 
 
 def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
@@ -284,7 +266,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     changes = changes or Changes()
     matrix = project.matrix.model
     versions = _changed_versions(project, changes, mistakes)
-    check_names(project, changes.with_, changes.without, mistakes)
+    check_names(project, changes, mistakes)
     mistakes.stop_if_any()
     targets: list[Target] = []
     excluded: list[Excluded] = []

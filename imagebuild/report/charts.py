@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -199,9 +199,7 @@ def _limit_shapes(limits: Sequence[DrawnLimit], largest_size: int) -> list[dict[
 
 def heat_map(test: BandwidthTest) -> Figure:
     """Return the heat map of a matrix. Its colours begin at 0, so that noise does not look like a pattern."""
-    matrix = [
-        [None if cell is None or not math.isfinite(cell) else cell for cell in row] for row in test.matrix or ()
-    ]
+    matrix = [[None if cell is None or not math.isfinite(cell) else cell for cell in row] for row in test.matrix or ()]
     rows, columns = len(matrix), max(map(len, matrix), default=0)
     unit = _plotly_text(test.unit or "")
     trace: dict[str, Any] = {
@@ -236,11 +234,6 @@ def heat_map(test: BandwidthTest) -> Figure:
             "yaxis": {**axis, "title": {"text": "row"}, "autorange": "reversed"},
         },
     }
-
-
-def figures_of(drawings: Iterable[Drawing]) -> dict[str, Figure]:
-    """Return the figures by the id of their place in the page."""
-    return {drawing.id: drawing.figure for drawing in drawings}
 
 
 def _plotly_text(text: str) -> str:

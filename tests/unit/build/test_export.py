@@ -21,7 +21,7 @@ from imagebuild.build import (
 )
 from imagebuild.core import CommandError, ConfigError, ResultError
 from imagebuild.oci import Endpoint, ImageSettings, add_image, blob_path, read_index, write_index
-from imagebuild.project import BuildResult, Plan, Project, Target, staged_tag, staging_of
+from imagebuild.project import BuildResult, Plan, Project, Target, repository_name, staged_tag
 from imagebuild.render import Renderer
 from tests.registry_fake import FakeRegistry
 
@@ -141,7 +141,7 @@ def test_the_staging_repository_is_the_matrixs(project: Project, target: Target)
     model = project.matrix.model
     publish = model.publish.model_copy(update={"staging": "{repository}/wait/{image}"})
     document = replace(project.matrix, model=model.model_copy(update={"publish": publish, "repository": "r.test/x"}))
-    assert staging_of(replace(project, matrix=document), target) == "r.test/x/wait/quickstart"
+    assert repository_name(replace(project, matrix=document), target.image) == "r.test/x/wait/quickstart"
 
 
 def test_layouts_of_builds_before_are_removed_and_nothing_else(request_: BakeRequest) -> None:
