@@ -250,14 +250,10 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
         (BINFMT / "register").write_text(line if "F" in line.rpartition(":")[2] else f"{line}F")
 
 
-# The log comes first, so that it also has the errors of what follows. In a process namespace of its own all that the
-# engine has started ends with it, also when it is killed. A system-wide containerd is hidden: it is another engine's.
-LAUNCH = """\
-cd /; exec >"$1" 2>&1
-exec unshare --mount --propagation slave --pid --fork --kill-child --mount-proc sh -c "$2" "$0"
-"""
-# The shell stays, as the namespace's first process has to collect others that end.
-DAEMON = 'mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && dockerd --config-file "$0"; exit $?'
+# The log comes first, so that it also has the errors of what follows. A system-wide containerd is hidden: it is another
+# engine's. Processes stay in the machine's namespace, where `docker inspect` and `nsenter` name the same ones.
+LAUNCH = 'cd /; exec >"$1" 2>&1; exec unshare --mount --propagation slave sh -c "$2" "$0"'
+DAEMON = 'mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && exec dockerd --config-file "$0"'
 ABSENT_POLLS = 8
 """Polls in a row, 0.2 s apart, that must find no process of the engine before it counts as ended: it is launched by a
 chain of programs, and a process that starts the next one has no argv at first."""
@@ -303,19 +299,32 @@ def daemon_config(paths: EnginePaths, pool: IPv4Network, mtu: int, *, nvidia: bo
         "iptables": False,
         "mtu": mtu,
         "default-network-opts": {"bridge": {"com.docker.network.driver.mtu": str(mtu)}},
-        # systemd would look for the numbers of processes in its own namespace.
-        "exec-opts": ["native.cgroupdriver=cgroupfs"],
     }
     if nvidia:
         config["runtimes"] = {"nvidia": {"path": "nvidia-container-runtime"}}
     return config
 
 
-def engine_processes(paths: EnginePaths) -> dict[str, int]:
-    """Return program → process id of this engine: `unshare`, which ends last, `sh` and `dockerd`."""
-    config = str(paths.config)
-    named = {Path(argv[0]).name: pid for pid, (_, argv) in process_table().items() if config in argv}
-    return {program: pid for program, pid in named.items() if program in ("unshare", "sh", "dockerd")}
+def engine_processes(paths: EnginePaths) -> dict[int, list[str]]:
+    """Return the processes of this engine and their descendants: process id → command line."""
+    table = process_table()
+
+    def is_ours(argv: list[str]) -> bool:
+        program = Path(argv[0]).name if argv else ""
+        if str(paths.config) in argv:
+            return program in ("unshare", "sh", "dockerd")  # the first two are about to become the third
+        helper = program in ("containerd", "containerd-shim-runc-v2", "runc")
+        return helper and any(f"{paths.exec_root}/" in word for word in argv)
+
+    pids = {pid for pid, (_, argv) in table.items() if is_ours(argv)}
+    while children := {pid for pid, (parent, _) in table.items() if parent in pids} - pids:
+        pids |= children
+    return {pid: table[pid][1] for pid in pids}
+
+
+def dockerd_of(processes: Mapping[int, list[str]]) -> int | None:
+    """Return which of an engine's processes is dockerd; None if it does not run."""
+    return next((pid for pid, argv in processes.items() if argv and Path(argv[0]).name == "dockerd"), None)
 
 
 def _await(paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
@@ -336,12 +345,20 @@ def _await(paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
 def _clear(paths: EnginePaths, run: RunProgram, seconds: float = 20) -> None:
     """End the engine, and remove all that it made except its data, also what a crash or a `kill -9` left."""
     deadline = time.monotonic() + seconds
-    if pid := engine_processes(paths).get("dockerd"):
+    known = engine_processes(paths)
+    if pid := dockerd_of(known):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)  # it stops its containers first
-    while (left := engine_processes(paths)) and time.monotonic() < deadline + 10:
-        if "dockerd" not in left or time.monotonic() > deadline:
-            for pid in left.values():
+    while time.monotonic() < deadline + 10:
+        table = process_table()
+        # Build steps outlive their parents, so those that were seen once are looked for by themselves.
+        left = {pid: argv for pid, argv in known.items() if table.get(pid, (0, []))[1] == argv}
+        left |= engine_processes(paths)
+        if not left:
+            break
+        known |= left
+        if dockerd_of(left) is None or time.monotonic() > deadline:
+            for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
@@ -357,12 +374,12 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
     Raises ConfigError if not root, CommandError if a step fails; what was started is removed again.
     """
     paths = EnginePaths.of(environ)
-    if "dockerd" not in engine_processes(paths):
+    if dockerd_of(engine_processes(paths)) is None:
         require_root("`imagebuild engine up`")
         with os_errors_as_command_errors():
             paths.data.mkdir(parents=True, exist_ok=True)
             with _alone(paths.state):  # a second `up` or `down` would remove a half-made engine
-                if "dockerd" not in engine_processes(paths):
+                if dockerd_of(engine_processes(paths)) is None:
                     _install_missing(run)
                     _launch(paths, run)
     _await(paths, run)
@@ -372,10 +389,10 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
 def _install_missing(run: RunProgram) -> None:
     """Install what the engine lacks. Raises CommandError if that would upgrade an engine that runs here."""
     missing = missing_packages(run)
-    running = [pid for pid, (_, argv) in process_table().items() if argv and Path(argv[0]).name == "dockerd"]
+    running = dockerd_of({pid: argv for pid, (_, argv) in process_table().items()})
     if "docker.io" in missing and running and program_version(run, "dockerd", "--version"):
         raise CommandError(
-            f"the engine that runs here (pid {running[0]}) is too old, and imagebuild upgrades none but its own; "
+            f"the engine that runs here (pid {running}) is too old, and imagebuild upgrades none but its own; "
             "upgrade it to Docker Engine 26+, or stop it and run `imagebuild engine up` again"
         )
     if missing:
@@ -427,7 +444,7 @@ def engine_status(environ: Mapping[str, str] = os.environ, run: RunProgram = run
     """Return the state of the private engine, whether or not there is one."""
     paths = EnginePaths.of(environ)
     version = None
-    if pid := engine_processes(paths).get("dockerd"):
+    if pid := dockerd_of(engine_processes(paths)):
         with suppress(CommandError):
             version = run("docker", "--host", paths.host, "info", "--format", "{{.ServerVersion}}", timeout=20).strip()
     return EngineStatus(pid is not None, paths.host, str(paths.data), pid, version)

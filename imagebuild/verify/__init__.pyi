@@ -2,17 +2,15 @@ from .checks import UNCOMPARED as UNCOMPARED
 from .checks import ListedCheck as ListedCheck
 from .checks import algorithm_of as algorithm_of
 from .checks import axes_of as axes_of
-from .checks import checks_of_components as checks_of_components
-from .checks import chosen_checks as chosen_checks
 from .checks import command_of as command_of
 from .checks import components_of as components_of
 from .checks import correctness_problem as correctness_problem
 from .checks import judge_check as judge_check
 from .checks import judged_speed as judged_speed
-from .checks import known_checks as known_checks
 from .checks import planned_checks as planned_checks
 from .checks import read_results as read_results
 from .checks import run_check as run_check
+from .checks import select_checks as select_checks
 from .docker import CDI as CDI
 from .docker import GPU as GPU
 from .docker import NodesUnreachable as NodesUnreachable
@@ -45,6 +43,7 @@ from .rules import runs as runs
 from .runner import Command as Command
 from .runner import Execution as Execution
 from .runner import HostFacts as HostFacts
+from .runner import Session as Session
 from .runner import as_user as as_user
 from .runner import host_facts as host_facts
 from .runner import probed_facilities as probed_facilities

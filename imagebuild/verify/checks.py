@@ -63,47 +63,38 @@ class ListedCheck:
     """None for a check that starts nothing in the image."""
 
 
-def known_checks(project: Project, image_checks: Mapping[str, str]) -> list[ListedCheck]:
-    """Return the checks of all components, after those of the image as a whole: name → what passing proves."""
+def select_checks(
+    project: Project,
+    image_checks: Mapping[str, str],
+    components: Iterable[str] | None = None,
+    patterns: Sequence[str] = (),
+) -> list[ListedCheck]:
+    """Return the checks that fit one of the globs `COMPONENT/CHECK`, all without a glob: the image's own come first.
+
+    An image has checks of its `components`, by default of all, and `image_checks`: name → what passing proves. A
+    component alone as a glob means all of its checks. Raises ConfigError for a glob that fits no check of any image,
+    NothingSelected if none fits this one's.
+    """
     listed = [ListedCheck(f"{IMAGE}/{name}", text, None) for name, text in image_checks.items()]
     for component, document in project.components.items():
-        listed += [
-            ListedCheck(f"{component}/{check.name}", check.description, check) for check in document.model.checks
-        ]
-    return listed
-
-
-def checks_of_components(listed: Iterable[ListedCheck], components: Iterable[str]) -> list[ListedCheck]:
-    """Return those of the checks that an image with these components has."""
-    owners = {IMAGE, *components}
-    return [entry for entry in listed if entry.name.partition("/")[0] in owners]
-
-
-def chosen_checks(
-    patterns: Sequence[str], offered: Sequence[ListedCheck], everything: Sequence[ListedCheck]
-) -> list[ListedCheck]:
-    """Return the offered checks that fit one of the globs `COMPONENT/CHECK`; all of them without a glob.
-
-    A component alone means all of its checks. Raises ConfigError for a glob that fits no check of `everything`,
-    NothingSelected if none of the offered checks fits.
-    """
-
-    def fitting(pattern: str, listed: Iterable[ListedCheck]) -> set[str]:
-        return {entry.name for entry in listed if fnmatchcase(entry.name, pattern)}
-
-    globs = [pattern if "/" in pattern else f"{pattern}/*" for pattern in patterns] or ["*"]
-    for pattern in globs:
-        if not fitting(pattern, everything):
-            names = {entry.name for entry in everything}
-            if pattern.endswith("/*"):
-                near = suggestion(pattern.removesuffix("/*"), {name.partition("/")[0] for name in names})
+        named = ((f"{component}/{check.name}", check) for check in document.model.checks)
+        listed += [ListedCheck(name, check.description, check) for name, check in named]
+    owners = {IMAGE, *(project.components if components is None else components)}
+    chosen = set()
+    for pattern in patterns or ["*/*"]:
+        glob = pattern if "/" in pattern else f"{pattern}/*"
+        fitting = {entry.name for entry in listed if fnmatchcase(entry.name, glob)}
+        if not fitting:
+            names = {entry.name for entry in listed}
+            if glob.endswith("/*"):
+                near = suggestion(glob.removesuffix("/*"), {name.partition("/")[0] for name in names})
             else:
-                near = suggestion(pattern, names)
-            raise ConfigError(f"--only {pattern}: no such check{near or '; see `imagebuild verify --list`'}")
-    chosen = {name for pattern in globs for name in fitting(pattern, offered)}
+                near = suggestion(glob, names)
+            raise ConfigError(f"--only {glob}: no such check{near or '; see `imagebuild verify --list`'}")
+        chosen |= {name for name in fitting if name.partition("/")[0] in owners}
     if not chosen:
         raise NothingSelected(f"--only {' '.join(patterns)}: the image has no component with these checks")
-    return [entry for entry in offered if entry.name in chosen]
+    return [entry for entry in listed if entry.name in chosen]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,9 +27,8 @@ from imagebuild.core.run import OutputSink
 from imagebuild.oci import engine
 from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import blob_name, digest_of, index_json
-from imagebuild.project.component import Facilities
 from imagebuild.verify import runner
-from imagebuild.verify.runner import CannotRun, Command, Execution, HostFacts, Probe
+from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Runner, Session
 
 USERS = {"root": ("/root", 0), "mpiuser": ("/home/mpiuser", 1000)}
 """Users that log in to nodes → home and number. An image that was not built here may lack the second."""
@@ -267,13 +266,14 @@ class StartedContainer:
     probe: Probe
 
 
-@dataclass(frozen=True)
-class DockerRunner:
+class DockerRunner(Runner):
     """Run commands in containers on an engine."""
 
-    client: DockerClient
-    name: str = "docker"
-    one_host: bool = True
+    name = "docker"
+    one_host = True
+
+    def __init__(self, client: DockerClient) -> None:
+        self.client = client
 
     @contextmanager
     def session(self, reference: str | None, layout: Path | None) -> Iterator[DockerSession]:
@@ -357,32 +357,24 @@ def execute(container: Container, argv: list[str], user: str, *, sink: OutputSin
     return None if reader.is_alive() or sink.full.is_set() else status[0]
 
 
-class DockerSession:
+class DockerSession(Session):
     """Run commands in a container of the image, and in more of them where a check needs several nodes."""
 
     def __init__(self, client: DockerClient, image: str, started: StartedContainer, stack: ExitStack) -> None:
         self.client, self.image, self.started = client, image, started
         self._stack = stack
         self._clusters: dict[int, tuple[ExitStack, tuple[Container, ...]]] = {}
-        self.host: HostFacts = runner.host_facts(started.probe)
+        self.host = runner.host_facts(started.probe)
         why = {"slurm": "the engine has none", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
         if "device_requests" not in started.options:
             why["gpu"] = "the engine gives the container none"
         nodes = MAX_NODES if self.host.tools >= SSH else 1
-        self.facilities: Facilities = runner.probed_facilities(started.probe, nodes=nodes, slurm=False, why=why)
-
-    def obstacle(self, command: Command) -> str:
-        """Return why this command cannot run here at all; empty if it can."""
-        if "bash" not in self.host.tools:
-            return "the image has no bash"
-        if command.user not in self.host.accounts:
-            return f"the image has no user {command.user}"
-        return ""
+        self.facilities = runner.probed_facilities(started.probe, nodes=nodes, slurm=False, why=why)
 
     def run(self, command: Command) -> Execution:
         """Run a command in the container, or in a cluster if it needs several nodes. Raises CommandError."""
         if command.nodes == 1:
-            execution = run_in_container(self.started.container, command, self.host)
+            execution = self._run_in(self.started.container, command)
             if execution.status is None or has_leftovers(self.started.container):
                 # It ends everything that runs in it, wherever that hides.
                 with engine.sdk_errors_explained(f"docker restart {self.started.container.name}"):
@@ -392,13 +384,19 @@ class DockerSession:
             nodes = self._cluster(command.nodes)
         except CommandError as error:
             return Execution(("docker", "run", self.image), None, str(error), 0.0, problem="the nodes did not come up")
-        names = {"IMAGEBUILD_NODES": " ".join(cluster_names(command.nodes))}
-        execution = run_in_container(
-            nodes[0], replace(command, environment={**command.environment, **names}), self.host
-        )
+        execution = self._run_in(nodes[0], command, cluster_names(command.nodes))
         if execution.status is None:
             self._clusters.pop(command.nodes)[0].close()
         return execution
+
+    def _run_in(self, container: Container, command: Command, nodes: Sequence[str] = ()) -> Execution:
+        limit_s = command.timeout_s + runner.GRACE_S + ENGINE_S
+
+        def start(program: str, _: str, sink: OutputSink) -> int | None:
+            return execute(container, ["bash", "-c", program], command.user, sink=sink, timeout_s=limit_s)
+
+        argv = ["docker", "exec", "--user", command.user, str(container.name)]
+        return self.execution(command, start, argv, nodes=nodes)
 
     def _cluster(self, nodes: int) -> tuple[Container, ...]:
         """Return the containers of a cluster of this size; it is started once and used until a command is killed."""
@@ -411,22 +409,6 @@ class DockerSession:
                 containers = attempt.enter_context(cluster(self.client, self.image, nodes, options=options))
                 self._clusters[nodes] = (self._stack.enter_context(attempt.pop_all()), containers)
         return self._clusters[nodes][1]
-
-
-def run_in_container(container: Container, command: Command, host: HostFacts) -> Execution:
-    """Run a command in a container. Raises CommandError if the engine fails."""
-    environment = runner.command_environment(command, home=host.accounts[command.user][2])
-    program = runner.wrapped_script(
-        command.script, token=uuid.uuid4().hex, timeout_s=command.timeout_s, environment=environment
-    )
-    limit_s = command.timeout_s + runner.GRACE_S + ENGINE_S
-    began = time.monotonic()
-    with OutputSink(command.log) as sink:
-        status = execute(container, ["bash", "-c", program], command.user, sink=sink, timeout_s=limit_s)
-    argv = ["docker", "exec", "--user", command.user, str(container.name), "bash", "-euo", "pipefail", "-c"]
-    return runner.finished_execution(
-        command, [*argv, command.script], environment, status=status, sink=sink, seconds=time.monotonic() - began
-    )
 
 
 def has_leftovers(container: Container) -> bool:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from imagebuild.core import console, run
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import OutputSink
-from imagebuild.project.component import Facilities
 from imagebuild.verify import runner
-from imagebuild.verify.runner import Command, Execution, HostFacts, Probe
+from imagebuild.verify.runner import Command, Execution, Probe, Runner, Session
 
 JOINING = frozenset({"dbclient", "rsh", "slogin", "ssh"})
 """Launchers that join their arguments with blanks and give the line to a shell on the other side."""
@@ -74,27 +70,20 @@ CONNECT_S = 30
 SWEEP_S = 20
 
 
-@dataclass(frozen=True)
-class ExecRunner:
+class ExecRunner(Runner):
     """Start commands by a prefix: `exec:'srun --container-image=…'`, `exec:'ssh node'`, `exec:''`."""
 
-    prefix: tuple[str, ...]
-    hosts: tuple[str, ...] = ()
-    """Nodes of checks that use several; the prefix leads to the first."""
-    one_host: bool = False
+    def __init__(self, text: str, hosts: Sequence[str] = ()) -> None:
+        """Read what follows `exec:`. `hosts` are nodes of checks that use several; the prefix leads to the first.
 
-    @classmethod
-    def parse(cls, text: str, hosts: Sequence[str] = ()) -> ExecRunner:
-        """Read what follows `exec:`. Raises ConfigError if its quotes do not match."""
+        Raises ConfigError if quotes do not match.
+        """
         try:
-            return cls(tuple(shlex.split(text)), tuple(hosts))
+            self.prefix = tuple(shlex.split(text))
         except ValueError as error:
             raise ConfigError(f"--runner exec:{text}: {error}; quote the prefix as a shell does") from None
-
-    @property
-    def name(self) -> str:
-        """Return the runner as `--runner` names it; secrets are blanked."""
-        return f"exec:{shlex.join(console.redacted_arguments(self.prefix))}"
+        self.hosts = tuple(hosts)
+        self.name = f"exec:{shlex.join(console.redacted_arguments(self.prefix))}"
 
     @contextmanager
     def session(self, reference: str | None = None, layout: Path | None = None) -> Iterator[ExecSession]:  # noqa: ARG002 - the prefix leads to the image
@@ -109,28 +98,23 @@ class ExecRunner:
             raise CommandError(f"--runner {self.name}: the first command {how} and printed: {output}")
         yield ExecSession(self, probe)
 
-    def archive(self, reference: str | None) -> None:
-        """Return None: a prefix starts commands and reads no images."""
 
-
-class ExecSession:
+class ExecSession(Session):
     """Run commands where a prefix leads."""
 
     def __init__(self, exec_runner: ExecRunner, probe: Probe) -> None:
         self.prefix: Sequence[str] = exec_runner.prefix
-        self.host: HostFacts = runner.host_facts(probe)
+        self.host = runner.host_facts(probe)
         prefix_has_srun = with_ranks(self.prefix, 1, 1) is not None
         slurm = prefix_has_srun or bool("srun" in self.host.tools and self.host.facts.get("job"))
         why = {"slurm": "no srun in an allocation, and the prefix has none", "nodes": "--hosts names none"}
         self.nodes = exec_runner.hosts or tuple(self.host.facts.get("hostlist", "").split()) or ("localhost",)
-        self.facilities: Facilities = runner.probed_facilities(probe, nodes=len(self.nodes), slurm=slurm, why=why)
+        self.facilities = runner.probed_facilities(probe, nodes=len(self.nodes), slurm=slurm, why=why)
 
     def obstacle(self, command: Command) -> str:
         """Return why this command cannot run here at all; empty if it can."""
-        if "bash" not in self.host.tools:
-            return "the image has no bash"
-        if command.user not in self.host.accounts and command.user != self.host.user:
-            return f"the image has no user {command.user}"
+        if problem := super().obstacle(command):
+            return problem
         if self._argv(command, "") is None:
             if self.host.uid:
                 return f"needs the user {command.user}; commands run as {self.host.user} here"
@@ -139,36 +123,27 @@ class ExecSession:
 
     def run(self, command: Command) -> Execution:
         """Run a command. Raises CommandError if it cannot be started."""
-        _, _, home = self.host.accounts.get(command.user, (0, 0, "/root"))
-        environment = runner.command_environment(command, home)
-        if command.nodes > 1:
-            environment["IMAGEBUILD_NODES"] = " ".join(self.nodes[: command.nodes])
         # Where the prefix does not start ranks, srun does so from inside.
         launcher: list[str] = []
         if command.ranks > 1 and with_ranks(self.prefix, command.ranks, command.nodes) is None:
             launcher = ["srun", *srun_options(command.ranks, command.nodes)]
-        token = uuid.uuid4().hex
-        program = runner.wrapped_script(
-            command.script, token=token, timeout_s=command.timeout_s, environment=environment, launcher=launcher
-        )
-        argv = self._argv(command, program)
-        assert argv, self.obstacle(command)
-        began = time.monotonic()
-        status: int | None = None
-        with OutputSink(command.log) as sink:
+
+        def start(program: str, token: str, sink: OutputSink) -> int | None:
+            argv, sweep = self._argv(command, program), self._argv(command, runner.sweep_script(token))
+            assert argv, self.obstacle(command)
+            assert sweep
+            status: int | None = None
             try:
                 status = run.run_with_deadline(argv, sink, command.timeout_s + runner.GRACE_S + CONNECT_S)
             finally:
                 if status is None and not SELF_CLEANING & set(program_names(self.prefix)):
                     # The end of the launcher may have left the command running on the other side.
-                    sweep = self._argv(command, runner.sweep_script(token))
-                    assert sweep
                     with OutputSink(None) as ignored:
                         run.run_with_deadline(sweep, ignored, SWEEP_S)
-        evidence = [*self.prefix, *launcher, "bash", "-euo", "pipefail", "-c", command.script]
-        return runner.finished_execution(
-            command, evidence, environment, status=status, sink=sink, seconds=time.monotonic() - began
-        )
+            return status
+
+        nodes = self.nodes[: command.nodes] if command.nodes > 1 else ()
+        return self.execution(command, start, self.prefix, nodes=nodes, launcher=launcher)
 
     def _argv(self, command: Command, program: str) -> list[str] | None:
         """Return what starts a program for bash as the command's user; None if nothing can."""

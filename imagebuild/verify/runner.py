@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import time
+import uuid
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from imagebuild.core import console
 from imagebuild.core.errors import CommandError
@@ -73,64 +75,6 @@ class HostFacts:
     """User → uid, gid, home."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """`kernel`, `machine`, `cpus`, `memory`, `host`, `os`, …"""
-
-
-class Session(Protocol):
-    """Run commands in an image that is ready for them."""
-
-    @property
-    def facilities(self) -> Facilities:
-        """Return the GPUs, nodes and other facilities that checks may need."""
-
-    @property
-    def host(self) -> HostFacts:
-        """Return the facts about the place where commands run."""
-
-    def obstacle(self, command: Command) -> str:
-        """Return why this command cannot run here at all: no bash, no such user. Empty if it can."""
-
-    def run(self, command: Command) -> Execution:
-        """Run a command. A non-zero status is a result; raises CommandError if the runner itself fails."""
-
-
-class Runner(Protocol):
-    """Run commands in an image, and read it if that is possible from here."""
-
-    @property
-    def name(self) -> str:
-        """Return the runner as `--runner` names it."""
-
-    @property
-    def one_host(self) -> bool:
-        """Return whether several nodes are containers of one host, between which no network is measured."""
-
-    def session(self, reference: str | None, layout: Path | None) -> AbstractContextManager[Session]:
-        """Make an image ready; what was started for it ends with the context.
-
-        A runner with an engine takes the image of this reference, or loads the layout if there is no reference; others
-        need neither. Raises CannotRun if nothing can be run in the image, CommandError if the runner fails.
-        """
-
-    def archive(self, reference: str | None) -> Iterable[bytes] | None:
-        """Return the image as an archive in chunks; None if this runner cannot read images."""
-
-
-@dataclass(frozen=True)
-class NoRunner:
-    """Run nothing, and say why."""
-
-    reason: str
-    name: str = "none"
-    one_host: bool = False
-
-    @contextmanager
-    def session(self, reference: str | None, layout: Path | None) -> Iterator[Session]:  # noqa: ARG002 - it starts none
-        """Raise CannotRun."""
-        raise CannotRun(self.reason)
-        yield  # makes this function a context manager
-
-    def archive(self, reference: str | None) -> None:
-        """Return None: nothing can be read through this runner."""
 
 
 TOOLS = ("bash", "nvidia-smi", "runuser", "scontrol", "setpriv", "srun", "ssh", "ssh-keygen", "sshd", "su", "timeout")
@@ -331,30 +275,93 @@ def sweep_script(token: str) -> str:
     return _SWEEP.format(mark=f"{MARK}={token}", functions=_FUNCTIONS)
 
 
-def command_environment(command: Command, home: str) -> dict[str, str]:
-    """Return the variables that a command is given beside those of the image."""
-    return {"LC_ALL": "C.UTF-8", "HOME": home, "USER": command.user, **command.environment}
+class Session(ABC):
+    """Run commands in an image that is ready for them."""
+
+    host: HostFacts
+    facilities: Facilities
+    """GPUs, nodes and other facilities that checks may need."""
+
+    def obstacle(self, command: Command) -> str:
+        """Return why this command cannot run here at all: no bash, no such user. Empty if it can."""
+        if "bash" not in self.host.tools:
+            return "the image has no bash"
+        if command.user not in self.host.accounts and command.user != self.host.user:
+            return f"the image has no user {command.user}"
+        return ""
+
+    @abstractmethod
+    def run(self, command: Command) -> Execution:
+        """Run a command. A non-zero status is a result; raises CommandError if the runner itself fails."""
+
+    def execution(
+        self,
+        command: Command,
+        start: Callable[[str, str, OutputSink], int | None],
+        argv: Iterable[str],
+        *,
+        nodes: Sequence[str] = (),
+        launcher: Sequence[str] = (),
+    ) -> Execution:
+        """Wrap a command's script, run it, and return the outcome; `nodes` are those that it uses, if several.
+
+        `start` takes the wrapped script, its token and where its output goes, and returns the exit status, or None if
+        it ended the program itself. `argv` and `launcher` are what people type before bash.
+        """
+        _, _, home = self.host.accounts.get(command.user, (0, 0, "/root"))
+        environment = {"LC_ALL": "C.UTF-8", "HOME": home, "USER": command.user, **command.environment}
+        if nodes:
+            environment["IMAGEBUILD_NODES"] = " ".join(nodes)
+        token = uuid.uuid4().hex
+        program = wrapped_script(
+            command.script, token=token, timeout_s=command.timeout_s, environment=environment, launcher=launcher
+        )
+        began = time.monotonic()
+        with OutputSink(command.log) as sink:
+            status = start(program, token, sink)
+        seconds = time.monotonic() - began
+        late = status == TIMEOUT_STATUS and seconds >= command.timeout_s
+        return Execution(
+            argv=console.redacted_arguments([*argv, *launcher, "bash", "-euo", "pipefail", "-c", command.script]),
+            status=None if late else status,
+            output=sink.text,
+            seconds=seconds,
+            environment=console.redacted_environment(environment),
+            problem=sink.reason,
+        )
 
 
-def finished_execution(
-    command: Command,
-    argv: Iterable[str],
-    environment: Mapping[str, str],
-    *,
-    status: int | None,
-    sink: OutputSink,
-    seconds: float,
-) -> Execution:
-    """Return the outcome of a wrapped command that ended with this status after so many seconds."""
-    late = status == TIMEOUT_STATUS and seconds >= command.timeout_s
-    return Execution(
-        argv=console.redacted_arguments(argv),
-        status=None if late else status,
-        output=sink.text,
-        seconds=seconds,
-        environment=console.redacted_environment(environment),
-        problem=sink.reason,
-    )
+class Runner(ABC):
+    """Run commands in an image, and read it if that is possible from here."""
+
+    name: str
+    """As `--runner` names it; secrets are blanked."""
+    one_host = False
+    """Whether several nodes are containers of one host, between which no network is measured."""
+
+    @abstractmethod
+    def session(self, reference: str | None, layout: Path | None) -> AbstractContextManager[Session]:
+        """Make an image ready; what was started for it ends with the context.
+
+        A runner with an engine takes the image of this reference, or loads the layout if there is no reference; others
+        need neither. Raises CannotRun if nothing can be run in the image, CommandError if the runner fails.
+        """
+
+    def archive(self, reference: str | None) -> Iterable[bytes] | None:  # noqa: ARG002 - few runners can read
+        """Return the image as an archive in chunks; None if this runner cannot read images."""
+        return None
+
+
+@dataclass(frozen=True)
+class NoRunner(Runner):
+    """Run nothing, and say why."""
+
+    reason: str
+    name: str = "none"
+
+    def session(self, reference: str | None, layout: Path | None) -> AbstractContextManager[Session]:  # noqa: ARG002
+        """Raise CannotRun."""
+        raise CannotRun(self.reason)
 
 
 def as_user(user: str, account: tuple[int, int, str], tools: frozenset[str], program: str) -> tuple[str, ...] | None:

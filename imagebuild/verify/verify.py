@@ -25,13 +25,11 @@ from imagebuild.verify.checks import (
     IMAGE,
     ListedCheck,
     PlannedCheck,
-    checks_of_components,
-    chosen_checks,
     judged_speed,
-    known_checks,
     planned_checks,
     require_known,
     run_check,
+    select_checks,
     skipped_result,
 )
 from imagebuild.verify.docker import DockerRunner
@@ -72,8 +70,7 @@ def verify_image(project: Project, plan: Plan, versions: Pins, request: VerifyRe
     """
     image, runner = find_image_and_runner(plan, request)
     components = components_to_check(project, image, request)
-    listed = known_checks(project, IMAGE_CHECKS)
-    chosen = chosen_checks(request.checks, checks_of_components(listed, components), listed)
+    chosen = select_checks(project, IMAGE_CHECKS, components, request.checks)
     names = {entry.name for entry in chosen}
 
     def checks_to_run(have: Facilities) -> list[PlannedCheck]:
@@ -122,7 +119,7 @@ def find_image_and_runner(plan: Plan, request: VerifyRequest) -> tuple[Subject, 
         if request.pull:
             raise ConfigError("--pull: only the docker runner pulls; leave it out")
         layout = request.layout or (subject.path_of_image(request.image) if request.image else None)
-        runner = ExecRunner.parse(request.runner.removeprefix(EXEC), request.hosts)
+        runner = ExecRunner(request.runner.removeprefix(EXEC), request.hosts)
         return subject.subject_elsewhere(plan, request.image, layout), runner
     if request.runner != "docker":
         raise ConfigError(f"--runner {request.runner}: unknown runner; use docker or exec:PREFIX")
@@ -184,7 +181,6 @@ def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence
 
     Raises ConfigError for a glob that fits no check, NothingSelected if none of the image fits.
     """
-    listed = known_checks(project, IMAGE_CHECKS)
     components: Mapping[str, str | None] = {}
     if image is not None:
         if target := subject.target_with_id(plan, image):
@@ -194,7 +190,7 @@ def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence
         else:
             client = engine.connect_engine(engine.find_engine())
             components = subject.subject_in_engine(client, plan, image, pull=False).components
-    return chosen_checks(globs, checks_of_components(listed, components) if components else listed, listed)
+    return select_checks(project, IMAGE_CHECKS, components or None, globs)
 
 
 REPORT_TIMEOUT_S = 60

@@ -32,11 +32,11 @@ ROUTES = [
 ]
 
 
-def process(machine: Path, pid: int, *argv: str) -> None:
+def process(machine: Path, pid: int, *argv: str, parent: int = 1) -> None:
     folder = machine / "proc" / str(pid)
     folder.mkdir()
     (folder / "cmdline").write_text("\0".join(argv) + "\0")
-    (folder / "stat").write_text(f"{pid} (a (b) c) S 1 1 1")
+    (folder / "stat").write_text(f"{pid} (a (b) c) S {parent} 1 1")
 
 
 def no_such_rule() -> str:
@@ -77,14 +77,18 @@ def test_daemon_config_keeps_to_itself(paths: EnginePaths) -> None:
     assert "nvidia" in daemon_config(paths, POOL, 1400, nvidia=True)["runtimes"]
 
 
-def test_processes_of_this_engine_and_no_other(machine: Path, paths: EnginePaths) -> None:
-    config = str(paths.config)
-    process(machine, 10, "/usr/bin/unshare", "--mount", "sh", "-c", "…", config)
-    process(machine, 11, "sh", "-c", "…", config)
-    process(machine, 12, "/usr/sbin/dockerd", "--config-file", config)
+def test_processes_of_this_engine_are_its_descendants_and_no_others(machine: Path, paths: EnginePaths) -> None:
+    config, socket = str(paths.config), f"{paths.exec_root}/containerd/containerd.sock"
+    process(machine, 10, "/usr/sbin/dockerd", "--config-file", config)
+    process(machine, 11, "containerd-shim-runc-v2", "-address", socket)
+    process(machine, 12, "sleep", "1000", parent=11)
+    process(machine, 13, "", parent=12)
+    process(machine, 14, "sh", "-c", "…", config, str(paths.log))
     process(machine, 20, "dockerd", "--config-file", "/etc/docker/daemon.json")
-    process(machine, 21, "vi", config)
-    assert engine_processes(paths) == {"unshare": 10, "sh": 11, "dockerd": 12}
+    process(machine, 21, "containerd", "--config", "/run/docker/containerd/containerd.toml", parent=20)
+    process(machine, 22, "vi", config)
+    process(machine, 23, "tail", "-f", f"{paths.exec_root}/log")
+    assert set(engine_processes(paths)) == {10, 11, 12, 13, 14}
 
 
 def installed(machine: Path, paths: EnginePaths, **more: str | Callable[[], str]) -> Runner:

@@ -22,7 +22,7 @@ from imagebuild.project import (
     script_of,
 )
 from imagebuild.render import Renderer
-from imagebuild.verify import IMAGE_CHECKS, known_checks
+from imagebuild.verify import IMAGE_CHECKS, select_checks
 from tests.conftest import ROOT
 
 PROGRAMS = Path(sysconfig.get_path("scripts"))
@@ -64,7 +64,7 @@ def test_schemas(model: type[Matrix | Component | Lock], golden: Callable[[str, 
 def test_the_page_of_checks_is_fresh(project: Project, golden: Callable[[str, str], None]) -> None:
     """docs/all-checks.md: what each check proves, by what it needs."""
     pages: dict[tuple[str, ...], list[str]] = {}
-    for entry in known_checks(project, IMAGE_CHECKS):
+    for entry in select_checks(project, IMAGE_CHECKS):
         needs = entry.check.needs or ("a container",) if entry.check else ()
         pages.setdefault(needs, []).append(f"| {entry.name} | {entry.description.replace('|', chr(92) + '|')} |")
     text = "# All checks, by need\n\nWritten by `make golden`.\n"

@@ -10,6 +10,7 @@ from imagebuild.verify import (
     Command,
     Execution,
     HostFacts,
+    Session,
     axes_of,
     command_of,
     components_of,
@@ -36,7 +37,7 @@ def execution(status: int | None, output: str, problem: str = "") -> Execution:
     return Execution(("bash",), status, output, 1.5, problem=problem)
 
 
-class Answers:
+class Answers(Session):
     """A session that answers from a table."""
 
     facilities = Facilities()

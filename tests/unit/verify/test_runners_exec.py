@@ -62,7 +62,7 @@ def program(folder: Path, name: str, text: str) -> str:
 def session(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExecSession]:
     program(tmp_path, "ssh", JOINING)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with ExecRunner.parse(request.param).session() as started:
+    with ExecRunner(request.param).session() as started:
         yield started
 
 
@@ -178,7 +178,7 @@ def test_the_outer_deadline_holds_where_the_launcher_hangs(
     monkeypatch.setattr("imagebuild.verify.prefix.CONNECT_S", 1)
     monkeypatch.setattr("imagebuild.verify.prefix.SWEEP_S", 1)
     monkeypatch.setattr("imagebuild.verify.runner.GRACE_S", 0)
-    with ExecRunner.parse(hung).session() as session:
+    with ExecRunner(hung).session() as session:
         done = run(session, "echo never", timeout_s=1)
     assert done.status is None
     assert done.seconds < 10
@@ -190,15 +190,15 @@ def test_a_launcher_that_cannot_start_anything_is_an_error(tmp_path: Path) -> No
         (program(tmp_path, "refuse", "#!/bin/sh\necho no route to host >&2\nexit 255\n"), "no route to host"),
         (str(tmp_path / "absent"), "cannot be run"),
     ):
-        with pytest.raises(CommandError, match=said), ExecRunner.parse(prefix).session():
+        with pytest.raises(CommandError, match=said), ExecRunner(prefix).session():
             pass
     with pytest.raises(ConfigError, match="No closing quotation"):
-        ExecRunner.parse("ssh 'node")
+        ExecRunner("ssh 'node")
 
 
 def test_the_user_is_changed_by_the_launcher_where_it_can(tmp_path: Path) -> None:
     docker = program(tmp_path, "docker", CONTAINER)
-    with ExecRunner.parse(f"{docker} exec c1").session() as session:
+    with ExecRunner(f"{docker} exec c1").session() as session:
         assert session.run(Command("echo run", user="daemon")).output == "run\n"
     assert (tmp_path / "docker.called").read_text().startswith("exec --user daemon c1 bash -c")
 
@@ -235,6 +235,6 @@ def test_a_rank_that_is_done_does_not_end_the_others() -> None:
 def test_hosts_are_nodes(session: ExecSession) -> None:
     assert session.facilities.nodes == 1
     assert "--hosts" in session.facilities.why["nodes"]
-    with ExecRunner.parse("", ["a", "b", "c"]).session() as several:
+    with ExecRunner("", ["a", "b", "c"]).session() as several:
         assert several.facilities.nodes == 3
         assert several.run(Command("echo $IMAGEBUILD_NODES", user=me(), nodes=2)).output == "a b\n"
