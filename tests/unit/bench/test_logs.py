@@ -79,6 +79,16 @@ def test_text_before_debug_output_is_kept(line: str, kept: str | None) -> None:
     assert texts(f"node1:1:1 [0] NCCL INFO\n{line}") == [kept or line]
 
 
+def test_what_is_no_row_is_not_joined_with_the_next_line() -> None:
+    """As pdsh writes it: its prefix stands before debug output, too."""
+    assert texts("x: node1:12:34 [0] NCCL INFO a\n# size\n12:07:33 node1:12:34 [0] NCCL INFO b\nlast") == [
+        "x: ",
+        "# size",
+        "12:07:33 ",
+        "last",
+    ]
+
+
 def test_encodings(tmp_path: Path) -> None:
     text = "a\r\nbß\n\x1b[1;32mc\x1b[0m\x1b]0;title\x07\nd\0e\n10%\r20%\rlast\n```text\n"
     for data in (
@@ -104,11 +114,6 @@ def test_lines_that_docker_wrapped() -> None:
         '{"log":5}',
         '{"log":"',
     ]
-
-
-def test_lines_longer_than_a_piece(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"a" * 3_000_000 + b"\nb\n" + b"c" * 1_500_000)
-    assert [len(line.text) for line in read_log(tmp_path / "log").lines] == [3_000_000, 1, 1_500_000]
 
 
 def test_a_file_without_line_ends_does_not_fill_the_memory(tmp_path: Path) -> None:

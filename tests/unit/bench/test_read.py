@@ -17,7 +17,7 @@ from tests.unit.bench.nccl_tables import Table, broken_lines, same
 from tests.unit.bench.test_dcgm import NEW as DIAG
 from tests.unit.bench.test_dcgm import new_document
 from tests.unit.bench.test_nvbandwidth import BOTH_WAYS, DOCUMENT, HOST, PAIRS
-from tests.unit.bench.test_perftest import OLD
+from tests.unit.bench.test_perftest import LEVELS, OLD
 from tests.unit.bench.test_perftest import document as perftest_document
 from tests.unit.bench.test_perftest import run as perftest_run
 
@@ -88,14 +88,6 @@ def test_unread_lines_are_shown() -> None:
     assert (source.unread, source.examples) == (1, (table.body()[0][:60].strip(),))
 
 
-def test_several_tools_in_one_file() -> None:
-    nvbandwidth = "nvbandwidth Version: v0.8\nRunning device_to_device_memcpy_read_ce.\nmemcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n 0       N/A    396.12\n 1    396.21       N/A\n\nSUM device_to_device_memcpy_read_ce 792.33\n"
-    results = read_text("log", Table().text() + nvbandwidth + Table("2.10").text())
-    assert results.sources[0].tools == ("nvbandwidth", "nccl-tests")
-    assert [run.verdict for run in results.runs] == ["ok", "ok"]
-    assert results.tests[0].sum == 792.33
-
-
 UCX = (Path(__file__).parents[2] / "data" / "ucx-logs" / "latency.txt").read_text()
 SWEEP = perftest_run((2, "5.30"), (65536, "190.11"))
 ALL = {
@@ -104,21 +96,6 @@ ALL = {
     "ucx_perftest": UCX,
     "dcgmi": DIAG,
 }
-LEVELS = """{
-"test_info": {
-"test": "Send_BW_Test",
-"Device": "mlx5_0"
-},
-"results": {
-"MsgSize": 64,
-sl: 3,
-"n_iterations": 1000,
-"BW_peak": 9.10,
-"BW_average": 9.00,
- "MsgRate": 0.017578
-}
-}
-"""
 
 
 def counts(results: Results) -> tuple[int, int, int, int]:
@@ -162,12 +139,6 @@ def test_json_between_warnings_with_braces() -> None:
     assert unread(results) == []
 
 
-def test_json_with_one_key_without_quotes() -> None:
-    results = read_text("log", LEVELS + LEVELS)
-    assert [table.rows[0].bw_average for table in results.tables] == [9.0, 9.0]
-    assert [table.verdict for table in results.tables] == ["ok", "ok"]
-
-
 def test_json_of_before_2024_beside_sound_json() -> None:
     for text in (OLD + LEVELS, LEVELS + OLD):
         assert sorted(table.rows[0].bw_average or 0 for table in read_text("log", text).tables) == [9.0, 190.11]
@@ -196,7 +167,7 @@ def assert_finite(results: Results) -> None:
 
 @pytest.mark.parametrize("text", FUZZED, ids=range(len(FUZZED)))
 def test_broken_text_is_no_error(text: str) -> None:
-    for changed in broken(text, count=100):
+    for changed in broken(text, count=40):
         assert_finite(read_text("log", changed))
 
 
@@ -240,10 +211,9 @@ def test_random_bytes_are_no_error(seed: int, tmp_path: Path) -> None:
 
 
 HARD = [
-    "1 ", "1" * 40, " " * 50, "1 1 float ", "8 2 float sum -1 ", "[", "{", '{"results":', '["', "a" * 50, "[1,0]<stdout>:", "0: ",
-    "a:1:1 [0] NCCL INFO ", "Rank 0 ", "# ", "> ", "1.1e+", "-", "N/A ", "1 1 float 1 1 1 1\n", "\x1b[", "_perf ", "...", "|", "a.",
-    "8 2 float sum -1 1 1 1\n", "node: ", "1\n", "{\n", "[{\n", '{"results":\n', '{"results":[1,2],\n', "# Rank 0 Pid 1 on a device 0 [0x00] x\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\n",
-    "# Out of bounds values : 0 OK\n", "# size count type redop root time algbw busbw #wrong\n", "Test NCCL failure\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n", "+ all_reduce_perf -b\n",
+    "1 ", "8 2 float sum -1 ", "{", '["', "[1,0]<stdout>:", "a:1:1 [0] NCCL INFO ", "x: a:1:1 [0] NCCL INFO\n", "12 a:1:1 [0] NCCL INFO\n", "Rank 0 ", "1.1e+", "\x1b[", "...", "1\n", "{\n",
+    '{"results":\n', '{"results":[1,2],\n', "# Rank 0 Pid 1 on a device 0 [0x00] x\n", "# Out of bounds values : 0 OK\n",
+    "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n", "+ all_reduce_perf -b\n",
 ]  # fmt: skip
 
 
