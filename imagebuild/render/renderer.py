@@ -184,8 +184,10 @@ class Renderer:
     def __init__(self, project: Project, versions: Pins) -> None:
         self.project = project
         self.versions = versions
-        self._stages: dict[str, str] = {}
-        """What a build stage is rendered from → its text."""
+        self._known: dict[object, Any] = {}
+        """What recipes remember together."""
+        self._stages: dict[tuple[int, str | None], str] = {}
+        """Identity of a component in a recipe, and base → text of its build stage."""
         self._installs: dict[tuple[str, str, str], str] = {}
         """Component, version, variant → steps of the final stage."""
         self._pins: dict[Source, str] = {}
@@ -194,7 +196,7 @@ class Renderer:
 
     def recipe(self, target: Target) -> Recipe:
         """Return how the target is made."""
-        return Recipe(self.project, self.versions, target, self._with_stage)
+        return Recipe(self.project, self.versions, target, self._with_stage, self._known)
 
     def capabilities(self, target: Target) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that programs of the target are compiled for, or must run on."""
@@ -256,6 +258,8 @@ class Renderer:
 
     def _stage(self, recipe: Recipe, name: str, base: str | None) -> str:
         """Render the build stage of a component."""
+        if (recipe.identity(name), base) in self._stages:
+            return self._stages[recipe.identity(name), base]
         lock, component = self.project.lock, recipe.component(name)
         git, wheels = recipe.git(name), recipe.wheels(name)
         values = recipe.values(name, stage=True)
@@ -277,13 +281,11 @@ class Renderer:
         }
         if "gpu" in component.key:
             context["gpu"] = self._capabilities(values.get("toolkit", context["version"]))
-        identity = repr({**context, "wheels": wheels})
-        if identity not in self._stages:
-            summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
-            rule = self._macros["rule"](name, summary)
-            text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
-            self._stages[identity] = f"{rule}\n{text}"
-        return self._stages[identity]
+        summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
+        rule = self._macros["rule"](name, summary)
+        text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
+        self._stages[recipe.identity(name), base] = f"{rule}\n{text}"
+        return self._stages[recipe.identity(name), base]
 
     def _capabilities(self, toolkit: str) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that a CUDA toolkit can compile for."""
