@@ -16,11 +16,10 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import NamedTuple, get_args
 
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
-from imagebuild.bench.profiles import CopyRate, Link, Measured, MeasuredSpeed, Profile, WireRate, profile_key
+from imagebuild.bench.profiles import CopyRate, Link, MeasuredSpeed, Profile, WireRate, profile_key
 from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import YamlFile
@@ -170,19 +169,16 @@ def class_ceilings(collective: str, ranks: int, nodes: int, hardware: Hardware) 
             continue
         link = hardware.link * algorithm.link.compute(ranks, nodes, gpus)
         network = math.inf
-        parts = [] if math.isinf(link) else [_product("link", algorithm.link)]
+        parts = [] if math.isinf(link) else [f"link * {algorithm.link.text}"]
         if nodes > 1:
             if algorithm.network is None or hardware.network is None:
                 continue
             network = hardware.network * algorithm.network.compute(ranks, nodes, gpus)
-            parts.append(_product("W", algorithm.network))
+            parts.append(f"W * {algorithm.network.text}")
+        parts = [part.removesuffix(" * 1") for part in parts]
         formula = parts[0] if len(parts) == 1 else f"min({', '.join(parts)})"
         ceilings.append(Ceiling(collective, algorithm.name, min(link, network), link, network, formula))
     return tuple(ceilings)
-
-
-def _product(rate: str, factor: Factor) -> str:
-    return rate if factor.text == "1" else f"{rate} * {factor.text}"
 
 
 def hard_ceiling(
@@ -286,11 +282,6 @@ def copy_ceiling(profile: Profile, test: str) -> Limit | None:
     return Limit(value=times * rate, unit="GB/s", what=f"{kind}, {'both directions' if times > 1 else 'one way'}")
 
 
-def copy_reference(profile: Profile, test: str) -> CopyRate | None:
-    """Return the first reference for the test."""
-    return next((copy for copy in profile.copies if _matches(test, copy.tests)), None)
-
-
 def wire_ceiling(profile: Profile, test: str) -> Limit | None:
     """Return the most that one network card can move, in Gb/s; None if it is not known."""
     if not profile.network:
@@ -298,21 +289,6 @@ def wire_ceiling(profile: Profile, test: str) -> Limit | None:
     times = 2 if "bidirectional" in test.casefold() else 1
     what = f"one {profile.network.kind} port, {'both directions' if times > 1 else 'one way'}"
     return Limit(value=times * profile.network.rate * 8, unit="Gb/s", what=what)
-
-
-def wire_reference(profile: Profile, test: str) -> WireRate | None:
-    """Return the lowest reference for the test: its output does not say whether buffers were in GPU memory."""
-    references = [wire for wire in profile.wires if _matches(test, wire.tests)]
-    return min(references, key=lambda wire: wire.rate * wire.tolerance, default=None)
-
-
-def reference_limit(measured: Measured, value: float, unit: str) -> Limit:
-    """Return a reference as a verdict shows it: the value with its source and date."""
-    return Limit(value=value, unit=unit, what=f"{measured.source}, {measured.date}")
-
-
-def _matches(test: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(test.casefold(), pattern.casefold()) for pattern in patterns)
 
 
 # The table of `imagebuild limits`
@@ -421,7 +397,16 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             mistakes.add(where, f"{name}: is listed twice; set `forced` in the one whose algorithm was chosen")
         keys.add(key)
         try:
-            ceiling = _ceiling_of(profile, reference)
+            layout = rank_layout(profile, reference.ranks, reference.nodes)
+            if layout.domains > 1 and layout.network is None:
+                raise NotComparable(f"{reference.nodes} nodes need a network, and {profile.name} has none")
+            ceiling = hard_ceiling(
+                reference.collective, reference.ranks, layout.domains, layout.hardware, reference.algorithm
+            )
+            if ceiling is None:
+                raise NotComparable(
+                    f"{reference.algorithm} is no class for {reference.collective} at this scale on {profile.name}"
+                )
         except NotComparable as error:
             mistakes.add(where, f"{name}: {error}")
         else:
@@ -433,19 +418,6 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
     for index, wire in enumerate(profile.wires):
         for test in wire.tests:
             _lint_rate(mistakes, document.at("wires", index), test, wire.rate * 8, wire_ceiling(profile, test))
-
-
-def _ceiling_of(profile: Profile, reference: MeasuredSpeed) -> Ceiling:
-    """Return the ceiling that a reference must stay below. Raises NotComparable if it has none."""
-    layout = rank_layout(profile, reference.ranks, reference.nodes)
-    if layout.domains > 1 and layout.network is None:
-        raise NotComparable(f"{reference.nodes} nodes need a network, and {profile.name} has none")
-    ceiling = hard_ceiling(reference.collective, reference.ranks, layout.domains, layout.hardware, reference.algorithm)
-    if ceiling is None:
-        raise NotComparable(
-            f"{reference.algorithm} is no class for {reference.collective} at this scale on {profile.name}"
-        )
-    return ceiling
 
 
 def _lint_rate(mistakes: Mistakes, where: str, name: str, value: float, limit: Limit | None) -> None:

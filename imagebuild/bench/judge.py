@@ -25,7 +25,7 @@ from imagebuild.bench.models import (
     SpeedOutcome,
     SpeedVerdict,
 )
-from imagebuild.bench.profiles import Profile
+from imagebuild.bench.profiles import Measured, Profile
 from imagebuild.core.errors import ConfigError
 
 MARGIN = 0.02
@@ -68,44 +68,46 @@ def judge_run(run: Run, profile: Profile, context: RunContext) -> SpeedVerdict:
     """Judge one run of nccl-tests by its best row of 1 GiB or more."""
     run = run.model_copy(update={"ranks": run.ranks or context.ranks, "nodes": run.nodes or context.nodes})
     measured, size = best_row(run)
-    draft = _Draft(run.source, describe_run(run.collective, run.ranks, run.nodes), "GB/s", measured, size)
+    subject = describe_run(run.collective, run.ranks, run.nodes)
+    facts = (run.source, subject, "GB/s", measured, size)
     try:
         collective, ranks, nodes = scale = _scale_of(run, profile)
         layout = rank_layout(profile, ranks, nodes)
         if measured is None or size is None:
             raise NotComparable("no bus bandwidth was read")
-        # A class that the collective does not have, such as a ring of alltoall, was not what it used.
-        algorithm = context.algorithm if context.algorithm in algorithms_of(collective) else None
-        ceiling = hard_ceiling(collective, ranks, layout.domains, layout.hardware, algorithm)
-        if ceiling:
-            what = f"{ceiling.algorithm} {collective} ceiling: {ceiling.formula}"
-            draft.ceiling = Limit(value=round(ceiling.value, 3), unit="GB/s", what=what)
-        elif algorithm:
-            raise NotComparable(f"{profile.name} cannot run {draft.subject} with {algorithm}")
-        if draft.is_above_ceiling(measured):
-            return draft.measurement_error()
-        if size < _least_size(run):
-            raise NotComparable(f"the largest size is {size} bytes; speed is judged at 1 GiB or more")
-        references = [r for r in profile.references if (r.collective, r.ranks, r.nodes) == scale]
-        if algorithm:
-            fitting = [r for r in references if r.algorithm in (None, algorithm)]
-        else:  # what the library chose itself
-            fitting = [r for r in references if not r.forced]
-        reference = max(fitting, key=lambda r: r.algorithm == algorithm, default=None)
-        if reference is None:
-            suffix = f" with {algorithm}" if algorithm and references else ""
-            raise NotComparable(f"{profile.name} has no reference for {draft.subject}{suffix}")
     except NotComparable as reason:
-        return draft.end("not-comparable", str(reason))
-    draft.reference = ceilings.reference_limit(reference, reference.rate, "GB/s")
-    draft.tolerance = reference.tolerance
+        return _judged(*facts, problem=str(reason))
+    # A class that the collective does not have, such as a ring of alltoall, was not what it used.
+    algorithm = context.algorithm if context.algorithm in algorithms_of(collective) else None
+    ceiling = hard_ceiling(collective, ranks, layout.domains, layout.hardware, algorithm)
+    if algorithm and ceiling is None:
+        return _judged(*facts, problem=f"{profile.name} cannot run {subject} with {algorithm}")
+    limit = None
+    if ceiling:
+        what = f"{ceiling.algorithm} {collective} ceiling: {ceiling.formula}"
+        limit = Limit(value=round(ceiling.value, 3), unit="GB/s", what=what)
+    references = [r for r in profile.references if (r.collective, r.ranks, r.nodes) == scale]
+    if algorithm:
+        fitting = [r for r in references if r.algorithm in (None, algorithm)]
+    else:  # what the library chose itself
+        fitting = [r for r in references if not r.forced]
+    reference = max(fitting, key=lambda r: r.algorithm == algorithm, default=None)
+    suffix = f" with {algorithm}" if algorithm and references else ""
+    missing = f"{profile.name} has no reference for {subject}{suffix}"
+    if size < _least_size(run):
+        reference, missing = None, f"the largest size is {size} bytes; speed is judged at 1 GiB or more"
     others = [r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance]
-    hint = ""
-    if others:
-        share = measured / others[0].rate
-        hint = f"{share:.0%} of the reference with {others[0].algorithm}: was the library made to use it?"
-    note = "" if _names_gpu(run) else f"the output does not name the GPU, so it is taken for {profile.name}"
-    return draft.compare(measured, note, hint_if_failed=hint)
+    hints = [
+        f"{measured / r.rate:.0%} of the reference with {r.algorithm}: was the library made to use it?" for r in others
+    ]
+    return _judged(
+        *facts,
+        ceiling=limit,
+        reference=reference,
+        missing=missing,
+        note="" if _names_gpu(run) else f"the output does not name the GPU, so it is taken for {profile.name}",
+        hint_if_failed=hints[0] if hints else "",
+    )
 
 
 def best_row(run: Run) -> tuple[float | None, int | None]:
@@ -130,22 +132,19 @@ def judge_matrix(test: BandwidthTest, profile: Profile) -> SpeedVerdict:
     """Judge a matrix in GB/s: its worst pair by the reference, its best pair by the ceiling."""
     name = test.name or "unnamed test"
     pairs = device_pairs(test)
-    worst = min(pairs, default=None)
-    draft = _Draft(test.source, name, "GB/s", worst, None)
-    if test.status != "passed":
-        return draft.end("not-comparable", f"the test's status is {test.status}")
-    if worst is None:
-        return draft.end("not-comparable", "no pair was measured")
-    draft.ceiling = ceilings.copy_ceiling(profile, name)
-    if draft.is_above_ceiling(max(pairs)):
-        draft.measured = max(pairs)
-        return draft.measurement_error()
-    reference = ceilings.copy_reference(profile, name)
-    if reference is None:
-        return draft.end("not-comparable", f"{profile.name} has no reference for this test")
-    draft.reference = ceilings.reference_limit(reference, reference.rate, "GB/s")
-    draft.tolerance = reference.tolerance
-    return draft.compare(worst, "the worst pair" if len(pairs) > 1 else "")
+    problem = "" if pairs else "no pair was measured"
+    return _judged(
+        test.source,
+        name,
+        "GB/s",
+        min(pairs, default=None),
+        problem=problem if test.status == "passed" else f"the test's status is {test.status}",
+        ceiling=ceilings.copy_ceiling(profile, name) if pairs and test.status == "passed" else None,
+        highest=max(pairs, default=None),
+        reference=next((copy for copy in profile.copies if copy.is_for(name)), None),
+        missing=f"{profile.name} has no reference for this test",
+        note="the worst pair" if len(pairs) > 1 else "",
+    )
 
 
 def device_pairs(test: BandwidthTest) -> list[float]:
@@ -167,71 +166,77 @@ def device_pairs(test: BandwidthTest) -> list[float]:
 def judge_table(table: PerftestTable, profile: Profile) -> SpeedVerdict:
     """Judge a bandwidth table of perftest by its best row, in Gb/s."""
     test = table.test or "unknown test"
-    draft = _Draft(table.source, test, "Gb/s", None, None)
-    if table.verdict != "ok":
-        return draft.end("not-comparable", f"its verdict is {table.verdict}: {table.reason}")
     rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
-    if not rows:
-        return draft.end("not-comparable", "no bandwidth was measured")
-    if table.unit not in ceilings.GBIT_UNITS:
-        return draft.end("not-comparable", "the unit was not printed; run with --report_gbits and keep the text")
-    value, draft.size_bytes = max(rows)
-    draft.measured = measured = value * ceilings.GBIT_UNITS[table.unit]
-    draft.ceiling = ceilings.wire_ceiling(profile, test)
-    if draft.is_above_ceiling(measured):
-        return draft.measurement_error()
-    reference = ceilings.wire_reference(profile, test)
-    if reference is None:
-        return draft.end("not-comparable", f"{profile.name} has no reference for this test")
-    draft.reference = ceilings.reference_limit(reference, reference.rate * 8, "Gb/s")
-    draft.tolerance = reference.tolerance
-    return draft.compare(measured, f"the reference is for {reference.memory} memory")
+    problems = (
+        (table.verdict != "ok", f"its verdict is {table.verdict}: {table.reason}"),
+        (not rows, "no bandwidth was measured"),
+        (
+            table.unit not in ceilings.GBIT_UNITS,
+            "the unit was not printed; run with --report_gbits and keep the text",
+        ),
+    )
+    if problem := next((text for holds, text in problems if holds), ""):
+        return _judged(table.source, test, "Gb/s", problem=problem)
+    value, size = max(rows)
+    # The output does not say whether buffers were in GPU memory, so the lower reference counts.
+    fitting = [wire for wire in profile.wires if wire.is_for(test)]
+    reference = min(fitting, key=lambda wire: wire.rate * wire.tolerance, default=None)
+    return _judged(
+        table.source,
+        test,
+        "Gb/s",
+        value * ceilings.GBIT_UNITS[table.unit or ""],
+        size,
+        ceiling=ceilings.wire_ceiling(profile, test),
+        reference=reference,
+        missing=f"{profile.name} has no reference for this test",
+        note=f"the reference is for {reference.memory} memory" if reference else "",
+    )
 
 
-@dataclass
-class _Draft:
-    """A verdict while it is made."""
+def _judged(
+    source: str,
+    subject: str,
+    unit: str,
+    measured: float | None = None,
+    size_bytes: int | None = None,
+    *,
+    problem: str = "",
+    ceiling: Limit | None = None,
+    highest: float | None = None,
+    reference: Measured | None = None,
+    missing: str = "",
+    note: str = "",
+    hint_if_failed: str = "",
+) -> SpeedVerdict:
+    """Return the verdict, with a `problem` or without a reference (`missing` says why) as not comparable.
 
-    source: str
-    subject: str
-    unit: str
-    measured: float | None
-    size_bytes: int | None
-    ceiling: Limit | None = None
-    reference: Limit | None = None
-    tolerance: float | None = None
-
-    def is_above_ceiling(self, value: float) -> bool:
-        return self.ceiling is not None and value > self.ceiling.value * (1 + MARGIN)
-
-    def measurement_error(self) -> SpeedVerdict:
-        return self.end("measurement-error", "more than the hardware can move: wrong profile, scale or measurement")
-
-    def compare(self, measured: float, note: str, *, hint_if_failed: str = "") -> SpeedVerdict:
-        """Return the verdict by the reference, which the draft must have."""
-        assert self.reference is not None
-        assert self.tolerance is not None
-        share = measured / self.reference.value
-        passed = share >= self.tolerance
-        text = f"{share:.1%} of the reference, {'at least' if passed else 'below'} the {self.tolerance:.0%} that pass"
-        parts = (text, note, "" if passed else hint_if_failed)
-        return self.end("passed" if passed else "failed", "; ".join(filter(None, parts)))
-
-    def end(self, outcome: SpeedOutcome, reason: str) -> SpeedVerdict:
-        if self.ceiling and self.measured is not None:
-            reason += f"; {self.measured / self.ceiling.value:.0%} of the ceiling"
-        return SpeedVerdict(
-            source=self.source,
-            subject=self.subject,
-            measured=self.measured,
-            size_bytes=self.size_bytes,
-            unit=self.unit,
-            ceiling=self.ceiling,
-            reference=self.reference,
-            tolerance=self.tolerance,
-            outcome=outcome,
-            reason=reason,
-        )
+    `highest` is what must not be above the ceiling, if it is not the measurement itself.
+    """
+    outcome: SpeedOutcome = "not-comparable"
+    tolerance = limit = None
+    highest = highest or measured or 0.0
+    if problem or measured is None:
+        reason = problem
+    elif ceiling and highest > ceiling.value * (1 + MARGIN):
+        outcome, measured = "measurement-error", highest
+        reason = "more than the hardware can move: wrong profile, scale or measurement"
+    elif reference is None:
+        reason = missing
+    else:
+        tolerance = reference.tolerance
+        rate = reference.rate * (8 if unit == "Gb/s" else 1)
+        limit = Limit(value=rate, unit=unit, what=f"{reference.source}, {reference.date}")
+        outcome = "passed" if measured / rate >= tolerance else "failed"
+        least = "at least" if outcome == "passed" else "below"
+        text = f"{measured / rate:.1%} of the reference, {least} the {tolerance:.0%} that pass"
+        reason = "; ".join(filter(None, (text, note, hint_if_failed if outcome == "failed" else "")))
+    if ceiling and measured is not None:
+        reason += f"; {measured / ceiling.value:.0%} of the ceiling"
+    return SpeedVerdict(
+        source=source, subject=subject, measured=measured, size_bytes=size_bytes, unit=unit, ceiling=ceiling,
+        reference=limit, tolerance=tolerance, outcome=outcome, reason=reason,
+    )  # fmt: skip
 
 
 def _scale_of(run: Run, profile: Profile) -> tuple[str, int, int]:

@@ -129,18 +129,23 @@ class MeasuredSpeed(Measured):
     """Message size at which it was measured."""
 
 
-class CopyRate(Measured):
-    """Rate of the worst pair in a test of nvbandwidth."""
-
-    tests: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Names of tests, with `*` for anything."""
-
-
-class WireRate(Measured):
-    """Rate of a test of perftest over one card."""
+class NamedRate(Measured):
+    """Rate of tests that are named."""
 
     tests: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of tests as printed, with `*` for anything: `RDMA_Write BW`."""
+
+    def is_for(self, test: str) -> bool:
+        return any(fnmatchcase(test.casefold(), pattern.casefold()) for pattern in self.tests)
+
+
+class CopyRate(NamedRate):
+    """Rate of the worst pair in a test of nvbandwidth."""
+
+
+class WireRate(NamedRate):
+    """Rate of a test of perftest over one card."""
+
     memory: Literal["host", "gpu"]
     """The memory of the buffers. The output does not say it, so a measurement is compared with the lower rate."""
 

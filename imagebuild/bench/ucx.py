@@ -17,11 +17,12 @@ _LONGEST_LINE = 500
 _LONGEST_REASON = 1000
 _LONGEST_TITLE = 200
 _COLUMNS = (
-    ("latency", "first"), ("latency", "average"), ("latency", "overall"),
-    ("bandwidth", "average"), ("bandwidth", "overall"), ("rate", "average"), ("rate", "overall"),
+    ("latency_us", "first"), ("latency_us", "average"), ("latency_us", "overall"),
+    ("bandwidth_mib_s", "average"), ("bandwidth_mib_s", "overall"),
+    ("rate_msg_s", "average"), ("rate_msg_s", "overall"),
 )  # fmt: skip
 """Columns after the number of iterations. The first latency is the median, or a percentile that the header names."""
-_TOTALS = (("latency", "overall"), ("bandwidth", "overall"), ("rate", "overall"))
+_TOTALS = tuple(column for column in _COLUMNS if column[1] == "overall")
 _LEAST_TIME_US = 0.02
 """Below this, the three decimals of a time are too few to compute the rate from it."""
 
@@ -37,8 +38,8 @@ _QUANTITY = re.compile(r"\|(?:\s+\|){1,2}\s+(?P<quantity>latency|overhead) \(use
 _FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
 _BATCH_TEST = re.compile(r"\+(?P<name>[^+\-\s][^+\s]{0,200}?)-*\+-+\+.*")
 _ROW_LABEL = re.compile(r"\[thread (?P<thread>\d{1,6})\]|Final:")
-_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
-"""A number with commas between thousands."""
+_GROUPED = re.compile(r"(?<=\d),(?=\d{3})")
+"""A comma between thousands."""
 
 
 def parse_ucx_text(source: str, lines: Sequence[str]) -> ParsedOutput[UcxResult]:
@@ -62,8 +63,10 @@ class _UcxReader:
     size: int | None = None
     quantity: str | None = None
     """`latency` or `overhead`, which the header calls its times."""
-    header: re.Match[str] | None = None
-    """The header of the table that is read."""
+    layout: str | None = None
+    """`csv`, or the heading of the first column: `Stage`, `Test` if only results are printed, none in the oldest."""
+    first: str | None = None
+    """Name of the first latency in the header of the table that is read."""
     has_result: bool = False
     """Whether the result of that table came, so that a row without a label is another program's."""
     batch_test: str | None = None
@@ -75,53 +78,41 @@ class _UcxReader:
     results: list[UcxResult] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
-    @property
-    def first_column(self) -> str | None:
-        """Heading of the first column: `Stage`, or `Test` if only results are printed; the oldest layout has none."""
-        return self.header["label"] if self.header and self.header.re is _HEADER else None
-
     def read(self, text: str) -> None:
         after_error, self.after_error = self.after_error, False
-        if text.startswith(("|", "+")):
-            self.read_frame(text)
-        elif match := _CSV_HEADER.fullmatch(text):
-            self.begin_run()
-            self.header = match
-        elif match := _ERROR.fullmatch(text):
-            self.read_error(excerpt(match["message"]), explains_last=after_error)
-        elif self.header and self.header.re is _CSV_HEADER:
-            self.read_csv_row(text)
-        else:
-            self.read_row(text)
-
-    def read_frame(self, text: str) -> None:
         if match := _FIELD.match(text):
-            value = match["value"].strip()
             if match["key"] == "Test":
                 self.begin_run()
-                self.test, self.size = value, None
+                self.test, self.size = match["value"].strip(), None
             else:
-                self.size = parse_integer(value)
+                self.size = parse_integer(match["value"].strip())
         elif match := _QUANTITY.fullmatch(text):
             self.begin_run()
             self.quantity = match["quantity"]
         elif match := _HEADER.fullmatch(text):
-            self.header, self.has_result = match, False
+            self.layout, self.first, self.has_result = match["label"], match["first"], False
         elif match := _BATCH_TEST.fullmatch(text):
             self.end_progress()
             self.batch_test, self.has_result = match["name"], False
+        elif match := _CSV_HEADER.fullmatch(text):
+            self.begin_run()
+            self.layout, self.first = "csv", match["first"]
+        elif match := _ERROR.fullmatch(text):
+            self.read_error(excerpt(match["message"]), explains_last=after_error)
+        elif not text.startswith(("|", "+")):
+            self.read_row(text)
 
     def begin_run(self) -> None:
         """Forget the last run. Keep the name of a test that has no table yet: it is that of the new run."""
         self.end_progress()
-        if self.header:
+        if self.first:
             self.test = self.size = None
-        self.header = self.quantity = self.batch_test = None
+        self.layout = self.first = self.quantity = self.batch_test = None
         self.has_result = False
 
     def end_progress(self) -> None:
         """Keep the progress of a run without a result; in the oldest layout, it is the result."""
-        is_final = self.first_column is None
+        is_final = self.layout is None
         self.results.extend(result.model_copy(update={"final": is_final}) for result in self.progress.values())
         self.progress.clear()
 
@@ -129,67 +120,56 @@ class _UcxReader:
         self.after_error = True
         if explains_last:
             last = self.results.pop()
-            reason = f"{last.reason}; {error}"[:_LONGEST_REASON]
-            self.results.append(last.model_copy(update={"reason": reason}))
+            self.results.append(last.model_copy(update={"reason": f"{last.reason}; {error}"[:_LONGEST_REASON]}))
             return
         if self.has_result:
             self.begin_run()
         self.end_progress()
-        self.results.append(
-            UcxResult(source=self.source, title=self.title(), size_bytes=self.size, final=False, reason=error)
-        )
-
-    def read_csv_row(self, text: str) -> None:
-        words = [word.strip() for word in text.split(",")]
-        begin = next((index for index, word in enumerate(words) if is_table_value(word)), len(words))
-        values = _row_values(words[begin:])
-        if values and not _is_cut(values):
-            self.batch_test = "/".join(words[:begin])[:_LONGEST_TITLE] or None
-            self.results.append(self.result_of(values, None))
-        elif begin < len(words) and len(words) > len(_TOTALS):
-            self.unread.append(excerpt(text))
+        failed = UcxResult(source=self.source, title=self.title(), size_bytes=self.size, final=False, reason=error)
+        self.results.append(failed)
 
     def read_row(self, text: str) -> None:
         label = _ROW_LABEL.match(text)
-        if not label and (not self.header or self.has_result):
+        if not label and (not self.first or self.has_result):
             return
-        words = text[label.end() if label else 0 :].split()
-        has_only_results = self.first_column == "Test"
-        has_name = not label and has_only_results and len(words) > len(_TOTALS) and not is_table_value(words[0])
-        values = _row_values(words[1:] if has_name else words)
+        rest = text[label.end() if label else 0 :]
+        words = [word.strip() for word in rest.split(",")] if self.layout == "csv" else _GROUPED.sub("", rest).split()
+        # Names of the tests of a batch stand before the numbers.
+        begin = 0
+        if self.layout == "csv" or (self.layout == "Test" and not label):
+            begin = next((index for index, word in enumerate(words) if is_table_value(word)), len(words))
+        values = _row_values(words[begin:])
         if values is None or _is_cut(values):
-            if (label or values) and any(map(is_table_value, words)):
+            if (label or values or rest.count(",") >= len(_TOTALS)) and any(map(is_table_value, words)):
                 self.unread.append(excerpt(text))
             return
-        if has_name:
-            self.batch_test = words[0][:_LONGEST_TITLE]
+        if begin or self.layout == "csv":
+            self.batch_test = "/".join(words[:begin])[:_LONGEST_TITLE] or None
         thread = int(label["thread"]) if label and label["thread"] else None
-        if (label and thread is None) or has_only_results:
+        if (label and thread is None) or self.layout in ("csv", "Test"):
             self.progress.clear()
             self.results.append(self.result_of(values, thread))
-            self.has_result = not has_name
+            self.has_result = self.layout != "csv" and not begin
         else:
             self.progress[thread] = self.result_of(values, thread)
 
     def result_of(self, values: Sequence[str], thread: int | None) -> UcxResult:
-        figures: dict[str, dict[str, float | None]] = {"latency": {}, "bandwidth": {}, "rate": {}}
+        figures: dict[str, dict[str, float | None]] = {quantity: {} for quantity, _ in _COLUMNS}
+        percentile = (self.first or "").removesuffix("%ile").removesuffix("_percentile")
+        first = "typical" if percentile in ("50.0", "typical") else f"p{percentile.removesuffix('.0')}"
         columns = _COLUMNS if len(values) > len(_COLUMNS) else _TOTALS
         for (quantity, name), value in zip(columns, values[1:], strict=True):
-            if name != "first":
-                figures[quantity][name] = parse_number(value)
-            elif self.header:
-                percentile = self.header["first"].removesuffix("%ile").removesuffix("_percentile")
-                is_median = percentile in ("50.0", "typical")
-                figures[quantity]["typical" if is_median else f"p{percentile.removesuffix('.0')}"] = parse_number(value)
+            if name != "first" or self.first:
+                figures[quantity][first if name == "first" else name] = parse_number(value)
         return UcxResult(
             source=self.source,
             title=self.title(),
             size_bytes=None if self.batch_test else self.size,
             thread=thread,
             iterations=parse_integer(values[0]),
-            latency_us=figures["latency"],
-            bandwidth_mib_s=figures["bandwidth"],
-            rate_msg_s=figures["rate"],
+            latency_us=figures["latency_us"],
+            bandwidth_mib_s=figures["bandwidth_mib_s"],
+            rate_msg_s=figures["rate_msg_s"],
         )
 
     def title(self) -> str | None:
@@ -198,25 +178,21 @@ class _UcxReader:
         If the name is of a latency and the header of an overhead, or the reverse, the name is of another run. The
         oldest layout calls every time a latency.
         """
-        if self.batch_test:
-            return self.batch_test
-        if self.test and self.quantity and self.first_column:
-            is_latency = "latency" in self.test
-            return self.test if is_latency == (self.quantity == "latency") else self.quantity
-        return self.test or self.quantity
+        is_of_another = (
+            self.test and self.quantity and self.layout and ("latency" in self.test) != (self.quantity == "latency")
+        )
+        return self.batch_test or (None if is_of_another else self.test) or self.quantity
 
 
-def _row_values(words: Sequence[str]) -> list[str] | None:
+def _row_values(words: Sequence[str]) -> Sequence[str] | None:
     """Return the numbers of a row: all of them, or those of totals; None if the words are no row.
 
     Iterations and rates are printed without a fraction.
     """
-    words = [word.replace(",", "") if _GROUPED.fullmatch(word) else word for word in words[: len(_COLUMNS) + 1]]
     for columns, without_fraction in ((_COLUMNS, (0, -2, -1)), (_TOTALS, (0, -1))):
         row = words[: len(columns) + 1]
-        if len(row) <= len(columns) or any("." in row[column] for column in without_fraction):
-            continue
-        if all(map(is_table_value, row)):
+        is_whole = len(row) > len(columns) and all(map(is_table_value, row))
+        if is_whole and not any("." in row[column] for column in without_fraction):
             return row
     return None
 

@@ -22,7 +22,6 @@ from .base import image_settings as image_settings
 from .base import load_into_engine as load_into_engine
 from .base import log_nothing as log_nothing
 from .base import make_rootfs as make_rootfs
-from .base import run_logged as run_logged
 from .base import signed_source as signed_source
 from .buildx import STEP_NAME as STEP_NAME
 from .buildx import BakeRequest as BakeRequest

@@ -1,34 +1,34 @@
 """Bootstrap a base image from the distribution's signed archive, for builds without a registry."""
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
-import json
 import math
 import os
-import re
 import shlex
 import shutil
-import signal
-import subprocess
 import tarfile
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from imagebuild.build import private
 from imagebuild.core import debian, files
+from imagebuild.core.debian import AptSource
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.run import RunProgram, run_program
+from imagebuild.core.fields import Model
+from imagebuild.core.run import RunProgram, run_logged, run_program
 from imagebuild.oci import layout
 from imagebuild.oci.layout import EPOCH
 
 Log = Callable[[str], None]
-RunLogged = Callable[[Sequence[str], Mapping[str, str], Log], None]
-"""Function that runs a program and hands on its lines; raises CommandError if it fails or is missing."""
+RunLogged = Callable[..., None]
+"""Function that runs a program as `core.run.run_logged` does."""
 
 ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -69,8 +69,8 @@ class RootfsRecipe:
 
     release: str
     platform: str
-    sources: tuple[str, ...]
-    """apt's one-line sources, as `signed_source` returns them; if empty, mmdebstrap's default for the release."""
+    sources: tuple[AptSource, ...]
+    """As `signed_source` returns them; if empty, mmdebstrap's default for the release."""
 
     @property
     def arch(self) -> str:
@@ -79,8 +79,8 @@ class RootfsRecipe:
 
     def command(self, mode: str, tar: str) -> tuple[str, ...]:
         """Return the command line of mmdebstrap."""
-        https = any("https://" in line for line in self.sources)
-        keys = sorted(set(re.findall(r"signed-by=([^]\s]+)", " ".join(self.sources))) - {KEYRING})
+        https = any(source.uri.startswith("https:") for source in self.sources)
+        keys = sorted({source.signed_by or KEYRING for source in self.sources} - {KEYRING})
         return (
             "mmdebstrap",
             f"--mode={mode}",
@@ -95,21 +95,20 @@ class RootfsRecipe:
             *(f"--customize-hook={command}" for command in CUSTOMIZE_COMMANDS),
             self.release,
             tar,
-            *self.sources,
+            *debian.as_oneline(self.sources).splitlines(),
         )
 
 
-def signed_source(line: str) -> str:
-    """Return a one-line source with no option but its key, whose path exists in the image, too.
+def signed_source(source: AptSource) -> AptSource:
+    """Return a source whose key exists in the image, too.
 
     Raises ConfigError if its address holds a password, which would be published with the image.
     """
-    if re.search(r"://[^/\s]*@", line):
+    if "@" in urlsplit(source.uri).netloc:
         raise ConfigError("an apt source of this machine has a password in its address; use an archive that needs none")
-    key = re.search(r"signed-by=([^]\s]+)", line)
-    own = key and not Path(key[1]).name.startswith("debian-archive-")
-    address = re.sub(r"^deb\s+(\[[^]]*\]\s*)?", "", line)  # among the options may be trusted=yes
-    return f"deb [signed-by={key[1] if key and own else KEYRING}] {address}"
+    key = source.signed_by or KEYRING
+    own = "\n" not in key and not Path(key).name.startswith("debian-archive-")  # not the text of a key
+    return replace(source, signed_by=key if own else KEYRING)
 
 
 def ensure_mmdebstrap(run: RunProgram, log: Log) -> None:
@@ -137,35 +136,7 @@ def make_rootfs(recipe: RootfsRecipe, tar: Path, run: RunProgram, run_logged: Ru
             run(*NAMESPACES, "true")
             prefix = (*DIE_WITH_US, *NAMESPACES)
     command = recipe.command("root" if root else "unshare", str(tar))
-    run_logged((*prefix, *command), {**ENV, "TMPDIR": str(tar.parent)}, log)
-
-
-def run_logged(command: Sequence[str], env: Mapping[str, str], log: Log) -> None:
-    """Run a program on this machine. When interrupted, end the program and all that it started."""
-    program = next(word for word in command if word not in (*DIE_WITH_US, *NAMESPACES))
-    try:
-        process = subprocess.Popen(
-            command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        raise CommandError(f"`{command[0]}` cannot be run: {error.strerror}") from error
-    last_lines: deque[str] = deque(maxlen=15)
-    try:
-        assert process.stdout
-        for line in process.stdout:
-            last_lines.append(line.rstrip())
-            log(last_lines[-1])
-        code = process.wait()
-    except BaseException:
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):  # it may clean up, but not for long
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, signal_number)
-                process.communicate(timeout=15)
-                break
-        raise
-    if code:
-        raise CommandError("\n  ".join([f"{program} failed ({code}):", *last_lines]))
+    run_logged((*prefix, *command), log, name="mmdebstrap", env={**ENV, "TMPDIR": str(tar.parent)})
 
 
 LAYOUT = "layout"
@@ -194,33 +165,27 @@ class BootstrappedBase:
 class BootstrapTools:
     """Hold the functions that touch the machine, so that tests can replace them."""
 
-    sources: Callable[[str], list[str]] = debian.debian_source_lines
+    sources: Callable[[str], tuple[AptSource, ...]] = debian.debian_sources
     emulate: Callable[[str], object] = private.ensure_emulation
     run: RunProgram = run_program
     run_logged: RunLogged = run_logged
     now: Callable[[], float] = time.time
 
 
-@dataclass(frozen=True)
-class CachedRootfs:
-    """Hold the cache's record of a file system."""
+class CachedRootfs(Model):
+    """Describe a file system in the cache."""
 
     created: float
+    """Seconds since 1970."""
     manifest: layout.Descriptor
-    packages: Mapping[str, str]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the content of the record's file."""
-        return {"created": self.created, "manifest": self.manifest.to_json(), "packages": dict(self.packages)}
+    packages: dict[str, str]
 
     @classmethod
-    def read(cls, path: Path) -> "CachedRootfs | None":
+    def read(cls, path: Path) -> CachedRootfs | None:
         """Read a record; None if there is no such file, or it is damaged: it is only a cache."""
         try:
-            data = json.loads(path.read_bytes())
-            manifest = layout.Descriptor.from_json(data["manifest"])
-            return cls(float(data["created"]), manifest, dict(data["packages"]))
-        except (OSError, ValueError, LookupError, TypeError):
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValueError):
             return None
 
 
@@ -308,8 +273,8 @@ def _make(cache: Path, recipe: RootfsRecipe, tools: BootstrapTools, log: Log) ->
         image = image_settings(recipe.release, version.strip())
         manifest = layout.add_image(cache / LAYOUT, tar, recipe.platform, image)
     packages = {package.name: package.version for package in debian.installed_packages(status)}
-    record = CachedRootfs(tools.now(), manifest, packages)
-    files.write_text(_record_path(cache, recipe), json.dumps(record.to_json(), indent=2))
+    record = CachedRootfs(created=tools.now(), manifest=manifest, packages=packages)
+    files.write_text(_record_path(cache, recipe), record.model_dump_json(indent=1))
     return record
 
 

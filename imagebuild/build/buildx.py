@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +34,7 @@ from imagebuild.build import bake
 from imagebuild.core.console import err, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import write_text
+from imagebuild.core.run import end_program, start_program
 from imagebuild.oci.engine import Endpoint, compressed_size, connect_engine, engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.load import Project
@@ -514,10 +514,7 @@ def _run_buildx(request: BakeRequest, file: Path, metadata_file: Path, progress:
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it
     }
-    process = subprocess.Popen(
-        command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        start_new_session=True,
-    )  # fmt: skip
+    process = start_program(command, environ, output=subprocess.DEVNULL, errors=subprocess.PIPE)
     assert process.stderr
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     try:
@@ -527,12 +524,7 @@ def _run_buildx(request: BakeRequest, file: Path, metadata_file: Path, progress:
         return process.wait()
     finally:
         stream.close()
-        for signal_number, seconds in ((signal.SIGINT, 15), (signal.SIGKILL, 5)):
-            if process.poll() is None:  # so that BuildKit cancels the build
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal_number)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(seconds)
+        end_program(process, signal.SIGINT, patience_s=15)  # so that BuildKit cancels the build
 
 
 def _explain_stopped_engine(request: BakeRequest) -> str:

@@ -38,10 +38,10 @@ from imagebuild.build.inputs import (
     git_environment,
 )
 from imagebuild.core import yaml
-from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, Mistakes, ResultError
+from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Mistakes, ResultError
 from imagebuild.core.fields import Commit, Model, Platform
 from imagebuild.core.files import write_text
-from imagebuild.core.http import Fetcher, MissingFile, without_login
+from imagebuild.core.http import Downloads, without_login
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import configured_index, default_index, pip_conf_text
 from imagebuild.oci.engine import Endpoint
@@ -260,7 +260,7 @@ def write_index_page(files: Mapping[str, str]) -> str:
 
 
 class WheelIndex(Protocol):
-    """Answer the requests of pip. Both methods raise MissingFile."""
+    """Answer the requests of pip. Both methods raise Absent."""
 
     def page(self, project: str) -> str:
         """Return the page of a project."""
@@ -285,14 +285,14 @@ class StoredIndex:
             if normalized_name(name.partition("-")[0]) == normalized_name(project)
         }
         if not files:
-            raise MissingFile(f"the bundle has no wheel of {project}")
+            raise Absent(f"the bundle has no wheel of {project}")
         return write_index_page(files)
 
     def wheel(self, name: str, start: Start) -> Path:  # noqa: ARG002 - nothing is fetched
         """Return a file of the bundle."""
         path = self.store.find(self.wheels.get(name, ""))
         if path is None:
-            raise MissingFile(f"the bundle has no wheel {name}")
+            raise Absent(f"the bundle has no wheel {name}")
         return path
 
 
@@ -312,7 +312,7 @@ class FetchingIndex:
     def page(self, project: str) -> str:
         """Return a page with those wheels of a project that the lock has."""
         url = f"{self.address}{normalized_name(project)}/"
-        text = self.store.fetcher.read(url, PAGE_TYPES).decode("utf-8", "replace")
+        text = self.store.web.read(url, PAGE_TYPES).decode("utf-8", "replace")
         offered = {name: entry for name, entry in parse_index_page(text, url).items() if entry[1] in self.wanted}
         self._offered.update(offered)
         return write_index_page({name: digest for name, (_, digest) in offered.items()})
@@ -320,7 +320,7 @@ class FetchingIndex:
     def wheel(self, name: str, start: Start) -> Path:
         """Fetch a wheel. Raises ResultError if it is not what the index says."""
         if name not in self._offered:
-            raise MissingFile(f"no page offered {name}")
+            raise Absent(f"no page offered {name}")
         url, digest = self._offered[name]
         self.wheels[name] = url  # before pip has all of it, for the build may end then
         try:
@@ -391,7 +391,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.started = False
         try:
             self._answer()
-        except MissingFile as error:
+        except Absent as error:
             self.content.log(str(error))
             self._refuse(404)
         except ImagebuildError as error:
@@ -416,7 +416,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "wheels" and name:
             self._send(self.content.index.wheel(unquote(name), self._start))
         else:
-            raise MissingFile(f"{self.path}: the package proxy has no such page")
+            raise Absent(f"{self.path}: the package proxy has no such page")
 
     def _start(self, length: int | None) -> Sink:
         if length is None or self.command == "HEAD":
@@ -458,7 +458,7 @@ def inputs_into_bundle(request: InputsRequest, recording: Recording) -> Iterator
     """Fetch all inputs, through mirrors where there are any, and keep them in a bundle; finish it after the build."""
     mirrors, netrc_file = request.settings.mirrors, request.settings.netrc_file
     address, logins = without_login(mirrors.python_index or configured_index() or default_index())
-    store = FetchingStore(recording.folder, Fetcher(request.ca, netrc_file, logins), mirrors)
+    store = FetchingStore(recording.folder, Downloads(mirrors.download, request.ca, netrc_file, logins))
     with git_environment(request.ca, netrc_file) as environ:
         git = GitStore(recording.folder / Bundle.GIT, mirrors.download, environ)
         for item in dict.fromkeys(item for need in request.needs.values() for item in need.stages.values()):

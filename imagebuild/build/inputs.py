@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import netrc
 import os
 import re
 import shlex
@@ -27,12 +26,12 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import Field
 
 from imagebuild.build.bake import BuildInputs
-from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Commit, Model, Platform
 from imagebuild.core.files import read_text, write_text
-from imagebuild.core.http import Fetcher, MissingFile, announced_length, file_sha256, read_chunks, temporary_file
+from imagebuild.core.http import Downloads, announced_length, file_sha256, login_for, temporary_file
 from imagebuild.core.run import RunProgram, run_program
-from imagebuild.core.settings import Mirrors, Settings, pip_conf_text
+from imagebuild.core.settings import Settings, pip_conf_text
 from imagebuild.oci import layout
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import CREATED, ImageSettings, add_tree, has_image
@@ -156,10 +155,10 @@ class DownloadStore:
         return path if path.is_file() and path.stat().st_size == entry.size else None
 
     def get(self, url: str, start: Start = lambda _: lambda _: None) -> Path:  # noqa: ARG002 - nothing is fetched
-        """Return the file of an address. Raises MissingFile if it is not here."""
+        """Return the file of an address. Raises Absent if it is not here."""
         path = self.find(url)
         if path is None:
-            raise MissingFile(f"the bundle has no {url}")
+            raise Absent(f"the bundle has no {url}")
         return path
 
     def check(self, url: str) -> None:
@@ -173,17 +172,15 @@ class DownloadStore:
 class FetchingStore(DownloadStore):
     """Fetch what is not here yet, and keep it."""
 
-    def __init__(self, folder: Path, fetcher: Fetcher, mirrors: Mirrors) -> None:
+    def __init__(self, folder: Path, web: Downloads) -> None:
         super().__init__(folder, {})
-        self.fetcher = fetcher
-        self.mirrors = mirrors
+        self.web = web
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def get(self, url: str, start: Start = lambda _: lambda _: None) -> Path:
         """Return the file of an address. While it is fetched, the sink that `start` returns is given each part.
 
-        The sink is given nothing of a file that is here already. Raises MissingFile and CommandError as the fetcher
-        does, OSError as the sink does.
+        The sink is given nothing of a file that is here already. Raises Unreachable, and OSError as the sink does.
         """
         with self._locks[url]:
             return self.find(url) or self._fetch(url, start)
@@ -191,12 +188,11 @@ class FetchingStore(DownloadStore):
     def _fetch(self, url: str, start: Start) -> Path:
         path = self.folder / stored_path(url)
         content, size = hashlib.sha256(), 0
-        address = self.mirrors.download(url)
         with temporary_file(self.folder / FILES) as partial:
-            with self.fetcher.open(address) as answer, partial.open("wb") as file:
+            with self.web.open(url) as answer, partial.open("wb") as file:
                 sink = start(announced_length(answer))
                 held = b""
-                for chunk in read_chunks(answer, address):
+                for chunk in self.web.chunks(answer):
                     file.write(chunk)
                     content.update(chunk)
                     size += len(chunk)
@@ -603,7 +599,7 @@ def inputs_from_mirrors(request: InputsRequest) -> Iterator[BuildInputs]:
         tempfile.TemporaryDirectory(prefix="imagebuild-", dir=request.trees.folder) as scratch,
         git_environment(request.ca, netrc_file) as environ,
     ):
-        store = FetchingStore(Path(scratch), Fetcher(request.ca, netrc_file), mirrors)
+        store = FetchingStore(Path(scratch), Downloads(mirrors.download, request.ca, netrc_file))
         git = GitStore(Path(scratch) / "git", mirrors.download, environ)
         stages = contexts_of(mirrored, request, store.get, git)
     secrets = {}
@@ -611,8 +607,6 @@ def inputs_from_mirrors(request: InputsRequest) -> Iterator[BuildInputs]:
         script = apt_get_for_mirrors(mirrors.downloads, read_text(netrc_file) if netrc_file else "")
         secrets["apt-get"] = request.secret("apt-get", script)
     if mirrors.python_index:
-        host = urlsplit(mirrors.python_index).hostname or ""
-        entry = netrc.netrc(netrc_file).authenticators(host) if netrc_file else None
-        login = (entry[0], entry[2]) if entry else None
+        login = login_for(mirrors.python_index, netrc_file)
         secrets["pip.conf"] = request.secret("pip.conf", pip_conf_text(mirrors.python_index, login))
     yield BuildInputs({**request.bases, **images}, stages, secrets)

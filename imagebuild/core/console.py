@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+SHOWN_ITEMS = 8
 MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skipped": "[yellow]- skipped[/]"}
 
 
@@ -32,6 +41,82 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         [cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)] for line in lines
     )
     out.print("\n".join("  ".join(line).rstrip() for line in padded), markup=False)
+
+
+class Progress:
+    """Show work that several threads do: on a terminal what is under way, elsewhere a line for each that has ended.
+
+    The terminal keeps a line of each that has ended too. `live=False` prints plain lines on a terminal as well.
+    """
+
+    def __init__(self, *, live: bool = True) -> None:
+        self.headline = ""
+        """What stands above the running items, behind the time; on a terminal only."""
+        self._began = time.monotonic()
+        self._running: dict[str, tuple[float, str, str]] = {}
+        """Key of an item → when it began, its title, and how far it is."""
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+        if live and err.is_terminal:
+            from rich.live import Live  # noqa: PLC0415 - few commands show progress, and fewer on a terminal
+
+            self._live = Live(get_renderable=self._draw, console=err, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.__exit__(kind, error, trace)
+
+    def note(self, text: str) -> None:
+        """Say what is being done: as a line with the seconds since the start, or above the running items."""
+        self.headline = text
+        if not self._live:
+            err.print(f"{time.monotonic() - self._began:7.1f}  {escape(text)}")
+
+    def begin(self, key: str, title: str) -> None:
+        """Show an item as running."""
+        with self._lock:
+            self._running[key] = (time.monotonic(), title, "")
+
+    def advance(self, key: str, text: str) -> None:
+        """Show how far an item is that runs, or what it says."""
+        with self._lock:
+            began, title, _ = self._running[key]
+            self._running[key] = (began, title, text)
+
+    def end(self, key: str, text: str, *, good: bool = True) -> None:
+        """Print a line about an item that has ended; nothing if `text` is empty."""
+        with self._lock:
+            began, title, _ = self._running.pop(key)
+        if not text:
+            return
+        if self._live:
+            mark = "[green]✓[/]" if good else "[red]✗[/]"
+            err.print(f"{format_duration(time.monotonic() - began):>10}  {mark} {escape(title)} [dim]{escape(text)}[/]")
+        else:
+            self.note(f"{title} {'→' if good else '✗'} {text}")
+
+    def _draw(self) -> Group:
+        now = time.monotonic()
+        lines: list[tuple[float | None, str, str]] = [(now - self._began, self.headline, "bold")]
+        with self._lock:
+            running = list(self._running.values())[-SHOWN_ITEMS:]
+        for began, title, text in running:
+            lines.append((now - began, title, "cyan"))
+            if text:
+                lines.append((None, text, "dim"))
+        return Group(*(_one_line(*line) for line in lines))
+
+
+def _one_line(seconds: float | None, text: str, style: str) -> Text:
+    duration = "" if seconds is None else format_duration(seconds)
+    return Text(f"{duration:>10}  {text}", style, no_wrap=True, overflow="ellipsis")
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

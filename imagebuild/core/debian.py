@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from functools import cmp_to_key
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+
+from debian.deb822 import Deb822, Release
+from debian.debian_support import NativeVersion
 
 from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.core.run import RunProgram
@@ -34,19 +34,6 @@ ETC = Path("/etc/apt")
 OS_RELEASE = Path("/etc/os-release")
 
 
-def parse_paragraph(text: str) -> dict[str, str]:
-    """Return the fields of one paragraph; continued lines keep their line breaks."""
-    fields: dict[str, str] = {}
-    name = ""
-    for line in text.splitlines():
-        if line[:1].isspace():
-            fields[name] = f"{fields.get(name, '')}\n{line.strip()}"
-        elif ":" in line:
-            name, _, value = line.partition(":")
-            fields[name] = value.strip()
-    return fields
-
-
 def flat_repository_folder(url: str, suite: str) -> str | None:
     """Return the folder of a flat repository, with a slash at the end; None for a suite below `dists/`."""
     if not suite.endswith("/"):
@@ -55,7 +42,7 @@ def flat_repository_folder(url: str, suite: str) -> str | None:
     return f"{url.rstrip('/')}/" if path == "." else f"{url.rstrip('/')}/{path}/"
 
 
-def expired_since(release: Mapping[str, str], now: datetime) -> str | None:
+def expired_since(release: Release, now: datetime) -> str | None:
     """Return until when a release was valid, if that is over. Raises ResultError if the date cannot be read."""
     if not (text := release.get("Valid-Until")):
         return None
@@ -65,13 +52,10 @@ def expired_since(release: Mapping[str, str], now: datetime) -> str | None:
         raise ResultError(f"Valid-Until is not a date: {text!r}") from None
 
 
-def package_indexes(release: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def package_indexes(release: Release) -> Iterator[tuple[str, str, str]]:
     """Yield the indexes of packages that a release lists: (path, algorithm, hash), the smallest first."""
     for algorithm in HASHES:
-        listed = {}
-        for line in release.get(algorithm, "").splitlines():
-            if len(parts := line.split()) == 3:
-                listed[posixpath.normpath(parts[2])] = parts[0]
+        listed = {posixpath.normpath(file["name"]): file[algorithm] for file in release.get(algorithm, ())}
         for path in UNPACK:
             if path in listed:
                 yield path, algorithm, listed[path]
@@ -94,50 +78,18 @@ def verified_index(path: str, algorithm: str, wanted: str, content: bytes) -> st
 def versions_in_index(index: str, names: Iterable[str]) -> dict[str, list[str]]:
     """Return the versions of each of these packages in an index, oldest first."""
     versions: dict[str, set[str]] = {name: set() for name in names}
-    for paragraph in re.split(r"\n[ \t]*\n", index.replace("\r\n", "\n")):
-        name = re.search(r"^Package:[ \t]*(\S+)", paragraph, re.MULTILINE)
-        version = re.search(r"^Version:[ \t]*(\S+)", paragraph, re.MULTILINE)
-        if name and version and name[1] in versions:
-            versions[name[1]].add(version[1])
+    for package in Deb822.iter_paragraphs(index, fields=["Package", "Version"], use_apt_pkg=False):
+        if package.get("Package") in versions and "Version" in package:
+            versions[package["Package"]].add(package["Version"])
     return {name: sorted(values, key=version_key) for name, values in versions.items()}
 
 
-def compare_versions(a: str, b: str) -> int:
-    """Return a number below 0 if `a` is older than `b`, above 0 if it is newer, by Debian Policy 5.6.12."""
-    for x, y in zip(_parts(a), _parts(b), strict=True):
-        if order := _compare_part(x, y):
-            return order
-    return 0
-
-
-version_key = cmp_to_key(compare_versions)
-
-
-def _parts(version: str) -> tuple[str, str, str]:
-    """Return epoch, upstream version and revision."""
-    epoch, colon, rest = version.partition(":")
-    if not colon:
-        epoch, rest = "0", version
-    upstream, dash, revision = rest.rpartition("-")
-    return (epoch, upstream, revision) if dash else (epoch, rest, "0")
-
-
-def _compare_part(a: str, b: str) -> int:
-    """Compare text, in which `~` sorts before the end and letters before other signs, and numbers, in turns."""
-    pairs = zip_longest(re.findall(r"(\D*)(\d*)", a), re.findall(r"(\D*)(\d*)", b), fillvalue=("", ""))
-    for (text_a, number_a), (text_b, number_b) in pairs:
-        for x, y in zip_longest(map(_sort_value, text_a), map(_sort_value, text_b), fillvalue=0):
-            if x != y:
-                return x - y
-        if difference := int(number_a or 0) - int(number_b or 0):
-            return difference
-    return 0
-
-
-def _sort_value(sign: str) -> int:
-    if sign == "~":
-        return -1
-    return ord(sign) if sign.isalpha() else ord(sign) + 256
+def version_key(version: str) -> NativeVersion:
+    """Return what versions are sorted by, as Debian Policy 5.6.12 says. Raises ResultError for what is no version."""
+    try:
+        return NativeVersion(version)
+    except ValueError as error:
+        raise ResultError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -149,24 +101,19 @@ class Package:
     architecture: str = ""
     source: str = ""
     """Source package, with its version in brackets if that differs, as dpkg writes it."""
+    provides: str = ""
+    """Packages that it stands for, as dpkg writes them."""
 
 
 def installed_packages(status: str) -> tuple[Package, ...]:
     """Return the packages that dpkg's list names as installed."""
-    packages = []
-    for paragraph in re.split(r"\n{2,}", status):
-        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
+    fields = ["Package", "Status", "Version", "Architecture", "Source", "Provides"]
+    return tuple(
+        Package(p["Package"], *(p.get(name, "") for name in fields[2:]))
+        for p in Deb822.iter_paragraphs(status, fields=fields, use_apt_pkg=False)
         # Images without dpkg have no status in their files.
-        if "Package" in fields and fields.get("Status", "ok installed").endswith(" installed"):
-            packages.append(
-                Package(
-                    fields["Package"],
-                    fields.get("Version", ""),
-                    fields.get("Architecture", ""),
-                    fields.get("Source", ""),
-                )
-            )
-    return tuple(packages)
+        if "Package" in p and p.get("Status", "ok installed").endswith(" installed")
+    )
 
 
 def packages_of_sbom(document: Mapping[str, Any]) -> tuple[Package, ...]:
@@ -185,16 +132,13 @@ def packages_of_sbom(document: Mapping[str, Any]) -> tuple[Package, ...]:
 
 def _package_of_purl(locator: str) -> Package:
     """Read `pkg:deb/debian/libc6@2.41-12?arch=amd64&upstream=glibc`."""
-    place, _, qualifiers = locator.partition("#")[0].partition("?")
-    name, _, version = place.rpartition("/")[2].partition("@")
-    # Not by `parse_qs`, for which a plus is a space: versions have some.
-    fields = {key: unquote(value) for key, _, value in (part.partition("=") for part in qualifiers.split("&"))}
-    source, _, source_version = fields.get("upstream", "").partition("@")
+    from packageurl import PackageURL  # noqa: PLC0415 - only SBOMs have some
+
+    purl = PackageURL.from_string(locator)
+    qualifiers = dict(purl.qualifiers)
+    source, _, version = qualifiers.get("upstream", "").partition("@")
     return Package(
-        unquote(name),
-        unquote(version),
-        fields.get("arch", ""),
-        f"{source} ({source_version})" if source_version else source,
+        purl.name, purl.version or "", qualifiers.get("arch", ""), f"{source} ({version})" if version else source
     )
 
 
@@ -241,37 +185,19 @@ def distribution() -> Distribution:
     return Distribution(fields.get("ID", ""), fields.get("VERSION_ID", ""), fields.get("VERSION_CODENAME", ""))
 
 
-def _stanzas(text: str) -> Iterator[dict[str, str]]:
-    fields: dict[str, str] = {}
-    name = ""
-    for line in [*text.splitlines(), ""]:
-        if line.startswith("#"):  # even in the middle of a field, where it does not end the field
-            continue
-        if not line.strip():
-            if fields:
-                yield fields
-            fields, name = {}, ""
-        elif line[0].isspace():
-            fields[name] = f"{fields.get(name, '')}\n{line.strip()}"
-        elif ":" in line:
-            name, value = line.split(":", 1)
-            name = name.strip().lower()
-            fields[name] = value.strip()
-
-
 def parse_deb822(text: str) -> tuple[AptSource, ...]:
     """Return the enabled binary sources of a `*.sources` file."""
     return tuple(
         AptSource(
             uri,
             suite,
-            tuple(stanza.get("components", "").split()),
-            stanza.get("signed-by", "").strip() or None,
+            tuple(stanza.get("Components", "").split()),
+            stanza.get("Signed-By", "").strip() or None,
         )
-        for stanza in _stanzas(text)
-        if "deb" in stanza.get("types", "").split() and stanza.get("enabled", "yes").lower() != "no"
-        for uri in stanza.get("uris", "").split()
-        for suite in stanza.get("suites", "").split()
+        for stanza in Deb822.iter_paragraphs(text, use_apt_pkg=False)
+        if "deb" in stanza.get("Types", "").split() and stanza.get("Enabled", "yes").lower() != "no"
+        for uri in stanza.get("URIs", "").split()
+        for suite in stanza.get("Suites", "").split()
     )
 
 
@@ -326,14 +252,11 @@ def sources_for_release(sources: Iterable[AptSource], codename_from: str, codena
 
 def as_deb822(sources: Iterable[AptSource]) -> str:
     """Return the text of a `*.sources` file."""
-    stanzas = []
-    for source in sources:
-        lines = ["Types: deb", f"URIs: {source.uri}", f"Suites: {source.suite}"]
-        lines.append(f"Components: {' '.join(source.components)}")
-        if source.signed_by:
-            lines.append("Signed-By: " + source.signed_by.replace("\n", "\n "))
-        stanzas.append("\n".join(lines) + "\n")
-    return "\n".join(stanzas)
+    return "\n".join(
+        f"Types: deb\nURIs: {source.uri}\nSuites: {source.suite}\nComponents: {' '.join(source.components)}\n"
+        + (f"Signed-By: {source.signed_by}\n" if source.signed_by else "")
+        for source in sources
+    )
 
 
 def as_oneline(sources: Iterable[AptSource]) -> str:
@@ -346,13 +269,13 @@ def as_oneline(sources: Iterable[AptSource]) -> str:
     return "".join(lines)
 
 
-def debian_source_lines(release: str = "trixie") -> list[str]:
-    """Return one-line sources of a Debian release in this machine's archive; [] if the machine is not Debian."""
+def debian_sources(release: str = "trixie") -> tuple[AptSource, ...]:
+    """Return the sources of a Debian release in this machine's archive; () if the machine is not Debian."""
     machine = distribution()
     if machine.id != "debian" or not machine.codename:
-        return []
+        return ()
     sources = sources_for_release(apt_sources(), machine.codename, release)
-    return as_oneline(replace(source, components=("main",)) for source in sources).splitlines()
+    return tuple(replace(source, components=("main",)) for source in sources)
 
 
 def apt_candidate(package: str, run: RunProgram) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import textwrap
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -92,9 +92,10 @@ def full_reference(reference: str) -> str:
 
 def purl(kind: str, name: str, version: str = "", qualifiers: Mapping[str, str] | None = None) -> str:
     """Return `pkg:kind/name@version?…`; slashes in the name separate a namespace."""
-    at = f"@{quote(version, safe=':')}" if version else ""
-    pairs = [f"{key}={quote(value, safe='/:')}" for key, value in sorted((qualifiers or {}).items()) if value]
-    return f"pkg:{kind}/{quote(name, safe='/')}{at}" + (f"?{'&'.join(pairs)}" if pairs else "")
+    from packageurl import PackageURL  # noqa: PLC0415 - all commands import this module, and few name packages
+
+    namespace, _, last = name.rpartition("/")
+    return PackageURL(kind, namespace, last, version, dict(qualifiers or {})).to_string()
 
 
 def image_purl(reference: str, digest: str, arch: str = "") -> str:
@@ -121,7 +122,7 @@ def archive_purl(name: str, version: str, url: str, sha256: str) -> str:
 
 def wheel_purl(name: str, version: str) -> str:
     """Return the package URL of a distribution of the Python package index."""
-    return purl("pypi", re.sub(r"[-_.]+", "-", name).lower(), version)
+    return purl("pypi", canonicalize_name(name), version)
 
 
 def purl_identity(text: str) -> str:

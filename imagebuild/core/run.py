@@ -14,12 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
 from types import TracebackType
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
-from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError
+from imagebuild.core.errors import CommandError, ConfigError
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
@@ -58,6 +60,34 @@ def program_environment(extra: Mapping[str, str] | None = None) -> dict[str, str
     return {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", **(extra or {})}
 
 
+def start_program(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, *, output: int = PIPE, errors: int = STDOUT
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, so that Ctrl-C reaches it through us. Raises CommandError if it cannot.
+
+    `env` is its whole environment, by default `program_environment()`; its errors are in its output by default.
+    """
+    try:
+        return subprocess.Popen(
+            argv, stdin=DEVNULL, stdout=output, stderr=errors, start_new_session=True,
+            # Nobody answers questions: without a terminal ssh would ask through a window.
+            env={**(program_environment() if env is None else env), "SSH_ASKPASS_REQUIRE": "never"},
+        )  # fmt: skip
+    except OSError as error:
+        raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
+
+
+def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM, patience_s: float = KILL_S) -> None:
+    """End a program and its group, also what the group has left behind: by a polite signal, then by force."""
+    with suppress(ProcessLookupError, PermissionError):
+        if process.poll() is None:
+            os.killpg(process.pid, polite)
+            with suppress(TimeoutExpired):
+                process.wait(patience_s)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
     """Run a program, and return what it prints as text. Raises CommandError as `run_for_bytes` does."""
     return _text(run_for_bytes(*argv, env=env, timeout=timeout))
@@ -71,28 +101,41 @@ def run_for_bytes(*argv: str, env: Mapping[str, str] | None = None, timeout: flo
     Ctrl-C reaches the program as one SIGINT, and is raised here after the program has ended: apt, for one,
     finishes the package that it is setting up.
     """
-    pipe = subprocess.PIPE
-    try:
-        process = subprocess.Popen(
-            argv, env=program_environment(env), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
-            start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from error
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as error:
-        process.kill()
-        process.communicate()
-        raise CommandError(f"`{' '.join(argv)}` did not answer within {timeout:.0f} s") from error
-    except BaseException:
-        process.send_signal(signal.SIGINT)
-        process.communicate()
-        raise
+    with start_program(argv, program_environment(env), errors=PIPE) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except TimeoutExpired as error:
+            end_program(process, signal.SIGKILL)
+            raise CommandError(f"`{' '.join(argv)}` did not answer within {timeout:.0f} s") from error
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+            raise
     if process.returncode:
         lines = "\n".join((_text(err).strip() or _text(out).strip()).splitlines()[-10:])
         raise CommandError(f"`{' '.join(argv)}` failed ({process.returncode}): {lines}")
     return out
+
+
+def run_logged(argv: Sequence[str], log: Callable[[str], None], *, name: str, env: Mapping[str, str]) -> None:
+    """Run a program, and hand on each line that it prints; `env` is added to its environment.
+
+    Raises CommandError that names the program `name`, with its last lines, if it fails. When interrupted, the program
+    and all that it started end.
+    """
+    process = start_program(argv, program_environment(env))
+    last_lines: deque[str] = deque(maxlen=15)
+    try:
+        assert process.stdout
+        with process.stdout as output:
+            for line in output:
+                last_lines.append(line.decode(errors="replace").rstrip())
+                log(last_lines[-1])
+        status = process.wait()
+    finally:
+        end_program(process, patience_s=15)  # it may clean up, but not for long
+    if status:
+        raise CommandError("\n  ".join([f"{name} failed ({status}):", *last_lines]))
 
 
 def run_in_foreground(command: Sequence[str]) -> int:
@@ -171,17 +214,16 @@ class OutputSink:
 
     def __init__(self, log: Path | None) -> None:
         self.log = log
-        self.total = 0
         self.full = threading.Event()
-        self._chunks: deque[bytes] = deque()
-        self._kept = 0
+        self._total = 0
+        self._end = bytearray()
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> OutputSink:
         if self.log:
             try:
                 self.log.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.log.open("wb")
+                self._file = self.log.open("wb", buffering=0)
             except OSError as error:
                 raise ConfigError(f"{self.log}: cannot be written: {error.strerror}") from None
         return self
@@ -192,31 +234,23 @@ class OutputSink:
         if self._file:
             self._file.close()
 
-    def write(self, chunk: bytes) -> None:
-        """Take a chunk; what comes after the limit is dropped."""
-        if self.full.is_set() or not chunk:
-            return
-        chunk = chunk[: LIMIT - self.total]
-        self.total += len(chunk)
-        if self._file and not self._file.closed:
-            self._file.write(chunk)
-            self._file.flush()
-        self._chunks.append(chunk)
-        self._kept += len(chunk)
-        while self._kept - len(self._chunks[0]) >= KEPT:
-            self._kept -= len(self._chunks.popleft())
-        if self.total >= LIMIT:
-            self.full.set()
-
     def drain(self, chunks: Iterable[bytes]) -> None:
-        """Take all chunks."""
+        """Take all chunks; what comes after the limit is dropped."""
         for chunk in chunks:
-            self.write(chunk)
+            kept = chunk[: LIMIT - self._total]
+            self._total += len(kept)
+            if self._file and not self._file.closed:
+                self._file.write(kept)
+            self._end += kept
+            if len(self._end) > 2 * KEPT:
+                del self._end[:-KEPT]
+            if self._total >= LIMIT:
+                self.full.set()
 
     @property
     def text(self) -> str:
         """Return the end of the output."""
-        return b"".join(self._chunks)[-KEPT:].decode("utf-8", "replace")
+        return self._end[-KEPT:].decode("utf-8", "replace")
 
     @property
     def reason(self) -> str:
@@ -229,99 +263,76 @@ def run_with_deadline(argv: Sequence[str], sink: OutputSink, timeout_s: float) -
 
     Raises CommandError if it cannot be started. Whatever is raised, the program has ended then.
     """
-    process = start_session(argv)
+    process = start_program(argv)
 
     def read() -> None:
-        assert process.stdout
+        assert isinstance(process.stdout, BufferedReader)
         with process.stdout as output:
-            sink.drain(iter(lambda: output.read(CHUNK), b""))
+            sink.drain(iter(partial(output.read1, CHUNK), b""))
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     deadline = time.monotonic() + timeout_s
     try:
-        while process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
+        while process.poll() is None and time.monotonic() < deadline and not sink.full.is_set():
+            with suppress(TimeoutExpired):
                 process.wait(max(0.0, min(POLL_S, deadline - time.monotonic())))
-            if process.returncode is None and (time.monotonic() >= deadline or sink.full.is_set()):
-                return None
+        if process.returncode is None:
+            return None
         reader.join(DRAIN_S)
         return None if sink.full.is_set() else process.returncode
     finally:
-        end_session(process)
+        end_program(process)
         reader.join(DRAIN_S)
 
 
-def start_session(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, whose errors are in its output. Raises CommandError."""
-    try:
-        return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            # Nobody answers questions: without a terminal ssh would ask through a window.
-            env=program_environment({"SSH_ASKPASS_REQUIRE": "never"}), bufsize=0,
-        )  # fmt: skip
-    except OSError as error:
-        raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
+class Stoppable(Protocol):
+    """Do work in threads that can be told to end."""
+
+    def stop(self) -> None:
+        """Make what is under way end soon."""
 
 
-def end_session(process: subprocess.Popen[bytes]) -> None:
-    """End a program and its group, also what the group has left behind."""
-    with suppress(ProcessLookupError, PermissionError):
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(KILL_S)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, jobs: int = WORKERS) -> list[R]:
+    """Call a function for each item in a thread pool, and return the results in the order of the items.
 
-
-@contextmanager
-def answer_each(
-    items: Iterable[T], ask: Callable[[T], R], stop: Callable[[], None]
-) -> Iterator[Iterator[tuple[T, R | ImagebuildError]]]:
-    """Call `ask` for each item in a thread pool. Give items with their answers or ImagebuildErrors, as these come.
-
-    If the block is left early, nothing more is asked, and `stop` is called so that what is under way ends. The threads
-    are daemons: a server that never answers cannot keep the process alive.
+    After the first error nothing new is begun, and the error is raised when what is under way has ended. After Ctrl-C
+    `work` is told to stop, and gets PATIENCE_S to do so. The threads are daemons: a server that never answers cannot
+    keep the process alive.
     """
-    waiting: SimpleQueue[T] = SimpleQueue()
-    done: SimpleQueue[tuple[T, R | BaseException]] = SimpleQueue()
-    count = 0
-    for item in items:
-        waiting.put(item)
-        count += 1
-    stopped = threading.Event()
+    todo = deque(enumerate(items))
+    results: dict[int, R] = {}
+    errors: list[BaseException] = []
 
-    def work() -> None:
-        while not stopped.is_set():
+    def take() -> None:
+        while not errors:
             try:
-                item = waiting.get_nowait()
-            except Empty:
+                number, item = todo.popleft()
+            except IndexError:
                 return
             try:
-                done.put((item, ask(item)))
-            except BaseException as error:  # raised again by `answers`
-                done.put((item, error))
+                results[number] = function(item)
+            except BaseException as error:  # raised again by the caller's thread
+                errors.append(error)
 
-    def answers() -> Iterator[tuple[T, R | ImagebuildError]]:
-        for _ in range(count):
-            item, answer = done.get()
-            if isinstance(answer, BaseException) and not isinstance(answer, ImagebuildError):
-                raise answer
-            yield item, answer
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(WORKERS, count))]
-    for thread in threads:
-        thread.start()
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(min(jobs, len(todo)))]
     try:
-        yield answers()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     except BaseException:
-        stopped.set()
-        stop()
+        todo.clear()
+        for each in work:
+            each.stop()
         deadline = time.monotonic() + PATIENCE_S
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.ident:
+                thread.join(max(0.0, deadline - time.monotonic()))
         raise
+    if errors:
+        raise errors[0]
+    return [results[number] for number in sorted(results)]
 
 
 def native_platform() -> str:

@@ -14,8 +14,8 @@ from .lock import redate_lock as redate_lock
 from .repositories import PackageIndex as PackageIndex
 from .repositories import check_key as check_key
 from .repositories import choose as choose
-from .repositories import read as read
-from .repositories import resolve_repository as resolve_repository
+from .repositories import locked_repository as locked_repository
+from .repositories import read_index as read_index
 from .resolve import check_entries as check_entries
 from .resolve import compare_entries as compare_entries
 from .resolve import incomplete as incomplete
@@ -30,11 +30,4 @@ from .resolve import stale_entries as stale_entries
 from .resolve import what_entry_lacks as what_entry_lacks
 from .resolve import without_stale as without_stale
 from .upstream import GLIBC as GLIBC
-from .upstream import Addresses as Addresses
-from .upstream import NetworkUpstream as NetworkUpstream
-from .upstream import ask_pip as ask_pip
-from .upstream import commit_of as commit_of
-from .upstream import git_tags as git_tags
-from .upstream import image_exists as image_exists
-from .upstream import resolve_image as resolve_image
-from .upstream import resolve_wheels as resolve_wheels
+from .upstream import Upstream as Upstream

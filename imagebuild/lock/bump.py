@@ -14,16 +14,19 @@ from packaging.version import InvalidVersion, Version
 
 from imagebuild.core import files
 from imagebuild.core.errors import ConfigError, ImagebuildError, Mistakes, suggestion
-from imagebuild.core.run import answer_each
+from imagebuild.core.http import Advance
 from imagebuild.core.yaml import YamlFile, load_yaml
-from imagebuild.lock.resolve import Display, incomplete, lock_table, merged_sources, resolve_sources, without_stale
+from imagebuild.lock.resolve import ask_each, incomplete, lock_table, merged_sources, resolve_sources, without_stale
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     GitRef,
+    Key,
     PackageSource,
     Source,
     Table,
+    WheelSet,
+    key_of,
     source_title,
 )
 from imagebuild.project.matrix import Matrix, Target
@@ -36,35 +39,31 @@ SERIES = re.compile(r"==\{version\}\.\*$")
 EXACT = re.compile(r"^([A-Za-z0-9._-]+)==\{version\}$")
 
 
-@dataclass(frozen=True)
-class Tags:
-    """The tags of a git repository."""
-
-    url: str
-    template: str
-    """Form of the component's tags, with `{version}`."""
-
-
-@dataclass(frozen=True)
-class WheelVersions:
-    """The versions of a wheel on the package index."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class PackageVersions:
-    """The versions of a package in a repository."""
-
-    source: PackageSource
-    """The repository, with this one package without version."""
-    template: str
-    """Form of the package's version, with `{version}`."""
-
-
-Question = Tags | WheelVersions | PackageVersions
 Row = tuple[str, int]
 """A pin's name in the matrix, and which of its rows."""
+Changes = Mapping[Row, str]
+"""Row of a pin → its new version."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A list upstream that versions are read from."""
+
+    listing: GitRef | WheelSet | PackageSource
+    """Tags of a form, the one wheel that is named like the component, or one package of a repository."""
+    template: str
+    """Form of the names in the list, with `{version}`."""
+
+    @property
+    def title(self) -> str:
+        """Return what is listed, in one line."""
+        package = f" {self.listing.packages[0]}={self.template}" if isinstance(self.listing, PackageSource) else ""
+        return source_title(self.listing).strip() + package
+
+    def versions(self, names: Mapping[str, Collection[str]]) -> set[str]:
+        """Return the versions in what upstream listed, package → names."""
+        package = self.listing.packages[0] if isinstance(self.listing, PackageSource) else ""
+        return versions_in(self.template, names[package])
 
 
 @dataclass
@@ -99,10 +98,10 @@ def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
     """Yield the places that list versions of a component."""
     component = recipe.component(name)
     if component.git:
-        yield Tags(component.git, component.tag)
+        yield Question(GitRef(component.git, component.tag), component.tag)
     for text in recipe.component(component.wheels_from or name).wheels:
         if match := EXACT.match(text):
-            yield WheelVersions(match[1])
+            yield Question(WheelSet(match[1], "", ()), VERSION)
     wanted = [p for p in (*component.packages.runtime, *component.packages.devel) if VERSION in p and "=" in p]
     for arch in recipe.archs:
         repository = recipe.repository(name, arch)
@@ -111,7 +110,7 @@ def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
                 filled = recipe.fill(name, text, {**recipe.values(name, arch), "version": VERSION}, "packages")
                 package, _, template = filled.partition("=")
                 source = PackageSource(repository.url, repository.suite, repository.key, (package,))
-                yield PackageVersions(source, template)
+                yield Question(source, template)
 
 
 def _obstacles(recipe: Recipe, name: str) -> Iterator[str]:
@@ -161,7 +160,7 @@ SIGN = r"[\w.+:~-]"
 """A character of a version."""
 
 
-def edited(matrix: YamlFile[Matrix], wanted: YamlFile[Matrix], changes: Mapping[Row, str]) -> str:
+def edited(matrix: YamlFile[Matrix], wanted: YamlFile[Matrix], changes: Changes) -> str:
     """Return the matrix's text with the versions of `changes`; `wanted` is what the text must mean.
 
     Raises ConfigError where a version cannot be changed by itself, for example because an anchor has it.
@@ -212,12 +211,6 @@ def _replaced(line: str, name: str, old: str, new: str) -> str | None:
     return line[: matches[0].start()] + new + line[matches[0].end() :] if len(matches) == 1 else None
 
 
-Asked = Tags | WheelVersions | PackageSource
-Answer = set[str] | ImagebuildError
-Changes = Mapping[Row, str]
-"""Row of a pin → its new version."""
-
-
 @dataclass
 class Proposals:
     """Newer versions of pins, and why others stay."""
@@ -232,7 +225,6 @@ def propose(
     targets: Collection[Target],
     names: Collection[str],
     upstream: Upstream,
-    display: Display,
     *,
     pre: bool,
 ) -> Proposals:
@@ -265,71 +257,55 @@ def propose(
                 asked[name, i] = inquiry
                 continue
             result.kept.append((name, pin.version, obstacle))
-    answers = _ask({question for inquiry in asked.values() for question in inquiry.questions}, upstream, display)
+    answers = _ask({question.listing for inquiry in asked.values() for question in inquiry.questions}, upstream)
     for row, inquiry in asked.items():
-        _decide(project, row, [(question, answers[question]) for question in inquiry.questions], result, pre=pre)
+        _decide(project, row, {q: answers[key_of(q.listing)] for q in inquiry.questions}, result, pre=pre)
     if result.changes:
         sources_of(with_pins(project, result.changes))
     return result
 
 
-def _ask(questions: set[Question], upstream: Upstream, display: Display) -> dict[Question, Answer]:
-    """Return the versions that answer each question, or the error. A repository is read once for all its packages."""
-    packages = [question.source for question in questions if isinstance(question, PackageVersions)]
-    repositories = [source for source in merged_sources(packages) if isinstance(source, PackageSource)]
-    wanted: list[Asked] = [*repositories, *(q for q in questions if not isinstance(q, PackageVersions))]
+def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Mapping[str, Collection[str]] | ImagebuildError]:
+    """Return the names in each list, of packages by their package, or the error. A repository is read once."""
+    answers: dict[Key, Mapping[str, Collection[str]] | ImagebuildError] = {}
 
-    def ask(question: Asked) -> dict[str, list[str]]:
-        display.begin(_title(question))
-        match question:
-            case Tags(url, _):
-                return {"": list(upstream.tags(url))}
-            case WheelVersions(name):
-                return {"": list(upstream.wheel_versions(name))}
+    def ask(listing: Source, _: Advance) -> Mapping[str, Collection[str]]:
+        match listing:
+            case GitRef(url):
+                return {"": upstream.tags(url)}
+            case WheelSet(component):
+                return {"": upstream.wheel_versions(component)}
             case PackageSource(packages=names):
-                return dict(upstream.index(question, names).versions)
+                return upstream.index(listing, names).versions
+        raise AssertionError(listing)
 
-    results: dict[Asked, dict[str, list[str]] | ImagebuildError] = {}
-    with display, answer_each(sorted(wanted, key=_title), ask, upstream.stop) as answers:
-        for question, answer in answers:
-            results[question] = answer
-            failed = isinstance(answer, ImagebuildError)
-            display.end(_title(question), "could not be asked" if failed else "asked", good=not failed)
-    by_url = {q.url: answer for q, answer in results.items() if isinstance(q, PackageSource)}
-    return {q: _versions(q, by_url[q.source.url] if isinstance(q, PackageVersions) else results[q]) for q in questions}
+    def settle(listing: Source, answer: Mapping[str, Collection[str]] | ImagebuildError) -> tuple[str, bool]:
+        answers[key_of(listing)] = answer
+        return ("could not be asked", False) if isinstance(answer, ImagebuildError) else ("asked", True)
 
-
-def _versions(question: Question, answer: dict[str, list[str]] | ImagebuildError) -> Answer:
-    """Return the versions of a pin in the names that upstream listed."""
-    if isinstance(answer, ImagebuildError):
-        return answer
-    match question:
-        case PackageVersions(source, template):
-            return versions_in(template, answer[source.packages[0]])
-        case Tags(_, template):
-            return versions_in(template, answer[""])
-        case WheelVersions():
-            return set(answer[""])
+    ask_each(sorted(merged_sources(listings), key=source_title), source_title, ask, upstream, settle)
+    return answers
 
 
 def _decide(
     project: Project,
     row: Row,
-    answers: list[tuple[Question, Answer]],
+    answers: Mapping[Question, Mapping[str, Collection[str]] | ImagebuildError],
     result: Proposals,
     *,
     pre: bool,
 ) -> None:
     """Add the newest version that fits to the result, or why there is none."""
     current = project.matrix.model.versions[row[0]][row[1]].version
-    errors = [str(answer).splitlines()[0] for _, answer in answers if isinstance(answer, ImagebuildError)]
-    if errors:
-        result.kept.append((row[0], current, f"could not be asked: {errors[0]}"))
-        return
-    sets = [answer for _, answer in answers if not isinstance(answer, ImagebuildError)]
+    versions: dict[Question, set[str]] = {}
+    for question, answer in answers.items():
+        if isinstance(answer, ImagebuildError):
+            result.kept.append((row[0], current, f"could not be asked: {str(answer).splitlines()[0]}"))
+            return
+        versions[question] = question.versions(answer)
     try:
-        everywhere = newer(current, set.intersection(*sets), pre=pre)
-        somewhere = newer(current, set.union(*sets), pre=pre)
+        everywhere = newer(current, set.intersection(*versions.values()), pre=pre)
+        somewhere = newer(current, set.union(*versions.values()), pre=pre)
     except ValueError as error:
         result.kept.append((row[0], current, str(error)))
         return
@@ -342,21 +318,8 @@ def _decide(
             result.changes[row] = version
             break
     if somewhere and somewhere[0] not in everywhere:
-        lacking = sorted({_title(q) for q, answer in answers if isinstance(answer, set) and somewhere[0] not in answer})
+        lacking = sorted(question.title for question, found in versions.items() if somewhere[0] not in found)
         result.kept.append((row[0], current, f"{somewhere[0]} is not yet everywhere: {', '.join(lacking)} lacks it"))
-
-
-def _title(question: Question | PackageSource) -> str:
-    """Return what is asked for, in one line."""
-    match question:
-        case Tags(url, template):
-            return source_title(GitRef(url, template))
-        case PackageVersions(source, template):
-            return f"{source_title(source)} {source.packages[0]}={template}"
-        case WheelVersions(name):
-            return f"wheels {name}"
-        case PackageSource():
-            return source_title(question)
 
 
 def with_pins(project: Project, changes: Changes) -> Project:
@@ -380,16 +343,15 @@ def sources_of(project: Project) -> tuple[Source, ...]:
     return merged_sources(source for target in plan.targets for source in renderer.recipe(target).sources())
 
 
-def relocked(project: Project, changes: Changes, upstream: Upstream, display: Display) -> tuple[Table, str]:
+def relocked(project: Project, changes: Changes, upstream: Upstream) -> tuple[Table, str]:
     """Return the lock's entries for the new versions, without those that only the old ones used.
 
     The second value says which new sources could not be pinned, a line for each.
     """
     entries = lock_table(project.lock)
     before, after = sources_of(project), sources_of(with_pins(project, changes))
-    outcome = resolve_sources(
-        entries, [s for s in incomplete(entries, after) if s not in before], upstream, display, keep=lambda: None
-    )
+    new = [source for source in incomplete(entries, after) if source not in before]
+    outcome = resolve_sources(entries, new, upstream, keep=lambda: None)
     return without_stale(entries, after, before), outcome.complaint()
 
 

@@ -18,7 +18,6 @@ from imagebuild.lock.resolve import (
     Outcome,
     check_entries,
     compare_entries,
-    display,
     incomplete,
     keys_of,
     lock_from_table,
@@ -29,7 +28,7 @@ from imagebuild.lock.resolve import (
     resolve_sources,
     without_stale,
 )
-from imagebuild.lock.upstream import Addresses, NetworkUpstream, Upstream
+from imagebuild.lock.upstream import Upstream
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
@@ -139,9 +138,7 @@ def network_upstream(ca: Path | None) -> Upstream:
     `ca` is a bundle of certificates to trust; by default the machine's.
     """
     configured = settings.load_settings(os.environ)
-    mirrors = configured.mirrors
-    addresses = Addresses(mirrors.image, mirrors.download, mirrors.python_index)
-    return NetworkUpstream(addresses, settings.ca_bundle(ca, os.environ), configured.netrc_file)
+    return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file)
 
 
 def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[tuple[Source, ...], Outcome]:
@@ -154,7 +151,7 @@ def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[t
         lock.entries.update(kept)
         lock.write()
     lacking = incomplete(lock.entries, lock.sources)
-    return lock.sources, resolve_sources(lock.entries, lacking, upstream, display(), keep=lock.write)
+    return lock.sources, resolve_sources(lock.entries, lacking, upstream, keep=lock.write)
 
 
 def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> tuple[tuple[Source, ...], Outcome]:
@@ -164,7 +161,7 @@ def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> t
     """
     anew = keys_of(names, owners(lock.recipes))
     sources = tuple(source for source in lock.sources if key_of(source) in anew)
-    return sources, resolve_sources(lock.entries, sources, upstream, display(), keep=lock.write, anew=anew)
+    return sources, resolve_sources(lock.entries, sources, upstream, keep=lock.write, anew=anew)
 
 
 def redate_lock(lock: LockFile, day: date) -> None:
@@ -179,7 +176,7 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool) -> Loc
     """
     findings = list(check_entries(lock.entries, lock.sources, whole=whole))
     if upstream:
-        findings += compare_entries(lock.entries, lock.sources, upstream, display())
+        findings += compare_entries(lock.entries, lock.sources, upstream)
     return LockCheck(lock=str(lock.path), sources=len(lock.sources), upstream=bool(upstream), findings=tuple(findings))
 
 
@@ -191,7 +188,7 @@ def bump_pins(
     Returns the result, and the changed files with their new texts. Raises ConfigError for a name that is no pin, or a
     line that cannot be edited.
     """
-    proposals = bump.propose(lock.project, lock.targets, names, upstream, display(), pre=pre)
+    proposals = bump.propose(lock.project, lock.targets, names, upstream, pre=pre)
     matrix = lock.project.matrix
     texts: dict[Path, str] = {}
     unresolved = ""
@@ -199,7 +196,7 @@ def bump_pins(
         wanted = bump.with_pins(lock.project, proposals.changes)
         texts[matrix.path] = bump.edited(matrix, wanted.matrix, proposals.changes)
         if relock:
-            entries, unresolved = bump.relocked(lock.project, proposals.changes, upstream, display())
+            entries, unresolved = bump.relocked(lock.project, proposals.changes, upstream)
             texts[lock.path] = lock.text(entries)
     if write:
         for path, text in texts.items():

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from imagebuild.core import console
+from imagebuild.core.console import Progress, format_size
 from imagebuild.core.errors import Absent, ConfigError, ImagebuildError, Unreachable, suggestion
 from imagebuild.core.http import Advance
-from imagebuild.core.run import answer_each
+from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import (
@@ -40,6 +37,9 @@ from imagebuild.project.lockfile import (
     source_title,
 )
 from imagebuild.render.recipe import Recipe
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # The lock as a table
 
@@ -215,72 +215,45 @@ def describe_entry(entry: Entry) -> str:
             return ", ".join(f"{wheel.name} {wheel.version}" for wheel in wheels)
 
 
-# Progress
+# Asking
 
 
-class Display(Protocol):
-    """Show the progress of every source; `advance` is called from several threads."""
+def ask_each(
+    items: Iterable[T],
+    title: Callable[[T], str],
+    ask: Callable[[T, Advance], R],
+    upstream: Upstream,
+    settle: Callable[[T, R | ImagebuildError], tuple[str, bool]],
+) -> None:
+    """Ask upstream about each item in a thread pool, and show the progress.
 
-    def __enter__(self) -> object: ...
-    def __exit__(self, *_: object) -> None: ...
-    def begin(self, name: str) -> None: ...
-    def advance(self, name: str, done: int, total: int | None) -> None: ...
-    def end(self, name: str, text: str, *, good: bool) -> None: ...
+    `settle` is given one answer at a time, or the error instead of it. It returns what to show, and whether that is
+    good. Ctrl-C, or another error, ends everything; what was settled until then stays.
+    """
+    turn = threading.Lock()
 
+    def work(item: T) -> None:
+        name = title(item)
 
-class PlainDisplay:
-    """Print a line for each source when its request ends, for logs."""
+        def advance(done: int, total: int | None) -> None:
+            progress.advance(name, f"{format_size(done)} of {format_size(total)}")
 
-    def __init__(self) -> None:
-        self.began = time.monotonic()
+        progress.begin(name, name)
+        try:
+            try:
+                answer: R | ImagebuildError = ask(item, advance)
+            except ImagebuildError as error:
+                answer = error
+            with turn:
+                if not upstream.stopped:
+                    text, good = settle(item, answer)
+                    progress.end(name, text, good=good)
+        except BaseException:
+            upstream.stop()
+            raise
 
-    def __enter__(self) -> PlainDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def begin(self, name: str) -> None:
-        pass
-
-    def advance(self, name: str, done: int, total: int | None) -> None:
-        pass
-
-    def end(self, name: str, text: str, *, good: bool) -> None:
-        console.err.print(f"{time.monotonic() - self.began:7.1f}  {escape(name)} {'→' if good else '✗'} {escape(text)}")
-
-
-class LiveDisplay:
-    """Show a bar for each request under way; results scroll up above the bars."""
-
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(20), DownloadColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=console.err, transient=True)
-        self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> LiveDisplay:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def begin(self, name: str) -> None:
-        self.tasks[name] = self.progress.add_task(escape(name), total=None)
-
-    def advance(self, name: str, done: int, total: int | None) -> None:
-        self.progress.update(self.tasks[name], completed=done, total=total)
-
-    def end(self, name: str, text: str, *, good: bool) -> None:
-        if name in self.tasks:
-            self.progress.remove_task(self.tasks.pop(name))
-        mark = "[green]✓[/]" if good else "[red]✗[/]"
-        self.progress.console.print(f"{mark} {escape(name)} [dim]{escape(text)}[/]")
-
-
-def display() -> Display:
-    """Return a display with bars on a terminal, with lines elsewhere."""
-    return LiveDisplay() if console.err.is_terminal else PlainDisplay()
+    with Progress() as progress:
+        for_each(work, items, upstream)
 
 
 # Pinning
@@ -313,9 +286,13 @@ class Outcome:
 
 
 def resolve_sources(
-    entries: Table, sources: Iterable[Source], upstream: Upstream, display: Display, *, keep: Callable[[], None],
+    entries: Table,
+    sources: Iterable[Source],
+    upstream: Upstream,
+    *,
+    keep: Callable[[], None],
     anew: frozenset[Key] = frozenset(),
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Ask upstream for every source and change `entries`; `keep` is called after each change, to write it.
 
     A source that cannot be reached becomes `unresolved` if it had no entry, and keeps its entry otherwise. Entries in
@@ -324,11 +301,9 @@ def resolve_sources(
     """
     outcome = Outcome()
 
-    def ask(source: Source) -> Entry:
+    def ask(source: Source, advance: Advance) -> Entry:
         key = key_of(source)
         before = entries.get(key)
-        advance = partial(display.advance, source_title(source))
-        display.begin(source_title(source))
         if key not in anew:
             return upstream.resolve(source, before, advance)
         if not (isinstance(source, PackageSource) and isinstance(before, LockedRepository)):
@@ -338,24 +313,23 @@ def resolve_sources(
         assert isinstance(entry, LockedRepository)
         return entry.model_copy(update={"packages": {**before.packages, **entry.packages}})
 
-    with display, answer_each(sources, ask, upstream.stop) as answers:
-        for source, answer in answers:
-            key, name = key_of(source), source_title(source)
-            if isinstance(answer, Unreachable):
-                outcome.unresolved[name] = str(answer)
-                display.end(name, "unresolved", good=False)
-                entry = entries.get(key, UNRESOLVED)
-            elif isinstance(answer, ImagebuildError):
-                outcome.wrong[name] = str(answer)
-                display.end(name, "wrong", good=False)
-                continue
-            else:
-                outcome.resolved.append(name)
-                display.end(name, describe_entry(answer), good=True)
-                entry = answer
-            if entries.get(key) != entry:
-                entries[key] = entry
-                keep()
+    def settle(source: Source, answer: Entry | ImagebuildError) -> tuple[str, bool]:
+        key, name = key_of(source), source_title(source)
+        if isinstance(answer, Unreachable):
+            outcome.unresolved[name] = str(answer)
+            shown, good, entry = "unresolved", False, entries.get(key, UNRESOLVED)
+        elif isinstance(answer, ImagebuildError):
+            outcome.wrong[name] = str(answer)
+            return "wrong", False
+        else:
+            outcome.resolved.append(name)
+            shown, good, entry = describe_entry(answer), True, answer
+        if entries.get(key) != entry:
+            entries[key] = entry
+            keep()
+        return shown, good
+
+    ask_each(sources, source_title, ask, upstream, settle)
     return outcome
 
 
@@ -392,28 +366,26 @@ def check_entries(entries: Table, sources: Iterable[Source], *, whole: bool) -> 
             yield LockFinding("stale", describe_key(key), f"{package}: {detail}" if package else detail)
 
 
-def compare_entries(
-    entries: Table, sources: Iterable[Source], upstream: Upstream, display: Display
-) -> list[LockFinding]:
+def compare_entries(entries: Table, sources: Iterable[Source], upstream: Upstream) -> list[LockFinding]:
     """Return where upstream has something else under the name of a pin, for every complete entry of the sources."""
-
-    def ask(source: Source) -> LockFinding | None:
-        display.begin(source_title(source))
-        advance = partial(display.advance, source_title(source))
-        return compare_entry(source, entries[key_of(source)], upstream, advance)
-
-    complete = [source for source in sources if not what_entry_lacks(source, entries.get(key_of(source)))]
     findings: list[LockFinding] = []
-    with display, answer_each(complete, ask, upstream.stop) as answers:
-        for source, answer in answers:
-            finding = answer
-            if isinstance(finding, ImagebuildError):
-                states = {Absent: "gone", Unreachable: "not checked"}
-                state = next((state for kind, state in states.items() if isinstance(finding, kind)), "changed")
-                finding = LockFinding(state, source_title(source), str(finding))
-            display.end(source_title(source), finding.state if finding else "as locked", good=not finding)
-            if finding:
-                findings.append(finding)
+
+    def settle(source: Source, finding: LockFinding | ImagebuildError | None) -> tuple[str, bool]:
+        if isinstance(finding, ImagebuildError):
+            state = "gone" if isinstance(finding, Absent) else "not checked"
+            state = state if isinstance(finding, Unreachable) else "changed"
+            finding = LockFinding(state, source_title(source), str(finding))
+        if finding:
+            findings.append(finding)
+        return (finding.state, False) if finding else ("as locked", True)
+
+    ask_each(
+        [source for source in sources if not what_entry_lacks(source, entries.get(key_of(source)))],
+        source_title,
+        lambda source, advance: compare_entry(source, entries[key_of(source)], upstream, advance),
+        upstream,
+        settle,
+    )
     return sorted(findings, key=lambda f: (f.state, f.source))
 
 

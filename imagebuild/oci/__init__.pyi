@@ -64,7 +64,6 @@ from .registry import RepositoryAt as RepositoryAt
 from .registry import TryAgain as TryAgain
 from .registry import connect_registry as connect_registry
 from .registry import copy_image as copy_image
-from .registry import for_each as for_each
 from .registry import parse_challenge as parse_challenge
 from .registry import push_image as push_image
 from .registry import stored_credentials as stored_credentials

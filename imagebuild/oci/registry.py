@@ -8,9 +8,9 @@ import os
 import shutil
 import threading
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
@@ -27,8 +27,10 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
 from imagebuild.core import settings
+from imagebuild.core.console import err, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.http import innermost_reason
+from imagebuild.core.run import for_each
 from imagebuild.oci.layout import (
     EMPTY,
     INDEX,
@@ -73,6 +75,8 @@ UNREACHABLE_PATIENCE_S = 15.0
 LEAST_ATTEMPTS = 3
 """Attempts that are made even if each takes longer than the patience: an upload may take an hour."""
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 20
+FIRST_STATUS_S, NEXT_STATUS_S, IDLE_S, WATCH_S = 2.0, 10.0, 1.0, 0.2
+"""When it is first said that requests are still made, and how often after that; the longest pause between them."""
 STORE_TIMEOUT_S = 600
 """For the answer to a whole blob, which some registries copy before they answer."""
 SETTLED_S = 0.5
@@ -364,6 +368,12 @@ class Registry:
         self.stopped = threading.Event()
         self._thread = threading.local()
         self._lock = threading.Lock()
+        self._requests: dict[object, tuple[float, str]] = {}
+        """Requests under way: when they began, and what they ask for."""
+        self._last_end = 0.0
+        self._trouble = ""
+        """Why something is repeated."""
+        self._is_watched = False
 
     def at(self, repository: str) -> RepositoryAt:
         """Return a repository of it."""
@@ -372,6 +382,26 @@ class Registry:
     def stop(self) -> None:
         """End what other threads are doing with it, each with CommandError, for Ctrl-C."""
         self.stopped.set()
+
+    def status(self) -> str:
+        """Return `ghcr.io: 12 requests, 34.0 MB sent, 0.1 MB received; PUT acme/tiny/manifests/latest for 14 s`."""
+        number = sum(number for name, number in self.counts.items() if name.isupper())
+        sent, received = format_size(self.counts["sent"]), format_size(self.counts["received"])
+        text = f"{self.host}: {number} requests, {sent} sent, {received} received"
+        began, what = min(self._requests.copy().values(), default=(time.monotonic(), ""))
+        if (seconds := time.monotonic() - began) >= 1:
+            text += f"; {what} for {seconds:.0f} s"
+        return f"{text}; {self._trouble}; trying again" if self._trouble else text
+
+    def _watch(self) -> None:
+        """Print the status to stderr now and then while there are requests, so that nobody takes a command for dead."""
+        shown_at = time.monotonic() + FIRST_STATUS_S
+        while self._requests or self._trouble or time.monotonic() < self._last_end + IDLE_S:
+            if time.monotonic() >= shown_at:
+                err.print(self.status(), markup=False)
+                shown_at = time.monotonic() + NEXT_STATUS_S
+            time.sleep(WATCH_S)
+        self._is_watched = False
 
     def check_stopped(self) -> None:
         """Raise CommandError if the work was told to end."""
@@ -399,9 +429,9 @@ class Registry:
         while True:
             self.check_stopped()
             try:
-                return action()
+                result = action()
             except TryAgain as again:
-                now = time.monotonic()
+                now, self._trouble = time.monotonic(), str(again)
                 attempts, first = attempts + 1, first or now
                 policy = policy.increment()
                 pause = max(policy.get_backoff_time(), again.pause_s or 0.0)
@@ -412,8 +442,12 @@ class Registry:
                     kind = Unreachable if again.unanswered else CommandError
                     demand = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
                     tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
+                    self._trouble = ""
                     raise kind(f"{self.host}: {again}{demand}; gave up {tries}") from None
                 self.stopped.wait(pause)
+            else:
+                self._trouble = ""
+                return result
 
     def request(self, method: str, path: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:
         """Send one request and return its answer, which may be a refusal.
@@ -441,11 +475,18 @@ class Registry:
     def _send(self, method: str, url: str, **options: Any) -> requests.Response:
         self.check_stopped()
         self.count(method, 1)
-        if isinstance(data := options.get("data"), bytes | BlobStream):
+        if isinstance(data := options.get("data"), bytes):
             self.count("sent", len(data))
+        elif isinstance(data, BlobStream):
+            options["data"] = replace(data, chunks=lambda: self._counted(data.chunks()))
         timeout = options.pop("timeout", READ_TIMEOUT_S)
         # The query is not shown: registries put secrets into it.
         what = f"{method} {urlsplit(url).path.removeprefix('/v2/')}"
+        request = object()
+        self._requests[request] = time.monotonic(), what
+        if not self._is_watched:
+            self._is_watched = True
+            threading.Thread(target=self._watch, daemon=True).start()
         try:
             answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout), **options)
             if not options.get("stream"):
@@ -455,6 +496,9 @@ class Registry:
         except (RequestException, HTTPError, OSError) as error:
             unanswered = any(mark in repr(error) for mark in UNANSWERED)
             raise TryAgain(f"{what}: {innermost_reason(error)}", unanswered=unanswered) from None
+        finally:
+            del self._requests[request]
+            self._last_end = time.monotonic()
         if answer.status_code in RETRIED:
             with answer:
                 try:
@@ -463,6 +507,12 @@ class Registry:
                     pause_s = None
                 raise TryAgain(f"{what}: the registry answered {describe_answer(answer)}", pause_s)
         return answer
+
+    def _counted(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self.check_stopped()
+            self.count("sent", len(chunk))
+            yield chunk
 
     def _expect(self, answer: requests.Response, what: str, *statuses: int) -> None:
         """Raise CommandError for another status."""
@@ -772,43 +822,6 @@ def _insecure_registries(environ: Mapping[str, str]) -> tuple[str, ...]:
     return (*settings.load_settings(environ).insecure_registries, *names)
 
 
-def for_each(function: Callable[[T], R], items: Iterable[T], *registries: Registry, jobs: int = JOBS) -> list[R]:
-    """Call a function for each item in a thread pool, and return the results in the order of the items.
-
-    After the first error nothing new is begun, and that error is raised. Ctrl-C ends it at once: what waits for the
-    registries that are named is told to stop, and nobody waits for an answer that is under way.
-    """
-    todo = deque(enumerate(items))
-    results: dict[int, R] = {}
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        while not errors:
-            try:
-                number, item = todo.popleft()
-            except IndexError:
-                return
-            try:
-                results[number] = function(item)
-            except BaseException as error:  # it is raised where `for_each` was called
-                errors.append(error)
-
-    # An executor's threads would keep the program from ending until the last answer has come.
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(jobs, len(todo)))]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        for registry in registries:
-            registry.stop()
-        raise
-    if errors:
-        raise errors[0]
-    return [results[number] for number in sorted(results)]
-
-
 # Copies
 
 
@@ -861,7 +874,7 @@ def copy_image(digest: str, source: RepositoryAt | Layout, target: RepositoryAt)
 
     for attempt in range(COPY_ATTEMPTS):
         copy = functools.partial(copy_blob, attempt=attempt)
-        moved += sum(for_each(copy, blobs_of(manifest.document), *registries), Counter())
+        moved += sum(for_each(copy, blobs_of(manifest.document), *registries, jobs=JOBS), Counter())
         try:
             registry.put_manifest(repository, digest, manifest.content, manifest.media_type)
         except MissingBlobs:
@@ -901,7 +914,7 @@ def pull_image(reference: str, layout: Path) -> str:
         def fetch(blob: Descriptor) -> None:
             source.registry.fetch(source.repository, blob.digest, blob_path(layout, blob.digest), blob.size)
 
-        for_each(fetch, blobs_of(manifest.document), source.registry)
+        for_each(fetch, blobs_of(manifest.document), source.registry, jobs=JOBS)
         blob_path(layout, digest).write_bytes(manifest.content)
 
     start_layout(layout)

@@ -22,9 +22,10 @@ from imagebuild.core import files
 from imagebuild.core.console import format_size, markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
+from imagebuild.core.run import for_each
 from imagebuild.oci.layout import INDEX_TYPES, KINDS, Descriptor, Manifest, blobs_of, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, connect_registry, for_each
+from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.matrix import Image, Matrix, Plan, Target
 from imagebuild.project.records import (
     AttachedFile,

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.run import for_each
 from imagebuild.oci.layout import INDEX_TYPES, KINDS, Manifest, manifests_of, referrers_tag
 from imagebuild.oci.reference import parse_reference
-from imagebuild.oci.registry import DeletionDisabled, Registry, RepositoryAt, for_each
+from imagebuild.oci.registry import DeletionDisabled, Registry, RepositoryAt
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
 from imagebuild.project.plan import repository_name

@@ -16,7 +16,7 @@ from pathlib import Path
 from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected, ResultError
 from imagebuild.core.fields import Platform
-from imagebuild.core.run import INSTALL_COSIGN, which
+from imagebuild.core.run import INSTALL_COSIGN, for_each, which
 from imagebuild.oci.layout import (
     INDEX,
     Descriptor,
@@ -28,7 +28,7 @@ from imagebuild.oci.layout import (
     manifests_of,
 )
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, copy_image, for_each
+from imagebuild.oci.registry import Registry, RepositoryAt, copy_image
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets

@@ -23,7 +23,7 @@ from rich.markup import escape
 
 from imagebuild.core import console, files
 from imagebuild.core.console import out
-from imagebuild.core.debian import compare_versions, dpkg_status_text, packages_of_sbom, version_key
+from imagebuild.core.debian import dpkg_status_text, packages_of_sbom, version_key
 from imagebuild.core.errors import CommandError, ConfigError, Mistakes, ResultError, suggestion
 from imagebuild.core.fields import Condition, Model, axis_facts, matches
 from imagebuild.core.run import RunProgram, run_program, which
@@ -527,7 +527,7 @@ def _debsecan_fix(text: str, installed: str) -> str:
     newer = []
     for fixed in _DEBSECAN_FIXED.finditer(text):
         current = source["version"] if source and fixed["kind"] == "source" else installed
-        if compare_versions(fixed["version"], current) > 0:
+        if version_key(fixed["version"]) > version_key(current):
             newer.append(fixed["version"])
     return min(newer, key=version_key, default="a newer version")
 

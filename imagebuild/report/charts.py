@@ -199,9 +199,7 @@ def _limit_shapes(limits: Sequence[DrawnLimit], largest_size: int) -> list[dict[
 
 def heat_map(test: BandwidthTest) -> Figure:
     """Return the heat map of a matrix. Its colours begin at 0, so that noise does not look like a pattern."""
-    matrix = [
-        [None if cell is None or not math.isfinite(cell) else cell for cell in row] for row in test.matrix or ()
-    ]
+    matrix = [[None if cell is None or not math.isfinite(cell) else cell for cell in row] for row in test.matrix or ()]
     rows, columns = len(matrix), max(map(len, matrix), default=0)
     unit = _plotly_text(test.unit or "")
     trace: dict[str, Any] = {

@@ -22,9 +22,11 @@ from docker.errors import DockerException
 from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import CommandError
 from imagebuild.core.run import OutputSink
 from imagebuild.oci import engine
+from imagebuild.oci.image import images_in
+from imagebuild.oci.layout import Descriptor, blob_name, digest_of, index_json, media_type_of
 from imagebuild.project.component import Facilities
 from imagebuild.verify import runner
 from imagebuild.verify.runner import CannotRun, Command, Execution, HostFacts, Probe
@@ -152,46 +154,35 @@ def _execute(
 def loaded_layout(client: DockerClient, layout: Path) -> Iterator[str]:
     """Load a layout into the engine's store, under a name of its own that goes with the context; return the name.
 
-    Names that the layout has for its images are not used: they may be those of other images there. Raises ConfigError
-    if the layout cannot be read or has not exactly one image, CommandError if the engine fails.
+    Names that the layout has for its images are not used: they may be those of other images there. Of several platforms
+    the engine's is loaded, or the first. Raises ConfigError or ResultError if there is no image, CommandError if the
+    engine fails.
     """
-
-    def blob(digest: str) -> str:
-        return "blobs/" + digest.replace(":", "/")
-
-    def document(path: str) -> Any:
-        return json.loads((layout / path).read_text(encoding="utf-8"))
-
     name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
     with engine.sdk_errors_explained("docker version"):
         arch = client.version()["Arch"]
-    try:
-        images = [dict(image) for image in document("index.json")["manifests"]]
-        if len(images) != 1:
-            raise ConfigError(f"{layout}: has {len(images)} images; give a layout with one")
-        manifest = document(blob(images[0]["digest"]))
-        if "manifests" in manifest:  # of several platforms, the engine's or the first
-            entries = [m for m in manifest["manifests"] if m.get("platform", {}).get("os") != "unknown"]
-            entries.sort(key=lambda m: m.get("platform", {}).get("architecture") != arch)
-            manifest = document(blob(entries[0]["digest"]))
-        annotations = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
-        # Engines that keep images unpacked read manifest.json and no index.
-        layers = [blob(layer["digest"]) for layer in manifest["layers"]]
-        own_files = {
-            "index.json": {"schemaVersion": 2, "manifests": [{**images[0], "annotations": annotations}]},
-            "manifest.json": [{"Config": blob(manifest["config"]["digest"]), "RepoTags": [name], "Layers": layers}],
-        }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{layout}: cannot be read as an OCI layout: {error}") from None
+    image = min(images_in(layout, layout), key=lambda image: image.architecture != arch)
+    blobs = [*image.documents, *image.layers]
+    content = image.documents[0].read()
+    names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
+    manifest = Descriptor(
+        media_type_of(json.loads(content)), digest_of(content), len(content), image.platform, annotations=names
+    )
+    _, config, *layers = [blob_name(blob.digest or "") for blob in blobs]
+    documents: dict[str, Any] = {
+        "oci-layout": {"imageLayoutVersion": "1.0.0"},
+        "index.json": index_json([manifest]),
+        # Engines that keep images unpacked read this, and no index.
+        "manifest.json": [{"Config": config, "RepoTags": [name], "Layers": layers}],
+    }
     with tempfile.TemporaryFile() as file:
         try:
             with tarfile.open(fileobj=file, mode="w") as archive:
-                for path in sorted(p for p in layout.rglob("*") if p.is_file() and p.name not in own_files):
-                    archive.add(path, str(path.relative_to(layout)))
-                for path_in_archive, content in own_files.items():
-                    data = json.dumps(content).encode()
-                    member = tarfile.TarInfo(path_in_archive)
-                    member.size = len(data)
+                for blob in {blob.digest: blob for blob in blobs}.values():
+                    archive.add(blob.file, blob_name(blob.digest or ""))
+                for path, document in documents.items():
+                    member = tarfile.TarInfo(path)
+                    member.size = len(data := json.dumps(document).encode())
                     archive.addfile(member, io.BytesIO(data))
         except OSError as error:
             raise CommandError(
@@ -214,7 +205,6 @@ MAX_NODES = 8
 """Nodes that a check may ask for."""
 ENGINE_S = 20
 """Seconds on top of a command's time limit, in which the engine starts and ends it."""
-RESTART_S = 60
 SSH = frozenset({"ssh", "ssh-keygen", "sshd"})
 IDLE = 2
 """Processes of a container in which nothing runs: init and `sleep`."""
@@ -391,7 +381,9 @@ class DockerSession:
         if command.nodes == 1:
             execution = run_in_container(self.started.container, command, self.host)
             if execution.status is None or has_leftovers(self.started.container):
-                restart(self.started.container)
+                # It ends everything that runs in it, wherever that hides.
+                with engine.sdk_errors_explained(f"docker restart {self.started.container.name}"):
+                    self.started.container.restart(timeout=0)
             return execution
         try:
             nodes = self._cluster(command.nodes)
@@ -448,22 +440,3 @@ def has_leftovers(container: Container) -> bool:
         if time.monotonic() > deadline:
             return True
         time.sleep(0.1)
-
-
-def restart(container: Container) -> None:
-    """End everything that runs in a container, wherever it hides. Raises CommandError if the engine does not do it."""
-    problems: list[BaseException] = []
-
-    def attempt() -> None:
-        try:
-            container.restart(timeout=0)
-        except (DockerException, OSError) as error:
-            problems.append(error)
-
-    thread = threading.Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(RESTART_S)
-    if thread.is_alive():
-        problems.append(TimeoutError(f"the engine did not answer within {RESTART_S} s"))
-    if problems:
-        raise CommandError(f"{container.name}: its processes cannot be ended: {problems[0]}")

@@ -23,24 +23,8 @@ SELF_CLEANING = frozenset({"srun"})
 """Launchers that end what they started when they are ended. A second call of them would lead to another place."""
 
 
-@dataclass(frozen=True)
-class UserOption:
-    """Describe how a launcher is given the user of a command."""
-
-    after: str
-    """Word of its command line that the option follows."""
-    option: str
-    numeric: bool = False
-    """Whether it takes `UID:GID` instead of a name."""
-
-
-USER_OPTIONS = {
-    "crun": UserOption("exec", "--user", numeric=True),
-    "docker": UserOption("exec", "--user"),
-    "nerdctl": UserOption("exec", "--user"),
-    "podman": UserOption("exec", "--user"),
-    "runc": UserOption("exec", "--user", numeric=True),
-}
+TAKES_NUMBERS = {"crun": True, "docker": False, "nerdctl": False, "podman": False, "runc": True}
+"""Launcher with `exec --user` → whether it takes `UID:GID` instead of a name."""
 
 
 def program_names(prefix: Sequence[str]) -> list[str]:
@@ -64,11 +48,10 @@ def with_user(prefix: Sequence[str], user: str, account: tuple[int, int, str]) -
     """
     names = program_names(prefix)
     for position, name in enumerate(names):
-        option = USER_OPTIONS.get(name)
-        if option and option.after in names[position:]:
-            after = names.index(option.after, position) + 1
-            value = f"{account[0]}:{account[1]}" if option.numeric else user
-            return [*prefix[:after], option.option, value, *prefix[after:]]
+        if name in TAKES_NUMBERS and "exec" in names[position:]:
+            after = names.index("exec", position) + 1
+            value = f"{account[0]}:{account[1]}" if TAKES_NUMBERS[name] else user
+            return [*prefix[:after], "--user", value, *prefix[after:]]
     return None
 
 

@@ -486,14 +486,11 @@ def installed_packages(inspection: Inspection) -> dict[str, str]:
     entry = inspection.tree.find("var/lib/dpkg/status")
     if entry is None or entry.text is None:
         raise NotApplicable("the image has no packages of dpkg")
-    installed: dict[str, str] = {}
-    provided: dict[str, str] = {}
-    for paragraph in entry.text.decode("utf-8", "replace").split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
-        if fields.get("Status", "").endswith(" installed"):
-            installed[fields.get("Package", "")] = fields.get("Version", "")
-            provided |= dict(PROVIDED.findall(fields.get("Provides", "")))
-    return provided | installed
+    from imagebuild.core import debian  # noqa: PLC0415 - most images are looked at for one thing, and few for this
+
+    packages = debian.installed_packages(entry.text.decode("utf-8", "replace"))
+    provided = {name: version for package in packages for name, version in PROVIDED.findall(package.provides)}
+    return provided | {package.name: package.version for package in packages}
 
 
 def licenses(inspection: Inspection) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
+from imagebuild.core import for_each
 from imagebuild.oci import (
     CONFIG,
     KINDS,
@@ -27,7 +28,6 @@ from imagebuild.oci import (
     connect_registry,
     copy_image,
     digest_of,
-    for_each,
     push_image,
 )
 from imagebuild.project import staged_tag

@@ -23,11 +23,11 @@ from imagebuild.build import (
     image_settings,
     load_into_engine,
 )
-from imagebuild.core import CommandError, ConfigError, ResultError
+from imagebuild.core import AptSource, CommandError, ConfigError, ResultError
 from imagebuild.oci import add_image, blob_path, read_index, write_index
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
-LINE = f"deb [signed-by={KEYRING}] http://archive.example/debian trixie main"
+SOURCE = AptSource("http://archive.example/debian", "trixie", ("main",), KEYRING)
 STATUS = """Package: apt
 Status: install ok installed
 Version: 3.0.3
@@ -57,7 +57,7 @@ class Machine:
     commands: list[Sequence[str]] = field(default_factory=list)
     emulated: list[str] = field(default_factory=list)
 
-    def run_logged(self, command: Sequence[str], env: Mapping[str, str], log: Log) -> None:
+    def run_logged(self, command: Sequence[str], log: Log, *, name: str, env: Mapping[str, str]) -> None:
         self.commands.append(command)
         log("I: running")
         tar = Path(next(word for word in command if word.endswith("root.tar")))
@@ -69,7 +69,7 @@ class Machine:
     @property
     def tools(self) -> BootstrapTools:
         return BootstrapTools(
-            sources=lambda release: [LINE],
+            sources=lambda release: (SOURCE,),
             emulate=self.emulated.append,
             run=lambda *command, **options: "",
             run_logged=self.run_logged,

@@ -24,7 +24,7 @@ from imagebuild.build import (
     parse_index_page,
     stored_path,
 )
-from imagebuild.core import CommandError, ConfigError, Fetcher, Mirrors, MissingFile, ResultError, without_login
+from imagebuild.core import Absent, CommandError, ConfigError, Downloads, Mirrors, ResultError, without_login
 
 WHEEL = b"a wheel"
 SHA = hashlib.sha256(WHEEL).hexdigest()
@@ -83,7 +83,7 @@ class Proxies:
         self.folder, self.stack = folder, stack
         self.log: list[str] = []
         mirrors = Mirrors(downloads={"https://far.example/": f"{upstream.url}/"})
-        self.store = FetchingStore(folder, Fetcher(pause=lambda _: None), mirrors)
+        self.store = FetchingStore(folder, Downloads(mirrors.download, pause_s=0))
         self.index = FetchingIndex(self.store, f"{upstream.url}/simple/", frozenset({SHA}))
 
     def record(self) -> str:
@@ -133,7 +133,7 @@ def test_a_site_that_fails_a_few_times(proxies: Proxies, upstream: Upstream) -> 
 def test_half_a_download_is_not_kept(proxies: Proxies, upstream: Upstream) -> None:
     upstream.files["/x"] = b"x"
     upstream.cut = 5
-    with pytest.raises(CommandError, match="broke off after 1 of 6 bytes"):
+    with pytest.raises(CommandError, match="ended after 1 of 6 bytes"):
         proxies.store.get("https://far.example/x")
     with pytest.raises(http.client.IncompleteRead):
         ask(proxies.record(), "http://far.example/x")
@@ -184,8 +184,8 @@ def test_a_changed_file_is_found(proxies: Proxies, upstream: Upstream) -> None:
 def test_passwords_go_to_their_host_only(upstream: Upstream, tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password geheim\n")
     upstream.files["/x"] = b"x"
-    Fetcher(netrc=tmp_path / "netrc").read(f"{upstream.url}/x")
-    Fetcher().read(f"{upstream.url}/x")
+    Downloads(netrc=tmp_path / "netrc").read(f"{upstream.url}/x")
+    Downloads().read(f"{upstream.url}/x")
     assert upstream.logins == ["Basic bWU6Z2VoZWlt", None]
 
 
@@ -198,8 +198,9 @@ def test_a_password_in_an_address_is_taken_out() -> None:
 
 
 def test_what_is_absent_is_said_once(upstream: Upstream) -> None:
-    with pytest.raises(MissingFile):
-        Fetcher(pause=lambda _: pytest.fail("asked again")).read(f"{upstream.url}/gone")
+    with pytest.raises(Absent):
+        Downloads().read(f"{upstream.url}/gone")
+    assert len(upstream.asked) == 1
 
 
 @pytest.mark.parametrize("url", ["https://a.b/", "https://a.b/x/", "https://a.b/../../etc/passwd", "https:///x"])

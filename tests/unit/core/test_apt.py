@@ -14,7 +14,7 @@ from imagebuild.core import (
     as_deb822,
     as_oneline,
     debian,
-    debian_source_lines,
+    debian_sources,
     parse_deb822,
     parse_oneline,
     sources_for_release,
@@ -172,15 +172,15 @@ def test_for_release_accepts_an_inhouse_key_that_also_signs_updates() -> None:
 
 
 def test_debian_lines(etc: Path) -> None:
-    assert debian_source_lines() == [
+    assert as_oneline(debian_sources()).splitlines() == [
         f"deb [signed-by={KEY}] {MAIN} trixie main",
         f"deb [signed-by={KEY}] {MAIN} trixie-updates main",
         f"deb {SECURITY}/ trixie-security main",
     ]
     become(etc, "ubuntu", "24.04", "noble")
-    assert debian_source_lines() == []
+    assert debian_sources() == ()
     (etc / "os-release").unlink()
-    assert debian_source_lines() == []
+    assert debian_sources() == ()
 
 
 @pytest.mark.parametrize(

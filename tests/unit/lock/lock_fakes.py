@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from imagebuild.core import Advance, ImagebuildError, Unreachable
-from imagebuild.lock import PackageIndex, check_key, choose
+from imagebuild.lock import PackageIndex, Upstream, locked_repository
 from imagebuild.project import Entry, LockedRepository, PackageSource, Source, Wheel, WheelSet, key_of
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -15,7 +14,7 @@ KEY, OTHER = "A" * 40, "B" * 40
 
 
 @dataclass
-class Fake:
+class Fake(Upstream):
     """Where the table has no answer, nobody answers."""
 
     answers: Mapping[tuple[str, ...], Entry | ImagebuildError] = field(default_factory=dict)
@@ -24,36 +23,29 @@ class Fake:
     wheel_lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     digests: frozenset[str] = frozenset()
     asked: list[tuple[str, ...]] = field(default_factory=list)
-    stopped: threading.Event = field(default_factory=threading.Event)
 
     def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
-        key = key_of(source)
-        self.asked.append(key)
+        self.asked.append(key_of(source))
         if isinstance(source, PackageSource) and source.url in self.indexes:
-            index = self.indexes[source.url]
             before = known if isinstance(known, LockedRepository) else None
-            fingerprint = check_key(source.url, index, before)
-            packages = dict(before.packages) if before else {}
-            for package in source.packages:
-                packages.setdefault(package, choose(source.url, index, package))
-            return LockedRepository(fingerprint=fingerprint, packages=packages)
-        return self._answer(self.answers.get(key), " ".join(key))
+            return locked_repository(source, self.indexes[source.url], before)
+        return self._answer(key_of(source))
 
     def has_image(self, reference: str, digest: str) -> bool:
         return digest in self.digests
 
-    def index(self, source: PackageSource, names: tuple[str, ...]) -> PackageIndex:
-        self.asked.append(("index", source.url, *names))
+    def index(self, source: PackageSource, packages: tuple[str, ...]) -> PackageIndex:
+        self.asked.append(("index", source.url, *packages))
         if source.url not in self.indexes:
             raise Unreachable(f"{source.url}: down")
         return self.indexes[source.url]
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
-        found = self._answer(self.answers.get(key_of(wanted)), wanted.component)
+        found = self._answer(key_of(wanted))
         assert isinstance(found, tuple)
         return found
 
-    def tags(self, address: str) -> dict[str, str]:
+    def tags(self, address: str, *patterns: str) -> dict[str, str]:
         if address not in self.git_tags:
             raise Unreachable(f"{address}: down")
         return dict(self.git_tags[address])
@@ -61,34 +53,8 @@ class Fake:
     def wheel_versions(self, name: str) -> tuple[str, ...]:
         return self.wheel_lists[name]
 
-    def stop(self) -> None:
-        self.stopped.set()
-
-    def _answer(self, found: Entry | ImagebuildError | None, name: str) -> Entry:
-        if found is None:
-            raise Unreachable(f"{name}: down")
+    def _answer(self, key: tuple[str, ...]) -> Entry:
+        found = self.answers.get(key, Unreachable(f"{' '.join(key)}: down"))
         if isinstance(found, ImagebuildError):
             raise found
         return found
-
-
-class Silent:
-    """A display that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.ended: dict[str, str] = {}
-
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def begin(self, name: str) -> None:
-        pass
-
-    def advance(self, name: str, done: int, total: int | None) -> None:
-        pass
-
-    def end(self, name: str, text: str, *, good: bool) -> None:
-        self.ended[name] = text

@@ -8,10 +8,10 @@ import pytest
 
 from imagebuild.core import ConfigError
 from imagebuild.lock import PackageIndex, Proposals, edited, inquiries, newer, propose, versions_in, with_pins
-from imagebuild.project import Plan, Project, make_plan
+from imagebuild.project import GitRef, PackageSource, Plan, Project, WheelSet, make_plan
 from imagebuild.render import Renderer
 from tests.conftest import LIBRARY, Files
-from tests.unit.lock.lock_fakes import KEY, Fake, Silent
+from tests.unit.lock.lock_fakes import KEY, Fake
 
 GIT = "https://example.org/tool.git"
 URL = "https://example.org/repository/"
@@ -52,10 +52,10 @@ def test_a_version_that_cannot_be_compared() -> None:
 
 def test_who_is_asked_about_this_projects_pins(project: Project, full_plan: Plan, renderer: Renderer) -> None:
     found = inquiries(renderer.recipe(t) for t in full_plan.targets)
-    kinds = {name: {type(q).__name__ for q in asking.questions} for (name, _), asking in found.items()}
-    assert kinds["ucx"] == {"Tags"}
-    assert kinds["nccl"] == {"PackageVersions", "WheelVersions"}
-    assert kinds["cudnn"] == {"PackageVersions"}
+    kinds = {name: {type(q.listing) for q in asking.questions} for (name, _), asking in found.items()}
+    assert kinds["ucx"] == {GitRef}
+    assert kinds["nccl"] == {PackageSource, WheelSet}
+    assert kinds["cudnn"] == {PackageSource}
     for name, why in [
         ("hpcx", "is part of an archive's address, and nobody lists those"),
         ("doca-ofed", "is part of a repository's address, and nobody lists those"),
@@ -65,7 +65,7 @@ def test_who_is_asked_about_this_projects_pins(project: Project, full_plan: Plan
         assert kinds[name] == set()
         assert found[name, 0].obstacles[0] == why
     # Every pin of the matrix is either asked about or has a reason.
-    said = propose(project, full_plan.targets, (), Fake(wheel_lists={"nvidia-nccl-cu13": ()}), Silent(), pre=False)
+    said = propose(project, full_plan.targets, (), Fake(wheel_lists={"nvidia-nccl-cu13": ()}), pre=False)
     assert {name for name, _, _ in said.kept} == set(project.matrix.model.versions)
 
 
@@ -79,7 +79,7 @@ def files(tiny: Files) -> Files:
 
 def proposals(files: Files, upstream: Fake, *names: str, pre: bool = False) -> Proposals:
     project = files.load()
-    return propose(project, make_plan(project).targets, names, upstream, Silent(), pre=pre)
+    return propose(project, make_plan(project).targets, names, upstream, pre=pre)
 
 
 def upstream(*versions: str, tags: tuple[str, ...] = ("v3.4",)) -> Fake:

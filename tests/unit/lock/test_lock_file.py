@@ -6,8 +6,8 @@ from datetime import date
 import pytest
 
 from imagebuild.core import Absent, ConfigError
-from imagebuild.lock import LockFile, ask_pip, bump_pins, check_lock, redate_lock
-from imagebuild.project import Changes, make_plan, versions_with
+from imagebuild.lock import LockFile, Upstream, bump_pins, check_lock, redate_lock
+from imagebuild.project import Changes, Wheel, WheelSet, make_plan, versions_with
 from imagebuild.render import Renderer
 from tests.conftest import Files
 from tests.unit.lock.lock_fakes import A, Fake
@@ -50,7 +50,7 @@ def test_a_source_that_could_not_be_compared_has_a_status_of_its_own(tiny: Files
     result = check_lock(lock, Fake(), whole=True)
     assert (result.exit_status, result.unchecked) == (4, len(lock.sources))
     gone = dict.fromkeys(lock.entries, Absent("gone"))
-    assert check_lock(lock, Fake(gone), whole=True).exit_status == 1
+    assert check_lock(lock, Fake(answers=gone), whole=True).exit_status == 1
 
 
 def test_a_bump_without_an_answer_says_so_and_changes_nothing(tiny: Files) -> None:
@@ -68,5 +68,7 @@ def test_a_bump_without_an_answer_says_so_and_changes_nothing(tiny: Files) -> No
 @pytest.mark.parametrize("archive", [{"hash": f"sha256={A}", "hashes": {"sha256": A}}, {"hash": f"sha256={A}"}])
 def test_reports_of_pip_before_and_since_23_1(archive: dict[str, object]) -> None:
     item = {"metadata": {"name": "w", "version": "1"}, "download_info": {"archive_info": archive}}
-    ask = ask_pip(lambda *_, **__: json.dumps({"install": [item]}))
-    assert ask(("w==1",), "amd64") == {"w": ("1", A)}
+    upstream = Upstream(run=lambda *_, **__: json.dumps({"install": [item]}))
+    assert upstream.wheels(WheelSet("c", "1", ("w==1",))) == (
+        Wheel(name="w", version="1", sha256={"amd64": A, "arm64": A}),
+    )

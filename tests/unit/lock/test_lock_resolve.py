@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from imagebuild.core import PATIENCE_S, Absent, CommandError, Unreachable, answer_each
+from imagebuild.core import PATIENCE_S, Absent, CommandError, Unreachable
 from imagebuild.lock import PackageIndex, check_entries, compare_entries, incomplete, resolve_sources
 from imagebuild.project import (
     UNRESOLVED,
@@ -18,7 +18,7 @@ from imagebuild.project import (
     Table,
     WheelSet,
 )
-from tests.unit.lock.lock_fakes import KEY, OTHER, A, B, C, Fake, Silent
+from tests.unit.lock.lock_fakes import KEY, OTHER, A, B, C, Fake
 from tests.unit.lock.test_lock_entries import REPOSITORY, packages, wheel
 
 ONE, TWO = Archive("x", "https://one"), Archive("x", "https://two")
@@ -29,7 +29,7 @@ def lock(entries: Table, sources: list[Source], upstream: Fake) -> tuple[str, in
     """What is wrong in the end, and how often the lock was written."""
     written: list[Table] = []
     outcome = resolve_sources(
-        entries, incomplete(entries, sources), upstream, Silent(), keep=lambda: written.append(dict(entries))
+        entries, incomplete(entries, sources), upstream, keep=lambda: written.append(dict(entries))
     )
     assert not written or written[-1] == entries
     return outcome.complaint(), len(written)
@@ -37,7 +37,7 @@ def lock(entries: Table, sources: list[Source], upstream: Fake) -> tuple[str, in
 
 def test_what_is_there_is_not_asked_and_what_lacks_is_written_at_once() -> None:
     entries: Table = {("archives", "https://one"): A}
-    upstream = Fake({("archives", "https://two"): B, ("git", "g", "v1"): "1" * 40})
+    upstream = Fake(answers={("archives", "https://two"): B, ("git", "g", "v1"): "1" * 40})
     assert lock(entries, [ONE, TWO, GitRef("g", "v1")], upstream) == ("", 2)
     assert sorted(upstream.asked) == [("archives", "https://two"), ("git", "g", "v1")]
     assert entries["archives", "https://two"] == B
@@ -45,7 +45,7 @@ def test_what_is_there_is_not_asked_and_what_lacks_is_written_at_once() -> None:
 
 def test_nobody_answers() -> None:
     entries: Table = {}
-    upstream = Fake({("archives", "https://two"): Absent("https://two: the server does not have it (404)")})
+    upstream = Fake(answers={("archives", "https://two"): Absent("https://two: the server does not have it (404)")})
     complaint, written = lock(entries, [ONE, TWO], upstream)
     assert "archive https://one: archives https://one: down" in complaint
     assert "archive https://two: the server does not have it (404)" in complaint
@@ -56,7 +56,9 @@ def test_nobody_answers() -> None:
 
 def test_a_wrong_answer_changes_nothing() -> None:
     entries: Table = {}
-    complaint, written = lock(entries, [ONE], Fake({("archives", "https://one"): CommandError("https://one: is bad")}))
+    complaint, written = lock(
+        entries, [ONE], Fake(answers={("archives", "https://one"): CommandError("https://one: is bad")})
+    )
     assert complaint.startswith("wrong answers")
     assert (entries, written) == ({}, 0)
 
@@ -87,7 +89,7 @@ def test_update_takes_the_new_key_and_the_named_packages_only() -> None:
     key = ("repositories", REPOSITORY)
     entries: Table = {key: LockedRepository(fingerprint=OTHER, packages={"a": "1", "b": "1"})}
     outcome = resolve_sources(
-        entries, [packages("a", "b")], Fake(indexes={REPOSITORY: INDEX}), Silent(), keep=lambda: None,
+        entries, [packages("a", "b")], Fake(indexes={REPOSITORY: INDEX}), keep=lambda: None,
         anew=frozenset({key, (*key, "b")}),
     )  # fmt: skip
     assert outcome.complaint() == ""
@@ -96,23 +98,21 @@ def test_update_takes_the_new_key_and_the_named_packages_only() -> None:
 
 def test_an_update_that_nobody_answers_keeps_the_pin() -> None:
     entries: Table = {("archives", "https://one"): A}
-    outcome = resolve_sources(
-        entries, [ONE], Fake(), Silent(), keep=lambda: None, anew=frozenset({("archives", "https://one")})
-    )
+    outcome = resolve_sources(entries, [ONE], Fake(), keep=lambda: None, anew=frozenset({("archives", "https://one")}))
     assert "archive https://one" in outcome.unresolved
     assert entries == {("archives", "https://one"): A}
 
 
 def test_an_interrupted_run_ends_soon_and_what_it_wrote_counts() -> None:
     entries: Table = {}
-    upstream = Fake({("archives", "https://two"): B})
+    upstream = Fake(answers={("archives", "https://two"): B})
     waiting = threading.Event()
     answer = upstream.resolve
 
     def slow(source: Source, known: object, advance: object) -> object:
         if source == ONE:
             waiting.set()
-            assert upstream.stopped.wait(10), "was not told to stop"
+            assert upstream.web.stopped.wait(10), "was not told to stop"
             raise Unreachable("interrupted")
         waiting.wait(10)
         return answer(source, None, lambda *_: None)
@@ -124,17 +124,9 @@ def test_an_interrupted_run_ends_soon_and_what_it_wrote_counts() -> None:
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        resolve_sources(entries, [ONE, TWO], upstream, Silent(), keep=keep)
+        resolve_sources(entries, [ONE, TWO], upstream, keep=keep)
     assert time.monotonic() - began < PATIENCE_S
     assert entries == {("archives", "https://two"): B}
-
-
-def test_a_bug_in_a_thread_is_seen() -> None:
-    def ask(_: int) -> int:
-        raise RuntimeError("bug")
-
-    with pytest.raises(RuntimeError, match="bug"), answer_each([1], ask, lambda: None) as answers:
-        list(answers)
 
 
 IMAGE, GIT = BaseImage("debian:13"), GitRef("g", "v1")
@@ -154,9 +146,9 @@ def check(**changed: object) -> list[tuple[str, str]]:
     """States and details of the findings if upstream is as locked but for what is named by its kind."""
     answers = {key: changed.get(key[0], entry) for key, entry in SAME.items()}
     index = changed.get("repositories", INDEX)
-    upstream = Fake(answers, {REPOSITORY: index} if isinstance(index, PackageIndex) else {})  # type: ignore[arg-type]
+    upstream = Fake(answers=answers, indexes={REPOSITORY: index} if isinstance(index, PackageIndex) else {})  # type: ignore[arg-type]
     upstream.digests = frozenset(changed.get("digests", ()))  # type: ignore[call-overload]
-    return [(f.state, f.detail) for f in compare_entries(LOCKED, ALL, upstream, Silent())]
+    return [(f.state, f.detail) for f in compare_entries(LOCKED, ALL, upstream)]
 
 
 def test_upstream_as_locked_is_no_finding() -> None:
@@ -210,7 +202,6 @@ def test_without_upstream_only_what_the_lock_says() -> None:
 
 def test_a_moved_tag_is_a_note_only() -> None:
     (finding,) = compare_entries(
-        LOCKED, [IMAGE], Fake({("images", "debian:13"): LockedImage(digest=f"sha256:{B}")}, digests=frozenset({f"sha256:{A}"})),
-        Silent(),
+        LOCKED, [IMAGE], Fake(answers={("images", "debian:13"): LockedImage(digest=f"sha256:{B}")}, digests=frozenset({f"sha256:{A}"})),
     )  # fmt: skip
     assert not finding.fails

@@ -24,26 +24,18 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import (
-    DOWNLOAD_ATTEMPTS,
+    ATTEMPTS,
     Absent,
     CommandError,
     ConfigError,
     Downloads,
+    Mirrors,
     ResultError,
     Unreachable,
     run_program,
 )
-from imagebuild.lock import (
-    Addresses,
-    NetworkUpstream,
-    ask_pip,
-    commit_of,
-    git_tags,
-    read,
-    resolve_repository,
-    resolve_wheels,
-)
-from imagebuild.project import Archive, LockedRepository, PackageSource, WheelSet
+from imagebuild.lock import Upstream
+from imagebuild.project import Archive, Entry, LockedRepository, PackageSource, WheelSet
 from tests.conftest import LIBRARY, ROOT, Files
 from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER, Keys
 from tests.upstream.server import Server
@@ -115,10 +107,14 @@ def source(server: Server, *packages: str, key: str = f"{CUDA}.asc") -> PackageS
     return PackageSource(at(server, "repo/"), "/", at(server, f"repo/{key}"), packages)
 
 
-def resolved(
-    server: Server, *packages: str, known: LockedRepository | None = None, key: str = f"{CUDA}.asc"
-) -> LockedRepository:
-    return resolve_repository(run_program, web(), source(server, *packages, key=key), known)
+def resolved(server: Server, *packages: str, known: Entry | None = None, key: str = f"{CUDA}.asc") -> Entry:
+    return Upstream(pause_s=0.01).resolve(source(server, *packages, key=key), known, lambda *_: None)
+
+
+def versions(server: Server, *packages: str) -> dict[str, str]:
+    entry = resolved(server, *packages)
+    assert isinstance(entry, LockedRepository)
+    return entry.packages
 
 
 def free_port() -> int:
@@ -142,14 +138,14 @@ def test_a_server_with_a_bad_day(server: Server) -> None:
     server.fail("/host/", status=503, times=99)
     with pytest.raises(Unreachable, match="a.tar: the server answered 503"):
         web().sha256(at(server, "host/a.tar"))
-    assert len(server.requests) == DOWNLOAD_ATTEMPTS
+    assert len(server.requests) == ATTEMPTS
 
 
 def test_half_a_file_is_never_hashed(server: Server) -> None:
     server.truncate("/host/")
     with pytest.raises(Unreachable, match="ended after"):
         web().sha256(at(server, "host/a.tar"))
-    assert len(server.requests) == DOWNLOAD_ATTEMPTS
+    assert len(server.requests) == ATTEMPTS
 
 
 def test_half_a_file_once(server: Server) -> None:
@@ -219,8 +215,7 @@ def test_passwords_of_a_netrc_file(tmp_path: Path) -> None:
 
 
 def test_a_mirror_is_asked_instead_and_named(server: Server) -> None:
-    mirrors = Addresses(download=lambda url: url.replace("https://example.org/", at(server, "")))
-    real = NetworkUpstream(mirrors)
+    real = Upstream(Mirrors(downloads={"https://example.org/": at(server, "")}))
     assert real.resolve(Archive("x", "https://example.org/host/a.tar"), None, lambda *_: None) == SHA256
     with pytest.raises(
         Absent, match=rf"https://example.org/host/b.tar \(as http://127.0.0.1:{server.port}/host/b.tar\)"
@@ -284,7 +279,7 @@ def test_text_around_the_signature_does_not_count(server: Server, keys: Keys) ->
     index = gzip.compress(b"Package: tool\nVersion: 9\n")
     evil = f"SHA256:\n {hashlib.sha256(index).hexdigest()} 9 Packages.gz\n\n".encode()
     server.replace("/repo/InRelease", evil + text)
-    assert resolved(server, "tool").packages == {"tool": "1:1.0"}
+    assert versions(server, "tool") == {"tool": "1:1.0"}
 
 
 def test_another_index_than_the_signed_one(server: Server) -> None:
@@ -299,7 +294,7 @@ def test_an_old_copy_and_a_missing_index(server: Server, keys: Keys) -> None:
         resolved(server, "tool")
     publish(server.root, keys)
     (server.root / "repo" / "Packages.xz").unlink()
-    assert resolved(server, "tool").packages == {"tool": "1:1.0"}  # the other form
+    assert versions(server, "tool") == {"tool": "1:1.0"}  # the other form
     (server.root / "repo" / "Packages.gz").unlink()
     with pytest.raises(ResultError, match="lists no index"):
         resolved(server, "tool")
@@ -316,7 +311,7 @@ def test_a_changed_key(server: Server, keys: Keys) -> None:
 
 def test_a_repository_that_is_not_flat(server: Server) -> None:
     with pytest.raises(ConfigError, match="the suite 'stable' is not flat"):
-        read(run_program, web(), PackageSource(at(server, ""), "stable", "k", ()), ())
+        Upstream().index(PackageSource(at(server, ""), "stable", "k", ()), ())
 
 
 @pytest.fixture
@@ -344,14 +339,14 @@ def head(folder: Path, tag: str) -> str:
 def test_tags_become_commits(project_git: Path) -> None:
     address = project_git.as_uri()
     for tag in ("v3.4", "v3.10"):
-        assert commit_of(run_program, address, tag) == head(project_git, tag)
-    assert git_tags(run_program, address)["v3.10"] == head(project_git, "v3.10")
+        assert Upstream().commit(address, tag) == head(project_git, tag)
+    assert Upstream().tags(address)["v3.10"] == head(project_git, "v3.10")
     with pytest.raises(Absent, match="has no tag v9"):
-        commit_of(run_program, address, "v9")
+        Upstream().commit(address, "v9")
     with pytest.raises(Absent, match="has no tag v3"):  # not a pattern
-        commit_of(run_program, address, "v3")
+        Upstream().commit(address, "v3")
     with pytest.raises(Unreachable, match="gone.git: .*does not appear to be a git repository"):
-        git_tags(run_program, f"{address.replace('tool', 'gone')}")
+        Upstream().tags(address.replace("tool", "gone"))
 
 
 def test_pip_is_asked_for_both_architectures(tmp_path: Path) -> None:
@@ -363,21 +358,21 @@ def test_pip_is_asked_for_both_architectures(tmp_path: Path) -> None:
     def run(*argv: str, **options: object) -> str:
         return run_program(*argv, env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}, timeout=120)
 
-    ask = ask_pip(run)
-    (found,) = resolve_wheels(ask, WheelSet("c", "1.2", ("some-wheel==1.2.*",)))
+    upstream = Upstream(run=run)
+    (found,) = upstream.wheels(WheelSet("c", "1.2", ("some-wheel==1.2.*",)))
     assert (found.name, found.version) == ("some-wheel", "1.2.10")
     assert found.sha256["arm64"] == hashlib.sha256(
         (tmp_path / "some_wheel-1.2.10-py3-none-manylinux2014_aarch64.whl").read_bytes()
     ).hexdigest()  # fmt: skip
     with pytest.raises(CommandError, match="pip finds no half-wheel for arm64") as caught:
-        resolve_wheels(ask, WheelSet("c", "1", ("half-wheel",)))
+        upstream.wheels(WheelSet("c", "1", ("half-wheel",)))
     assert not isinstance(caught.value, Unreachable)
 
 
 def test_a_package_index_that_is_down() -> None:
-    ask = ask_pip(run_program, f"http://127.0.0.1:{free_port()}/simple/")
+    upstream = Upstream(Mirrors(python_index=f"http://127.0.0.1:{free_port()}/simple/"))
     with pytest.raises(Unreachable, match="its index does not answer"):
-        ask(("no-such-wheel-anywhere==1",), "amd64")
+        upstream.wheels(WheelSet("c", "1", ("no-such-wheel-anywhere==1",)))
 
 
 def make_wheel(folder: Path, name: str, version: str, tag: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core import CommandError, ConfigError, ResultError, Unreachable
+from imagebuild.core import CommandError, ConfigError, ResultError, Unreachable, for_each
 from imagebuild.oci import (
     CONFIG,
     MANIFEST,
@@ -30,7 +31,6 @@ from imagebuild.oci import (
     copy_image,
     digest_of,
     encode_json,
-    for_each,
     push_image,
     referrers_tag,
     registry,
@@ -439,3 +439,23 @@ def test_registries_of_this_machine_are_not_behind_a_proxy(
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     assert connect(server.address, patience_s=0).tags("a") == ()
+
+
+def test_what_takes_long_shows_that_it_is_alive(faulty: Faulty, capfd: pytest.CaptureFixture[str]) -> None:
+    faulty.rule("slow", seconds=3.5)
+    assert connect(faulty.address).tags("a") == ()
+    assert re.search(rf"{faulty.address}: 1 requests, .*; GET a/tags/list for 2 s", capfd.readouterr().err)
+
+
+def test_a_registry_that_dies_is_reported_at_once_and_ends_the_command_soon(
+    faulty: Faulty, capfd: pytest.CaptureFixture[str]
+) -> None:
+    faulty.rule("broken", times=10_000)
+    registry = connect_registry(faulty.address, environ={"IMAGEBUILD_CONFIG": ""})
+    assert registry.patience_s <= 30
+    registry.patience_s = 5
+    began = time.monotonic()
+    with pytest.raises(CommandError, match="the registry answered 500 "):
+        registry.tags("a")
+    assert time.monotonic() - began < 10
+    assert "GET a/tags/list: the registry answered 500 (UNKNOWN: injected); trying again" in capfd.readouterr().err
