@@ -26,8 +26,8 @@ from .base import signed_source as signed_source
 from .buildx import STEP_NAME as STEP_NAME
 from .buildx import BakeRequest as BakeRequest
 from .buildx import BuildOrigin as BuildOrigin
+from .buildx import BuildProgress as BuildProgress
 from .buildx import EventStream as EventStream
-from .buildx import PlainProgress as PlainProgress
 from .buildx import component_of as component_of
 from .buildx import execute_bake as execute_bake
 from .buildx import explain_failure as explain_failure

@@ -98,7 +98,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         for name in sorted(platforms - {native_platform()}):
             private.ensure_emulation(name.removeprefix("linux/"))
     started = datetime.now(UTC)
-    progress = buildx.show_progress([target.id for target in request.targets], verbose=request.verbose)
+    progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
     commit = revision.current_revision(project.matrix.path, project.root)
     origin = buildx.BuildOrigin(project, commit, started, progress)
     results: list[BuildResult] = []
@@ -196,7 +196,7 @@ def machine_secrets(request: BuildRequest) -> Iterator[dict[str, Path]]:
 
 @contextmanager
 def build_inputs(
-    renderer: Renderer, request: BuildRequest, endpoint: Endpoint, ca: Path | None, progress: buildx.Progress
+    renderer: Renderer, request: BuildRequest, endpoint: Endpoint, ca: Path | None, progress: buildx.BuildProgress
 ) -> Iterator[BuildInputs]:
     """Provide bootstrapped bases, and what comes from mirrors or a bundle; BuildKit fetches everything else itself.
 
@@ -249,7 +249,7 @@ def build_inputs(
 
 
 def bootstrapped_bases(
-    project: Project, request: BuildRequest, endpoint: Endpoint, progress: buildx.Progress
+    project: Project, request: BuildRequest, endpoint: Endpoint, progress: buildx.BuildProgress
 ) -> dict[str, str]:
     """Bootstrap every base that the targets start from; return official image → context that replaces it."""
     if request.base == "registry":

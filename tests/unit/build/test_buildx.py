@@ -5,8 +5,8 @@ import pytest
 from imagebuild.build import (
     BakeOptions,
     BakeRequest,
+    BuildProgress,
     EventStream,
-    PlainProgress,
     component_of,
     explain_failure,
     replaced_sources,
@@ -57,7 +57,7 @@ def test_buildx_is_led_to_the_engine_but_not_past_a_context(
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     request = BakeRequest((), {}, tmp_path, BakeOptions(tmp_path / "empty"), engine)
     with pytest.raises(Started):
-        run_bake(request, PlainProgress())
+        run_bake(request, BuildProgress())
     assert [env.get("DOCKER_HOST") for env in environments] == [expected]
 
 

@@ -12,8 +12,8 @@ from imagebuild.build import (
     BakeOptions,
     BakeRequest,
     BuildOrigin,
+    BuildProgress,
     CacheEntry,
-    PlainProgress,
     buildx,
     export_images,
     write_caches,
@@ -43,7 +43,7 @@ def request_(tmp_path: Path, target: Target, renderer: Renderer) -> BakeRequest:
 
 def origin(project: Project, registry: FakeRegistry) -> BuildOrigin:
     moved = project.in_repository("registry.test/gpu")
-    return BuildOrigin(moved, "a" * 40, NOW, PlainProgress(), lambda _: registry)
+    return BuildOrigin(moved, "a" * 40, NOW, BuildProgress(), lambda _: registry)
 
 
 def layout(request: BakeRequest) -> tuple[Path, str]:
