@@ -1,10 +1,12 @@
-"""Render the Dockerfile of a target from templates. Pure, but for reading them."""
+"""Render the Dockerfile of a target from templates. Pure, but for reading them and a cache of what they compile to."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
@@ -13,6 +15,7 @@ import jinja2
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Platform, satisfies
+from imagebuild.core.files import cache_folder
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
@@ -323,7 +326,13 @@ class Renderer:
 
     @cached_property
     def _environment(self) -> jinja2.Environment:
+        compiled = None
+        with suppress(OSError):  # without a folder to write to, templates are compiled each time
+            folder = cache_folder() / "templates"
+            folder.mkdir(parents=True, exist_ok=True)
+            compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
         return jinja2.Environment(
+            bytecode_cache=compiled,
             loader=jinja2.FileSystemLoader(self.project.root),
             undefined=jinja2.StrictUndefined,
             autoescape=False,  # noqa: S701 - the output is a Dockerfile
