@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagebuild.build import bake, buildx, private
-from imagebuild.build.bake import BakeOptions, BuildInputs, LayerFormat
+from imagebuild.build.bake import BakeRequest, BuildInputs, LayerFormat
 from imagebuild.core import console, settings
 from imagebuild.core.console import out
 from imagebuild.core.errors import ConfigError
@@ -41,7 +41,7 @@ class BuildRequest:
     platforms: tuple[str, ...] = ()
     """Empty: the platforms of each target."""
     output: str = "load"
-    """As in BakeOptions."""
+    """As in BakeRequest."""
     layer_format: LayerFormat = field(default_factory=LayerFormat)
     builder: str | None = None
     """Builder of docker buildx; None: the engine's own."""
@@ -107,27 +107,23 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         machine_secrets(request) as secrets,
         build_inputs(renderer, request, endpoint, secrets.get("ca"), progress) as inputs,
     ):
-        options = BakeOptions(
-            context=request.folder.resolve() / "empty",
-            output=request.output,
-            platforms=request.platforms,
-            replaced={**inputs.images, **sources},
-            stages=inputs.stages,
-            secrets={**secrets, **inputs.secrets},
-            no_cache=request.no_cache,
-            layer_format=request.layer_format,
-            cache_from={target: [f"{request.cache}:{e.tag}" for e in entries] for target, entries in caches.items()},
-        )
         size = request.jobs or len(request.targets)
         for start in range(0, len(request.targets), size):
-            batch = buildx.BakeRequest(
+            batch = BakeRequest(
                 targets=request.targets[start : start + size],
                 dockerfiles=dockerfiles,
                 folder=request.folder.resolve(),
-                options=options,
                 engine=endpoint,
                 builder=request.builder,
+                output=request.output,
                 stage=request.stage,
+                layer_format=request.layer_format,
+                platforms=request.platforms,
+                replaced={**inputs.images, **sources},
+                stages=inputs.stages,
+                secrets={**secrets, **inputs.secrets},
+                no_cache=request.no_cache,
+                cache_from={target: [f"{request.cache}:{e.tag}" for e in found] for target, found in caches.items()},
                 components=frozenset(project.components),
                 repeat_options=request.repeat_options,
             )

@@ -25,16 +25,16 @@ from typing import Any
 
 from imagebuild import oci
 from imagebuild.build import bake
+from imagebuild.build.bake import BakeRequest
 from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import write_text
 from imagebuild.core.run import end_program, start_program
-from imagebuild.oci.engine import Endpoint, compressed_size, connect_engine, engine_flaw
+from imagebuild.oci.engine import compressed_size, connect_engine, engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Target
 from imagebuild.project.records import BuildResult, Step
-from imagebuild.render.renderer import Dockerfile
 
 STEP_NAME = re.compile(
     r"^\[(?:(?P<target>(?!linux/)\S+) )?(?:(?P<platform>linux/\S+) )?(?P<stage>[\w.-]+) +(?P<n>\d+/\d+)\] "
@@ -292,25 +292,6 @@ class BuildProgress(Progress):
 
 
 @dataclass(frozen=True)
-class BakeRequest:
-    """Say what to build at once and how; paths are on this machine."""
-
-    targets: tuple[Target, ...]
-    dockerfiles: Mapping[str, Dockerfile]
-    folder: Path
-    """Folder for Dockerfiles, the bake file and results."""
-    options: bake.BakeOptions
-    engine: Endpoint
-    builder: str | None = None
-    stage: str | None = None
-    """Build only this stage, into the cache."""
-    components: frozenset[str] = frozenset()
-    """Names of all components of the project."""
-    repeat_options: tuple[str, ...] = ()
-    """Options with which a command repeats a step of this build."""
-
-
-@dataclass(frozen=True)
 class BuildOrigin:
     """Hold what the results of a build say about where they come from, and what exporting them needs."""
 
@@ -349,11 +330,7 @@ def run_bake(request: BakeRequest, progress: BuildProgress) -> tuple[BuildResult
     """
     began = time.monotonic()
     write_inputs(request)
-    content = bake.bake_file(request.targets, request.folder, request.options)
-    if request.stage:
-        for entry in content["target"].values():
-            entry |= {"target": request.stage, "output": ["type=cacheonly"], "tags": []}
-    stream, metadata = execute_bake(request, content, progress)
+    stream, metadata = execute_bake(request, bake.bake_file(request), progress)
     seconds = round(time.monotonic() - began, 3)
     keys = {target.bake_name: request.dockerfiles[target.id].stages for target in request.targets}
     results = []
@@ -371,11 +348,11 @@ def run_bake(request: BakeRequest, progress: BuildProgress) -> tuple[BuildResult
                 target=target.id,
                 digest=(metadata.get(target.bake_name) or {}).get("containerimage.digest"),
                 tags=(target.name,),
-                platforms=bake.platforms_of(target, request.options.platforms),
+                platforms=bake.platforms_of(target, request.platforms),
                 size_bytes=None,
                 seconds=seconds,
                 steps=steps,
-                replaced=bake.replaced_contexts(request.options),
+                replaced=bake.replaced_contexts(request.replaced),
             )
         )
     return tuple(results)
@@ -409,14 +386,14 @@ def write_inputs(request: BakeRequest) -> None:
     Raises ConfigError if the folder cannot be written, or a layout's folder has something else in it.
     """
     try:
-        request.options.context.mkdir(parents=True, exist_ok=True)
+        request.context.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{request.folder}: cannot be written: {error.strerror}") from None
     for target in request.targets:
         write_text(request.folder / target.id / "Dockerfile", request.dockerfiles[target.id].text)
         (request.folder / target.id / "result.json").unlink(missing_ok=True)
-        layout = bake.layout_folder(target, request.folder, request.options.output)
-        if not layout or request.stage or not layout.is_dir():
+        layout = request.layout_folder(target)
+        if not layout or not layout.is_dir():
             continue
         # BuildKit would add to what is there.
         if other := sorted(path.name for path in layout.iterdir() if path.name not in LAYOUT_ENTRIES):
@@ -505,7 +482,6 @@ def export_images(request: BakeRequest, results: Sequence[BuildResult], origin: 
     `result.json`.
     """
     exported = []
-    output = "cacheonly" if request.stage else request.options.output
     for target, result in zip(request.targets, results, strict=True):
         more: dict[str, Any] = {
             "revision": origin.revision,
@@ -513,15 +489,14 @@ def export_images(request: BakeRequest, results: Sequence[BuildResult], origin: 
             "builder": request.builder or request.engine.host,
             "started": f"{origin.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
         }
-        layout = bake.layout_folder(target, request.folder, output)
-        if layout:
+        if layout := request.layout_folder(target):
             with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
                 images = oci.images_in(layout, Path(folder))
             more["manifests"] = manifests = {image.platform: image.digest for image in images}
             more["size_bytes"] = sum(layer.size for layer in images[0].layers)
             if missing := [platform for platform in result.platforms if not manifests.get(platform)]:
                 raise ResultError(f"{layout}: BuildKit wrote no image for {', '.join(missing)}")
-        if layout and output == "push":
+        if layout and request.output == "push":
             if not result.digest:
                 raise ResultError(f"{layout}: buildx's metadata has no digest of the image")
             staging = oci.parse_reference(plan.repository_name(origin.project, target.image))
@@ -531,7 +506,7 @@ def export_images(request: BakeRequest, results: Sequence[BuildResult], origin: 
             origin.progress.note(f"pushed {target.id}: {moved['blobs']} blobs, {format_size(moved['bytes'])}")
             more |= {"repository": staging.name, "tags": (f"{staging.name}:{tag}",)}
             shutil.rmtree(layout)
-        if output == "load":
+        if request.output == "load" and not request.stage:
             more["size_bytes"] = compressed_size(connect_engine(request.engine), result.tags[0])
         exported.append(result.model_copy(update=more))
         write_text(request.folder / result.target / "result.json", exported[-1].model_dump_json(indent=1) + "\n")

@@ -285,7 +285,7 @@ def cache_bake_file(content: Mapping[str, Any], repository: str, owners: Mapping
 
 
 def write_caches(
-    request: buildx.BakeRequest,
+    request: bake.BakeRequest,
     repository: str,
     wanted: CacheEntries,
     built: Sequence[BuildResult],
@@ -308,7 +308,7 @@ def write_caches(
     if not chosen:
         return
     origin.progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
-    content = bake.bake_file(request.targets, request.folder, request.options)
+    content = bake.bake_file(request)
     caches = cache_bake_file(content, location.name, chosen)
     buildx.execute_bake(request, caches, origin.progress, "bake-caches.json")
 

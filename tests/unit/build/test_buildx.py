@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from imagebuild.build import (
-    BakeOptions,
     BakeRequest,
     BuildProgress,
     EventStream,
@@ -26,7 +25,6 @@ def request_(project: Project, full_plan: Plan, renderer: Renderer) -> BakeReque
         targets=targets,
         dockerfiles={t.id: renderer.dockerfile(t) for t in targets},
         folder=Path("/build"),
-        options=BakeOptions(Path("/build/empty")),
         engine=Endpoint("unix:///x", "private"),
         components=frozenset(project.components),
     )
@@ -55,7 +53,7 @@ def test_buildx_is_led_to_the_engine_but_not_past_a_context(
 
     monkeypatch.setattr("subprocess.Popen", start)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    request = BakeRequest((), {}, tmp_path, BakeOptions(tmp_path / "empty"), engine)
+    request = BakeRequest((), {}, tmp_path, engine)
     with pytest.raises(Started):
         run_bake(request, BuildProgress())
     assert [env.get("DOCKER_HOST") for env in environments] == [expected]
