@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagebuild.oci import MANIFEST, Descriptor, Registry, digest_of
+from imagebuild.oci import Registry
 from imagebuild.project import (
     BuildResult,
     CheckResult,
@@ -25,7 +25,7 @@ from imagebuild.project import (
 from imagebuild.publish import PublishRequest, PublishTools, publish_targets
 from imagebuild.verify import IMAGE_CHECKS
 from tests.conftest import LIBRARY, TOOL, Files
-from tests.registry_fake import FakeRegistry
+from tests.registry_fake import FakeRegistry, put_image
 
 HOST = "registry.test"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -100,21 +100,8 @@ class Site:
         said = {"imagebuild.target": name, "org.opencontainers.image.version": name}
         said |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
         said |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()} | dict(labels or {})
-        os, architecture = platform.split("/")
-        config = {"os": os, "architecture": architecture, "config": {"Labels": said}, "rootfs": {}}
-        parts = [
-            Descriptor(f"application/vnd.oci.image.{kind}", digest_of(data), len(data))
-            for kind, data in (
-                ("config.v1+json", encoded(config)),
-                *(("layer.v1.tar+gzip", layer) for layer in (*shared, content)),
-            )
-        ]
         repository = f"acme/{target.image}-staging"
-        for data in (encoded(config), *shared, content):
-            registry.put_blob(repository, data, digest_of(data))
-        first, *layers = [part.to_json() for part in parts]
-        manifest = encoded({"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": layers})
-        return registry.put_manifest(repository, digest_of(manifest), manifest, MANIFEST)
+        return put_image(registry, repository, (*shared, content), platform, Labels=said).digest
 
     def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
         """Leave a build's result."""
@@ -217,7 +204,3 @@ def passing(name: str) -> dict[str, Outcome]:
     found |= {"library/works": "passed", "library/on-gpu": "skipped"}
     found["library/newest"] = "passed" if name == NEW else "skipped"
     return found
-
-
-def encoded(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, sort_keys=True).encode()

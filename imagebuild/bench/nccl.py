@@ -36,16 +36,12 @@ from imagebuild.bench.models import Half, NcclRow, ParsedOutput, Run, RunVerdict
 
 def parse_nccl_text(log: Log) -> ParsedOutput[Run]:
     """Read the runs of a log, in the order in which they begin; nothing if the log is not of these programs."""
-    reader = _LogReader()
-    for line in log.lines:
-        reader.read(line)
-    runs = [run for name, process in reader.processes.items() for run in _split_runs(name, process.events)]
+    processes, printed_failures = _read_lines(log.lines)
+    runs = [run for name, process in processes.items() for run in _split_runs(name, process.events)]
     runs.sort(key=lambda run: run.begin)
-    if not any(run.has_output for run in runs) and any(
-        _OWN_FAILURE.search(failure.text) for failure in reader.failures
-    ):
+    if not any(run.has_output for run in runs) and any(_OWN_FAILURE.search(f.text) for f in printed_failures):
         runs.append(_RunEvents("", [_Event("starting", 0)]))
-    failures = _failures_by_run(runs, reader.failures)
+    failures = _failures_by_run(runs, printed_failures)
     # A command without output counts as a run if it failed.
     runs_and_failures = [
         (run, failures[index])
@@ -160,41 +156,27 @@ def _collective_of(program: str) -> str | None:
 
 # Lines: failures.
 
-_FAILURES: tuple[tuple[int, RunVerdict, re.Pattern[str]], ...] = (
+_FAILURES: tuple[tuple[int, RunVerdict, str], ...] = (
+    (0, "cuda-failure", r"unhandled cuda error|Test CUDA failure|\b[Cc]uda failure\b|CUDA failure \S|\bCUDA error\b"),
     (
-        0,
-        "cuda-failure",
-        re.compile(r"unhandled cuda error|Test CUDA failure|\b[Cc]uda failure\b|CUDA failure \S|\bCUDA error\b"),
+        1, "timeout",
+        r"Test timeout \(|DUE TO (?:\w+ )?TIME LIMIT|time limit for job execution has been|APPLICATION TIMED OUT"
+        r"|DeadlineExceeded|timeout: (?:sending signal|the monitored command)|[Cc]ommand timed out"
+        r"|[Ee]xit(?:ed)?(?: with)?(?: exit)? (?:code|status):? 124\b|[Ww]alltime \S{1,20} exceeded",
     ),
+    (2, "comm-failure", r"remote process exited or there was a network error"),
     (
-        1,
-        "timeout",
-        re.compile(
-            r"Test timeout \(|DUE TO (?:\w+ )?TIME LIMIT|time limit for job execution has been|APPLICATION TIMED OUT"
-            r"|DeadlineExceeded|timeout: (?:sending signal|the monitored command)|[Cc]ommand timed out"
-            r"|[Ee]xit(?:ed)?(?: with)?(?: exit)? (?:code|status):? 124\b|[Ww]alltime \S{1,20} exceeded"
-        ),
+        1, "comm-failure",
+        r"Test NCCL failure|\bNCCL (?:failure|error)\b|unhandled system error|nccl(?:System|Internal|Remote)Error",
     ),
-    (2, "comm-failure", re.compile(r"remote process exited or there was a network error")),
+    (4, "failed", r"\bTest failure\b"),
     (
-        1,
-        "comm-failure",
-        re.compile(
-            r"Test NCCL failure|\bNCCL (?:failure|error)\b|unhandled system error|nccl(?:System|Internal|Remote)Error"
-        ),
-    ),
-    (4, "failed", re.compile(r"\bTest failure\b")),
-    (
-        3,
-        "failed",
-        re.compile(
-            r"non-zero (?:exit )?(?:status|code)|exited on signal|Segmentation fault"
-            r"|[Ee]xited with (?:exit )?(?:code|status):? [1-9]|terminated with exit code [1-9]|BAD TERMINATION OF"
-            r"|Process received signal|CANCELLED AT|\boom[-_ ]?kill|OOMKilled|MPI_ABORT was invoked"
-            r"|error while loading shared libraries|Invalid number of GPUs|not enough slots available"
-            r"|was unable to (?:launch|find|start)|driver version is insufficient|is not supported by this test"
-            r"|\bKilled\s{0,4}$"
-        ),
+        3, "failed",
+        r"non-zero (?:exit )?(?:status|code)|exited on signal|[Ee]xited with (?:exit )?(?:code|status):? [1-9]"
+        r"|terminated with exit code [1-9]|BAD TERMINATION OF|Segmentation fault|Process received signal|CANCELLED AT"
+        r"|\boom[-_ ]?kill|OOMKilled|MPI_ABORT was invoked|error while loading shared libraries|Invalid number of GPUs"
+        r"|not enough slots available|was unable to (?:launch|find|start)|driver version is insufficient"
+        r"|is not supported by this test|\bKilled\s{0,4}$",
     ),
 )  # fmt: skip
 """How far from the cause a message is, the verdict, and the message. A line is the first of these that it has: it names
@@ -203,7 +185,7 @@ the cause after who reports it, `Test NCCL failure … 'unhandled cuda error'`.
 A CUDA error is nobody's consequence; of communication errors and timeouts the first leads to the others; "remote
 process exited" is what every other rank says; launchers and traces say only that something happened.
 """
-_ANY_FAILURE = re.compile("|".join(pattern.pattern for _, _, pattern in _FAILURES))
+_ANY_FAILURE = re.compile("|".join(message for _, _, message in _FAILURES))
 _OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
 """Messages that only these programs print."""
 
@@ -228,7 +210,9 @@ def _failure_of(text: str, number: int, process: str) -> _Failure | None:
     text = text[:2000]
     if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
         return None
-    distance, verdict = next((distance, verdict) for distance, verdict, message in _FAILURES if message.search(text))
+    distance, verdict = next(
+        (distance, verdict) for distance, verdict, message in _FAILURES if re.search(message, text)
+    )
     return _Failure(distance, number, verdict, " ".join(text.split())[:240], process)
 
 
@@ -270,19 +254,12 @@ def _row_event(line: LogLine, labels: Sequence[str]) -> _Event | None:
     if is_cut or size < count * _TYPE_BYTES.get(match["dtype"], 0):
         return _Event("partial", line.number, text=line.text.strip()) if match["dtype"] in _TYPE_BYTES else None
     figures = []
-    for time, algbw, busbw, wrong in halves:
+    for half in halves:
+        time, algbw, busbw, wrong = map(parse_number, half)
         # Release 1 has ms, with three digits after the point.
-        scale = 1000 if ("res" in labels if labels else count_decimals(time) == 3) else 1
-        time_us = parse_number(time)
-        errors = parse_number(wrong) if _counts_wrong(wrong, labels) else None
-        figures.append(
-            Half(
-                time_us=time_us if time_us is None else time_us * scale,
-                algbw_gb_s=parse_number(algbw),
-                busbw_gb_s=parse_number(busbw),
-                wrong=None if errors is None else round(errors),
-            )
-        )
+        if time is not None and ("res" in labels if labels else count_decimals(half[0]) == 3):
+            time *= 1000
+        figures.append(_half(time, algbw, busbw, wrong if _counts_wrong(half[3], labels) else None))
     row = NcclRow(
         size_bytes=size,
         count=count,
@@ -293,6 +270,10 @@ def _row_event(line: LogLine, labels: Sequence[str]) -> _Event | None:
         in_place=figures[1] if len(figures) > 1 else None,
     )
     return _Event("row", line.number, {"wrong": " ".join(half[3] for half in halves)}, row, line.text.strip())
+
+
+def _half(time: float | None, algbw: float | None, busbw: float | None, wrong: float | None) -> Half:
+    return Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=None if wrong is None else round(wrong))
 
 
 def _halves(values: Sequence[str]) -> list[Sequence[str]]:
@@ -325,34 +306,34 @@ class _Process:
     in_table: bool = False
 
 
-@dataclass
-class _LogReader:
-    """Collect the events of each process, and failures."""
+def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, _Process], list[_Failure]]:
+    """Return the events of each process, by its name, and the failures.
 
-    processes: dict[str, _Process] = field(default_factory=lambda: defaultdict(_Process))
-    failures: list[_Failure] = field(default_factory=list)
-    last_process: str = ""
-    """The process whose event came last. Lines without a name are its, unless a process without a name has events."""
-
-    def read(self, line: LogLine) -> None:
-        name = line.process or ("" if "" in self.processes else self.last_process)
+    Lines without a name are of the process whose event came last, unless a process without a name has events.
+    """
+    processes: dict[str, _Process] = {}
+    failures = []
+    last_process = ""
+    for line in lines:
+        name = line.process or ("" if "" in processes else last_process)
+        process = processes.get(name) or _Process()
         event = _event_of(line.text, line.number)
         if event is None:
             if failure := _failure_of(line.text, line.number, name):
-                self.failures.append(failure)
-            known = self.processes.get(name, _Process())
-            event = _row_event(line, known.labels)
-            if event is None and known.in_table and _ends_like_row(line.text):
+                failures.append(failure)
+            event = _row_event(line, process.labels)
+            if event is None and process.in_table and _ends_like_row(line.text):
                 event = _Event("partial", line.number, text=line.text.strip())
             if event is None:
-                return
-        process = self.processes[name]
+                continue
+        processes[name] = process
         process.events.append(event)
         if event.kind not in ("command", "elision"):
-            self.last_process = name
+            last_process = name
             process.in_table = event.kind in ("header", "row", "partial")
         if event.kind in _OPENINGS:
             process.labels = _labels(event)
+    return processes, failures
 
 
 def _labels(header: _Event | None) -> Sequence[str]:
@@ -477,7 +458,22 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure]) -> Run:
     asked = parameters.values if parameters else {}
     step, is_factor = int(asked.get("step", 0)), asked.get("by") == "factor"
     last = next((event for event in reversed(run.events) if event.kind in ("row", "partial")), None)
-    end = _RunEnd(
+    ranks, nodes, device = _devices(run)
+    facts = {
+        "source": log.path,
+        "tool": version.values["tool"] if version else "nccl-tests",
+        "tool_version": version.values["version"] if version else None,
+        "collective": collective,
+        "ranks": ranks,
+        "nodes": nodes,
+        "device": device,
+        "partial_rows": len(run.unread),
+        "avg_busbw_gb_s": parse_number(average.values["value"]) if average else None,
+        "out_of_bounds": int(bounds.values["count"]) if bounds else None,
+    }
+    return _with_verdict(
+        facts,
+        rows,
         out_of_bounds_failed=bounds is not None and bounds.values["state"] == "FAILED",
         average_failed=average is not None and average.values.get("state") == "FAILED",
         concluded=run.first("average", "concluded") is not None,
@@ -488,25 +484,10 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure]) -> Run:
         factor=step if is_factor else 0,
         increment=0 if is_factor else step,
         left_out=run.first("elision") is not None,
-        reduced_to=int(reduced.values["max"]) if reduced else None,
+        reduced_to=int(reduced.values["max"]) if reduced else 0,
         counts_wrong=_counts_wrong(wrong, labels),
         validated=asked.get("validation") != "0" and not (wrong and set(wrong.split()) == {"N/A"}),
         warning=next((w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= run.begin), ""),
-    )
-    ranks, nodes, device = _devices(run)
-    return _with_verdict(
-        end,
-        rows,
-        source=log.path,
-        tool=version.values["tool"] if version else "nccl-tests",
-        tool_version=version.values["version"] if version else None,
-        collective=collective,
-        ranks=ranks,
-        nodes=nodes,
-        device=device,
-        partial_rows=len(run.unread),
-        avg_busbw_gb_s=parse_number(average.values["value"]) if average else None,
-        out_of_bounds=int(bounds.values["count"]) if bounds else None,
     )
 
 
@@ -574,80 +555,76 @@ def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | N
     return next((collective for collective, holds in cases if holds), None)
 
 
-@dataclass(frozen=True)
-class _RunEnd:
-    """What decides the verdict of a run beside its figures."""
+def _with_verdict(
+    facts: Mapping[str, Any],
+    rows: Sequence[NcclRow],
+    *,
+    out_of_bounds_failed: bool,
+    average_failed: bool,
+    concluded: bool,
+    failures: Iterable[_Failure],
+    is_cut: bool,
+    largest: int,
+    factor: int,
+    increment: int,
+    validated: bool,
+    tables: int = 1,
+    left_out: bool = False,
+    reduced_to: int = 0,
+    counts_wrong: bool = True,
+    warning: str = "",
+) -> Run:
+    """Return the run of these facts and rows, with its verdict.
 
-    out_of_bounds_failed: bool
-    average_failed: bool
-    concluded: bool
-    """Whether something came that is printed after the line about bounds."""
-    failures: Sequence[_Failure]
-    is_cut: bool
-    """Whether the last row is not whole."""
-    largest: int
-    """The largest size that was asked for; 0 is unknown."""
-    factor: int
-    increment: int
-    """From one size to the next; 0 if the other one is used, or it is unknown."""
-    validated: bool
-    tables: int = 1
-    """Number of tables whose rows cannot be told apart."""
-    left_out: bool = False
-    """Whether somebody who copied the output left out parts, and marked them with dots."""
-    reduced_to: int | None = None
-    """The largest size, if the program reduced it for lack of memory."""
-    counts_wrong: bool = True
-    warning: str = ""
-    """The first warning of NCCL."""
-
-
-def _with_verdict(end: _RunEnd, rows: Sequence[NcclRow], **facts: Any) -> Run:
-    """Return the run of these rows and facts, with its verdict."""
+    `concluded` says whether something came that is printed after the line about bounds, `is_cut` whether the last row
+    is not whole, `left_out` whether somebody who copied the output marked a gap with dots. `largest`, `factor` and
+    `increment` are of the sizes that were asked for; `reduced_to` is the largest that the memory allowed;
+    0 is unknown.
+    """
     halves = (half for row in rows for half in (row.out_of_place, row.in_place) if half)
     counted = [half.wrong for half in halves if half.wrong is not None]
     wrong_total = sum(counted) if counted else None
-    kept = tuple(rows) if end.tables == 1 else ()
+    kept = tuple(rows) if tables == 1 else ()
     run = Run(rows=kept, wrong_total=wrong_total, verdict="ok", reason="", **facts)
     lacks_bounds = run.out_of_bounds is None
     last = rows[-1].size_bytes if rows else 0
-    following = last * (end.factor or 1) + end.increment
-    is_asked_for = last < following <= end.largest and not end.left_out and run.collective != "alltoallv"
+    following = last * (factor or 1) + increment
+    is_asked_for = last < following <= largest and not left_out and run.collective != "alltoallv"
     missing = (
-        (end.is_cut, "the last row is cut"),
-        (lacks_bounds and not end.concluded, "no footer"),
+        (is_cut, "the last row is cut"),
+        (lacks_bounds and not concluded, "no footer"),
         (
-            lacks_bounds and end.validated and not (end.counts_wrong and wrong_total == 0),
+            lacks_bounds and validated and not (counts_wrong and wrong_total == 0),
             "no line `Out of bounds values`, and the rows do not say whether the data were right",
         ),
         (is_asked_for, f"no row of {following} bytes, though it was asked for"),
     )
-    warning = f"; NCCL warned: {end.warning}" if end.warning else ""
-    failures = [(True, failure.verdict, f"line {failure.number}: {failure.text}") for failure in sorted(end.failures)]
+    warned = f"; NCCL warned: {warning}" if warning else ""
+    causes = [(True, failure.verdict, f"line {failure.number}: {failure.text}") for failure in sorted(failures)]
     notes = (
         (True, "complete"),
-        (end.reduced_to, f"the largest size was reduced to {end.reduced_to} bytes for lack of memory"),
-        (end.left_out, "parts are left out where the output has dots"),
+        (reduced_to, f"the largest size was reduced to {reduced_to} bytes for lack of memory"),
+        (left_out, "parts are left out where the output has dots"),
         (run.partial_rows, f"{run.partial_rows} row{'s' if run.partial_rows > 1 else ''} could not be read"),
-        (not end.validated, "data were not validated"),
-        (end.validated and lacks_bounds, "the line `Out of bounds values` is missing"),
+        (not validated, "data were not validated"),
+        (validated and lacks_bounds, "the line `Out of bounds values` is missing"),
     )
     verdicts: tuple[tuple[object, RunVerdict, str], ...] = (
         (
-            wrong_total or run.out_of_bounds or end.out_of_bounds_failed,
+            wrong_total or run.out_of_bounds or out_of_bounds_failed,
             "wrong-data",
             f"wrong: {wrong_total or 0} wrong elements in the rows read, {run.out_of_bounds or 0} checks out of bounds",
         ),
-        *failures[:1],
+        *causes[:1],
         (
-            end.tables > 1,
+            tables > 1,
             "failed",
-            f"{end.tables} programs printed at the same time, and their rows cannot be told apart: "
+            f"{tables} programs printed at the same time, and their rows cannot be told apart: "
             "build nccl-tests with MPI=1, or label lines (mpirun --tag-output, srun --label)",
         ),
-        (end.average_failed, "failed", "the average bus bandwidth is below what NCCL_TESTS_MIN_BW asks for"),
-        (not rows, "no-data", f"no row of results{warning}"),
-        *((holds, "truncated", f"truncated: {text}{warning}") for holds, text in missing),
+        (average_failed, "failed", "the average bus bandwidth is below what NCCL_TESTS_MIN_BW asks for"),
+        (not rows, "no-data", f"no row of results{warned}"),
+        *((holds, "truncated", f"truncated: {text}{warned}") for holds, text in missing),
         (True, "ok", "; ".join(text for holds, text in notes if holds)),
     )
     verdict, reason = next((verdict, reason) for holds, verdict, reason in verdicts if holds)
@@ -687,7 +664,23 @@ def parse_nccl_json(source: str, document: JsonDocument) -> ParsedOutput[Run] | 
         errors = [str(error) for error in json_list(top.get("errors")) if str(error).strip()]
         number = document.number
         failures = [_failure_of(e, number, "") or _Failure(1, number, "comm-failure", e[:240]) for e in errors]
-    end = _RunEnd(
+    # The list of devices has one device of each process.
+    devices = [json_object(device) for device in json_list(config.get("devices"))]
+    threads, gpus = _json_integer(config.get("nthreads")), _json_integer(config.get("ngpus"))
+    names = {str(device["device_info"]) for device in devices if device.get("device_info")}
+    facts = {
+        "source": source,
+        "collective": collective,
+        "ranks": len(devices) * threads * gpus if devices and threads and gpus else None,
+        "nodes": len({str(device.get("hostname")) for device in devices}) or None,
+        "device": names.pop() if len(names) == 1 else None,
+        "partial_rows": len(unread),
+        "avg_busbw_gb_s": json_number(average.get(average_key)),
+        "out_of_bounds": out_of_bounds,
+    }
+    run = _with_verdict(
+        facts,
+        rows,
         out_of_bounds_failed=str(bounds.get("okay", "")).lower() == "false",
         average_failed=str(average.get("okay", "")).lower() == "false",
         concluded=bool(average),
@@ -697,22 +690,6 @@ def parse_nccl_json(source: str, document: JsonDocument) -> ParsedOutput[Run] | 
         factor=_json_integer(config.get("step_factor")) or 0,
         increment=_json_integer(config.get("step_bytes")) or 0,
         validated=_json_integer(config.get("validation")) != 0,
-    )
-    # The list of devices has one device of each process.
-    devices = [json_object(device) for device in json_list(config.get("devices"))]
-    threads, gpus = _json_integer(config.get("nthreads")), _json_integer(config.get("ngpus"))
-    names = {str(device["device_info"]) for device in devices if device.get("device_info")}
-    run = _with_verdict(
-        end,
-        rows,
-        source=source,
-        collective=collective,
-        ranks=len(devices) * threads * gpus if devices and threads and gpus else None,
-        nodes=len({str(device.get("hostname")) for device in devices}) or None,
-        device=names.pop() if len(names) == 1 else None,
-        partial_rows=len(unread),
-        avg_busbw_gb_s=json_number(average.get(average_key)),
-        out_of_bounds=out_of_bounds,
     )
     if not document.is_whole:
         run = run.model_copy(update={"reason": f"{run.reason}; the document has no end"})
@@ -728,14 +705,8 @@ def _json_row(entry: Mapping[str, object]) -> NcclRow | None:
         if name not in entry or (isinstance(values, dict) and not {"bus_bw", "nwrong"} <= values.keys()):
             return None
         half = json_object(values)
-        halves.append(
-            Half(
-                time_us=json_number(half.get("time", half.get("cpu_time"))),
-                algbw_gb_s=json_number(half.get("alg_bw")),
-                busbw_gb_s=json_number(half.get("bus_bw")),
-                wrong=_json_integer(half.get("nwrong")),
-            )
-        )
+        time = half.get("time", half.get("cpu_time"))
+        halves.append(_half(*map(json_number, (time, half.get("alg_bw"), half.get("bus_bw"), half.get("nwrong")))))
     if size is None or count is None:
         return None
     return NcclRow(

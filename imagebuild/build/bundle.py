@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
+import functools
+import io
 import shutil
-import socket
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,25 +14,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from html import escape
-from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
+from typing import Any, BinaryIO, ClassVar, Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
 
+from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from imagebuild.build.bake import BuildInputs
 from imagebuild.build.inputs import (
     ArchiveFile,
     DownloadStore,
-    FetchingStore,
     GitCommit,
     GitStore,
     InputsRequest,
     NeededInputs,
-    Sink,
-    Start,
     StoredFile,
     apt_get_for_proxy,
     contexts_of,
@@ -41,13 +39,14 @@ from imagebuild.core import yaml
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Mistakes, ResultError
 from imagebuild.core.fields import Commit, Model, Platform
 from imagebuild.core.files import write_text
-from imagebuild.core.http import Downloads, without_login
+from imagebuild.core.http import Downloads
 from imagebuild.core.run import run_program
-from imagebuild.core.settings import configured_index, default_index, pip_conf_text
+from imagebuild.core.settings import pip_conf_text
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import check_image, copy_to_layout
 from imagebuild.oci.registry import pull_image
 from imagebuild.project.lockfile import Digest
+from imagebuild.render.recipe import pip_platforms
 
 MANIFEST = "manifest.json"
 
@@ -55,16 +54,14 @@ MANIFEST = "manifest.json"
 class BundleManifest(Model):
     """Describe the file `manifest.json` of a bundle."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     created: str
     """Time at which it was complete, in UTC. Packages and security updates are as they were then."""
     targets: tuple[str, ...]
     stages: dict[str, tuple[Platform, ...]]
     """Key of a build stage → platforms for which it was built when the bundle was made."""
     files: dict[str, StoredFile]
-    """Address → file: archives, keys, packages, wheels."""
-    wheels: dict[str, str] = Field(default_factory=dict)
-    """File name of a wheel → address."""
+    """Address → file: archives, keys, packages; of wheels `/wheels/` and the file's name."""
     images: dict[str, Digest] = Field(default_factory=dict)
     """Image as FROM names it → image in the bundle: the same, or a bootstrapped base that replaces it."""
     git: dict[Commit, str] = Field(default_factory=dict)
@@ -132,8 +129,8 @@ class Bundle:
 
     def find_damage(self, note: Callable[[str], None]) -> list[str]:
         """List what is missing or has changed since the bundle was made."""
-        checks: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        checks += [(self.store.check, (url,)) for url in self.manifest.files]
+        checks: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+        checks += [(self.store.checked, (url,)) for url in self.manifest.files]
         checks += [(check_image, (self.layout, digest)) for digest in sorted(set(self.manifest.images.values()))]
         checks += [(self.git.check, (url, commit)) for commit, url in self.manifest.git.items()]
         note(f"checking {len(checks)} files, images and commits")
@@ -156,8 +153,9 @@ class Bundle:
                 missing.append(f"no {item.url}")
             elif isinstance(item, ArchiveFile) and self.manifest.files[item.url].sha256 != item.sha256:
                 missing.append(f"another {item.url}")
-        wheels = {self.manifest.files[url].sha256 for url in self.manifest.wheels.values()}
-        missing += [f"no wheel with sha256 {digest}" for digest in sorted(need.wheels - wheels)]
+        here = {file.sha256 for file in self.manifest.files.values()}
+        lines = sorted({line for wheels in need.wheels for line in wheels.requirements})
+        missing += [f"no wheel {line}" for line in lines if line.rpartition(":")[2] not in here]
         missing += [f"no image {image}" for image in sorted(need.images - set(self.manifest.images))]
         return missing
 
@@ -199,9 +197,7 @@ class Recording:
         self.images[image] = digest
         return f"oci-layout://{self.folder / Bundle.IMAGES}@{digest}"
 
-    def finish(
-        self, files: Mapping[str, StoredFile], wheels: Mapping[str, str], needs: Mapping[str, NeededInputs]
-    ) -> None:
+    def finish(self, files: Mapping[str, StoredFile], needs: Mapping[str, NeededInputs]) -> None:
         """Write the manifest, which makes the folder a bundle."""
         commits = {i.commit: i.url for need in needs.values() for i in need.stages.values() if isinstance(i, GitCommit)}
         manifest = BundleManifest(
@@ -209,138 +205,55 @@ class Recording:
             targets=tuple(needs),
             stages={key: tuple(sorted(platforms)) for key, platforms in sorted(self.stages.items())},
             files=dict(sorted(files.items())),
-            wheels=dict(sorted(wheels.items())),
             images=dict(sorted(self.images.items())),
             git=commits,
         )
         write_text(self.folder / MANIFEST, manifest.model_dump_json(indent=1, by_alias=True) + "\n")
 
 
-PAGE_TYPES = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
+WHEELS = "/wheels/"
+"""Beginning of the addresses of wheels in the manifest, and at the package proxy."""
 
 
-class _Links(HTMLParser):
-    """Collect the addresses that a page links to."""
+def fetch_wheels(request: InputsRequest, store: DownloadStore) -> None:
+    """Fetch the wheels that a build needs with pip, from the index that it is configured for or a mirror of it.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.addresses: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.addresses += [value for name, value in attrs if tag == "a" and name == "href" and value]
-
-
-def parse_index_page(text: str, page: str) -> dict[str, tuple[str, str]]:
-    """Return file name → address and sha256 from a project's page, whose address is `page`.
-
-    Files without sha256 are left out, as the lock has the sha256 of each.
+    Raises CommandError if pip cannot have one of them as the lock has it.
     """
-    if text.lstrip().startswith("{"):
-        entries = [(f["url"], f.get("hashes", {}).get("sha256", "")) for f in json.loads(text).get("files", ())]
-    else:
-        links = _Links()
-        links.feed(text)
-        entries = []
-        for href in links.addresses:
-            url, fragment = urldefrag(href)
-            entries.append((url, fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else ""))
-    full = [(urljoin(page, url), digest) for url, digest in entries if digest]
-    return {unquote(urlsplit(url).path.rpartition("/")[2]): (url, digest) for url, digest in full}
+    settings, folder = request.settings, store.folder / "wheels"
+    index = ("--index-url", settings.mirrors.python_index) if settings.mirrors.python_index else ()
+    files = {"PIP_CERT": request.ca, "NETRC": settings.netrc_file}
+    environ = {name: str(path) for name, path in files.items() if path}
+    wanted = {wheels for need in request.needs.values() for wheels in need.wheels if wheels.requirements}
+    for wheels in sorted(wanted, key=lambda wheels: (wheels.arch, wheels.requirements)):
+        names = ", ".join(line.partition(" ")[0] for line in wheels.requirements)
+        request.note(f"fetching {names} for {wheels.arch}")
+        with tempfile.TemporaryDirectory(prefix="imagebuild-") as scratch:
+            (requirements := Path(scratch) / "requirements").write_text("\n".join(wheels.requirements))
+            try:
+                run_program(
+                    sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+                    "--no-cache-dir", "--require-hashes", "--dest", str(folder), *index, *pip_platforms(wheels.arch),
+                    "--requirement", str(requirements), env=environ,
+                )  # fmt: skip
+            except CommandError as error:
+                reason = str(error).partition("): ")[2] or str(error)
+                raise CommandError(f"pip cannot download {names} for {wheels.arch}: {reason}") from None
+    for path in folder.glob("*.whl"):
+        store.add(f"{WHEELS}{path.name}", path)
 
 
-def normalized_name(project: str) -> str:
-    """Return the name of a Python project as addresses of its pages have it."""
-    return re.sub(r"[-_.]+", "-", project).lower()
-
-
-def write_index_page(files: Mapping[str, str]) -> str:
-    """Return a page with links to wheels; `files` is file name → sha256."""
-    links = "".join(f'<a href="/wheels/{escape(n)}#sha256={files[n]}">{escape(n)}</a><br>\n' for n in sorted(files))
-    return f"<!DOCTYPE html><html><body>\n{links}</body></html>\n"
-
-
-class WheelIndex(Protocol):
-    """Answer the requests of pip. Both methods raise Absent."""
-
-    def page(self, project: str) -> str:
-        """Return the page of a project."""
-
-    def wheel(self, name: str, start: Start) -> Path:
-        """Return the file of a wheel."""
-
-
-@dataclass(frozen=True)
-class StoredIndex:
-    """Offer the wheels of a bundle."""
-
-    store: DownloadStore
-    wheels: Mapping[str, str]
-    """File name → address."""
-
-    def page(self, project: str) -> str:
-        """Return a page with the bundle's wheels of a project."""
-        files = {
-            name: self.store.files[url].sha256
-            for name, url in self.wheels.items()
-            if normalized_name(name.partition("-")[0]) == normalized_name(project)
-        }
-        if not files:
-            raise Absent(f"the bundle has no wheel of {project}")
-        return write_index_page(files)
-
-    def wheel(self, name: str, start: Start) -> Path:  # noqa: ARG002 - nothing is fetched
-        """Return a file of the bundle."""
-        path = self.store.find(self.wheels.get(name, ""))
-        if path is None:
-            raise Absent(f"the bundle has no wheel {name}")
-        return path
-
-
-@dataclass
-class FetchingIndex:
-    """Fetch wheels from a package index and keep them."""
-
-    store: FetchingStore
-    address: str
-    """Address of the index: its pages are `<address><project>/`."""
-    wanted: frozenset[str]
-    """Hashes in the lock."""
-    wheels: dict[str, str] = field(default_factory=dict)
-    """File name → address of the wheels that were fetched."""
-    _offered: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    def page(self, project: str) -> str:
-        """Return a page with those wheels of a project that the lock has."""
-        url = f"{self.address}{normalized_name(project)}/"
-        text = self.store.web.read(url, PAGE_TYPES).decode("utf-8", "replace")
-        offered = {name: entry for name, entry in parse_index_page(text, url).items() if entry[1] in self.wanted}
-        self._offered.update(offered)
-        return write_index_page({name: digest for name, (_, digest) in offered.items()})
-
-    def wheel(self, name: str, start: Start) -> Path:
-        """Fetch a wheel. Raises ResultError if it is not what the index says."""
-        if name not in self._offered:
-            raise Absent(f"no page offered {name}")
-        url, digest = self._offered[name]
-        self.wheels[name] = url  # before pip has all of it, for the build may end then
-        try:
-            path = self.store.get(url, start)
-            if self.store.files[url].sha256 != digest:
-                raise ResultError(f"{url}: its sha256 is not {digest}, as the index says")
-        except BaseException:
-            del self.wheels[name]
-            raise
-        return path
-
-
-@dataclass(frozen=True)
-class ProxyContent:
-    """Say where the proxy gets packages from."""
-
-    store: DownloadStore
-    index: WheelIndex
-    log: Callable[[str], None]
-    """Function that is told what could not be provided."""
+def index_page(store: DownloadStore, project: str) -> str:
+    """Return a page of a package index with links to the wheels of a project. Raises Absent if there are none."""
+    links = [
+        f'<a href="{escape(address)}#sha256={store.files[address].sha256}">{escape(address)}</a><br>\n'
+        for address in sorted(store.files)
+        if address.startswith(WHEELS)
+        and canonicalize_name(address.removeprefix(WHEELS).partition("-")[0]) == canonicalize_name(project)
+    ]
+    if not links:
+        raise Absent(f"the bundle has no wheel of {project}")
+    return f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>\n"
 
 
 def gateway_address(engine: Endpoint) -> str:
@@ -353,18 +266,13 @@ def gateway_address(engine: Endpoint) -> str:
 
 
 @contextmanager
-def package_proxy(address: str, content: ProxyContent) -> Iterator[str]:
+def package_proxy(address: str, store: DownloadStore, log: Callable[[str], None]) -> Iterator[str]:
     """Run the proxy that apt and pip of builds use: `http://host:port`.
 
-    Raises CommandError if the address is not this machine's.
+    `log` is told what could not be provided. Raises CommandError if the address is not this machine's.
     """
-
-    class Handler(_Handler):
-        pass
-
-    Handler.content = content
     try:
-        server = ThreadingHTTPServer((address, 0), Handler)
+        server = ThreadingHTTPServer((address, 0), functools.partial(_Handler, store, log))
     except OSError as error:
         raise CommandError(
             f"{address}: this machine cannot serve at that address ({error.strerror}); is the engine local?"
@@ -381,84 +289,61 @@ def package_proxy(address: str, content: ProxyContent) -> Iterator[str]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answer one request."""
+    """Answer the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
     timeout = 120
-    content: ProxyContent
+
+    def __init__(self, store: DownloadStore, log: Callable[[str], None], *connection: Any) -> None:
+        self.store, self.log = store, log
+        super().__init__(*connection)
 
     def do_GET(self) -> None:
-        self.started = False
         try:
             self._answer()
-        except Absent as error:
-            self.content.log(str(error))
-            self._refuse(404)
         except ImagebuildError as error:
-            self.content.log(str(error))
-            self._refuse(502)
+            self.log(str(error))
+            self.send_error(404 if isinstance(error, Absent) else 502)
         except OSError:  # the client went away
             self.close_connection = True
 
     do_HEAD = do_GET  # noqa: N815 - the server looks for this name
 
     def _answer(self) -> None:
-        kind, _, name = self.path.strip("/").partition("/")
-        if self.path.startswith("http://"):
-            url = urlsplit(self.path)
-            if url.port == 443:  # so `apt_get_for_proxy` writes the addresses of https
-                url = url._replace(scheme="https", netloc=url.hostname or "")
-            self._send(self.content.store.get(urlunsplit(url), self._start))
-        elif kind == "simple" and name:
-            page = self.content.index.page(name).encode()
-            self._begin(len(page), "text/html; charset=utf-8")
-            self.wfile.write(page)
-        elif kind == "wheels" and name:
-            self._send(self.content.index.wheel(unquote(name), self._start))
-        else:
-            raise Absent(f"{self.path}: the package proxy has no such page")
-
-    def _start(self, length: int | None) -> Sink:
-        if length is None or self.command == "HEAD":
-            return lambda _: None  # it is sent once it is complete
-        self._begin(length, "application/octet-stream")
-        return self.wfile.write
-
-    def _send(self, path: Path) -> None:
-        if self.started:  # it was sent while it was fetched
+        kind, _, name = unquote(self.path).strip("/").partition("/")
+        if kind == "simple" and name:
+            page = index_page(self.store, name).encode()
+            self._send(io.BytesIO(page), len(page), "text/html; charset=utf-8")
             return
-        self._begin(path.stat().st_size, "application/octet-stream")
-        if self.command != "HEAD":
-            with path.open("rb") as file:
-                shutil.copyfileobj(file, self.wfile)
+        url = urlsplit(self.path)
+        if url.port == 443:  # so `apt_get_for_proxy` writes the addresses of https
+            url = url._replace(scheme="https", netloc=url.hostname or "")
+        path = self.store.get(urlunsplit(url) if url.scheme else unquote(self.path))
+        with path.open("rb") as file:
+            self._send(file, path.stat().st_size, "application/octet-stream")
 
-    def _begin(self, length: int, kind: str) -> None:
-        self.started = True
+    def _send(self, content: BinaryIO, length: int, kind: str) -> None:
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length))
         self.end_headers()
-
-    def _refuse(self, status: int) -> None:
-        self.close_connection = True
-        if not self.started:
-            with suppress(OSError):
-                self.send_error(status)
+        if self.command != "HEAD":
+            shutil.copyfileobj(content, self.wfile)
 
     def finish(self) -> None:
-        with suppress(OSError, socket.timeout):
+        with suppress(OSError):
             super().finish()
 
     def log_message(self, *_: object) -> None:
-        """Print nothing: `content.log` is told what goes wrong."""
+        """Print nothing: `log` is told what goes wrong."""
 
 
 @contextmanager
 def inputs_into_bundle(request: InputsRequest, recording: Recording) -> Iterator[BuildInputs]:
     """Fetch all inputs, through mirrors where there are any, and keep them in a bundle; finish it after the build."""
     mirrors, netrc_file = request.settings.mirrors, request.settings.netrc_file
-    address, logins = without_login(mirrors.python_index or configured_index() or default_index())
-    store = FetchingStore(recording.folder, Downloads(mirrors.download, request.ca, netrc_file, logins))
+    store = DownloadStore(recording.folder, {}, Downloads(mirrors.download, request.ca, netrc_file))
+    fetch_wheels(request, store)
     with git_environment(request.ca, netrc_file) as environ:
         git = GitStore(recording.folder / Bundle.GIT, mirrors.download, environ)
         for item in dict.fromkeys(item for need in request.needs.values() for item in need.stages.values()):
@@ -471,27 +356,17 @@ def inputs_into_bundle(request: InputsRequest, recording: Recording) -> Iterator
         stages = contexts_of(downloads, request, store.get, git)
     images = {image: recording.add_image(image, mirrors.image(image), request.note) for image in sorted(request.images)}
     images |= {image: recording.add_base(image, context) for image, context in request.bases.items()}
-    wanted = frozenset(digest for need in request.needs.values() for digest in need.wheels)
-    index = FetchingIndex(store, address.rstrip("/") + "/", wanted)
-    with package_proxy(gateway_address(request.engine), ProxyContent(store, index, request.note)) as proxy:
+    with package_proxy(gateway_address(request.engine), store, request.note) as proxy:
         yield BuildInputs(images, stages, _proxy_secrets(request, proxy, recording=True))
-    recording.finish(store.files, index.wheels, request.needs)
+    recording.finish(store.files, request.needs)
 
 
 @contextmanager
 def inputs_from_bundle(request: InputsRequest, bundle: Bundle) -> Iterator[BuildInputs]:
     """Provide all inputs from a bundle."""
-    store = bundle.store
-
-    def file(url: str) -> Path:
-        if not store.find(url):
-            raise ResultError(f"{bundle.folder}: has no {url}; make the bundle again")
-        store.check(url)
-        return store.folder / store.files[url].path
-
-    stages = contexts_of({target: need.stages for target, need in request.needs.items()}, request, file, bundle.git)
-    content = ProxyContent(store, StoredIndex(store, bundle.manifest.wheels), request.note)
-    with package_proxy(gateway_address(request.engine), content) as proxy:
+    downloads = {target: need.stages for target, need in request.needs.items()}
+    stages = contexts_of(downloads, request, bundle.store.checked, bundle.git)
+    with package_proxy(gateway_address(request.engine), bundle.store, request.note) as proxy:
         yield BuildInputs(bundle.contexts(request.images), stages, _proxy_secrets(request, proxy, recording=False))
 
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import tarfile
 import tempfile
 import threading
@@ -23,13 +22,14 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import quote, urlsplit, urlunsplit
 
+import jinja2
 from pydantic import Field
 
 from imagebuild.build.bake import BuildInputs
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
-from imagebuild.core.fields import Commit, Model, Platform
+from imagebuild.core.fields import Arch, Commit, Model, Platform
 from imagebuild.core.files import read_text, write_text
-from imagebuild.core.http import Downloads, announced_length, file_sha256, login_for, temporary_file
+from imagebuild.core.http import Downloads, file_sha256, login_for, temporary_file
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.settings import Settings, pip_conf_text
 from imagebuild.oci import layout
@@ -76,6 +76,14 @@ Download = ArchiveFile | GitCommit | KeyFile
 
 
 @dataclass(frozen=True)
+class WheelFiles:
+    """Name wheels for an architecture, as lines of a file of requirements, each with its sha256."""
+
+    arch: Arch
+    requirements: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class NeededInputs:
     """List what one target needs from elsewhere, besides packages."""
 
@@ -83,8 +91,7 @@ class NeededInputs:
     """Stage that holds nothing else → what it downloads."""
     images: frozenset[str]
     """Images as FROM names them, with digest."""
-    wheels: frozenset[str]
-    """The sha256 of each."""
+    wheels: frozenset[WheelFiles]
 
 
 def needed_inputs(recipe: Recipe, lock: Lock, stages: Iterable[str], platforms: Iterable[str]) -> NeededInputs:
@@ -104,18 +111,19 @@ def needed_inputs(recipe: Recipe, lock: Lock, stages: Iterable[str], platforms: 
         if repository := renderer.package_repository(recipe, name, lock, stage=True):
             downloads[f"{name}-key"] = KeyFile(repository["key"])
     sources = tuple(recipe.sources())
-    wheels = (wheel for source in sources if isinstance(source, WheelSet) for wheel in wheels_of(lock, source))
+    wheel_sets = [wheels_of(lock, source) for source in sources if isinstance(source, WheelSet)]
     return NeededInputs(
         {stage: download for stage, download in downloads.items() if stage in present},
         frozenset(digest_of(lock, source.reference) for source in sources if isinstance(source, BaseImage)),
-        frozenset(digest for wheel in wheels for arch, digest in wheel.sha256.items() if arch in archs),
+        frozenset(
+            WheelFiles(arch, tuple(f"{w.name}=={w.version} --hash=sha256:{w.sha256[arch]}" for w in wheels))
+            for wheels in wheel_sets
+            for arch in archs
+        ),
     )
 
 
 FILES = "files"
-Sink = Callable[[bytes], object]
-Start = Callable[[int | None], Sink]
-"""Function that is given a download's length, if that is known, and returns what takes its parts."""
 
 
 class StoredFile(Model):
@@ -139,70 +147,46 @@ def stored_path(url: str) -> str:
 
 
 class DownloadStore:
-    """Keep downloads; several threads may use it."""
+    """Keep downloads, and fetch what is not here yet if `web` is given; several threads may use it."""
 
-    def __init__(self, folder: Path, files: dict[str, StoredFile]) -> None:
+    def __init__(self, folder: Path, files: dict[str, StoredFile], web: Downloads | None = None) -> None:
         self.folder = folder
         self.files = files
         """Address → file."""
-
-    def find(self, url: str) -> Path | None:
-        """Return the file of an address, or None unless it is here in full length."""
-        entry = self.files.get(url)
-        if not entry:
-            return None
-        path = self.folder / entry.path
-        return path if path.is_file() and path.stat().st_size == entry.size else None
-
-    def get(self, url: str, start: Start = lambda _: lambda _: None) -> Path:  # noqa: ARG002 - nothing is fetched
-        """Return the file of an address. Raises Absent if it is not here."""
-        path = self.find(url)
-        if path is None:
-            raise Absent(f"the bundle has no {url}")
-        return path
-
-    def check(self, url: str) -> None:
-        """Raise ResultError if a file is missing or has changed."""
-        entry, path = self.files[url], self.find(url)
-        if path is None or file_sha256(path) != entry.sha256:
-            problem = "has changed" if path else "is missing or cut off"
-            raise ResultError(f"{self.folder / entry.path}: {problem}; make the bundle again")
-
-
-class FetchingStore(DownloadStore):
-    """Fetch what is not here yet, and keep it."""
-
-    def __init__(self, folder: Path, web: Downloads) -> None:
-        super().__init__(folder, {})
-        self.web = web
+        self._web = web
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    def get(self, url: str, start: Start = lambda _: lambda _: None) -> Path:
-        """Return the file of an address. While it is fetched, the sink that `start` returns is given each part.
-
-        The sink is given nothing of a file that is here already. Raises Unreachable, and OSError as the sink does.
-        """
+    def get(self, url: str) -> Path:
+        """Return the file of an address. Raises Absent if it is not here in full length, Unreachable if not there."""
         with self._locks[url]:
-            return self.find(url) or self._fetch(url, start)
+            entry = self.files.get(url)
+            if entry and (path := self.folder / entry.path).is_file() and path.stat().st_size == entry.size:
+                return path
+            if not self._web:
+                raise Absent(f"{self.folder}: has no {url}; make the bundle again")
+            path = self.folder / stored_path(url)
+            with temporary_file(self.folder / FILES) as partial:
+                with self._web.open(url) as answer, partial.open("wb") as file:
+                    file.writelines(self._web.chunks(answer))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial.chmod(0o644)
+                partial.replace(path)
+            self.add(url, path)
+            return path
 
-    def _fetch(self, url: str, start: Start) -> Path:
-        path = self.folder / stored_path(url)
-        content, size = hashlib.sha256(), 0
-        with temporary_file(self.folder / FILES) as partial:
-            with self.web.open(url) as answer, partial.open("wb") as file:
-                sink = start(announced_length(answer))
-                held = b""
-                for chunk in self.web.chunks(answer):
-                    file.write(chunk)
-                    content.update(chunk)
-                    size += len(chunk)
-                    sink(held)
-                    held = chunk
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.chmod(0o644)
-            partial.replace(path)
-        self.files[url] = StoredFile(path=stored_path(url), sha256=content.hexdigest(), size=size)
-        sink(held)  # the last part is given when the file is kept: whoever has all of it may rely on that
+    def add(self, url: str, path: Path) -> None:
+        """Keep a file that is in the store's folder already."""
+        place, size = str(path.relative_to(self.folder)), path.stat().st_size
+        self.files[url] = StoredFile(path=place, sha256=file_sha256(path), size=size)
+
+    def checked(self, url: str) -> Path:
+        """Return the file of an address. Raises ResultError if it is missing or has changed."""
+        try:
+            path = self.get(url)
+        except Absent as error:
+            raise ResultError(str(error)) from None
+        if file_sha256(path) != self.files[url].sha256:
+            raise ResultError(f"{path}: has changed; make the bundle again")
         return path
 
 
@@ -400,41 +384,6 @@ def _without_origin(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-APT_GET = r"""#!/bin/sh
-# Run apt-get once with other addresses of packages.
-set -eu
-etc=$(mktemp -d /dev/shm/imagebuild-apt.XXXXXX)
-trap 'rm -rf "$etc"' EXIT
-trap 'exit 143' HUP INT TERM
-chmod 755 "$etc"
-mkdir "$etc/sources" "$etc/preferences"
-touch "$etc/netrc"
-chmod 600 "$etc/netrc"
-cat > "$etc/netrc" <<'NETRC'
-@NETRC@
-NETRC
-cat > "$etc/sources.sed" <<'RULES'
-@SOURCES@
-RULES
-cat > "$etc/preferences.sed" <<'RULES'
-@PREFERENCES@
-RULES
-copy() { # RULES FILE TARGET
-  if [ -f "$2" ]; then sed -f "$etc/$1.sed" "$2" > "$3"; fi
-}
-copy sources /etc/apt/sources.list "$etc/sources.list"
-for file in /etc/apt/sources.list.d/*; do copy sources "$file" "$etc/sources/${file##*/}"; done
-copy preferences /etc/apt/preferences "$etc/preferences.list"
-for file in /etc/apt/preferences.d/*; do copy preferences "$file" "$etc/preferences/${file##*/}"; done
-@BEFORE@
-/usr/bin/apt-get -o Dir::Etc::SourceList="$etc/sources.list" -o Dir::Etc::SourceParts="$etc/sources" \
-  -o Dir::Etc::Preferences="$etc/preferences.list" -o Dir::Etc::PreferencesParts="$etc/preferences" \
-  -o Dir::Etc::netrc="$etc/netrc" @OPTIONS@"$@"
-"""
-
-CLEAR_ON_UPDATE = r"""case " $* " in
-*" update "*) rm -rf @FILES@ ;;
-esac"""
 APT_LISTS = "/var/lib/apt/lists/*"
 APT_ARCHIVES = "/var/cache/apt/archives/*.deb"
 
@@ -465,36 +414,26 @@ def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
         rf's|^\(Pin: *origin *"\{{0,1\}}\){_sed_pattern(old)}\("\{{0,1\}} *\)$|\1{_sed_replacement(new)}\2|'
         for old, new in hosts.items()
     ]
-    return _apt_get(sources, preferences, netrc=netrc)
+    return _apt_get(sources, preferences=preferences, netrc=netrc.rstrip("\n"))
 
 
 def apt_get_for_proxy(address: str, *, recording: bool) -> str:
     """Return an apt-get script that gets everything through a bundle's proxy at `http://host:port`."""
-    options = {"Acquire::http::Proxy": address, "Acquire::https::Proxy": address, "Acquire::PDiffs": "false"}
-    if not recording:
-        # A bundle's indices are as old as the bundle; their signatures are verified all the same.
-        options["Acquire::Check-Valid-Until"] = "false"
+    options = [f"Acquire::http::Proxy={address}", f"Acquire::https::Proxy={address}", "Acquire::PDiffs=false"]
+    # A proxy that records sends a file when it has all of it.
+    # A bundle's indices are as old as the bundle; their signatures are verified all the same.
+    options.append("Acquire::http::Timeout=3600" if recording else "Acquire::Check-Valid-Until=false")
     # Indices that are newer than the bundle's would ask for packages that it lacks.
-    clear = CLEAR_ON_UPDATE.replace("@FILES@", f"{APT_LISTS} {APT_ARCHIVES}" if recording else APT_LISTS)
-    return _apt_get([HTTPS_TO_PORT_443], [], before=clear, options=options)
+    outdated = [APT_LISTS, APT_ARCHIVES] if recording else [APT_LISTS]
+    return _apt_get([HTTPS_TO_PORT_443], outdated=outdated, options=options)
 
 
-def _apt_get(
-    sources: Sequence[str],
-    preferences: Sequence[str],
-    *,
-    netrc: str = "",
-    before: str = "",
-    options: Mapping[str, str] | None = None,
-) -> str:
-    parts = {
-        "NETRC": netrc.rstrip("\n"),
-        "SOURCES": "\n".join([*ADD_SLASHES, *sources]),
-        "PREFERENCES": "\n".join(preferences),
-        "BEFORE": before,
-        "OPTIONS": "".join(f"-o {shlex.quote(f'{name}={value}')} " for name, value in (options or {}).items()),
-    }
-    return re.sub(r"@([A-Z]+)@", lambda match: parts[match[1]], APT_GET)
+def _apt_get(sources: Sequence[str], **parts: object) -> str:
+    # This package's templates need no autoescaping: a shell reads them.
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
+    text = (Path(__file__).parent / "templates" / "apt-get.sh.j2").read_text()
+    parts = {"netrc": "", "preferences": (), "outdated": (), "options": (), **parts}
+    return environment.from_string(text).render(sources=[*ADD_SLASHES, *sources], **parts)
 
 
 def _sed_pattern(text: str) -> str:
@@ -599,7 +538,7 @@ def inputs_from_mirrors(request: InputsRequest) -> Iterator[BuildInputs]:
         tempfile.TemporaryDirectory(prefix="imagebuild-", dir=request.trees.folder) as scratch,
         git_environment(request.ca, netrc_file) as environ,
     ):
-        store = FetchingStore(Path(scratch), Downloads(mirrors.download, request.ca, netrc_file))
+        store = DownloadStore(Path(scratch), {}, Downloads(mirrors.download, request.ca, netrc_file))
         git = GitStore(Path(scratch) / "git", mirrors.download, environ)
         stages = contexts_of(mirrored, request, store.get, git)
     secrets = {}

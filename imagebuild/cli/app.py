@@ -45,7 +45,7 @@ COMMANDS: Mapping[str, Mapping[str, Entry]] = {
         "scan": Entry("evidence", "Look for known vulnerabilities in an image, and judge them by a policy."),
         "attest": Entry("evidence", "Verify, show and add what refers to a published image."),
         "diff": Entry("catalog", "Say what differs between two images."),
-        "catalog": Entry("catalog", "Make a site of all published images, and the table in the README."),
+        "catalog": Entry("catalog", "Make a page of all published images, and the table in the README."),
         "prune": Entry("publish", "List what builds pushed and nobody needs any more, and delete it with --yes."),
     },
     "This machine": {

@@ -44,14 +44,8 @@ def catalog(
     from_file: Annotated[
         Path | None, typer.Option("--catalog", metavar="FILE", help="Read this images.json instead of the registry.")
     ] = None,
-    earlier: Annotated[
-        Path | None,
-        typer.Option(
-            "--known", metavar="FILE", help="Earlier images.json; what it has is not read from the registry again."
-        ),
-    ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write the site and images.json into a folder.")
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write the page and images.json into a folder.")
     ] = None,
     readme: Annotated[
         Path | None, typer.Option("--readme", metavar="FILE", help="Write the table of images between its markers.")
@@ -63,7 +57,7 @@ def catalog(
     dockerfiles: DockerfilesOption = DOCKERFILES,
     lock: LockOption = BESIDE_MATRIX,
 ) -> None:
-    """Make a site of all published images, and the table in the README."""
+    """Make a page of all published images, and the table in the README."""
     from rich.markup import escape
 
     from imagebuild.core.files import read_text, write_text
@@ -72,13 +66,13 @@ def catalog(
         catalog_from_registry,
         images_table,
         is_stale,
-        load_catalog,
+        read_catalog,
         replace_table,
     )
     from imagebuild.publish.site import write_site
 
     if output is None and readme is None and json_file is None:
-        raise ConfigError("catalog: give -o DIR for the site, --readme FILE for the table of images, or --json FILE")
+        raise ConfigError("catalog: give -o DIR for the page, --readme FILE for the table of images, or --json FILE")
     if check and readme is None:
         raise ConfigError("--check: needs --readme FILE")
     if from_file and registry:
@@ -86,23 +80,22 @@ def catalog(
     workspace = open_workspace(matrix, dockerfiles, lock, changes_of(registry=registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     facts = ProjectFacts(workspace.project.matrix.model, workspace.plan, provides)
-    reading = None
+    published = None
     if from_file:
-        reading = load_catalog(from_file)
+        published = read_catalog(from_file)
     elif output or registry or json_file:
-        reading = catalog_from_registry(facts, profiles, earlier)
-    if reading:
-        read = reading.catalog
-        for problem in read.problems:
+        published = catalog_from_registry(facts, profiles)
+    if published:
+        made = published
+        for problem in made.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")
-        print_result(json_file, lambda: read.model_dump_json(indent=1), lambda: None)
-    if output and reading:
-        written = write_site(reading, output)
-        count = len(reading.catalog.images)
-        out.print(f"{count} image{'s' * (count != 1)} in {output / 'index.html'}, {written} files", markup=False)
+        print_result(json_file, lambda: made.model_dump_json(indent=1), lambda: None)
+        if output:
+            count = len(made.images)
+            out.print(f"{count} image{'s' * (count != 1)} in {write_site(made, output)}", markup=False)
     if readme:
         old = read_text(readme)
-        new = replace_table(str(readme), old, images_table(facts, reading.catalog if reading else None))
+        new = replace_table(str(readme), old, images_table(facts, published))
         if not check:
             write_text(readme, new)
         elif is_stale(old, new):

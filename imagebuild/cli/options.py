@@ -48,11 +48,6 @@ def argument(metavar: str, text: str) -> Any:
 SelectArgument = Annotated[
     list[str] | None, argument("TARGET", "Globs of target ids, names of images, and AXIS=VALUE; by default all.")
 ]
-SetOption = Annotated[
-    list[str] | None, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
-]
-WithOption = Annotated[list[str] | None, option("--with COMPONENT", "Add a component to every image.")]
-WithoutOption = Annotated[list[str] | None, option("--without COMPONENT", "Leave a component out of every image.")]
 MatrixOption = Annotated[Path, option("--matrix FILE", "Matrix to read.", envvar="IMAGEBUILD_MATRIX")]
 DockerfilesOption = Annotated[Path, option("--dockerfiles DIR", "Folder of templates and components.")]
 LockOption = Annotated[
@@ -208,9 +203,11 @@ class ProjectFiles:
 class PlanChanges:
     """The options that change the project without editing its files."""
 
-    settings: SetOption = None
-    with_: WithOption = None
-    without: WithoutOption = None
+    settings: Annotated[
+        list[str] | None, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
+    ] = None
+    with_: Annotated[list[str] | None, option("--with COMPONENT", "Add a component to every image.")] = None
+    without: Annotated[list[str] | None, option("--without COMPONENT", "Leave a component out of every image.")] = None
 
     def parse(self, registry: str | None = None) -> Changes:
         """Return the changes. Raises ConfigError for what they cannot be."""
@@ -296,7 +293,7 @@ def print_result(json_file: str | None, result: object, show: Callable[[], None]
         from pydantic_core import to_json
 
         made = result() if callable(result) else result
-        text = made if isinstance(made, str) else to_json(made, indent=1, by_alias=False).decode()
+        text = made if isinstance(made, str) else to_json(made, indent=1, by_alias=False, inf_nan_mode="null").decode()
         print_or_write(text + "\n", json_file)
     if json_file != STDOUT:
         show()

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from imagebuild.cli.options import (
-    PROFILES,
-    CheckOption,
-    JsonOption,
-    MarkdownOption,
-    ProfileOption,
-    ProfilesOption,
-    example,
-    print_result,
-)
+from imagebuild.cli import options
+from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +17,7 @@ if TYPE_CHECKING:
     from imagebuild.bench.profiles import Measured, Profiles
 
 
-@example(
+@options.example(
     "imagebuild report all_reduce.log --profile h200 --algorithm ring",
     "imagebuild report logs/ --baseline last-week.json --junit report.xml --json report.json",
     "imagebuild report verify.json logs/ --html report.html",
@@ -33,35 +25,22 @@ if TYPE_CHECKING:
 def report(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FILE",
-            help="Logs or JSON of benchmarks, results of verify, earlier reports, or folders of them.",
-        ),
+        argument("FILE", "Logs or JSON of benchmarks, results of verify, earlier reports, or folders of them."),
     ],
-    profile: ProfileOption = None,
-    profiles: ProfilesOption = PROFILES,
+    profile: options.ProfileOption = None,
+    profiles: options.ProfilesOption = options.PROFILES,
     baseline: Annotated[
-        Path | None,
-        typer.Option("--baseline", metavar="FILE", help="Earlier report as JSON; what became slower since then fails."),
+        Path | None, option("--baseline FILE", "Earlier report as JSON; what became slower since then fails.")
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, metavar="NUMBER", help="Ranks of runs whose output does not say it.")
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, metavar="NUMBER", help="Hosts of runs whose output does not say it.")
-    ] = None,
+    ranks: Annotated[int | None, option("--ranks NUMBER", "Ranks of runs whose output does not say it.", min=1)] = None,
+    nodes: Annotated[int | None, option("--nodes NUMBER", "Hosts of runs whose output does not say it.", min=1)] = None,
     algorithm: Annotated[
-        str | None,
-        typer.Option(
-            "--algorithm", metavar="NAME", help="Class of algorithms that NCCL was made to use, such as ring."
-        ),
+        str | None, option("--algorithm NAME", "Class of algorithms that NCCL was made to use, such as ring.")
     ] = None,
-    json_file: JsonOption = None,
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, which CI systems show.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts.")] = None,
-    markdown: MarkdownOption = False,
+    json_file: options.JsonOption = None,
+    junit: Annotated[Path | None, option("--junit FILE", "Write JUnit XML, which CI systems show.")] = None,
+    html: Annotated[Path | None, option("--html FILE", "Write a page with charts.")] = None,
+    markdown: options.MarkdownOption = False,
 ) -> None:
     """Say what benchmarks and checks measured, and whether it is right and fast enough.
 
@@ -81,28 +60,26 @@ def report(
         else:
             print_report(made)
 
-    print_result(json_file, lambda: made.model_dump_json(indent=1), show)
+    options.print_result(json_file, made, show)
     if made.exit_status:
         raise typer.Exit(made.exit_status)
 
 
-@example(
+@options.example(
     "imagebuild limits",
     "imagebuild limits h100 --nodes 4",
     "imagebuild limits --check      # for CI: is every reference below its ceiling?",
 )
 def limits(
     profile: Annotated[
-        str | None,
-        typer.Argument(metavar="PROFILE", help="Hardware, a file of profiles/; without it all are listed."),
+        str | None, argument("PROFILE", "Hardware, a file of profiles/; without it all are listed.")
     ] = None,
     nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", min=1, metavar="NUMBER", help="Hosts; by default those of one NVLink domain."),
+        int | None, option("--nodes NUMBER", "Hosts; by default those of one NVLink domain.", min=1)
     ] = None,
-    check: CheckOption = False,
-    profiles: ProfilesOption = PROFILES,
-    json_file: JsonOption = None,
+    check: options.CheckOption = False,
+    profiles: options.ProfilesOption = options.PROFILES,
+    json_file: options.JsonOption = None,
 ) -> None:
     """Show what hardware can do at best, and what was measured on it."""
     from imagebuild.bench.ceilings import limit_table
@@ -113,14 +90,14 @@ def limits(
         _check({profile: find_profile(known, profile)} if profile else known)
     elif profile:
         table = limit_table(find_profile(known, profile).model, nodes)
-        print_result(json_file, lambda: table.model_dump_json(indent=1), lambda: _show(table))
+        options.print_result(json_file, table, lambda: _show(table))
     elif nodes is not None:
         raise ConfigError("--nodes: name a profile, too")
     else:
         from imagebuild.core.console import print_table
 
         titles = {name: document.model.title for name, document in known.items()}
-        print_result(
+        options.print_result(
             json_file,
             lambda: json.dumps([{"profile": name, "title": title} for name, title in titles.items()], indent=1),
             lambda: print_table(("profile", "what it is"), list(titles.items())),

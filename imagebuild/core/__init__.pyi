@@ -44,7 +44,7 @@ from .files import write_text as write_text
 from .http import ATTEMPTS as ATTEMPTS
 from .http import Advance as Advance
 from .http import Downloads as Downloads
-from .http import without_login as without_login
+from .http import file_sha256 as file_sha256
 from .run import KEPT as KEPT
 from .run import PATIENCE_S as PATIENCE_S
 from .run import OutputSink as OutputSink
@@ -60,7 +60,6 @@ from .run import which as which
 from .settings import Mirrors as Mirrors
 from .settings import Settings as Settings
 from .settings import ca_bundle as ca_bundle
-from .settings import default_index as default_index
 from .settings import load_settings as load_settings
 from .settings import pip_conf_text as pip_conf_text
 from .settings import remember_bundle as remember_bundle

@@ -11,13 +11,13 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -67,16 +67,6 @@ def login_for(url: str, netrc_file: Path | None) -> Login | None:
     return (entry[0], entry[2]) if entry else None
 
 
-def without_login(url: str) -> tuple[str, dict[str, Login]]:
-    """Return an address without its user and password, and these by host."""
-    address = urlsplit(url)
-    if not address.username:
-        return url, {}
-    host = address.netloc.rpartition("@")[2]
-    login = (unquote(address.username), unquote(address.password or ""))
-    return urlunsplit(address._replace(netloc=host)), {host: login}
-
-
 @dataclass
 class Downloads:
     """Download files, from several threads."""
@@ -87,8 +77,6 @@ class Downloads:
     """Bundle of certificate authorities; None: those of the HTTP library."""
     netrc: Path | None = None
     """File of passwords, for the hosts it names; None: the one that the HTTP library finds."""
-    logins: Mapping[str, Login] = field(default_factory=dict)
-    """Host, with its port if it has one → its login, before the netrc file is asked."""
     pause_s: float = PAUSE_S
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set to make running downloads end."""
@@ -167,7 +155,7 @@ class Downloads:
                     timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
                     verify=str(self.ca) if self.ca else True,
                     # The HTTP library does not hand a password on to another host.
-                    auth=self.logins.get(urlsplit(address).netloc) or login_for(address, self.netrc),
+                    auth=login_for(address, self.netrc),
                     headers={"Accept": accept, "Accept-Encoding": "identity", "User-Agent": AGENT},
                 ) as answer:
                     status = f"{answer.status_code} {answer.reason}"

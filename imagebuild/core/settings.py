@@ -10,7 +10,6 @@ import configparser
 import netrc
 import os
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +19,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import Field
 
 from imagebuild.core import yaml
-from imagebuild.core.errors import CommandError, ConfigError, Mistakes
+from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.fields import Model, full_reference
 from imagebuild.core.files import read_text, write_text
-from imagebuild.core.run import RunProgram, run_program
 
 Address = Annotated[str, Field(pattern=r"^https?://[^/\s@]+/(\S*/)?$")]
 """`https://host/` or `https://host/folder/`: with the slash at the end, and without a password, which is for netrc."""
@@ -136,15 +134,6 @@ def configured_index() -> str | None:
             parser.read(path.expanduser())
             index = index or parser.get("global", "index-url", fallback="")
     return index if index.startswith("http") else None
-
-
-def default_index(run: RunProgram = run_program) -> str:
-    """Return the index that pip asks by default, which its help names. Raises CommandError if it does not."""
-    text = run(sys.executable, "-m", "pip", "install", "--help", env={"COLUMNS": "400"})
-    match = re.search(r"\(default\s+(https://[^\s)]+)\)", text)
-    if not match:
-        raise CommandError("pip's help does not say its default index; set mirrors.python-index in config.yaml")
-    return match[1]
 
 
 def pip_conf_text(index: str, login: tuple[str, str] | None = None) -> str:

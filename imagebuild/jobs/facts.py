@@ -95,11 +95,6 @@ class Sidecar(Model):
     """Name of a volume → path where it is mounted."""
     volumes: tuple[Volume, ...] = ()
 
-    @property
-    def all_mounts(self) -> dict[str, str]:
-        """Return volume → path, for volumes of the pod and its own."""
-        return {**self.mounts, **{volume.name: volume.mount for volume in self.volumes}}
-
 
 class Pod(Model):
     """Resources, networks, volumes and sidecars that a worker pod needs to use a fabric."""
@@ -113,11 +108,6 @@ class Pod(Model):
     """Label of a node → the values that are accepted."""
     volumes: tuple[Volume, ...] = ()
     sidecars: tuple[Sidecar, ...] = ()
-
-    @property
-    def all_volumes(self) -> list[Volume]:
-        """Return its volumes, and those of its sidecars."""
-        return [*self.volumes, *(volume for sidecar in self.sidecars for volume in sidecar.volumes)]
 
 
 # The kinds of files

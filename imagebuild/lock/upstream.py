@@ -30,7 +30,7 @@ from imagebuild.project.lockfile import (
     Wheel,
     WheelSet,
 )
-from imagebuild.render.recipe import ARCHS, CPUS
+from imagebuild.render.recipe import ARCHS, pip_platforms
 
 GIT_TIMEOUT_S = 60
 PIP_TIMEOUT_S = 300
@@ -38,8 +38,6 @@ REGISTRY_PATIENCE_S = 10
 GIT_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
 """Git and ssh ask for no password: nobody is there to type it."""
 GIT_REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(\^\{\})?$")
-GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
-"""Platform tags of wheels that run with the images' glibc; `fetch-wheels` accepts the same."""
 OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
     r"Connection (?:refused|reset|aborted)|Temporary failure in name resolution|timed out|HTTP error 5"
@@ -206,9 +204,8 @@ class Upstream:
 
     def _pip(self, arch: Arch, *words: str, failing: str) -> str:
         """Ask pip about wheels for an architecture, of the user's index or the one that pip is configured for."""
-        tags = [option for glibc in GLIBC for option in ("--platform", f"{glibc}_{CPUS[arch]}")]
         index = ("--index-url", self.mirrors.python_index) if self.mirrors.python_index else ()
-        options = ("--retries", "2", "--disable-pip-version-check", *index, "--only-binary", ":all:", *tags)
+        options = ("--retries", "2", "--disable-pip-version-check", *index, *pip_platforms(arch))
         try:
             return self.run(sys.executable, "-m", "pip", *words, *options, timeout=PIP_TIMEOUT_S)
         except CommandError as error:

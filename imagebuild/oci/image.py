@@ -27,6 +27,7 @@ from imagebuild.oci.layout import (
     WHITEOUT,
     Blob,
     Descriptor,
+    Manifest,
     blob_name,
     blob_path,
     blobs_of,
@@ -134,7 +135,7 @@ class PlatformImage:
     config: Mapping[str, Any]
     layers: tuple[Blob, ...]
     """The files of layers that a registry has are not there until they are fetched."""
-    documents: tuple[Blob, ...] = ()
+    documents: tuple[bytes, ...] = ()
     """Manifest and configuration; empty for an archive without a manifest."""
     name: str = ""
     """As it was asked for."""
@@ -160,6 +161,12 @@ class PlatformImage:
         """Return the environment that its containers start with."""
         pairs = (str(item).partition("=") for item in self.settings.get("Env") or ())
         return {name: value for name, _, value in pairs}
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """Return the descriptor of the manifest."""
+        content = self.documents[0]
+        return Descriptor(media_type_of(json.loads(content)), digest_of(content), len(content), self.platform)
 
     @property
     def architecture(self) -> str:
@@ -213,11 +220,11 @@ class PlatformImage:
                 "save it again, or copy it with skopeo to oci-archive:"
             )
         start_layout(folder)
-        for blob in (*self.documents, *map(self.fetch, self.layers)):
-            _link_or_copy(blob, blob_path(folder, blob.digest or ""))
-        content = self.documents[0].read()
-        manifest = Descriptor(media_type_of(json.loads(content)), digest_of(content), len(content), self.platform)
-        (folder / "index.json").write_text(json.dumps(index_json([manifest])))
+        for document in self.documents:
+            blob_path(folder, digest_of(document)).write_bytes(document)
+        for layer in map(self.fetch, self.layers):
+            _link_or_copy(layer, blob_path(folder, layer.digest or ""))
+        (folder / "index.json").write_text(json.dumps(index_json([self.descriptor])))
         return folder
 
 
@@ -270,16 +277,12 @@ def is_image(item: Descriptor) -> bool:
     return not (item.platform or "").startswith("unknown") and "vnd.docker.reference.type" not in item.annotations
 
 
-def image_of_manifest(manifest: Blob, blob: Callable[[Descriptor], Blob]) -> PlatformImage:
-    """Return the image of a manifest; `blob` tells where its parts are. Raises LookupError, TypeError or ValueError."""
-    document = json.loads(manifest.read())
-    settings = blob(Descriptor.from_json(document["config"]))
-    config = json.loads(settings.read())
-    layers = [Descriptor.from_json(item) for item in document["layers"] or ()]
+def image_of_manifest(manifest: bytes, config: bytes, blob: Callable[[Descriptor], Blob]) -> PlatformImage:
+    """Return the image of a manifest; `blob` tells where layers are. Raises LookupError, TypeError or ValueError."""
+    layers = [Descriptor.from_json(item) for item in json.loads(manifest)["layers"] or ()]
+    settings = json.loads(config)
     return PlatformImage(
-        platform_of(config), manifest.digest, config,
-        layers=tuple(map(blob, layers)),
-        documents=(manifest, settings),
+        platform_of(settings), digest_of(manifest), settings, tuple(map(blob, layers)), (manifest, config),
         compressed=all(layer.media_type.endswith(("gzip", "zstd")) for layer in layers),
     )  # fmt: skip
 
@@ -317,6 +320,12 @@ class _StoredFiles:
             else:
                 yield item.digest
 
+    def image_of_manifest(self, digest: str) -> PlatformImage:
+        """Return the image of a manifest."""
+        manifest = self.blob(digest).read()
+        config = self.blob(json.loads(manifest)["config"]["digest"]).read()
+        return image_of_manifest(manifest, config, lambda part: self.blob(part.digest))
+
     def image_of_archive(self, item: Mapping[str, Any]) -> PlatformImage:
         """Return an image as engines before 25 save it: layers are plain tars, their digests in the configuration."""
         config = json.loads(self.member(item["Config"]).read())
@@ -351,7 +360,7 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
     try:
         if "index.json" in blobs:
             digests = dict.fromkeys(files.manifests(blobs["index.json"].read()))
-            result = [image_of_manifest(files.blob(digest), lambda part: files.blob(part.digest)) for digest in digests]
+            result = [files.image_of_manifest(digest) for digest in digests]
         elif "manifest.json" in blobs:
             result = [files.image_of_archive(item) for item in json.loads(blobs["manifest.json"].read())]
         else:
@@ -446,18 +455,9 @@ def image_in_registry(name: str, reference: ImageReference, registry: Registry, 
     if top is None:
         raise ConfigError(f"{name}: {reference.host} has no such image")
 
-    def blob(part: Descriptor) -> Blob:
-        return Blob(folder / part.digest.replace(":", "-"), 0, part.size, part.digest)
-
     def read(digest: str) -> PlatformImage:
         manifest = top if digest == top.digest else place.manifest(digest)
-        stored = blob(Descriptor(manifest.media_type, digest, len(manifest.content)))
-        stored.file.write_bytes(manifest.content)
-        with _explained(name):
-            config = blob(Descriptor.from_json(manifest.document["config"]))
-            config.file.write_bytes(registry.blob(reference.repository, str(config.digest)))
-            image = image_of_manifest(stored, blob)
-        return replace(image, name=name, origin=reference.name, repository=place)
+        return image_at(place, manifest, name, folder)
 
     with _explained(name):
         children = manifests_of(top.document)
@@ -469,6 +469,21 @@ def image_in_registry(name: str, reference: ImageReference, registry: Registry, 
         raise ConfigError(f"{name}: an index without images")
     readers = {platform: functools.partial(read, digest) for platform, digest in images.items()}
     return FoundImage(name, reference.name, readers, top.digest)
+
+
+def image_at(place: RepositoryAt, manifest: Manifest, name: str = "", folder: Path = Path()) -> PlatformImage:
+    """Return the image of a manifest in a registry; layers that are asked for are put into `folder`.
+
+    Raises CommandError if the registry refuses, ResultError for what is no image.
+    """
+
+    def blob(part: Descriptor) -> Blob:
+        return Blob(folder / part.digest.replace(":", "-"), 0, part.size, part.digest)
+
+    with _explained(name or f"{place}@{manifest.digest}"):
+        config = place.registry.blob(place.repository, str(manifest.document["config"]["digest"]))
+        image = image_of_manifest(manifest.content, config, blob)
+    return replace(image, name=name, origin=str(place), repository=place)
 
 
 @contextmanager

@@ -221,8 +221,6 @@ class AttachedFile(Model):
     """Of its manifest; of a signature by tag, of what the tag names."""
     size_bytes: int = 0
     """Of its files."""
-    file: str | None = None
-    """Where a copy is, relative to `images.json`."""
 
 
 class Sbom(Model):

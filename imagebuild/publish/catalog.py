@@ -6,10 +6,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,9 +24,10 @@ from imagebuild.core.console import format_size, markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
 from imagebuild.core.run import for_each
-from imagebuild.oci.layout import INDEX_TYPES, KINDS, Descriptor, Manifest, blobs_of, manifests_of
+from imagebuild.oci.image import PlatformImage, image_in_registry
+from imagebuild.oci.layout import KINDS, blobs_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, connect_registry
+from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
 from imagebuild.project.matrix import Image, Matrix, Plan, Target
 from imagebuild.project.records import (
     AttachedFile,
@@ -44,10 +46,11 @@ from imagebuild.publish.evidence import CREATED
 from imagebuild.report.document import NONE, Report, busbw
 from imagebuild.verify.checks import axes_of, components_of
 
-COPIED_BYTES = 256 * 1024
-"""Largest attachment that is copied into the site: results of checks and benchmarks are smaller, SBOMs are not."""
-COPIES_FOLDER = "evidence"
-"""Folder of these copies in the site."""
+WORKERS = 8
+"""Images that are read at a time, each with a few requests."""
+READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, ValueError)
+"""Errors that an image which somebody else made may cause."""
+REVISION_LABEL = "org.opencontainers.image.revision"
 
 
 @dataclass(frozen=True)
@@ -58,75 +61,7 @@ class ProjectFacts:
     plan: Plan
     provides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Component → other components that it stands for."""
-
-
-@dataclass
-class RegistryReading:
-    """Hold a catalogue, and copies of small attachments of its images."""
-
-    catalog: Catalog
-    copies: dict[str, str] = field(default_factory=dict)
-    """Path in the site → content."""
-
-
-@dataclass(frozen=True)
-class AttachedFacts:
-    """Hold what one attachment says."""
-
-    sbom: Sbom | None = None
-    scan: Scan | None = None
-    checks: Checks | None = None
-    curves: tuple[Curve, ...] = ()
-
-
-@dataclass(frozen=True)
-class EarlierCatalog:
-    """Hold what an earlier catalogue says, which need not be read again."""
-
-    platforms: Mapping[str, PublishedPlatform] = field(default_factory=dict)
-    """Digest of a manifest → its platform. What is attached to it may have changed since."""
-    attachments: Mapping[str, tuple[AttachedFile, AttachedFacts]] = field(default_factory=dict)
-    """Digest of an attachment → what it says."""
-    copies: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ImageSources:
-    """Name the registries to read, and what is known without them."""
-
-    registries: Mapping[str, Registry]
-    """Host → registry."""
-    project: ProjectFacts
     profiles: Mapping[str, Profile] = field(default_factory=dict)
-    earlier: EarlierCatalog = field(default_factory=EarlierCatalog)
-
-
-def catalog_from_registry(project: ProjectFacts, profiles: Path, earlier: Path | None = None) -> RegistryReading:
-    """Read what the registries of the plan have; what an earlier `images.json` says is not read again.
-
-    Raises ConfigError if a tag names no registry, CommandError if a registry fails.
-    """
-    for target in project.plan.targets:
-        for tag in target.tags:
-            if full_reference(tag) != tag:
-                raise ConfigError(f"catalog: {tag} names no registry; give --registry, or `repository:` in the matrix")
-    before = load_catalog(earlier) if earlier else None
-    sources = ImageSources(
-        {host: connect_registry(host) for host in {name.host for name in published_repositories(project.plan)}},
-        project,
-        {name: file.model for name, file in load_profiles(profiles).items()} if profiles.is_dir() else {},
-        earlier_catalog(before.catalog, before.copies, COPIED_BYTES) if before else EarlierCatalog(),
-    )
-    return read_registry(sources)
-
-
-def published_repositories(plan: Plan) -> dict[ImageReference, str]:
-    """Return the repositories of the plan's tags, each with its image. Raises ConfigError for a wrong name."""
-    names = {tag.rpartition(":")[0]: t.image for t in plan.targets for tag in (*t.tags, *t.aliases)}
-    return {parse_reference(name): image for name, image in names.items()}
-
-
-# Catalogues in files
 
 
 def read_catalog(path: Path) -> Catalog:
@@ -139,86 +74,53 @@ def read_catalog(path: Path) -> Catalog:
         raise ResultError(f"{path}: {where}: {first['msg']}; is it an images.json of this imagebuild?") from None
 
 
-def load_catalog(path: Path) -> RegistryReading:
-    """Read an `images.json` with the copies that are beside it; the others are taken out of it.
+def catalog_from_registry(project: ProjectFacts, profiles: Path) -> Catalog:
+    """Read what the registries of the plan have, and compare benchmarks with the profiles of a folder, if there is one.
 
-    Raises ConfigError without a file, ResultError if it is something else.
+    Raises ConfigError if a tag names no registry, CommandError if a registry fails.
     """
-    catalog = read_catalog(path)
-    copies = {}
-    for name in {e.file for image in catalog.images for p in image.platforms for e in p.evidence if e.file}:
-        copy, parts = path.parent / name, PurePosixPath(name).parts
-        # Somebody else may have written the file, so it must not name anything but a copy.
-        if len(parts) == 2 and parts[0] == COPIES_FOLDER and parts[1] not in (".", "..") and copy.is_file():
-            copies[name] = files.read_text(copy)
-
-    def with_copies(platform: PublishedPlatform) -> PublishedPlatform:
-        evidence = tuple(
-            entry if entry.file in copies else entry.model_copy(update={"file": None}) for entry in platform.evidence
-        )
-        return platform.model_copy(update={"evidence": evidence})
-
-    images = tuple(
-        image.model_copy(update={"platforms": tuple(map(with_copies, image.platforms))}) for image in catalog.images
-    )
-    return RegistryReading(catalog.model_copy(update={"images": images}), copies)
+    for target in project.plan.targets:
+        for tag in target.tags:
+            if full_reference(tag) != tag:
+                raise ConfigError(f"catalog: {tag} names no registry; give --registry, or `repository:` in the matrix")
+    hosts = {name.host for name in published_repositories(project.plan)}
+    known = {name: file.model for name, file in load_profiles(profiles).items()} if profiles.is_dir() else {}
+    return read_registries({host: connect_registry(host) for host in hosts}, replace(project, profiles=known))
 
 
-def earlier_catalog(catalog: Catalog, copies: Mapping[str, str], copied_bytes: int) -> EarlierCatalog:
-    """Return what a catalogue says completely; attachments up to `copied_bytes` must be among the copies."""
-    platforms = [platform for image in catalog.images for platform in image.platforms]
-    attachments = {}
-    for platform in platforms:
-        for entry in platform.evidence:
-            facts = AttachedFacts(
-                sbom=platform.sbom if platform.sbom and platform.sbom.evidence == entry.digest else None,
-                scan=platform.scan if platform.scan and platform.scan.evidence == entry.digest else None,
-                checks=next((checks for checks in platform.checks if checks.evidence == entry.digest), None),
-                curves=tuple(curve for curve in platform.curves if curve.evidence == entry.digest),
-            )
-            lost = entry.file not in copies if entry.file else entry.size_bytes <= copied_bytes
-            # An attachment without facts may have been superseded by another one; it is read again.
-            if entry.kind not in _READERS or (facts != AttachedFacts() and not lost):
-                attachments[entry.digest] = (entry, facts)
-    return EarlierCatalog({platform.digest: platform for platform in platforms}, attachments, copies)
+def published_repositories(plan: Plan) -> dict[ImageReference, str]:
+    """Return the repositories of the plan's tags, each with its image. Raises ConfigError for a wrong name."""
+    names = {tag.rpartition(":")[0]: t.image for t in plan.targets for tag in (*t.tags, *t.aliases)}
+    return {parse_reference(name): image for name, image in names.items()}
 
 
-# Read a registry
-
-
-WORKERS = 8
-"""Images that are read at a time, each with a few requests."""
-READ_ERRORS = (CommandError, ResultError, LookupError, TypeError, ValueError)
-"""Errors that an image which somebody else made may cause."""
-
-
-def read_registry(sources: ImageSources, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> RegistryReading:
-    """Read a catalogue; an image that cannot be read is one of the catalogue's problems.
+def read_registries(
+    registries: Mapping[str, Registry],
+    project: ProjectFacts,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Catalog:
+    """Read a catalogue; an image that cannot be read is one of its problems. `registries` are named by their hosts.
 
     Raises CommandError if a registry cannot be read at all.
     """
-    copies: dict[str, str] = {}
     problems: list[str] = []
     images: list[PublishedImage] = []
-    repositories = published_repositories(sources.project.plan)
+    repositories = published_repositories(project.plan)
     for reference, image in repositories.items():
-        registry = sources.registries[reference.host]
+        registry = registries[reference.host]
         tags = registry.tags(reference.repository)
-        repository = ImageRepository(sources, registry, reference.repository, image, signed_digests(tags), copies)
+        repository = ImageRepository(registry.at(reference.repository), image, project, signed_digests(tags))
         results = for_each(repository.read_image, repository.tags_by_digest(tags).items(), registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
         images += newest_first(image for image, _ in results if image)
     folders = [reference.name.split("/")[:-1] for reference in repositories]
     common = takewhile(lambda column: len(set(column)) == 1, zip(*folders, strict=False))
-    return RegistryReading(
-        Catalog(
-            repository="/".join(column[0] for column in common),
-            read=now().strftime("%Y-%m-%dT%H:%M:%SZ"),
-            imagebuild=__version__,
-            images=tuple(images),
-            problems=tuple(problems),
-        ),
-        copies,
+    return Catalog(
+        repository="/".join(column[0] for column in common),
+        read=now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+        imagebuild=__version__,
+        images=tuple(images),
+        problems=tuple(problems),
     )
 
 
@@ -236,20 +138,16 @@ def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
 class ImageRepository:
     """Read the images of one repository."""
 
-    sources: ImageSources
-    registry: Registry
-    repository: str
-    """Name without the registry."""
+    place: RepositoryAt
     image: str
+    project: ProjectFacts
     signatures: frozenset[str]
     """Digests that a tag says to have a signature."""
-    copies: dict[str, str]
-    """Path in the site → content; grows while images are read."""
 
     def tags_by_digest(self, tags: Iterable[str]) -> dict[str, list[str]]:
         """Return digest → the tags of images that name it."""
-        names = image_tags(tags)
-        digests = for_each(lambda tag: self.registry.digest(self.repository, tag), names, self.registry, jobs=WORKERS)
+        names, registry = image_tags(tags), self.place.registry
+        digests = for_each(lambda tag: registry.digest(self.place.repository, tag), names, registry, jobs=WORKERS)
         by_digest: dict[str, list[str]] = {}
         for tag, digest in zip(names, digests, strict=True):
             if digest:  # a tag may have been deleted meanwhile
@@ -259,160 +157,100 @@ class ImageRepository:
     def read_image(self, tagged: tuple[str, list[str]]) -> tuple[PublishedImage | None, list[str]]:
         """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it."""
         digest, tags = tagged
+        name = f"{self.place}@{digest}"
         problems: list[str] = []
+        image = None
         try:
-            manifest = self._manifest(digest)
-            is_index = manifest.media_type in INDEX_TYPES
-            if is_index:
-                children = [child for child in manifests_of(manifest.document) if _is_runnable(child)]
-            else:
-                children = [Descriptor(manifest.media_type, digest, len(manifest.content))]
-            platforms = tuple(self._read_platform(child, problems) for child in children)
-            if not platforms:
-                raise ResultError("has no image that runs")
+            with TemporaryDirectory(prefix="imagebuild-") as folder:
+                found = image_in_registry(name, parse_reference(name), self.place.registry, Path(folder))
+                images = {platform: found.image(platform) for platform in found.platforms}
+            platforms = tuple(self._read_platform(platform, one, problems) for platform, one in images.items())
+            is_index = digest not in {platform.digest for platform in platforms}
             attached = self._read_attachments(digest, problems) if is_index else []
+            image = self._describe(digest, tags, platforms, signed=self._is_signed(digest, attached))
         except READ_ERRORS as error:
-            return None, [self._problem(digest, str(error))]
-        image = PublishedImage(
-            **vars(describe_image(self.image, platforms, tags, self.sources.project)),
-            repository=f"{self.registry.host}/{self.repository}",
+            problems = [str(error).removeprefix(f"{name}: ")]
+        return image, [f"{name}: {problem}" for problem in problems]
+
+    def _describe(
+        self, digest: str, tags: Sequence[str], platforms: tuple[PublishedPlatform, ...], *, signed: bool
+    ) -> PublishedImage:
+        """Return what labels, tags and the matrix say of an image; all of its platforms are of one target."""
+        labels, entry = platforms[0].labels, self.project.matrix.images[self.image]
+        axes, versions = axes_of(labels), components_of(labels)
+        order = {axis: number for number, axis in enumerate(entry.axes)}
+        fixed, aliases, revision = split_tags(tags, entry.tags, axes)
+        return PublishedImage(
+            target=labels.get("imagebuild.target", ""),
+            image=self.image,
+            description=labels.get("org.opencontainers.image.description", entry.description),
+            axes=dict(sorted(axes.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))),
+            versions=versions,
+            stack=stack_of(versions, self.project.provides),
+            repository=str(self.place),
             digest=digest,
+            tags=fixed,
+            aliases=aliases,
+            revision=labels.get(REVISION_LABEL) or revision,
+            created=max(platform.created for platform in platforms),
             platforms=platforms,
-            signed=digest in self.signatures or any(entry.kind == "signature" for entry, _ in attached),
-        )
-        return image, [self._problem(digest, problem) for problem in problems]
-
-    def _problem(self, digest: str, problem: str) -> str:
-        return f"{self.registry.host}/{self.repository}@{digest}: {problem}"
-
-    def _manifest(self, digest: str) -> Manifest:
-        manifest = self.registry.manifest(self.repository, digest)
-        if manifest is None:
-            raise ResultError(f"{digest} is named, but the registry does not have it")
-        return manifest
-
-    def _read_platform(self, child: Descriptor, problems: list[str]) -> PublishedPlatform:
-        platform = self.sources.earlier.platforms.get(child.digest)
-        if platform is None:
-            manifest = self._manifest(child.digest).document
-            config = self.registry.blob(self.repository, manifest["config"]["digest"])
-            platform = describe_platform(child, manifest, json.loads(config))
-        attached = self._read_attachments(child.digest, problems)
-        facts = [attachment for _, attachment in attached]
-        checks = sorted((f.checks for f in facts if f.checks), key=lambda checks: checks.started, reverse=True)
-        signed = child.digest in self.signatures or any(entry.kind == "signature" for entry, _ in attached)
-        return platform.model_copy(
-            update={
-                "sbom": next((f.sbom for f in facts if f.sbom), None),
-                "scan": max((f.scan for f in facts if f.scan), key=lambda scan: scan.started, default=None),
-                "checks": tuple(checks),
-                "curves": distinct_curves(curve for f in facts for curve in f.curves),
-                "evidence": tuple(entry for entry, _ in attached),
-                "signed": signed,
-            }
+            restricted={name: text for name, text in self.project.plan.restricted.items() if name in versions},
+            signed=signed,
         )
 
-    def _read_attachments(self, subject: str, problems: list[str]) -> list[tuple[AttachedFile, AttachedFacts]]:
+    def _read_platform(self, platform: str, image: PlatformImage, problems: list[str]) -> PublishedPlatform:
+        # BuildKit may leave the base image's time in `created`, so the youngest step counts, too.
+        steps = (image.config, *(image.config.get("history") or ()))
+        labels = {str(name): str(value) for name, value in image.labels.items()}
+        digest = str(image.digest)
+        attached = self._read_attachments(digest, problems)
+        checks = [attachment.checks for attachment in attached if attachment.checks]
+        scans = [attachment.scan for attachment in attached if attachment.scan]
+        return PublishedPlatform(
+            platform=platform,
+            digest=digest,
+            size_bytes=sum(layer.size for layer in image.layers),
+            layers=len(image.layers),
+            created=labels.get(CREATED) or max(str(step.get("created") or "") for step in steps),
+            labels=labels,
+            sbom=next((attachment.sbom for attachment in attached if attachment.sbom), None),
+            scan=max(scans, key=lambda scan: scan.started, default=None),
+            checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
+            curves=distinct_curves(curve for attachment in attached for curve in attachment.curves),
+            evidence=tuple(attachment.entry for attachment in attached),
+            signed=self._is_signed(digest, attached),
+        )
+
+    def _is_signed(self, digest: str, attached: Iterable[Attachment]) -> bool:
+        return digest in self.signatures or any(attachment.entry.kind == "signature" for attachment in attached)
+
+    def _read_attachments(self, subject: str, problems: list[str]) -> list[Attachment]:
         """Read everything that refers to a manifest, the newest first as far as annotations tell."""
         referrers = sorted(
-            self.registry.referrers(self.repository, subject),
+            self.place.registry.referrers(self.place.repository, subject),
             key=lambda referrer: (referrer.annotations.get(CREATED, ""), referrer.digest),
             reverse=True,
         )
         attached = []
         for referrer in referrers:
-            kind = kind_of(referrer.artifact_type)
+            entry = AttachedFile(kind=kind_of(referrer.artifact_type), digest=referrer.digest)
             try:
-                attached.append(self._read_attachment(kind, referrer.digest))
+                attached.append(self._read_attachment(entry))
             except READ_ERRORS as error:
                 problems.append(str(error))
-                attached.append((AttachedFile(kind=kind, digest=referrer.digest), AttachedFacts()))
+                attached.append(Attachment(entry))
         return attached
 
-    def _read_attachment(self, kind: str, digest: str) -> tuple[AttachedFile, AttachedFacts]:
-        if known := self.sources.earlier.attachments.get(digest):
-            if known[0].file:
-                self.copies[known[0].file] = self.sources.earlier.copies[known[0].file]
-            return known
-        layers = blobs_of(self._manifest(digest).document)[1:]
-        size = sum(layer.size for layer in layers)
-        if kind not in _READERS or not layers:
-            return AttachedFile(kind=kind, digest=digest, size_bytes=size), AttachedFacts()
-        content = self.registry.blob(self.repository, layers[0].digest)
-        facts = read_attachment(kind, digest, content, self.sources.profiles)
-        copy = None
-        if len(content) <= COPIED_BYTES:
-            copy = str(PurePosixPath(COPIES_FOLDER, f"{digest.removeprefix('sha256:')[:16]}-{KINDS[kind].file}"))
-            self.copies[copy] = content.decode()
-        return AttachedFile(kind=kind, digest=digest, size_bytes=size, file=copy), facts
-
-
-def _is_runnable(child: Descriptor) -> bool:
-    return bool(child.platform) and not str(child.platform).startswith("unknown") and not child.artifact_type
+    def _read_attachment(self, entry: AttachedFile) -> Attachment:
+        layers = blobs_of(self.place.manifest(entry.digest).document)[1:]
+        entry = entry.model_copy(update={"size_bytes": sum(layer.size for layer in layers)})
+        if entry.kind not in _READERS or not layers:
+            return Attachment(entry)
+        content = self.place.registry.blob(self.place.repository, layers[0].digest)
+        return read_attachment(entry, content, self.project.profiles)
 
 
 # What labels and tags say
-
-
-REVISION_LABEL = "org.opencontainers.image.revision"
-
-
-@dataclass(frozen=True)
-class DescribedImage:
-    """Hold the fields of `PublishedImage` that labels, tags and the matrix tell."""
-
-    target: str
-    image: str
-    description: str
-    axes: dict[str, str]
-    versions: dict[str, str]
-    stack: dict[str, str]
-    tags: tuple[str, ...]
-    aliases: tuple[str, ...]
-    revision: str
-    created: str
-    restricted: dict[str, str]
-
-
-def describe_platform(child: Descriptor, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> PublishedPlatform:
-    """Describe the image of one platform. Raises LookupError, TypeError or ValueError for something else."""
-    layers = manifest["layers"]
-    labels = {str(k): str(v) for k, v in ((config.get("config") or {}).get("Labels") or {}).items()}
-    # BuildKit may leave the base image's time in `created`, so the youngest step counts, too.
-    times = [str(entry.get("created") or "") for entry in (config, *(config.get("history") or ()))]
-    return PublishedPlatform(
-        platform=child.platform
-        or "/".join(filter(None, (config["os"], config["architecture"], config.get("variant")))),
-        digest=child.digest,
-        size_bytes=sum(layer["size"] for layer in layers),
-        layers=len(layers),
-        created=labels.get(CREATED) or max(times),
-        labels=labels,
-    )
-
-
-def describe_image(
-    image: str, platforms: Sequence[PublishedPlatform], tags: Sequence[str], project: ProjectFacts
-) -> DescribedImage:
-    """Return what labels, tags and the matrix say of an image; all of its platforms are of one target."""
-    labels = platforms[0].labels
-    entry = project.matrix.images[image]
-    axes, versions = axes_of(labels), components_of(labels)
-    order = {axis: number for number, axis in enumerate(entry.axes)}
-    fixed, aliases, revision = split_tags(tags, entry.tags, axes)
-    return DescribedImage(
-        target=labels.get("imagebuild.target", ""),
-        image=image,
-        description=labels.get("org.opencontainers.image.description", entry.description),
-        axes=dict(sorted(axes.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))),
-        versions=versions,
-        stack=stack_of(versions, project.provides),
-        tags=fixed,
-        aliases=aliases,
-        revision=labels.get(REVISION_LABEL) or revision,
-        created=max(platform.created for platform in platforms),
-        restricted={name: text for name, text in project.plan.restricted.items() if name in versions},
-    )
 
 
 def stack_of(versions: Mapping[str, str], provides: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
@@ -493,8 +331,20 @@ def kind_of(artifact_type: str | None) -> str:
     return _KIND_BY_TYPE.get(artifact_type or "", artifact_type or "unknown")
 
 
-def read_attachment(kind: str, digest: str, content: bytes, profiles: Mapping[str, Profile]) -> AttachedFacts:
+@dataclass(frozen=True)
+class Attachment:
+    """Hold what one file says that refers to an image."""
+
+    entry: AttachedFile
+    sbom: Sbom | None = None
+    scan: Scan | None = None
+    checks: Checks | None = None
+    curves: tuple[Curve, ...] = ()
+
+
+def read_attachment(entry: AttachedFile, content: bytes, profiles: Mapping[str, Profile]) -> Attachment:
     """Read an attachment of a kind in `_READERS`. Raises ResultError if it is something else."""
+    kind, digest = entry.kind, entry.digest
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -502,7 +352,7 @@ def read_attachment(kind: str, digest: str, content: bytes, profiles: Mapping[st
     if not isinstance(document, dict):
         raise ResultError(f"the {kind} {digest} is not a JSON object")
     try:
-        return _READERS[kind](digest, document, profiles)
+        return _READERS[kind](entry, document, profiles)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -510,10 +360,10 @@ def read_attachment(kind: str, digest: str, content: bytes, profiles: Mapping[st
         raise ResultError(f"{problem}; was it written by another version of imagebuild?") from None
 
 
-def _read_sbom(digest: str, document: Mapping[str, Any], _: Mapping[str, Profile]) -> AttachedFacts:
+def _read_sbom(entry: AttachedFile, document: Mapping[str, Any], _: Mapping[str, Profile]) -> Attachment:
     packages = document.get("packages")
     if not isinstance(packages, list):
-        raise ResultError(f"the sbom {digest} has no list of packages; only SPDX as JSON is read")
+        raise ResultError(f"the sbom {entry.digest} has no list of packages; only SPDX as JSON is read")
     # The image itself is one of the packages; it does not count.
     described = set(document.get("documentDescribes") or ()) | {
         relation.get("relatedSpdxElement")
@@ -521,14 +371,15 @@ def _read_sbom(digest: str, document: Mapping[str, Any], _: Mapping[str, Profile
         if relation.get("relationshipType") == "DESCRIBES"
     }
     count = sum(package.get("SPDXID") not in described for package in packages)
-    return AttachedFacts(sbom=Sbom(evidence=digest, packages=count))
+    return Attachment(entry, sbom=Sbom(evidence=entry.digest, packages=count))
 
 
-def _read_scan(digest: str, document: Mapping[str, Any], _: Mapping[str, Profile]) -> AttachedFacts:
+def _read_scan(entry: AttachedFile, document: Mapping[str, Any], _: Mapping[str, Profile]) -> Attachment:
     scan = ScanResult.model_validate(document)
-    return AttachedFacts(
+    return Attachment(
+        entry,
         scan=Scan(
-            evidence=digest,
+            evidence=entry.digest,
             verdict=scan.verdict,
             reason=scan.reason,
             counts=dict(Counter(finding.severity for finding in scan.findings)),
@@ -536,45 +387,45 @@ def _read_scan(digest: str, document: Mapping[str, Any], _: Mapping[str, Profile
             scanner=scan.scanner,
             database=scan.database,
             started=scan.started,
-        )
+        ),
     )
 
 
-def _read_verification(digest: str, document: Mapping[str, Any], profiles: Mapping[str, Profile]) -> AttachedFacts:
+def _read_verification(entry: AttachedFile, document: Mapping[str, Any], profiles: Mapping[str, Profile]) -> Attachment:
     result = VerifyResult.model_validate(document)
     counts = Counter(check.outcome for check in result.checks)
     place = result.surroundings
     parts = [check.results for check in result.checks if check.results]
     verdicts = [verdict for check in result.checks for verdict in check.judgements]
-    curves = curves_of(digest, parts, verdicts, profiles)
-    return AttachedFacts(
-        checks=Checks(
-            evidence=digest,
-            passed=counts["passed"],
-            failed=counts["failed"],
-            skipped=counts["skipped"],
-            started=result.started,
-            runner=place.runner if place else "",
-            gpus=place.gpus if place else 0,
-            nodes=place.nodes if place else 1,
-            device=next((curve.device for curve in curves if curve.device), ""),
-            failures=tuple(f"{c.component}/{c.check}" for c in result.checks if c.outcome == "failed"),
-            version=result.version,
-        ),
-        curves=curves,
+    curves = curves_of(entry.digest, parts, verdicts, profiles)
+    checks = Checks(
+        evidence=entry.digest,
+        passed=counts["passed"],
+        failed=counts["failed"],
+        skipped=counts["skipped"],
+        started=result.started,
+        runner=place.runner if place else "",
+        gpus=place.gpus if place else 0,
+        nodes=place.nodes if place else 1,
+        device=next((curve.device for curve in curves if curve.device), ""),
+        failures=tuple(f"{c.component}/{c.check}" for c in result.checks if c.outcome == "failed"),
+        version=result.version,
     )
+    return Attachment(entry, checks=checks, curves=curves)
 
 
-def _read_benchmark(digest: str, document: Mapping[str, Any], profiles: Mapping[str, Profile]) -> AttachedFacts:
+def _read_benchmark(entry: AttachedFile, document: Mapping[str, Any], profiles: Mapping[str, Profile]) -> Attachment:
     if {"image", "platform", "checks"} <= document.keys():
-        return AttachedFacts(curves=_read_verification(digest, document, profiles).curves)
+        return Attachment(entry, curves=_read_verification(entry, document, profiles).curves)
     if "about" not in document:
-        return AttachedFacts(curves=curves_of(digest, [Results.model_validate(document)], (), profiles))
+        results = Results.model_validate(document)
+        return Attachment(entry, curves=curves_of(entry.digest, [results], (), profiles))
     report = Report.model_validate(document)
-    return AttachedFacts(curves=curves_of(digest, [report], report.judgements, profiles, report.about.profile))
+    profile = report.about.profile
+    return Attachment(entry, curves=curves_of(entry.digest, [report], report.judgements, profiles, profile))
 
 
-_READERS: Mapping[str, Callable[[str, Mapping[str, Any], Mapping[str, Profile]], AttachedFacts]] = {
+_READERS: Mapping[str, Callable[[AttachedFile, Mapping[str, Any], Mapping[str, Profile]], Attachment]] = {
     "sbom": _read_sbom,
     "scan": _read_scan,
     "verification": _read_verification,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from imagebuild.core.fields import Platform, axis_facts, matches
-from imagebuild.oci.layout import Descriptor
+from imagebuild.oci.image import PlatformImage
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Attachment, Publish, Target
 from imagebuild.project.plan import REVISION, REVISION_DIGITS
@@ -44,15 +44,6 @@ class Choice:
     def repository(self) -> str:
         """Return the repository that the image was pushed to."""
         return self.builds[0].value.repository or ""
-
-
-@dataclass(frozen=True)
-class RegistryImage:
-    """Describe an image that is in a registry."""
-
-    manifest: Descriptor
-    platform: str
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,7 @@ def rules_of(project: Project, target: Target, image_checks: Iterable[str]) -> t
     return tuple(rules)
 
 
-def objections(target: Target, choice: Choice, image: RegistryImage | None, terms: Terms) -> list[str]:
+def objections(target: Target, choice: Choice, image: PlatformImage | None, terms: Terms) -> list[str]:
     """Return every reason why a chosen image may not be published; empty if it may.
 
     `image` is what a registry has under the chosen digest, None if none has it.
@@ -118,7 +109,7 @@ def objections(target: Target, choice: Choice, image: RegistryImage | None, term
     ]
 
 
-def _label_objections(target: Target, choice: Choice, image: RegistryImage) -> Iterator[str]:
+def _label_objections(target: Target, choice: Choice, image: PlatformImage) -> Iterator[str]:
     """Compare platform and labels of the image with the plan."""
     if image.platform != choice.platform:
         yield f"the image is for {image.platform}"

@@ -25,7 +25,7 @@ from imagebuild.core.fields import Model
 from imagebuild.core.run import ARCHITECTURES
 from imagebuild.oci.image import DPKG, FoundImage, LayerPart, PlatformImage, dpkg_status
 from imagebuild.project.matrix import Target
-from imagebuild.report.document import NONE, Gathered, busbw, format_number, gather_files, latency, run_name
+from imagebuild.report.document import NONE, Report, busbw, format_number, gather_files, latency, run_name
 from imagebuild.verify.checks import components_of
 from imagebuild.verify.subject import ImageFinder
 
@@ -206,7 +206,7 @@ def _image_facts(
 ) -> ImageFacts:
     """Return the facts of an image; layers are read only with `layer_parts`, which keeps what was read of them."""
     image = found.image(platform)
-    gathered = _read_results(results) or _read_attached_results(image)
+    report = _read_results(results) or _read_attached_results(image)
     values = {title: facts(image) for title, facts in FACTS.items()}
     values["platforms"] = dict.fromkeys(found.platforms, "yes")
     unknown: dict[Title, str] = {}
@@ -220,7 +220,7 @@ def _image_facts(
             unknown["packages"] = "has no packages of dpkg"
         else:
             values["packages"] = packages
-    for verification in gathered.verifications if gathered else ():
+    for verification in report.verifications if report else ():
         if verification.digest and verification.digest not in (image.digest, found.digest):
             notes.append(f"the results for {found.name} are of {verification.digest}")
     facts = ImageFacts(
@@ -228,13 +228,13 @@ def _image_facts(
         values, unknown, {str(layer.digest): layer.size for layer in image.layers}, instructions_of(image),
         image.compressed, notes=tuple(notes),
     )  # fmt: skip
-    return _with_results(facts, gathered)
+    return _with_results(facts, report)
 
 
-def _with_results(facts: ImageFacts, gathered: Gathered | None) -> ImageFacts:
+def _with_results(facts: ImageFacts, report: Report | None) -> ImageFacts:
     """Add outcomes of checks, of several runs with different outcomes all of them: `failed, passed`; and speeds."""
     outcomes: dict[str, set[str]] = {}
-    for verification in gathered.verifications if gathered else ():
+    for verification in report.verifications if report else ():
         for check in verification.checks:
             outcomes.setdefault(f"{check.component}/{check.check}", set()).add(check.outcome)
     values = dict(facts.values)
@@ -244,19 +244,19 @@ def _with_results(facts: ImageFacts, gathered: Gathered | None) -> ImageFacts:
         facts,
         values=values,
         unknown={**facts.unknown, "checks": "has no results of verify"},
-        results=gathered.results if gathered else Results(),
+        results=report or Results(),
     )
 
 
-def _read_results(path: Path | None) -> Gathered | None:
+def _read_results(path: Path | None) -> Report | None:
     """Read the results that the user named. Raises ConfigError if there are none."""
-    gathered = gather_files([path]) if path else None
-    if gathered and gathered.nothing_in:
+    report = gather_files([path])[0] if path else None
+    if report and report.nothing_in:
         raise ConfigError(f"--results {path}: has no results; give what verify or report wrote, or a log")
-    return gathered
+    return report
 
 
-def _read_attached_results(image: PlatformImage) -> Gathered | None:
+def _read_attached_results(image: PlatformImage) -> Report | None:
     """Read the results that are attached to the image in its registry."""
     contents = [*image.attached("verification"), *image.attached("benchmark")]
     if not contents:
@@ -264,7 +264,7 @@ def _read_attached_results(image: PlatformImage) -> Gathered | None:
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
         for i, content in enumerate(contents):
             (Path(folder) / f"{i}.json").write_bytes(content)
-        return gather_files([Path(folder)])
+        return gather_files([Path(folder)])[0]
 
 
 def _read_packages(image: PlatformImage, layer_parts: dict[str, LayerPart]) -> tuple[dict[str, str] | None, str]:

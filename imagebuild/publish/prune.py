@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import for_each
-from imagebuild.oci.layout import INDEX_TYPES, KINDS, Manifest, manifests_of, referrers_tag
+from imagebuild.oci.layout import INDEX_TYPES, KINDS, Descriptor, Manifest, manifests_of, referrers_tag
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import DeletionDisabled, Registry, RepositoryAt
 from imagebuild.project.load import Project
@@ -47,25 +47,15 @@ class Staged:
 
 
 @dataclass(frozen=True)
-class Referrer:
-    """Describe something that refers to a manifest."""
-
-    digest: str
-    artifact_type: str | None
-    repository: str
-    staging: bool
-    """Whether it is in the staging repository."""
-
-
-@dataclass(frozen=True)
 class Survey:
     """Hold what registries know about staged images."""
 
+    staging: RepositoryAt
     staged: tuple[Staged, ...]
     held: Mapping[str, str] = field(default_factory=dict)
     """Digest → what keeps it: a tag that no push left, or an index with such a tag."""
-    referrers: Mapping[str, tuple[Referrer, ...]] = field(default_factory=dict)
-    """Digest → what refers to it, for staged images that are old enough and for their attachments."""
+    referrers: Mapping[str, tuple[tuple[RepositoryAt, Descriptor], ...]] = field(default_factory=dict)
+    """Digest → what refers to it and where, for staged images that are old enough and for their attachments."""
 
 
 @dataclass(frozen=True)
@@ -116,18 +106,15 @@ def decide_pruning(
     for staged in sorted(survey.staged, key=lambda s: (s.pushed, s.digest)):
         if staged.digest not in asked:
             continue
-        if reason := kept[staged.digest]:
-            verdicts.append(PruneVerdict(staged, reason))
-            continue
-        unneeded = [digest for digest in staged.all if digest not in needed]
-        referrers = {digest: survey.referrers.get(digest, ()) for digest in unneeded}
+        unneeded = [] if kept[staged.digest] else [digest for digest in staged.all if digest not in needed]
+        referrers = {digest: survey.referrers[digest] for digest in unneeded if digest in survey.referrers}
         verdicts.append(
             PruneVerdict(
                 staged,
-                kept=None,
+                kept=kept[staged.digest],
                 parts=tuple(digest for digest in unneeded if digest != staged.digest),
-                attachments=tuple(dict.fromkeys(r.digest for listed in referrers.values() for r in listed)),
-                lists=tuple(referrers_tag(digest) for digest, listed in referrers.items() if listed),
+                attachments=tuple(dict.fromkeys(own.digest for listed in referrers.values() for _, own in listed)),
+                lists=tuple(map(referrers_tag, referrers)),
             )
         )
     return tuple(verdicts)
@@ -135,25 +122,21 @@ def decide_pruning(
 
 def _reason(staged: Staged, survey: Survey, now: datetime, limit: timedelta) -> str | None:
     """Return why a staged image is kept for its own sake, None if nothing is known that keeps it."""
-    if _is_young(staged, now, limit):
+    if now - staged.pushed < limit:
         return f"pushed {_format_age(now - staged.pushed)} ago, younger than {_format_age(limit)}"
     for digest in staged.all:
         part = "" if digest == staged.digest else f"its part {short_digest(digest)} "
         if digest in survey.held:
             return f"{part}{survey.held[digest]}"
-        for referrer in survey.referrers.get(digest, ()):
-            name = f"{referrer.artifact_type or 'something'} in {referrer.repository} ({short_digest(referrer.digest)})"
-            if not referrer.staging or referrer.artifact_type not in OWN_TYPES:
-                return f"{part}is referred to by {name}"
-            if referrer.digest in survey.held:
-                return f"{part}is referred to by {name}, which {survey.held[referrer.digest]}"
-            if survey.referrers.get(referrer.digest):
-                return f"{part}is referred to by {name}, which something else refers to"
+        for place, own in survey.referrers.get(digest, ()):
+            text = f"{part}is referred to by {own.artifact_type or 'something'} in {place} ({short_digest(own.digest)})"
+            if place != survey.staging or own.artifact_type not in OWN_TYPES:
+                return text
+            if own.digest in survey.held:
+                return f"{text}, which {survey.held[own.digest]}"
+            if survey.referrers.get(own.digest):
+                return f"{text}, which something else refers to"
     return None
-
-
-def _is_young(staged: Staged, now: datetime, limit: timedelta) -> bool:
-    return now - staged.pushed < limit
 
 
 def _format_age(age: timedelta) -> str:
@@ -202,7 +185,7 @@ class Pruning:
     limit: timedelta
     """Age that a staged image must have to be deleted."""
     now: datetime
-    _manifests: dict[tuple[str, str], Manifest] = field(default_factory=dict)
+    _manifests: dict[tuple[RepositoryAt, str], Manifest] = field(default_factory=dict)
     """(Repository, digest) → manifest; a digest never names anything else, so it is read once."""
     _pushes: dict[str, str] = field(default_factory=dict)
     """Tag that a push left → digest; nobody moves these tags, so each is read once."""
@@ -212,27 +195,30 @@ class Pruning:
 
         Raises CommandError if a registry fails.
         """
-        staged, others = self._read_staging()
-        held = self._held_by(self.staging, others)
-        old = [s for s in staged if (only is None or s.digest in only) and not _is_young(s, self.now, self.limit)]
-        copies: dict[RepositoryAt, list[str]] = {}
-        for place in self.published:
-            digests = list(dict.fromkeys(digest for s in old for digest in s.all))
-            copies[place] = list(filter(None, self._each(place, digests, place.registry.digest)))
-            if copies[place]:
-                tags = _image_tags(place.registry.tags(place.repository))
-                named = self._each(place, tags, place.registry.digest)
-                held |= self._held_by(place, {t: digest for t, digest in zip(tags, named, strict=True) if digest})
+        names = self._names(self.staging)
+        pushes: dict[str, dict[str, datetime]] = {}
+        for tag, digest in names.items():
+            if time := _push_time(tag, digest):
+                self._pushes[tag] = digest
+                pushes.setdefault(digest, {})[tag] = time
+        parts = self._parts_of(self.staging, pushes)
+        staged = tuple(Staged(d, tuple(times), max(times.values()), parts[d]) for d, times in pushes.items())
+        held = self._held_by(self.staging, {tag: d for tag, d in names.items() if tag not in self._pushes})
+
+        old = [s for s in staged if (only is None or s.digest in only) and self.now - s.pushed >= self.limit]
+        digests = list(dict.fromkeys(digest for s in old for digest in s.all))
+        copies = {place: set(self._each(place, digests, place.registry.digest)) - {None} for place in self.published}
+        for place in (place for place, there in copies.items() if there):
+            held |= self._held_by(place, self._names(place))
 
         # Referrers matter only of images that nothing else keeps.
-        asked = dict.fromkeys(d for s in old if held.keys().isdisjoint(s.all) for d in s.all)
+        asked = [digest for digest in digests if any(digest in s.all and held.keys().isdisjoint(s.all) for s in old)]
         referrers = self._referrers(self.staging, asked)
-        attached = [referrer.digest for listed in referrers.values() for referrer in listed]
-        referrers |= self._referrers(self.staging, attached)
-        for place, digests in copies.items():
-            for digest, listed in self._referrers(place, (d for d in digests if d in asked)).items():
+        referrers |= self._referrers(self.staging, [own.digest for listed in referrers.values() for _, own in listed])
+        for place, there in copies.items():
+            for digest, listed in self._referrers(place, [d for d in asked if d in there]).items():
                 referrers[digest] = (*referrers.get(digest, ()), *listed)
-        return Survey(staged, held, referrers)
+        return Survey(self.staging, staged, held, referrers)
 
     def delete(self, verdicts: Iterable[PruneVerdict]) -> tuple[int, tuple[PruneVerdict, ...]]:
         """Delete what the verdicts allow, after another survey.
@@ -270,29 +256,16 @@ class Pruning:
             registry.delete(repository, digest)
         return {*first, verdict.staged.digest}
 
-    def _read_staging(self) -> tuple[tuple[Staged, ...], dict[str, str]]:
-        """Return the staged images, and the other tags of the staging repository with their digests."""
-        listed = dict.fromkeys(self.staging.registry.tags(self.staging.repository))
-        unread = [tag for tag in _image_tags(listed, staged=True) if tag not in self._pushes]
-        manifests = self._each(self.staging, unread, self.staging.registry.manifest)
-        self._manifests |= {(str(self.staging), manifest.digest): manifest for manifest in manifests if manifest}
-        digests = {tag: manifest.digest for tag, manifest in zip(unread, manifests, strict=True) if manifest}
-        digests |= {tag: digest for tag, digest in self._pushes.items() if tag in listed}
-
-        others: dict[str, str] = {}
-        pushes: dict[str, list[tuple[str, datetime]]] = {}
-        for tag, digest in digests.items():
-            if time := _push_time(tag, digest):
-                self._pushes[tag] = digest
-                pushes.setdefault(digest, []).append((tag, time))
-            else:
-                others[tag] = digest
-        parts = self._parts_of(self.staging, pushes)
-        staged = tuple(
-            Staged(digest, tuple(tag for tag, _ in tagged), max(time for _, time in tagged), parts[digest])
-            for digest, tagged in pushes.items()
-        )
-        return staged, others
+    def _names(self, place: RepositoryAt) -> dict[str, str]:
+        """Return tag → digest for the tags that name images: none that list attachments, in `published` no pushes'."""
+        staged = place == self.staging
+        tags = [tag for tag in dict.fromkeys(place.registry.tags(place.repository)) if not REFERRERS.fullmatch(tag)]
+        known = {tag: self._pushes[tag] for tag in tags if staged and tag in self._pushes}
+        unread = [tag for tag in tags if tag not in known and (staged or not STAGED.fullmatch(tag))]
+        read = zip(unread, self._each(place, unread, place.registry.manifest), strict=True)
+        manifests = {tag: manifest for tag, manifest in read if manifest}
+        self._manifests |= {(place, manifest.digest): manifest for manifest in manifests.values()}
+        return known | {tag: manifest.digest for tag, manifest in manifests.items()}
 
     def _held_by(self, place: RepositoryAt, tags: Mapping[str, str]) -> dict[str, str]:
         """Return digest → why it is kept, for the digests that these tags name and for their parts."""
@@ -311,23 +284,21 @@ class Pruning:
         return dict(zip(distinct, parts, strict=True))
 
     def _parts(self, place: RepositoryAt, digest: str) -> tuple[str, ...]:
-        key = (str(place), digest)
-        manifest = self._manifests.get(key) or place.registry.manifest(place.repository, digest)
+        manifest = self._manifests.get((place, digest)) or place.registry.manifest(place.repository, digest)
         if manifest is None:
             return ()
-        self._manifests[key] = manifest
+        self._manifests[place, digest] = manifest
         children = manifests_of(manifest.document)
         deeper = [d for child in children if child.media_type in INDEX_TYPES for d in self._parts(place, child.digest)]
         return tuple(dict.fromkeys((*(child.digest for child in children), *deeper)))
 
-    def _referrers(self, place: RepositoryAt, digests: Iterable[str]) -> dict[str, tuple[Referrer, ...]]:
+    def _referrers(
+        self, place: RepositoryAt, digests: Iterable[str]
+    ) -> dict[str, tuple[tuple[RepositoryAt, Descriptor], ...]]:
         """Return digest → what refers to it in a repository, for the digests that anything refers to."""
         distinct = list(dict.fromkeys(digests))
-        return {
-            digest: tuple(Referrer(r.digest, r.artifact_type, str(place), place == self.staging) for r in listed)
-            for digest, listed in zip(distinct, self._each(place, distinct, place.registry.referrers), strict=True)
-            if listed
-        }
+        found = zip(distinct, self._each(place, distinct, place.registry.referrers), strict=True)
+        return {digest: tuple((place, own) for own in listed) for digest, listed in found if listed}
 
     def _each(self, place: RepositoryAt, names: Iterable[str], request: Callable[[str, str], R]) -> list[R]:
         """Make a request about each tag or digest of a repository, several at a time."""
@@ -343,8 +314,3 @@ def _push_time(tag: str, digest: str) -> datetime | None:
         return datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
         return None
-
-
-def _image_tags(tags: Iterable[str], *, staged: bool = False) -> list[str]:
-    """Return the tags that name images: not those that list attachments, nor, unless `staged`, those of pushes."""
-    return [tag for tag in tags if not REFERRERS.fullmatch(tag) and (staged or not STAGED.fullmatch(tag))]

@@ -6,7 +6,6 @@ that the tag will name.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from imagebuild.core.console import err, format_size, out
-from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected, ResultError
+from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected
 from imagebuild.core.fields import Platform
 from imagebuild.core.run import INSTALL_COSIGN, for_each, which
+from imagebuild.oci.image import PlatformImage, image_at
 from imagebuild.oci.layout import (
     INDEX,
     Descriptor,
@@ -33,7 +33,7 @@ from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
 from imagebuild.project.records import Published, PublishResult
-from imagebuild.publish.decide import Choice, RegistryImage, Terms, choose_image, fill_tags, objections, rules_of
+from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, objections, rules_of
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
 from imagebuild.publish.provenance import (
     Signer,
@@ -181,7 +181,7 @@ def make_draft(
     if len(present) == len(platforms):
         index = make_index(present)
         members: dict[tuple[str, str], str] = {
-            (index.digest, platform): image.manifest.digest for platform, image in present.items()
+            (index.digest, platform): image.descriptor.digest for platform, image in present.items()
         }
         terms = replace(terms, evidence=replace(terms.evidence, indexes=members))
 
@@ -203,42 +203,26 @@ def make_draft(
     return _with_tags(draft, tags, tools, lost_platforms=set(target.platforms) - set(platforms))
 
 
-def _find_image(choice: Choice, target: Target, tools: PublishTools) -> RegistryImage | None:
+def _find_image(choice: Choice, target: Target, tools: PublishTools) -> PlatformImage | None:
     """Find a chosen image where it was pushed to or, if it is not there any more, where the target is published."""
     for name in (choice.repository, *(tag.rpartition(":")[0] for tag in target.tags)):
         place = tools.repository(parse_reference(name))
         manifest = place.registry.manifest(place.repository, choice.digest)
-        if manifest and (config := manifest.document.get("config")):
-            return read_image(manifest, place.registry.blob(place.repository, config["digest"]))
+        if manifest and manifest.document.get("config"):
+            return image_at(place, manifest)
     return None
-
-
-def read_image(manifest: Manifest, config: bytes) -> RegistryImage:
-    """Return platform and labels of an image. Raises ResultError if its configuration cannot be read."""
-    try:
-        document = json.loads(config)
-        parts = [document[key] for key in ("os", "architecture", "variant") if document.get(key)]
-        labels = (document.get("config") or {}).get("Labels") or {}
-    except (ValueError, LookupError, TypeError) as error:
-        raise ResultError(f"{manifest.digest}: its configuration cannot be read: {error}") from None
-    descriptor = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
-    # Some images name the variant of arm64, which is always v8.
-    return RegistryImage(descriptor, "/".join(parts).removesuffix("/v8"), labels)
 
 
 INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 """Beginnings of the labels that an index repeats as annotations."""
 
 
-def make_index(images: Mapping[Platform, RegistryImage]) -> Manifest:
+def make_index(images: Mapping[Platform, PlatformImage]) -> Manifest:
     """Return the index of the images of all platforms, annotated with the labels that they share.
 
     Equal images give equal bytes, whenever and wherever the index is made.
     """
-    manifests = [
-        Descriptor(image.manifest.media_type, image.manifest.digest, image.manifest.size, platform).to_json()
-        for platform, image in sorted(images.items())
-    ]
+    manifests = [replace(image.descriptor, platform=platform).to_json() for platform, image in sorted(images.items())]
     first, *others = [image.labels for image in images.values()]
     annotations = {
         name: value

@@ -1,84 +1,65 @@
-"""Write the site of a catalogue: an index with a picker, and a page for each image."""
+"""Write the page of a catalogue: a picker, a table of all images, and what is known of each."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import jinja2
-from markupsafe import Markup
-
+from imagebuild.bench.judge import describe_run
+from imagebuild.bench.models import Limit
 from imagebuild.core import files
-from imagebuild.core.console import format_size
 from imagebuild.jobs.manifest import enroot_reference
-from imagebuild.project.records import Catalog, Checks, Curve, PublishedImage, PublishedPlatform, Scan, Severity
-from imagebuild.publish.catalog import COPIES_FOLDER, RegistryReading, natural_order
-from imagebuild.report.document import NONE, format_bytes, format_number, one_line, visible
+from imagebuild.project.records import Bound, Catalog, Checks, PublishedImage, PublishedPlatform, Scan, Severity
+from imagebuild.publish.catalog import natural_order
+from imagebuild.report.charts import Drawing, Line, NumberTable, Point, line_chart
+from imagebuild.report.document import NONE, State, format_bytes, format_number, unique_names
+from imagebuild.report.page import render_page, template_text
 
-INDEX = "index.html"
-DATA = "images.json"
-COLUMNS = ("Platforms", "Compressed", "Checks", "Scan", "Busbw", "Dated")
-"""Columns of the table that every catalogue has, after those of the facets."""
+Badge = tuple[State, str]
+"""A verdict: its state, which gives the colour, and its text."""
 
 
-def write_site(reading: RegistryReading, folder: Path) -> int:
-    """Write the site, remove pages and copies of images that are gone, and return the number of its files.
+def write_site(catalog: Catalog, folder: Path) -> Path:
+    """Write `images.json` and a page that shows it, and return the path of the page.
 
-    Raises ConfigError if the folder cannot be written to.
+    Raises ConfigError if the folder cannot be written to, or if there are curves and plotly is not installed.
     """
-    texts = {**dict(site_pages(reading.catalog)), **reading.copies}
-    for name, text in texts.items():
-        files.write_text(folder / name, text)
-    for old in (*folder.glob("images/*/*.html"), *folder.glob(f"{COPIES_FOLDER}/*.json")):
-        if str(old.relative_to(folder)) not in texts:
-            old.unlink()
-    return len(texts)
+    page = catalog_page(catalog)
+    files.write_text(folder / "images.json", catalog.model_dump_json(indent=1) + "\n")
+    files.write_text(folder / "index.html", page)
+    return folder / "index.html"
 
 
-def site_pages(catalog: Catalog) -> Iterator[tuple[str, str]]:
-    """Yield path and text of every file of the site, always the same for the same catalogue."""
-    environment = _environment()
-    yield DATA, catalog.model_dump_json(indent=1) + "\n"
-    yield INDEX, index_page(catalog, environment)
-    page = environment.get_template("image.html.j2")
-    style, script = _InlinePart("style", "site.css"), _InlinePart("script", "copy.js")
-    for image in catalog.images:
-        yield page_path(image), page.render(image=image, catalog=catalog, style=style, script=script)
+def catalog_page(catalog: Catalog) -> str:
+    """Return the page, always the same for the same catalogue.
 
-
-def page_path(image: PublishedImage) -> str:
-    """Return the path of an image's page, relative to the index."""
-    return f"images/{image.image}/{image.tag}.html"
-
-
-def index_page(catalog: Catalog, environment: jinja2.Environment | None = None) -> str:
-    """Return the page with the picker and the table of all images."""
-    environment = environment or _environment()
+    Raises ConfigError if there are curves and plotly is not installed.
+    """
     facets = facets_of(catalog.images)
-    columns = [facet for facet in facets if facet.key not in ("image", PLATFORM)]
-    # On narrow screens, the table has no head, and each cell begins with the title of its column.
-    labels = "".join(
-        f'tbody td:nth-of-type({number})::before{{content:"{_css_string(title)}"}}'
-        for number, title in enumerate((*(facet.title for facet in columns), *COLUMNS), 1)
-    )
-    return environment.get_template("index.html.j2").render(
+    platforms = [platform for image in catalog.images for platform in image.platforms if platform.curves]
+    curves = {platform.digest: curve_chart(f"curves-{number}", platform) for number, platform in enumerate(platforms)}
+    return render_page(
+        "catalog.html.j2",
+        list(curves.values()),
+        package="imagebuild.publish",
+        program=template_text("imagebuild.publish", "picker.js") if catalog.images else "",
+        data=picker_data(catalog, facets),
         catalog=catalog,
         facets=facets,
-        columns=columns,
-        fixed=COLUMNS,
-        style=_InlinePart("style", "site.css", f"@media (max-width: 60rem) {{ {labels} }}\n"),
-        script=_InlinePart("script", "copy.js", _template_text("index.js")),
-        data=embed_json(picker_data(catalog)),
-        counts=list(Counter(image.image for image in catalog.images).items()),
+        columns=[facet for facet in facets if facet.key not in ("image", PLATFORM)],
+        curves=curves,
+        ABSENT=ABSENT,
+        CURVE_COLUMNS=CURVE_COLUMNS,
+        best_bandwidth=best_bandwidth,
+        checks_badge=checks_badge,
+        choices_of=choices_of,
+        curve_rows=curve_rows,
+        day=format_day,
+        minute=format_minute,
+        scan_badge=scan_badge,
+        summary_badges=summary_badges,
     )
 
 
@@ -104,25 +85,21 @@ class Facet:
 def facets_of(images: Sequence[PublishedImage]) -> tuple[Facet, ...]:
     """Return the facets of these images, the newest versions first; the last facet is the platform."""
     values: dict[str, dict[str, None]] = {key: {} for key in FACET_TITLES}
-    platforms: set[str] = set()
     for image in images:
         for key, value in choices_of(image).items():
             values.setdefault(key, {})[value] = None
-        platforms |= {platform.platform for platform in image.platforms}
     facets = []
     for key, distinct in values.items():
-        if not distinct:
-            continue
         # Images stay in the order of the matrix. Versions count down, words of variants do not.
         ordered = list(distinct)
         if key != "image":
             ordered.sort(key=natural_order, reverse=key != "variant")
         if any(key not in choices_of(image) for image in images):
             ordered.append(ABSENT)
-        facets.append(Facet(key, FACET_TITLES.get(key, key), tuple(ordered)))
-    if platforms:
-        facets.append(Facet(PLATFORM, "Platform", tuple(sorted(platforms))))
-    return tuple(facets)
+        if distinct:
+            facets.append(Facet(key, FACET_TITLES.get(key, key), tuple(ordered)))
+    platforms = sorted({platform.platform for image in images for platform in image.platforms})
+    return (*facets, Facet(PLATFORM, "Platform", tuple(platforms)))
 
 
 def choices_of(image: PublishedImage) -> dict[str, str]:
@@ -151,116 +128,67 @@ def picker_rows(images: Sequence[PublishedImage], facets: Sequence[Facet]) -> li
     return rows
 
 
-def picker_data(catalog: Catalog) -> dict[str, object]:
+def picker_data(catalog: Catalog, facets: Sequence[Facet]) -> dict[str, object]:
     """Return the data that the page's script reads."""
-    facets = facets_of(catalog.images)
     repositories = list(dict.fromkeys(image.repository for image in catalog.images))
     return {
         "facets": [[facet.key, facet.title, list(facet.values)] for facet in facets],
         "rows": picker_rows(catalog.images, facets),
         "tags": [image.tag if image.tags or image.aliases else "" for image in catalog.images],
         "repositories": [repositories.index(image.repository) for image in catalog.images],
-        "commands": [[[c.title, c.text] for c in _command_templates(name)] for name in repositories],
+        "commands": [list(pull_commands(name).items()) for name in repositories],
     }
 
 
-@dataclass(frozen=True)
-class PullCommand:
-    """Hold a command that gets or runs an image."""
+def pull_commands(repository: str) -> dict[str, str]:
+    """Return title → command that gets or runs an image of a repository, which includes the registry.
 
-    title: str
-    text: str
-
-
-def pull_commands(repository: str, reference: str) -> tuple[PullCommand, ...]:
-    """Return the commands for an image; `reference` is `:tag` or `@sha256:…`."""
-    # enroot 3 and 4.0 take a digest where a tag stands, and not after an `@`.
-    enroot = reference.replace("@", ":")
-    return tuple(
-        PullCommand(command.title, command.text.replace("{ref}", reference).replace("{enroot}", enroot))
-        for command in _command_templates(repository)
-    )
-
-
-def _command_templates(repository: str) -> tuple[PullCommand, ...]:
-    """Return the commands with {ref} or {enroot} in place of a tag; `repository` includes the registry."""
-    enroot = enroot_reference(repository)
-    name = repository.rpartition("/")[2]
-    return (
-        PullCommand("Docker", f"docker pull {repository}{{ref}}"),
-        PullCommand("enroot", f"enroot import -o {name}.sqsh {enroot}{{enroot}}"),
-        PullCommand("Apptainer", f"apptainer pull {name}.sif docker://{repository}{{ref}}"),
-        PullCommand(
-            "Slurm, pyxis", f"srun --mpi=pmix --container-image={enroot.removeprefix('docker://')}{{enroot}} bash"
-        ),
-        PullCommand("Kubernetes", f"kubectl run {name} --rm -it --restart=Never --image={repository}{{ref}} -- bash"),
-        PullCommand("Dockerfile", f"FROM {repository}{{ref}}"),
-        PullCommand("Benchmark", f"imagebuild job mpijob --profile h100 --image {repository}{{ref}}"),
-    )
+    `{ref}` stands for `:tag` or `@sha256:…`, `{enroot}` for the same with a colon: enroot 3 and 4.0 take a digest where
+    a tag stands, and not after an `@`.
+    """
+    enroot, name = enroot_reference(repository), repository.rpartition("/")[2]
+    return {
+        "Docker": f"docker pull {repository}{{ref}}",
+        "enroot": f"enroot import -o {name}.sqsh {enroot}{{enroot}}",
+        "Apptainer": f"apptainer pull {name}.sif docker://{repository}{{ref}}",
+        "Slurm, pyxis": f"srun --mpi=pmix --container-image={enroot.removeprefix('docker://')}{{enroot}} bash",
+        "Kubernetes": f"kubectl run {name} --rm -it --restart=Never --image={repository}{{ref}} -- bash",
+        "Dockerfile": f"FROM {repository}{{ref}}",
+        "Benchmark": f"imagebuild job mpijob --profile h100 --image {repository}{{ref}}",
+    }
 
 
 # Verdicts and numbers as text
 
 
-MARKS = {"passed": "✓", "failed": "✗", "skipped": NONE}
-
-
-@dataclass(frozen=True)
-class Badge:
-    """Hold a verdict: its state, which gives the colour, and its text."""
-
-    state: str
-    text: str
-
-
 def checks_badge(runs: Sequence[Checks]) -> Badge:
     """Sum up all verifications of a platform: failures of any run count, the rest is that of the best run."""
     if not runs:
-        return Badge("skipped", "not checked")
+        return "skipped", "not checked"
     if failed := sum(run.failed for run in runs):
-        return Badge("failed", f"{failed} failed")
+        return "failed", f"{failed} failed"
     passed = max(run.passed for run in runs)
     gpus = max(run.gpus for run in runs)
     place = f", {gpus} GPU{'s' * (gpus != 1)}" if gpus else ""
-    return Badge("passed" if passed else "skipped", f"{passed} passed{place}")
+    return "passed" if passed else "skipped", f"{passed} passed{place}"
 
 
 def scan_badge(scan: Scan | None) -> Badge:
     """Return the verdict of a scan, with the number of its worst findings."""
     if scan is None:
-        return Badge("skipped", "not scanned")
+        return "skipped", "not scanned"
     counts = [f"{scan.counts[s]} {s}" for s in reversed(get_args(Severity)) if scan.counts.get(s)]
-    return Badge(scan.verdict, counts[0] if counts else "no findings")
+    return scan.verdict, counts[0] if counts else "no findings"
 
 
-def image_checks_badge(image: PublishedImage) -> Badge:
-    """Return the worst badge of the checks of all platforms."""
-    return _worst(checks_badge(platform.checks) for platform in image.platforms)
+def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
+    """Return the worst badge of the checks of all platforms, and that of their scans."""
 
+    def rank(badge: Badge) -> int:
+        return ("failed", "skipped", "passed").index(badge[0])
 
-def image_scan_badge(image: PublishedImage) -> Badge:
-    """Return the worst badge of the scans of all platforms."""
-    return _worst(scan_badge(platform.scan) for platform in image.platforms)
-
-
-def _worst(badges: Iterable[Badge]) -> Badge:
-    return min(badges, key=lambda badge: ("failed", "skipped", "passed").index(badge.state))
-
-
-def data_badge(curve: Curve) -> Badge:
-    """Return the verdict on the data of a run."""
-    return Badge("passed" if curve.verdict == "ok" else "failed", f"data {curve.verdict}")
-
-
-def speed_badge(curve: Curve) -> Badge:
-    """Return the verdict on the speed of a run."""
-    state = {"passed": "passed", "not-comparable": "skipped"}.get(curve.outcome, "failed")
-    return Badge(state, f"speed {curve.outcome}")
-
-
-def compressed_size(platform: PublishedPlatform) -> str:
-    """Return the size of the compressed layers: `409.1 MB`."""
-    return format_size(platform.size_bytes)
+    checks = min((checks_badge(platform.checks) for platform in image.platforms), key=rank)
+    return checks, min((scan_badge(platform.scan) for platform in image.platforms), key=rank)
 
 
 def format_day(time: str) -> str:
@@ -286,155 +214,54 @@ def best_bandwidth(image: PublishedImage) -> str:
     return f"{best.best_gb_s:.3g} GB/s{ratio}"
 
 
-def share_of_limit(curve: Curve) -> str:
-    """Return `, 94% of the limit`; empty without a limit."""
-    return f", {curve.ratio:.0%} of the limit" if curve.ratio is not None else ""
+# Curves
 
 
-def curve_scale(curve: Curve) -> str:
-    """Return `8 ranks, 2 nodes, NVIDIA H200`."""
-    ranks = f"{curve.ranks} ranks" if curve.ranks else ""
-    nodes = f"{curve.nodes} nodes" if (curve.nodes or 1) > 1 else ""
-    return ", ".join(filter(None, (ranks, nodes, curve.device or "")))
+CURVE_COLUMNS = ("run", "GPU", "best", "of the ceiling", "profile", "data", "speed", "why")
 
 
-def curve_title(curve: Curve) -> str:
-    """Return `all_reduce: 475.2 GB/s at 8 GiB`."""
-    return f"{curve.collective}: {format_number(curve.best_gb_s)} GB/s at {format_bytes(curve.best_bytes)}"
+def curve_names(platform: PublishedPlatform) -> list[str]:
+    """Return names that tell the curves of a platform apart."""
+    curves = platform.curves
+    return unique_names([(describe_run(c.collective, c.ranks, c.nodes), c.evidence[7:19]) for c in curves])
 
 
-# Charts
+def curve_rows(platform: PublishedPlatform) -> list[tuple[str, ...]]:
+    """Return the rows of a table with the best value and the verdicts of each curve."""
+    return [
+        (
+            name,
+            curve.device or NONE,
+            f"{format_number(curve.best_gb_s)} GB/s at {format_bytes(curve.best_bytes)}",
+            NONE if curve.ratio is None else f"{curve.ratio:.0%}",
+            curve.profile or NONE,
+            curve.verdict,
+            curve.outcome or NONE,
+            curve.reason,
+        )
+        for name, curve in zip(curve_names(platform), platform.curves, strict=True)
+    ]
 
 
-WIDTH, HEIGHT = 360, 200
-LEFT, RIGHT, TOP, BOTTOM = 40, 10, 16, 26
-"""Margins."""
-STEPS = (1, 2, 2.5, 5, 10)
-"""Distances of grid lines, times a power of ten."""
+def curve_chart(id_: str, platform: PublishedPlatform) -> Drawing:
+    """Return a chart of all curves of a platform, with their numbers in a table of sizes."""
+    names = curve_names(platform)
+    lines = [
+        Line(
+            name,
+            [Point(size, rate) for size, rate in curve.points],
+            note="" if curve.verdict == "ok" else curve.verdict,
+            ceilings=_limits(curve.ceiling),
+            references=_limits(curve.reference),
+        )
+        for name, curve in zip(names, platform.curves, strict=True)
+    ]
+    rates = [dict(curve.points) for curve in platform.curves]
+    sizes = sorted({size for points in rates for size in points})
+    rows = [(format_bytes(size), *(format_number(points.get(size)) for points in rates)) for size in sizes]
+    numbers = NumberTable("GB/s by message size", ("size", *names), rows)
+    return line_chart(id_, f"Bus bandwidth, {platform.platform}", "bus bandwidth, GB/s", lines, [numbers])
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Describe a label of an axis."""
-
-    at: float
-    text: str
-
-
-@dataclass(frozen=True)
-class LimitLine:
-    """Describe the horizontal line of a limit."""
-
-    y: float
-    label_y: float
-    text: str
-    kind: str
-    """`ceiling` or `reference`."""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Hold coordinates of everything in a chart, in the units of the drawing."""
-
-    path: str
-    dots: tuple[tuple[float, float], ...]
-    x_marks: tuple[Mark, ...]
-    y_marks: tuple[Mark, ...]
-    limits: tuple[LimitLine, ...]
-
-
-def draw_chart(curve: Curve) -> Chart:
-    """Draw a curve: message size to the right on a logarithmic scale, bandwidth upwards from zero."""
-    bounds = [bound.gb_s for bound in (curve.ceiling, curve.reference) if bound]
-    top = max([*(rate for _, rate in curve.points), *bounds, 1e-9]) * 1.08
-    least, largest = curve.points[0][0], curve.points[-1][0]
-    low, high = math.log2(least), math.log2(largest)
-    span = max(high - low, 1.0)
-
-    def x(size: float) -> float:
-        return round(LEFT + (math.log2(size) - low) / span * (WIDTH - LEFT - RIGHT), 1)
-
-    def y(rate: float) -> float:
-        return round(HEIGHT - BOTTOM - rate / top * (HEIGHT - TOP - BOTTOM), 1)
-
-    dots = tuple((x(size), y(min(rate, top))) for size, rate in curve.points)
-    # About four grid lines upwards, four or five powers of two to the right.
-    power = 10.0 ** math.floor(math.log10(top / 4))
-    y_step = next(factor * power for factor in STEPS if factor * power >= top / 4)
-    first, last = math.ceil(low), math.floor(high)
-    x_step = max(1, math.ceil((last - first) / 4))
-    limits = []
-    if curve.ceiling:
-        at = y(curve.ceiling.gb_s)
-        limits.append(LimitLine(at, at - 4, f"ceiling {format_number(curve.ceiling.gb_s)}", "ceiling"))
-    if curve.reference:
-        at = y(curve.reference.gb_s)
-        # The label is below the line, where that of the ceiling is not.
-        limits.append(LimitLine(at, at + 12, f"reference {format_number(curve.reference.gb_s)}", "reference"))
-    return Chart(
-        path="M" + "L".join(f"{a:g} {b:g}" for a, b in dots),
-        dots=dots,
-        x_marks=tuple(Mark(x(1 << n), format_bytes(1 << n)) for n in range(first, last + 1, x_step)),
-        y_marks=tuple(Mark(y(n * y_step), f"{n * y_step:g}") for n in range(int(top / y_step) + 1)),
-        limits=tuple(limits),
-    )
-
-
-# Templates
-
-
-def embed_json(document: Mapping[str, Any]) -> Markup:
-    """Return JSON that cannot end the script element that it is in."""
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=True)
-    return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))  # noqa: S704 - no markup is left in it
-
-
-def _css_string(text: str) -> str:
-    """Escape text for a string of a style sheet."""
-    return "".join(c if c.isalnum() and c.isascii() else f"\\{ord(c):x} " for c in text)
-
-
-class _InlinePart:
-    """Hold a style sheet or a script of a page, with the hash by which the page's policy allows it."""
-
-    def __init__(self, element: str, template: str, more: str = "") -> None:
-        self._element = element
-        self._text = f"\n{_template_text(template)}{more}"
-
-    def __html__(self) -> str:
-        return f"<{self._element}>{self._text}</{self._element}>"
-
-    @property
-    def policy(self) -> Markup:
-        """Return the source for the page's Content-Security-Policy."""
-        digest = base64.b64encode(hashlib.sha256(self._text.encode()).digest()).decode()
-        return Markup(f"'sha256-{digest}'")  # noqa: S704 - a digest has no markup
-
-
-@cache
-def _template_text(name: str) -> str:
-    return resources.files("imagebuild.publish").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-_TEMPLATE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    best_bandwidth, checks_badge, choices_of, compressed_size, curve_scale, curve_title, data_badge, draw_chart,
-    format_bytes, format_day, format_minute, format_number, image_checks_badge, image_scan_badge, one_line, page_path,
-    pull_commands, scan_badge, share_of_limit, speed_badge,
-)  # fmt: skip
-
-
-def _environment() -> jinja2.Environment:
-    def make_visible(value: Any) -> Any:
-        """Show control characters, and those that change the direction of text."""
-        return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template_text), autoescape=True, undefined=jinja2.StrictUndefined,
-        finalize=make_visible, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.globals |= {function.__name__: function for function in _TEMPLATE_FUNCTIONS}
-    environment.globals |= {
-        "ABSENT": ABSENT, "NONE": NONE, "MARKS": MARKS,
-        "WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT,
-    }  # fmt: skip
-    return environment
+def _limits(bound: Bound | None) -> list[Limit]:
+    return [Limit(value=bound.gb_s, unit="GB/s", what=bound.what)] if bound else []

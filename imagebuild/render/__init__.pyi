@@ -1,4 +1,5 @@
 from .recipe import Recipe as Recipe
+from .recipe import pip_platforms as pip_platforms
 from .renderer import Dockerfile as Dockerfile
 from .renderer import Renderer as Renderer
 from .renderer import hash_of_lock as hash_of_lock

@@ -17,9 +17,16 @@ from imagebuild.project.plan import pin_of, provider_of
 CPUS: Mapping[Arch, str] = {"amd64": "x86_64", "arm64": "aarch64"}
 """Architecture → the kernel's name of it."""
 ARCHS: tuple[Arch, ...] = get_args(Arch)
+GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
+"""Platform tags of wheels that run with the images' glibc; `fetch-wheels` accepts the same."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def pip_platforms(arch: Arch) -> tuple[str, ...]:
+    """Return the options that make pip choose wheels for an image of an architecture."""
+    return ("--only-binary", ":all:", *(word for glibc in GLIBC for word in ("--platform", f"{glibc}_{CPUS[arch]}")))
 
 
 def once(method: Callable[Concatenate[Recipe, str, P], T]) -> Callable[Concatenate[Recipe, str, P], T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -234,11 +234,6 @@ def heat_map(test: BandwidthTest) -> Figure:
             "yaxis": {**axis, "title": {"text": "row"}, "autorange": "reversed"},
         },
     }
-
-
-def figures_of(drawings: Iterable[Drawing]) -> dict[str, Figure]:
-    """Return the figures by the id of their place in the page."""
-    return {drawing.id: drawing.figure for drawing in drawings}
 
 
 def _plotly_text(text: str) -> str:

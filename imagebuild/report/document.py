@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import groupby
 from math import isfinite
 from pathlib import Path, PurePath
@@ -17,6 +18,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from imagebuild import __version__
 from imagebuild.bench.judge import device_pairs
 from imagebuild.bench.models import (
     BandwidthTest,
@@ -273,35 +275,22 @@ HEAD_BYTES = 4096
 """Beginning of a file that tells whether imagebuild can have written it; other files are not read whole to find out."""
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """Hold what some files contain, together."""
-
-    results: Results
-    verifications: tuple[VerifyResult, ...]
-    earlier: tuple[Report, ...]
-    judgements: tuple[SpeedVerdict, ...]
-    """Verdicts on speed in earlier reports and in results of verify."""
-    logs: tuple[Path, ...]
-    """Files with output of benchmarks, including logs that verify kept."""
-    nothing_in: tuple[str, ...]
-    """Files and folders that were named and contain no result."""
-
-
-def gather_files(named: Iterable[Path]) -> Gathered:
+def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
     """Read files, and all files of folders whose names do not begin with a dot.
 
-    Raises ConfigError if a file cannot be opened, ResultError if a file that imagebuild wrote cannot be read.
+    Return a report with the verdicts on speed that the files have, and the logs among them: files with output of
+    benchmarks, including those that verify kept. Raises ConfigError if a file cannot be opened, ResultError if a file
+    that imagebuild wrote cannot be read.
     """
     named = tuple(dict.fromkeys(named))
     contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
-    verifications = {file: content for file, content in contents.items() if isinstance(content, VerifyResult)}
-    earlier = tuple(content for content in contents.values() if isinstance(content, Report))
+    verified = {file: content for file, content in contents.items() if isinstance(content, VerifyResult)}
+    earlier = [content for content in contents.values() if isinstance(content, Report)]
     others = [file for file, content in contents.items() if content is None]
 
     # Files that verify kept beside its result → whether they are output of a benchmark, which was read at that time.
     kept: dict[Path, bool] = {}
-    for file, verification in verifications.items():
+    for file, verification in verified.items():
         folder = file.parent.resolve()
         kept |= {folder / check.log: check.results is not None for check in verification.checks if check.log}
         if verification.surroundings:
@@ -312,29 +301,34 @@ def gather_files(named: Iterable[Path]) -> Gathered:
     except ResultError:
         results = Results()  # no result in any file: the report tells this of each, and shows the logs
 
-    checks = [check for verification in verifications.values() for check in verification.checks]
+    checks = [check for verification in verified.values() for check in verification.checks]
     parts = [results, *(check.results for check in checks if check.results), *earlier]
     known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}
-    return Gathered(
-        results=Results(
-            runs=tuple(run for part in parts for run in part.runs),
-            tests=tuple(test for part in parts for test in part.tests),
-            tables=tuple(table for part in parts for table in part.tables),
-            ucx=tuple(ucx for part in parts for ucx in part.ucx),
-            diagnostics=tuple(diagnostic for part in parts for diagnostic in part.diagnostics),
-            sources=tuple(source for part in parts for source in part.sources),
+    verdicts = [verdict for check in checks for verdict in check.judgements]
+    first, *more = named
+    title = first.resolve().name or str(first)
+    report = Report(
+        about=ReportOrigin(
+            title=f"{title} and {len(more)} more" if more else title,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            imagebuild=__version__,
+            files=tuple(map(str, named)),
+            profile=earlier[0].about.profile if earlier else None,
+            baseline=earlier[0].about.baseline if earlier else None,
         ),
-        verifications=(*verifications.values(), *(v for report in earlier for v in report.verifications)),
-        earlier=earlier,
-        judgements=(
-            *(verdict for check in checks for verdict in check.judgements),
-            *(verdict for report in earlier for verdict in report.judgements),
-        ),
-        logs=tuple(file for file in others if kept.get(file.resolve(), True)),
+        runs=tuple(run for part in parts for run in part.runs),
+        tests=tuple(test for part in parts for test in part.tests),
+        tables=tuple(table for part in parts for table in part.tables),
+        ucx=tuple(ucx for part in parts for ucx in part.ucx),
+        diagnostics=tuple(diagnostic for part in parts for diagnostic in part.diagnostics),
+        sources=tuple(source for part in parts for source in part.sources),
+        judgements=(*verdicts, *(verdict for one in earlier for verdict in one.judgements)),
+        verifications=(*verified.values(), *(verification for one in earlier for verification in one.verifications)),
         nothing_in=tuple(
             str(path) for path in named if path not in known and not any(path in file.parents for file in known)
         ),
     )
+    return report, tuple(file for file in others if kept.get(file.resolve(), True))
 
 
 def _files_in(path: Path) -> list[Path]:
@@ -492,7 +486,7 @@ def best_value(result: Result) -> str:
     match result:
         case Run():
             if best := best_row(result):
-                return f"{format_number(best.busbw_gb_s)} GB/s at {format_bytes(best.size_bytes)}"
+                return f"{format_number(busbw(best))} GB/s at {format_bytes(best.size_bytes)}"
         case BandwidthTest():
             if pairs := device_pairs(result):
                 least, most = format_number(min(pairs)), format_number(max(pairs))
@@ -515,18 +509,9 @@ def best_value(result: Result) -> str:
     return NONE
 
 
-@dataclass(frozen=True)
-class BestRow:
-    """Hold the fastest row of a run."""
-
-    busbw_gb_s: float
-    size_bytes: int
-
-
-def best_row(run: Run) -> BestRow | None:
+def best_row(run: Run) -> NcclRow | None:
     """Return the fastest row in either placement, None if no bus bandwidth was printed."""
-    rows = [BestRow(speed, row.size_bytes) for row in run.rows if (speed := busbw(row)) is not None]
-    return max(rows, key=lambda row: row.busbw_gb_s, default=None)
+    return max((row for row in run.rows if busbw(row) is not None), key=lambda row: busbw(row) or 0, default=None)
 
 
 def busbw(row: NcclRow) -> float | None:

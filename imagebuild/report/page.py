@@ -25,7 +25,7 @@ from imagebuild.bench.models import BandwidthTest, PerftestTable, Run, UcxResult
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError
 from imagebuild.project.records import CheckResult, VerifyResult
-from imagebuild.report.charts import DASHES, Drawing, Line, NumberTable, Point, figures_of, heat_map, line_chart
+from imagebuild.report.charts import DASHES, Drawing, Line, NumberTable, Point, heat_map, line_chart
 from imagebuild.report.document import (
     GIB,
     NONE,
@@ -111,6 +111,7 @@ def render_page(
         "marks": STATE_MARKS,
         "dashes": DASHES,
         "best_row": best_row,
+        "busbw": busbw,
         "checks_by_component": checks_by_component,
         "shell": shlex.join,
         "speed_state": speed_state,
@@ -120,7 +121,7 @@ def render_page(
         "file_size": format_size,
     }
     charts_program = template_text(__package__, "charts.js")
-    figures = figures_of(drawings)
+    figures = {drawing.id: drawing.figure for drawing in drawings}
     plotly = plotly_js() if figures else ""
     scripts = [text for text in (program, *((plotly, charts_program) if figures else ())) if text]
     # The browser runs the scripts with these digests, and no other.

@@ -26,7 +26,7 @@ from imagebuild.core.errors import CommandError
 from imagebuild.core.run import OutputSink
 from imagebuild.oci import engine
 from imagebuild.oci.image import images_in
-from imagebuild.oci.layout import Descriptor, blob_name, digest_of, index_json, media_type_of
+from imagebuild.oci.layout import blob_name, digest_of, index_json
 from imagebuild.project.component import Facilities
 from imagebuild.verify import runner
 from imagebuild.verify.runner import CannotRun, Command, Execution, HostFacts, Probe
@@ -162,28 +162,31 @@ def loaded_layout(client: DockerClient, layout: Path) -> Iterator[str]:
     with engine.sdk_errors_explained("docker version"):
         arch = client.version()["Arch"]
     image = min(images_in(layout, layout), key=lambda image: image.architecture != arch)
-    blobs = [*image.documents, *image.layers]
-    content = image.documents[0].read()
     names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
-    manifest = Descriptor(
-        media_type_of(json.loads(content)), digest_of(content), len(content), image.platform, annotations=names
-    )
-    _, config, *layers = [blob_name(blob.digest or "") for blob in blobs]
+    layers = {blob_name(layer.digest or ""): layer.file for layer in image.layers}
     documents: dict[str, Any] = {
         "oci-layout": {"imageLayoutVersion": "1.0.0"},
-        "index.json": index_json([manifest]),
+        "index.json": index_json([replace(image.descriptor, annotations=names)]),
         # Engines that keep images unpacked read this, and no index.
-        "manifest.json": [{"Config": config, "RepoTags": [name], "Layers": layers}],
+        "manifest.json": [
+            {
+                "Config": blob_name(digest_of(image.documents[1])),
+                "RepoTags": [name],
+                "Layers": [blob_name(layer.digest or "") for layer in image.layers],
+            }
+        ],
     }
+    texts = {path: json.dumps(document).encode() for path, document in documents.items()}
+    texts |= {blob_name(digest_of(content)): content for content in image.documents}
     with tempfile.TemporaryFile() as file:
         try:
             with tarfile.open(fileobj=file, mode="w") as archive:
-                for blob in {blob.digest: blob for blob in blobs}.values():
-                    archive.add(blob.file, blob_name(blob.digest or ""))
-                for path, document in documents.items():
+                for path, blob in layers.items():
+                    archive.add(blob, path)
+                for path, text in texts.items():
                     member = tarfile.TarInfo(path)
-                    member.size = len(data := json.dumps(document).encode())
-                    archive.addfile(member, io.BytesIO(data))
+                    member.size = len(text)
+                    archive.addfile(member, io.BytesIO(text))
         except OSError as error:
             raise CommandError(
                 f"{layout}: cannot be packed for the engine: {error.strerror}; TMPDIR may name a folder with more room"

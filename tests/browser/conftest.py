@@ -1,19 +1,22 @@
-"""Pages in the distribution's Chromium, without a network."""
+"""Pages in the distribution's Chromium, without a network, and what people can see of them."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from imagebuild.project import Catalog
+from imagebuild.publish import write_site
 from imagebuild.report import LogText, report_html
+from tests import catalog_samples
 from tests.report_samples import BAD, HOSTILE
 
 
@@ -26,7 +29,7 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
 
-Open = Callable[..., Opened]
+Visit = Callable[..., Opened]
 
 
 def until(page: Page, expression: str, seconds: float = 15) -> None:
@@ -35,6 +38,38 @@ def until(page: Page, expression: str, seconds: float = 15) -> None:
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"never true: {expression}"
         page.wait_for_timeout(50)
+
+
+def rgb(text: str) -> tuple[float, float, float, float]:
+    """The colour that `getComputedStyle` gives."""
+    parts = [float(part) for part in re.findall(r"[0-9.]+", text)]
+    return parts[0], parts[1], parts[2], parts[3] if len(parts) > 3 else 1.0
+
+
+def luminance(colour: tuple[float, ...]) -> float:
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in colour[:3])]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def background(page: Page, selector: str) -> tuple[float, float, float, float]:
+    """The nearest background that is not transparent."""
+    text = page.locator(selector).first.evaluate(
+        """element => {
+            for (let e = element; e; e = e.parentElement) {
+                const colour = getComputedStyle(e).backgroundColor;
+                if (!/, 0\\)$/.test(colour)) { return colour; }
+            }
+            return 'rgb(255, 255, 255)';
+        }"""
+    )
+    return rgb(text)
+
+
+def contrast(page: Page, selector: str, style: str = "color", behind: str = "") -> float:
+    """The contrast of an element to what is behind it, as WCAG 2 defines it."""
+    colour = rgb(page.locator(selector).first.evaluate(f"e => getComputedStyle(e).{style}"))
+    low, high = sorted((luminance(colour), luminance(background(page, behind or selector))))
+    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.fixture(scope="session")
@@ -50,32 +85,44 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def bad_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a report that has one of everything."""
+def catalog() -> Catalog:
+    return catalog_samples.catalog(150)
+
+
+@pytest.fixture(scope="session")
+def addresses(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Pages with one of everything, by name: a report, the catalogue, and an image of it that has curves."""
+    folder = tmp_path_factory.mktemp("pages")
     log = "\n".join(f"node1:100:{n} NCCL INFO Channel {n % 16:02}/16 : 0 1 2 3" for n in range(2000)) + HOSTILE
-    path = tmp_path_factory.mktemp("pages") / "bad.html"
-    path.write_text(report_html(BAD, (LogText("logs/hung.log", log, 50_000_000, 49_900_000),)), encoding="utf-8")
-    return path
+    report = folder / "bad.html"
+    report.write_text(report_html(BAD, (LogText("logs/hung.log", log, 50_000_000, 49_900_000),)), encoding="utf-8")
+    index = write_site(catalog, folder).as_uri()
+    measured = next(image for image in catalog.images if any(p.curves for p in image.platforms))
+    return {"report": report.as_uri(), "catalog": index, "image": f"{index}#{measured.image}:{measured.tag}"}
 
 
 @pytest.fixture
-def open_page(browser: Browser, bad_file: Path) -> Iterator[Open]:
+def visit(browser: Browser, addresses: dict[str, str]) -> Iterator[Visit]:
+    """Open a page by its name, with a fragment if there is one: `catalog#os=debian13`."""
     contexts = []
 
     def open_it(
-        width: int = 1280, height: int = 900, scheme: Literal["light", "dark"] = "light", **options: Any
+        name: str, width: int = 1280, height: int = 900, scheme: Literal["light", "dark"] = "light", **options: Any
     ) -> Opened:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, offline=True, **options
         )
         contexts.append(context)
+        context.set_default_timeout(10_000)
         opened = Opened(context.new_page())
         opened.page.on("console", lambda message: opened.messages.append(f"{message.type}: {message.text}"))
         opened.page.on("pageerror", lambda error: opened.messages.append(str(error)))
         opened.page.on("request", lambda request: opened.requests.append(request.url))
-        opened.page.goto(bad_file.as_uri())
+        page, _, fragment = name.partition("#")
+        opened.page.goto(addresses[page] + (f"#{fragment}" if fragment else ""))
         if options.get("java_script_enabled", True):
-            until(opened.page, "document.querySelectorAll('.chart .main-svg').length >= 5")
+            drawn = {"report": 5, "image": 1, "catalog": 0}[page]
+            until(opened.page, f"document.querySelectorAll('.chart .main-svg').length >= {drawn}")
         return opened
 
     yield open_it

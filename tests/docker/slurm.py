@@ -39,9 +39,10 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} {node}
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} {node}
 PartitionName=all Nodes=ALL Default=YES
+GresTypes=gpu
 """
 # slurmd would have the nodes share PMIx's folder, since they share the machine. Each sees one of its own.
 SLURMD = 'mount -t tmpfs -o mode=755 imagebuild-test "$1/pmix" && exec slurmd -D -N "$2"'
@@ -107,8 +108,8 @@ class Slurm:
 
 
 @contextmanager
-def running() -> Iterator[Slurm]:
-    """munged, slurmctld and two slurmd; they have ended at the end."""
+def running(node: str = "CPUs=2", gpus: int = 0) -> Iterator[Slurm]:
+    """munged, slurmctld and two slurmd; they have ended at the end. Nodes may claim what this machine does not have."""
     if os.geteuid():
         pytest.skip("Slurm's daemons, and installing them, need root")
     needed = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
@@ -123,7 +124,7 @@ def running() -> Iterator[Slurm]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-test-")))
         folder.chmod(0o755)
         slurm = Slurm(folder)
-        _configure(slurm)
+        _configure(slurm, f"{node} Gres=gpu:{gpus}" if gpus else node, gpus)
         log = stack.enter_context((folder / "log").open("a"))
         munge = [
             f"--{name}={folder}/munge/{name}" for name in ("socket", "key-file", "pid-file", "log-file", "seed-file")
@@ -147,7 +148,7 @@ def running() -> Iterator[Slurm]:
         yield slurm
 
 
-def _configure(slurm: Slurm) -> None:
+def _configure(slurm: Slurm, node: str, gpus: int) -> None:
     folder = slurm.folder
     for name in ("munge", "pmix", "state", "spool-n1", "spool-n2"):
         (folder / name).mkdir(mode=0o755)
@@ -157,8 +158,12 @@ def _configure(slurm: Slurm) -> None:
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(1024))
     host = socket.gethostname().split(".")[0]
-    text = CONFIGURATION.format(host=host, folder=folder, ports=_free_ports(3))
+    text = CONFIGURATION.format(host=host, folder=folder, ports=_free_ports(3), node=node)
     (folder / "slurm.conf").write_text(text)
+    for i in range(gpus):
+        (folder / f"gpu{i}").touch()
+    devices = f"Name=gpu File={folder}/gpu[0-{gpus - 1}]" if gpus else ""
+    (folder / "gres.conf").write_text(f"AutoDetect=off\n{devices}\n")
     (folder / "mpi.conf").write_text(f"PMIxCliTmpDirBase={folder}/pmix\n")
 
 

@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.conftest import ROOT
 from tests.docker import slurm
 from tests.docker.slurm import Slurm
-from tests.unit.jobs.job_fakes import IMAGE, text
+from tests.unit.jobs.job_fakes import IMAGE, REFERENCE, text
 
 pytestmark = pytest.mark.docker
 
-REFERENCE: dict[str, str] = yaml.safe_load((ROOT / "tests/data/jobs-reference.yaml").read_text())
 SCRIPTS = {name: line for name, line in REFERENCE.items() if line.startswith("slurm")}
 # What a program of nccl-tests prints, for the ranks that Slurm's PMIx says there are.
 BENCHMARK = """\
@@ -51,23 +49,8 @@ exit {status}
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Slurm]:
     """Two nodes that claim to have GPUs and more cores than this machine."""
-    patch = pytest.MonkeyPatch()
-    nodes = slurm.CONFIGURATION.replace("CPUs=2", "CPUs=64 Gres=gpu:8 RealMemory=1000")
-    patch.setattr(slurm, "CONFIGURATION", f"{nodes}GresTypes=gpu\n")
-    configure = slurm._configure
-
-    def with_gpus(started: Slurm) -> None:
-        configure(started)
-        for i in range(8):
-            (started.folder / f"gpu{i}").touch()
-        (started.folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={started.folder}/gpu[0-7]\n")
-
-    patch.setattr(slurm, "_configure", with_gpus)
-    try:
-        with slurm.running() as started:
-            yield started
-    finally:
-        patch.undo()
+    with slurm.running("CPUs=64 RealMemory=1000", gpus=8) as started:
+        yield started
 
 
 def sbatch(cluster: Slurm, folder: Path, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:

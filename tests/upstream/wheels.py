@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 from imagebuild.core import run_program
-from imagebuild.lock import GLIBC
+from imagebuild.render import pip_platforms
 
 LOCK = Path(__file__).parents[2] / "imagebuild.lock"
 
@@ -25,10 +26,9 @@ def unpack(wheels: list[dict[str, Any]], folder: Path) -> None:
     lines = [f"{w['name']}=={w['version']} --hash=sha256:{w['sha256']['amd64']}\n" for w in wheels]
     wanted = folder / "requirements.txt"
     wanted.write_text("".join(lines))
-    tags = [word for glibc in GLIBC for word in ("--platform", f"{glibc}_x86_64")]
     run_program(
         sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile", "--no-deps",
-        "--require-hashes", "--only-binary", ":all:", *tags, "--target", str(folder / "tree"),
+        "--require-hashes", *pip_platforms("amd64"), "--target", str(folder / "tree"),
         "--requirement", str(wanted),
     )  # fmt: skip
 
@@ -45,3 +45,15 @@ def nccl_header(folder: Path) -> None:
     unpack(pins("nccl-wheel", "2.32.3"), folder)
     (folder / "tree" / "nvidia" / "nccl" / "include" / "nccl.h").replace(folder / "nccl.h")
     shutil.rmtree(folder / "tree")
+
+
+def make_wheel(folder: Path, name: str, version: str, tag: str) -> Path:
+    """Write a wheel without content to a folder; return it."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    path = folder / f"{stem}-py3-none-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path

@@ -20,7 +20,7 @@
     if (trace && trace.type === "heatmap" && (width - 110) / trace.x.length < 24) { trace.texttemplate = ""; }
   }
 
-  // A chart that is not shown has no width; it is drawn when it is shown.
+  // A chart that is not shown has no width. It is drawn when the address names what it is in.
   function draw() {
     Object.keys(figures).forEach(function (id) {
       var width = document.getElementById(id).clientWidth;
@@ -38,7 +38,7 @@
     });
   }
   draw();
-  window.addEventListener("hashchange", draw);
+  ["load", "hashchange"].forEach(function (event) { window.addEventListener(event, draw); });
 
   document.querySelectorAll(".legend button").forEach(function (button) {
     button.addEventListener("click", function () {

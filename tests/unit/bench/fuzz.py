@@ -42,24 +42,8 @@ def broken(text: str, count: int = 300, seed: int = 0) -> Iterator[str]:
 
 
 _VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    0,
-    -1,
-    10**30,
-    1.5,
-    float("nan"),
-    float("inf"),
-    "",
-    "x",
-    "N/A",
-    [],
-    {},
-    [[]],
-    [None],
-    {"name": 1},
-    [{"x": []}],
-)
+    None, True, 0, -1, 10**30, 1.5, float("nan"), float("inf"), "", "x", "N/A", [], {}, [[]], [None], {"name": 1}, [{"x": []}],
+)  # fmt: skip
 
 
 def spoiled(document: Any, count: int = 400, seed: int = 0) -> Iterator[Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.outputs import NOTHING, Output, read_json, read_part
 
 TOP = """\
@@ -205,10 +204,3 @@ def test_json_of_others() -> None:
 
 def test_foreign_lines_are_nothing() -> None:
     assert parse("| Result | Pass |\n|                           | GPU0: Pass |\nError: no\n+-----+-----+\n") == NOTHING
-
-
-def test_fuzz() -> None:
-    for text in (*broken(NEW), *broken(OLD)):
-        parse(text)
-    for document in (*spoiled(new_document()), *spoiled({"iterations": [new_document()]})):
-        parse_json(document)

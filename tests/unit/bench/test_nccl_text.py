@@ -70,14 +70,6 @@ def test_options_that_change_columns(options: dict[str, object]) -> None:
     assert run.wrong_total == (0 if table.validate else None)
 
 
-def test_wide_numbers() -> None:
-    row = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07    2.01  3.55843e+07  123456  139.16  260.9  12"
-    run = only(row + "\n# Out of bounds values : 2 FAILED\n# Avg bus bandwidth    : 1.5 \n")
-    assert run.rows[0].out_of_place.time_us == 1.6e7
-    assert run.wrong_total == 35584312
-    assert (run.verdict, run.collective) == ("wrong-data", "all_reduce")
-
-
 @pytest.mark.parametrize("often", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("seed", range(12))
 def test_log_lines_between_and_inside_rows(often: float, seed: int) -> None:
@@ -99,21 +91,14 @@ def test_a_row_that_others_cut_is_counted() -> None:
 
 PREFIXES: dict[str, Callable[[int], str]] = {
     "Open MPI": lambda _: "[1,0]<stdout>:",
-    "Open MPI, indented": lambda _: "   [1,0]<stdout>:",
-    "Open MPI 5": lambda _: "[prterun-node1-4711@1,0]<stdout>: ",
-    "PMIx, rank": lambda _: "[0]<stdout>: ",
     "PMIx, detailed": lambda _: "[1,0][node1:4711]<stdout>: ",
-    "Open MPI, time": lambda _: "Sat Nov 21 07:26:50 2026[1,0]<stdout>:",
     "srun": lambda _: "  0: ",
     "Intel MPI": lambda _: "[0] ",
-    "kubectl": lambda _: "[pod/nccl-launcher-x7/mpi] ",
     "kubectl, time": lambda at: f"[pod/nccl-launcher-x7/mpi] 2026-11-21T07:26:{at % 60:02d}.123456789Z ",
-    "docker, time": lambda at: f"2026-11-21T07:26:{at % 60:02d}.123456789Z ",
-    "container runtime": lambda at: f"2026-11-21T07:26:{at % 60:02d}.123456789+01:00 stdout F ",
-    "kubectl and Open MPI": lambda at: f"[pod/l/m] 2026-11-21T07:26:{at % 60:02d}.1Z [1,0]<stdout>:",
     "quoted": lambda _: "> ",
     "clush": lambda _: "node17: ",
 }
+"""All prefixes are in test_logs.py; these are in front of whole tables."""
 
 
 @pytest.mark.parametrize("kind", PREFIXES)
@@ -228,10 +213,8 @@ def test_the_last_row_is_cut() -> None:
     table = Table()
     text = "\n".join([*table.head(), *table.body()])[:-30]
     run = only(text)
-    assert (run.verdict, run.partial_rows, len(run.rows)) == ("truncated", 1, len(table.sizes) - 1)
-    assert run.reason.startswith("truncated")
-    parsed = parse(text)
-    assert len(parsed.unread) == 1
+    assert (run.reason, run.partial_rows, len(run.rows)) == ("truncated: the last row is cut", 1, len(table.sizes) - 1)
+    assert len(parse(text).unread) == 1
 
 
 @pytest.mark.parametrize("spoil", [
@@ -269,49 +252,9 @@ def test_elisions() -> None:
     assert only("\n".join([*cut, *body, *table.foot()])).ranks is None
 
 
-def test_a_device_list_that_begins_in_the_middle() -> None:
-    table = Table(ranks=72, hosts=18)
-    text = "\n".join(line for line in table.lines() if "Rank" not in line or "Rank 71" in line)
-    run = only(text)
-    assert (run.ranks, run.nodes, run.verdict) == (72, None, "ok")
-
-
-def test_groups_are_communicators() -> None:
-    table = Table(ranks=8)
-    text = table.text()
-    for rank in range(8):
-        text = text.replace(f"Rank  {rank} Group  0", f"Rank  {rank} Group  {rank % 4}")
-    assert only(text).ranks == 2
-
-
-def test_rccl_tests() -> None:
-    text = Table().text().replace("# nccl-tests version 2.19.6 nccl-headers=23007 nccl-library=23007\n", "")
-    text = text.replace("# Using devices", "rccl-tests: Version develop:2f7c9ab\n# Using devices").replace(
-        " NVIDIA H100 80GB HBM3", ""
-    )
-    run = only(text)
-    assert (run.tool, run.tool_version, run.device, run.verdict) == ("rccl-tests", "develop:2f7c9ab", None, "ok")
-
-
-def test_a_version_with_a_commit() -> None:
-    run = only(Table().text().replace("version 2.19.6 ", "version 2.20.0 (0a1b2c3) "))
-    assert run.tool_version == "2.20.0"
-    assert only(Table().text().replace("version 2.19.6 ", "version 2.20.0(0a1b2c3) ")).tool_version == "2.20.0"
-
-
-def test_the_command_line_names_the_collective() -> None:
-    table = Table("2.13.10", "alltoall")
-    assert only(table.text()).collective is None
-    run = only("+ mpirun -np 8 ./build/alltoall_perf -b 8 -e 8G -f 2\n" + table.text())
-    assert run.collective == "alltoall"
-    contradicted = only("+ mpirun ./build/all_gather_perf -b 8\n" + Table("2.10", "all_reduce").text())
-    assert contradicted.collective == "all_reduce"
-
-
 def test_other_logs_hold_no_run() -> None:
     assert read_runs("hello\n1 2 3 4 5 6 7\n[1,0]<stdout>: # size 5\nGPU 0: NVIDIA H100\n") == ()
-    parsed = parse("srun: error: node1: task 0: Exited with exit code 1\n")
-    assert parsed == ((), ())
+    assert parse("srun: error: node1: task 0: Exited with exit code 1\n") == ((), ())
 
 
 TABLE = Table()
@@ -366,106 +309,80 @@ def test_an_error_glued_to_half_a_row() -> None:
     assert (run.verdict, run.partial_rows, len(run.rows)) == ("comm-failure", 1, 4)
 
 
-def test_wrong_elements_come_first() -> None:
-    table = Table(wrong={2: 96, 5: 32})
-    run = only(table.text() + TRACE + "srun: error: node1: task 0: Exited with exit code 7\n")
-    assert (run.verdict, run.wrong_total, run.out_of_bounds) == ("wrong-data", 128, 2)
-    assert run.reason.startswith("wrong: 128")
-    without_footer = only("\n".join([*table.head(), *table.body()]))
-    assert (without_footer.verdict, without_footer.wrong_total) == ("wrong-data", 128)
+REMOTE = "".join(
+    f"[1,{rank}]<stdout>:node1: Test NCCL failure x.cu:9 'remote process exited or there was a network error / '\n"
+    for rank in range(1, 4)
+)
+TAGGED = "".join(f"[1,0]<stdout>:{line}\n" for line in CUT.splitlines()) + REMOTE
+LATE = "slurmstepd: error: *** JOB 1 CANCELLED AT 2026-11-21T07:12:33 DUE TO TIME LIMIT ***\n"
+TIMEOUT = "node1: Test timeout (60s) common.cu:524\n"
+COMMAND = "+ mpirun -np 8 ./build/all_reduce_perf -b 8 -e 128M\n"
+NOT_LAUNCHED = COMMAND + "mpirun was unable to launch the specified application\n"
+WRONG = Table(wrong={2: 96, 5: 32})
+BOUNDS = "# Out of bounds values : 0 OK\n"
+SHORT = Table(sizes=TABLE.sizes[:-2])
+SHORT_TEXT = SHORT.text().replace(f"maxBytes {SHORT.sizes[-1]}", f"maxBytes {TABLE.sizes[-1]}")
+REDUCED = f"#\n# Reducing maxBytes to {SHORT.sizes[-1] + 5} due to memory limitation\n#   "
+STEPS = Table(sizes=tuple(range(1024, 10241, 1024))).text().replace("step: 8(factor)", "step: 1024(bytes)")
+RACK = "\n".join(line for line in Table(ranks=72, hosts=18).lines() if "Rank" not in line or "Rank 71" in line)
+GROUPS = "\n".join(line.replace("Group  0", f"Group  {at % 4}") for at, line in enumerate(TABLE.lines()))
+RCCL = TABLE.text().replace("# nccl-tests version 2.19.6 nccl-headers=23007 nccl-library=23007\n", "").replace(
+    "# Using devices", "rccl-tests: Version develop:2f7c9ab\n# Using devices").replace(" NVIDIA H100 80GB HBM3", "")  # fmt: skip
+WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07    2.01  3.55843e+07  123456  139.16  260.9  12"
 
 
-def test_out_of_bounds_of_a_release_that_printed_errors() -> None:
-    run = only(Table("2.10", wrong={1: 5}).text())
-    assert (run.verdict, run.wrong_total, run.out_of_bounds) == ("wrong-data", None, 1)
-    assert only(Table("1.0", wrong={1: 5}).text()).verdict == "wrong-data"
-
-
-def test_an_average_below_what_was_asked_for() -> None:
-    run = only(TABLE.text().replace("123.456 ", "123.456 FAILED"))
-    assert (run.verdict, run.avg_busbw_gb_s) == ("failed", 123.456)
-    assert only(TABLE.text().replace("123.456 ", "123.456 OK")).verdict == "ok"
-
-
-def test_no_rows() -> None:
-    text = "\n".join([*TABLE.head(), *TABLE.foot()]).replace("123.456", "-nan")
+@pytest.mark.parametrize(("text", "facts"), [
+    # What comes first: wrong elements, then the cause of a failure.
+    (WRONG.text() + TRACE + "srun: error: node1: task 0: Exited with exit code 7\n",
+     {"verdict": "wrong-data", "wrong_total": 128, "out_of_bounds": 2}),
+    ("\n".join([*WRONG.head(), *WRONG.body()]), {"verdict": "wrong-data", "wrong_total": 128}),
+    (Table("2.10", wrong={1: 5}).text(), {"verdict": "wrong-data", "wrong_total": None, "out_of_bounds": 1}),
+    (Table("1.0", wrong={1: 5}).text(), {"verdict": "wrong-data"}),
+    (f"{WIDE}\n# Out of bounds values : 2 FAILED\n",
+     {"verdict": "wrong-data", "wrong_total": 35584312, "collective": "all_reduce"}),
+    (TAGGED, {"verdict": "comm-failure"}),
+    (TAGGED + "[1,7]<stdout>:node2: Test CUDA failure x.cu:8 'launch failure'\n", {"verdict": "cuda-failure"}),
+    (TAGGED + LATE, {"verdict": "timeout"}),
+    (TAGGED + "[1,2]<stdout>:node1: Test NCCL failure x.cu:9 'unhandled system error / '\n" + LATE, {"verdict": "comm-failure"}),
+    ("\n".join(Table("1.0").head()) + "\nNCCL failure a.cu:120 'unhandled system error'\n", {"verdict": "comm-failure"}),
+    # Without rows.
+    ("\n".join([*TABLE.head(), *TABLE.foot()]).replace("123.456", "-nan"),
+     {"verdict": "no-data", "avg_busbw_gb_s": None, "wrong_total": None}),
+    (NOT_LAUNCHED, {"verdict": "failed", "rows": (), "collective": "all_reduce"}),
+    ("node1: Test CUDA failure common.cu:894 'no CUDA-capable device'\n", {"verdict": "cuda-failure", "rows": ()}),
+    ("# nccl-tests version 2.19.6 x\nInvalid number of GPUs: 8 requested but only 4 were found.\n", {"verdict": "failed"}),
+    # Footers.
+    (TABLE.text().replace("123.456 ", "123.456 FAILED"), {"verdict": "failed", "avg_busbw_gb_s": 123.456}),
+    (TABLE.text().replace("123.456 ", "123.456 OK"), {"verdict": "ok"}),
+    (TABLE.text().replace("# Avg bus bandwidth    : 123.456 \n", ""), {"verdict": "ok"}),
+    (TABLE.text().replace(BOUNDS, ""), {"verdict": "ok", "reason": "complete; the line `Out of bounds values` is missing"}),
+    (Table(validate=False).text().replace(BOUNDS, ""), {"verdict": "ok", "reason": "complete; data were not validated"}),
+    (Table("2.10").text().replace(BOUNDS, ""), {"verdict": "truncated"}),
+    # Sizes that were asked for.
+    (SHORT_TEXT, {"verdict": "truncated", "reason": f"truncated: no row of {SHORT.sizes[-1] * 8} bytes, though it was asked for"}),
+    (SHORT_TEXT.replace("#   ", REDUCED, 1), {"verdict": "ok"}),
+    (STEPS, {"verdict": "ok"}),
+    (STEPS.replace("maxBytes 10240", "maxBytes 12000"), {"verdict": "truncated"}),
+    # Who took part.
+    (RACK, {"ranks": 72, "nodes": None, "verdict": "ok"}),
+    (GROUPS, {"ranks": 2}),
+    (RCCL, {"tool": "rccl-tests", "tool_version": "develop:2f7c9ab", "device": None, "verdict": "ok"}),
+    (TABLE.text().replace("version 2.19.6 ", "version 2.20.0(0a1b2c3) "), {"tool_version": "2.20.0"}),
+    # The command names the collective where nothing else does.
+    (Table("2.13.10", "alltoall").text(), {"collective": None}),
+    ("+ mpirun -np 8 ./build/alltoall_perf -b 8\n" + Table("2.13.10", "alltoall").text(), {"collective": "alltoall"}),
+    ("+ mpirun ./build/all_gather_perf -b 8\n" + Table("2.10", "all_reduce").text(), {"collective": "all_reduce"}),
+])  # fmt: skip
+def test_facts_of_one_run(text: str, facts: dict[str, object]) -> None:
     run = only(text)
-    assert (run.verdict, run.avg_busbw_gb_s, run.wrong_total) == ("no-data", None, None)
+    assert {name: getattr(run, name) for name in facts} == facts
 
 
-def test_the_first_release_failed() -> None:
-    run = only("\n".join(Table("1.0").head()) + "\nNCCL failure all_reduce.cu:120 'unhandled system error'\n")
-    assert run.verdict == "comm-failure"
-
-
-def test_the_cause_is_not_what_the_others_say() -> None:
-    others = "".join(
-        f"[1,{rank}]<stdout>:node1: Test NCCL failure common.cu:958 'remote process exited or there was a network error / '\n"
-        for rank in range(1, 4)
-    )
-    head = "".join(f"[1,0]<stdout>:{line}\n" for line in CUT.splitlines())
-    run = only(head + others + "[1,7]<stdout>:node2: Test CUDA failure common.cu:894 'unspecified launch failure'\n")
-    assert run.verdict == "cuda-failure"
-    assert "unspecified launch failure" in run.reason
-    assert only(head + others).verdict == "comm-failure"
-    late = "slurmstepd: error: *** JOB 1 CANCELLED AT 2026-11-21T07:12:33 DUE TO TIME LIMIT ***\n"
-    assert only(head + others + late).verdict == "timeout"
-    system = "[1,2]<stdout>:node1: Test NCCL failure common.cu:958 'unhandled system error / '\n"
-    assert only(head + system + others + late).verdict == "comm-failure"
-
-
-def test_a_failure_belongs_to_its_run() -> None:
-    runs = read_runs(TABLE.text() + CUT + "node1: Test timeout (60s) common.cu:524\n")
-    assert [run.verdict for run in runs] == ["ok", "timeout"]
-    runs = read_runs(CUT + "node1: Test timeout (60s) common.cu:524\n" + TABLE.text())
-    assert [run.verdict for run in runs] == ["timeout", "ok"]
-
-
-def test_a_command_that_could_not_start() -> None:
-    text = (
-        "+ mpirun -np 8 ./build/all_reduce_perf -b 8 -e 128M\nmpirun was unable to launch the specified application\n"
-    )
-    run = only(text)
-    assert (run.verdict, run.rows, run.collective) == ("failed", (), "all_reduce")
-    runs = read_runs(TABLE.text() + text)
-    assert [run.verdict for run in runs] == ["ok", "failed"]
-    assert read_runs("+ mpirun -np 8 ./build/all_reduce_perf -b 8 -e 128M\n") == ()
-
-
-def test_only_the_message_of_a_failure() -> None:
-    run = only("node1: Test CUDA failure common.cu:894 'no CUDA-capable device is detected'\n")
-    assert (run.verdict, run.rows) == ("cuda-failure", ())
-    assert (
-        only(
-            "# nccl-tests version 2.19.6 nccl-headers=1 nccl-library=1\nInvalid number of GPUs: 8 requested but only 4 were found.\n"
-        ).verdict
-        == "failed"
-    )
-
-
-def test_the_largest_size_was_reduced() -> None:
-    sizes = TABLE.sizes[:-2]
-    table = Table(sizes=sizes)
-    text = table.text().replace(f"maxBytes {sizes[-1]}", f"maxBytes {TABLE.sizes[-1]}")
-    short = only(text)
-    assert short.verdict == "truncated"
-    assert str(sizes[-1] * 8) in short.reason
-    reduced = only(text.replace("#   ", f"#\n# Reducing maxBytes to {sizes[-1] + 5} due to memory limitation\n#   ", 1))
-    assert reduced.verdict == "ok"
-    assert "reduced" in reduced.reason
-
-
-def test_steps_in_bytes() -> None:
-    sizes = tuple(range(1024, 10240 + 1, 1024))
-    text = Table(sizes=sizes).text().replace("step: 8(factor)", "step: 1024(bytes)")
-    assert only(text).verdict == "ok"
-    assert only(text.replace("maxBytes 10240", "maxBytes 12000")).verdict == "truncated"
-
-
-def test_a_footer_without_bounds() -> None:
-    text = TABLE.text().replace("# Out of bounds values : 0 OK\n", "")
-    assert only(text).verdict == "ok"
-    assert only(Table(validate=False).text().replace("# Out of bounds values : 0 OK\n", "")).verdict == "ok"
-    old = only(Table("2.10").text().replace("# Out of bounds values : 0 OK\n", ""))
-    assert old.verdict == "truncated"
-    assert only(TABLE.text().replace("# Avg bus bandwidth    : 123.456 \n", "")).verdict == "ok"
+@pytest.mark.parametrize(("text", "verdicts"), [
+    (TABLE.text() + CUT + TIMEOUT, ["ok", "timeout"]),
+    (CUT + TIMEOUT + TABLE.text(), ["timeout", "ok"]),
+    (TABLE.text() + NOT_LAUNCHED, ["ok", "failed"]),
+    (COMMAND, []),
+])  # fmt: skip
+def test_a_failure_belongs_to_its_run(text: str, verdicts: list[str]) -> None:
+    assert [run.verdict for run in read_runs(text)] == verdicts

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from imagebuild.bench import BandwidthTest
-from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.outputs import NOTHING, Output, read_json, read_part
 
 HOST = """\
@@ -283,15 +280,3 @@ def test_foreign_lines_are_nothing() -> None:
     )
     assert parse(foreign).items == ()
     assert parse_json({"nvbandwidth": 1}) == parse_json({"results": []}) == NOTHING
-
-
-def finite(tests: tuple[BandwidthTest, ...]) -> bool:
-    cells = [cell for test in tests for row in test.matrix or () for cell in row]
-    return all(value is None or math.isfinite(value) for value in (*cells, *(test.sum for test in tests)))
-
-
-def test_fuzz() -> None:
-    for text in broken(HOST + PAIRS + BOTH_WAYS):
-        assert finite(parse(text).items)
-    for document in spoiled(DOCUMENT):
-        assert finite(parse_json(document).items)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from imagebuild.bench import PerftestTable, TableRow
-from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.outputs import NOTHING, Output, read_json, read_part
 
 RULE = "-" * 87 + "\n"
@@ -100,65 +97,40 @@ def test_blanks_may_be_lost() -> None:
     assert only(text.replace("#bytes", "bytes")) == only(text)
 
 
-def test_a_run_for_a_duration_has_no_peak() -> None:
-    text = " WARNING: BW peak won't be measured in this run.\n" + BLOCK + HEADER.format(unit="Gb/sec")
-    table = only(text + " 65536      403504           0.00               42.31                0.080701\n" + RULE)
-    assert (table.rows[0].bw_peak, table.rows[0].bw_average) == (0.0, 42.31)
-    endless = only(text + " 65536  403504  0.00  42.31  0.080701\n 65536  403100  0.00  42.20  0.080651\n")
-    assert sizes(endless) == [65536, 65536]
+DURATION = " WARNING: BW peak won't be measured in this run.\n" + BLOCK + HEADER.format(unit="Gb/sec")
+PORTS = "   BW Port1[Gb/sec]   MsgRate Port1[Mpps]   BW Port2[Gb/sec]   MsgRate Port2[Mpps]\n"
+CPU = HEADER.format(unit="Gb/sec").rstrip("\n") + "    CPU_Util[%]\n 65536  1000  0.00  190.00  0.362396"
+LONG_ROW = " 2  1000  1.76  6.12  1.79  \t  1.80  \t0.06  \t\t1.88  \t\t6.13\n"
+LATENCIES = {"min": 1.76, "max": 6.12, "typical": 1.79, "average": 1.80, "stdev": 0.06, "p99": 1.88, "p99.9": 6.13}
 
 
-def test_small_values_have_six_decimals() -> None:
-    table = only(
-        BLOCK
-        + HEADER.format(unit="Gb/sec")
-        + " 2          5000           0.042350            0.042185            2.636533\n"
+@pytest.mark.parametrize(("text", "row"), [
+    (DURATION + " 65536  403504  0.00  42.31  0.080701\n" + RULE, {"bw_peak": 0.0, "bw_average": 42.31}),
+    (BLOCK + HEADER.format(unit="Gb/sec") + " 2  5000  0.042350  0.042185  2.636533\n", {"bw_average": 0.042185}),
+    (BLOCK.replace("BW", "Latency") + ADDRESSES + LATENCY + LONG_ROW + RULE, {"latency_us": LATENCIES, "bw_average": None}),
+    (BLOCK + " #bytes  #iterations  t_avg[usec]  tps average\n 2  560000  1.71  584795.32\n", {"latency_us": {"average": 1.71}}),
+    (BLOCK + " #bytes #iterations  t_min[usec]  t_max[usec]  t_typical[usec]\n 2  1000  1.21  9.80  1.30\n",
+     {"latency_us": {"min": 1.21, "max": 9.8, "typical": 1.3}}),
+    (BLOCK + " #bytes  #sl  #iterations  BW peak[Gb/sec]  BW average[Gb/sec]  MsgRate[Mpps]\n 64  3  1000  9.10  9.00  0.017578\n",
+     {"size_bytes": 64, "bw_average": 9.0}),
+    (BLOCK + HEADER.format(unit="Gb/sec").rstrip("\n") + PORTS + " 65536  1000  0.00  190.00  0.362396  95.00  0.181198  95.00  0.181198\n",
+     {"bw_average": 190.0, "msg_rate": 0.362396}),
+    (BLOCK + CPU + "\t    1.25\n", {"bw_average": 190.0}),
+    (BLOCK + CPU + "\n", {"bw_average": 190.0}),
+    (BLOCK + ADDRESSES + ROW.format(size=65536, peak="190.20", mean="190.11"), {"bw_average": 190.11}),
+])  # fmt: skip
+def test_columns(text: str, row: dict[str, object]) -> None:
+    table = only(text)
+    assert (table.verdict, {name: getattr(table.rows[0], name) for name in row}) == ("ok", row)
+
+
+def test_rows_of_the_same_size_and_a_row_without_unit() -> None:
+    assert (
+        sizes(only(DURATION + " 65536  403504  0.00  42.31  0.080701\n 65536  403100  0.00  42.20  0.080651\n"))
+        == [65536] * 2
     )
-    assert (table.rows[0].bw_average, table.verdict) == (0.042185, "ok")
-
-
-def test_latency() -> None:
-    row = (
-        " 2       1000          1.76           6.12         1.79  \t       1.80     \t0.06   \t\t1.88    \t\t6.13   \n"
-    )
-    table = only(BLOCK.replace("BW", "Latency") + ADDRESSES + LATENCY + row + RULE)
-    assert (table.test, table.unit) == ("RDMA_Write Latency", "usec")
-    assert table.rows[0].latency_us == {
-        "min": 1.76, "max": 6.12, "typical": 1.79, "average": 1.80, "stdev": 0.06, "p99": 1.88, "p99.9": 6.13,
-    }  # fmt: skip
-    assert table.rows[0].bw_average is None
-
-
-def test_latency_with_fewer_columns() -> None:
-    duration = only(
-        BLOCK
-        + " #bytes        #iterations       t_avg[usec]    tps average\n 2       560000            1.71        584795.32\n"
-        + RULE
-    )
-    assert duration.rows[0].latency_us == {"average": 1.71}
-    oldest = only(
-        BLOCK + " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n 2  1000  1.21  9.80  1.30\n"
-    )
-    assert oldest.rows[0].latency_us == {"min": 1.21, "max": 9.8, "typical": 1.3}
-
-
-def test_service_levels_ports_and_cpu() -> None:
-    quality = only(
-        BLOCK
-        + " #bytes    #sl      #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n 64    3    1000    9.10    9.00    0.017578\n"
-    )
-    assert (quality.rows[0].bw_average, quality.unit) == (9.0, "Gb/sec")
-    header = HEADER.format(unit="Gb/sec").rstrip("\n")
-    ports = "   BW Port1[Gb/sec]   MsgRate Port1[Mpps]   BW Port2[Gb/sec]   MsgRate Port2[Mpps]\n"
-    both = only(BLOCK + header + ports + " 65536  1000  0.00  190.00  0.362396  95.00  0.181198  95.00  0.181198\n")
-    assert (both.rows[0].bw_average, both.rows[0].msg_rate) == (190.0, 0.362396)
-    for row in (" 65536  1000  0.00  190.00  0.362396\t    1.25\n", " 65536  1000  0.00  190.00  0.362396\n"):
-        assert only(BLOCK + header + "    CPU_Util[%]\n" + row).rows[0].bw_average == 190.0
-
-
-def test_a_row_without_header_has_no_unit() -> None:
-    table = only(BLOCK + ADDRESSES + ROW.format(size=65536, peak="190.20", mean="190.11"))
-    assert (table.unit, table.rows[0].bw_average) == (None, 190.11)
+    assert only(BLOCK + ADDRESSES + ROW.format(size=65536, peak="190.20", mean="190.11")).unit is None
+    assert only(BLOCK.replace("BW", "Latency") + ADDRESSES + LATENCY + LONG_ROW + RULE).unit == "usec"
 
 
 def test_a_negative_bandwidth_is_no_result() -> None:
@@ -250,37 +222,16 @@ def document(**results: float | str) -> dict[str, object]:
     }
 
 
+LATENCY_KEYS = ("t_min", "t_max", "t_typical", "t_avg", "t_stdev", "percentile_99", "percentile_99.9")
+
+
 def test_json() -> None:
     output = document(MsgSize=65536, n_iterations=5000, BW_peak=0.0, BW_average=380.25, MsgRate=0.725)
     table = parse_json(output).items[0]
     assert (table.test, table.unit, table.verdict) == ("RDMA_Write Bidirectional BW", None, "ok")
     assert table.rows == (TableRow(size_bytes=65536, bw_peak=0.0, bw_average=380.25, msg_rate=0.725),)
-
-
-def test_json_of_latencies() -> None:
-    output = document(
-        **{
-            "MsgSize": 2,
-            "t_min": 1.7,
-            "t_max": 6.1,
-            "t_typical": 1.8,
-            "t_avg": 1.9,
-            "t_stdev": 0.1,
-            "percentile_99": 2.0,
-            "percentile_99.9": 6.0,
-        }
-    )
-    table = parse_json(output).items[0]
-    assert table.unit == "usec"
-    assert table.rows[0].latency_us == {
-        "min": 1.7,
-        "max": 6.1,
-        "typical": 1.8,
-        "average": 1.9,
-        "stdev": 0.1,
-        "p99": 2.0,
-        "p99.9": 6.0,
-    }
+    latency = parse_json(document(MsgSize=2, **dict(zip(LATENCY_KEYS, LATENCIES.values(), strict=True)))).items[0]
+    assert (latency.unit, latency.rows[0].latency_us) == ("usec", LATENCIES)
 
 
 def test_json_without_a_size_is_counted() -> None:
@@ -335,24 +286,3 @@ def test_json_of_others() -> None:
     others: tuple[object, ...] = ([], {"results": [{"size": 1}]}, {"results": {"size": 1}}, {"test_info": {}})
     for other in others:
         assert parse_json(other) == NOTHING
-
-
-def finite(tables: tuple[PerftestTable, ...]) -> bool:
-    rows = [row for table in tables for row in table.rows]
-    values = [
-        value for row in rows for value in (row.bw_peak, row.bw_average, row.msg_rate, *(row.latency_us or {}).values())
-    ]
-    return all(value is None or math.isfinite(value) for value in values)
-
-
-def test_fuzz() -> None:
-    text = (
-        WAITING
-        + run((2, "5.30"), (4, "10.60"), (8, "21.00"))
-        + run((2, "5.30"), unit="MB/sec")
-        + "Couldn't connect to a:1\n"
-    )
-    for changed in (*broken(text), *broken(OLD)):
-        assert finite(parse(changed).items)
-    for changed in spoiled(document(MsgSize=65536, BW_peak=1.0, BW_average=1.0, MsgRate=0.1, t_avg=1.5)):
-        assert finite(parse_json(changed).items)

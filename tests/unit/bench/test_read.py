@@ -12,12 +12,13 @@ import pytest
 
 from imagebuild.bench import Results, read_files, read_text
 from imagebuild.core import ResultError
-from tests.unit.bench.fuzz import broken
+from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.nccl_tables import Table, broken_lines, same
 from tests.unit.bench.test_dcgm import NEW as DIAG
 from tests.unit.bench.test_dcgm import new_document
 from tests.unit.bench.test_nvbandwidth import BOTH_WAYS, DOCUMENT, HOST, PAIRS
 from tests.unit.bench.test_perftest import OLD
+from tests.unit.bench.test_perftest import document as perftest_document
 from tests.unit.bench.test_perftest import run as perftest_run
 
 LOGS = Path(__file__).parents[2] / "data" / "nccl-logs"
@@ -179,12 +180,30 @@ def test_json_without_its_end_is_counted() -> None:
     assert [result.status for result in results.diagnostics][:1] == ["pass"]
 
 
-def test_fuzz_of_all_tools() -> None:
-    for text in (
-        *broken("".join(ALL.values()), count=60),
-        *broken(json.dumps(DOCUMENT, indent=1) + LEVELS + OLD, count=60),
-    ):
-        read_text("log", text)
+UCX_LOGS = [path.read_text() for path in sorted((Path(__file__).parents[2] / "data" / "ucx-logs").glob("*.txt"))]
+FUZZED = ["".join(ALL.values()), json.dumps(DOCUMENT, indent=1) + LEVELS + OLD, "".join(UCX_LOGS), DIAG]
+DOCUMENTS = [
+    DOCUMENT,
+    new_document(),
+    {"iterations": [new_document()]},
+    perftest_document(MsgSize=65536, BW_peak=1.0, t_avg=1.5),
+]
+
+
+def assert_finite(results: Results) -> None:
+    json.dumps(results.model_dump(), allow_nan=False)
+
+
+@pytest.mark.parametrize("text", FUZZED, ids=range(len(FUZZED)))
+def test_broken_text_is_no_error(text: str) -> None:
+    for changed in broken(text, count=100):
+        assert_finite(read_text("log", changed))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=range(len(DOCUMENTS)))
+def test_spoiled_documents_are_no_error(document: object) -> None:
+    for changed in spoiled(document):
+        assert_finite(read_text("log", json.dumps(changed)))
 
 
 SEEDS = [path.read_text() for path in sorted(LOGS.glob("*.txt"))] + [
@@ -205,8 +224,8 @@ def test_spoiled_input_is_no_error(seed: int) -> None:
             mutated[at : at + source.randrange(3)] = source.choice(
                 ["\n", " ", "\0", "\x1b[", "9" * 40, "é", "{", "[", '"', "-", "e+99", "N/A", "nan", ""]
             )
-        for spoiled in (cut, "\n".join(shuffled), "".join(mutated), text[source.randrange(len(text)) :]):
-            for run in read_text("log", spoiled).runs:
+        for damaged in (cut, "\n".join(shuffled), "".join(mutated), text[source.randrange(len(text)) :]):
+            for run in read_text("log", damaged).runs:
                 assert run.reason
 
 

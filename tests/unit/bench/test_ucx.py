@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 
 from imagebuild.bench import UcxResult
-from tests.unit.bench.fuzz import broken
 from tests.unit.bench.outputs import NOTHING, Output, read_part
 
 LOGS = Path(__file__).parents[2] / "data" / "ucx-logs"
@@ -191,11 +189,3 @@ def test_foreign_lines_are_nothing() -> None:
     matrix = "Running a_b.\n 0     1.00      2.00      3.00      4.00  5.00  6 7\n"
     assert parse(matrix + "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n") == NOTHING
     assert only(log("latency") + matrix) == only(log("latency"))
-
-
-def test_fuzz() -> None:
-    for name in ("latency", "batch", "batch-csv", "threads", "refused"):
-        for text in broken(log(name) + OLDEST, count=100):
-            for result in parse(text).items:
-                values = [*result.latency_us.values(), *result.bandwidth_mib_s.values(), *result.rate_msg_s.values()]
-                assert all(value is None or math.isfinite(value) for value in values)

@@ -20,10 +20,11 @@ from imagebuild.build import (
     Recording,
     StoredFile,
     Trees,
+    WheelFiles,
     bake_file,
     needed_inputs,
 )
-from imagebuild.core import ConfigError, ResultError, default_index, pip_conf_text
+from imagebuild.core import ConfigError, ResultError, pip_conf_text
 from imagebuild.oci import Endpoint, blob_path, check_image
 from imagebuild.project import Changes, Plan, Project, make_plan, versions_with
 from imagebuild.render import Renderer
@@ -36,9 +37,8 @@ MANIFEST = BundleManifest(
     stages={"key1": ("linux/amd64",), "key2": ("linux/amd64", "linux/arm64")},
     files={
         "https://a.b/x.tar": StoredFile(path="files/https/a.b/x.tar", sha256=SHA, size=1),
-        "https://a.b/x.whl": StoredFile(path="files/https/a.b/x.whl", sha256="e" * 64, size=1),
+        "/wheels/x.whl": StoredFile(path="wheels/x.whl", sha256="e" * 64, size=1),
     },
-    wheels={"x.whl": "https://a.b/x.whl"},
     images={"debian:13@sha256:1": f"sha256:{SHA}"},
     git={COMMIT: "https://a.b/x.git"},
 )
@@ -66,7 +66,7 @@ def test_what_contradicts_the_lock(bundle: Bundle) -> None:
     good = NeededInputs(
         {"a": ArchiveFile("https://a.b/x.tar", SHA), "b": GitCommit("https://a.b/x.git", COMMIT)},
         frozenset({"debian:13@sha256:1"}),
-        frozenset({"e" * 64}),
+        frozenset({WheelFiles("amd64", (f"x==1 --hash=sha256:{'e' * 64}",))}),
     )
     assert bundle.missing_inputs(good) == []
     bad = NeededInputs(
@@ -76,13 +76,13 @@ def test_what_contradicts_the_lock(bundle: Bundle) -> None:
             "c": KeyFile("https://a.b/key"),
         },
         frozenset({"debian:12@sha256:1"}),
-        frozenset({"f" * 64}),
+        frozenset({WheelFiles("amd64", (f"x==1 --hash=sha256:{'f' * 64}",))}),
     )
     assert bundle.missing_inputs(bad) == [
         "another https://a.b/x.tar",
         f"no commit {'0' * 40} of https://a.b/x.git",
         "no https://a.b/key",
-        f"no wheel with sha256 {'f' * 64}",
+        f"no wheel x==1 --hash=sha256:{'f' * 64}",
         "no image debian:12@sha256:1",
     ]
     with pytest.raises(ConfigError, match="has no debian:12@sha256:1"):
@@ -94,9 +94,9 @@ def test_a_manifest_comes_last(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no bundle is here \(manifest.json is missing\)"):
         Bundle.read(tmp_path / "b")
     need = NeededInputs({"b": GitCommit("https://a.b/x.git", COMMIT)}, frozenset(), frozenset())
-    recording.finish(MANIFEST.files, MANIFEST.wheels, {"t": need})
+    recording.finish(MANIFEST.files, {"t": need})
     found = Bundle.read(tmp_path / "b").manifest
-    assert (found.files, found.wheels, found.git) == (MANIFEST.files, MANIFEST.wheels, MANIFEST.git)
+    assert (found.files, found.git) == (MANIFEST.files, MANIFEST.git)
     assert (found.targets, found.stages) == (("t",), {"key": ("linux/amd64",)})
     with pytest.raises(ConfigError, match="is not empty"):
         Recording.start(tmp_path / "b", {})
@@ -108,7 +108,7 @@ def test_a_base_is_copied_and_damage_is_found(tmp_path: Path) -> None:
     context = trees.add_file("key", "file", tmp_path / "file")
     recording = Recording.start(tmp_path / "b", {})
     assert recording.add_base("debian:13@sha256:1", context).startswith(f"oci-layout://{tmp_path}/b/images@sha256:")
-    recording.finish({}, {}, {})
+    recording.finish({}, {})
     copied = Bundle.read(tmp_path / "b")
     assert copied.find_damage(lambda _: None) == []
     (digest,) = copied.manifest.images.values()
@@ -209,8 +209,3 @@ def test_pip_is_told_the_index() -> None:
     assert pip_conf_text("https://i.example/s/") == "[global]\nindex-url = https://i.example/s/\n"
     assert pip_conf_text("http://10.0.0.1:80/s/").splitlines()[-1] == "trusted-host = 10.0.0.1"
     assert "https://me:a%40b@i.example/s/" in pip_conf_text("https://i.example/s/", ("me", "a@b"))
-
-
-def test_the_default_index_is_what_pip_says() -> None:
-    said = "  -i, --index-url <url>  Base URL of the index (default https://index.example/simple). This\n"
-    assert default_index(lambda *_, **__: said) == "https://index.example/simple"

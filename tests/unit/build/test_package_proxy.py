@@ -2,205 +2,147 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
-import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from urllib.parse import urlsplit
 
 import pytest
 
 from imagebuild.build import (
     DownloadStore,
-    FetchingIndex,
-    FetchingStore,
-    ProxyContent,
-    StoredIndex,
+    InputsRequest,
+    NeededInputs,
+    Trees,
+    WheelFiles,
+    fetch_wheels,
+    index_page,
     package_proxy,
-    parse_index_page,
     stored_path,
 )
-from imagebuild.core import Absent, CommandError, ConfigError, Downloads, Mirrors, ResultError, without_login
+from imagebuild.core import (
+    CommandError,
+    ConfigError,
+    Downloads,
+    Mirrors,
+    ResultError,
+    Settings,
+    Unreachable,
+    file_sha256,
+)
+from imagebuild.oci import Endpoint
+from tests.upstream.server import Server
+from tests.upstream.wheels import make_wheel
 
-WHEEL = b"a wheel"
-SHA = hashlib.sha256(WHEEL).hexdigest()
-NAME = "my_lib-1.0-py3-none-any.whl"
-
-
-class Upstream:
-    """A site whose files are a table; some answers are wrong on purpose."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.asked: list[str] = []
-        self.logins: list[str | None] = []
-        self.failures = 0
-        self.cut = 0
-        upstream = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                upstream.asked.append(self.path)
-                upstream.logins.append(self.headers.get("Authorization"))
-                if upstream.failures:
-                    upstream.failures -= 1
-                    self.send_error(503)
-                elif self.path not in upstream.files:
-                    self.send_error(404)
-                else:
-                    content = upstream.files[self.path]
-                    self.send_response(200)
-                    self.send_header("Content-Length", str(len(content) + upstream.cut))
-                    self.end_headers()
-                    self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        Thread(target=self.server.serve_forever, daemon=True).start()
+NAME = "my_lib-1.0+x-py3-none-any.whl"
+URL = "https://far.example/host/x_1.0+b~1.deb"
 
 
 @pytest.fixture
-def upstream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    made = Upstream()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
-
-
-class Proxies:
-    """Recording and replaying proxies for one folder."""
-
-    def __init__(self, folder: Path, upstream: Upstream, stack: ExitStack) -> None:
-        self.folder, self.stack = folder, stack
-        self.log: list[str] = []
-        mirrors = Mirrors(downloads={"https://far.example/": f"{upstream.url}/"})
-        self.store = FetchingStore(folder, Downloads(mirrors.download, pause_s=0))
-        self.index = FetchingIndex(self.store, f"{upstream.url}/simple/", frozenset({SHA}))
-
-    def record(self) -> str:
-        return self.stack.enter_context(
-            package_proxy("127.0.0.1", ProxyContent(self.store, self.index, self.log.append))
-        )
-
-    def replay(self) -> str:
-        store = DownloadStore(self.folder, self.store.files)
-        content = ProxyContent(store, StoredIndex(store, self.index.wheels), self.log.append)
-        return self.stack.enter_context(package_proxy("127.0.0.1", content))
+def site(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "site" / "host").mkdir(parents=True)
+    (tmp_path / "site" / "host" / "x_1.0+b~1.deb").write_bytes(b"deb" * 100_000)
+    with Server(tmp_path / "site").running() as server:
+        yield server
 
 
 @pytest.fixture
-def proxies(tmp_path: Path, upstream: Upstream) -> Iterator[Proxies]:
-    with ExitStack() as stack:
-        yield Proxies(tmp_path, upstream, stack)
+def store(tmp_path: Path, site: Server) -> DownloadStore:
+    """A store that fetches."""
+    mirrors = Mirrors(downloads={"https://far.example/": f"http://127.0.0.1:{site.port}/"})
+    return DownloadStore(tmp_path / "store", {}, Downloads(mirrors.download, pause_s=0))
 
 
-def ask(address: str, target: str) -> tuple[int, bytes]:
+def ask(address: str, target: str, method: str = "GET") -> tuple[int, bytes]:
     with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=10)) as connection:
-        connection.request("GET", target)
+        connection.request(method, target)
         with connection.getresponse() as answer:
             return answer.status, answer.read()
 
 
-def test_a_proxy_records_and_plays_back(proxies: Proxies, upstream: Upstream) -> None:
-    upstream.files["/pool/x_1.0+b~1.deb"] = b"deb" * 100_000
-    target = "http://far.example:443/pool/x_1.0+b~1.deb"
-    recording, replaying = proxies.record(), proxies.replay()
-    assert ask(replaying, target)[0] == 404
-    for address in (recording, recording, replaying):
-        assert ask(address, target) == (200, b"deb" * 100_000)
-    assert upstream.asked == ["/pool/x_1.0+b~1.deb"]
-    assert list(proxies.store.files) == ["https://far.example/pool/x_1.0+b~1.deb"]
-    assert ask(recording, "http://far.example/gone")[0] == 404
+def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> None:
+    target = "http://far.example:443/host/x_1.0+b~1.deb"
+    log: list[str] = []
+    with ExitStack() as stack:
+        replayed = DownloadStore(store.folder, store.files)
+        recording = stack.enter_context(package_proxy("127.0.0.1", store, log.append))
+        replaying = stack.enter_context(package_proxy("127.0.0.1", replayed, log.append))
+        assert ask(replaying, target)[0] == 404
+        for address in (recording, recording, replaying):
+            assert ask(address, target) == (200, b"deb" * 100_000)
+        assert ask(replaying, target, "HEAD") == (200, b"")
+        assert [r.path for r in site.requests] == ["/host/x_1.0+b~1.deb"]
+        assert list(store.files) == [URL]
+        assert ask(recording, "http://far.example/host/gone")[0] == 404
+        site.fail("/host/", status=503, times=9)
+        assert ask(recording, "http://far.example/host/x_1.0+b~1.deb")[0] == 502
+        assert [ask(recording, path)[0] for path in ("/", "/simple/", "/../etc/passwd", "/wheels/gone.whl")] == [
+            502
+        ] * 4
+    assert len(log) == 7
+    assert "503" in log[2]
 
 
-def test_a_site_that_fails_a_few_times(proxies: Proxies, upstream: Upstream) -> None:
-    upstream.files["/x"] = b"x"
-    upstream.failures = 3
-    assert ask(proxies.record(), "http://far.example/x") == (200, b"x")
-    upstream.failures = 9
-    assert ask(proxies.record(), "http://far.example/y")[0] == 502
+def test_half_a_download_is_not_kept(store: DownloadStore, site: Server) -> None:
+    site.truncate("/host/")
+    with pytest.raises(Unreachable, match="ended after"):
+        store.get(URL)
+    assert not store.files
+    assert not [path for path in store.folder.rglob("*") if path.is_file()]
 
 
-def test_half_a_download_is_not_kept(proxies: Proxies, upstream: Upstream) -> None:
-    upstream.files["/x"] = b"x"
-    upstream.cut = 5
-    with pytest.raises(CommandError, match="ended after 1 of 6 bytes"):
-        proxies.store.get("https://far.example/x")
-    with pytest.raises(http.client.IncompleteRead):
-        ask(proxies.record(), "http://far.example/x")
-    assert not proxies.store.files
-    assert not [p for p in proxies.folder.rglob("*") if p.is_file()]
+def test_a_package_index_of_the_wheels_that_are_here(store: DownloadStore) -> None:
+    (store.folder / "wheels").mkdir(parents=True)
+    (store.folder / "wheels" / NAME).write_bytes(b"a wheel")
+    store.add(f"/wheels/{NAME}", store.folder / "wheels" / NAME)
+    with package_proxy("127.0.0.1", store, lambda _: None) as proxy:
+        status, page = ask(proxy, "/simple/My.Lib/")
+        assert (status, page.decode()) == (200, index_page(store, "my-lib"))
+        assert f'href="/wheels/{NAME}#sha256={store.files[f"/wheels/{NAME}"].sha256}"' in page.decode()
+        assert ask(proxy, f"/wheels/{NAME.replace('+', '%2B')}") == (200, b"a wheel")
+        assert ask(proxy, "/simple/other/")[0] == 404
 
 
-@pytest.mark.parametrize("form", ["html", "json"])
-def test_the_index_offers_what_the_lock_has(proxies: Proxies, upstream: Upstream, form: str) -> None:
-    links = {f"../../files/{NAME}": SHA, "../../files/my_lib-2.0-py3-none-any.whl": "0" * 64}
-    page = "".join(f'<a href="{url}#sha256={digest}">x</a>' for url, digest in links.items())
-    entries = [{"url": url, "hashes": {"sha256": digest}} for url, digest in links.items()]
-    upstream.files["/simple/my-lib/"] = (page if form == "html" else json.dumps({"files": entries})).encode()
-    upstream.files[f"/files/{NAME}"] = WHEEL
-    recording, replaying = proxies.record(), proxies.replay()
-    status, text = ask(recording, "/simple/my-lib/")
-    assert (status, text.count(b"<a ")) == (200, 1)
-    assert ask(recording, f"/wheels/{NAME}") == (200, WHEEL)
-    upstream.files.clear()
-    assert ask(replaying, "/simple/my-lib/") == (200, text)
-    assert ask(replaying, "/simple/My.Lib/") == (200, text)
-    assert ask(replaying, f"/wheels/{NAME}") == (200, WHEEL)
-    assert ask(replaying, "/wheels/other-1-py3-none-any.whl")[0] == 404
-    assert parse_index_page(text.decode(), "http://d/simple/my-lib/") == {NAME: (f"http://d/wheels/{NAME}", SHA)}
-
-
-def test_a_wheel_that_is_not_what_the_index_says(proxies: Proxies, upstream: Upstream) -> None:
-    upstream.files["/simple/my-lib/"] = f'<a href="/files/{NAME}#sha256={SHA}">x</a>'.encode()
-    upstream.files[f"/files/{NAME}"] = b"another"
-    proxies.index.page("my-lib")
-    with pytest.raises(ResultError, match="its sha256 is not"):
-        proxies.index.wheel(NAME, lambda _: lambda _: None)
-    assert not proxies.index.wheels
-
-
-def test_a_changed_file_is_found(proxies: Proxies, upstream: Upstream) -> None:
-    upstream.files["/x"] = b"x"
-    path = proxies.store.get("https://far.example/x")
-    proxies.store.check("https://far.example/x")
-    path.write_bytes(b"y")
-    with pytest.raises(ResultError, match="has changed"):
-        proxies.store.check("https://far.example/x")
-    path.write_bytes(b"xy")
-    with pytest.raises(ResultError, match="is missing or cut off"):
-        proxies.store.check("https://far.example/x")
-
-
-def test_passwords_go_to_their_host_only(upstream: Upstream, tmp_path: Path) -> None:
-    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password geheim\n")
-    upstream.files["/x"] = b"x"
-    Downloads(netrc=tmp_path / "netrc").read(f"{upstream.url}/x")
-    Downloads().read(f"{upstream.url}/x")
-    assert upstream.logins == ["Basic bWU6Z2VoZWlt", None]
-
-
-def test_a_password_in_an_address_is_taken_out() -> None:
-    assert without_login("https://me:a%40b@i.example:1/s/") == (
-        "https://i.example:1/s/",
-        {"i.example:1": ("me", "a@b")},
+@pytest.mark.programs
+def test_wheels_are_fetched_for_both_architectures(
+    store: DownloadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    made = {
+        arch: make_wheel(tmp_path, "my-lib", "1.0", f"manylinux2014_{cpu}")
+        for arch, cpu in (("amd64", "x86_64"), ("arm64", "aarch64"))
+    }
+    wheels = {WheelFiles(arch, (f"my-lib==1.0 --hash=sha256:{file_sha256(p)}",)) for arch, p in made.items()}  # type: ignore[arg-type]
+    needs = {"target": NeededInputs({}, frozenset(), frozenset(wheels))}
+    request = InputsRequest(
+        needs, {}, Endpoint("unix:///x", "private"), Settings(), None, Trees(tmp_path), tmp_path, lambda _: None
     )
-    assert without_login("https://i.example/s/") == ("https://i.example/s/", {})
+    fetch_wheels(request, store)
+    assert {path: file.sha256 for path, file in store.files.items()} == {
+        f"/wheels/{path.name}": file_sha256(path) for path in made.values()
+    }
+    wrong = NeededInputs({}, frozenset(), frozenset({WheelFiles("amd64", (f"my-lib==1.0 --hash=sha256:{'0' * 64}",))}))
+    with pytest.raises(
+        CommandError, match=r"pip cannot download my-lib==1.0 for amd64: (.|\n)*DO NOT MATCH THE HASHES"
+    ):
+        fetch_wheels(replace(request, needs={"target": wrong}), store)
 
 
-def test_what_is_absent_is_said_once(upstream: Upstream) -> None:
-    with pytest.raises(Absent):
-        Downloads().read(f"{upstream.url}/gone")
-    assert len(upstream.asked) == 1
+def test_a_changed_file_is_found(store: DownloadStore) -> None:
+    path = store.get(URL)
+    assert store.checked(URL) == path
+    bundle = DownloadStore(store.folder, store.files)
+    path.write_bytes(b"X" * path.stat().st_size)
+    with pytest.raises(ResultError, match="has changed"):
+        bundle.checked(URL)
+    path.write_bytes(b"x")
+    with pytest.raises(ResultError, match="has no https://far.example/host/x_1.0"):
+        bundle.checked(URL)
+    shutil.rmtree(store.folder)
 
 
 @pytest.mark.parametrize("url", ["https://a.b/", "https://a.b/x/", "https://a.b/../../etc/passwd", "https:///x"])

@@ -68,41 +68,24 @@ def test_render_to_a_file_equals_render_to_the_terminal(call: Call, tmp_path: Pa
         (["build", "--platform", "linux/riscv64"], 2, "linux/riscv64: unknown platform; use linux/amd64"),
         (["build", "--stage", "gone"], 2, "no selected target has such a stage"),
         (["build", "--source", "tool=/gone"], 2, "is not a folder"),
+        (["build", "--compression", "xz"], 2, "--compression xz: use gzip or zstd"),
+        (["build", "--cache-write"], 2, "--cache-write: needs --cache REPOSITORY"),
+        (["lock", "--json", "-"], 2, "--json: needs --check"),
+        (["lock", "--offline"], 2, "--offline: needs --check"),
+        (["lock", "--date", "2026-11-21", "--check"], 2, "--date: excludes --check and --update"),
+        (["lock", "--date", "2026-11-21", "--update", "tool"], 2, "--date: excludes --check and --update"),
     ],
 )
 def test_exit_codes(call: Call, arguments: list[str], status: int, message: str) -> None:
     got, _, error = call(*arguments)
-    assert (got, message in error) == (status, True), error
+    assert (got, message in " ".join(error.split())) == (status, True), error
     assert "Traceback" not in error
 
 
-def test_the_date_of_the_lock_is_set_alone(call, tiny: Files) -> None:  # type: ignore[no-untyped-def]
+def test_the_date_of_the_lock_is_set_alone(call: Call, tiny: Files) -> None:
     before = tiny.load().lock
     status, out, _ = call("lock", "--date", "2026-11-21")
     assert (status, "all digests change" in out) == (0, True)
     assert tiny.load().lock == before.model_copy(update={"date": date(2026, 11, 21)})
-    assert call("lock", "--check", "--offline")[0] == 0
-    for other in (["--check"], ["--update", "tool"]):
-        status, _, err = call("lock", "--date", "2026-11-21", *other)
-        assert (status, "--date: excludes --check and --update" in err) == (2, True)
-
-
-def test_a_check_of_the_lock_as_json_prints_nothing_else(call, tiny: Files) -> None:  # type: ignore[no-untyped-def]
     status, out, _ = call("lock", "--check", "--offline", "--json", "-")
     assert (status, json.loads(out)["findings"]) == (0, [])
-    status, _, err = call("lock", "--json", "-")
-    assert (status, "--json: needs --check" in err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--compression", "xz"], "--compression xz: use gzip or zstd"),
-        (["--cache-write"], "--cache-write: needs --cache REPOSITORY"),
-        (["--push", "--load"], "exclude each other"),
-    ],
-)
-def test_options_of_build_that_make_no_sense(call, options: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
-    status, _, err = call("build", *options)
-    assert status == 2
-    assert said in " ".join(err.split())

@@ -99,22 +99,27 @@ def test_the_last_push_counts(site: Site) -> None:
     assert [s.pushed for s in site.pruning.survey().staged] == [NOW - timedelta(days=2)]
 
 
-def test_what_has_another_tag_stays(site: Site) -> None:
-    digest, _ = site.push(30)
-    site.registry.repositories[STAGING].tags["keep-this"] = digest
-    assert site.why(digest) == f"is tagged keep-this in registry.test/{STAGING}"
-
-
-def test_a_part_with_another_tag_keeps_the_whole(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("it", "is tagged keep-this in {place}"),
+        ("a part", "its part {part} is tagged keep-this in {place}"),
+        ("an index of a part", "its part {part} is part of {place}:keep-this"),
+        *((suffix, "its part {part} has {list}" + suffix + " in {place}") for suffix in (".sig", ".att", ".sbom")),
+    ],
+)
+def test_what_another_tag_names_stays(site: Site, named: str, reason: str) -> None:
+    """A tag for the image, for a part, for an index with a part, or one that signatures are found by."""
     digest, parts = site.push(30)
-    site.registry.repositories[STAGING].tags["keep-this"] = parts[1].digest
-    assert site.why(digest) == (f"its part {parts[1].digest[:19]} is tagged keep-this in registry.test/{STAGING}")
-
-
-def test_what_is_part_of_a_tagged_index_stays(site: Site) -> None:
-    digest, parts = site.push(30)
-    index(site.registry, STAGING, [parts[0]], tag="theirs")
-    assert f"is part of registry.test/{STAGING}:theirs" in str(site.why(digest))
+    tags = site.registry.repositories[STAGING].tags
+    if named == "an index of a part":
+        index(site.registry, STAGING, [parts[1]], tag="keep-this")
+    elif named.startswith("."):
+        tags[f"{referrers_tag(parts[1].digest)}{named}"] = image(site.registry, STAGING, b"signature").digest
+    else:
+        tags["keep-this"] = digest if named == "it" else parts[1].digest
+    place, part = f"registry.test/{STAGING}", parts[1].digest[:19]
+    assert site.why(digest) == reason.format(place=place, part=part, list=referrers_tag(parts[1].digest))
 
 
 def test_what_is_published_stays(site: Site) -> None:
@@ -155,14 +160,6 @@ def test_an_attachment_that_others_need_keeps_it(site: Site) -> None:
     del held.tags["the-sbom"]
     site.attach(Descriptor(held.manifests[sbom].media_type, sbom, 1), "a/signature")
     assert "which something else refers to" in str(site.why(digest))
-
-
-@pytest.mark.parametrize("suffix", [".sig", ".att", ".sbom"])
-def test_tags_that_signatures_are_found_by(site: Site, suffix: str) -> None:
-    digest, parts = site.push(30)
-    tag = f"{referrers_tag(parts[0].digest)}{suffix}"
-    site.registry.repositories[STAGING].tags[tag] = image(site.registry, STAGING, b"signature").digest
-    assert f"has {tag} in registry.test/{STAGING}" in str(site.why(digest))
 
 
 def test_shared_parts_stay_with_the_young(site: Site) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,60 +76,35 @@ def test_a_dry_run_changes_nothing_and_says_what_it_would_do(site: Site) -> None
     assert site.publish().only.digest == done.digest
 
 
-def arrange(site: Site, **changed: object) -> dict[str, str]:
-    """Everything but a verification of amd64's image."""
-    digests = {platform: site.stage(NEW, platform, platform.encode()) for platform in (AMD64, ARM64)}
+def arrange(site: Site, verify: Mapping[str, Any] | None = None, **staged: Any) -> dict[str, str]:
+    """Build, stage and verify both platforms; `verify` changes amd64's verification (None: there is none), `staged` its
+    image."""
+    digests = {ARM64: site.stage(NEW, ARM64, ARM64.encode())}
+    digests[AMD64] = site.stage(**{"name": NEW, "platform": AMD64, "content": AMD64.encode(), **staged})
     for platform, digest in digests.items():
         site.built(NEW, {platform: digest})
     site.verified(digests[ARM64], ARM64)
+    if verify is not None:
+        site.verified(digests[AMD64], **verify)
     return digests
-
-
-def failed(site: Site) -> None:
-    site.verified(arrange(site)[AMD64], outcomes={"library/works": "failed"})
-
-
-def failed_elsewhere(site: Site) -> None:
-    digest = arrange(site)[AMD64]
-    site.verified(digest)
-    site.verified(digest, file="gpu/verify.json", outcomes={"library/on-gpu": "failed"})
-
-
-def failed_at_speed(site: Site) -> None:
-    digest = arrange(site)[AMD64]
-    site.verified(digest, outcomes={"library/on-gpu-speed": "failed"})
-
-
-def failed_then_passed(site: Site) -> None:
-    digest = arrange(site)[AMD64]
-    site.verified(digest, file="a/verify.json", outcomes={"library/works": "failed"})
-    site.verified(digest, file="b/verify.json")
-
-
-def skipped(site: Site) -> None:
-    site.verified(arrange(site)[AMD64], outcomes={"library/works": "skipped"})
-
-
-def not_run(site: Site) -> None:
-    checks = [CheckResult(component="image", check="readable", outcome="passed")]
-    site.verified(arrange(site)[AMD64], checks=checks)
-
-
-def unreadable(site: Site) -> None:
-    outcomes = dict.fromkeys(("image/readable", "image/labels"), "skipped")
-    site.verified(arrange(site)[AMD64], outcomes=outcomes)  # type: ignore[arg-type]
-
-
-def of_another_digest(site: Site) -> None:
-    arrange(site)
-    site.verified("sha256:" + "7" * 64)
 
 
 def of_no_digest(site: Site) -> None:
     result = site.verified(arrange(site)[AMD64])
-    (site.evidence / f"{str(result.digest)[7:19]}/verify.json").write_text(
-        result.model_copy(update={"digest": None}).model_dump_json()
-    )
+    path = site.evidence / f"{str(result.digest)[7:19]}/verify.json"
+    path.write_text(result.model_copy(update={"digest": None}).model_dump_json())
+
+
+def built_twice(site: Site) -> None:
+    arrange(site, {})
+    other = site.stage(NEW, AMD64, b"another")
+    site.built(NEW, {AMD64: other}, file="again/result.json", started="2026-11-22T10:00:00Z")
+    site.verified(other)
+
+
+def built_again(site: Site, **changed: Any) -> None:
+    """The build of amd64 says something else."""
+    site.built(NEW, {AMD64: arrange(site, {})[AMD64]}, **changed)
 
 
 def not_built(site: Site) -> None:
@@ -137,104 +113,72 @@ def not_built(site: Site) -> None:
     site.verified(digest, ARM64)
 
 
-def not_pushed(site: Site) -> None:
-    site.verified(arrange(site)[AMD64])
-    site.built(NEW, {AMD64: site.stage(NEW, AMD64, AMD64.encode())}, repository=None)
+READABLE_ONLY = [CheckResult(component="image", check="readable", outcome="passed")]
+FAULTS: dict[str, tuple[Callable[[Site], object], str]] = {
+    "failed": (
+        lambda site: arrange(site, {"outcomes": {"library/works": "failed"}}), "linux/amd64: library/works failed",
+    ),
+    "failed at speed": (
+        lambda site: arrange(site, {"outcomes": {"library/on-gpu-speed": "failed"}}), "library/on-gpu-speed failed",
+    ),
+    "failed elsewhere": (
+        lambda site: site.verified(
+            arrange(site, {})[AMD64], file="gpu/verify.json", outcomes={"library/on-gpu": "failed"}
+        ), "library/on-gpu failed",
+    ),
+    "failed, then passed": (
+        lambda site: site.verified(arrange(site, {"file": "a/verify.json", "outcomes": {"library/works": "failed"}})[AMD64]),
+        "a/verify.json): it was failed",
+    ),
+    "skipped": (
+        lambda site: arrange(site, {"outcomes": {"library/works": "skipped"}}), "library/works was skipped: it was skipped",
+    ),
+    "not run": (lambda site: arrange(site, {"checks": READABLE_ONLY}), "library/works was not run"),
+    "unreadable": (
+        lambda site: arrange(site, {"outcomes": dict.fromkeys(("image/readable", "image/labels"), "skipped")}),
+        "image/labels was skipped",
+    ),
+    "of another digest": (
+        lambda site: (arrange(site), site.verified("sha256:" + "7" * 64)),
+        "linux/amd64: not verified: no result names this digest",
+    ),
+    "of no digest": (of_no_digest, "not verified"),
+    "not built": (not_built, "linux/amd64: no build result"),
+    "not pushed": (lambda site: built_again(site, repository=None), "linux/amd64: built, but not pushed"),
+    "built twice": (built_twice, "linux/amd64: several builds: sha256:"),
+    "another target": (lambda site: arrange(site, {}, name=OLD), f"the image is labelled as target {OLD}"),
+    "another version": (
+        lambda site: arrange(site, {}, labels={"imagebuild.component.tool": "3.3", "imagebuild.component.more": "1"}),
+        "component more: the image has 1, the plan none\nlinux/amd64: component tool: the image has 3.3, the plan 3.4",
+    ),
+    "another axis": (
+        lambda site: arrange(site, {}, labels={"imagebuild.axis.os": "ubuntu24.04"}),
+        "axis os: the image has ubuntu24.04, the plan debian13",
+    ),
+    "another platform": (
+        lambda site: arrange(site, {}, platform=ARM64, content=b"other"), "linux/amd64: the image is for linux/arm64",
+    ),
+    "scan failed": (
+        lambda site: site.scanned(arrange(site, {})[AMD64], "failed"), "scan.json): CVE-2026-1 in libc6 1",
+    ),
+    "pruned": (
+        lambda site: site.fake.delete("acme/tiny-staging", arrange(site, {})[AMD64]),
+        f"{HOST}/acme/tiny-staging does not have it any more",
+    ),
+    "dirty": (
+        lambda site: built_again(site, revision=f"{COMMIT}-dirty"),
+        f"built from files that differ from commit {COMMIT[:12]}",
+    ),
+    "of several commits": (
+        lambda site: built_again(site, revision="f" * 40),
+        "its builds are of different commits: linux/amd64 from ffffffffffff, linux/arm64 from 0123456789ab",
+    ),
+    "of no commit": (lambda site: built_again(site, revision=None), "a build does not name its commit"),
+}  # fmt: skip
 
 
-def built_twice(site: Site) -> None:
-    digests = arrange(site)
-    other = site.stage(NEW, AMD64, b"another")
-    site.built(NEW, {AMD64: other}, file="again/result.json", started="2026-11-22T10:00:00Z")
-    for digest in (digests[AMD64], other):
-        site.verified(digest)
-
-
-def another_target(site: Site) -> None:
-    arrange(site)
-    digest = site.stage(OLD, AMD64, b"old")
-    site.built(NEW, {AMD64: digest})
-    site.verified(digest)
-
-
-def another_version(site: Site) -> None:
-    arrange(site)
-    digest = site.stage(NEW, AMD64, labels={"imagebuild.component.tool": "3.3", "imagebuild.component.more": "1"})
-    site.built(NEW, {AMD64: digest})
-    site.verified(digest)
-
-
-def another_axis(site: Site) -> None:
-    arrange(site)
-    digest = site.stage(NEW, AMD64, labels={"imagebuild.axis.os": "ubuntu24.04"})
-    site.built(NEW, {AMD64: digest})
-    site.verified(digest)
-
-
-def another_platform(site: Site) -> None:
-    arrange(site)
-    digest = site.stage(NEW, ARM64, b"not for amd64")
-    site.built(NEW, {AMD64: digest})
-    site.verified(digest)
-
-
-def scan_failed(site: Site) -> None:
-    digest = arrange(site)[AMD64]
-    site.verified(digest)
-    site.scanned(digest, "failed")
-
-
-def pruned(site: Site) -> None:
-    digest = arrange(site)[AMD64]
-    site.verified(digest)
-    site.fake.delete("acme/tiny-staging", digest)
-
-
-def dirty(site: Site) -> None:
-    digest = arrange(site)[AMD64]
-    site.verified(digest)
-    site.built(NEW, {AMD64: digest}, revision=f"{COMMIT}-dirty")
-
-
-def mixed(site: Site) -> None:
-    digest = arrange(site)[AMD64]
-    site.verified(digest)
-    site.built(NEW, {AMD64: digest}, revision="f" * 40)
-
-
-def no_commit(site: Site) -> None:
-    digest = arrange(site)[AMD64]
-    site.verified(digest)
-    site.built(NEW, {AMD64: digest}, revision=None)
-
-
-FAULTS = {
-    failed: "linux/amd64: library/works failed",
-    failed_elsewhere: "library/on-gpu failed",
-    failed_at_speed: "library/on-gpu-speed failed",
-    failed_then_passed: "a/verify.json): it was failed",
-    skipped: "library/works was skipped: it was skipped",
-    not_run: "library/works was not run",
-    unreadable: "image/labels was skipped",
-    of_another_digest: "linux/amd64: not verified: no result names this digest",
-    of_no_digest: "not verified",
-    not_built: "linux/amd64: no build result",
-    not_pushed: "linux/amd64: built, but not pushed",
-    built_twice: "linux/amd64: several builds: sha256:",
-    another_target: f"the image is labelled as target {OLD}",
-    another_version: "component more: the image has 1, the plan none\nlinux/amd64: component tool: the image has 3.3, the plan 3.4",
-    another_axis: "axis os: the image has ubuntu24.04, the plan debian13",
-    another_platform: "linux/amd64: the image is for linux/arm64",
-    scan_failed: "scan.json): CVE-2026-1 in libc6 1",
-    pruned: f"{HOST}/acme/tiny-staging does not have it any more",
-    dirty: f"built from files that differ from commit {COMMIT[:12]}",
-    mixed: "its builds are of different commits: linux/amd64 from ffffffffffff, linux/arm64 from 0123456789ab",
-    no_commit: "a build does not name its commit",
-}
-
-
-@pytest.mark.parametrize(("arranged", "reason"), FAULTS.items(), ids=lambda x: getattr(x, "__name__", ""))
-def test_faults_are_refused_with_their_reason(arranged: Callable[[Site], None], reason: str, site: Site) -> None:
+@pytest.mark.parametrize(("arranged", "reason"), FAULTS.values(), ids=FAULTS)
+def test_faults_are_refused_with_their_reason(arranged: Callable[[Site], object], reason: str, site: Site) -> None:
     arranged(site)
     site.fake.calls.clear()
     done = site.publish(NEW)
@@ -246,13 +190,12 @@ def test_faults_are_refused_with_their_reason(arranged: Callable[[Site], None], 
 
 def test_the_arranged_site_is_published_where_nothing_is_wrong(site: Site) -> None:
     """What the faults above are added to."""
-    site.verified(arrange(site)[AMD64])
+    arrange(site, {})
     assert site.publish().states == ["published"]
 
 
 def test_every_reason_is_said_at_once(site: Site) -> None:
-    digests = arrange(site)
-    site.verified(digests[AMD64], outcomes={"library/works": "failed", "library/newest": "skipped"})
+    digests = arrange(site, {"outcomes": {"library/works": "failed", "library/newest": "skipped"}})
     site.scanned(digests[ARM64], "failed")
     said = site.publish().reasons
     assert "linux/amd64: library/works failed" in said
@@ -262,7 +205,7 @@ def test_every_reason_is_said_at_once(site: Site) -> None:
 
 def test_one_refused_target_does_not_stop_another(site: Site) -> None:
     site.ready(OLD)
-    failed(site)
+    FAULTS["failed"][0](site)
     done = site.publish()
     assert done.states == ["published", "refused"]
     assert done.result.exit_status == 1
@@ -411,13 +354,13 @@ def test_aliases_move_and_say_from_where(site: Site) -> None:
 
 
 def test_dirty_builds_get_tags_that_admit_it(site: Site) -> None:
-    dirty(site)
+    FAULTS["dirty"][0](site)
     done = site.publish(allow_dirty=True).only
     assert done.given[0].endswith(f"-{COMMIT[:7]}-dirty")
 
 
 def test_builds_of_no_commit_never_get_a_tag_with_one(site: Site) -> None:
-    no_commit(site)
+    FAULTS["of no commit"][0](site)
     assert site.publish(allow_dirty=True).states == ["refused"]
 
 
@@ -425,7 +368,7 @@ def test_tags_without_a_commit_need_none(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.files.replace("matrix.yaml", "-{revision}", "")
     site.read()
-    no_commit(site)
+    FAULTS["of no commit"][0](site)
     assert site.publish().states == ["published"]
 
 

@@ -11,16 +11,32 @@ from imagebuild.report import Report, format_bytes, format_number, one_line, rep
 from tests.report_samples import ABOUT, BAD, GIB, GOOD, judgement, row, run
 
 
-def test_all_well_is_0() -> None:
-    assert (GOOD.overall, GOOD.exit_status, GOOD.headline) == ("ok", 0, "All is well")
-    assert GOOD.counts == "4 passed, 0 failed, 0 skipped"
+def waived(name: str = "x", status: str = "waived") -> BandwidthTest:
+    return BandwidthTest(source="n", name=name, unit=None, status=status, matrix=None, sum=None)
+
+
+SKIPPED = Diagnostic(source="d.json", category="Stress", test="sm_stress", status="skip")
 
 
 @pytest.mark.parametrize(
-    "verdict", ["wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "no-data", "failed"]
+    ("content", "overall", "status", "failed"),
+    [
+        ({"runs": (run(),)}, "ok", 0, []),
+        *(
+            ({"runs": (run(verdict=verdict),)}, "failed", 1, [verdict])
+            for verdict in ("wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "no-data", "failed")
+        ),
+        ({"tests": (waived(status="exploded"),)}, "failed", 1, ["exploded"]),
+        ({"tests": (waived(),)}, "not-verified", 1, []),
+        ({"runs": (run(),), "tests": (waived(),)}, "ok", 0, []),
+        ({"runs": (run(),), "diagnostics": (SKIPPED,)}, "failed", 1, ["not-verified"]),
+        ({"runs": (run(),), "nothing_in": ("empty.log",)}, "failed", 1, ["no-result"]),
+        ({"nothing_in": ("empty.log",)}, "nothing-read", 5, ["no-result"]),
+    ],
 )
-def test_every_verdict_but_ok_is_1(verdict: str) -> None:
-    assert Report(about=ABOUT, runs=(run(verdict=verdict),)).exit_status == 1
+def test_the_verdict_on_everything(content: dict[str, object], overall: str, status: int, failed: list[str]) -> None:
+    report = Report(about=ABOUT, **content)
+    assert (report.overall, report.exit_status, [one.word for one in report.failures]) == (overall, status, failed)
 
 
 @pytest.mark.parametrize(
@@ -40,31 +56,10 @@ def test_speed_is_an_assertion_of_its_own(outcome: str, status: int, state: str)
     assert report.exit_status == status
 
 
-def test_nothing_read_is_5_and_says_which_files() -> None:
-    report = Report(about=ABOUT, nothing_in=("a.log",))
-    assert (report.overall, report.exit_status) == ("nothing-read", 5)
-    assert [(assertion.subject, assertion.state) for assertion in report.assertions] == [("a.log", "failed")]
-
-
-def test_a_named_file_without_result_fails_beside_good_ones() -> None:
-    assert GOOD.model_copy(update={"nothing_in": ("empty.log",)}).exit_status == 1
-
-
-def test_only_skips_is_not_verified() -> None:
-    waived = BandwidthTest(source="n", name="x", unit=None, status="waived", matrix=None, sum=None)
-    report = Report(about=ABOUT, tests=(waived,))
-    assert (report.overall, report.exit_status) == ("not-verified", 1)
-
-
-def test_a_diagnosis_of_skips_only_is_not_verified() -> None:
-    skip = Diagnostic(source="d.json", category="Stress", test="sm_stress", status="skip")
-    report = Report(about=ABOUT, runs=(run(),), diagnostics=(skip,))
-    assert [failure.word for failure in report.failures] == ["not-verified"]
-
-
-def test_unknown_states_are_failures() -> None:
-    odd = BandwidthTest(source="n", name="x", unit=None, status="exploded", matrix=None, sum=None)
-    assert Report(about=ABOUT, tests=(odd,)).exit_status == 1
+def test_headlines() -> None:
+    assert (GOOD.headline, GOOD.counts) == ("All is well", "4 passed, 0 failed, 0 skipped")
+    assert Report(about=ABOUT, runs=(run(verdict="wrong-data"),)).headline == "all_reduce, 8 ranks: wrong data"
+    assert BAD.headline == "6 of 26 assertions failed"
 
 
 def test_json_has_what_was_read_at_the_top_and_null_for_unknown() -> None:
@@ -78,20 +73,13 @@ def test_json_has_what_was_read_at_the_top_and_null_for_unknown() -> None:
     assert Report.model_validate(data) == BAD
 
 
-def measured(report: Report) -> list[tuple[float | None, ...]]:
-    """For each run, what the verdicts on its speed measured."""
-    return [tuple(verdict.measured for verdict in entry.speed) for entry in report.entries]
-
-
-def test_verdicts_of_equal_runs_go_to_them_in_order() -> None:
-    runs = (run(peak=480.0), run("all_gather"), run(peak=400.0))
+def test_verdicts_find_their_results() -> None:
+    """Of equal runs, in their order; also if the number of ranks is in the verdict only."""
     verdicts = tuple(judgement("all_reduce", speed, 700, 482) for speed in (480.0, 400.0))
-    assert measured(Report(about=ABOUT, runs=runs, judgements=verdicts)) == [(480.0,), (), (400.0,)]
-
-
-def test_a_verdict_with_ranks_that_the_log_does_not_tell() -> None:
-    verdict = judgement("all_reduce", 480.0, 700, 482)
-    assert measured(Report(about=ABOUT, runs=(run(ranks=None),), judgements=(verdict,))) == [(480.0,)]
+    report = Report(about=ABOUT, runs=(run(), run("all_gather"), run()), judgements=verdicts)
+    assert [[verdict.measured for verdict in entry.speed] for entry in report.entries] == [[480.0], [], [400.0]]
+    (entry,) = Report(about=ABOUT, runs=(run(ranks=None),), judgements=verdicts[:1]).entries
+    assert entry.speed == verdicts[:1]
 
 
 def test_names_tell_runs_apart() -> None:
@@ -106,43 +94,23 @@ def test_names_tell_runs_apart() -> None:
 
 def test_the_best_value_is_of_either_placement() -> None:
     runs = (run("a", rows=(row(GIB, 300.0, 301.25), row(2 * GIB, 300.5))), run("b", rows=(row(GIB, None),)))
-    text = report_markdown(Report(about=ABOUT, runs=runs))
-    assert "| a, 8 ranks | ok | 301.2 GB/s at 1 GiB |" in text
-    assert "| b, 8 ranks | ok | – |" in text
+    assert [entry.best for entry in Report(about=ABOUT, runs=runs).entries] == ["301.2 GB/s at 1 GiB", "–"]
 
 
 def test_tests_that_were_skipped_for_the_same_reason_are_listed_once() -> None:
-    waived = tuple(BandwidthTest(source="n", name=n, unit=None, status="waived", matrix=None, sum=None) for n in "aab")
-    text = report_markdown(Report(about=ABOUT, tests=waived))
+    text = report_markdown(Report(about=ABOUT, tests=tuple(map(waived, "aab"))))
     assert "\n- waived: a (2 times), b: nvbandwidth gives no reason\n" in text
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (1000, "1000 B"),
-        (1024, "1 KiB"),
-        (3 << 19, "1.5 MiB"),
-        (8 * GIB, "8 GiB"),
-        (26549638485, "24.73 GiB"),
-    ],
-)
-def test_sizes(size: int, text: str) -> None:
-    assert format_bytes(size) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, "–"), (0.0, "0"), (482.27, "482.3"), (12.345, "12.35"), (0.000457, "0.000457")]
-)
-def test_numbers(value: float | None, text: str) -> None:
-    assert format_number(value) == text
+def test_numbers() -> None:
+    sizes = [format_bytes(size) for size in (0, 1000, 1024, 3 << 19, 8 * GIB, 26549638485)]
+    assert sizes == ["0 B", "1000 B", "1 KiB", "1.5 MiB", "8 GiB", "24.73 GiB"]
+    numbers = [format_number(value) for value in (None, 0.0, 482.27, 12.345, 0.000457)]
+    assert numbers == ["–", "0", "482.3", "12.35", "0.000457"]
 
 
 def test_text_that_acts_on_terminals_is_harmless() -> None:
-    assert (
-        visible("\x1b[31mred\x1b[0m\x1b]0;title\x07\x00\r\nnext\rlast\u202e\ud800")
-        == "red\ufffd\nnext\nlast\ufffd\ufffd"
-    )
+    text = "\x1b[31mred\x1b[0m\x1b]0;title\x07\x00\r\nnext\rlast\u202e\ud800"
+    assert visible(text) == "red\ufffd\nnext\nlast\ufffd\ufffd"
     assert one_line("a\n\n  b" + "c" * 400).startswith("a bccc")
     assert len(one_line("c" * 400)) == 300

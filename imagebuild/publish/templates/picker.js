@@ -3,7 +3,7 @@
   "use strict";
   var data = JSON.parse(document.getElementById("data").textContent);
   var form = document.querySelector("form.facets"), sets = Array.from(form.querySelectorAll("fieldset"));
-  var last = data.facets.length - 1, byDigest = false, all;
+  var last = data.facets.length - 1, byDigest = false, rows;
   var node = function (id) { return document.getElementById(id); };
 
   function chosen() {
@@ -19,63 +19,52 @@
 
   // Names the choice that excludes a value: one that the value never goes with, else all choices together.
   function exclusion(wanted, i, value) {
-    var nothing = wanted.map(function () { return -1; }), all = [];
+    var nothing = wanted.map(function () { return -1; }), names = [];
     for (var j = 0; j < wanted.length; j++) {
       if (j === i || wanted[j] < 0) { continue; }
       var name = data.facets[j][1] + " " + data.facets[j][2][wanted[j]];
       if (!any(withChoice(withChoice(nothing, i, value), j, wanted[j]))) { return name; }
-      all.push(name);
+      names.push(name);
     }
-    return all.join(" and ");
+    return names.join(" and ");
   }
   function limit(wanted) {
     sets.forEach(function (set, i) {
-      var reasons = {}, texts = [];
+      var reasons = {}, note = set.querySelector(".not");
       set.querySelectorAll("input").forEach(function (input) {
-        var value = Number(input.value), free = value < 0 || any(withChoice(wanted, i, value));
-        input.disabled = !free;
-        input.nextSibling.title = "";
-        if (!free) {
+        var value = Number(input.value);
+        input.disabled = value >= 0 && !any(withChoice(wanted, i, value));
+        if (input.disabled) {
           var why = exclusion(wanted, i, value);
-          input.nextSibling.title = "not with " + why;
           (reasons[why] = reasons[why] || []).push(data.facets[i][2][value]);
         }
       });
-      Object.keys(reasons).forEach(function (why) { texts.push("Not with " + why + ": " + reasons[why].join(", ")); });
-      var note = set.querySelector(".not");
-      note.textContent = texts.join(". ");
-      note.hidden = !texts.length;
+      note.textContent = Object.keys(reasons).map(function (why) { return "Not with " + why + ": " + reasons[why].join(", "); }).join(". ");
+      note.hidden = !note.textContent;
     });
   }
-  function line(title, text, ready) {
-    var row = document.createElement("div"), name = document.createElement("b"), code = document.createElement("code");
-    var button = document.createElement("button"), away = document.createElement("span");
-    row.className = "command";
-    name.textContent = title;
-    code.textContent = text;
-    code.tabIndex = 0;
-    button.type = "button";
-    button.className = "copy";
-    button.disabled = !ready;
-    away.className = "away";
-    away.textContent = " the command for " + title;
-    button.append("Copy", away);
-    row.append(name, code, button);
-    return row;
+
+  // Fills a place with the commands for an image. The digests of tags are in the table, which may not be there yet.
+  function showCommands(list, place, digest, reference, platform) {
+    list.replaceChildren.apply(list, data.commands[data.repositories[place]].map(function (command) {
+      var title = command[0], row = node("command").content.firstElementChild.cloneNode(true);
+      row.querySelector("b").textContent = title;
+      row.querySelector(".away").textContent = " the command for " + title;
+      row.querySelector("button").disabled = !digest && reference.charAt(0) === "@";
+      row.querySelector("code").textContent = command[1].replace("{ref}", reference)
+        .replace("{enroot}", reference.replace("@", ":")).replace("docker pull", "docker pull" + platform);
+      return row;
+    }));
   }
   function answer(wanted) {
     var found = data.rows.filter(function (row) { return fits(row, wanted); });
-    var place = found[0][0], tag = data.tags[place], row = (all || document.querySelectorAll("tr[data-digest]"))[place];
-    var digest = row && row.dataset.digest, named = byDigest || !tag;
-    var reference = named ? "@sha256:" + (digest || "…") : ":" + tag;
+    var place = found[0][0], tag = data.tags[place], row = (rows || document.querySelectorAll("tr[data-digest]"))[place];
+    var digest = row && row.dataset.digest;
+    var reference = byDigest || !tag ? "@sha256:" + (digest || "…") : ":" + tag;
     node("fits").textContent = found.length === 1 ? "This one fits." : "The newest of " + found.length + " that fit.";
     node("tag").textContent = data.facets[0][2][found[0][1]] + reference;
     node("page").href = row ? row.querySelector("a").getAttribute("href") : "#images";
-    node("commands").replaceChildren.apply(node("commands"), data.commands[data.repositories[place]].map(function (one) {
-      var text = one[1].replace("{ref}", reference).replace("{enroot}", reference.replace("@", ":"));
-      var platform = wanted[last] >= 0 && one[0] === "Docker" ? " --platform " + data.facets[last][2][wanted[last]] : "";
-      return line(one[0], text.replace("docker pull", "docker pull" + platform), !named || digest);
-    }));
+    showCommands(node("commands"), place, digest, reference, wanted[last] >= 0 ? " --platform " + data.facets[last][2][wanted[last]] : "");
   }
   function show() {
     var wanted = chosen();
@@ -115,34 +104,50 @@
   recall();
   show();
 
-  // The table: search and sort.
+  // Copying. A page without a secure context has no clipboard, but can copy what is selected.
+  function announce(button, text) {
+    button.dataset.label = button.dataset.label || button.innerHTML;
+    button.textContent = text;
+    setTimeout(function () { button.innerHTML = button.dataset.label; }, 1500);
+  }
+  document.addEventListener("click", function (event) {
+    var button = event.target.closest && event.target.closest("button.copy");
+    if (!button) { return; }
+    var code = button.parentNode.querySelector("code");
+    function copySelection() {
+      getSelection().selectAllChildren(code);
+      announce(button, document.execCommand("copy") ? "Copied" : "Selected");
+    }
+    if (navigator.clipboard && window.isSecureContext) {
+      navigator.clipboard.writeText(code.textContent).then(function () { announce(button, "Copied"); }, copySelection);
+    } else { copySelection(); }
+  });
+
+  // The table, once it is there: search and sort. The commands of the image that the address names.
   document.addEventListener("DOMContentLoaded", function () {
-    var table = document.querySelector("table.images"), body = table.tBodies[0], rows = Array.from(body.rows), texts;
-    all = rows;
+    var table = document.querySelector("table.images"), body = table.tBodies[0], texts;
+    rows = Array.from(body.rows);
     answer(chosen());
-    var heads = Array.from(table.tHead.rows[0].cells), found = node("found");
     document.querySelector(".search").hidden = false;
 
     function search() {
       texts = texts || rows.map(function (row) { return row.textContent.toLowerCase() + " sha256:" + row.dataset.digest; });
       var asked = node("search").value.toLowerCase().split(/\s+/).filter(Boolean), count = 0;
       rows.forEach(function (row, i) {
-        var hit = asked.every(function (word) { return texts[i].indexOf(word) >= 0; });
-        row.hidden = !hit;
-        count += hit;
+        row.hidden = !asked.every(function (word) { return texts[i].indexOf(word) >= 0; });
+        count += !row.hidden;
       });
-      found.textContent = count + " of " + rows.length + (count ? "" : ": nothing fits");
+      node("found").textContent = count + " of " + rows.length + (count ? "" : ": nothing fits");
     }
     node("search").addEventListener("input", search);
-    found.textContent = rows.length + " of " + rows.length;
+    node("found").textContent = rows.length + " of " + rows.length;
 
-    var units = { B: 1, MB: 1e6, GB: 1e9 };
+    var units = { MB: 1e6, GB: 1e9 }, collator = new Intl.Collator("en", { numeric: true });
     function key(cell) {
       var text = cell.textContent.trim(), size = /^([\d.]+) (MB|GB)$/.exec(text);
       return size ? size[1] * units[size[2]] : text;
     }
-    var collator = new Intl.Collator("en", { numeric: true });
-    heads.forEach(function (head, i) {
+    Array.from(table.tHead.rows[0].cells).forEach(function (head, i, heads) {
       var button = document.createElement("button");
       button.type = "button";
       button.append.apply(button, Array.from(head.childNodes));
@@ -151,13 +156,20 @@
         var up = head.getAttribute("aria-sort") !== "ascending", sign = up ? 1 : -1;
         heads.forEach(function (other) { other.removeAttribute("aria-sort"); });
         head.setAttribute("aria-sort", up ? "ascending" : "descending");
-        var keys = new Map(Array.from(body.rows, function (row) { return [row, key(row.cells[i])]; }));
-        var sorted = Array.from(body.rows).sort(function (a, b) {
+        var keys = new Map(rows.map(function (row) { return [row, key(row.cells[i])]; }));
+        body.append.apply(body, rows.slice().sort(function (a, b) {
           var one = keys.get(a), other = keys.get(b);
           return sign * (typeof one === "number" && typeof other === "number" ? one - other : collator.compare(one, other));
-        });
-        body.append.apply(body, sorted);
+        }));
       });
     });
+
+    function showImage() {
+      var list = document.querySelector("article.image:target .commands");
+      if (!list) { return; }
+      var place = Number(list.dataset.place), digest = rows[place].dataset.digest;
+      showCommands(list, place, digest, data.tags[place] ? ":" + data.tags[place] : "@sha256:" + digest, "");
+    }
+    ["load", "hashchange"].forEach(function (event) { window.addEventListener(event, showImage); });
   });
 })();

@@ -1,0 +1,116 @@
+"""What holds for all pages: they load nothing, can be read by everybody, on any screen, on paper, and without scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Visit, background, contrast, luminance
+
+pytestmark = [pytest.mark.browser, pytest.mark.programs]
+
+PAGES = ("report", "catalog#os=ubuntu26.04", "image")
+TEXTS = {
+    "report": (
+        "h1", "h2", ".kicker", ".counts", "nav a", ".card .why", ".card .source", ".badge.passed", ".badge.failed",
+        ".badge.skipped", ".legend button", ".legend .failed", ".limits li", "summary", "thead th", "footer",
+    ),
+    "catalog#os=ubuntu26.04": (
+        "h1", ".kicker", ".counts", "fieldset legend", ".chips input:checked + span", ".chips input:enabled + span",
+        ".chips input:disabled + span", ".not:not([hidden])", "#tag", "#fits", "#page", ".command code", "button.copy",
+        '[aria-pressed="true"]', "thead button", "tbody a", "tbody td", ".badge.passed", ".badge.skipped",
+        ".badge.failed", "footer",
+    ),
+    "image": tuple(f"article:target {part}" for part in (
+        "h2", "dt", "dd", "code", "summary", ".limits li", "td", "h3", ".legend button", ".badge.passed",
+    )),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_loaded_and_nothing_goes_wrong(visit: Visit, name: str) -> None:
+    opened = visit(name)
+    opened.page.wait_for_timeout(300)
+    assert opened.messages == []
+    assert [url.partition(":")[0] for url in opened.requests if not url.startswith(("data:", "blob:"))] == ["file"]
+    assert opened.page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_text_and_lines_can_be_seen(visit: Visit, name: str, scheme: str) -> None:
+    page = visit(name, scheme=scheme).page
+    faint = [selector for selector in TEXTS[name] if contrast(page, selector) < 4.5]
+    lightness = luminance(background(page, "body"))
+    assert lightness > 0.8 if scheme == "light" else lightness < 0.02
+    if "#" not in name:
+        for part in (".xtick text", ".ytick text", ".shape-label text"):
+            faint += [part] if contrast(page, f".chart {part}", "fill", ".panel") < 4.5 else []
+        for number in range(page.locator(".chart").first.locator(".js-line").count()):
+            line = f".chart .trace:nth-child({number + 1}) .js-line"
+            faint += [line] if contrast(page, line, "stroke", ".panel") < 3 else []
+    assert faint == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280, 1920])
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_wider_than_the_screen(visit: Visit, name: str, width: int) -> None:
+    page = visit(name, width=width, height=844, is_mobile=width < 500, has_touch=width < 500).page
+    page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_paper(visit: Visit, tmp_path: Path) -> None:
+    hidden = {"report": ["nav", "#logs"], "catalog": ["#picker", "article"], "image": ["button.copy"]}
+    shown = {"report": "#bandwidth-1", "catalog": "tbody tr", "image": "article:target .chart"}
+    for name, selectors in hidden.items():
+        page = visit(name, scheme="dark").page
+        page.emulate_media(media="print")
+        assert luminance(background(page, "body")) > 0.9
+        for selector in selectors:
+            expect(page.locator(selector).first).to_be_hidden()
+        expect(page.locator(shown[name]).first).to_be_visible()
+    report = visit("report").page.pdf(path=tmp_path / "page.pdf", format="A4")
+    assert 4 <= report.count(b"/Type /Page\n") <= 12
+
+
+def test_without_scripts_the_verdict_and_the_numbers_are_there(visit: Visit) -> None:
+    report = visit("report", java_script_enabled=False).page
+    assert report.locator("h1").inner_text().endswith("6 of 26 assertions failed")
+    page = visit("catalog", java_script_enabled=False).page
+    expect(page.locator("table.images tbody tr")).to_have_count(150)
+    expect(page.locator("#picker")).to_be_hidden()
+    expect(page.locator(".search")).to_be_hidden()
+    expect(page.locator("button:visible")).to_have_count(0)
+    page.locator("tbody a").first.click()
+    expect(page.locator("article:visible")).to_have_count(1)
+    expect(page.locator("article:visible code").first).to_contain_text("docker pull registry.example.org/gpu/hpcx:")
+    for shown in (report, visit("image", java_script_enabled=False).page.locator("article:target")):
+        expect(shown.locator("noscript p").first).to_be_visible()
+        shown.locator("details.data > summary").first.click()
+        expect(shown.locator("details.data table").first).to_be_visible()
+
+
+@pytest.mark.parametrize("name", ["report", "image"])
+def test_every_chart_has_its_numbers_in_a_table(visit: Visit, name: str) -> None:
+    charts = visit(name).page.locator("figure:visible")
+    assert charts.count() == {"report": 5, "image": 1}[name]
+    for chart in charts.all():
+        assert chart.locator("[role=img][aria-label] .main-svg").count() >= 1
+        chart.locator("details.data > summary").click()
+        table = chart.locator("table").first
+        expect(table).to_be_visible()
+        assert table.locator("caption").inner_text()
+        assert table.locator("thead th[scope=col]").count() > 1
+        assert table.locator("tbody th[scope=row]").count() > 1
+
+
+def test_the_scheme_can_change_while_the_page_is_open(visit: Visit) -> None:
+    page = visit("report").page
+    tick = ".chart .xtick text"
+    assert contrast(page, tick, "fill", ".panel") >= 4.5
+    page.emulate_media(color_scheme="dark")
+    assert luminance(background(page, "body")) < 0.02
+    assert contrast(page, tick, "fill", ".panel") >= 4.5
