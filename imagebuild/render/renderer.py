@@ -166,21 +166,6 @@ def image_labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
     return {label: value for label, value in result.items() if value}
 
 
-MACROS = (
-    "apt",
-    "apt_mounts",
-    "archive",
-    "install",
-    "key_stage",
-    "keyring",
-    "repository",
-    "requirements",
-    "rule",
-    "source",
-)
-"""Macros of `macros.j2` that every template may use."""
-
-
 class Renderer:
     """Render targets of one project. Stages that several targets share are rendered once."""
 
@@ -195,7 +180,6 @@ class Renderer:
         """Component, version, variant → steps of the final stage."""
         self._pins: dict[Source, str] = {}
         """Source → what the lock has for it, as text."""
-        self._templates: dict[str, jinja2.Template] = {}
 
     def recipe(self, target: Target) -> Recipe:
         """Return how the target is made."""
@@ -224,7 +208,7 @@ class Renderer:
         installs = [
             self._install(name, version, variant)
             for name, version in target.components.items()
-            if self._has_template(name, "install.j2")
+            if (name, "install.j2") in self._component_templates
         ]
         text = self._render(
             "Dockerfile.j2",
@@ -246,18 +230,14 @@ class Renderer:
         )
         return Dockerfile(text)
 
-    def _has_template(self, name: str, file: str) -> bool:
-        return f"components/{name}/{file}" in self._templates_of_components
-
     @cached_property
-    def _templates_of_components(self) -> frozenset[str]:
-        root = self.project.root
-        return frozenset(path.relative_to(root).as_posix() for path in root.glob("components/*/*.j2"))
+    def _component_templates(self) -> frozenset[tuple[str, str]]:
+        return frozenset((path.parent.name, path.name) for path in self.project.root.glob("components/*/*.j2"))
 
     @cached_property
     def _with_stage(self) -> frozenset[str]:
         """Return the components that have a build stage."""
-        return frozenset(name for name in self.project.components if self._has_template(name, "build.j2"))
+        return frozenset(name for name, file in self._component_templates if file == "build.j2")
 
     def _stage(self, recipe: Recipe, name: str, base: str | None) -> str:
         """Render the build stage of a component."""
@@ -335,6 +315,7 @@ class Renderer:
             bytecode_cache=compiled,
             loader=jinja2.FileSystemLoader(self.project.root),
             undefined=jinja2.StrictUndefined,
+            auto_reload=False,
             autoescape=False,  # noqa: S701 - the output is a Dockerfile
             trim_blocks=True,
             lstrip_blocks=True,
@@ -342,8 +323,9 @@ class Renderer:
 
     @cached_property
     def _macros(self) -> dict[str, Any]:
-        module = self._environment.get_template("macros.j2").module
-        return {name: getattr(module, name) for name in MACROS}
+        """Return the macros of `macros.j2`, which every template may use."""
+        exported = vars(self._environment.get_template("macros.j2").module)
+        return {name: macro for name, macro in exported.items() if callable(macro)}
 
     def _render(self, name: str, /, **context: Any) -> str:
         """Render a template, with at most one blank line in a row, and one after each heredoc, as hadolint needs it.
@@ -351,9 +333,7 @@ class Renderer:
         Raises ConfigError with file and line for a mistake in the template.
         """
         try:
-            if name not in self._templates:
-                self._templates[name] = self._environment.get_template(name)
-            text = self._templates[name].render(**self._macros, **context)
+            text = self._environment.get_template(name).render(**self._macros, **context)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{self.project.root / (error.name or name)}:{error.lineno}: {error.message}") from None
         except (jinja2.TemplateError, TypeError) as error:
