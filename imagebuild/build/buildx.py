@@ -30,7 +30,7 @@ from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import write_text
 from imagebuild.core.run import end_program, start_program
-from imagebuild.oci.engine import compressed_size, connect_engine, engine_flaw
+from imagebuild.oci.engine import compressed_size, engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Target
@@ -507,7 +507,7 @@ def export_images(request: BakeRequest, results: Sequence[BuildResult], origin: 
             more |= {"repository": staging.name, "tags": (f"{staging.name}:{tag}",)}
             shutil.rmtree(layout)
         if request.output == "load" and not request.stage:
-            more["size_bytes"] = compressed_size(connect_engine(request.engine), result.tags[0])
+            more["size_bytes"] = compressed_size(request.engine, result.tags[0])
         exported.append(result.model_copy(update=more))
         write_text(request.folder / result.target / "result.json", exported[-1].model_dump_json(indent=1) + "\n")
     return exported
