@@ -74,11 +74,11 @@ class BuildRequest:
     @property
     def repeat_options(self) -> tuple[str, ...]:
         """Return the options with which another command builds the same."""
-        given = {"--platform": self.platforms, "--source": self.sources, "--set": self.changes.settings}
-        given |= {"--with": self.changes.with_, "--without": self.changes.without}
+        given = {"--platform": self.platforms, "--source": self.sources}
         given |= {"--builder": (self.builder,) if self.builder else ()}
         given |= {"--bundle": (str(self.bundle.folder),) if self.bundle else ()}
-        return tuple(word for option, values in given.items() for value in values for word in (option, value))
+        words = (word for option, values in given.items() for value in values for word in (option, value))
+        return (*words, *self.changes.options)
 
 
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:

@@ -209,8 +209,8 @@ def predict_cost(request: ChangeRequest) -> Cost:
     after = state(request.after, request.changes, request.select)
     for target in after.targets:
         bake.platforms_of(target, request.platforms)
-    settings = (f"--set {setting}" for setting in request.changes.settings)
-    return compare_states(before, after, (request.before or "", " ".join([request.after or WORKING_TREE, *settings])))
+    name = " ".join([request.after or WORKING_TREE, *request.changes.options])
+    return compare_states(before, after, (request.before or "", name))
 
 
 def show_cost(cost: Cost, *, markdown: bool = False) -> None:
