@@ -42,7 +42,7 @@ COMMANDS: Mapping[str, Mapping[str, Entry]] = {
         "publish": Entry("publish", "Give tags to images whose checks passed, and to nothing else."),
         "each": Entry("publish", "Run a command for every image that was pushed, by its digest."),
         "sbom": Entry("evidence", "List all that is in an image, as SPDX."),
-        "scan": Entry("evidence", "Look for known vulnerabilities in an image, and judge them by a policy."),
+        "scan": Entry("evidence", "Judge what a scanner found in an image by a policy."),
         "attest": Entry("evidence", "Verify, show and add what refers to a published image."),
         "diff": Entry("catalog", "Say what differs between two images."),
         "catalog": Entry("catalog", "Make a page of all published images, and the table in the README."),

@@ -7,34 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from imagebuild.cli.options import (
-    BESIDE_MATRIX,
-    BUILDS,
-    DOCKERFILES,
-    MATRIX,
-    DockerfilesOption,
-    FolderOption,
-    ImageArgument,
-    JsonOption,
-    LockOption,
-    MatrixOption,
-    OfflineOption,
-    OutputOption,
-    PlatformOption,
-    command_group,
-    example,
-    examples,
-    open_if_there,
-    open_workspace,
-    print_or_write,
-    print_result,
-)
+from imagebuild.cli import options
+from imagebuild.cli.options import argument, command_group, example, option, subcommand
 from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from imagebuild.oci.registry import Registry
-    from imagebuild.publish.attest import AttestResult, Checkout
+    from imagebuild.publish.attest import AttestResult
 
 POLICY = Path("scan-policy.yaml")
 
@@ -44,91 +24,55 @@ POLICY = Path("scan-policy.yaml")
     "imagebuild sbom ghcr.io/acme/open@sha256:… --platform linux/arm64",
 )
 def sbom(
-    image: ImageArgument,
-    output: OutputOption = None,
-    platform: PlatformOption = None,
-    folder: FolderOption = BUILDS,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    project: options.ProjectFiles,
+    image: options.ImageArgument,
+    output: options.OutputOption = None,
+    platform: options.PlatformOption = None,
+    folder: options.FolderOption = options.BUILDS,
 ) -> None:
     """List all that is in an image, as SPDX: packages, components, and what those were made from."""
-    from imagebuild.publish.sbom import encode_document, make_sbom
+    from imagebuild.oci.attestation import encode_predicate
+    from imagebuild.publish.sbom import make_sbom
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
-    workspace = open_if_there(matrix, dockerfiles, lock)
+    workspace = options.open_if_there(project.matrix, project.dockerfiles, project.lock)
     plan = workspace.plan if workspace else NO_PLAN
     with ImageFinder(plan, folder).built(image) as found:
         document = make_sbom(found.image(platform), plan, workspace.renderer if workspace else None)
     if "comment" in document:
         err.print(document["comment"], markup=False)
-    print_or_write(encode_document(document).decode(), output)
+    options.print_or_write(encode_predicate(document).decode(), output)
 
 
-@example(
-    "imagebuild scan ghcr.io/acme/quickstart:latest",
-    "imagebuild scan --sbom sbom.spdx.json --scanner debsecan --database trixie.json --offline",
-)
+@example("imagebuild scan ghcr.io/acme/open@sha256:… --report grype.json --json scan.json")
 def scan(
-    image: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="IMAGE", help="A target's id, a tag or digest in the engine or a registry, a layout or archive."
-        ),
-    ] = None,
-    sbom_file: Annotated[
-        Path | None, typer.Option("--sbom", metavar="FILE", help="Scan what this SBOM lists, instead of an image.")
-    ] = None,
-    scanner: Annotated[
-        str, typer.Option("--scanner", metavar="auto|grype|trivy|debsecan", help="Program that looks for them.")
-    ] = "auto",
-    database: Annotated[
-        Path | None, typer.Option("--database", metavar="PATH", help="Database of the scanner to compare with.")
-    ] = None,
-    offline: OfflineOption = False,
-    policy: Annotated[
-        Path, typer.Option("--policy", metavar="FILE", help="File that says what fails and what is waived.")
-    ] = POLICY,
-    platform: PlatformOption = None,
+    project: options.ProjectFiles,
+    image: options.ImageArgument,
+    report: Annotated[
+        Path, option("--report FILE", "What grype (-o json), trivy (--format json) or debsecan (detail) printed.")
+    ],
+    policy: Annotated[Path, option("--policy FILE", "File that says what fails and what is ignored.")] = POLICY,
+    platform: options.PlatformOption = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Also list vulnerabilities that are less than high and fail nothing.")
+        bool, option("--all", "Also list vulnerabilities that are less than high and fail nothing.")
     ] = False,
-    json_file: JsonOption = None,
-    folder: FolderOption = BUILDS,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    json_file: options.JsonOption = None,
+    folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """Look for known vulnerabilities in an image, and judge them by a policy.
+    """Judge what a scanner found in an image by a policy, and keep that with the image's digest.
 
-    Exit status 1 if one fails the image.
+    Exit status 1 if one finding fails the image.
     """
     from imagebuild.core.yaml import YamlFile
-    from imagebuild.publish.scan import (
-        Policy,
-        ScanRequest,
-        load_policy,
-        print_scan,
-        scan_image,
-        scan_subject_of_image,
-        scan_subject_of_sbom,
-    )
+    from imagebuild.publish.scan import Policy, load_policy, print_scan, scan_result
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
-    if (image is None) == (sbom_file is None):
-        raise ConfigError("scan: name an image, or give --sbom FILE")
-    workspace = open_if_there(matrix, dockerfiles, lock)
-    plan = workspace.plan if workspace else None
-    axes = {name: () for target in plan.targets for name in target.axes} if plan else None
+    workspace = options.open_if_there(project.matrix, project.dockerfiles, project.lock)
     no_file = policy == POLICY and not policy.exists()
-    rules = YamlFile(policy, Policy(), {}) if no_file else load_policy(policy, axes)
-    request = ScanRequest(scanner, database, offline)
-    if sbom_file:
-        result = scan_image(scan_subject_of_sbom(sbom_file, plan), rules, request)
-    else:
-        with ImageFinder(plan or NO_PLAN, folder, offline).built(str(image)) as found:
-            result = scan_image(scan_subject_of_image(found.image(platform)), rules, request)
-    print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: print_scan(result, every=every))
+    rules = YamlFile(policy, Policy(), {}) if no_file else load_policy(policy)
+    with ImageFinder(workspace.plan if workspace else NO_PLAN, folder).built(image) as found:
+        result = scan_result(found.image(platform), report, rules)
+    options.print_result(json_file, result, lambda: print_scan(result, every=every))
     if result.verdict == "failed":
         raise typer.Exit(1)
 
@@ -136,110 +80,85 @@ def scan(
 attest = command_group("Verify, show and add what refers to a published image.")
 
 PATIENCE_S = 30
-"""Seconds to repeat requests: somebody waits for the answer, and a registry whose content was changed sends it again
-and again."""
+"""Seconds to repeat requests: somebody waits for the answer."""
 MARKS = {"passed": "[green]ok[/]", "failed": "[red]failed[/]", "broken": "[red]wrong[/]", "missing": "[red]missing[/]"}
-PublishedArgument = Annotated[str, typer.Argument(metavar="IMAGE", help="An image of a registry, by tag or digest.")]
+PublishedArgument = Annotated[str, argument("IMAGE", "An image of a registry, by tag or digest.")]
 KindOption = Annotated[
-    str,
-    typer.Option("--kind", metavar="KIND", help="What the file is: sbom, provenance, verification, benchmark or scan."),
+    str, option("--kind KIND", "What the file is: sbom, provenance, verification, benchmark or scan.")
 ]
 
 
-@attest.command(
-    "verify",
-    epilog=examples("imagebuild attest verify ghcr.io/acme/open:latest --key cosign.pub"),
-)
+@subcommand(attest, "verify", "imagebuild attest verify ghcr.io/acme/open:latest --key cosign.pub")
 def verify_attachments_of(
     image: PublishedArgument,
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="FILE", help="Public key that a signature has to be made with.")
-    ] = None,
+    key: Annotated[str | None, option("--key FILE", "Public key that a signature has to be made with.")] = None,
     identity: Annotated[
-        str | None,
-        typer.Option("--certificate-identity", metavar="ID", help="Who has to have signed without a key."),
+        str | None, option("--certificate-identity ID", "Who has to have signed without a key.")
     ] = None,
     issuer: Annotated[
-        str | None,
-        typer.Option("--certificate-oidc-issuer", metavar="URL", help="Who has to vouch for that identity."),
+        str | None, option("--certificate-oidc-issuer URL", "Who has to vouch for that identity.")
     ] = None,
-    no_tlog: Annotated[
-        bool, typer.Option("--no-tlog", help="Accept signatures that are not in the transparency log.")
-    ] = False,
+    no_tlog: Annotated[bool, option("--no-tlog", "Accept signatures that are not in the transparency log.")] = False,
     require: Annotated[
-        str,
-        typer.Option("--require", metavar="KIND,…", help="Kinds that have to be there; `signature` is one, too."),
+        str, option("--require KIND,…", "Kinds that have to be there; `signature` is one, too.")
     ] = "sbom,provenance,verification",
-    ignore_lock: Annotated[
-        bool, typer.Option("--ignore-lock", help="Do not compare sources with this checkout's lock.")
-    ] = False,
-    json_file: JsonOption = None,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    json_file: options.JsonOption = None,
 ) -> None:
     """Check that what refers to an image is about it, and that it speaks for the image.
 
     Exit status 1 if something required is missing or wrong.
     """
     from imagebuild.oci.reference import parse_reference
-    from imagebuild.publish.attest import AttestRequest, verify_attachments
-    from imagebuild.publish.provenance import Trust, verify_signature
+    from imagebuild.publish.attest import AttestRequest, Trust, verify_attachments
 
     reference = parse_reference(image)
-    trust = Trust(key, identity, issuer, not no_tlog)
-    by_whom = bool(key or identity or issuer)
-    if by_whom:
-        trust.check()
     request = AttestRequest(
         required=tuple(filter(None, (kind.strip() for kind in require.split(",")))),
-        signed=(lambda named: verify_signature(named, trust)) if by_whom else None,
-        checkout=_checkout(matrix, dockerfiles, lock, compare=not ignore_lock),
+        trust=Trust(key, identity, issuer, not no_tlog) if key or identity or issuer else None,
     )
     result = verify_attachments(reference, _connect(reference.host), request)
-    print_result(json_file, lambda: result.model_dump_json(indent=1), lambda: _show(result))
+    options.print_result(json_file, result, lambda: _show(result, signed=bool(request.trust)))
     if result.verdict == "failed":
         raise typer.Exit(1)
 
 
-@attest.command(
-    "show", epilog=examples("imagebuild attest show ghcr.io/acme/open:latest --kind sbom -o sbom.spdx.json")
-)
+@subcommand(attest, "show", "imagebuild attest show ghcr.io/acme/open:latest --kind sbom -o sbom.spdx.json")
 def show_attachment_of(
     image: PublishedArgument,
     kind: KindOption,
-    output: OutputOption = None,
-    platform: PlatformOption = None,
+    output: options.OutputOption = None,
+    platform: options.PlatformOption = None,
 ) -> None:
-    """Print a file that refers to an image: the newest of its kind."""
+    """Print what an attestation of an image says: the newest of its kind."""
     from imagebuild.oci.reference import parse_reference
     from imagebuild.publish.attest import show_attachment
 
     reference = parse_reference(image)
     content = show_attachment(reference, _connect(reference.host), _kind(kind), platform)
-    print_or_write(content.decode("utf-8", "replace"), output)
+    options.print_or_write(content.decode(), output)
 
 
-@attest.command(
-    "add",
-    epilog=examples("imagebuild attest add ghcr.io/acme/open@sha256:… results.json --kind benchmark"),
-)
+@subcommand(attest, "add", "imagebuild attest add ghcr.io/acme/open@sha256:… results.json --kind benchmark")
 def add_attachment_to(
-    image: Annotated[str, typer.Argument(metavar="IMAGE@DIGEST", help="An image of a registry, by digest.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to attach.")],
+    image: Annotated[str, argument("IMAGE@DIGEST", "An image of a registry, by digest.")],
+    file: Annotated[Path, argument("FILE", "File to attach.")],
     kind: KindOption,
-    platform: PlatformOption = None,
+    platform: options.PlatformOption = None,
+    sign: options.SignOption = False,
+    key: options.SigningKeyOption = None,
+    no_tlog: options.UnloggedOption = False,
 ) -> None:
     """Attach a file to a published image, such as results that were measured later."""
     from imagebuild.core.files import read_text
-    from imagebuild.oci.layout import AttachmentFile
     from imagebuild.oci.reference import parse_reference
     from imagebuild.publish.attest import add_attachment
 
     reference = parse_reference(image)
-    content = read_text(file).encode()
-    attachment = AttachmentFile(str(file), "", content)
-    digest = add_attachment(reference, _connect(reference.host), _kind(kind), attachment, platform)
+    signer = options.signer_of(key, sign=sign, log=not no_tlog)
+    digest = add_attachment(
+        reference, _connect(reference.host), _kind(kind), read_text(file).encode(),
+        file=file, platform=platform, signer=signer,
+    )  # fmt: skip
     out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -251,32 +170,14 @@ def _connect(host: str) -> Registry:
 
 def _kind(name: str) -> str:
     """Return a kind of attachment. Raises ConfigError for an unknown one."""
-    from imagebuild.oci.layout import KINDS
+    from imagebuild.oci.attestation import KINDS
 
     if name not in KINDS:
         raise ConfigError(f"--kind {name}: unknown kind{suggestion(name, list(KINDS))}; one of {', '.join(KINDS)}")
     return name
 
 
-def _checkout(matrix: Path, dockerfiles: Path, lock: Path, *, compare: bool) -> Checkout:
-    """Return what provenances are compared with; nothing without a project, for whoever only pulls images."""
-    from imagebuild.publish.attest import Checkout
-    from imagebuild.render.recipe import Recipe
-
-    if not compare:
-        return Checkout(why_not="as --ignore-lock says")
-    if matrix == MATRIX and not matrix.exists():
-        return Checkout()
-    workspace = open_workspace(matrix, dockerfiles, lock)
-
-    def recipe(name: str) -> Recipe | None:
-        target = next((t for t in workspace.plan.targets if t.id == name), None)
-        return workspace.renderer.recipe(target) if target else None
-
-    return Checkout(recipe)
-
-
-def _show(result: AttestResult) -> None:
+def _show(result: AttestResult, *, signed: bool) -> None:
     from rich.markup import escape
 
     from imagebuild.report.document import one_line
@@ -296,3 +197,5 @@ def _show(result: AttestResult) -> None:
     print_table(("for", "what", "", "what it says", "attachment"), rows)
     wrong = sum(finding.is_wrong for finding in result.findings)
     out.print(f"[red]{wrong} wrong or missing[/]" if wrong else "[green]all that is required is there and right[/]")
+    if not signed:
+        out.print("[yellow]nobody's signature was checked[/]: whoever may push can have written all this; see --key")

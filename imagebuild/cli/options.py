@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from imagebuild.project.matrix import Plan
     from imagebuild.project.plan import Changes, Pins
     from imagebuild.project.revision import ProjectPaths
+    from imagebuild.publish.attest import Signer
     from imagebuild.render.renderer import Renderer
 
 STDOUT = "-"
@@ -83,6 +84,11 @@ VerboseOption = Annotated[bool, option("-v, --verbose", "Print the whole output 
 # Hardware
 ProfileOption = Annotated[str | None, option("--profile NAME", "Hardware to compare speeds with, a file of profiles/.")]
 ProfilesOption = Annotated[Path, option("--profiles DIR", "Folder of profiles.")]
+
+# Signatures
+SignOption = Annotated[bool, option("--sign", "Sign with cosign; in CI without a key.")]
+SigningKeyOption = Annotated[str | None, option("--key FILE", "With --sign: sign with this private key.")]
+UnloggedOption = Annotated[bool, option("--no-tlog", "With --sign: leave the signature out of the transparency log.")]
 
 # What a command writes
 JsonOption = Annotated[
@@ -254,6 +260,19 @@ def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
         if name not in known:
             raise ConfigError(f"--platform {name}: unknown platform; use {', '.join(known)} or local")
     return cast(tuple[Platform, ...], tuple(platforms))
+
+
+def signer_of(key: str | None, *, sign: bool, log: bool) -> Signer | None:
+    """Return who signs, None without --sign. Raises ConfigError or CommandError if that could not sign anything."""
+    from imagebuild.publish.attest import Signer
+
+    if not sign:
+        if key or not log:
+            raise ConfigError("--key and --no-tlog: need --sign")
+        return None
+    signer = Signer(key, log)
+    signer.check()
+    return signer
 
 
 def print_or_write(text: str, output: str | None) -> None:

@@ -48,11 +48,9 @@ def publish(
     allow_dirty: Annotated[
         bool, option("--allow-dirty", "Publish builds of files that are not committed; their tags say so.")
     ] = False,
-    sign: Annotated[bool, option("--sign", "Sign with cosign before tags are given; in CI without a key.")] = False,
-    key: Annotated[str | None, option("--key FILE", "With --sign: sign with this private key.")] = None,
-    no_tlog: Annotated[
-        bool, option("--no-tlog", "With --sign: leave the signature out of the transparency log.")
-    ] = False,
+    sign: options.SignOption = False,
+    key: options.SigningKeyOption = None,
+    no_tlog: options.UnloggedOption = False,
     dry_run: Annotated[bool, option("--dry-run", "Say what would be done, and do nothing.")] = False,
     jobs: Annotated[int, option("--jobs NUMBER", "Targets to publish at a time.", min=1)] = 4,
     json_file: options.JsonOption = None,
@@ -62,18 +60,15 @@ def publish(
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
     from imagebuild.oci.registry import Registry, connect_registry
-    from imagebuild.publish.provenance import Signer
     from imagebuild.publish.publish import (
         PublishRequest,
         PublishTools,
-        image_signer,
         print_published,
         provenance_maker,
         publish_targets,
     )
 
-    if (key or no_tlog) and not sign:
-        raise ConfigError("--key and --no-tlog: need --sign")
+    signer = options.signer_of(key, sign=sign, log=not no_tlog)
     workspace = project.open(edits.parse(registry))
     request = PublishRequest(
         select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),
@@ -83,7 +78,7 @@ def publish(
     tools = PublishTools(
         registry=lambda host: connected.get(host) or connected.setdefault(host, connect_registry(host)),
         provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty),
-        sign=image_signer(Signer(key, log=not no_tlog)) if sign and not dry_run else None,
+        signer=None if dry_run else signer,
     )
     result = publish_targets(workspace.project, workspace.plan, request, tools)
     counts = sum((client.counts for client in connected.values()), Counter[str]())

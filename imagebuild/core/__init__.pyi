@@ -8,13 +8,11 @@ from .debian import apt_sources as apt_sources
 from .debian import as_deb822 as as_deb822
 from .debian import as_oneline as as_oneline
 from .debian import debian_sources as debian_sources
-from .debian import dpkg_status_text as dpkg_status_text
 from .debian import expired_since as expired_since
 from .debian import flat_repository_folder as flat_repository_folder
 from .debian import installed_packages as installed_packages
 from .debian import package_indexes as package_indexes
 from .debian import package_versions as package_versions
-from .debian import packages_of_sbom as packages_of_sbom
 from .debian import parse_deb822 as parse_deb822
 from .debian import parse_oneline as parse_oneline
 from .debian import sources_for_release as sources_for_release
@@ -31,13 +29,9 @@ from .errors import ResultError as ResultError
 from .errors import Unreachable as Unreachable
 from .fields import Model as Model
 from .fields import Platform as Platform
-from .fields import git_purl as git_purl
-from .fields import image_purl as image_purl
 from .fields import major as major
 from .fields import matches as matches
-from .fields import purl_identity as purl_identity
 from .fields import satisfies as satisfies
-from .fields import wheel_purl as wheel_purl
 from .files import cache_folder as cache_folder
 from .files import read_text as read_text
 from .files import write_text as write_text

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 
 from debian.deb822 import Deb822, Release
 from debian.debian_support import NativeVersion
@@ -113,42 +112,6 @@ def installed_packages(status: str) -> tuple[Package, ...]:
         for p in Deb822.iter_paragraphs(status, fields=fields, use_apt_pkg=False)
         # Images without dpkg have no status in their files.
         if "Package" in p and p.get("Status", "ok installed").endswith(" installed")
-    )
-
-
-def packages_of_sbom(document: Mapping[str, Any]) -> tuple[Package, ...]:
-    """Return the packages of dpkg that an SPDX document lists. Raises ValueError if it is no SPDX document."""
-    if "spdxVersion" not in document:
-        raise ValueError("is no SPDX document: it has no spdxVersion")
-    packages = []
-    for item in document.get("packages") or ():
-        for reference in item.get("externalRefs") or ():
-            locator = str(reference.get("referenceLocator", ""))
-            if reference.get("referenceType") == "purl" and locator.startswith("pkg:deb/"):
-                packages.append(_package_of_purl(locator))
-                break
-    return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
-
-
-def _package_of_purl(locator: str) -> Package:
-    """Read `pkg:deb/debian/libc6@2.41-12?arch=amd64&upstream=glibc`."""
-    from packageurl import PackageURL  # noqa: PLC0415 - only SBOMs have some
-
-    purl = PackageURL.from_string(locator)
-    qualifiers = dict(purl.qualifiers)
-    source, _, version = qualifiers.get("upstream", "").partition("@")
-    return Package(
-        purl.name, purl.version or "", qualifiers.get("arch", ""), f"{source} ({version})" if version else source
-    )
-
-
-def dpkg_status_text(packages: Iterable[Package]) -> str:
-    """Return a list of packages in dpkg's form, with the fields that scanners read."""
-    return "\n".join(
-        f"Package: {package.name}\nStatus: install ok installed\nArchitecture: {package.architecture}\n"
-        + (f"Source: {package.source}\n" if package.source else "")
-        + f"Version: {package.version}\n"
-        for package in packages
     )
 
 

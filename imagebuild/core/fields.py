@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
-from urllib.parse import unquote
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -76,7 +74,6 @@ Every axis named has to match. Besides the axes there is `image`, the name of th
 """
 
 DEFAULT_REGISTRY = "docker.io"
-GITHUB = "https://github.com/"
 OPERATORS = ("<", ">", "=", "!", "~")
 """Beginnings of version specifiers."""
 
@@ -88,46 +85,6 @@ def full_reference(reference: str) -> str:
         return f"{DEFAULT_REGISTRY}/library/{reference}"
     is_registry = "." in first or ":" in first or first == "localhost"
     return reference if is_registry else f"{DEFAULT_REGISTRY}/{reference}"
-
-
-def purl(kind: str, name: str, version: str = "", qualifiers: Mapping[str, str] | None = None) -> str:
-    """Return `pkg:kind/name@version?…`; slashes in the name separate a namespace."""
-    from packageurl import PackageURL  # noqa: PLC0415 - all commands import this module, and few name packages
-
-    namespace, _, last = name.rpartition("/")
-    return PackageURL(kind, namespace, last, version, dict(qualifiers or {})).to_string()
-
-
-def image_purl(reference: str, digest: str, arch: str = "") -> str:
-    """Return the package URL of an image or a manifest in a registry; `reference` has no digest."""
-    full = full_reference(reference)
-    repository, colon, tag = full.rpartition(":")
-    if not colon or "/" in tag:
-        repository, tag = full, ""
-    last = repository.rpartition("/")[2].lower()
-    return purl("oci", last, digest, {"repository_url": repository, "tag": tag, "arch": arch})
-
-
-def git_purl(name: str, url: str, commit: str) -> str:
-    """Return the package URL of a commit; `name` is used for repositories outside of GitHub."""
-    if url.startswith(GITHUB):
-        return purl("github", url.removeprefix(GITHUB).removesuffix(".git").lower(), commit)
-    return purl("generic", name, commit, {"vcs_url": f"git+{url}@{commit}"})
-
-
-def archive_purl(name: str, version: str, url: str, sha256: str) -> str:
-    """Return the package URL of a file that is downloaded."""
-    return purl("generic", name, version, {"download_url": url, "checksum": f"sha256:{sha256}"})
-
-
-def wheel_purl(name: str, version: str) -> str:
-    """Return the package URL of a distribution of the Python package index."""
-    return purl("pypi", canonicalize_name(name), version)
-
-
-def purl_identity(text: str) -> str:
-    """Return kind, name and version of a package URL, without qualifiers and without percent-encoding."""
-    return unquote(text.partition("?")[0].partition("#")[0])
 
 
 @lru_cache(maxsize=4096)

@@ -1,3 +1,15 @@
+from .attestation import BUNDLE_MEDIA as BUNDLE_MEDIA
+from .attestation import CREATED as CREATED
+from .attestation import KINDS as KINDS
+from .attestation import SIGNATURE as SIGNATURE
+from .attestation import STATEMENT_MEDIA as STATEMENT_MEDIA
+from .attestation import Attestation as Attestation
+from .attestation import attestation_files as attestation_files
+from .attestation import encode_predicate as encode_predicate
+from .attestation import kind_of as kind_of
+from .attestation import list_attestations as list_attestations
+from .attestation import read_attestation as read_attestation
+from .attestation import read_attestations as read_attestations
 from .engine import LABEL as LABEL
 from .engine import Endpoint as Endpoint
 from .engine import EnginePaths as EnginePaths
@@ -10,7 +22,6 @@ from .engine import output_frames as output_frames
 from .engine import remove_patiently as remove_patiently
 from .engine import sdk_errors_explained as sdk_errors_explained
 from .engine import sleeping_container as sleeping_container
-from .image import DISTRIBUTION as DISTRIBUTION
 from .image import DPKG as DPKG
 from .image import FoundImage as FoundImage
 from .image import LayerPart as LayerPart
@@ -23,7 +34,6 @@ from .layout import CONFIG as CONFIG
 from .layout import EMPTY as EMPTY
 from .layout import EPOCH as EPOCH
 from .layout import INDEX as INDEX
-from .layout import KINDS as KINDS
 from .layout import MANIFEST as MANIFEST
 from .layout import AttachmentFile as AttachmentFile
 from .layout import Blob as Blob

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.oci import engine
+from imagebuild.oci.attestation import read_attestations
 from imagebuild.oci.layout import (
     CHUNK,
     INDEX_TYPES,
     KEPT_SIZE,
-    KINDS,
     OPAQUE,
     UNREADABLE,
     WHITEOUT,
@@ -30,7 +30,6 @@ from imagebuild.oci.layout import (
     Manifest,
     blob_name,
     blob_path,
-    blobs_of,
     decompressed,
     digest_of,
     index_json,
@@ -89,7 +88,6 @@ class WantedFiles:
 
 DPKG = WantedFiles(("var/lib/dpkg/status",), ("var/lib/dpkg/status.d",))
 """The list of installed packages; images without dpkg itself have a file for each package."""
-DISTRIBUTION = WantedFiles((*DPKG.paths, "usr/lib/os-release", "etc/os-release"), DPKG.folders)
 
 
 def dpkg_status(files: Mapping[str, bytes]) -> str | None:
@@ -191,16 +189,14 @@ class PlatformImage:
         return files
 
     def attached(self, kind: str) -> tuple[bytes, ...]:
-        """Return the files of a kind of attachment that refer to the manifest. Raises CommandError."""
+        """Return the undamaged predicates of a kind that refer to the manifest; who signed them is not checked.
+
+        Raises CommandError if the registry cannot list them.
+        """
         if not self.repository or not self.digest:
             return ()
-        place, about = self.repository, KINDS[kind]
-        return tuple(
-            place.registry.blob(place.repository, layer.digest)
-            for item in place.registry.referrers(place.repository, self.digest, about.artifact_type)
-            for layer in blobs_of(place.manifest(item.digest).document)
-            if layer.media_type == about.media_type
-        )
+        read = read_attestations(self.repository.registry, self.repository.repository, self.digest, kind)
+        return tuple(item.content for item in read if not item.problem)
 
     def as_layout(self, folder: Path) -> Path:
         """Make an OCI layout with this image alone. Raises ConfigError for an image without a manifest."""

@@ -108,30 +108,6 @@ class AttachmentFile:
 
 
 @dataclass(frozen=True)
-class AttachmentKind:
-    """Describe a kind of attachment."""
-
-    media_type: str
-    """Of its file, and its artifact type."""
-    file: str
-    """Name of the file in the attachment. Steps of CI leave it as `<file>` or `*.<file>`."""
-
-    @property
-    def artifact_type(self) -> str:
-        """Return the type by which registries list attachments of this kind."""
-        return self.media_type
-
-
-KINDS = {
-    "sbom": AttachmentKind("application/spdx+json", "sbom.spdx.json"),
-    "provenance": AttachmentKind("application/vnd.in-toto+json", "provenance.json"),
-    "verification": AttachmentKind("application/vnd.imagebuild.verification.v1+json", "verify.json"),
-    "benchmark": AttachmentKind("application/vnd.imagebuild.benchmark.v1+json", "benchmark.json"),
-    "scan": AttachmentKind("application/vnd.imagebuild.scan.v1+json", "scan.json"),
-}
-
-
-@dataclass(frozen=True)
 class ImageSettings:
     """Say what a new image declares. `created` is a fixed time, so that the digest depends on content alone."""
 

@@ -1,31 +1,215 @@
-"""Verify the attachments of an image in a registry, show one of them, and add to them."""
+"""Sign and verify what refers to an image, with cosign; show one attachment, and add to them."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from imagebuild.bench.models import Results
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
-from imagebuild.core.fields import Model, Platform
-from imagebuild.oci.layout import KINDS, AttachmentFile, Descriptor, Manifest, digest_of, manifests_of
+from imagebuild.core.fields import Model
+from imagebuild.core.run import INSTALL_COSIGN, run_program, which
+from imagebuild.oci.attestation import (
+    KINDS,
+    SIGNATURE,
+    Attestation,
+    attestation_files,
+    encode_predicate,
+    kind_of,
+    list_attestations,
+    read_attestations,
+)
+from imagebuild.oci.layout import Descriptor, Manifest, manifests_of, platform_of
 from imagebuild.oci.reference import ImageReference
-from imagebuild.oci.registry import Registry, TryAgain
+from imagebuild.oci.registry import Registry, RepositoryAt, is_plain
 from imagebuild.project.records import ScanResult, VerifyResult
-from imagebuild.publish import provenance, sbom
-from imagebuild.publish.evidence import CREATED
-from imagebuild.render.recipe import Recipe
+from imagebuild.publish import provenance
+from imagebuild.publish.sbom import image_digests, listed_packages
 from imagebuild.report.document import Report
 
-SIGNATURE = "signature"
 INDEX = "index"
 DEFAULT_KINDS = ("sbom", "provenance", "verification")
 """Kinds of attachments that `attest verify` requires by default."""
+
+
+# Signatures
+
+
+PASSWORD = "COSIGN_PASSWORD"  # noqa: S105 - a variable's name
+NO_SERVICES = '{"mediaType": "application/vnd.dev.sigstore.signingconfig.v0.2+json"}'
+"""What cosign signs with where nothing goes to a transparency log."""
+NO_ROOTS = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}'
+"""What cosign trusts besides a key; without it, cosign fetches the roots of the public log, which needs a network."""
+
+
+@dataclass(frozen=True)
+class Cosign:
+    """Call cosign, of version 2.5 or newer. Of `environ`, it gets the variables of its own."""
+
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    run: Callable[..., str] = run_program
+    program: str | None = None
+    """None: search for it."""
+
+    def __call__(self, *arguments: str | Path) -> str:
+        """Return what the program prints. Raises CommandError if it is missing or fails."""
+        program = self.program or which("cosign")
+        if not program:
+            raise CommandError(
+                f"`cosign` is missing, which signs images and verifies signatures; install it: {INSTALL_COSIGN}"
+            )
+        environ = {name: value for name, value in self.environ.items() if name.startswith("COSIGN_")}
+        return self.run(program, *map(str, arguments), env=environ)
+
+    @cached_property
+    def is_before_3(self) -> bool:
+        """Return whether it writes bundles only when told to. Distributions leave out the version's number."""
+        return "--new-bundle-format" in self("attest-blob", "--help")
+
+    def connection(self, image: ImageReference) -> list[str]:
+        """Return the arguments for the registry of an image."""
+        return ["--allow-http-registry"] if is_plain(image.host, self.environ) else []
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Sign images and attestations."""
+
+    key: str | None = None
+    """File, or the address of a key in a form that cosign knows; None signs without a key, as the identity of CI."""
+    log: bool = True
+    """Whether to write the signature to a public transparency log."""
+    cosign: Cosign = field(default_factory=Cosign)
+
+    def check(self) -> None:
+        """Raise CommandError if cosign is missing, ConfigError if the key has no password or does not exist."""
+        self.cosign("version")
+        if self.key is None:
+            return
+        is_file = "://" not in self.key
+        if is_file and not Path(self.key).is_file():
+            raise ConfigError(f"--key {self.key}: no such file; `cosign generate-key-pair` makes one")
+        # Only a key outside of key management services has a password.
+        if (is_file or self.key.startswith("env://")) and PASSWORD not in self.cosign.environ:
+            raise ConfigError(f"--key {self.key}: set {PASSWORD} to the key's password, which may be empty")
+
+    def sign(self, images: Iterable[ImageReference]) -> None:
+        """Sign images, each named by its digest. Raises ConfigError for one that is not, and as `check` does."""
+        self.check()
+        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+            arguments = self._arguments(Path(folder))
+            for image in images:
+                self.cosign("sign", *arguments, *self.cosign.connection(image), _by_digest(image))
+
+    def attest(self, kind: str, content: bytes, name: str, manifest: bytes) -> bytes:
+        """Return the signed statement that the image with this manifest has this predicate, as a sigstore bundle.
+
+        Raises as `check` does, and CommandError if cosign fails.
+        """
+        self.check()
+        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+            subject, predicate, bundle = (Path(folder, file) for file in (name, "predicate.json", "bundle.json"))
+            subject.write_bytes(manifest)
+            predicate.write_bytes(content)
+            new_format = ["--new-bundle-format"] if self.cosign.is_before_3 else []
+            what = ("--type", KINDS[kind], "--predicate", predicate, "--bundle", bundle)
+            self.cosign("attest-blob", *self._arguments(Path(folder)), *new_format, *what, subject)
+            return bundle.read_bytes()
+
+    def _arguments(self, folder: Path) -> list[str]:
+        key = ["--key", self.key] if self.key else []
+        if self.log:
+            return ["--yes", *key]
+        if self.cosign.is_before_3:
+            return ["--yes", *key, "--tlog-upload=false"]
+        config = folder / "signing-config"
+        config.write_text(NO_SERVICES)
+        return ["--yes", *key, "--signing-config", str(config)]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Say whose signature is trusted: either a key's, or that of an identity that an issuer vouches for."""
+
+    key: str | None = None
+    identity: str | None = None
+    issuer: str | None = None
+    log: bool = True
+    """Whether the signature has to be in the transparency log."""
+    cosign: Cosign = field(default_factory=Cosign)
+
+    def check(self) -> None:
+        """Raise ConfigError unless exactly one signer is named and its key exists; CommandError without cosign."""
+        if bool(self.key) == bool(self.identity):
+            raise ConfigError("whose signature? give --key FILE, or --certificate-identity with its issuer")
+        if self.key and "://" not in self.key and not Path(self.key).is_file():
+            raise ConfigError(f"--key {self.key}: no such file")
+        if self.identity and not self.issuer:
+            raise ConfigError("--certificate-identity: needs --certificate-oidc-issuer, or anybody could vouch for it")
+        if self.identity and not self.log:
+            raise ConfigError(
+                "--no-tlog: needs --key; a certificate is valid for minutes, and only the log says when it was used"
+            )
+        self.cosign("version")
+
+    def image_problem(self, image: ImageReference) -> str | None:
+        """Return why an image, named by digest, has no trusted signature, in cosign's words; None if it has one."""
+        return self._problem("verify", *self.cosign.connection(image), "--output", "json", _by_digest(image))
+
+    def attestation_problem(self, attestation: Attestation, manifest: bytes) -> str | None:
+        """Return why nobody who is trusted signed an attestation of the image with this manifest; None if one did."""
+        if not attestation.bundle:
+            return "nobody signed it"
+        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+            subject, bundle, roots = (Path(folder, name) for name in ("manifest.json", "bundle.json", "roots.json"))
+            subject.write_bytes(manifest)
+            bundle.write_bytes(attestation.bundle)
+            roots.write_text(NO_ROOTS)
+            new_format = ["--new-bundle-format"] if self.cosign.is_before_3 else []
+            offline = () if self.log else ("--trusted-root", roots)
+            what = ("--type", KINDS[attestation.kind], "--bundle", bundle, subject)
+            return self._problem("verify-blob-attestation", *new_format, *offline, *what)
+
+    def _problem(self, command: str, *arguments: str | Path) -> str | None:
+        if self.key:
+            signer = ["--key", self.key]
+        else:
+            signer = ["--certificate-identity", str(self.identity), "--certificate-oidc-issuer", str(self.issuer)]
+        log = [] if self.log else ["--insecure-ignore-tlog=true"]
+        try:
+            self.cosign(command, *signer, *log, *arguments)
+        except CommandError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return lines[-1].removeprefix("Error: ").removeprefix("error during command execution: ")
+        return None
+
+
+def is_signed(place: RepositoryAt, digest: str) -> bool:
+    """Return whether there is a signature of a manifest, whosever it is. Newer versions of cosign use no tag for it."""
+    if place.registry.digest(place.repository, f"{digest.replace(':', '-')}.sig"):
+        return True
+    listed = list_attestations(place.registry, place.repository, digest)
+    return any(kind_of(item) == SIGNATURE for item in listed)
+
+
+def _by_digest(image: ImageReference) -> str:
+    """Return the name of an image without its tag, which may move meanwhile. Raises ConfigError without a digest."""
+    if not image.digest:
+        raise ConfigError(f"{image}: only an image named by digest can be signed or verified; write NAME@DIGEST")
+    return f"{image.name}@{image.digest}"
+
+
+# Verify
+
 
 Outcome = Literal["passed", "failed", "broken", "missing", "skipped"]
 """`failed`: it is genuine, and says that something is wrong. `broken`: it is damaged, or about something else."""
@@ -68,35 +252,12 @@ class AttestResult(Model):
 
 
 @dataclass(frozen=True)
-class Checkout:
-    """Give the sources that a provenance is compared with: those of a checkout of the project."""
-
-    recipe: Callable[[str], Recipe | None] | None = None
-    """Return the recipe of a target, None if the checkout has no such target."""
-    why_not: str = "no project is here"
-    """The reason why `recipe` is None."""
-
-    def sources(self, target: str, platform: str) -> frozenset[tuple[str, str]]:
-        """Return URI and digest of each source of a target. Raises ConfigError if the checkout cannot tell them."""
-        if self.recipe is None:
-            raise ConfigError(self.why_not)
-        recipe = self.recipe(target)
-        if recipe is None:
-            raise ConfigError(f"this checkout has no target {target}")
-        if platform not in recipe.target.platforms:
-            raise ConfigError(f"{target} of this checkout is not for {platform}")
-        known: Platform = "linux/arm64" if platform == "linux/arm64" else "linux/amd64"
-        return provenance.expected_dependencies(recipe, recipe.project.lock, known)
-
-
-@dataclass(frozen=True)
 class AttestRequest:
     """Say which attachments an image must have, and who must have signed them."""
 
     required: Sequence[str] = DEFAULT_KINDS
-    signed: Callable[[ImageReference], str | None] | None = None
-    """Return why an image, named by digest, has no trusted signature; None if it has. None: do not ask for one."""
-    checkout: Checkout = field(default_factory=Checkout)
+    trust: Trust | None = None
+    """None: ask for no signature, so that nothing but damage and mix-ups is found."""
 
     def check(self) -> None:
         """Raise ConfigError for an unknown kind, and for required signatures without saying whose."""
@@ -106,7 +267,9 @@ class AttestRequest:
                 raise ConfigError(
                     f"--require {kind}: unknown kind{suggestion(kind, list(known))}; one of {', '.join(known)}"
                 )
-        if SIGNATURE in self.required and self.signed is None:
+        if self.trust:
+            self.trust.check()
+        elif SIGNATURE in self.required:
             raise ConfigError("--require signature: whose? give --key FILE, or --certificate-identity with its issuer")
 
 
@@ -123,10 +286,19 @@ def verify_attachments(reference: ImageReference, registry: Registry, request: A
         subjects.insert(0, (INDEX, image.top.digest))
     findings: list[AttestFinding] = []
     for name, digest in subjects:
+        manifest = registry.manifest(reference.repository, digest)
+        if manifest is None:
+            findings.append(
+                AttestFinding(
+                    subject=name, digest=digest, kind="image", outcome="broken", required=True,
+                    detail="the index names it, but the registry does not have it",
+                )
+            )  # fmt: skip
+            continue
         if name != INDEX:
-            findings += _verify_platform(image, name, digest, request)
-        if request.signed:
-            problem = request.signed(reference.at(digest))
+            findings += _verify_platform(image, name, manifest, request)
+        if request.trust:
+            problem = request.trust.image_problem(reference.at(digest))
             findings.append(
                 AttestFinding(
                     subject=name, digest=digest, kind=SIGNATURE, outcome="failed" if problem else "passed",
@@ -137,113 +309,92 @@ def verify_attachments(reference: ImageReference, registry: Registry, request: A
 
 
 def _verify_platform(
-    image: AttestedImage, platform: str, digest: str, request: AttestRequest
+    image: AttestedImage, platform: str, manifest: Manifest, request: AttestRequest
 ) -> Iterator[AttestFinding]:
-    listed = attachments(image, digest)
-    subject = ManifestSubject(digest, platform, image.top.digest)
-    if image.registry.manifest(image.repository, digest) is None:
-        yield AttestFinding(
-            subject=platform, digest=digest, kind="image", outcome="broken", required=True,
-            detail="the index names it, but the registry does not have it",
-        )  # fmt: skip
+    subject = ManifestSubject(manifest.digest, platform, image.top.digest)
     trusted = set()
-    for attachment in (a for a in listed if a.kind in KINDS or a.problem):
-        unsigned = None
-        if request.signed and not attachment.problem:
-            unsigned = request.signed(image.reference(attachment.digest))
-        # Whoever may push can attach, so an attachment without a trusted signature does not count.
-        if unsigned is not None:
-            outcome, detail, required = "skipped", f"not believed: {unsigned}", False
-        else:
+    for attachment in read_attestations(image.registry, image.repository, manifest.digest):
+        if attachment.kind not in KINDS and not attachment.problem:
+            continue
+        required = attachment.kind in request.required
+        if attachment.problem:
+            verdict = AttachmentVerdict("broken", attachment.problem)
             trusted.add(attachment.kind)
-            required = attachment.kind in request.required
-            if attachment.problem:
-                outcome, detail = "broken", attachment.problem
-            else:
-                verdict = judge_attachment(attachment.kind, attachment.content, subject, request.checkout)
-                outcome, detail = verdict.outcome, verdict.detail
+        # Whoever may push can attach, so an attachment without a trusted signature does not count.
+        elif request.trust and (unsigned := request.trust.attestation_problem(attachment, manifest.content)):
+            verdict, required = AttachmentVerdict("skipped", f"not believed: {unsigned}"), False
+        else:
+            verdict = judge_attachment(attachment.kind, attachment.content, subject)
+            trusted.add(attachment.kind)
         yield AttestFinding(
-            subject=platform, digest=digest, kind=attachment.kind, outcome=outcome, detail=detail,
-            attachment=attachment.digest, required=required,
+            subject=platform, digest=manifest.digest, kind=attachment.kind, outcome=verdict.outcome,
+            detail=verdict.detail, attachment=attachment.digest, required=required,
         )  # fmt: skip
     for kind in (k for k in KINDS if k not in trusted):
         required = kind in request.required
         yield AttestFinding(
-            subject=platform, digest=digest, kind=kind, required=required, outcome="missing" if required else "skipped",
-            detail="the registry lists none" + (" that is signed" if request.signed else ""),
+            subject=platform, digest=manifest.digest, kind=kind, required=required,
+            outcome="missing" if required else "skipped",
+            detail="the registry lists none" + (" that is signed" if request.trust else ""),
         )  # fmt: skip
 
 
 def show_attachment(reference: ImageReference, registry: Registry, kind: str, platform: str | None) -> bytes:
-    """Return the newest attachment of a kind.
+    """Return the predicate of the newest attachment of a kind.
 
     Raises ConfigError if there is none that is undamaged, and if the image has several platforms and none is named.
     """
     image = find_image(reference, registry)
     digest = image.platforms[_choose_platform(image, reference, platform)].digest
-    listed = attachments(image, digest)
-    of_kind = [attachment for attachment in listed if attachment.kind == kind]
+    of_kind = read_attestations(registry, image.repository, digest, kind)
     if not of_kind:
-        kinds = ", ".join(sorted({attachment.kind for attachment in listed}))
+        kinds = ", ".join(sorted({kind_of(item) for item in list_attestations(registry, image.repository, digest)}))
         raise ConfigError(f"{reference}: {digest} has no {kind}; it has {kinds or 'nothing attached'}")
     whole = [attachment for attachment in of_kind if not attachment.problem]
     if not whole:
         raise ConfigError(f"{reference}: its {kind} {of_kind[0].digest} cannot be trusted: {of_kind[0].problem}")
-    return max(whole, key=lambda a: (a.annotations.get(CREATED, ""), a.digest)).content
+    return whole[0].content
 
 
 def add_attachment(
-    reference: ImageReference, registry: Registry, kind: str, file: AttachmentFile, platform: str | None
-) -> str:
-    """Attach a file to an image and return the digest of the attachment. The same file again changes nothing.
+    reference: ImageReference, registry: Registry, kind: str, content: bytes, *, file: Path,
+    platform: str | None = None, signer: Signer | None = None,
+) -> str:  # fmt: skip
+    """Attach the content of a file to an image and return the digest of the attachment; a signer signs it.
 
-    Raises ConfigError if the image is not named by digest, and for a file of another kind or about another image.
+    Unsigned, the same content again changes nothing. Raises ConfigError if the image is not named by digest, and for
+    content of another kind or about another image.
     """
     if not reference.digest:
         raise ConfigError(f"{reference}: name the image by digest: a tag may have moved since the file was made")
     image = find_image(reference, registry)
     chosen = _choose_platform(image, reference, platform)
     subject = image.platforms[chosen]
-    verdict = judge_attachment(
-        kind, file.content, ManifestSubject(subject.digest, chosen, image.top.digest), Checkout()
-    )
+    verdict = judge_attachment(kind, content, ManifestSubject(subject.digest, chosen, image.top.digest))
     if verdict.outcome == "broken":
-        raise ConfigError(f"{file.name}: is no {kind} of {subject.digest}: {verdict.detail}")
-    files = (AttachmentFile(KINDS[kind].file, KINDS[kind].media_type, file.content),)
-    return registry.attach(image.repository, subject, KINDS[kind].artifact_type, files, {})
+        raise ConfigError(f"{file}: is no {kind} of {subject.digest}: {verdict.detail}")
+    return attach(
+        RepositoryAt(registry, image.repository), subject, kind, encode_predicate(json.loads(content)), signer=signer
+    )
 
 
-def _choose_platform(image: AttestedImage, reference: ImageReference, platform: str | None) -> str:
-    present = ", ".join(image.platforms)
-    if platform is None and len(image.platforms) > 1:
-        raise ConfigError(f"{reference}: is for {present}; choose with --platform")
-    chosen = platform or next(iter(image.platforms))
-    if chosen not in image.platforms:
-        raise ConfigError(f"{reference}: is not for {chosen}, but for {present}")
-    return chosen
+def attach(
+    place: RepositoryAt, subject: Descriptor, kind: str, content: bytes, *, created: str = "",
+    signer: Signer | None = None,
+) -> str:  # fmt: skip
+    """Attach a predicate to an image, signed if there is a signer, and return the digest of the attachment.
 
-
-# The image and its attachments in the registry
-
-
-MOST_BYTES = 64 << 20
-"""Largest size that is read; a registry could claim any size, and our attachments are far smaller."""
-ATTEMPTS = 3
-"""Times that an attachment is read before it counts as damaged: it may have been damaged on the way."""
-_KIND_BY_TYPE = {kind.artifact_type: name for name, kind in KINDS.items()}
-
-
-@dataclass(frozen=True)
-class Attachment:
-    """Hold what a registry lists as referring to a manifest."""
-
-    kind: str
-    """Name in `KINDS`; for another artifact type, the type."""
-    digest: str
-    content: bytes = b""
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    problem: str = ""
-    """Why it is not what the registry says; empty if it is."""
+    Raises CommandError if the registry fails or nothing can be signed.
+    """
+    name = place.repository.rpartition("/")[2]
+    bundle = b""
+    if signer:
+        manifest = place.registry.manifest(place.repository, subject.digest)
+        if manifest is None:
+            raise CommandError(f"{place}: does not have {subject.digest} any more; nothing was attached to it")
+        bundle = signer.attest(kind, content, name, manifest.content)
+    made = attestation_files(kind, content, subject, name, created=created, bundle=bundle)
+    return place.registry.attach(place.repository, subject, made.artifact_type, made.files, made.annotations)
 
 
 @dataclass(frozen=True)
@@ -257,10 +408,6 @@ class AttestedImage:
     platforms: Mapping[str, Descriptor]
     """Platform → manifest."""
 
-    def reference(self, digest: str) -> ImageReference:
-        """Return the name of a manifest in the image's repository."""
-        return ImageReference(self.registry.host, self.repository, digest=digest)
-
 
 def find_image(reference: ImageReference, registry: Registry) -> AttestedImage:
     """Return the image that a reference names now.
@@ -271,73 +418,25 @@ def find_image(reference: ImageReference, registry: Registry) -> AttestedImage:
     if top is None:
         raise ConfigError(f"{reference}: {reference.host} has no such image")
     try:
-        children = manifests_of(top.document)
-        if not children:
-            if "config" not in top.document:
-                raise ResultError(f"{reference}: neither an image nor an index of images")
+        runnable = {c.platform: c for c in manifests_of(top.document) if c.platform and "unknown" not in c.platform}
+        if "config" in top.document:
             config = json.loads(registry.blob(reference.repository, top.document["config"]["digest"]))
-            platform = f"{config.get('os', 'unknown')}/{config.get('architecture', 'unknown')}"
-            descriptor = Descriptor(top.media_type, top.digest, len(top.content))
-            return AttestedImage(registry, reference.repository, top, {platform: descriptor})
-        runnable = {c.platform: c for c in children if c.platform and not c.platform.startswith("unknown")}
+            runnable = {platform_of(config): Descriptor(top.media_type, top.digest, len(top.content))}
     except (LookupError, TypeError, ValueError) as error:
         raise ResultError(f"{reference}: cannot be read as an image: {type(error).__name__}: {error}") from None
     if not runnable:
-        raise ResultError(f"{reference}: an index without images")
+        raise ResultError(f"{reference}: neither an image nor an index of images")
     return AttestedImage(registry, reference.repository, top, runnable)
 
 
-def attachments(image: AttestedImage, digest: str) -> tuple[Attachment, ...]:
-    """Read everything that the registry lists as referring to a manifest. Raises CommandError if it cannot list it."""
-    listed = image.registry.referrers(image.repository, digest)
-    return tuple(_read_attachment(image, digest, item) for item in sorted(listed, key=lambda item: item.digest))
-
-
-def _read_attachment(image: AttestedImage, subject: str, item: Descriptor) -> Attachment:
-    listed_kind = _KIND_BY_TYPE.get(item.artifact_type or "", item.artifact_type or "unknown")
-    try:
-        manifest = image.registry.manifest(image.repository, item.digest)
-    except CommandError as error:
-        return Attachment(listed_kind, item.digest, problem=str(error))
-    if manifest is None:
-        return Attachment(listed_kind, item.digest, problem="is listed, but the registry does not have it")
-    try:
-        document = manifest.document
-        named = (document.get("subject") or {}).get("digest")
-        artifact_type = str(document.get("artifactType") or (document.get("config") or {}).get("mediaType"))
-        layer = Descriptor.from_json(document["layers"][0])
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return Attachment(listed_kind, item.digest, problem=f"is no attachment: {type(error).__name__}: {error}")
-    kind = _KIND_BY_TYPE.get(artifact_type, artifact_type)
-    if named != subject:
-        return Attachment(kind, item.digest, problem=f"refers to another image: {named}")
-    if kind not in KINDS:
-        return Attachment(kind, item.digest)
-    content, problem = _read_layer(image, layer)
-    return Attachment(kind, item.digest, content, document.get("annotations") or {}, problem)
-
-
-def _read_layer(image: AttestedImage, layer: Descriptor) -> tuple[bytes, str]:
-    """Return the bytes of a file, or the reason why they cannot be had or are not those of the manifest."""
-    if layer.size > MOST_BYTES:
-        return b"", f"claims to have {layer.size} bytes; at most {MOST_BYTES} are read"
-    problem = ""
-    for _ in range(ATTEMPTS):
-        content = b""
-        try:
-            for piece in image.registry.open_blob(image.repository, layer.digest):
-                content += piece
-                if len(content) > layer.size:
-                    break  # enough to see that it is not the file
-        except TryAgain as error:
-            problem = str(error)
-        except CommandError as error:
-            return b"", str(error)
-        else:
-            if digest_of(content) == layer.digest:
-                return content, ""
-            problem = f"was changed: what the registry sends is not {layer.digest}"
-    return b"", problem
+def _choose_platform(image: AttestedImage, reference: ImageReference, platform: str | None) -> str:
+    present = ", ".join(image.platforms)
+    if platform is None and len(image.platforms) > 1:
+        raise ConfigError(f"{reference}: is for {present}; choose with --platform")
+    chosen = platform or next(iter(image.platforms))
+    if chosen not in image.platforms:
+        raise ConfigError(f"{reference}: is not for {chosen}, but for {present}")
+    return chosen
 
 
 # What an attachment says
@@ -363,18 +462,16 @@ class ManifestSubject:
 class AttachmentVerdict:
     """Say whether an attachment speaks for the image."""
 
-    outcome: Literal["passed", "failed", "broken"]
+    outcome: Outcome
     detail: str
 
 
-def judge_attachment(kind: str, content: bytes, subject: ManifestSubject, checkout: Checkout) -> AttachmentVerdict:
-    """Judge whether an attachment is about the image, and what it says. Anybody may have written the content."""
+def judge_attachment(kind: str, content: bytes, subject: ManifestSubject) -> AttachmentVerdict:
+    """Judge whether a predicate is about the image, and what it says. Anybody may have written it."""
     try:
         document = json.loads(content)
         if not isinstance(document, dict):
             return AttachmentVerdict("broken", "is not a JSON object")
-        if kind == "provenance":
-            return _judge_provenance(document, subject, checkout)
         return _JUDGES[kind](document, subject)
     except ValidationError as error:
         first = error.errors()[0]
@@ -388,10 +485,10 @@ def judge_attachment(kind: str, content: bytes, subject: ManifestSubject, checko
 def _judge_sbom(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
     if not str(document["spdxVersion"]).startswith("SPDX-2"):
         return AttachmentVerdict("broken", f"is {document['spdxVersion']}, not SPDX 2")
-    digests = sbom.image_digests(document)
+    digests = image_digests(document)
     if subject.digest not in digests:
         return AttachmentVerdict("broken", f"is about another image: {_listed(sorted(digests))}")
-    return AttachmentVerdict("passed", f"{len(document['packages']) - 1} packages and components")
+    return AttachmentVerdict("passed", f"{len(listed_packages(document))} packages and components")
 
 
 def _judge_verification(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
@@ -431,51 +528,20 @@ def _judge_benchmark(document: Mapping[str, Any], subject: ManifestSubject) -> A
     return AttachmentVerdict("passed", f"{count} results") if count else AttachmentVerdict("broken", "has no result")
 
 
-_JUDGES: Mapping[str, Callable[[Mapping[str, Any], ManifestSubject], AttachmentVerdict]] = {
-    "sbom": _judge_sbom,
-    "verification": _judge_verification,
-    "scan": _judge_scan,
-    "benchmark": _judge_benchmark,
-}
-
-
-def _judge_provenance(document: Mapping[str, Any], subject: ManifestSubject, checkout: Checkout) -> AttachmentVerdict:
-    if mismatch := _statement_mismatch(document, subject):
-        return AttachmentVerdict("broken", mismatch)
-    definition = document["predicate"]["buildDefinition"]
-    stated = provenance.statement_dependencies(document)
-    replaced = provenance.replaced_dependencies(document)
-    summary = f"{len(stated) + len(replaced)} sources, {_commit(definition)}"
+def _judge_provenance(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
+    definition = document["buildDefinition"]
+    platform = definition["externalParameters"].get("platform", subject.platform)
+    if platform != subject.platform:
+        return AttachmentVerdict("broken", f"is about {platform}")
+    summary = f"{len(definition['resolvedDependencies'])} sources, {_commit(definition)}"
     if unpinned := provenance.unpinned_dependencies(document):
-        return AttachmentVerdict("failed", f"built from folders that nobody can compare: {_listed(unpinned)}")
-    if replaced:
+        return AttachmentVerdict(
+            "failed", f"built from folders that nobody can compare: {_listed(unpinned)}; {summary}"
+        )
+    if replaced := provenance.replaced_dependencies(document):
         listed = _listed([uri.partition("?")[0] for uri in replaced])
         summary += f", of which {len(replaced)} stood in for others ({listed})"
-    try:
-        if definition["buildType"] != provenance.BUILD_TYPE:
-            raise ConfigError("it was not built by imagebuild")
-        expected = checkout.sources(str(definition["externalParameters"]["target"]), subject.platform)
-    except ConfigError as error:
-        return AttachmentVerdict("passed", f"{summary}; not compared: {str(error).splitlines()[0]}")
-    # The lock has the original of a replaced source, the statement its replacement: neither is a difference.
-    absent = {(uri, digest) for uri, digest in expected - stated if uri not in replaced}
-    if differing := sorted({uri.partition("?")[0] for uri, _ in absent | (stated - expected)}):
-        problem = f"sources are not those of this checkout's lock: {_listed(differing)}"
-        return AttachmentVerdict("failed", f"{problem}; {summary}")
-    return AttachmentVerdict("passed", f"{summary}, as in this checkout's lock")
-
-
-def _statement_mismatch(document: Mapping[str, Any], subject: ManifestSubject) -> str:
-    """Return why a statement is not the provenance of this image; empty if it is."""
-    types = document["_type"], document["predicateType"]
-    if types != (provenance.STATEMENT, provenance.PREDICATE):
-        return f"is {' with '.join(map(str, types))}, not SLSA's provenance v1"
-    subjects = [str(item["digest"].get("sha256")) for item in document["subject"]]
-    if subjects != [subject.digest.removeprefix("sha256:")]:
-        return f"is about another image: {_listed(subjects)}"
-    definition = document["predicate"]["buildDefinition"]
-    platform = definition["externalParameters"].get("platform", subject.platform)
-    return "" if platform == subject.platform else f"is about {platform}"
+    return AttachmentVerdict("passed", summary)
 
 
 def _commit(definition: Mapping[str, Any]) -> str:
@@ -489,3 +555,12 @@ def _commit(definition: Mapping[str, Any]) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return (", ".join(LONG_HASH.sub(r"\1…", name) for name in names[:MOST_NAMES]) or "none") + more
+
+
+_JUDGES: Mapping[str, Callable[[Mapping[str, Any], ManifestSubject], AttachmentVerdict]] = {
+    "sbom": _judge_sbom,
+    "provenance": _judge_provenance,
+    "verification": _judge_verification,
+    "scan": _judge_scan,
+    "benchmark": _judge_benchmark,
+}

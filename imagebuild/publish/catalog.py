@@ -23,8 +23,9 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
+from imagebuild.oci.attestation import CREATED, kind_of, list_attestations, read_attestation
 from imagebuild.oci.image import PlatformImage, image_in_registry
-from imagebuild.oci.layout import KINDS, blobs_of
+from imagebuild.oci.layout import Descriptor
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
 from imagebuild.project.matrix import Image, Matrix, Plan, Target
@@ -41,6 +42,7 @@ from imagebuild.project.records import (
     ScanResult,
     VerifyResult,
 )
+from imagebuild.publish.sbom import listed_packages
 from imagebuild.report.document import NONE, Report, busbw
 from imagebuild.verify.checks import axes_of, components_of
 
@@ -48,8 +50,8 @@ WORKERS = 8
 """Images that are read at a time, each with a few requests."""
 READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, ValueError)
 """Errors that an image which somebody else made may cause."""
-CREATED, REVISION_LABEL = "org.opencontainers.image.created", "org.opencontainers.image.revision"
-"""Labels."""
+REVISION_LABEL = "org.opencontainers.image.revision"
+"""Label of the git revision."""
 
 
 @dataclass(frozen=True)
@@ -220,28 +222,24 @@ class ImageRepository:
 
     def _read_attachments(self, subject: str, problems: list[str]) -> list[Attachment]:
         """Read everything that refers to a manifest, the newest first as far as annotations tell."""
-        referrers = sorted(
-            self.place.registry.referrers(self.place.repository, subject),
-            key=lambda referrer: (referrer.annotations.get(CREATED, ""), referrer.digest),
-            reverse=True,
-        )
         attached = []
-        for referrer in referrers:
-            entry = AttachedFile(kind=kind_of(referrer.artifact_type), digest=referrer.digest)
+        for referrer in list_attestations(self.place.registry, self.place.repository, subject):
+            entry = AttachedFile(kind=kind_of(referrer), digest=referrer.digest)
             try:
-                attached.append(self._read_attachment(entry))
+                attached.append(self._read_attachment(entry, referrer, subject))
             except READ_ERRORS as error:
                 problems.append(str(error))
                 attached.append(Attachment(entry))
         return attached
 
-    def _read_attachment(self, entry: AttachedFile) -> Attachment:
-        layers = blobs_of(self.place.manifest(entry.digest).document)[1:]
-        entry = entry.model_copy(update={"size_bytes": sum(layer.size for layer in layers)})
-        if entry.kind not in READ_KINDS or not layers:
+    def _read_attachment(self, entry: AttachedFile, referrer: Descriptor, subject: str) -> Attachment:
+        read = read_attestation(self.place.registry, self.place.repository, referrer, subject)
+        if read.problem:
+            raise ResultError(f"the {read.kind} {read.digest} {read.problem}")
+        entry = entry.model_copy(update={"size_bytes": read.size})
+        if entry.kind not in READ_KINDS:
             return Attachment(entry)
-        content = self.place.registry.blob(self.place.repository, layers[0].digest)
-        return read_attachment(entry, content, self.project.profiles)
+        return read_attachment(entry, read.content, self.project.profiles)
 
 
 # What labels and tags say
@@ -313,18 +311,8 @@ def natural_order(text: str) -> list[tuple[int, int, str]]:
 # What attachments say
 
 
-SIGNATURES = ("application/vnd.dev.cosign.", "application/vnd.dev.sigstore.", "application/vnd.cncf.notary.")
-"""Beginnings of the artifact types of signatures."""
 READ_KINDS = ("sbom", "scan", "verification", "benchmark")
 """Kinds of attachments that are read; others are only listed."""
-_KIND_BY_TYPE = {kind.artifact_type: name for name, kind in KINDS.items()}
-
-
-def kind_of(artifact_type: str | None) -> str:
-    """Return the kind of an attachment: a name in `KINDS`, `signature`, or else the type itself."""
-    if (artifact_type or "").startswith(SIGNATURES):
-        return "signature"
-    return _KIND_BY_TYPE.get(artifact_type or "", artifact_type or "unknown")
 
 
 @dataclass(frozen=True)
@@ -369,15 +357,10 @@ def read_attachment(entry: AttachedFile, content: bytes, profiles: Mapping[str, 
 
 def _count_packages(document: Mapping[str, Any], name: str) -> int:
     """Return the number of packages in an SPDX document; the image itself is one of them, and does not count."""
-    packages = document.get("packages")
-    if not isinstance(packages, list):
-        raise ResultError(f"{name} has no list of packages; only SPDX as JSON is read")
-    described = set(document.get("documentDescribes") or ()) | {
-        relation.get("relatedSpdxElement")
-        for relation in document.get("relationships") or ()
-        if relation.get("relationshipType") == "DESCRIBES"
-    }
-    return sum(package.get("SPDXID") not in described for package in packages)
+    try:
+        return len(listed_packages(document))
+    except (LookupError, TypeError, AttributeError):
+        raise ResultError(f"{name} has no list of packages; only SPDX as JSON is read") from None
 
 
 def _sum_up(digest: str, result: VerifyResult, curves: Iterable[Curve]) -> Checks:

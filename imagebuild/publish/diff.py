@@ -19,12 +19,13 @@ from rich.markup import escape
 from imagebuild.bench.judge import device_pairs
 from imagebuild.bench.models import Results
 from imagebuild.core.console import format_size, markdown_table, out, print_table
-from imagebuild.core.debian import installed_packages, package_versions, packages_of_sbom
+from imagebuild.core.debian import installed_packages, package_versions
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model
 from imagebuild.core.run import ARCHITECTURES
 from imagebuild.oci.image import DPKG, FoundImage, LayerPart, PlatformImage, dpkg_status
 from imagebuild.project.matrix import Target
+from imagebuild.publish.sbom import debian_packages
 from imagebuild.report.document import NONE, Report, busbw, format_number, gather_files, latency, run_name
 from imagebuild.verify.checks import components_of
 from imagebuild.verify.subject import ImageFinder
@@ -271,8 +272,8 @@ def _read_packages(image: PlatformImage, layer_parts: dict[str, LayerPart]) -> t
     """Return the distribution's packages, and a note on where they come from if that is worth saying."""
     for content in image.attached("sbom"):
         try:
-            packages = packages_of_sbom(json.loads(content))
-        except (ValueError, TypeError, AttributeError):
+            packages = debian_packages(json.loads(content))
+        except (ValueError, LookupError, TypeError, AttributeError):
             continue
         if packages:
             note = f"packages of {image.name} are those of its SBOM; no layer was fetched"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from imagebuild.bench.models import Results
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model, Platform
-from imagebuild.oci.layout import KINDS, AttachmentFile
+from imagebuild.oci.attestation import encode_predicate
 from imagebuild.project.matrix import Attachment
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish import sbom
@@ -173,28 +173,17 @@ def _parse(file: Path, document: Any) -> Model | SbomFile | None:
 # What is attached to an image
 
 
-CREATED = "org.opencontainers.image.created"
 PRIVATE_FACTS = frozenset({"host"})
 """Facts about the place of a verification that are not published."""
 
 
 @dataclass(frozen=True)
 class NewAttachment:
-    """Hold a file to attach to an image in a registry."""
+    """Hold a predicate to attach to an image in a registry."""
 
     kind: Attachment
     content: bytes
-    annotations: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def artifact_type(self) -> str:
-        """Return the artifact type by which registries list it."""
-        return KINDS[self.kind].artifact_type
-
-    @property
-    def files(self) -> tuple[AttachmentFile, ...]:
-        """Return the file with its usual name and media type."""
-        return (AttachmentFile(KINDS[self.kind].file, KINDS[self.kind].media_type, self.content),)
+    created: str = ""
 
 
 def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAttachment]:
@@ -202,21 +191,21 @@ def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAt
 
     The same evidence gives the same bytes in the same order.
     """
-    attachments = [NewAttachment("sbom", file.content) for file in evidence.sboms_of(digest)]
-    attachments += [NewAttachment("scan", s.content, _created(s.value.started)) for s in evidence.scans_of(digest)]
+    attachments = [NewAttachment("sbom", _canonical(file)) for file in evidence.sboms_of(digest)]
+    attachments += [NewAttachment("scan", _canonical(s), s.value.started) for s in evidence.scans_of(digest)]
     reports = evidence.reports_of(digest)
     for report in reports:
         kept = tuple(without_private_facts(v, digest, platform) for v in report.value.verifications)
         content = _encode(report.value.model_copy(update={"verifications": kept}))
-        attachments.append(NewAttachment("benchmark", content, {CREATED: report.value.about.created}))
+        attachments.append(NewAttachment("benchmark", content, report.value.about.created))
     for verification in evidence.verifications_of(digest):
         result = verification.value
         content = _encode(without_private_facts(result, digest, platform))
-        attachments.append(NewAttachment("verification", content, _created(result.started)))
+        attachments.append(NewAttachment("verification", content, result.started or ""))
         parts = [check.results for check in result.checks if check.results]
         if parts and not reports:  # a report has these results too, and more
             merged = {name: tuple(x for part in parts for x in getattr(part, name)) for name in Results.model_fields}
-            attachments.append(NewAttachment("benchmark", _encode(Results(**merged)), _created(result.started)))
+            attachments.append(NewAttachment("benchmark", _encode(Results(**merged)), result.started or ""))
     unique = {(attachment.kind, attachment.content): attachment for attachment in attachments}
     return [unique[key] for key in sorted(unique)]
 
@@ -249,10 +238,9 @@ def checks_on_platform(result: VerifyResult, platform: str) -> Iterator[CheckRes
             yield check
 
 
-def _created(started: str | None) -> dict[str, str]:
-    return {CREATED: started} if started else {}
+def _canonical(file: EvidenceFile[Any]) -> bytes:
+    return encode_predicate(json.loads(file.content))
 
 
 def _encode(model: VerifyResult | Results) -> bytes:
-    document = model.model_dump(mode="json", exclude_defaults=True)
-    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return encode_predicate(model.model_dump(mode="json", exclude_defaults=True))

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import for_each
-from imagebuild.oci.layout import INDEX_TYPES, KINDS, Descriptor, Manifest, manifests_of, referrers_tag
+from imagebuild.oci.attestation import STATEMENT_MEDIA
+from imagebuild.oci.layout import INDEX_TYPES, Descriptor, Manifest, manifests_of, referrers_tag
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import DeletionDisabled, Registry, RepositoryAt
 from imagebuild.project.load import Project
@@ -21,8 +22,8 @@ STAGED = re.compile(r"staged-(\d{8}T\d{6}Z)-([0-9a-f]{12})")
 """The tag that a push leaves: its time, and the first digits of the digest that it pushed."""
 REFERRERS = re.compile(r"sha256-([0-9a-f]{64})")
 """The tag that lists what refers to a manifest, in a registry without an API for that."""
-OWN_TYPES = frozenset(kind.artifact_type for kind in KINDS.values())
-"""Types of the attachments that imagebuild makes; these are deleted with the image."""
+OWN_TYPES = frozenset({STATEMENT_MEDIA})
+"""Types of attachments that are deleted with the image; what somebody signed keeps it."""
 UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 R = TypeVar("R")

@@ -15,13 +15,13 @@ from pathlib import Path
 from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected
 from imagebuild.core.fields import Platform
-from imagebuild.core.run import INSTALL_COSIGN, for_each, which
+from imagebuild.core.run import for_each
+from imagebuild.oci.attestation import PREDICATE_DIGEST, STATEMENT_MEDIA, encode_predicate, kind_of, list_attestations
 from imagebuild.oci.image import PlatformImage, image_at
 from imagebuild.oci.layout import (
     INDEX,
     Descriptor,
     Manifest,
-    attachment_manifest,
     blobs_of,
     digest_of,
     encode_json,
@@ -33,16 +33,10 @@ from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
 from imagebuild.project.records import Published, PublishResult
+from imagebuild.publish.attest import Signer, attach, is_signed
 from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, objections, rules_of
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
-from imagebuild.publish.provenance import (
-    Signer,
-    encode_statement,
-    provenance_statement,
-    sign_digest,
-    signature_tag,
-    unpinned_dependencies,
-)
+from imagebuild.publish.provenance import provenance_of, unpinned_dependencies
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify.rules import IMAGE_CHECKS
 
@@ -74,8 +68,8 @@ class PublishTools:
     """Return the registry of a host, always the same one for a host."""
     provenance: Callable[[Target, Choice], bytes] | None = None
     """Return the provenance of an image. Raises ImagebuildError if this checkout does not fit the build."""
-    sign: Callable[[Iterable[ImageReference]], None] | None = None
-    """Sign images, each named by its digest. Raises ImagebuildError."""
+    signer: Signer | None = None
+    """Sign images and what is attached to them."""
 
     def repository(self, name: ImageReference) -> RepositoryAt:
         """Return the repository of an image."""
@@ -340,27 +334,22 @@ def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str,
 def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _MissingParts:
     assert draft.index
     children = manifests_of(draft.index.document)
-    attach: list[tuple[Descriptor, NewAttachment]] = []
-    attached: list[str] = []  # digests of our attachments, there or about to be
+    missing: list[tuple[Descriptor, NewAttachment]] = []
     for child in children:
-        listed = place.registry.referrers(place.repository, child.digest)
+        listed = list_attestations(place.registry, place.repository, child.digest)
+        # What nobody signed is not there for whoever has to sign.
+        present = [item for item in listed if not tools.signer or item.artifact_type != STATEMENT_MEDIA]
+        digests = {item.annotations.get(PREDICATE_DIGEST) for item in present}
         platform = next(choice.platform for choice in draft.choices if choice.digest == child.digest)
         for attachment in draft.attachments[platform]:
-            digest = digest_of(
-                attachment_manifest(child, attachment.artifact_type, attachment.files, attachment.annotations)
-            )
-            if digest in {item.digest for item in listed}:
-                attached.append(digest)
             # The same image built again needs no second provenance: the two differ only in the time.
-            elif attachment.kind != "provenance" or all(
-                item.artifact_type != attachment.artifact_type for item in listed
-            ):
-                attached.append(digest)
-                attach.append((child, attachment))
-    digests = (*(child.digest for child in children), *attached, draft.index.digest) if tools.sign else ()
-    unsigned = [d for d in digests if draft.missing or not place.registry.digest(place.repository, signature_tag(d))]
+            is_there = attachment.kind == "provenance" and "provenance" in map(kind_of, present)
+            if not is_there and digest_of(attachment.content) not in digests:
+                missing.append((child, attachment))
+    images = (*(child.digest for child in children), draft.index.digest) if tools.signer else ()
+    unsigned = [digest for digest in images if draft.missing or not is_signed(place, digest)]
     sign = [ImageReference(place.registry.host, place.repository, digest=digest) for digest in unsigned]
-    return _MissingParts(place, attach, sign)
+    return _MissingParts(place, missing, sign)
 
 
 def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> Counter[str]:
@@ -374,11 +363,12 @@ def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> Counter
         registry.put_manifest(repository, draft.index.digest, draft.index.content, draft.index.media_type)
         traffic += Counter(manifests=1, bytes=len(draft.index.content))
     for child, attachment in missing.attach:
-        registry.attach(repository, child, attachment.artifact_type, attachment.files, attachment.annotations)
-        traffic += Counter(manifests=1, bytes=len(attachment.content))
+        created, content = attachment.created, attachment.content
+        attach(missing.place, child, attachment.kind, content, created=created, signer=tools.signer)
+        traffic += Counter(manifests=1, bytes=len(content))
     _check_stored(missing.place, draft.index)
-    if tools.sign and missing.sign:
-        tools.sign(missing.sign)
+    if tools.signer and missing.sign:
+        tools.signer.sign(missing.sign)
     return traffic
 
 
@@ -416,7 +406,7 @@ def _overtaken(name: ImageReference, ours: str, theirs: str | None) -> CommandEr
     )
 
 
-# Provenance and signatures
+# Provenance
 
 
 def provenance_maker(renderer: Renderer, *, allow_dirty: bool) -> Callable[[Target, Choice], bytes]:
@@ -432,20 +422,13 @@ def provenance_maker(renderer: Renderer, *, allow_dirty: bool) -> Callable[[Targ
         build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
         with lock:
             recipe, text = renderer.recipe(target), renderer.dockerfile(target).text
-        statement = provenance_statement(build, choice.platform, recipe, renderer.project.lock, text)
-        if (folders := unpinned_dependencies(statement)) and not allow_dirty:
+        provenance = provenance_of(build, choice.platform, recipe, renderer.project.lock, text)
+        if (folders := unpinned_dependencies(provenance)) and not allow_dirty:
             listed = ", ".join(folders)
             raise ConfigError(f"{listed} came from a folder that nobody can compare; build without --source")
-        return encode_statement(statement)
+        return encode_predicate(provenance)
 
     return make
-
-
-def image_signer(signer: Signer) -> Callable[[Iterable[ImageReference]], None]:
-    """Return a function that signs images. Raises CommandError if cosign is missing."""
-    if not which("cosign"):
-        raise CommandError(f"--sign: `cosign` is missing, which signs images; install it: {INSTALL_COSIGN}")
-    return lambda images: sign_digest(images, signer)
 
 
 # Print

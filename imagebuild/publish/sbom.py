@@ -12,16 +12,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+
+from packageurl import PackageURL
 
 from imagebuild import __version__
-from imagebuild.core import fields
+from imagebuild.core import debian
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Platform
 from imagebuild.core.run import INSTALL_SYFT, run_for_bytes, syft_program
+from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
 from imagebuild.project.matrix import Plan
-from imagebuild.publish.provenance import Dependency, resolved_dependencies
+from imagebuild.publish.provenance import Dependency, image_purl, package_url, resolved_dependencies
 from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer, hash_of_lock
 from imagebuild.verify.checks import components_of
@@ -310,7 +314,7 @@ def _image_package(subject: SbomSubject) -> Package:
     arch = subject.platform.removeprefix("linux/")
     title = subject.labels.get("org.opencontainers.image.title") or "image"
     return package(
-        IMAGE, subject.name, subject.digest, url=fields.purl("oci", title.lower(), subject.digest, {"arch": arch}),
+        IMAGE, subject.name, subject.digest, url=package_url("oci", title.lower(), subject.digest, arch=arch),
         sha256=subject.digest.removeprefix("sha256:"), purpose="CONTAINER",
         summary=subject.labels.get("org.opencontainers.image.description", ""),
     )  # fmt: skip
@@ -326,7 +330,7 @@ def _base_package(subject: SbomSubject, known: ImageParts) -> Iterator[Package]:
             comment=f"{subject.history}; in place of {name}@{digest}",
         )  # fmt: skip
     elif digest.startswith("sha256:"):
-        sha256, url = digest.removeprefix("sha256:"), fields.image_purl(name, digest)
+        sha256, url = digest.removeprefix("sha256:"), image_purl(name, digest)
         if known.base and known.base.digest.get("sha256") == sha256:
             url = known.base.uri
         yield package(
@@ -350,7 +354,7 @@ def _component_package(part: ComponentPart) -> Package:
     return package(
         part.spdx_id, part.name, part.version,
         # A component without sources only brings packages of a repository, which have URLs of their own.
-        url=fields.purl("generic", part.name, part.version) if part.sources else "",
+        url=package_url("generic", part.name, part.version) if part.sources else "",
         license_=component.license if component else "",
         homepage=component.homepage if component else "",
         summary=f"{component.title}: {component.description}" if component else "",
@@ -384,16 +388,21 @@ def _relationships(part: ComponentPart, packages: Sequence[Package]) -> Iterator
 
 def _duplicates(found: Sequence[Package], known: ImageParts, own: Mapping[str, Package]) -> dict[str, str]:
     """Return id of a package that syft found → id of our package for the same thing."""
-    by_identity = {fields.purl_identity(url): spdx_id for spdx_id, p in own.items() if (url := purl_of(p))}
+    by_identity = {_identity(url): spdx_id for spdx_id, p in own.items() if (url := purl_of(p))}
     ids = {}
     for package in found:
-        if (url := purl_of(package)) and fields.purl_identity(url) in by_identity:
-            ids[package["SPDXID"]] = by_identity[fields.purl_identity(url)]
+        if (url := purl_of(package)) and _identity(url) in by_identity:
+            ids[package["SPDXID"]] = by_identity[_identity(url)]
         elif not _is_deb(package):
             for part in known.parts:
                 if _is_inside(package, part) and str(package["name"]).lower().removeprefix("lib") in part.names:
                     ids[package["SPDXID"]] = part.spdx_id
     return ids
+
+
+def _identity(url: str) -> str:
+    """Return type, name and version of a package URL, without qualifiers and without percent-encoding."""
+    return unquote(url.partition("?")[0].partition("#")[0])
 
 
 def _is_inside(package: Package, part: ComponentPart) -> bool:
@@ -475,28 +484,6 @@ def relationship(subject: str, kind: str, related: str) -> dict[str, str]:
     return {"spdxElementId": subject, "relationshipType": kind, "relatedSpdxElement": related}
 
 
-def purl_of(package: Package) -> str | None:
-    """Return the package URL of a package."""
-    references = package.get("externalRefs") or ()
-    return next((str(r["referenceLocator"]) for r in references if r.get("referenceType") == "purl"), None)
-
-
-def image_digests(document: Mapping[str, Any]) -> frozenset[str]:
-    """Return the digests of the images that a document describes. Raises LookupError or TypeError if it is not SPDX."""
-    described = {
-        relation["relatedSpdxElement"]
-        for relation in document["relationships"]
-        if relation["relationshipType"] == "DESCRIBES" and relation["spdxElementId"] == DOCUMENT
-    }
-    return frozenset(
-        f"sha256:{checksum['checksumValue']}"
-        for package in document["packages"]
-        if package["SPDXID"] in described
-        for checksum in package.get("checksums", ())
-        if checksum["algorithm"] == "SHA256"
-    )
-
-
 def finish_document(document: Document, name: str, created: str, tools: Iterable[str]) -> Document:
     """Return a document in a fixed order, with a namespace that depends on nothing but its content."""
     licenses = {item["licenseId"]: item for item in document.get("hasExtractedLicensingInfos", ())}
@@ -520,10 +507,57 @@ def finish_document(document: Document, name: str, created: str, tools: Iterable
     if comment := document.get("comment"):
         content["comment"] = comment
     image = next(package for package in content["packages"] if package["SPDXID"] == IMAGE)
-    digest = hashlib.sha256(encode_document(content)).hexdigest()[:16]
+    digest = hashlib.sha256(encode_predicate(content)).hexdigest()[:16]
     return {**content, "documentNamespace": f"{NAMESPACE}{image['versionInfo']}:{digest}"}
 
 
-def encode_document(document: Mapping[str, Any]) -> bytes:
-    """Return a document as JSON, always with the same bytes."""
-    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+# Reading a document, also one of another tool. These functions raise LookupError, TypeError or AttributeError for
+# what is no SPDX as JSON.
+
+
+def purl_of(package: Package) -> str | None:
+    """Return the package URL of a package."""
+    references = package.get("externalRefs") or ()
+    return next((str(r["referenceLocator"]) for r in references if r.get("referenceType") == "purl"), None)
+
+
+def image_digests(document: Mapping[str, Any]) -> frozenset[str]:
+    """Return the digests of the images that a document describes."""
+    described = _described(document)
+    return frozenset(
+        f"sha256:{checksum['checksumValue']}"
+        for package in document["packages"]
+        if package["SPDXID"] in described
+        for checksum in package.get("checksums", ())
+        if checksum["algorithm"] == "SHA256"
+    )
+
+
+def listed_packages(document: Mapping[str, Any]) -> tuple[Package, ...]:
+    """Return what the described image consists of."""
+    described = _described(document)
+    return tuple(package for package in document["packages"] if package.get("SPDXID") not in described)
+
+
+def debian_packages(document: Mapping[str, Any]) -> tuple[debian.Package, ...]:
+    """Return the packages of dpkg that a document lists."""
+    packages = []
+    for url in filter(None, map(purl_of, listed_packages(document))):
+        if url.startswith("pkg:deb/"):
+            read = PackageURL.from_string(url)
+            qualifiers = dict(read.qualifiers)
+            source, _, version = qualifiers.get("upstream", "").partition("@")
+            source = f"{source} ({version})" if version else source
+            packages.append(debian.Package(read.name, read.version or "", qualifiers.get("arch", ""), source))
+    return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
+
+
+def _described(document: Mapping[str, Any]) -> set[str]:
+    if "spdxVersion" not in document:
+        raise LookupError("is no SPDX document: it has no spdxVersion")
+    related = document.get("relationships") or ()
+    return set(document.get("documentDescribes") or ()) | {
+        relation["relatedSpdxElement"]
+        for relation in related
+        if relation["relationshipType"] == "DESCRIBES" and relation["spdxElementId"] == DOCUMENT
+    }

@@ -1,7 +1,8 @@
-"""A real image in a real registry: its SBOM by syft, provenance, verification and signatures, and what is wrong then."""
+"""A real image in a real registry: its SBOM by syft, provenance and verification, signed by a real cosign."""
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
@@ -19,15 +20,16 @@ from imagebuild.core import CommandError, Platform
 from imagebuild.oci import (
     INDEX,
     KINDS,
-    AttachmentFile,
     Descriptor,
     FoundImage,
     ImageReference,
     Registry,
+    RepositoryAt,
     connect_registry,
-    digest_of,
+    encode_predicate,
     index_document,
     push_image,
+    read_attestations,
 )
 from imagebuild.project import Changes, load_project, make_plan, select_one, versions_with
 from imagebuild.publish import (
@@ -35,11 +37,10 @@ from imagebuild.publish import (
     AttestResult,
     Cosign,
     Signer,
-    encode_statement,
+    attach,
     image_digests,
-    provenance_statement,
+    provenance_of,
     replaced_dependencies,
-    sign_digest,
 )
 from imagebuild.render import Renderer
 from imagebuild.verify import ImageFinder
@@ -51,17 +52,16 @@ REPOSITORY = "gpu/quickstart"
 
 @pytest.fixture
 def cosign(tmp_path: Path) -> Cosign:
-    """cosign, and a key pair of this test in its folder."""
+    """cosign, and two key pairs of this test in its folder."""
     if not shutil.which("cosign"):
         try:
             install("cosign")
         except CommandError as error:
             pytest.skip(f"the distribution's archive has no cosign: {error}")
-    environ = {"COSIGN_PASSWORD": "a password of a test"}
+    cosign = Cosign({"COSIGN_PASSWORD": "a password of a test"})
     for name in ("ours", "theirs"):
-        argv = ["cosign", "generate-key-pair", "--output-key-prefix", str(tmp_path / name)]
-        subprocess.run(argv, env={"PATH": "/usr/bin:/bin", **environ}, check=True, capture_output=True)
-    return Cosign(environ)
+        cosign("generate-key-pair", "--output-key-prefix", tmp_path / name)
+    return cosign
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,9 @@ class Published:
     def named(self, digest: str) -> ImageReference:
         return ImageReference(self.registry.host, REPOSITORY, digest=digest)
 
-    def attach(self, kind: str, content: bytes) -> str:
-        about = KINDS[kind]
-        file = AttachmentFile(about.file, about.media_type, content)
-        return self.registry.attach(REPOSITORY, self.manifest, about.artifact_type, (file,), {})
+    def attach(self, kind: str, document: object, signer: Signer | None = None) -> str:
+        place = RepositoryAt(self.registry, REPOSITORY)
+        return attach(place, self.manifest, kind, encode_predicate(document), signer=signer)
 
 
 @pytest.fixture
@@ -113,15 +112,13 @@ def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, statu
     return [f for f in AttestResult.model_validate_json(file.read_text()).findings if f.is_wrong]
 
 
-def statement(imagebuild: Imagebuild, quickstart: Built, published: Published) -> Mapping[str, Any]:
+def provenance(imagebuild: Imagebuild, quickstart: Built, published: Published) -> Mapping[str, Any]:
     folder = imagebuild.folder
     project = load_project(folder / "matrix.yaml", folder / "dockerfiles", folder / "imagebuild.lock")
     renderer = Renderer(project, versions_with(project, Changes()))
     target = select_one(make_plan(project), TARGET)
-    manifests = {published.platform: published.manifest.digest}
-    result = quickstart.result.model_copy(update={"manifests": manifests})
     text = renderer.dockerfile(target).text
-    return provenance_statement(result, published.platform, renderer.recipe(target), project.lock, text)
+    return provenance_of(quickstart.result, published.platform, renderer.recipe(target), project.lock, text)
 
 
 def test_published_and_verified(
@@ -143,47 +140,96 @@ def test_published_and_verified(
     assert "comment" not in document, "the checkout has the lock that the image was built with"
 
     imagebuild("verify", quickstart.tag, "--only", "pmix/*", "--json", verified)
-    published.attach("sbom", first.read_bytes())
-    made = encode_statement(statement(imagebuild, quickstart, published))
-    published.attach("provenance", made)
     assert json.loads(verified.read_text())["digest"] == digest
+    made = provenance(imagebuild, quickstart, published)
+    # The base was bootstrapped, and so it is said; its digest is not that of the official image.
+    (base,) = replaced_dependencies(made)
+    assert base.startswith("pkg:oci/debian@sha256:")
+    published.attach("sbom", document)
+    published.attach("provenance", made)
     assert [(f.kind, f.outcome) for f in wrong(imagebuild, published, status=1)] == [("verification", "missing")]
     imagebuild("attest", "add", str(published.named(digest)), verified, "--kind", "verification")
     assert wrong(imagebuild, published) == []
-
-    # The base was bootstrapped, and so it is said; its digest is not that of the official image.
-    (base,) = replaced_dependencies(json.loads(made))
-    assert base.startswith("pkg:oci/debian@sha256:")
-
-    # Signatures: none, ours, twice the same, somebody else's key.
-    key = ("--key", tmp_path / "ours.pub", "--no-tlog")
-    attached = {"sbom", "provenance", "verification"}
-    assert {f.kind for f in wrong(imagebuild, published, *key, status=1)} == {"signature", *attached}
-    signer = Signer(str(tmp_path / "ours.key"), log=False)
-    sign_digest([published.named(d) for d in (published.index, digest)], signer, cosign)
-    assert {f.kind for f in wrong(imagebuild, published, *key, status=1)} == attached, "nobody signed those"
-    referring = [item.digest for item in published.registry.referrers(REPOSITORY, digest)]
-    images = [published.named(d) for d in (published.index, digest, *referring)]
-    sign_digest(images, signer, cosign)
-    assert wrong(imagebuild, published, *key) == []
-    tags = [tag for tag in published.registry.tags(REPOSITORY) if tag.endswith(".sig")]
-    before = [published.registry.digest(REPOSITORY, tag) for tag in tags]
-    sign_digest(images, signer, cosign)
-    assert [published.registry.digest(REPOSITORY, tag) for tag in tags] == before
-    findings = wrong(imagebuild, published, "--key", tmp_path / "theirs.pub", "--no-tlog", status=1)
-    assert {(f.subject, f.kind) for f in findings} == {
-        ("index", "signature"), *((published.platform, kind) for kind in ("signature", *attached))
-    }  # fmt: skip
-
-    # What is downloaded is what was attached.
     shown = tmp_path / "shown.json"
     imagebuild("attest", "show", published.tag, "--kind", "sbom", "-o", shown)
     assert shown.read_bytes() == first.read_bytes()
 
-    # Somebody with access to the registry's disk changes the SBOM.
-    hexadecimal = digest_of(first.read_bytes()).removeprefix("sha256:")
-    find = ["find", "/data", "-path", f"*/{hexadecimal}/data", "-exec", "sed", "-i", "s/2.32.3/2.32.9/g", "{}", "+"]
+    # Nobody signed anything; then the images; then the attachments, by somebody else; then by us.
+    ours = ("--key", tmp_path / "ours.pub", "--no-tlog")
+    attached = {"sbom", "provenance", "verification"}
+    assert {f.kind for f in wrong(imagebuild, published, *ours, status=1)} == {"signature", *attached}
+    signer, stranger = (Signer(str(tmp_path / f"{name}.key"), False, cosign) for name in ("ours", "theirs"))
+    signer.sign(published.named(d) for d in (published.index, digest))
+    published.attach("sbom", document, stranger)
+    assert {f.kind for f in wrong(imagebuild, published, *ours, status=1)} == attached
+    key = ("--sign", "--key", tmp_path / "ours.key", "--no-tlog")
+    imagebuild(
+        "attest",
+        "add",
+        str(published.named(digest)),
+        verified,
+        "--kind",
+        "verification",
+        *key,
+        COSIGN_PASSWORD=cosign.environ["COSIGN_PASSWORD"],
+    )
+    for kind, predicate in (("sbom", document), ("provenance", made)):
+        published.attach(kind, predicate, signer)
+    assert wrong(imagebuild, published, *ours) == []
+
+    # What others use finds the same, and gives it to nobody who has another key.
+    for kind, predicate in (("sbom", document), ("provenance", made)):
+        found = verify_attestation(cosign, published, kind, tmp_path / "ours.pub")
+        assert found["predicate"] == json.loads(json.dumps(predicate))
+        assert found["subject"][0]["digest"] == {"sha256": digest.removeprefix("sha256:")}
+    with pytest.raises(CommandError, match="could not verify envelope|no matching attestations"):
+        verify_attestation(cosign, published, "provenance", tmp_path / "theirs.pub")
+    for item in read_attestations(published.registry, REPOSITORY, digest, "provenance"):
+        assert openssl_verifies(json.loads(item.bundle)["dsseEnvelope"], tmp_path / "ours.pub", tmp_path)
+        assert not openssl_verifies(json.loads(item.bundle)["dsseEnvelope"], tmp_path / "theirs.pub", tmp_path)
+
+    # Somebody with access to the registry's disk changes the provenance.
+    (item,) = read_attestations(published.registry, REPOSITORY, digest, "provenance")
+    manifest = published.registry.manifest(REPOSITORY, item.digest)
+    assert manifest
+    hexadecimal = manifest.document["layers"][0]["digest"].removeprefix("sha256:")
+    find = [
+        "find",
+        "/data",
+        "-path",
+        f"*/{hexadecimal}/data",
+        "-exec",
+        "sed",
+        "-i",
+        "s/mediaType/mediaTipe/",
+        "{}",
+        "+",
+    ]
     assert published.storage.exec_run(find) == (0, b"")
     (finding,) = wrong(imagebuild, published, status=1)
-    assert (finding.kind, finding.outcome) == ("sbom", "broken")
+    assert (finding.kind, finding.outcome) == ("provenance", "broken")
     assert "was changed" in finding.detail
+
+
+def verify_attestation(cosign: Cosign, published: Published, kind: str, key: Path) -> dict[str, Any]:
+    """The statement that `cosign verify-attestation` prints."""
+    options = ["--key", str(key), "--insecure-ignore-tlog=true", "--type", KINDS[kind]]
+    if cosign.is_before_3:
+        roots = key.with_name("roots.json")
+        roots.write_text('{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}')
+        options += ["--new-bundle-format", "--trusted-root", str(roots)]
+    printed = cosign("verify-attestation", *options, str(published.named(published.manifest.digest)))
+    statement: dict[str, Any] = json.loads(base64.b64decode(json.loads(printed.splitlines()[0])["payload"]))
+    return statement
+
+
+def openssl_verifies(envelope: Mapping[str, Any], key: Path, folder: Path) -> bool:
+    """Whether a key signed an envelope, by the specification of DSSE and a program that knows nothing of it."""
+    kind, payload = envelope["payloadType"].encode(), base64.b64decode(envelope["payload"])
+    (folder / "signed").write_bytes(b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload))
+    (folder / "signature").write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
+    files = [str(file) for file in (key, "-signature", folder / "signature", folder / "signed")]
+    return (
+        subprocess.run(["openssl", "dgst", "-sha256", "-verify", *files], capture_output=True, check=False).returncode
+        == 0
+    )

@@ -16,8 +16,8 @@ from docker import DockerClient
 from imagebuild.core import for_each
 from imagebuild.oci import (
     CONFIG,
-    KINDS,
     MANIFEST,
+    STATEMENT_MEDIA,
     AttachmentFile,
     DeletionDisabled,
     Descriptor,
@@ -137,18 +137,19 @@ def test_publishers_attach_at_once(registry: str, faulty: FaultyService, layout:
     faulty.rule("slow", "PUT", "/manifests/sha256-", times=2, seconds=0.3)
     faulty.rule("drop-after", "PUT", "/manifests/sha256-", times=2)
     attached = []
+    kinds = [f"application/vnd.kind{number}+json" for number in range(5)]
 
     def publisher(kind: str) -> None:
         own = connect(faulty.address)
         own.host = f"{kind} {faulty.address}"  # as of another process: they share no lock
         attached.append(own.attach(FINAL, subject, kind, (AttachmentFile("f", kind, kind.encode()),), {}))
 
-    threads = [threading.Thread(target=publisher, args=(kind.artifact_type,)) for kind in KINDS.values()]
+    threads = [threading.Thread(target=publisher, args=(kind,)) for kind in kinds]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(attached) == len(KINDS)
+    assert len(attached) == len(kinds)
     assert {r.digest for r in direct.referrers(FINAL, subject.digest)} == set(attached)
 
 
@@ -160,7 +161,7 @@ def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
     for made in pushed:
         tag = staged_tag(made.digest, now - timedelta(days=1 if made is young else 30))
         push_image(made.folder, made.digest, direct, STAGING, tag)
-    own = _attach(direct, old, KINDS["sbom"].artifact_type)
+    own = _attach(direct, old, STATEMENT_MEDIA)
     copy_image(published.digest, RepositoryAt(direct, STAGING), RepositoryAt(direct, FINAL))
     content = direct.manifest(FINAL, published.digest)
     assert content

@@ -50,10 +50,9 @@ esac
 """,
     "sudo": 'echo "sudo $*" >> "$STANDIN_LOG"\n',
     # Without a key it asks GitHub who signs; signatures with a key are tested elsewhere.
-    "cosign": 'echo "cosign $*" >> "$STANDIN_LOG"\n',
+    "cosign": 'echo "cosign $*" >> "$STANDIN_LOG"\nexec "$STANDIN_PYTHON" -m tests.cosign_fake "$@"\n',
     # It would ask the security tracker of Debian; its package may not be installed here.
     "debsecan": 'echo "debsecan $*" >> "$STANDIN_LOG"\n',
-    "dpkg-query": "echo 0.4.20\n",
     # The checkout's own code, without installing its dependencies again.
     "make": """\
 [[ $* == .venv/installed-ci ]] || { echo "make $*: not known here" >&2; exit 1; }

@@ -14,20 +14,20 @@ from imagebuild.core import CommandError, ConfigError, ResultError
 from imagebuild.oci import (
     DPKG,
     INDEX,
-    KINDS,
     MANIFEST,
-    AttachmentFile,
     Descriptor,
     FoundImage,
     LayerPart,
     PlatformImage,
     Registry,
+    encode_predicate,
     image,
     images_in,
 )
 from imagebuild.project import BuildResult, Plan, Project, Target, make_plan
 from imagebuild.verify import ImageFinder
 from tests import registry_fake
+from tests.attached import attach
 from tests.conftest import Files
 from tests.registry_fake import FakeRegistry, pushed
 from tests.unit import image_files as make
@@ -156,11 +156,11 @@ def test_a_layer_that_does_not_fit_is_not_begun(registry: FakeRegistry, monkeypa
 
 def test_attachments(registry: FakeRegistry) -> None:
     about = pushed(registry, STATUS)
-    kind = KINDS["sbom"]
-    registry.attach("gpu/open", about, kind.artifact_type, (AttachmentFile(kind.file, kind.media_type, b"{}"),), {})
+    attach(registry, "gpu/open", about, "sbom", {"a": 1})
+    attach(registry, "gpu/open", about, "sbom", b"no statement")
     with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
         image: PlatformImage = found.image(None)
-        assert image.attached("sbom") == (b"{}",)
+        assert image.attached("sbom") == (encode_predicate({"a": 1}),)
         assert image.attached("verification") == ()
 
 

@@ -10,12 +10,10 @@ import pytest
 from imagebuild.core import (
     Package,
     ResultError,
-    dpkg_status_text,
     installed_packages,
     package_versions,
-    packages_of_sbom,
 )
-from imagebuild.oci import DISTRIBUTION, DPKG, LayerPart, WantedFiles, dpkg_status, images_in
+from imagebuild.oci import DPKG, LayerPart, WantedFiles, dpkg_status, images_in
 from imagebuild.verify import Tree, scan
 from tests.unit import image_files as make
 from tests.unit.image_files import Files, folder, hardlink, symlink
@@ -70,7 +68,9 @@ def test_packages_of_images_without_dpkg(tmp_path: Path) -> None:
         "var/lib/dpkg/status.d/libc6.md5sums": b"1234  x\n",
     }
     above = {"var/lib/dpkg/status.d/.wh.base": b"", "var/lib/dpkg/status.d/new": b"Package: new\nVersion: 1\n"}
-    files, _ = parts(tmp_path, DISTRIBUTION, base, above)
+    files, _ = parts(
+        tmp_path, WantedFiles((*DPKG.paths, "usr/lib/os-release", "etc/os-release"), DPKG.folders), base, above
+    )
     assert package_versions(installed_packages(dpkg_status(files) or ""), "amd64") == {"libc6": "2.41", "new": "1"}
     assert dpkg_status({}) is None
 
@@ -97,15 +97,3 @@ def test_installed_packages() -> None:
         "libc6": "2.41-12",
         "libfoo:i386": "1.0",
     }
-    assert installed_packages(dpkg_status_text(found)) == found
-
-
-def test_packages_of_an_sbom() -> None:
-    assert packages_of_sbom(samples.sbom()) == (
-        Package("libssl3t64", "3.5.7-1~deb13u3", "amd64", "src-libssl3t64 (1.0)"),
-        Package("libucx0", "1.18.1+ds-2", "amd64", "src-libucx0 (1.0)"),
-    )
-    plus = samples.sbom(libucx0="1.18.1+ds-2")  # not escaped, as some write it
-    assert packages_of_sbom(plus)[0].version == "1.18.1+ds-2"
-    with pytest.raises(ValueError, match="no SPDX"):
-        packages_of_sbom({"bomFormat": "CycloneDX"})

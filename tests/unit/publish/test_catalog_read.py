@@ -10,7 +10,7 @@ import pytest
 
 from imagebuild.bench import Results, load_profiles
 from imagebuild.core import CommandError, ConfigError
-from imagebuild.oci import KINDS, MANIFEST, AttachmentFile, Descriptor, digest_of
+from imagebuild.oci import MANIFEST, Descriptor, digest_of
 from imagebuild.project import (
     Catalog,
     CheckResult,
@@ -30,7 +30,7 @@ from imagebuild.publish import (
     read_registries,
     split_tags,
 )
-from tests import registry_fake, report_samples
+from tests import attached, registry_fake, report_samples
 from tests.conftest import ROOT, Files
 from tests.registry_fake import FakeRegistry
 
@@ -77,9 +77,7 @@ LABELS = {
 
 
 def attach(registry: FakeRegistry, subject: Descriptor, kind: str, content: object) -> str:
-    text = content if isinstance(content, bytes) else json.dumps(content).encode()
-    file = AttachmentFile(KINDS[kind].file, KINDS[kind].media_type, text)
-    return registry.attach(REPOSITORY, subject, KINDS[kind].artifact_type, (file,), {})
+    return attached.attach(registry, REPOSITORY, subject, kind, content)
 
 
 def publish(registry: FakeRegistry) -> list[Descriptor]:
@@ -124,8 +122,8 @@ def test_an_image(registry: FakeRegistry, ours: ProjectFacts) -> None:
 def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
     amd64, arm64 = publish(registry)
     packages = [{"SPDXID": f"SPDXRef-{n}"} for n in ("image", "a", "b")]
-    relations = [{"relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-image"}]
-    sbom = attach(registry, amd64, "sbom", {"packages": packages, "relationships": relations})
+    document = {"spdxVersion": "SPDX-2.3", "packages": packages, "documentDescribes": ["SPDXRef-image"]}
+    sbom = attach(registry, amd64, "sbom", document)
     scan = ScanResult(
         image="x", digest=amd64.digest, platform="linux/amd64", scanner="one 1", database="of today", started="2026",
         verdict="failed", reason="one is too much",
@@ -185,7 +183,7 @@ def test_results_of_real_gpus(registry: FakeRegistry, profiled: ProjectFacts) ->
     files = sorted((ROOT / "docs/gpu-results").glob("*.json"))
     for number, file in enumerate(files):
         child = put(registry, file.name.encode(), LABELS)
-        attach(registry, child, "benchmark", file.read_bytes())
+        attach(registry, child, "benchmark", json.loads(file.read_text()))
         registry_fake.index(registry, REPOSITORY, [child], f"results-{number}")
     found = catalog(registry, profiled)
     assert not found.problems
@@ -228,7 +226,7 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, 
     assert found.images[0].platforms[0].checks == ()
     assert len(found.problems) == 4
     for word in (
-        "is not JSON",
+        "cannot be read: JSONDecodeError",
         "is not a JSON object",
         "was it written by another version",
         f"{other.digest}: is not there",

@@ -11,7 +11,7 @@ import pytest
 
 from imagebuild.cli import ProjectFiles
 from imagebuild.oci import registry
-from imagebuild.publish import publish
+from imagebuild.publish import attest
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, Site
 from tests.registry_fake import FakeRegistry, image, index
 from tests.unit.conftest import Call
@@ -95,7 +95,7 @@ def test_a_registry_that_fails(site: Site, call: Call) -> None:
             2,
             "--platform linux/arm: unknown platform; use linux/amd64, linux/arm64 or local",
         ),
-        (["--sign"], 4, "--sign: `cosign` is missing"),
+        (["--sign"], 4, "`cosign` is missing"),
         (["--jobs", "0"], 2, "'--jobs'"),
         (["nothing"], 3, "no target fits nothing"),
     ],
@@ -104,7 +104,7 @@ def test_wrong_options(
     site: Site, call: Call, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int, message: str
 ) -> None:
     ready(site)
-    monkeypatch.setattr(publish, "which", lambda _: None)
+    monkeypatch.setattr(attest, "which", lambda _: None)
     found = call("publish", "--results", str(site.evidence), *options)
     assert (found[0], message in found[2]) == (status, True), found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from imagebuild.bench import BandwidthTest, Half, NcclRow, PerftestTable, Results, Run, TableRow
 from imagebuild.core import ConfigError
-from imagebuild.oci import KINDS, AttachmentFile, Blob, Descriptor, PlatformImage, Registry, image
+from imagebuild.oci import Blob, Descriptor, PlatformImage, Registry, image
 from imagebuild.project import CheckResult, Plan, VerifyResult, make_plan
 from imagebuild.publish import (
     LICENCES,
@@ -34,9 +33,11 @@ from imagebuild.publish import (
     summarise,
 )
 from imagebuild.verify import ImageFinder
+from tests import attached
 from tests.conftest import Files
 from tests.registry_fake import FakeRegistry, pushed
 from tests.unit import image_files as make
+from tests.unit.conftest import Call
 from tests.unit.publish import vulnerability_samples as samples
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -254,11 +255,8 @@ def test_results_that_are_given(tmp_path: Path, no_engine: None) -> None:
         compare_images(DiffRequest(path, path, results=(tmp_path / "A.json", tmp_path / "empty")), ImageFinder())
 
 
-def attach(registry: FakeRegistry, subject: Descriptor, kind: str, content: str) -> None:
-    about = KINDS[kind]
-    registry.attach(
-        "gpu/open", subject, about.artifact_type, (AttachmentFile(about.file, about.media_type, content.encode()),), {}
-    )
+def attach(registry: FakeRegistry, subject: Descriptor, kind: str, content: object) -> None:
+    attached.attach(registry, "gpu/open", subject, kind, content)
 
 
 def name(image: Descriptor) -> str:
@@ -275,10 +273,10 @@ def places(registry: FakeRegistry) -> ImageFinder:
 def test_a_registry_with_sboms_is_asked_for_no_layer(no_engine: None) -> None:
     registry = FakeRegistry()
     a, b = pushed(registry, {"x": b"1"}), pushed(registry, {"x": b"2"})
-    attach(registry, a, "sbom", json.dumps(samples.sbom(libc6="1")))
-    attach(registry, b, "sbom", json.dumps(samples.sbom(libc6="2")))
-    attach(registry, a, "verification", verification(a.digest, alive="passed").model_dump_json())
-    attach(registry, b, "verification", verification(b.digest, alive="failed").model_dump_json())
+    attach(registry, a, "sbom", samples.sbom(libc6="1"))
+    attach(registry, b, "sbom", samples.sbom(libc6="2"))
+    attach(registry, a, "verification", verification(a.digest, alive="passed").model_dump(mode="json"))
+    attach(registry, b, "verification", verification(b.digest, alive="failed").model_dump(mode="json"))
 
     made = compare_images(DiffRequest(name(a), name(b)), places(registry))
     assert registry.asked_for("GET", "/blobs/") == 2 * 3  # configuration, SBOM, verification; no layer
@@ -291,7 +289,7 @@ def test_a_registry_with_sboms_is_asked_for_no_layer(no_engine: None) -> None:
 def test_a_registry_without_sboms(no_engine: None) -> None:
     registry = FakeRegistry()
     a, b = pushed(registry, {"x": b"1"}, status(libc6="1")), pushed(registry, {"x": b"1"}, status(libc6="2"))
-    attach(registry, a, "sbom", "no JSON")
+    attach(registry, a, "sbom", b"no JSON")
     made = compare_images(DiffRequest(name(a), name(b)), places(registry))
     assert changes(made, "packages") == [("libc6", "1", "2")]
     assert "has no SBOM with packages, so 0.0 MB of its layers were fetched" in made.notes[0]
@@ -389,3 +387,20 @@ def test_nothing_differs() -> None:
         summarise(compare_facts(same, same))
         == "nothing that was compared differs; 0.0 MB becomes 0.0 MB, 0.0 MB shared"
     )
+
+
+def test_command(tmp_path: Path, no_engine: None, monkeypatch: pytest.MonkeyPatch, command: Call) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, version in (("image", "2.41-12"), ("other", "2.41-13")):
+        make.layout(tmp_path / folder, {"var/lib/dpkg/status": samples.STATUS.replace("2.41-12", version).encode()})
+    done, out, _ = command("diff", "./image", "./other", "--json", "diff.json")
+    assert done == 0
+    assert "libc6  2.41-12  2.41-13" in out
+    assert Comparison.model_validate_json(Path("diff.json").read_text()).differs
+    assert command("diff", "./image", "./other", "--exit-code")[0] == 1
+    assert command("diff", "./image", "./image", "--exit-code")[0] == 0
+    done, out, _ = command("diff", "./image", "./other", "--markdown")
+    assert (done, "| libc6 | 2.41-12 | 2.41-13 |" in out) == (0, True)
+    assert command("diff", "./image")[0] == 2
+    done, _, err = command("diff", "./image", "./absent")
+    assert (done, "does not exist" in err) == (2, True)

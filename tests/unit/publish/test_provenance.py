@@ -23,12 +23,9 @@ from imagebuild.project import (
     versions_with,
 )
 from imagebuild.publish import (
-    encode_statement,
-    expected_dependencies,
-    provenance_statement,
+    provenance_of,
     replaced_dependencies,
     resolved_dependencies,
-    statement_dependencies,
     unpinned_dependencies,
 )
 from imagebuild.render import Renderer
@@ -49,15 +46,12 @@ def result_of(target: Target, dockerfile: str = "", **more: Any) -> BuildResult:
 
 def stated(renderer: Renderer, plan: Plan, name: str, **more: Any) -> dict[str, Any]:
     target = select_one(plan, name)
-    return provenance_statement(result_of(target, **more), AMD64, renderer.recipe(target), renderer.project.lock)
+    return provenance_of(result_of(target, **more), AMD64, renderer.recipe(target), renderer.project.lock)
 
 
 def test_statement_of_an_image_from_source(renderer: Renderer, full_plan: Plan) -> None:
     document = stated(renderer, full_plan, OPEN)
-    assert document["_type"] == "https://in-toto.io/Statement/v1"
-    assert document["predicateType"] == "https://slsa.dev/provenance/v1"
-    assert [item["digest"] for item in document["subject"]] == [{"sha256": "1" * 64}]
-    build, run = document["predicate"]["buildDefinition"], document["predicate"]["runDetails"]
+    build, run = document["buildDefinition"], document["runDetails"]
     assert build["externalParameters"]["target"] == OPEN
     assert build["externalParameters"]["platform"] == AMD64
     assert build["externalParameters"]["components"]["ucx"] == "1.22.0"
@@ -96,7 +90,7 @@ def test_a_bootstrapped_base_is_not_called_the_official_one(
     made = f"sha256:{'9' * 64}"
     replaced = replaced_contexts({official: f"oci-layout:///cache@{made}"})
     document = stated(renderer, full_plan, OPEN, replaced=replaced)
-    found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
+    found = document["buildDefinition"]["resolvedDependencies"]
     assert not [item for item in found if official.rpartition(":")[2] in json.dumps(item.get("digest", {}))]
     (base,) = [item for item in found if item.get("digest") == {"sha256": "9" * 64}]
     assert official.rpartition("@")[2] in base["annotations"]["instead-of"]
@@ -113,7 +107,7 @@ def test_an_image_from_a_mirror_is_the_same_image(renderer: Renderer, full_plan:
 def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_plan: Plan, project: Project) -> None:
     replaced = replaced_contexts({"ucx-source": "/home/someone/ucx"})
     document = stated(renderer, full_plan, OPEN, replaced=replaced)
-    found = document["predicate"]["buildDefinition"]["resolvedDependencies"]
+    found = document["buildDefinition"]["resolvedDependencies"]
     (item,) = [item for item in found if item["name"] == "ucx-source"]
     assert "digest" not in item
     assert "/home" not in json.dumps(document)
@@ -123,32 +117,13 @@ def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_pla
     assert commit not in {d.get("digest", {}).get("gitCommit") for d in found}
 
 
-def test_agrees_with_the_lock_it_was_made_from_only(renderer: Renderer, full_plan: Plan, project: Project) -> None:
-    target = select_one(full_plan, OPEN)
-    recipe, lock = renderer.recipe(target), project.lock
-    document = json.loads(encode_statement(stated(renderer, full_plan, OPEN)))
-    assert statement_dependencies(document) == expected_dependencies(recipe, lock, AMD64)
-    newer = lock.model_dump(by_alias=True)
-    newer["git"]["https://github.com/openucx/ucx.git"]["v1.22.0"] = "e" * 40
-    differing = statement_dependencies(document) ^ expected_dependencies(
-        recipe, type(lock).model_validate(newer), AMD64
-    )
-    assert {name.partition("@")[0] for name, _ in differing} == {"pkg:github/openucx/ucx"}
-
-
 def test_another_dockerfile_is_refused(renderer: Renderer, full_plan: Plan) -> None:
     target = select_one(full_plan, OPEN)
     recipe, text = renderer.recipe(target), renderer.dockerfile(target).text
     lock = renderer.project.lock
-    assert provenance_statement(result_of(target, text), AMD64, recipe, lock, text)
+    assert provenance_of(result_of(target, text), AMD64, recipe, lock, text)
     with pytest.raises(ResultError, match="another Dockerfile than this checkout renders"):
-        provenance_statement(result_of(target, text + "\n"), AMD64, recipe, lock, text)
-
-
-def test_a_platform_that_was_not_built(renderer: Renderer, full_plan: Plan) -> None:
-    target = select_one(full_plan, OPEN)
-    with pytest.raises(ResultError, match="no digest for linux/arm64"):
-        provenance_statement(result_of(target), "linux/arm64", renderer.recipe(target), renderer.project.lock)
+        provenance_of(result_of(target, text + "\n"), AMD64, recipe, lock, text)
 
 
 def test_what_is_unresolved_cannot_be_stated(renderer: Renderer, full_plan: Plan) -> None:
@@ -165,11 +140,10 @@ def test_changed_files_are_said(tiny: Files) -> None:
     renderer = Renderer(project, versions_with(project, Changes()))
     plan = make_plan(project)
     document = stated(renderer, plan, plan.targets[0].id, builder="https://ci.example/w@refs/heads/main")
-    assert document["predicate"]["runDetails"]["builder"]["id"] == "https://ci.example/w@refs/heads/main"
+    assert document["runDetails"]["builder"]["id"] == "https://ci.example/w@refs/heads/main"
     target = plan.targets[0]
     dirty = result_of(target).model_copy(update={"revision": f"{'c' * 40}-dirty"})
-    changed = provenance_statement(dirty, AMD64, renderer.recipe(target), project.lock)
-    (own,) = [d for d in changed["predicate"]["buildDefinition"]["resolvedDependencies"] if d["name"] == "project"]
+    changed = provenance_of(dirty, AMD64, renderer.recipe(target), project.lock)
+    (own,) = [d for d in changed["buildDefinition"]["resolvedDependencies"] if d["name"] == "project"]
     assert own["digest"] == {"gitCommit": "c" * 40}
     assert "differed" in own["annotations"]["changed"]
-    assert encode_statement(changed) == encode_statement(json.loads(encode_statement(changed)))

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from imagebuild.cli import app
 from imagebuild.core import CommandError, ConfigError
 from imagebuild.oci import (
-    KINDS,
     AttachmentFile,
     DeletionDisabled,
     Descriptor,
@@ -29,7 +28,7 @@ from tests.registry_fake import FakeRegistry, image, index, serve
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LIMIT = timedelta(days=14)
 STAGING, FINAL = "example/tiny-staging", "example/tiny"
-SBOM = KINDS["sbom"].artifact_type
+STATEMENT = "application/vnd.in-toto+json"
 
 
 @dataclass
@@ -55,7 +54,7 @@ class Site:
         self.registry.repositories[STAGING].tags[tag] = digest
         return tag
 
-    def attach(self, subject: Descriptor, kind: str = SBOM, repository: str = STAGING) -> str:
+    def attach(self, subject: Descriptor, kind: str = STATEMENT, repository: str = STAGING) -> str:
         return self.registry.attach(repository, subject, kind, (AttachmentFile("f", kind, b"{}"),), {})
 
     @property
@@ -148,7 +147,7 @@ def test_a_referrer_of_the_published_copy_keeps_it(site: Site) -> None:
     digest, parts = site.push(30)
     copy_image(parts[0].digest, RepositoryAt(site.registry, STAGING), RepositoryAt(site.registry, FINAL))
     site.attach(parts[0], repository=FINAL)
-    assert f"is referred to by {SBOM} in registry.test/{FINAL}" in str(site.why(digest))
+    assert f"is referred to by {STATEMENT} in registry.test/{FINAL}" in str(site.why(digest))
 
 
 def test_an_attachment_that_others_need_keeps_it(site: Site) -> None:
@@ -274,7 +273,7 @@ def test_the_command(tiny: Files, server: FakeRegistry) -> None:
     site = Site(server)
     days = (datetime.now(UTC) - NOW) / timedelta(days=1)
     old, parts = site.push(30 - days)
-    connect_registry(server.address).attach(STAGING, parts[0], SBOM, (AttachmentFile("f", SBOM, b"{}"),), {})
+    connect_registry(server.address).attach(STAGING, parts[0], STATEMENT, (AttachmentFile("f", STATEMENT, b"{}"),), {})
     young, _ = site.push(1 - days)
     before = site.left()
     status, output = run(tiny, server)

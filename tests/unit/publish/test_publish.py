@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from imagebuild.core import ConfigError, NothingSelected, ResultError
-from imagebuild.oci import INDEX, manifests_of
+from imagebuild.oci import INDEX, manifests_of, read_attestations
 from imagebuild.project import CheckResult
-from imagebuild.publish import read_evidence
+from imagebuild.publish import PublishTools, Signer, read_evidence
+from tests.cosign_fake import FakeCosign
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site
 
 TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
@@ -304,12 +305,32 @@ def test_what_is_attached_is_found_at_the_platforms_image(site: Site) -> None:
     site.ready(NEW)
     done = site.publish().only
     for platform, digest in done.platforms.items():
-        (found,) = site.fake.referrers("acme/tiny", digest, "application/vnd.imagebuild.verification.v1+json")
-        manifest = site.fake.manifest("acme/tiny", found.digest)
-        assert manifest
-        (layer,) = manifest.document["layers"]
-        result = json.loads(site.fake.blob("acme/tiny", layer["digest"]))
+        (found,) = read_attestations(site.fake, "acme/tiny", digest)
+        assert found.kind == "verification"
+        result = json.loads(found.content)
         assert (result["digest"], result["platform"]) == (digest, platform)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_what_nobody_signed_is_attached_again_and_signed(site: Site, tmp_path: Path, version: int) -> None:
+    site.ready(NEW)
+    assert site.publish().only.signed == 0
+    (tmp_path / "cosign.key").touch()
+    fake = FakeCosign(version)
+    signer = Signer(str(tmp_path / "cosign.key"), cosign=fake.cosign())
+    tools = PublishTools(lambda _: site.fake, signer=signer)
+    fake.down = "the log does not answer"
+    failed = site.publish(tools=tools).only
+    assert (failed.state, failed.reasons) == ("failed", ("`cosign` failed (1): the log does not answer",))
+    fake.down = ""
+    done = site.publish(tools=tools).only
+    assert (done.state, done.attached, done.signed) == ("published", {"verification": 2}, 3)
+    for digest in done.platforms.values():
+        (found,) = read_attestations(site.fake, "acme/tiny", digest)
+        assert found.bundle, "a bare statement is listed though a signed one says the same"
+    for digest in (*done.platforms.values(), str(done.digest)):
+        site.fake.repositories["acme/tiny"].tags[f"{digest.replace(':', '-')}.sig"] = digest
+    assert site.publish(tools=tools).only.state == "unchanged"
 
 
 def test_evidence_that_comes_later_is_attached_and_moves_no_tag(site: Site) -> None:

@@ -16,23 +16,23 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 from imagebuild.core import (
     CommandError,
     ConfigError,
+    Package,
     Platform,
     ResultError,
-    git_purl,
-    image_purl,
-    purl_identity,
-    wheel_purl,
 )
-from imagebuild.oci import PlatformImage
+from imagebuild.oci import PlatformImage, encode_predicate
 from imagebuild.project import Changes, Lock, Plan, Project, Target, make_plan, select_one, versions_with
 from imagebuild.publish import (
     DOCUMENT,
     IMAGE,
     SbomSubject,
     complete_document,
-    encode_document,
+    debian_packages,
     image_digests,
     image_parts,
+    image_purl,
+    listed_packages,
+    package_url,
     purl_of,
     relationship,
     run_syft,
@@ -41,6 +41,7 @@ from imagebuild.publish import (
 )
 from imagebuild.render import Renderer, hash_of_lock, image_labels
 from tests.conftest import ROOT
+from tests.unit.publish import vulnerability_samples as samples
 
 DATA = ROOT / "tests" / "data" / "sbom" / "syft.json"
 DIGEST = f"sha256:{'1' * 64}"
@@ -83,7 +84,7 @@ def related(document: Mapping[str, Any], one: str, kind: str) -> set[str]:
 
 def problems(document: Mapping[str, Any], folder: Path) -> list[str]:
     path = folder / "sbom.spdx.json"
-    path.write_bytes(encode_document(document))
+    path.write_bytes(encode_predicate(document))
     return [m.validation_message for m in validate_full_spdx_document(parse_file(str(path)))]
 
 
@@ -229,7 +230,7 @@ def test_nothing_is_listed_twice(found: dict[str, Any], renderer: Renderer, full
     inside = related(document, "SPDXRef-Component-nccl-wheel", "CONTAINS")
     assert inside == {inner["SPDXID"]}
     assert len(named(document, "nccl-tools")) == 1
-    identities = [purl_identity(url) for p in document["packages"] if (url := purl_of(p))]
+    identities = [url.partition("?")[0] for p in document["packages"] if (url := purl_of(p))]
     assert len(identities) == len(set(identities))
     ids = {p["SPDXID"] for p in document["packages"]} | {DOCUMENT}
     assert all(r["spdxElementId"] in ids and r["relatedSpdxElement"] in ids for r in document["relationships"])
@@ -247,15 +248,15 @@ def test_packages_belong_to_their_component(found: dict[str, Any], renderer: Ren
 
 
 def test_the_same_image_gives_the_same_bytes(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
-    first = encode_document(document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART))
+    first = encode_predicate(document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART))
     text = json.dumps(found).replace("-Image-layout", "-Image-tmp-abc").replace("image/layout-", "image/tmp-abc-")
     again = json.loads(text)
     again["creationInfo"]["created"] = "2031-01-01T00:00:00Z"
     for part in ("packages", "relationships", "files", "hasExtractedLicensingInfos"):
         random.Random(7).shuffle(again[part])
-    assert encode_document(document_of(again, renderer, full_plan, QUICKSTART)) == first
+    assert encode_predicate(document_of(again, renderer, full_plan, QUICKSTART)) == first
     found["packages"].append(python_package("more", "1", "/usr/lib/more"))
-    assert encode_document(document_of(found, renderer, full_plan, QUICKSTART)) != first
+    assert encode_predicate(document_of(found, renderer, full_plan, QUICKSTART)) != first
 
 
 def test_files_are_left_out(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
@@ -356,12 +357,20 @@ def test_a_missing_syft_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_names_of_packages() -> None:
-    assert wheel_purl("Nvidia_NCCL.cu13", "2.0") == "pkg:pypi/nvidia-nccl-cu13@2.0"
-    assert git_purl("x", "https://github.com/NVIDIA/nccl.git", "abc") == "pkg:github/nvidia/nccl@abc"
-    assert git_purl("tool", "https://example.org/t.git", "abc") == (
+    assert package_url("github", "NVIDIA/nccl", "abc") == "pkg:github/nvidia/nccl@abc"
+    assert package_url("generic", "tool", "abc", vcs_url="git+https://example.org/t.git@abc") == (
         "pkg:generic/tool@abc?vcs_url=git%2Bhttps://example.org/t.git%40abc"
     )
-    assert image_purl("reg.example:5000/a/b", "sha256:1", "arm64") == (
-        "pkg:oci/b@sha256:1?arch=arm64&repository_url=reg.example:5000/a/b"
+    assert image_purl("reg.example:5000/a/b", "sha256:1") == "pkg:oci/b@sha256:1?repository_url=reg.example:5000/a/b"
+
+
+def test_packages_of_debian() -> None:
+    assert debian_packages(samples.sbom()) == (
+        Package("libssl3t64", "3.5.7-1~deb13u3", "amd64", "src-libssl3t64 (1.0)"),
+        Package("libucx0", "1.18.1+ds-2", "amd64", "src-libucx0 (1.0)"),
     )
-    assert purl_identity("pkg:deb/debian/a@1%2B2?arch=amd64") == purl_identity("pkg:deb/debian/a@1+2")
+    plus = samples.sbom(libucx0="1.18.1+ds-2")  # not escaped, as some write it
+    assert debian_packages(plus)[0].version == "1.18.1+ds-2"
+    assert len(listed_packages(plus)) == 1
+    with pytest.raises(LookupError, match="no SPDX"):
+        debian_packages({"bomFormat": "CycloneDX"})

@@ -1,316 +1,243 @@
-"""`imagebuild scan` without scanners: stand-ins print samples; what is asked of them is what they document."""
+"""What scanners found is read, judged by the policy, and kept with the digest of the image that it is about."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagebuild.core import CommandError, ConfigError, ResultError, YamlFile, packages_of_sbom
-from imagebuild.oci import FoundImage
-from imagebuild.project import Plan
+from imagebuild.core import ConfigError, YamlFile
+from imagebuild.oci import image
+from imagebuild.project import ScanResult, Severity, Vulnerability
 from imagebuild.publish import (
-    SCANNERS_BY_NAME,
+    SEVERITIES,
     Policy,
-    ScanHost,
-    ScanInput,
-    ScanRequest,
-    ScanSubject,
-    System,
-    choose_scanner,
-    print_scan,
-    read_sbom_image,
-    scan_image,
-    scan_subject_of_image,
-    scan_subject_of_sbom,
+    PolicyVerdict,
+    ScanReport,
+    judge_vulnerabilities,
+    load_policy,
+    read_report,
 )
-from imagebuild.verify import ImageFinder
 from tests.conftest import ROOT
 from tests.unit import image_files as make
-from tests.unit.conftest import Runner
+from tests.unit.conftest import Call
 from tests.unit.publish import vulnerability_samples as samples
 
-NOW = datetime(2099, 1, 3, 3, 4, 5, tzinfo=UTC)
-RULES = YamlFile(Path("p.yaml"), Policy(), {})
-AXES = {"cuda": "13.5", "os": "debian13", "variant": "runtime"}
-LABELS = {
-    "imagebuild.target": "my-open-cuda13.5-debian13-runtime",
-    **{f"imagebuild.axis.{n}": v for n, v in AXES.items()},
-}
-DEBIAN = {"usr/lib/os-release": samples.OS_RELEASE.encode(), "var/lib/dpkg/status": samples.STATUS.encode()}
+TODAY = date(2099, 6, 15)
+RULE = {"id": "CVE-1-1", "until": "2099-06-15", "reason": "nothing here calls it"}
+DIGEST = f"sha256:{'a' * 64}"
 
 
-def image_of(path: Path, *layers: make.Files, **settings: Any) -> ScanSubject:
-    make.layout(path, *(layers or (DEBIAN,)), Labels=LABELS, **settings)
-    with ImageFinder().find(f"oci:{path}") as found:
-        assert isinstance(found, FoundImage)
-        return scan_subject_of_image(found.image(None))
+def summary(report: ScanReport) -> list[tuple[str, str, str, str | None]]:
+    return [(f.id, f.severity, f.package, f.fixed_in) for f in report.findings]
 
 
-def machine(*programs: str, **answers: str | Callable[[], str]) -> tuple[ScanHost, Runner]:
-    """A machine with these programs, stand-ins that print samples."""
-    runner = Runner(
-        {
-            "grype": samples.grype(),
-            "trivy version": samples.TRIVY_VERSION,
-            "trivy": samples.trivy(),
-            "debsecan": samples.DEBSECAN,
-            "dpkg-query": "0.4.20.1",
-            **answers,
-        }
-    )
-    return ScanHost(runner, lambda name: name if name in programs else None, lambda: NOW), runner
+# Reports
 
 
-def test_what_the_image_says_of_itself(tmp_path: Path) -> None:
-    about = image_of(tmp_path)
-    assert about.system == System("debian", "trixie", samples.STATUS)
-    assert about.facts == {"arch": "amd64", "image": "my-open", **AXES}
-    assert about.digest.startswith("sha256:")
-    assert about.platform == "linux/amd64"
+@pytest.mark.parametrize(
+    "descriptor",
+    [samples.NEW_DATABASE, {"name": "grype", "version": "0.92.0", "db": {"built": "2099-01-02T03:04:05Z"}}],
+)
+def test_grype(descriptor: dict[str, Any]) -> None:
+    target = {"manifestDigest": DIGEST, "repoDigests": [f"ghcr.io/acme/open@sha256:{'b' * 64}"]}
+    report = read_report(samples.grype(descriptor=descriptor, source={"type": "image", "target": target}))
+    assert summary(report) == [
+        ("CVE-2099-0001", "critical", "libssl3t64", "3.5.98-1~deb13u1"),
+        ("GHSA-aaaa-bbbb-cccc", "medium", "pip", None),
+        ("CVE-2099-0009", "unknown", "bash", None),
+    ]
+    assert (report.scanner, report.database) == ("grype 0.92.0", "of 2099-01-02T03:04:05Z")
+    assert report.digests == {DIGEST, f"sha256:{'b' * 64}"}
+    assert not report.notes
 
 
-def test_grype_reads_a_layout_of_this_platform(tmp_path: Path) -> None:
-    here, runner = machine("grype")
-    seen: dict[str, Any] = {}
-
-    def run(*argv: str, env: Any = None, timeout: float | None = None) -> str:
-        layout = Path(argv[-1].removeprefix("oci-dir:"))
-        seen.update(env or {}, index=json.loads((layout / "index.json").read_text()))
-        seen["blobs"] = all(
-            (layout / "blobs" / "sha256" / p.name).read_bytes() for p in (layout / "blobs/sha256").iterdir()
-        )
-        seen["settings"] = Path(argv[argv.index("--config") + 1]).read_text()
-        return runner(*argv, env=env, timeout=timeout)
-
-    about = image_of(tmp_path)
-    made = scan_image(about, RULES, ScanRequest(offline=True, database=tmp_path), replace(here, run=run))
-    assert made.digest == about.digest == seen["index"]["manifests"][0]["digest"]
-    assert seen["blobs"]
-    assert seen["settings"] == ""
-    assert seen["GRYPE_DB_AUTO_UPDATE"] == seen["GRYPE_ONLY_FIXED"] == "false"
-    assert seen["GRYPE_DB_CACHE_DIR"] == str(tmp_path)
-    assert made.scanner == "grype 0.87.0"
-    assert made.database == "schema 5, of 2099-01-02T03:04:05+00:00"
-    assert made.verdict == "failed"
-    assert [f.fails for f in made.findings] == [True, False, False]
-    assert made.started == "2099-01-03T03:04:05+00:00"
+def test_grype_says_what_it_left_out() -> None:
+    report = read_report(samples.grype(ignoredMatches=[{}, {}], distro={}))
+    assert "left out 2 matches" in report.notes[0]
+    assert "recognised no distribution" in report.notes[1]
 
 
-def test_grype_may_update_its_database_unless_offline(tmp_path: Path) -> None:
-    assert "GRYPE_DB_AUTO_UPDATE" not in SCANNERS_BY_NAME["grype"].environment(ScanInput(tmp_path))
+def test_trivy() -> None:
+    system = {"OS": {"Family": "debian", "Name": "13.1"}}
+    report = read_report(samples.trivy(Metadata={**system, "RepoDigests": [f"open@{DIGEST}"]}, CreatedAt="2099-01-02"))
+    assert summary(report) == [
+        ("CVE-2099-0001", "high", "libssl3t64", "3.5.98-1~deb13u1"),
+        ("CVE-2099-0002", "low", "libc6", None),
+    ]
+    assert (report.digests, report.started, report.notes) == (frozenset({DIGEST}), "2099-01-02", ())
+    assert "recognised no distribution" in read_report(samples.trivy(Metadata={})).notes[0]
 
 
-def test_trivy(tmp_path: Path) -> None:
-    here, runner = machine("trivy", "debsecan")
-    made = scan_image(image_of(tmp_path), RULES, ScanRequest(offline=True, database=tmp_path), here)
-    (line,) = runner.of("trivy image")
-    for option in (
-        "--skip-db-update",
-        "--offline-scan",
-        f"--cache-dir {tmp_path}",
-        "--ignorefile",
-        "--format json",
-        "--ignore-unfixed=false",
-        "LOW,",
-    ):
-        assert option in line
-    assert f"--cache-dir {tmp_path}" in runner.of("trivy version")[0]
-    assert made.scanner == "trivy 0.58.0"
-    assert made.verdict == "passed"
-    scan_image(image_of(tmp_path / "other"), RULES, ScanRequest(), here)
-    assert "--skip-db-update" not in runner.of("trivy image")[1]
+def test_debsecan() -> None:
+    report = read_report(samples.DEBSECAN)
+    assert summary(report) == [
+        ("CVE-2099-0001", "high", "libssl3t64", "a newer version"),
+        ("CVE-2099-0002", "medium", "libc6", None),
+        ("TEMP-0000000-0A1B2C", "unknown", "bash", None),
+    ]
+    assert [finding.version for finding in report.findings] == ["3.5.7-1~deb13u3", "2.41-12", "5.2.37-2+b10"]
+    assert report.worst == "high"
+    assert any("wheels, CUDA, HPC-X" in note for note in report.notes)
+    assert read_report("").findings == (), "debsecan prints nothing where it finds nothing"
 
 
-def test_debsecan_with_a_database_on_disk(tmp_path: Path) -> None:
-    here, runner = machine("debsecan")
-    given = samples.database(tmp_path / "data" / "trixie")
-    made = scan_image(image_of(tmp_path / "image"), RULES, ScanRequest(database=given, offline=True), here)
-    (line,) = runner.of("debsecan")
-    assert "--suite trixie" in line
-    assert "--source file:///" in line
-    assert "--whitelist " in line
-    assert made.scanner == "debsecan 0.4.20.1"
-    assert made.database.startswith("trixie, sha256:")
-    # It reports nothing worse than high, so the default policy fails by that, and says it.
+@pytest.mark.parametrize("text", ["no report", "{", "{}", '{"matches": [{}]}', '{"Metadata": []}', '{"matches": 1}'])
+def test_what_is_no_report(text: str) -> None:
+    with pytest.raises((ValueError, LookupError, TypeError, AttributeError)):
+        read_report(text)
+
+
+# The policy
+
+
+def finding(
+    name: str = "CVE-1-1", severity: Severity = "high", fixed: str | None = "2", package: str = "p"
+) -> Vulnerability:
+    return Vulnerability(id=name, severity=severity, package=package, version="1", fixed_in=fixed)
+
+
+def judged(*found: Vulnerability, worst: Severity = "critical", today: date = TODAY, **rules: Any) -> PolicyVerdict:
+    document = YamlFile(Path("p.yaml"), Policy.model_validate({"fail": {"severity": "high"}, **rules}), {})
+    return judge_vulnerabilities(ScanReport("a scanner", found, worst=worst), document, today)
+
+
+@pytest.mark.parametrize(
+    ("fail", "found", "fails"),
+    [
+        ({"severity": "high"}, finding(), True),
+        ({"severity": "high"}, finding(severity="critical"), True),
+        ({"severity": "critical"}, finding(), False),
+        ({"severity": "high"}, finding(severity="medium"), False),
+        ({"severity": "high"}, finding(fixed=None), True),
+        ({"severity": "high", "only-fixed": True}, finding(fixed=None), False),
+        ({"severity": "negligible"}, finding(severity="unknown"), False),
+        ({"severity": "high", "unknown-severity": True}, finding(severity="unknown"), True),
+        ({"unknown-severity": True, "only-fixed": True}, finding(severity="unknown", fixed=None), False),
+    ],
+)
+def test_what_fails(fail: dict[str, Any], found: Vulnerability, fails: bool) -> None:
+    made = judged(found, fail=fail)
+    assert [f.fails for f in made.findings] == [fails]
+    assert bool(made.reason) is fails
+    assert not made.notes
+
+
+def test_a_scanner_without_critical_fails_by_its_worst() -> None:
+    made = judged(finding(), fail={"severity": "critical"}, worst="high")
+    assert made.findings[0].fails
+    assert made.notes == ("a scanner reports nothing worse than high, so that fails, not critical",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ignored", "said"),
+    [
+        ({}, True, ""),
+        ({"package": "p*"}, True, ""),
+        ({"package": "q"}, False, "p.yaml:1: the rule for CVE-1-1 matches nothing in this image"),
+        ({"id": "CVE-1-2"}, False, "the rule for CVE-1-2 matches nothing in this image"),
+        ({"until": "2099-06-14"}, False, "the rule for CVE-1-1 ended on 2099-06-14; remove it, or give a new date"),
+    ],
+)
+def test_what_is_ignored(changes: dict[str, str], ignored: bool, said: str) -> None:
+    made = judged(finding(), ignore=[RULE | changes])
+    assert made.findings[0].fails is not ignored
+    assert (made.findings[0].waived is not None) is ignored
+    assert said in "\n".join(made.notes)
+    assert bool(said) == bool(made.notes)
+
+
+def test_what_fails_comes_first() -> None:
+    made = judged(
+        finding("CVE-1-9", "critical", package="a"), finding("CVE-1-3", "low"), finding(),
+        ignore=[RULE | {"id": "CVE-1-9"}],
+    )  # fmt: skip
+    assert [f.id for f in made.findings] == ["CVE-1-1", "CVE-1-9", "CVE-1-3"]
     assert made.reason == "1 finding that the policy does not allow"
-    assert any("reports nothing worse than high" in note for note in made.notes)
-    assert any("wheels, CUDA, HPC-X" in note for note in made.notes)
-
-
-def test_debsecan_that_fetches_its_data(tmp_path: Path) -> None:
-    here, runner = machine("debsecan")
-    made = scan_image(image_of(tmp_path), RULES, ScanRequest(), here)
-    assert "--source" not in runner.of("debsecan")[0]
-    assert made.database == "the tracker's data for trixie, of 2099-01-03T03:04:05+00:00"
-    with pytest.raises(ConfigError, match="keeps no database on this machine; give one with --database"):
-        scan_image(image_of(tmp_path / "again"), RULES, ScanRequest(offline=True), here)
+    assert SEVERITIES[0] == "unknown"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "error", "said"),
+    ("text", "said"),
     [
-        ("absent", None, ConfigError, "does not exist"),
-        ("folder", None, ConfigError, "give the tracker's file for trixie, or a folder with it"),
-        ("text", b"VERSION 1\n", ResultError, "not a database of debsecan"),
-        ("other", "VERSION 2\n", ResultError, "in an unknown format"),
+        ("fail: {severity: awful}", "p.yaml:1: fail.severity"),
+        ("ignore:\n  - {id: CVE-1, until: soon, reason: nothing calls it}", "p.yaml:2: ignore.0.until"),
+        ("ignore:\n  - {id: CVE-1, until: 2099-01-01, reason: why}", "p.yaml:2: ignore.0.reason"),
+        ("ignore:\n  - {id: CVE-1, reason: nothing calls it}", "p.yaml:2: ignore.0.until"),
+        ("waivers: []", "waivers"),
     ],
 )
-def test_databases_that_are_none(
-    tmp_path: Path, name: str, content: bytes | str | None, error: type[Exception], said: str
-) -> None:
-    here, runner = machine("debsecan")
-    path = tmp_path / name
-    if name == "folder":
-        path.mkdir()
-    elif isinstance(content, str):
-        samples.database(path, content)
-    elif content is not None:
-        path.write_bytes(content)
-    with pytest.raises(error, match=said):
-        scan_image(image_of(tmp_path / "image"), RULES, ScanRequest(database=path), here)
-    assert not runner.calls
+def test_mistakes_have_their_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "p.yaml").write_text(text + "\n")
+    with pytest.raises(ConfigError, match=said):
+        load_policy(tmp_path / "p.yaml")
+
+
+def test_our_policy(golden: Callable[[str, str], None]) -> None:
+    golden("schemas/scan-policy.json", json.dumps(Policy.model_json_schema(by_alias=True), indent=1) + "\n")
+    fail = load_policy(ROOT / "scan-policy.yaml").model.fail
+    assert (fail.severity, fail.only_fixed, fail.unknown_severity) == ("high", True, True)
+
+
+# The command
+
+
+@pytest.fixture
+def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Call) -> Callable[..., tuple[int, str, str]]:
+    """In a folder with an image and reports, and without an engine."""
+    monkeypatch.setattr(image, "engine_with_image", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+    for name, system in (("image", "debian13"), ("ubuntu", "ubuntu24.04")):
+        make.layout(tmp_path / name, {"x": b"1"}, Labels={"imagebuild.axis.os": system})
+    made = json.loads(Path("image/index.json").read_text())["manifests"][0]["digest"]
+    Path("trivy.json").write_text(samples.trivy(Metadata={"OS": {"Family": "debian"}, "RepoDigests": [f"x@{made}"]}))
+    Path("other.json").write_text(samples.trivy(Metadata={"RepoDigests": [f"x@{DIGEST}"]}))
+    Path("nameless.json").write_text(samples.grype())
+    Path("debsecan.txt").write_text(samples.DEBSECAN)
+    return partial(command, "scan")
+
+
+def test_a_scan_that_fails_and_one_whose_finding_is_ignored(scan: Call) -> None:
+    status, out, _ = scan("./image", "--report", "debsecan.txt", "--json", "scan.json")
+    assert status == 1, out
+    assert "✗ failed (1 finding that the policy does not allow)" in out
+    assert "debsecan names no image" in out
+    assert ScanResult.model_validate_json(Path("scan.json").read_text()).verdict == "failed"
+    Path("scan-policy.yaml").write_text(
+        "ignore:\n  - {id: CVE-2099-0001, package: 'libssl*', until: 2099-12-31, reason: nobody listens}\n"
+    )
+    status, out, _ = scan("./image", "--report", "debsecan.txt", "--json", "scan.json")
+    assert status == 0, out
+    assert "ignored until 2099-12-31: nobody listens" in out
+    made = ScanResult.model_validate_json(Path("scan.json").read_text())
+    assert made.verdict == "passed"
+    assert made.findings[0].waived
 
 
 @pytest.mark.parametrize(
-    ("programs", "files", "wanted", "error", "said"),
+    ("arguments", "status", "said"),
     [
-        ((), DEBIAN, "auto", CommandError, "install grype .*; or install trivy .*; or install debsecan"),
-        ((), DEBIAN, "trivy", CommandError, "trivy is not installed: install trivy"),
-        ((), DEBIAN, "clair", ConfigError, "use auto, grype, trivy, debsecan"),
-        (("debsecan",), {"usr/lib/os-release": b"ID=ubuntu\nVERSION_CODENAME=noble\n", "var/lib/dpkg/status": b"x"}, "auto",
-         CommandError, r"install grype from \S+; or install trivy from \S+$"),
-        (("debsecan",), {"usr/lib/os-release": b"ID=ubuntu\n", "var/lib/dpkg/status": b"x"}, "debsecan", ConfigError, "is ubuntu"),
-        (("debsecan",), {"etc/passwd": b""}, "debsecan", ConfigError, "reads dpkg's list"),
-    ],
-)  # fmt: skip
-def test_without_a_scanner_there_is_no_result(
-    tmp_path: Path, programs: tuple[str, ...], files: make.Files, wanted: str, error: type[Exception], said: str
-) -> None:
-    here, runner = machine(*programs)
-    with pytest.raises(error, match=said):
-        scan_image(image_of(tmp_path, files), RULES, ScanRequest(scanner=wanted), here)
-    assert not runner.calls
-
-
-def test_a_scanner_that_fails_is_no_result(tmp_path: Path) -> None:
-    def broken() -> str:
-        raise CommandError("`grype` failed (1): no database")
-
-    here, _ = machine("grype", grype=broken)
-    with pytest.raises(CommandError, match="no database"):
-        scan_image(image_of(tmp_path), RULES, ScanRequest(), here)
-
-
-def test_auto_takes_the_first_that_is_there(tmp_path: Path) -> None:
-    about = image_of(tmp_path)
-    for programs, taken in (
-        (("grype", "trivy", "debsecan"), "grype"),
-        (("debsecan", "trivy"), "trivy"),
-        (("debsecan",), "debsecan"),
-    ):
-        assert choose_scanner("auto", about, machine(*programs)[0]).name == taken
-
-
-def test_a_scanner_that_does_not_know_the_distribution_says_so(tmp_path: Path) -> None:
-    here, _ = machine("grype", grype=samples.grype(distro={}, matches=[]))
-    made = scan_image(image_of(tmp_path), RULES, ScanRequest(), here)
-    assert "grype recognised no distribution, so it did not scan the packages of one" in made.notes
-    assert "p.yaml: does not exist, so critical fails and nothing is waived" in made.notes
-
-
-def test_an_sbom_instead_of_an_image(tmp_path: Path) -> None:
-    path = tmp_path / "sbom.spdx.json"
-    path.write_text(json.dumps(samples.sbom()))
-    about = scan_subject_of_sbom(path)
-    assert (about.name, about.digest, about.platform) == ("example/image", f"sha256:{'d' * 64}", "linux/amd64")
-    assert about.system.id == "debian"
-    assert about.system.suite == "trixie"
-    assert about.facts == {"arch": "amd64"}
-    here, runner = machine("trivy")
-    assert scan_image(about, RULES, ScanRequest(), here).digest == about.digest
-    assert runner.of(f"trivy sbom {path}")
-    here, runner = machine("grype")
-    scan_image(about, RULES, ScanRequest(), here)
-    assert runner.calls[0].endswith(f"sbom:{path}")
-
-
-def test_the_axes_of_an_sbom_are_those_of_its_target(tmp_path: Path, full_plan: Plan) -> None:
-    path = tmp_path / "sbom.spdx.json"
-    target = full_plan.targets[0]
-    path.write_text(json.dumps(samples.sbom()).replace("example/image", target.id))
-    assert scan_subject_of_sbom(path, full_plan).facts == {**target.axes, "image": target.image, "arch": "amd64"}
-
-
-def test_the_sbom_of_syft() -> None:
-    """A real one, which names its image in other places than ours does."""
-    document = json.loads((ROOT / "tests/data/sbom/syft.json").read_text())
-    about = read_sbom_image(document)
-    assert about.digest
-    assert (about.distribution, about.suite) == ("debian", "trixie")
-    assert "libc6" in {package.name for package in packages_of_sbom(document)}
-
-
-@pytest.mark.parametrize(
-    ("text", "error", "said"),
-    [
-        ("x", ResultError, "not an SBOM"),
-        ("[]", ResultError, "not an SBOM"),
-        ("{}", ResultError, "no spdxVersion"),
-        (json.dumps({"spdxVersion": "SPDX-2.3", "packages": []}), ConfigError, "names no digest"),
-        (json.dumps(samples.sbom("unknown")), ConfigError, "names no digest"),
+        (["./image", "--report", "trivy.json"], 0, "does not exist, so critical fails and nothing is ignored"),
+        (["./image", "--report", "trivy.json", "--all"], 0, "libc6"),
+        (["./image", "--report", "other.json"], 2, f"other.json: is about {DIGEST}, not about sha256:"),
+        (
+            ["./image", "--report", "nameless.json"],
+            2,
+            "names no digest of an image; let grype 0.87.0 scan NAME@sha256:",
+        ),
+        (["./ubuntu", "--report", "debsecan.txt"], 2, "knows packages of Debian only; use grype or trivy"),
+        (["./image", "--report", "nowhere"], 2, "nowhere"),
+        (["./image", "--report", "image/index.json"], 5, "index.json: cannot be read as a report"),
+        (["./image", "--report", "trivy.json", "--policy", "nowhere.yaml"], 2, "nowhere.yaml"),
+        (["./image"], 2, "--report"),
     ],
 )
-def test_files_that_are_no_sbom_of_an_image(tmp_path: Path, text: str, error: type[Exception], said: str) -> None:
-    path = tmp_path / "sbom.json"
-    path.write_text(text)
-    with pytest.raises(error, match=said):
-        scan_subject_of_sbom(path)
-
-
-def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here, _ = machine("debsecan", debsecan=samples.DEBSECAN + samples.DEBSECAN.replace("libssl3t64", "openssl"))
-    made = scan_image(image_of(tmp_path), RULES, ScanRequest(), here)
-    print_scan(made, every=False)
-    said = capsys.readouterr().out
-    assert "libssl3t64, openssl" in said
-    assert "and 2 more that fail nothing (1 medium, 1 unknown); --all lists them" in said
-    assert "libc6" not in said
-    print_scan(made, every=True)
-    said = capsys.readouterr().out
-    lines = [line.split()[0] for line in said.splitlines() if "CVE" in line or "TEMP" in line]
-    assert lines == ["high", "medium", "unknown"]
-    assert "2 high, 1 medium, 1 unknown" in said
-
-
-STAND_IN = """\
-#!{python}
-# A stand-in for grype: looks at what it is given as grype would, and prints a sample.
-import json, os, pathlib, sys
-layout = pathlib.Path(sys.argv[-1].removeprefix("oci-dir:"))
-(about,) = json.loads((layout / "index.json").read_text())["manifests"]
-manifest = json.loads((layout / "blobs" / about["digest"].replace(":", "/")).read_text())
-for layer in [manifest["config"], *manifest["layers"]]:
-    assert (layout / "blobs" / layer["digest"].replace(":", "/")).stat().st_size == layer["size"]
-assert os.environ["GRYPE_DB_AUTO_UPDATE"] == "false"
-print({sample!r})
-"""
-
-
-@pytest.mark.programs
-def test_a_program_is_started_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "bin" / "grype"
-    program.parent.mkdir()
-    program.write_text(STAND_IN.format(python=sys.executable, sample=samples.grype()))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    made = scan_image(image_of(tmp_path / "image"), RULES, ScanRequest(offline=True))
-    assert made.scanner == "grype 0.87.0"
-    assert len(made.findings) == 3
+def test_exit_status(scan: Call, arguments: list[str], status: int, said: str) -> None:
+    done, out, err = scan(*arguments)
+    assert done == status, out + err
+    assert said in out + err

@@ -1,0 +1,212 @@
+"""Attestations: in-toto statements that refer to a manifest; signed ones in DSSE envelopes, in sigstore bundles.
+
+Bundles are what `cosign attest` stores and `cosign verify-attestation` reads. Whose signature it is, nobody has checked
+here. A statement that nobody signed is stored as it is, and proves nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.oci.layout import EMPTY_TYPE, AttachmentFile, Descriptor, digest_of, referrer_descriptor
+
+if TYPE_CHECKING:
+    from imagebuild.oci.registry import Registry
+
+
+KINDS = {
+    "sbom": "https://spdx.dev/Document",
+    "provenance": "https://slsa.dev/provenance/v1",
+    "verification": "urn:imagebuild:verification:v1",
+    "benchmark": "urn:imagebuild:benchmark:v1",
+    "scan": "urn:imagebuild:scan:v1",
+}
+"""Kind of attachment → type of its predicate."""
+SIGNATURE = "signature"
+"""Kind of what signs the manifest, and says no more."""
+SIGNATURE_PREDICATE = "https://sigstore.dev/cosign/sign/v1"
+SIGNATURES = ("application/vnd.dev.cosign.", "application/vnd.dev.sigstore.", "application/vnd.cncf.notary.")
+"""Beginnings of the artifact types of signatures."""
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+STATEMENTS = (STATEMENT, "https://in-toto.io/Statement/v0.1")
+"""Versions that are read; cosign writes the older one."""
+STATEMENT_MEDIA = "application/vnd.in-toto+json"
+BUNDLE_MEDIA = "application/vnd.dev.sigstore.bundle.v0.3+json"
+
+PREDICATE_TYPE = "in-toto.io/predicate-type"
+BUNDLE_PREDICATE_TYPE = "dev.sigstore.bundle.predicateType"
+BUNDLE_CONTENT = "dev.sigstore.bundle.content"
+PREDICATE_DIGEST = "imagebuild.predicate"
+"""Annotation with the digest of the predicate, by which a publisher sees that it is attached already."""
+CREATED = "org.opencontainers.image.created"
+
+MOST_BYTES = 128 << 20
+"""Largest size that is read, as with cosign; a registry could claim any."""
+ATTEMPTS = 3
+"""Times that a file is read before it counts as changed: it may have been damaged on the way."""
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """Hold what a registry lists as referring to a manifest."""
+
+    kind: str
+    """Name in `KINDS`, `signature`, or else the type of what it is."""
+    digest: str
+    """Digest of its own manifest."""
+    content: bytes = b""
+    """The predicate as JSON, always with the same bytes; empty for other kinds than those in `KINDS`."""
+    bundle: bytes = b""
+    """The bundle that its statement lies in; empty if nobody signed it."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    size: int = 0
+    """Bytes in the registry."""
+    problem: str = ""
+    """Why it is not what the registry says; empty if it is."""
+
+
+@dataclass(frozen=True)
+class AttestationFiles:
+    """Hold what `Registry.attach` takes."""
+
+    artifact_type: str
+    files: tuple[AttachmentFile, ...]
+    annotations: Mapping[str, str]
+
+
+def encode_predicate(document: object) -> bytes:
+    """Return a predicate as JSON, always with the same bytes."""
+    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def attestation_files(
+    kind: str, content: bytes, subject: Descriptor, name: str, *, created: str = "", bundle: bytes = b""
+) -> AttestationFiles:
+    """Return the attestation of an image: a bundle that somebody signed or, without one, a bare statement.
+
+    `content` is the predicate, `name` that of the image. Equal arguments give equal bytes.
+    """
+    predicate_type = KINDS[kind]
+    annotations = {PREDICATE_DIGEST: digest_of(content)} | ({CREATED: created} if created else {})
+    if bundle:
+        annotations |= {BUNDLE_PREDICATE_TYPE: predicate_type, BUNDLE_CONTENT: "dsse-envelope"}
+        return AttestationFiles(
+            BUNDLE_MEDIA, (AttachmentFile(f"{kind}.sigstore.json", BUNDLE_MEDIA, bundle),), annotations
+        )
+    statement = {
+        "_type": STATEMENT,
+        "subject": [{"name": name, "digest": {"sha256": subject.digest.removeprefix("sha256:")}}],
+        "predicateType": predicate_type,
+        "predicate": json.loads(content),
+    }
+    annotations[PREDICATE_TYPE] = predicate_type
+    file = AttachmentFile(f"{kind}.intoto.json", STATEMENT_MEDIA, encode_predicate(statement))
+    return AttestationFiles(STATEMENT_MEDIA, (file,), annotations)
+
+
+# Reading
+
+
+def kind_of(referrer: Descriptor) -> str:
+    """Return the kind of what refers to a manifest: a name in `KINDS`, `signature`, or else its type."""
+    artifact_type = referrer.artifact_type or "unknown"
+    predicate_type = referrer.annotations.get(BUNDLE_PREDICATE_TYPE) or referrer.annotations.get(PREDICATE_TYPE, "")
+    known = next((name for name, known in KINDS.items() if known == predicate_type), None)
+    if known and artifact_type in (BUNDLE_MEDIA, STATEMENT_MEDIA):
+        return known
+    if predicate_type in ("", SIGNATURE_PREDICATE) and artifact_type.startswith(SIGNATURES):
+        return SIGNATURE
+    return predicate_type or artifact_type
+
+
+def list_attestations(registry: Registry, repository: str, subject: str) -> tuple[Descriptor, ...]:
+    """Return what refers to a manifest, the newest first as far as annotations tell.
+
+    A bare statement that a bundle repeats is left out.
+    Some registries and tools list neither type nor annotations; these are then read from the manifest.
+    Raises CommandError if the registry cannot list it.
+    """
+    listed = []
+    for item in registry.referrers(repository, subject):
+        manifest = None
+        if item.artifact_type in (None, EMPTY_TYPE) or not item.annotations:
+            manifest = registry.manifest(repository, item.digest)
+        listed.append(referrer_descriptor(manifest.content) if manifest else item)
+    signed = {item.annotations.get(PREDICATE_DIGEST) for item in listed if item.artifact_type == BUNDLE_MEDIA} - {None}
+    kept = [
+        i for i in listed if i.artifact_type != STATEMENT_MEDIA or i.annotations.get(PREDICATE_DIGEST) not in signed
+    ]
+    return tuple(sorted(kept, key=lambda item: (item.annotations.get(CREATED, ""), item.digest), reverse=True))
+
+
+def read_attestations(
+    registry: Registry, repository: str, subject: str, kind: str | None = None
+) -> tuple[Attestation, ...]:
+    """Read what `list_attestations` returns; with `kind`, only this one. Raises CommandError as that does."""
+    listed = [item for item in list_attestations(registry, repository, subject) if kind in (None, kind_of(item))]
+    return tuple(read_attestation(registry, repository, item, subject) for item in listed)
+
+
+def read_attestation(registry: Registry, repository: str, item: Descriptor, subject: str) -> Attestation:
+    """Read something that is listed as referring to a manifest; whatever is wrong with it is its `problem`."""
+    kind = kind_of(item)
+    try:
+        manifest = registry.manifest(repository, item.digest)
+        if manifest is None:
+            raise ResultError("is listed, but the registry does not have it")
+        document = manifest.document
+        named = (document.get("subject") or {}).get("digest")
+        layers = [Descriptor.from_json(layer) for layer in document["layers"]]
+        size = sum(layer.size for layer in layers)
+        if named != subject:
+            raise ResultError(f"refers to another image: {named}")
+        if kind not in KINDS:
+            return Attestation(kind, item.digest, annotations=item.annotations, size=size)
+        if size > MOST_BYTES:
+            raise ResultError(f"claims to have {size} bytes; at most {MOST_BYTES} are read")
+        stored = _read_layer(registry, repository, layers[0])
+        is_bundle = layers[0].media_type == BUNDLE_MEDIA
+        content = _predicate_of(stored, KINDS[kind], subject, is_bundle=is_bundle)
+        return Attestation(kind, item.digest, content, stored if is_bundle else b"", item.annotations, size)
+    except (CommandError, ResultError) as error:
+        return Attestation(kind, item.digest, problem=str(error))
+    except RecursionError:
+        return Attestation(kind, item.digest, problem="cannot be read: it is nested too deeply")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return Attestation(kind, item.digest, problem=f"cannot be read: {type(error).__name__}: {error}")
+
+
+def _read_layer(registry: Registry, repository: str, layer: Descriptor) -> bytes:
+    """Return the bytes of a file. Raises ResultError if they cannot be had, or are others."""
+    problem = f"was changed: what the registry sends is not {layer.digest}"
+    for _ in range(ATTEMPTS):
+        try:
+            content = b"".join(registry.open_blob(repository, layer.digest))
+        except CommandError as error:
+            problem = str(error)
+        else:
+            if digest_of(content) == layer.digest:
+                return content
+    raise ResultError(problem)
+
+
+def _predicate_of(stored: bytes, predicate_type: str, subject: str, *, is_bundle: bool) -> bytes:
+    """Return the predicate of a bundle or a statement. Raises ResultError if it is about something else."""
+    statement: dict[str, Any] = json.loads(stored)
+    if is_bundle:
+        envelope = statement["dsseEnvelope"]
+        if envelope["payloadType"] != STATEMENT_MEDIA:
+            raise ResultError(f"is a {envelope['payloadType']}, not a statement of in-toto")
+        statement = json.loads(base64.b64decode(envelope["payload"], validate=True))
+    if statement["_type"] not in STATEMENTS or statement["predicateType"] != predicate_type:
+        raise ResultError(f"is {statement['_type']} with {statement['predicateType']}, not {predicate_type}")
+    digests = [f"sha256:{item['digest'].get('sha256')}" for item in statement["subject"]]
+    if digests != [subject]:
+        raise ResultError(f"is about another image: {', '.join(digests) or 'none'}")
+    return encode_predicate(statement["predicate"])

@@ -1,0 +1,78 @@
+"""Stands in for cosign in tests of what is done with its answers. tests/docker/test_attest.py has the real program."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from imagebuild.core import CommandError
+from imagebuild.publish import Cosign
+
+
+class FakeCosign:
+    """A key's file is its name; `k.pub` is the public key of `k.key`, whatever the files contain."""
+
+    def __init__(self, version: int = 2) -> None:
+        self.version = version
+        self.signed: set[tuple[str, str]] = set()
+        """Digests of images, and names of keys that signed them."""
+        self.calls: list[tuple[str, ...]] = []
+        self.environ: Mapping[str, str] = {}
+        self.down = ""
+        """What it fails with."""
+
+    def cosign(self, **environ: str) -> Cosign:
+        return Cosign({"COSIGN_PASSWORD": "", **environ}, self.run, program="cosign")
+
+    def run(self, _program: str, command: str, *args: str, env: Mapping[str, str]) -> str:
+        self.environ = env
+        self.calls.append((command, *args))
+        if command == "version":
+            return ""
+        if args == ("--help",):
+            return "--new-bundle-format" if self.version == 2 else "--signing-config"
+        if self.down:
+            raise CommandError(f"`cosign` failed (1): {self.down}")
+        key = Path(self.option("--key", args) or "keyless").stem
+        if command == "sign":
+            self.signed.add((args[-1].partition("@")[2], key))
+        elif command == "attest-blob":
+            Path(self.option("--bundle", args)).write_text(json.dumps(self._bundle(key, args)))
+        elif command == "verify":
+            if (args[-1].partition("@")[2], key) not in self.signed:
+                raise CommandError(
+                    "`cosign verify` failed (1): Error: x\nerror during command execution: no signatures found"
+                )
+        else:
+            signature = json.loads(Path(self.option("--bundle", args)).read_text())["dsseEnvelope"]["signatures"][0][
+                "sig"
+            ]
+            if signature != key:
+                raise CommandError(
+                    "`cosign verify` failed (1): Error: x\nerror during command execution: could not verify envelope"
+                )
+        return ""
+
+    def _bundle(self, key: str, args: tuple[str, ...]) -> dict[str, object]:
+        subject = Path(args[-1])
+        statement = {
+            "_type": "https://in-toto.io/Statement/v0.1",
+            "subject": [{"name": subject.name, "digest": {"sha256": hashlib.sha256(subject.read_bytes()).hexdigest()}}],
+            "predicateType": self.option("--type", args),
+            "predicate": json.loads(Path(self.option("--predicate", args)).read_text()),
+        }
+        payload = base64.b64encode(json.dumps(statement).encode()).decode()
+        envelope = {"payloadType": "application/vnd.in-toto+json", "payload": payload, "signatures": [{"sig": key}]}
+        return {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "dsseEnvelope": envelope}
+
+    @staticmethod
+    def option(name: str, args: tuple[str, ...]) -> str:
+        return args[args.index(name) + 1] if name in args else ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(FakeCosign().run("cosign", *sys.argv[1:], env={}))
