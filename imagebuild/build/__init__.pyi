@@ -1,4 +1,4 @@
-from .bake import BakeOptions as BakeOptions
+from .bake import BakeRequest as BakeRequest
 from .bake import BuildInputs as BuildInputs
 from .bake import LayerFormat as LayerFormat
 from .bake import bake_file as bake_file
@@ -24,10 +24,9 @@ from .base import log_nothing as log_nothing
 from .base import make_rootfs as make_rootfs
 from .base import signed_source as signed_source
 from .buildx import STEP_NAME as STEP_NAME
-from .buildx import BakeRequest as BakeRequest
 from .buildx import BuildOrigin as BuildOrigin
+from .buildx import BuildProgress as BuildProgress
 from .buildx import EventStream as EventStream
-from .buildx import PlainProgress as PlainProgress
 from .buildx import component_of as component_of
 from .buildx import execute_bake as execute_bake
 from .buildx import explain_failure as explain_failure

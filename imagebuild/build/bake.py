@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from imagebuild import oci
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
 from imagebuild.project.matrix import Target
+
+if TYPE_CHECKING:
+    from imagebuild.oci import Endpoint
+    from imagebuild.render import Dockerfile
 
 Compression = Literal["gzip", "zstd"]
 HIGHEST_LEVEL: Mapping[str, int] = {"gzip": 9, "zstd": 22}
@@ -78,13 +82,20 @@ class BuildInputs:
 
 
 @dataclass(frozen=True)
-class BakeOptions:
-    """Say how targets are built."""
+class BakeRequest:
+    """Say what to build at once and how; paths are on this machine."""
 
-    context: Path
-    """An empty folder: the Dockerfiles need no build context."""
+    targets: tuple[Target, ...]
+    dockerfiles: Mapping[str, Dockerfile]
+    """Target → what it is built from."""
+    folder: Path
+    """Folder for Dockerfiles, the bake file and results."""
+    engine: Endpoint
+    builder: str | None = None
     output: str = "load"
     """`load` into the engine's image store, `push`, `cacheonly`, or a folder for OCI layouts."""
+    stage: str | None = None
+    """Build only this stage, into the cache."""
     layer_format: LayerFormat = field(default_factory=LayerFormat)
     """Format of layouts and of what is pushed."""
     platforms: tuple[str, ...] = ()
@@ -97,32 +108,51 @@ class BakeOptions:
     no_cache: bool = False
     cache_from: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Target → references of caches in registries."""
+    components: frozenset[str] = frozenset()
+    """Names of all components of the project."""
+    repeat_options: tuple[str, ...] = ()
+    """Options with which a command repeats a step of this build."""
+
+    @property
+    def context(self) -> Path:
+        """Return the build context, an empty folder: the Dockerfiles need none."""
+        return self.folder / "empty"
+
+    def layout_folder(self, target: Target) -> Path | None:
+        """Return the folder of a target's OCI layout, or None if none is written."""
+        if self.stage or self.output in ("load", "cacheonly"):
+            return None
+        return self.folder / target.id / "layout" if self.output == "push" else Path(self.output) / target.id
 
 
-def bake_file(targets: Iterable[Target], folder: Path, options: BakeOptions) -> dict[str, Any]:
+def bake_file(request: BakeRequest) -> dict[str, Any]:
     """Return the bake file for targets whose Dockerfiles are `folder/<id>/Dockerfile`.
 
     Raises ConfigError for a platform that a target is not for.
     """
     entries: dict[str, dict[str, Any]] = {}
-    for target in targets:
-        layout = layout_folder(target, folder, options.output)
+    for target in request.targets:
+        output = "type=docker" if request.output == "load" and not request.stage else "type=cacheonly"
         # What is pushed is a layout first: the docker driver cannot push by digest, and rewrites times in layouts only.
-        output = f"type=oci,tar=false,dest={layout},{options.layer_format.attributes}" if layout else "type=cacheonly"
+        if layout := request.layout_folder(target):
+            output = f"type=oci,tar=false,dest={layout},{request.layer_format.attributes}"
         entry = entries[target.bake_name] = {
-            "context": str(options.context),
-            "dockerfile": str(folder / target.id / "Dockerfile"),  # inline text would need escaping: bake expands ${…}
-            "platforms": list(platforms_of(target, options.platforms)),
-            "tags": [target.name],
-            "output": ["type=docker" if options.output == "load" else output],
+            "context": str(request.context),
+            # Inline text would need escaping: bake expands ${…}.
+            "dockerfile": str(request.folder / target.id / "Dockerfile"),
+            "platforms": list(platforms_of(target, request.platforms)),
+            "tags": [] if request.stage else [target.name],
+            "output": [output],
         }
-        if contexts := {**options.stages.get(target.id, {}), **options.replaced}:
+        if request.stage:
+            entry["target"] = request.stage
+        if contexts := {**request.stages.get(target.id, {}), **request.replaced}:
             entry["contexts"] = contexts
-        if options.secrets:
-            entry["secret"] = [f"id={name},src={path}" for name, path in sorted(options.secrets.items())]
-        if caches := options.cache_from.get(target.id):
+        if request.secrets:
+            entry["secret"] = [f"id={name},src={path}" for name, path in sorted(request.secrets.items())]
+        if caches := request.cache_from.get(target.id):
             entry["cache-from"] = [f"type=registry,ref={reference}" for reference in caches]
-        if options.no_cache:
+        if request.no_cache:
             entry["no-cache"] = True
     return {"group": {"default": {"targets": sorted(entries)}}, "target": entries}
 
@@ -135,19 +165,12 @@ def platforms_of(target: Target, wanted: Sequence[str]) -> tuple[Platform, ...]:
     return chosen
 
 
-def replaced_contexts(options: BakeOptions) -> dict[str, str]:
+def replaced_contexts(replaced: Mapping[str, str]) -> dict[str, str]:
     """Return what replaces images and stages, identified by content: a digest, or `folder` if there is none.
 
-    Contexts in `stages` are left out: they hold what the lock names, only from another place.
+    Contexts of single targets are none of these: they hold what the lock names, only from another place.
     """
     return {
         name: f"sha256:{context.rpartition('@sha256:')[2]}" if "@sha256:" in context else "folder"
-        for name, context in sorted(options.replaced.items())
+        for name, context in sorted(replaced.items())
     }
-
-
-def layout_folder(target: Target, folder: Path, output: str) -> Path | None:
-    """Return the folder of a target's OCI layout, or None for an output that writes no layout."""
-    if output in ("load", "cacheonly"):
-        return None
-    return folder / target.id / "layout" if output == "push" else Path(output) / target.id

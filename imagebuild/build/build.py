@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagebuild.build import bake, buildx, private
-from imagebuild.build.bake import BakeOptions, BuildInputs, LayerFormat
+from imagebuild.build.bake import BakeRequest, BuildInputs, LayerFormat
 from imagebuild.core import console, settings
 from imagebuild.core.console import out
 from imagebuild.core.errors import ConfigError
@@ -41,7 +41,7 @@ class BuildRequest:
     platforms: tuple[str, ...] = ()
     """Empty: the platforms of each target."""
     output: str = "load"
-    """As in BakeOptions."""
+    """As in BakeRequest."""
     layer_format: LayerFormat = field(default_factory=LayerFormat)
     builder: str | None = None
     """Builder of docker buildx; None: the engine's own."""
@@ -74,11 +74,11 @@ class BuildRequest:
     @property
     def repeat_options(self) -> tuple[str, ...]:
         """Return the options with which another command builds the same."""
-        given = {"--platform": self.platforms, "--source": self.sources, "--set": self.changes.settings}
-        given |= {"--with": self.changes.with_, "--without": self.changes.without}
+        given = {"--platform": self.platforms, "--source": self.sources}
         given |= {"--builder": (self.builder,) if self.builder else ()}
         given |= {"--bundle": (str(self.bundle.folder),) if self.bundle else ()}
-        return tuple(word for option, values in given.items() for value in values for word in (option, value))
+        words = (word for option, values in given.items() for value in values for word in (option, value))
+        return (*words, *self.changes.options)
 
 
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
@@ -98,7 +98,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         for name in sorted(platforms - {native_platform()}):
             private.ensure_emulation(name.removeprefix("linux/"))
     started = datetime.now(UTC)
-    progress = buildx.show_progress([target.id for target in request.targets], verbose=request.verbose)
+    progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
     commit = revision.current_revision(project.matrix.path, project.root)
     origin = buildx.BuildOrigin(project, commit, started, progress)
     results: list[BuildResult] = []
@@ -107,27 +107,23 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         machine_secrets(request) as secrets,
         build_inputs(renderer, request, endpoint, secrets.get("ca"), progress) as inputs,
     ):
-        options = BakeOptions(
-            context=request.folder.resolve() / "empty",
-            output=request.output,
-            platforms=request.platforms,
-            replaced={**inputs.images, **sources},
-            stages=inputs.stages,
-            secrets={**secrets, **inputs.secrets},
-            no_cache=request.no_cache,
-            layer_format=request.layer_format,
-            cache_from={target: [f"{request.cache}:{e.tag}" for e in entries] for target, entries in caches.items()},
-        )
         size = request.jobs or len(request.targets)
         for start in range(0, len(request.targets), size):
-            batch = buildx.BakeRequest(
+            batch = BakeRequest(
                 targets=request.targets[start : start + size],
                 dockerfiles=dockerfiles,
                 folder=request.folder.resolve(),
-                options=options,
                 engine=endpoint,
                 builder=request.builder,
+                output=request.output,
                 stage=request.stage,
+                layer_format=request.layer_format,
+                platforms=request.platforms,
+                replaced={**inputs.images, **sources},
+                stages=inputs.stages,
+                secrets={**secrets, **inputs.secrets},
+                no_cache=request.no_cache,
+                cache_from={target: [f"{request.cache}:{e.tag}" for e in found] for target, found in caches.items()},
                 components=frozenset(project.components),
                 repeat_options=request.repeat_options,
             )
@@ -196,7 +192,7 @@ def machine_secrets(request: BuildRequest) -> Iterator[dict[str, Path]]:
 
 @contextmanager
 def build_inputs(
-    renderer: Renderer, request: BuildRequest, endpoint: Endpoint, ca: Path | None, progress: buildx.Progress
+    renderer: Renderer, request: BuildRequest, endpoint: Endpoint, ca: Path | None, progress: buildx.BuildProgress
 ) -> Iterator[BuildInputs]:
     """Provide bootstrapped bases, and what comes from mirrors or a bundle; BuildKit fetches everything else itself.
 
@@ -249,7 +245,7 @@ def build_inputs(
 
 
 def bootstrapped_bases(
-    project: Project, request: BuildRequest, endpoint: Endpoint, progress: buildx.Progress
+    project: Project, request: BuildRequest, endpoint: Endpoint, progress: buildx.BuildProgress
 ) -> dict[str, str]:
     """Bootstrap every base that the targets start from; return official image → context that replaces it."""
     if request.base == "registry":

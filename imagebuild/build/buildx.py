@@ -21,26 +21,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
-
-from rich.console import Group
-from rich.live import Live
-from rich.markup import escape
-from rich.text import Text
+from typing import Any
 
 from imagebuild import oci
 from imagebuild.build import bake
-from imagebuild.core.console import err, format_duration, format_size
+from imagebuild.build.bake import BakeRequest
+from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import write_text
 from imagebuild.core.run import end_program, start_program
-from imagebuild.oci.engine import Endpoint, compressed_size, engine_flaw
+from imagebuild.oci.engine import compressed_size, engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Target
 from imagebuild.project.records import BuildResult, Step
-from imagebuild.render.renderer import Dockerfile
 
 STEP_NAME = re.compile(
     r"^\[(?:(?P<target>(?!linux/)\S+) )?(?:(?P<platform>linux/\S+) )?(?P<stage>[\w.-]+) +(?P<n>\d+/\d+)\] "
@@ -256,133 +250,45 @@ def _parse_time(text: str | None) -> float | None:
     return datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text).replace("Z", "+00:00")).timestamp()
 
 
-class Progress(Protocol):
-    """Show a build while it runs."""
+class BuildProgress(Progress):
+    """Show a build. Under GitHub Actions, what a step printed is a group that can be unfolded."""
 
-    def __enter__(self) -> Progress: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def note(self, text: str) -> None:
-        """Show something that happens before or after BuildKit's steps."""
-
-    def update(self, kind: str, vertex: Vertex, line: str) -> None:
-        """Show an event of `EventStream.feed`."""
-
-
-class PlainProgress:
-    """Print one line for each step as it ends, for logs; under GitHub Actions, foldable groups with its output."""
-
-    def __init__(self, *, verbose: bool = False) -> None:
-        self.verbose = verbose
-        self.groups = os.environ.get("GITHUB_ACTIONS") == "true"
-        self.began = time.monotonic()
-
-    def __enter__(self) -> PlainProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        """Print a line with the seconds since the start."""
-        err.print(f"{time.monotonic() - self.began:7.1f}  {escape(text)}")
+    def __init__(self, targets: Iterable[str] = (), *, verbose: bool = False) -> None:
+        super().__init__(live=not verbose)
+        self._targets = ", ".join(targets)
+        self._verbose = verbose
+        self._groups = os.environ.get("GITHUB_ACTIONS") == "true"
+        self._shown: set[str] = set()
+        """Digests of the vertices that run."""
+        self._done: dict[str, Vertex] = {}
 
     def update(self, kind: str, vertex: Vertex, line: str) -> None:
-        """Print a step that has completed; with --verbose, every line of output too."""
-        if kind == "log" and self.verbose and not self.groups:
+        """Show an event of `EventStream.feed`. Steps that were cached get no line on a terminal."""
+        if vertex.digest not in self._shown and kind != "log":
+            self._shown.add(vertex.digest)
+            self.begin(vertex.digest, vertex.title)
+        if kind == "log" and self._verbose and not self._groups:
             self.note(f"{vertex.stage or 'build'} | {line}")
-        if kind != "completed" or not vertex.parts:
-            return
+        elif kind == "log" and vertex.digest in self._shown:
+            self.advance(vertex.digest, line)
+        elif kind == "completed":
+            self._shown.remove(vertex.digest)
+            self.end(vertex.digest, self._result(vertex), good=not vertex.error)
+
+    def _result(self, vertex: Vertex) -> str:
+        """Return how a step ended; an empty text if it needs no line."""
+        if not vertex.parts:
+            return ""
+        self._done[vertex.digest] = vertex
+        cached = sum(v.cached for v in self._done.values())
+        self.headline = f"{len(self._done) - cached} steps run, {cached} cached  {self._targets}"
+        state = "cached" if vertex.cached else format_duration(vertex.seconds)
         if vertex.error:
             state = "cancelled" if vertex.cancelled else "failed"
-        else:
-            state = "cached" if vertex.cached else format_duration(vertex.seconds)
-        if self.groups and vertex.log:
+        if self._groups and vertex.log:
             sys.stderr.write("\n".join([f"::group::{vertex.title} ({state})", *vertex.log, "::endgroup::\n"]))
-        else:
-            self.note(f"{vertex.title} ({state})")
-
-
-class LiveProgress:
-    """Redraw a display: counts, and the steps that run with their last line of output."""
-
-    def __init__(self, targets: Iterable[str]) -> None:
-        self.targets = tuple(targets)
-        self.began = time.monotonic()
-        self.running: dict[str, Vertex] = {}
-        self.done: dict[str, Vertex] = {}
-        self.phase = ""
-        self.live = Live(get_renderable=self._draw, console=err, refresh_per_second=8, transient=True)
-
-    def __enter__(self) -> LiveProgress:
-        self.live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.live.__exit__(kind, error, trace)
-
-    def note(self, text: str) -> None:
-        """Show the text until the first step is done."""
-        self.phase = text
-
-    def update(self, kind: str, vertex: Vertex, line: str) -> None:  # noqa: ARG002 - part of the protocol
-        """Take note of a step that runs or is done; print it once it has run."""
-        if kind == "started":
-            self.running[vertex.digest] = vertex
-        elif kind == "completed":
-            self.running.pop(vertex.digest, None)
-            if vertex.parts:
-                self.done[vertex.digest] = vertex
-                if not vertex.cached and not vertex.error:
-                    self.live.console.print(_one_line(format_duration(vertex.seconds), vertex.title, "green"))
-
-    def _draw(self) -> Group:
-        cached = sum(v.cached for v in self.done.values())
-        head = Text(no_wrap=True, overflow="ellipsis")
-        head.append(f"{format_duration(time.monotonic() - self.began):>10}  ", "bold")
-        head.append(f"{len(self.done) - cached} steps run, {cached} cached  ")
-        head.append(", ".join(self.targets), "dim")
-        lines = [head]
-        if self.phase and not self.done:
-            lines.append(Text(self.phase, "dim", no_wrap=True, overflow="ellipsis"))
-        now = time.time()
-        for vertex in [v for v in self.running.values() if v.name][-8:]:
-            seconds = max(0.0, now - (vertex.started or now))
-            lines.append(_one_line(format_duration(seconds), vertex.title, "cyan"))
-            if vertex.log:
-                lines.append(_one_line("", vertex.log[-1], "dim"))
-        return Group(*lines)
-
-
-def _one_line(duration: str, text: str, style: str) -> Text:
-    return Text(f"{duration:>10}  {text}", style, no_wrap=True, overflow="ellipsis")
-
-
-def show_progress(targets: Iterable[str], *, verbose: bool) -> Progress:
-    """Return a redrawn display on a terminal, plain lines elsewhere or when all output is wanted."""
-    return LiveProgress(targets) if err.is_terminal and not verbose else PlainProgress(verbose=verbose)
-
-
-@dataclass(frozen=True)
-class BakeRequest:
-    """Say what to build at once and how; paths are on this machine."""
-
-    targets: tuple[Target, ...]
-    dockerfiles: Mapping[str, Dockerfile]
-    folder: Path
-    """Folder for Dockerfiles, the bake file and results."""
-    options: bake.BakeOptions
-    engine: Endpoint
-    builder: str | None = None
-    stage: str | None = None
-    """Build only this stage, into the cache."""
-    components: frozenset[str] = frozenset()
-    """Names of all components of the project."""
-    repeat_options: tuple[str, ...] = ()
-    """Options with which a command repeats a step of this build."""
+            return ""
+        return "" if vertex.cached and self.live else state
 
 
 @dataclass(frozen=True)
@@ -393,7 +299,7 @@ class BuildOrigin:
     revision: str | None
     """Commit of the project."""
     started: datetime
-    progress: Progress
+    progress: BuildProgress
     connect: Callable[[str], oci.Registry] = lambda host: oci.connect_registry(host)  # noqa: PLW0108 - it is imported when it is called
     """Host → registry."""
 
@@ -417,18 +323,14 @@ def replaced_sources(project: Project, targets: Sequence[Target], given: Sequenc
     return replaced
 
 
-def run_bake(request: BakeRequest, progress: Progress) -> tuple[BuildResult, ...]:
+def run_bake(request: BakeRequest, progress: BuildProgress) -> tuple[BuildResult, ...]:
     """Build all targets at once, and return their results, which `export_images` completes.
 
     Raises CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot be read.
     """
     began = time.monotonic()
     write_inputs(request)
-    content = bake.bake_file(request.targets, request.folder, request.options)
-    if request.stage:
-        for entry in content["target"].values():
-            entry |= {"target": request.stage, "output": ["type=cacheonly"], "tags": []}
-    stream, metadata = execute_bake(request, content, progress)
+    stream, metadata = execute_bake(request, bake.bake_file(request), progress)
     seconds = round(time.monotonic() - began, 3)
     keys = {target.bake_name: request.dockerfiles[target.id].stages for target in request.targets}
     results = []
@@ -446,18 +348,18 @@ def run_bake(request: BakeRequest, progress: Progress) -> tuple[BuildResult, ...
                 target=target.id,
                 digest=(metadata.get(target.bake_name) or {}).get("containerimage.digest"),
                 tags=(target.name,),
-                platforms=bake.platforms_of(target, request.options.platforms),
+                platforms=bake.platforms_of(target, request.platforms),
                 size_bytes=None,
                 seconds=seconds,
                 steps=steps,
-                replaced=bake.replaced_contexts(request.options),
+                replaced=bake.replaced_contexts(request.replaced),
             )
         )
     return tuple(results)
 
 
 def execute_bake(
-    request: BakeRequest, content: Mapping[str, Any], progress: Progress, name: str = "bake.json"
+    request: BakeRequest, content: Mapping[str, Any], progress: BuildProgress, name: str = "bake.json"
 ) -> tuple[EventStream, dict[str, Any]]:
     """Run a bake file; return the events and buildx's metadata. Raises as `run_bake` does."""
     file, metadata_file = request.folder / name, request.folder / "metadata.json"
@@ -484,14 +386,14 @@ def write_inputs(request: BakeRequest) -> None:
     Raises ConfigError if the folder cannot be written, or a layout's folder has something else in it.
     """
     try:
-        request.options.context.mkdir(parents=True, exist_ok=True)
+        request.context.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{request.folder}: cannot be written: {error.strerror}") from None
     for target in request.targets:
         write_text(request.folder / target.id / "Dockerfile", request.dockerfiles[target.id].text)
         (request.folder / target.id / "result.json").unlink(missing_ok=True)
-        layout = bake.layout_folder(target, request.folder, request.options.output)
-        if not layout or request.stage or not layout.is_dir():
+        layout = request.layout_folder(target)
+        if not layout or not layout.is_dir():
             continue
         # BuildKit would add to what is there.
         if other := sorted(path.name for path in layout.iterdir() if path.name not in LAYOUT_ENTRIES):
@@ -501,7 +403,9 @@ def write_inputs(request: BakeRequest) -> None:
         shutil.rmtree(layout)
 
 
-def _run_buildx(request: BakeRequest, file: Path, metadata_file: Path, progress: Progress, stream: EventStream) -> int:
+def _run_buildx(
+    request: BakeRequest, file: Path, metadata_file: Path, progress: BuildProgress, stream: EventStream
+) -> int:
     """Run `docker buildx bake` to its end, also when interrupted; return its exit status."""
     command = ["docker", "buildx", "bake", "--file", str(file)]
     command += ["--progress", "rawjson", "--metadata-file", str(metadata_file)]
@@ -573,53 +477,37 @@ def component_of(stage: str, components: frozenset[str]) -> str | None:
 def export_images(request: BakeRequest, results: Sequence[BuildResult], origin: BuildOrigin) -> list[BuildResult]:
     """Complete the results of targets, push what is to be pushed, and write each `result.json`.
 
-    Raises CommandError if a registry refuses, ResultError if a layout cannot be read. Targets that were exported until
-    then have their `result.json`.
+    An image is pushed to the staging repository of its target, with one tag that keeps it there. Raises CommandError
+    if a registry refuses, ResultError if a layout cannot be read. Targets that were exported until then have their
+    `result.json`.
     """
     exported = []
-    output = "cacheonly" if request.stage else request.options.output
-    for target, built in zip(request.targets, results, strict=True):
-        text = request.dockerfiles[target.id].text
-        result = built.model_copy(
-            update={
-                "revision": origin.revision,
-                "dockerfile": hashlib.sha256(text.encode()).hexdigest(),
-                "builder": request.builder or request.engine.host,
-                "started": f"{origin.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
-            }
-        )
-        layout = bake.layout_folder(target, request.folder, output)
-        if layout:
-            result = _read_layout(result, layout)
-        if layout and output == "push":
-            result = _push(result, layout, target, origin)
+    for target, result in zip(request.targets, results, strict=True):
+        more: dict[str, Any] = {
+            "revision": origin.revision,
+            "dockerfile": hashlib.sha256(request.dockerfiles[target.id].text.encode()).hexdigest(),
+            "builder": request.builder or request.engine.host,
+            "started": f"{origin.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        }
+        if layout := request.layout_folder(target):
+            with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+                images = oci.images_in(layout, Path(folder))
+            more["manifests"] = manifests = {image.platform: image.digest for image in images}
+            more["size_bytes"] = sum(layer.size for layer in images[0].layers)
+            if missing := [platform for platform in result.platforms if not manifests.get(platform)]:
+                raise ResultError(f"{layout}: BuildKit wrote no image for {', '.join(missing)}")
+        if layout and request.output == "push":
+            if not result.digest:
+                raise ResultError(f"{layout}: buildx's metadata has no digest of the image")
+            staging = oci.parse_reference(plan.repository_name(origin.project, target.image))
+            origin.progress.note(f"pushing {target.id} to {staging.name}")
+            tag = plan.staged_tag(result.digest, datetime.now(UTC))
+            moved = oci.push_image(layout, result.digest, origin.connect(staging.host), staging.repository, tag)
+            origin.progress.note(f"pushed {target.id}: {moved['blobs']} blobs, {format_size(moved['bytes'])}")
+            more |= {"repository": staging.name, "tags": (f"{staging.name}:{tag}",)}
             shutil.rmtree(layout)
-        if output == "load":
-            size = compressed_size(request.engine, result.tags[0])
-            result = result.model_copy(update={"size_bytes": size})
-        write_text(request.folder / result.target / "result.json", result.model_dump_json(indent=1) + "\n")
-        exported.append(result)
+        if request.output == "load" and not request.stage:
+            more["size_bytes"] = compressed_size(request.engine, result.tags[0])
+        exported.append(result.model_copy(update=more))
+        write_text(request.folder / result.target / "result.json", exported[-1].model_dump_json(indent=1) + "\n")
     return exported
-
-
-def _read_layout(result: BuildResult, layout: Path) -> BuildResult:
-    """Add the digests of the platforms' images, and the size of the first one."""
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        images = oci.images_in(layout, Path(folder))
-    manifests = {image.platform: image.digest for image in images}
-    if missing := [platform for platform in result.platforms if not manifests.get(platform)]:
-        raise ResultError(f"{layout}: BuildKit wrote no image for {', '.join(missing)}")
-    size = sum(layer.size for layer in images[0].layers)
-    return result.model_copy(update={"manifests": manifests, "size_bytes": size})
-
-
-def _push(result: BuildResult, layout: Path, target: Target, origin: BuildOrigin) -> BuildResult:
-    """Push an image to the staging repository of its target, with one tag that keeps it there."""
-    staging = oci.parse_reference(plan.repository_name(origin.project, target.image))
-    if not result.digest:
-        raise ResultError(f"{layout}: buildx's metadata has no digest of the image")
-    origin.progress.note(f"pushing {target.id} to {staging.name}")
-    tag = plan.staged_tag(result.digest, datetime.now(UTC))
-    moved = oci.push_image(layout, result.digest, origin.connect(staging.host), staging.repository, tag)
-    origin.progress.note(f"pushed {target.id}: {moved['blobs']} blobs, {format_size(moved['bytes'])}")
-    return result.model_copy(update={"repository": staging.name, "tags": (f"{staging.name}:{tag}",)})

@@ -127,7 +127,7 @@ class Cost(Model):
 
 
 def steps_of(state: ProjectState) -> dict[str, CostStep]:
-    """Return key → step, for all targets and platforms of a state. Raises ConfigError as rendering does."""
+    """Return key → step, for all targets and platforms of a state."""
     components = frozenset(state.project.components)
     places: dict[str, tuple[str, int, str]] = {}
     users: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
@@ -155,13 +155,16 @@ def steps_of(state: ProjectState) -> dict[str, CostStep]:
 def compare_states(before: ProjectState | None, after: ProjectState, names: tuple[str, str]) -> Cost:
     """Return what building `after` executes if all of `before` was built, or if nothing was built.
 
-    `names` has the names of the two states. Raises ConfigError if a template is wrong.
+    `names` has the names of the two states.
     """
     known = steps_of(before) if before else {}
     steps = steps_of(after)
     executed = [step for step in steps.values() if step.key not in known]
     executed.sort(key=lambda step: step.component is None)
-    stages = {target.id: dict.fromkeys(s.stage for s in executed if target.id in s.targets) for target in after.targets}
+    stages: dict[str, dict[str, None]] = {target.id: {} for target in after.targets}
+    for step in executed:
+        for target in step.targets:
+            stages[target][step.stage] = None
     return Cost(
         before=names[0],
         after=names[1],
@@ -206,8 +209,8 @@ def predict_cost(request: ChangeRequest) -> Cost:
     after = state(request.after, request.changes, request.select)
     for target in after.targets:
         bake.platforms_of(target, request.platforms)
-    settings = (f"--set {setting}" for setting in request.changes.settings)
-    return compare_states(before, after, (request.before or "", " ".join([request.after or WORKING_TREE, *settings])))
+    name = " ".join([request.after or WORKING_TREE, *request.changes.options])
+    return compare_states(before, after, (request.before or "", name))
 
 
 def show_cost(cost: Cost, *, markdown: bool = False) -> None:
@@ -285,7 +288,7 @@ def cache_bake_file(content: Mapping[str, Any], repository: str, owners: Mapping
 
 
 def write_caches(
-    request: buildx.BakeRequest,
+    request: bake.BakeRequest,
     repository: str,
     wanted: CacheEntries,
     built: Sequence[BuildResult],
@@ -308,7 +311,7 @@ def write_caches(
     if not chosen:
         return
     origin.progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
-    content = bake.bake_file(request.targets, request.folder, request.options)
+    content = bake.bake_file(request)
     caches = cache_bake_file(content, location.name, chosen)
     buildx.execute_bake(request, caches, origin.progress, "bake-caches.json")
 

@@ -73,6 +73,11 @@ class Progress:
         if self._live:
             self._live.__exit__(kind, error, trace)
 
+    @property
+    def live(self) -> bool:
+        """Return whether this is redrawn on a terminal."""
+        return self._live is not None
+
     def note(self, text: str) -> None:
         """Say what is being done: as a line with the seconds since the start, or above the running items."""
         self.headline = text

@@ -238,9 +238,11 @@ class Changes:
     """Where images are named and pushed, instead of the matrix's `repository`."""
 
     @property
-    def settings(self) -> tuple[str, ...]:
-        """Return `values` as `--set` takes them."""
-        return tuple(f"{name}={value}" for name, value in self.values.items())
+    def options(self) -> tuple[str, ...]:
+        """Return the options that change the same, as words of a command line."""
+        pairs = [("--set", f"{name}={value}") for name, value in self.values.items()]
+        pairs += [("--with", name) for name in self.with_] + [("--without", name) for name in self.without]
+        return tuple(word for pair in pairs for word in pair)
 
 
 def parse_changes(

@@ -29,15 +29,14 @@ def pip_platforms(arch: Arch) -> tuple[str, ...]:
     return ("--only-binary", ":all:", *(word for glibc in GLIBC for word in ("--platform", f"{glibc}_{CPUS[arch]}")))
 
 
-def once(method: Callable[Concatenate[Recipe, P], T]) -> Callable[Concatenate[Recipe, P], T]:
-    """Remember what a method of a recipe returned for the same arguments: nothing about a target changes."""
+def once(method: Callable[Concatenate[Recipe, str, P], T]) -> Callable[Concatenate[Recipe, str, P], T]:
+    """Remember what a method returned for a component, for all targets that do not differ in what it may know."""
 
-    def remembered(recipe: Recipe, /, *args: P.args, **options: P.kwargs) -> T:
-        known = recipe.results.setdefault(method.__name__, {})
-        arguments = (args, *options.items()) if options else args
-        if arguments not in known:
-            known[arguments] = method(recipe, *args, **options)
-        result: T = known[arguments]
+    def remembered(recipe: Recipe, name: str, /, *args: P.args, **options: P.kwargs) -> T:
+        place = (method.__name__, recipe.identity(name), args, *options.items())
+        if place not in recipe.known:
+            recipe.known[place] = method(recipe, name, *args, **options)
+        result: T = recipe.known[place]
         return result
 
     update_wrapper(remembered, method)
@@ -48,7 +47,12 @@ class Recipe:
     """Answer how one target is made. Methods raise ConfigError where files contradict each other."""
 
     def __init__(
-        self, project: Project, versions: Mapping[str, tuple[Pin, ...]], target: Target, stages: frozenset[str]
+        self,
+        project: Project,
+        versions: Mapping[str, tuple[Pin, ...]],
+        target: Target,
+        stages: frozenset[str],
+        known: dict[object, Any] | None = None,
     ) -> None:
         self.project = project
         self.target = target
@@ -57,19 +61,39 @@ class Recipe:
         self._stages = stages
         """Components that have a build stage."""
         self._axes = axis_facts(target.axes)
-        self.results: dict[str, dict[object, Any]] = {}
-        """Method → arguments → what it returned."""
+        self._identities: dict[str, int] = {}
+        self.known: dict[object, Any] = {} if known is None else known
+        """What recipes of one project remember together, see `once`."""
+
+    def identity(self, name: str) -> int:
+        """Return a number that is equal for targets in which a component has the same sources and the same stage.
+
+        That is what its `key` and the conditions of its facts and environment name, also those of the component that it
+        takes packages from, and what every component may know. A stage has the environment of `devel`, always.
+        """
+        if name not in self._identities:
+            component, pin, owner = self.component(name), self.pin(name), self.component(name).packages_from or name
+            used = {*component.key, *(axis for row in component.env for axis in row.when if axis != "variant")}
+            used |= {axis for user in (name, owner) for row in self.component(user).facts for axis in row.when}
+            axes = {**self._axes, **self.target.components}
+            what = (
+                (name, self.target.image, self.target.platforms, self.version(name), pin and pin.commit),
+                (self.target.axes["os"], self.version(owner)),
+                tuple(map(self.provider, component.build_requires)),
+                tuple((entry, axes.get(entry)) for entry in sorted(used)),
+            )
+            self._identities[name] = self.known.setdefault(what, len(self.known))
+        return self._identities[name]
 
     def for_platform(self, platform: Platform) -> Recipe:
         """Return the recipe of the target for one of its platforms alone."""
         narrow = self.target.model_copy(update={"platforms": (platform,)})
-        return Recipe(self.project, self._versions, narrow, self._stages)
+        return Recipe(self.project, self._versions, narrow, self._stages, self.known)
 
     def component(self, name: str) -> Component:
         """Return the component.yaml of a component."""
         return self.project.components[name].model
 
-    @once
     def provider(self, wanted: str) -> str:
         """Return the component whose stage others build with when they require `wanted`."""
         chosen = self.image.build_with.get(wanted)
@@ -262,16 +286,22 @@ class Recipe:
         """Yield each source with its owner: a component, a base (a value of `os`), or the image."""
         yield self.target.image if self.image.base else self.target.axes["os"], BaseImage(self.image_base())
         for name in dict.fromkeys((*self.target.components, *self.stages)):
-            if name in self.stages:
-                yield self.os(name), BaseImage(self.base(name).image)
-                yield from ((name, BaseImage(reference)) for reference in self.images(name).values())
-                yield from ((name, Archive(name, url)) for url in self.archives(name).values())
-                git = self.git(name)
-                wheels = self.wheels(name)
-                yield from ((name, source) for source in (git, wheels) if source)
-            for arch in self.archs:
-                for stage in (False, True):  # the repository for the image's release, and for that of the build stage
-                    repository = self.repository(name, arch, stage=stage)
-                    if repository and name in (self.stages if stage else self.target.components):
-                        wanted = self.packages(name, every=stage)
-                        yield name, PackageSource(repository.url, repository.suite, repository.key, wanted)
+            installed = self.packages(name) if name in self.target.components else None
+            yield from self._sources_of(name, name in self.stages, installed)
+
+    @once
+    def _sources_of(self, name: str, stage: bool, installed: tuple[str, ...] | None) -> list[tuple[str, Source]]:
+        found: list[tuple[str, Source]] = []
+        if stage:
+            found.append((self.os(name), BaseImage(self.base(name).image)))
+            found += [(name, BaseImage(reference)) for reference in self.images(name).values()]
+            found += [(name, Archive(name, url)) for url in self.archives(name).values()]
+            found += [(name, source) for source in (self.git(name), self.wheels(name)) if source]
+        # The repository for the image's release, and for that of the build stage.
+        used = {False: installed, True: self.packages(name, every=True) if stage else None}
+        for arch in self.archs:
+            for of_stage, wanted in used.items():
+                repository = self.repository(name, arch, stage=of_stage)
+                if repository and wanted is not None:
+                    found.append((name, PackageSource(repository.url, repository.suite, repository.key, wanted)))
+        return found

@@ -1,10 +1,12 @@
-"""Render the Dockerfile of a target from templates. Pure, but for reading them."""
+"""Render the Dockerfile of a target from templates. Pure, but for reading them and a cache of what they compile to."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
@@ -13,6 +15,7 @@ import jinja2
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Platform, satisfies
+from imagebuild.core.files import cache_folder
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
@@ -163,38 +166,24 @@ def image_labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
     return {label: value for label, value in result.items() if value}
 
 
-MACROS = (
-    "apt",
-    "apt_mounts",
-    "archive",
-    "install",
-    "key_stage",
-    "keyring",
-    "repository",
-    "requirements",
-    "rule",
-    "source",
-)
-"""Macros of `macros.j2` that every template may use."""
-
-
 class Renderer:
     """Render targets of one project. Stages that several targets share are rendered once."""
 
     def __init__(self, project: Project, versions: Pins) -> None:
         self.project = project
         self.versions = versions
-        self._stages: dict[str, str] = {}
-        """What a build stage is rendered from → its text."""
+        self._known: dict[object, Any] = {}
+        """What recipes remember together."""
+        self._stages: dict[tuple[int, str | None], str] = {}
+        """Identity of a component in a recipe, and base → text of its build stage."""
         self._installs: dict[tuple[str, str, str], str] = {}
         """Component, version, variant → steps of the final stage."""
         self._pins: dict[Source, str] = {}
         """Source → what the lock has for it, as text."""
-        self._templates: dict[str, jinja2.Template] = {}
 
     def recipe(self, target: Target) -> Recipe:
         """Return how the target is made."""
-        return Recipe(self.project, self.versions, target, self._with_stage)
+        return Recipe(self.project, self.versions, target, self._with_stage, self._known)
 
     def capabilities(self, target: Target) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that programs of the target are compiled for, or must run on."""
@@ -219,7 +208,7 @@ class Renderer:
         installs = [
             self._install(name, version, variant)
             for name, version in target.components.items()
-            if self._has_template(name, "install.j2")
+            if (name, "install.j2") in self._component_templates
         ]
         text = self._render(
             "Dockerfile.j2",
@@ -241,21 +230,19 @@ class Renderer:
         )
         return Dockerfile(text)
 
-    def _has_template(self, name: str, file: str) -> bool:
-        return f"components/{name}/{file}" in self._templates_of_components
-
     @cached_property
-    def _templates_of_components(self) -> frozenset[str]:
-        root = self.project.root
-        return frozenset(path.relative_to(root).as_posix() for path in root.glob("components/*/*.j2"))
+    def _component_templates(self) -> frozenset[tuple[str, str]]:
+        return frozenset((path.parent.name, path.name) for path in self.project.root.glob("components/*/*.j2"))
 
     @cached_property
     def _with_stage(self) -> frozenset[str]:
         """Return the components that have a build stage."""
-        return frozenset(name for name in self.project.components if self._has_template(name, "build.j2"))
+        return frozenset(name for name, file in self._component_templates if file == "build.j2")
 
     def _stage(self, recipe: Recipe, name: str, base: str | None) -> str:
         """Render the build stage of a component."""
+        if (recipe.identity(name), base) in self._stages:
+            return self._stages[recipe.identity(name), base]
         lock, component = self.project.lock, recipe.component(name)
         git, wheels = recipe.git(name), recipe.wheels(name)
         values = recipe.values(name, stage=True)
@@ -277,13 +264,11 @@ class Renderer:
         }
         if "gpu" in component.key:
             context["gpu"] = self._capabilities(values.get("toolkit", context["version"]))
-        identity = repr({**context, "wheels": wheels})
-        if identity not in self._stages:
-            summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
-            rule = self._macros["rule"](name, summary)
-            text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
-            self._stages[identity] = f"{rule}\n{text}"
-        return self._stages[identity]
+        summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
+        rule = self._macros["rule"](name, summary)
+        text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
+        self._stages[recipe.identity(name), base] = f"{rule}\n{text}"
+        return self._stages[recipe.identity(name), base]
 
     def _capabilities(self, toolkit: str) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that a CUDA toolkit can compile for."""
@@ -321,9 +306,16 @@ class Renderer:
 
     @cached_property
     def _environment(self) -> jinja2.Environment:
+        compiled = None
+        with suppress(OSError):  # without a folder to write to, templates are compiled each time
+            folder = cache_folder() / "templates"
+            folder.mkdir(parents=True, exist_ok=True)
+            compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
         return jinja2.Environment(
+            bytecode_cache=compiled,
             loader=jinja2.FileSystemLoader(self.project.root),
             undefined=jinja2.StrictUndefined,
+            auto_reload=False,
             autoescape=False,  # noqa: S701 - the output is a Dockerfile
             trim_blocks=True,
             lstrip_blocks=True,
@@ -331,8 +323,9 @@ class Renderer:
 
     @cached_property
     def _macros(self) -> dict[str, Any]:
-        module = self._environment.get_template("macros.j2").module
-        return {name: getattr(module, name) for name in MACROS}
+        """Return the macros of `macros.j2`, which every template may use."""
+        exported = vars(self._environment.get_template("macros.j2").module)
+        return {name: macro for name, macro in exported.items() if callable(macro)}
 
     def _render(self, name: str, /, **context: Any) -> str:
         """Render a template, with at most one blank line in a row, and one after each heredoc, as hadolint needs it.
@@ -340,9 +333,7 @@ class Renderer:
         Raises ConfigError with file and line for a mistake in the template.
         """
         try:
-            if name not in self._templates:
-                self._templates[name] = self._environment.get_template(name)
-            text = self._templates[name].render(**self._macros, **context)
+            text = self._environment.get_template(name).render(**self._macros, **context)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{self.project.root / (error.name or name)}:{error.lineno}: {error.message}") from None
         except (jinja2.TemplateError, TypeError) as error:

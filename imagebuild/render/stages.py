@@ -46,6 +46,8 @@ class _Block:
     name: str
     instructions: tuple[tuple[str, str, tuple[str, ...]], ...]
     """Word, text with heredocs and without comments, and the stages and images that it mounts or copies from."""
+    sources: tuple[str, ...]
+    """All stages and images that instructions mount or copy from."""
     whole: bool
     """Does the last instruction end with the text?"""
 
@@ -66,8 +68,7 @@ def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) 
         start = Template(block.start).safe_substitute(arguments) if "$" in block.start else block.start
         image = "" if start.lower() in stages else (bases or {}).get(start, start)
         on = "" if image in ("", "scratch") else block.platform or platform
-        named = dict.fromkeys((start.lower(), *(name for *_, names in block.instructions for name in names)))
-        earlier = tuple((name, stages[name]) for name in named if name in stages)
+        earlier = tuple((name, stages[name]) for name in (start.lower(), *block.sources) if name in stages)
         stages[block.name or f"stage-{index}"] = _stage(block, platform, start.lower(), (image, on), earlier)
     return stages
 
@@ -113,9 +114,10 @@ def _block(text: str) -> _Block:
             platform, start, name = found.groups("")
         else:
             word, *rest = instruction.split(maxsplit=1)
-            sources = tuple(name.lower() for name in SOURCE.findall(head))
-            instructions.append((word.upper(), " ".join(rest), sources))
-    return _Block(platform, start, name.lower(), tuple(instructions), whole)
+            used = tuple(source.lower() for source in SOURCE.findall(head))
+            instructions.append((word.upper(), " ".join(rest), used))
+    sources = tuple(dict.fromkeys(name for *_, names in instructions for name in names))
+    return _Block(platform, start, name.lower(), tuple(instructions), sources, whole)
 
 
 @lru_cache(maxsize=4096)

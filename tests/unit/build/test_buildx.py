@@ -1,12 +1,13 @@
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from imagebuild.build import (
-    BakeOptions,
     BakeRequest,
+    BuildProgress,
     EventStream,
-    PlainProgress,
     component_of,
     explain_failure,
     replaced_sources,
@@ -26,7 +27,6 @@ def request_(project: Project, full_plan: Plan, renderer: Renderer) -> BakeReque
         targets=targets,
         dockerfiles={t.id: renderer.dockerfile(t) for t in targets},
         folder=Path("/build"),
-        options=BakeOptions(Path("/build/empty")),
         engine=Endpoint("unix:///x", "private"),
         components=frozenset(project.components),
     )
@@ -55,9 +55,9 @@ def test_buildx_is_led_to_the_engine_but_not_past_a_context(
 
     monkeypatch.setattr("subprocess.Popen", start)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    request = BakeRequest((), {}, tmp_path, BakeOptions(tmp_path / "empty"), engine)
+    request = BakeRequest((), {}, tmp_path, engine)
     with pytest.raises(Started):
-        run_bake(request, PlainProgress())
+        run_bake(request, BuildProgress())
     assert [env.get("DOCKER_HOST") for env in environments] == [expected]
 
 
@@ -125,3 +125,31 @@ def test_the_ca_bundle_is_the_one_given_or_the_one_the_machine_uses(tmp_path: Pa
 )
 def test_the_component_of_a_stage(stage: str, component: str | None) -> None:
     assert component_of(stage, frozenset({"ucx", "nccl"})) == component
+
+
+@pytest.mark.parametrize(
+    ("github", "verbose", "lines"),
+    [
+        (False, False, ["ucx 2/3: RUN make → 1.0 s", "image 1/9: COPY a b → cached", "ucx 3/3: RUN false ✗ failed"]),
+        (False, True, ["ucx | working", "ucx 2/3: RUN make → 1.0 s", "image 1/9: COPY a b → cached", "ucx 3/3: RUN false ✗ failed"]),
+        (True, False, ["::group::ucx 2/3: RUN make (1.0 s)", "working", "::endgroup::", "image 1/9: COPY a b → cached", "ucx 3/3: RUN false ✗ failed"]),
+    ],
+)  # fmt: skip
+def test_a_log_has_a_line_for_each_step_that_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], github: bool, verbose: bool, lines: list[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true" if github else "")
+    events = [
+        vertex("a", "[ucx 2/3] RUN make", started=T0),
+        log("a", "working\n"),
+        vertex("a", "[ucx 2/3] RUN make", started=T0, completed=T1),
+        vertex("b", "[image 1/9] COPY a b", started=T0, completed=T0, cached=True),
+        log("c", "of nothing that was shown\n"),
+        vertex("d", "exporting to image", started=T0, completed=T1),
+        vertex("e", "[ucx 3/3] RUN false", started=T0, completed=T1, error="exit code: 1"),
+    ]
+    stream, progress = EventStream(), BuildProgress(verbose=verbose)
+    for event in stream.feed("\n".join(map(json.dumps, events)) + "\n"):
+        progress.update(*event)
+    shown = [re.sub(r"^ +\d+\.\d  ", "", line) for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in shown if "of nothing" not in line] == lines

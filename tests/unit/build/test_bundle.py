@@ -11,7 +11,7 @@ import pytest
 
 from imagebuild.build import (
     ArchiveFile,
-    BakeOptions,
+    BakeRequest,
     Bundle,
     BundleManifest,
     GitCommit,
@@ -25,7 +25,7 @@ from imagebuild.build import (
     needed_inputs,
 )
 from imagebuild.core import ConfigError, ResultError, pip_conf_text
-from imagebuild.oci import blob_path, check_image
+from imagebuild.oci import Endpoint, blob_path, check_image
 from imagebuild.project import Changes, Plan, Project, make_plan, versions_with
 from imagebuild.render import Renderer
 from tests.conftest import Files
@@ -194,11 +194,14 @@ def test_inputs_of_this_project_are_those_of_its_dockerfiles(
 
 def test_bake_replaces_stages_of_one_target(full_plan: Plan) -> None:
     first, second = full_plan.targets[:2]
-    options = BakeOptions(context=Path("/c"), replaced={"x": "/mine"}, stages={first.id: {"x": "/a", "y": "/b"}})
-    entries = bake_file([first, second], Path("/f"), options)["target"]
+    request = BakeRequest(
+        (first, second), {}, Path("/f"), Endpoint("unix:///x", "private"),
+        replaced={"x": "/mine"}, stages={first.id: {"x": "/a", "y": "/b"}},
+    )  # fmt: skip
+    entries = bake_file(request)["target"]
     assert entries[first.bake_name]["contexts"] == {"x": "/mine", "y": "/b"}
     assert entries[second.bake_name]["contexts"] == {"x": "/mine"}
-    quiet = bake_file([first], Path("/f"), replace(options, output="cacheonly"))["target"][first.bake_name]
+    quiet = bake_file(replace(request, targets=(first,), output="cacheonly"))["target"][first.bake_name]
     assert quiet["output"] == ["type=cacheonly"]
 
 

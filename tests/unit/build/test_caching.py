@@ -1,7 +1,8 @@
 import json
 from pathlib import Path
 
-from imagebuild.build import BakeOptions, CacheEntry, ProjectState, bake_file, cache_bake_file, cache_entries
+from imagebuild.build import BakeRequest, CacheEntry, ProjectState, bake_file, cache_bake_file, cache_entries
+from imagebuild.oci import Endpoint
 from imagebuild.project import Plan, Project, select_targets
 from imagebuild.render import Renderer
 
@@ -44,7 +45,8 @@ def test_the_bake_file_writes_a_stage_to_its_tag(renderer: Renderer, full_plan: 
     targets = select_targets(full_plan, ["open-cuda13.5-*"])
     found = entries(renderer, full_plan, "open-cuda13.5-*")
     references = {target: [f"r.test/cache:{entry.tag}" for entry in of_target] for target, of_target in found.items()}
-    content = bake_file(targets, Path("/b"), BakeOptions(Path("/e"), output="push", cache_from=references))
+    engine = Endpoint("unix:///x", "private")
+    content = bake_file(BakeRequest(targets, {}, Path("/b"), engine, output="push", cache_from=references))
     for target in targets:
         expected = [f"type=registry,ref={reference}" for reference in references[target.id]]
         assert content["target"][target.bake_name]["cache-from"] == expected

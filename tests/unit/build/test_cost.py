@@ -121,6 +121,7 @@ def test_a_folder_with_a_copy(call: Call, tiny: Files) -> None:
     assert "| library | library | 1 | 0 | 1 |" in markdown
     assert "| tiny-cuda13.0-debian13-runtime | library, image |" in markdown
     assert "from . to the working tree --set library=2: 1 of 3" in call("plan", "--from", ".", "--set", "library=2")[1]
+    assert "to the working tree --without tool: 0 of" in call("plan", "--from", ".", "--without", "tool")[1]
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from imagebuild.build import (
-    BakeOptions,
     BakeRequest,
     BuildOrigin,
+    BuildProgress,
     CacheEntry,
-    PlainProgress,
     buildx,
     export_images,
     write_caches,
@@ -36,14 +35,13 @@ def target(full_plan: Plan) -> Target:
 
 @pytest.fixture
 def request_(tmp_path: Path, target: Target, renderer: Renderer) -> BakeRequest:
-    options = BakeOptions(tmp_path / "empty", output="push")
     files = {target.id: renderer.dockerfile(target)}
-    return BakeRequest((target,), files, tmp_path, options, Endpoint("unix:///x", "private"))
+    return BakeRequest((target,), files, tmp_path, Endpoint("unix:///x", "private"), output="push")
 
 
 def origin(project: Project, registry: FakeRegistry) -> BuildOrigin:
     moved = project.in_repository("registry.test/gpu")
-    return BuildOrigin(moved, "a" * 40, NOW, PlainProgress(), lambda _: registry)
+    return BuildOrigin(moved, "a" * 40, NOW, BuildProgress(), lambda _: registry)
 
 
 def layout(request: BakeRequest) -> tuple[Path, str]:
@@ -123,7 +121,7 @@ def test_a_layout_without_a_platform_is_not_pushed(request_: BakeRequest, projec
 
 def test_an_output_keeps_its_layout(request_: BakeRequest, project: Project, target: Target) -> None:
     folder, digest = layout(request_)
-    named = replace(request_, options=replace(request_.options, output=str(folder.parent)))
+    named = replace(request_, output=str(folder.parent))
     folder.rename(folder.parent / target.id)
     (result,) = export_images(named, [built(target, digest)], origin(project, FakeRegistry()))
     assert (folder.parent / target.id / "index.json").exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.build import BakeOptions, replaced_contexts
+from imagebuild.build import replaced_contexts
 from imagebuild.core import ConfigError, Platform, ResultError
 from imagebuild.project import (
     BuildResult,
@@ -88,8 +88,8 @@ def test_a_bootstrapped_base_is_not_called_the_official_one(
 ) -> None:
     official = digest_of(project.lock, "debian:13.7-slim")
     made = f"sha256:{'9' * 64}"
-    options = BakeOptions(context=project.root, replaced={official: f"oci-layout:///cache@{made}"})
-    document = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
+    replaced = replaced_contexts({official: f"oci-layout:///cache@{made}"})
+    document = stated(renderer, full_plan, OPEN, replaced=replaced)
     found = document["buildDefinition"]["resolvedDependencies"]
     assert not [item for item in found if official.rpartition(":")[2] in json.dumps(item.get("digest", {}))]
     (base,) = [item for item in found if item.get("digest") == {"sha256": "9" * 64}]
@@ -99,14 +99,14 @@ def test_a_bootstrapped_base_is_not_called_the_official_one(
 
 def test_an_image_from_a_mirror_is_the_same_image(renderer: Renderer, full_plan: Plan, project: Project) -> None:
     official = digest_of(project.lock, "debian:13.7-slim")
-    options = BakeOptions(context=project.root, replaced={official: f"docker-image://mirror.example/{official}"})
-    mirrored = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
+    replaced = replaced_contexts({official: f"docker-image://mirror.example/{official}"})
+    mirrored = stated(renderer, full_plan, OPEN, replaced=replaced)
     assert mirrored == stated(renderer, full_plan, OPEN)
 
 
 def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_plan: Plan, project: Project) -> None:
-    options = BakeOptions(context=project.root, replaced={"ucx-source": "/home/someone/ucx"})
-    document = stated(renderer, full_plan, OPEN, replaced=replaced_contexts(options))
+    replaced = replaced_contexts({"ucx-source": "/home/someone/ucx"})
+    document = stated(renderer, full_plan, OPEN, replaced=replaced)
     found = document["buildDefinition"]["resolvedDependencies"]
     (item,) = [item for item in found if item["name"] == "ucx-source"]
     assert "digest" not in item

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from imagebuild.core import ConfigError
-from imagebuild.project import Plan, Project, make_plan, parse_changes, versions_with
+from imagebuild.project import Changes, Plan, Project, make_plan, parse_changes, versions_with
 from imagebuild.render import Renderer
 from tests.conftest import LIBRARY, Files
 
@@ -51,8 +51,10 @@ def test_a_bump_changes_the_keys_of_what_uses_it(project: Project, renderer: Ren
     assert {s for s in before if before[s] != after[s]} == {"nccl-tests-source", "nccl-tests", "image"}
 
 
-def test_rendering_is_deterministic(tiny: Files) -> None:
-    assert rendered(tiny) == rendered(tiny)
+def test_what_targets_share_changes_none_of_them(project: Project, renderer: Renderer, full_plan: Plan) -> None:
+    for target in full_plan.targets[::3]:
+        alone = Renderer(project, versions_with(project, Changes()))
+        assert renderer.dockerfile(target).text == alone.dockerfile(target).text
 
 
 def test_base_and_append(tiny: Files) -> None:
