@@ -70,6 +70,8 @@ _DEBUG = re.compile(
 _HEAD_WINDOW = 700
 """Characters before ` NCCL ` in which the head of a message begins."""
 _OUTPUT_TAG = re.compile(r"[ \t]*\[[^\]\s]{1,300}\]<std\w{2,4}>: ?\Z")
+_CUT_ROW = re.compile(r"[\s|]*(?:\d{1,20}(?:[\s|]|$)|#)")
+_LONGEST_CUT_ROW = 2000
 _GLUED_NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d\d)?(?=[A-Za-z])|-(?=[A-Za-z])")
 
 
@@ -112,10 +114,14 @@ def _read(path: str, file: TextIO) -> Log:
         process, before = split_prefix(row[: message.start()]) if message.start() else ("", "")
         if before:
             before += _glued(before, message["host"] or "", hosts)
-        if before.strip():
-            cut[process] = cut.get(process, "") + _OUTPUT_TAG.sub("", before)
-        elif message["host"]:
-            hosts.add(message["host"])
+        if not before.strip():
+            hosts.add(message["host"] or "")
+            continue
+        piece = cut.pop(process, "") + _OUTPUT_TAG.sub("", before)
+        if _CUT_ROW.match(piece) and len(piece) <= _LONGEST_CUT_ROW:
+            cut[process] = piece
+        else:
+            log.lines.append(LogLine(piece, process, log.line_count))
     log.lines.extend(LogLine(text, process, log.line_count) for process, text in cut.items())
     return log
 

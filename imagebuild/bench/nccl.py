@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 from statistics import median
@@ -83,6 +82,13 @@ _OPENINGS = frozenset(("version", "starting", "parameters", "devices", "header")
 """Each comes once, before the rows: a second one belongs to another run."""
 _FOOTERS = frozenset(("bounds", "average", "concluded"))
 _BODY = frozenset(("row", "partial", *_FOOTERS))
+_AFTER: Mapping[str, Set[str]] = {
+    **{kind: {kind, *_BODY} for kind in _OPENINGS},
+    **{kind: {kind, "concluded"} for kind in _FOOTERS},
+    **dict.fromkeys(("rank", "command"), _BODY),
+    **dict.fromkeys(("row", "partial"), _FOOTERS),
+}
+"""What must have come before an event of each kind for it to be of the next run."""
 _PATTERNS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -395,43 +401,30 @@ def _split_runs(process: str, events: Iterable[_Event]) -> list[_RunEvents]:
 def _cut_at_repetitions(events: Iterable[_Event]) -> list[list[_Event]]:
     """Cut where an event comes again that a run has once, or where a table begins after a footer."""
     pieces: list[list[_Event]] = []
-    kinds: set[str] = set()
-    ranks: set[str] = set()
+    found: set[str] = set()
     for event in events:
-        kind = event.kind
-        if kind in _OPENINGS:
-            is_next = kind in kinds or bool(kinds & _BODY)
-        elif kind == "rank":
-            is_next = event.values["rank"] in ranks or bool(kinds & _BODY)
-        elif kind == "command":
-            is_next = bool(kinds & _BODY)
-        elif kind in ("row", "partial"):
-            is_next = bool(kinds & _FOOTERS)
-        else:
-            is_next = kind in _FOOTERS and (kind in kinds or "concluded" in kinds)
-        if is_next or not pieces:
+        is_rank = event.kind == "rank"
+        name = f"rank {event.values['rank']}" if is_rank else event.kind
+        if not pieces or found & _AFTER.get(event.kind, set()) or (is_rank and name in found):
             pieces.append([])
-            kinds, ranks = set(), set()
+            found = set()
         pieces[-1].append(event)
-        kinds.add(kind)
-        if kind == "rank":
-            ranks.add(event.values["rank"])
+        found.add(name)
     return pieces
 
 
 def _failures_by_run(runs: Sequence[_RunEvents], failures: Iterable[_Failure]) -> Mapping[int, list[_Failure]]:
     """Return the failures of each run, by index: those after its beginning, of the same process if that has a run."""
     by_run: dict[int, list[_Failure]] = defaultdict(list)
-    begins = [run.begin for run in runs]
-    of_process: dict[str, list[int]] = defaultdict(list)
-    for index, run in enumerate(runs):
-        of_process[run.process].append(index)
+    last_of_process: dict[str, int] = {}
+    begun = 0
     for failure in failures:
-        own = of_process.get(failure.process, [])
-        if begun := bisect_right(own, failure.number, key=lambda index: begins[index]):
-            by_run[own[begun - 1]].append(failure)
-        elif begun := bisect_right(begins, failure.number):
-            by_run[begun - 1].append(failure)
+        while begun < len(runs) and runs[begun].begin <= failure.number:
+            last_of_process[runs[begun].process] = begun
+            begun += 1
+        index = last_of_process.get(failure.process, begun - 1)
+        if index >= 0:
+            by_run[index].append(failure)
         elif runs and failure.verdict != "failed" and not runs[0].first("bounds"):
             by_run[0].append(failure)
     return by_run
@@ -528,17 +521,15 @@ def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | N
     has_no_values = bool(labels) and "root" not in labels and redops == {None} and roots == {None}
     is_alltoall = has_no_values and not {"redop", "op"}.isdisjoint(labels)
     lacks_columns = has_no_values and not is_alltoall
+    halves = [half for row in rows for half in (row.out_of_place, row.in_place) if half]
+    # Below 2 GB/s, the digits of a ratio are too few.
     ratios = [
         half.busbw_gb_s / half.algbw_gb_s
-        for row in rows
-        for half in (row.out_of_place, row.in_place)
-        if half and half.algbw_gb_s and half.busbw_gb_s and half.algbw_gb_s >= 2  # below, digits are too few
+        for half in halves
+        if half.busbw_gb_s and half.algbw_gb_s and half.algbw_gb_s >= 2
     ]
-    shares = {
-        row.size_bytes / (row.count * _TYPE_BYTES[row.dtype])
-        for row in rows
-        if row.count > 0 and row.size_bytes > 0 and row.dtype in _TYPE_BYTES
-    }
+    data = [(row.size_bytes, row.count * _TYPE_BYTES.get(row.dtype, 0)) for row in rows]
+    shares = {size / elements for size, elements in data if size and elements}
     share = shares.pop() if len(shares) == 1 else 0.0
     if not ratios or share < 1 or share != int(share):
         return "alltoall" if is_alltoall else None

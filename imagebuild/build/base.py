@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import math
 import os
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO, cast
 from urllib.parse import urlsplit
 
 from imagebuild.build import private
@@ -142,18 +142,19 @@ def make_rootfs(recipe: RootfsRecipe, tar: Path, run: RunProgram, run_logged: Ru
 LAYOUT = "layout"
 DAY = 86400
 """Seconds."""
+RENEW_DAYS = 7
 KEEP_DAYS = 30
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-STATUS, VERSION = "./var/lib/dpkg/status", "./etc/debian_version"
+VERSION = "./etc/debian_version"
 
 
 @dataclass(frozen=True)
 class BootstrappedBase:
-    """Name an image of one or more platforms; `packages` is platform → name → version."""
+    """Name an image of one or more platforms."""
 
     layout: Path
     digest: str
-    packages: Mapping[str, Mapping[str, str]]
+    platforms: tuple[str, ...]
 
     @property
     def context(self) -> str:
@@ -178,7 +179,6 @@ class CachedRootfs(Model):
     created: float
     """Seconds since 1970."""
     manifest: layout.Descriptor
-    packages: dict[str, str]
 
     @classmethod
     def read(cls, path: Path) -> CachedRootfs | None:
@@ -194,15 +194,13 @@ def bootstrap(
     cache: Path,
     *,
     release: str = "trixie",
-    refresh: bool = False,
-    max_age_days: float = 7,
     log: Log = log_nothing,
     tools: BootstrapTools = BootstrapTools(),
 ) -> BootstrappedBase:
-    """Return one image of `platforms`; bootstrap those that the cache lacks or has in too old a state.
+    """Return one image of `platforms`; bootstrap those that the cache lacks, or has from more than RENEW_DAYS ago.
 
-    `refresh` bootstraps all of them. Raises ConfigError for a platform that cannot be made or a cache that cannot be
-    written, CommandError when a program fails or is missing.
+    Raises ConfigError for a platform that cannot be made or a cache that cannot be written, CommandError when a program
+    fails or is missing.
     """
     sources = tuple(map(signed_source, tools.sources(release)))
     if unknown := [name for name in platforms if name not in ARCHITECTURES]:
@@ -210,15 +208,15 @@ def bootstrap(
         raise ConfigError(f"no base can be bootstrapped for platform {unknown[0]!r}; possible: {known}")
     recipes = [RootfsRecipe(release, name, sources) for name in platforms]
     cache = cache.absolute()
-    oldest = math.inf if refresh else tools.now() - max_age_days * DAY
+    oldest = tools.now() - RENEW_DAYS * DAY
     try:
         with _locked(cache, log):
-            bases = {r.platform: _cached(cache, r, oldest) or _make(cache, r, tools, log) for r in recipes}
-            digest = layout.write_index(cache / LAYOUT, [base.manifest for base in bases.values()])
-            _forget(cache, min(oldest, tools.now() - KEEP_DAYS * DAY))
+            manifests = [_cached(cache, recipe, oldest) or _make(cache, recipe, tools, log) for recipe in recipes]
+            digest = layout.write_index(cache / LAYOUT, manifests)
+            _forget(cache, tools.now() - KEEP_DAYS * DAY)
     except OSError as error:
         raise ConfigError(f"{error.filename or cache}: cannot be written: {error.strerror}") from error
-    return BootstrappedBase(cache / LAYOUT, digest, {name: base.packages for name, base in bases.items()})
+    return BootstrappedBase(cache / LAYOUT, digest, tuple(platforms))
 
 
 def load_into_engine(image: BootstrappedBase, environ: Mapping[str, str], run: RunProgram = run_program) -> str:
@@ -226,12 +224,12 @@ def load_into_engine(image: BootstrappedBase, environ: Mapping[str, str], run: R
 
     Such an engine builds for its own platform only. Raises ConfigError for more, CommandError if docker fails.
     """
-    if len(image.packages) > 1:
+    if len(image.platforms) > 1:
         raise ConfigError(
-            f"this engine's image store holds one platform at a time, not {' and '.join(image.packages)}; "
+            f"this engine's image store holds one platform at a time, not {' and '.join(image.platforms)}; "
             "use --platform local, or enable the containerd image store"
         )
-    (platform,) = image.packages
+    (platform,) = image.platforms
     name = f"imagebuild/base:{image.digest.removeprefix('sha256:')[:16]}"
     try:
         run("docker", "image", "inspect", name, env=environ, timeout=20)
@@ -241,13 +239,13 @@ def load_into_engine(image: BootstrappedBase, environ: Mapping[str, str], run: R
     return f"docker-image://{name}"
 
 
-def _cached(cache: Path, recipe: RootfsRecipe, oldest: float) -> CachedRootfs | None:
-    """Return the record of a file system that is complete and not older than `oldest`."""
+def _cached(cache: Path, recipe: RootfsRecipe, oldest: float) -> layout.Descriptor | None:
+    """Return the image of a file system that is complete and not older than `oldest`."""
     record = CachedRootfs.read(_record_path(cache, recipe))
     if not record or record.created < oldest:
         return None
-    is_whole = layout.has_image(cache / LAYOUT, record.manifest.digest, record.manifest.size)
-    return record if is_whole else None
+    manifest = record.manifest
+    return manifest if layout.has_image(cache / LAYOUT, manifest.digest, manifest.size) else None
 
 
 def _record_path(cache: Path, recipe: RootfsRecipe) -> Path:
@@ -256,7 +254,7 @@ def _record_path(cache: Path, recipe: RootfsRecipe) -> Path:
     return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def _make(cache: Path, recipe: RootfsRecipe, tools: BootstrapTools, log: Log) -> CachedRootfs:
+def _make(cache: Path, recipe: RootfsRecipe, tools: BootstrapTools, log: Log) -> layout.Descriptor:
     """Bootstrap a file system, and add it to the cache as an image."""
     log(f"bootstrapping {recipe.release} for {recipe.platform}")
     ensure_mmdebstrap(tools.run, log)
@@ -265,17 +263,15 @@ def _make(cache: Path, recipe: RootfsRecipe, tools: BootstrapTools, log: Log) ->
         tar = folder / "root.tar"
         make_rootfs(recipe, tar, tools.run, tools.run_logged, log)
         try:
-            with tarfile.open(tar) as archive:
-                texts = [file.read().decode() for name in (STATUS, VERSION) if (file := archive.extractfile(name))]
-            status, version = texts
+            with tarfile.open(tar) as archive, cast(IO[bytes], archive.extractfile(VERSION)) as file:
+                version = file.read().decode().strip()
         except (KeyError, ValueError, OSError, tarfile.TarError) as error:
             raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
-        image = image_settings(recipe.release, version.strip())
+        image = image_settings(recipe.release, version)
         manifest = layout.add_image(cache / LAYOUT, tar, recipe.platform, image)
-    packages = {package.name: package.version for package in debian.installed_packages(status)}
-    record = CachedRootfs(created=tools.now(), manifest=manifest, packages=packages)
+    record = CachedRootfs(created=tools.now(), manifest=manifest)
     files.write_text(_record_path(cache, recipe), record.model_dump_json(indent=1))
-    return record
+    return manifest
 
 
 def image_settings(release: str, version: str) -> layout.ImageSettings:

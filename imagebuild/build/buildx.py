@@ -35,7 +35,7 @@ from imagebuild.core.console import err, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import write_text
 from imagebuild.core.run import end_program, start_program
-from imagebuild.oci.engine import Endpoint, compressed_size, connect_engine, engine_flaw
+from imagebuild.oci.engine import Endpoint, compressed_size, engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Target
@@ -595,7 +595,7 @@ def export_images(request: BakeRequest, results: Sequence[BuildResult], origin: 
             result = _push(result, layout, target, origin)
             shutil.rmtree(layout)
         if output == "load":
-            size = compressed_size(connect_engine(request.engine), result.tags[0])
+            size = compressed_size(request.engine, result.tags[0])
             result = result.model_copy(update={"size_bytes": size})
         write_text(request.folder / result.target / "result.json", result.model_dump_json(indent=1) + "\n")
         exported.append(result)

@@ -3,7 +3,5 @@ from .app import app as app
 from .app import load_command as load_command
 from .app import main as main
 from .job import offer_of_plan as offer_of_plan
-from .options import BESIDE_MATRIX as BESIDE_MATRIX
 from .options import ProjectFiles as ProjectFiles
-from .options import open_workspace as open_workspace
 from .publish import run_for_each as run_for_each

@@ -7,55 +7,27 @@ from typing import Annotated
 
 import typer
 
-from imagebuild.cli.options import (
-    BESIDE_MATRIX,
-    BUILDS,
-    DOCKERFILES,
-    MATRIX,
-    PROFILES,
-    CheckOption,
-    DockerfilesOption,
-    FolderOption,
-    ImageArgument,
-    JsonOption,
-    LockOption,
-    MarkdownOption,
-    MatrixOption,
-    OfflineOption,
-    PlatformOption,
-    ProfilesOption,
-    RegistryOption,
-    changes_of,
-    example,
-    open_if_there,
-    open_workspace,
-    print_result,
-)
+from imagebuild.cli import options
+from imagebuild.cli.options import argument, option
 from imagebuild.core.console import err, out
 from imagebuild.core.errors import ConfigError
 
 
-@example(
+@options.example(
     "imagebuild catalog --registry ghcr.io/acme -o site",
     "imagebuild catalog --readme README.md --check",
 )
 def catalog(
-    registry: RegistryOption = None,
+    project: options.ProjectFiles,
+    registry: options.RegistryOption = None,
     from_file: Annotated[
-        Path | None, typer.Option("--catalog", metavar="FILE", help="Read this images.json instead of the registry.")
+        Path | None, option("--catalog FILE", "Read this images.json instead of the registry.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write the page and images.json into a folder.")
-    ] = None,
-    readme: Annotated[
-        Path | None, typer.Option("--readme", metavar="FILE", help="Write the table of images between its markers.")
-    ] = None,
-    check: CheckOption = False,
-    json_file: JsonOption = None,
-    profiles: ProfilesOption = PROFILES,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    output: Annotated[Path | None, option("-o, --output DIR", "Write the page and images.json into a folder.")] = None,
+    readme: Annotated[Path | None, option("--readme FILE", "Write the table of images between its markers.")] = None,
+    check: options.CheckOption = False,
+    json_file: options.JsonOption = None,
+    profiles: options.ProfilesOption = options.PROFILES,
 ) -> None:
     """Make a page of all published images, and the table in the README."""
     from rich.markup import escape
@@ -77,7 +49,7 @@ def catalog(
         raise ConfigError("--check: needs --readme FILE")
     if from_file and registry:
         raise ConfigError("--catalog and --registry exclude each other")
-    workspace = open_workspace(matrix, dockerfiles, lock, changes_of(registry=registry))
+    workspace = project.open(options.PlanChanges().parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     facts = ProjectFacts(workspace.project.matrix.model, workspace.plan, provides)
     published = None
@@ -89,7 +61,7 @@ def catalog(
         made = published
         for problem in made.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")
-        print_result(json_file, lambda: made.model_dump_json(indent=1), lambda: None)
+        options.print_result(json_file, made, lambda: None)
         if output:
             count = len(made.images)
             out.print(f"{count} image{'s' * (count != 1)} in {write_site(made, output)}", markup=False)
@@ -103,32 +75,29 @@ def catalog(
             raise typer.Exit(1)
 
 
-@example(
+@options.example(
     "imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new",
     "imagebuild diff old.tar new.tar --results old-results new-results --markdown",
 )
 def diff(
-    a: ImageArgument,
-    b: Annotated[str, typer.Argument(metavar="OTHER", help="The image that the first one is compared with.")],
-    platform: PlatformOption = None,
+    project: options.ProjectFiles,
+    a: options.ImageArgument,
+    b: Annotated[str, argument("OTHER", "The image that the first one is compared with.")],
+    platform: options.PlatformOption = None,
     results: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option("--results", metavar="A B", help="Results of verify or benchmarks of both; files or folders."),
+        tuple[Path, Path] | None, option("--results A B", "Results of verify or benchmarks of both; files or folders.")
     ] = None,
-    json_file: JsonOption = None,
-    markdown: MarkdownOption = False,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with exit status 1 if anything differs.")] = False,
-    offline: OfflineOption = False,
-    folder: FolderOption = BUILDS,
-    matrix: MatrixOption = MATRIX,
-    dockerfiles: DockerfilesOption = DOCKERFILES,
-    lock: LockOption = BESIDE_MATRIX,
+    json_file: options.JsonOption = None,
+    markdown: options.MarkdownOption = False,
+    exit_code: Annotated[bool, option("--exit-code", "End with exit status 1 if anything differs.")] = False,
+    offline: options.OfflineOption = False,
+    folder: options.FolderOption = options.BUILDS,
 ) -> None:
     """Say what differs between two images: components, packages, settings, layers, checks and bandwidth."""
     from imagebuild.publish.diff import DiffRequest, compare_images, comparison_markdown, print_comparison
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
-    workspace = open_if_there(matrix, dockerfiles, lock)
+    workspace = project.open_if_there()
     finder = ImageFinder(workspace.plan if workspace else NO_PLAN, folder, offline)
     comparison = compare_images(DiffRequest(a, b, platform, results), finder)
 
@@ -138,6 +107,6 @@ def diff(
         else:
             print_comparison(comparison)
 
-    print_result(json_file, lambda: comparison.model_dump_json(indent=1), show)
+    options.print_result(json_file, comparison, show)
     if exit_code and comparison.differs:
         raise typer.Exit(1)

@@ -197,12 +197,26 @@ class ProjectFiles:
 
     @property
     def paths(self) -> ProjectPaths:
-        """Return where the project's files are; the lock is beside the matrix unless it was named."""
-        return project_paths(self.matrix, self.dockerfiles, self.lock)
+        """Return where the project's files are."""
+        from imagebuild.project.revision import ProjectPaths
+
+        lock = self.matrix.parent / "imagebuild.lock" if self.lock == BESIDE_MATRIX else self.lock
+        return ProjectPaths(self.matrix, self.dockerfiles, lock)
 
     def open(self, changes: Changes | None = None) -> Workspace:
         """Read the project and make its plan. Raises ConfigError with every mistake in the files."""
-        return open_workspace(self.matrix, self.dockerfiles, self.lock, changes)
+        from imagebuild.project.load import load_project
+        from imagebuild.project.plan import Changes, make_plan, versions_with
+
+        project = load_project(self.matrix, self.dockerfiles, self.paths.lock)
+        changes = changes or Changes()
+        if changes.repository:
+            project = project.in_repository(changes.repository)
+        return Workspace(project, versions_with(project, changes), make_plan(project, changes))
+
+    def open_if_there(self) -> Workspace | None:
+        """Read the project, for commands that also work without one; None if the default matrix does not exist."""
+        return None if self.matrix == MATRIX and not self.matrix.exists() else self.open()
 
 
 @dataclass(frozen=True)
@@ -216,55 +230,23 @@ class PlanChanges:
     without: Annotated[list[str] | None, option("--without COMPONENT", "Leave a component out of every image.")] = None
 
     def parse(self, registry: str | None = None) -> Changes:
-        """Return the changes. Raises ConfigError for what they cannot be."""
-        return changes_of(self.settings, self.with_, self.without, registry=registry)
+        """Return what these options and --registry change. Raises ConfigError for what they cannot be."""
+        from imagebuild.project.plan import parse_changes
+
+        return parse_changes(self.settings or (), self.with_ or (), self.without or (), repository=registry)
 
     def __bool__(self) -> bool:
         return bool(self.settings or self.with_ or self.without)
 
 
-def lock_path(matrix: Path, lock: Path) -> Path:
-    """Return the lock that was named, or the one beside the matrix."""
-    return matrix.parent / "imagebuild.lock" if lock == BESIDE_MATRIX else lock
-
-
-def project_paths(matrix: Path, dockerfiles: Path, lock: Path) -> ProjectPaths:
-    """Return where the project's files are."""
-    from imagebuild.project.revision import ProjectPaths
-
-    return ProjectPaths(matrix, dockerfiles, lock_path(matrix, lock))
-
-
-def open_workspace(matrix: Path, dockerfiles: Path, lock: Path, changes: Changes | None = None) -> Workspace:
-    """Read a project and make its plan. Raises ConfigError with every mistake in the files."""
-    from imagebuild.project.load import load_project
-    from imagebuild.project.plan import Changes, make_plan, versions_with
-
-    project = load_project(matrix, dockerfiles, lock_path(matrix, lock))
-    changes = changes or Changes()
-    if changes.repository:
-        project = project.in_repository(changes.repository)
-    return Workspace(project, versions_with(project, changes), make_plan(project, changes))
+def open_workspace(matrix: Path, dockerfiles: Path, lock: Path) -> Workspace:
+    """Read the project of these options."""
+    return ProjectFiles(matrix, dockerfiles, lock).open()
 
 
 def open_if_there(matrix: Path, dockerfiles: Path, lock: Path) -> Workspace | None:
-    """Read the project, for commands that also work without one; None if the default matrix does not exist."""
-    if matrix == MATRIX and not matrix.exists():
-        return None
-    return open_workspace(matrix, dockerfiles, lock)
-
-
-def changes_of(
-    settings: Sequence[str] | None = None,
-    with_: Sequence[str] | None = None,
-    without: Sequence[str] | None = None,
-    *,
-    registry: str | None = None,
-) -> Changes:
-    """Return what --set, --with, --without and --registry change. Raises ConfigError for what they cannot be."""
-    from imagebuild.project.plan import parse_changes
-
-    return parse_changes(settings or (), with_ or (), without or (), repository=registry)
+    """Read the project of these options, if there is one."""
+    return ProjectFiles(matrix, dockerfiles, lock).open_if_there()
 
 
 def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:

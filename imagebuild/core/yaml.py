@@ -1,4 +1,4 @@
-"""Read YAML files into models. Every mistake is reported with its line, all of them at once."""
+"""Read YAML and JSON into models. Every mistake in a file of the project is reported with its line, all at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import Mistakes, suggestion
+from imagebuild.core.errors import Mistakes, ResultError, suggestion
 
 M = TypeVar("M", bound=BaseModel)
 Loc = tuple[str | int, ...]
@@ -70,6 +70,16 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
             loc = tuple(part for part in detail["loc"] if part != "[key]")
             mistakes.add(f"{path}:{line_of(lines, loc)}", f"{dotted_key(loc)}: {_explain(detail, model, loc)}")
         return None
+
+
+def read_written(model: type[M], content: str | bytes | Mapping[str, Any], name: str) -> M:
+    """Read what imagebuild wrote, as JSON or already parsed. Raises ResultError, which begins with the name."""
+    try:
+        return model.model_validate(content) if isinstance(content, Mapping) else model.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{name}: {dotted_key(first['loc'])}: {first['msg']}"
+        raise ResultError(f"{problem}; was it written by another version of imagebuild?") from None
 
 
 def dotted_key(loc: Loc) -> str:

@@ -34,7 +34,6 @@ from imagebuild.render.recipe import ARCHS, pip_platforms
 
 GIT_TIMEOUT_S = 60
 PIP_TIMEOUT_S = 300
-REGISTRY_PATIENCE_S = 10
 GIT_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
 """Git and ssh ask for no password: nobody is there to type it."""
 GIT_REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(\^\{\})?$")
@@ -61,6 +60,8 @@ class Upstream:
     run: RunProgram = run_program
     pause_s: float = 1.0
     """Before a download is tried again."""
+    registry_patience_s: float = 10
+    """How long a registry may fail."""
 
     def __post_init__(self) -> None:
         self.web = Downloads(self.mirrors.download, self.ca, self.netrc, pause_s=self.pause_s)
@@ -148,7 +149,7 @@ class Upstream:
         return self._manifest(parse_reference(self.mirrors.image(reference)).at(digest)) is not None
 
     def _manifest(self, reference: ImageReference) -> Manifest | None:
-        registry = connect_registry(reference.host, patience_s=REGISTRY_PATIENCE_S)
+        registry = connect_registry(reference.host, patience_s=self.registry_patience_s)
         self._registries.append(registry)
         try:
             return registry.manifest(reference.repository, reference.wanted)

@@ -28,7 +28,6 @@ from .image import LayerPart as LayerPart
 from .image import PlatformImage as PlatformImage
 from .image import WantedFiles as WantedFiles
 from .image import dpkg_status as dpkg_status
-from .image import files_in_layers as files_in_layers
 from .image import images_in as images_in
 from .layout import CHUNK as CHUNK
 from .layout import CONFIG as CONFIG
@@ -64,7 +63,6 @@ from .reference import ImageReference as ImageReference
 from .reference import api_address as api_address
 from .reference import is_loopback as is_loopback
 from .reference import parse_reference as parse_reference
-from .registry import Challenge as Challenge
 from .registry import Credentials as Credentials
 from .registry import DeletionDisabled as DeletionDisabled
 from .registry import Login as Login
@@ -75,5 +73,6 @@ from .registry import TryAgain as TryAgain
 from .registry import connect_registry as connect_registry
 from .registry import copy_image as copy_image
 from .registry import parse_challenge as parse_challenge
+from .registry import pull_image as pull_image
 from .registry import push_image as push_image
 from .registry import stored_credentials as stored_credentials

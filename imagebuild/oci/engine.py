@@ -324,20 +324,17 @@ def save_image(client: DockerClient, image: str) -> Iterator[bytes]:
         yield from client.images.get(image).save()
 
 
-def compressed_size(client: DockerClient, image: str) -> int | None:
-    """Return the bytes of the image as a registry keeps it; None if the engine keeps it unpacked only.
+def compressed_size(engine: Endpoint, image: str) -> int | None:
+    """Return the bytes of the image as a registry keeps it; None if the engine keeps it unpacked only, or not at all.
 
     Raises CommandError if the engine fails.
     """
-    from docker.errors import ImageNotFound
-
-    with sdk_errors_explained(image):
-        if not any("containerd.snapshotter" in value for _, value in client.info().get("DriverStatus") or ()):
-            return None
-        try:
-            return int(client.images.get(image).attrs["Size"])
-        except ImageNotFound:
-            return None  # built by another builder, and not loaded
+    if not has_containerd_store(engine):
+        return None
+    with suppress(CommandError):  # built by another builder, and not loaded
+        command = ("docker", "image", "inspect", "--format", "{{.Size}}", image)
+        return int(run_program(*command, env=engine.environment, timeout=20))
+    return None
 
 
 @contextmanager

@@ -90,24 +90,6 @@ DPKG = WantedFiles(("var/lib/dpkg/status",), ("var/lib/dpkg/status.d",))
 """The list of installed packages; images without dpkg itself have a file for each package."""
 
 
-def files_in_layers(wanted: WantedFiles, layers: Iterable[LayerPart]) -> dict[str, bytes]:
-    """Return the files as a container sees them. `layers` begin with the topmost, and are read as far as needed."""
-    files: dict[str, bytes] = {}
-    hidden: set[str] = set()
-
-    def is_hidden(path: str) -> bool:
-        parts = path.split("/")
-        return "" in hidden or any("/".join(parts[:n]) in hidden for n in range(1, len(parts) + 1))
-
-    for part in layers:
-        files |= {path: text for path, text in part.files.items() if path not in files and not is_hidden(path)}
-        hidden |= part.hides
-        if all(path in files or is_hidden(path) for path in wanted.paths):
-            # Where there is a list of all packages, nobody adds files for single ones.
-            break
-    return files
-
-
 def dpkg_status(files: Mapping[str, bytes]) -> str | None:
     """Return the list of packages in dpkg's form, from the files of `DPKG`; None if there is none."""
     if (status := files.get(DPKG.paths[0])) is not None:
@@ -181,22 +163,30 @@ class PlatformImage:
         return layer
 
     def files(self, wanted: WantedFiles, known: dict[str, LayerPart] | None = None) -> dict[str, bytes]:
-        """Return a few files of it. `known` keeps what was read of layers, for images that share some.
+        """Return a few files as a container sees them; layers are read from the topmost, and no more than are needed.
 
-        Raises what `fetch` raises, and ResultError if a layer cannot be read.
+        `known` keeps what was read of layers, for images that share some. Raises what `fetch` raises, and ResultError
+        if a layer cannot be read.
         """
         parts = {} if known is None else known
+        files: dict[str, bytes] = {}
+        hidden: set[str] = set()
 
-        def parts_from_the_top() -> Iterator[LayerPart]:
-            for layer in reversed(self.layers):
-                if layer.digest is None:
-                    yield wanted.part(self.fetch(layer))
-                    continue
-                if layer.digest not in parts:
-                    parts[layer.digest] = wanted.part(self.fetch(layer))
-                yield parts[layer.digest]
+        def is_hidden(path: str) -> bool:
+            names = path.split("/")
+            return "" in hidden or any("/".join(names[:n]) in hidden for n in range(1, len(names) + 1))
 
-        return files_in_layers(wanted, parts_from_the_top())
+        for layer in reversed(self.layers):
+            digest = layer.digest or f"{layer.file}:{layer.offset}"
+            if digest not in parts:
+                parts[digest] = wanted.part(self.fetch(layer))
+            part = parts[digest]
+            files |= {path: text for path, text in part.files.items() if path not in files and not is_hidden(path)}
+            hidden |= part.hides
+            if all(path in files or is_hidden(path) for path in wanted.paths):
+                # Where there is a list of all packages, nobody adds files for single ones.
+                break
+        return files
 
     def attached(self, kind: str) -> tuple[bytes, ...]:
         """Return the undamaged predicates of a kind that refer to the manifest; who signed them is not checked.

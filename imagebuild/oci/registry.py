@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
@@ -202,24 +203,16 @@ def stored_credentials(host: str) -> Credentials | None:
     return result if result.password or result.identity_token else None
 
 
-@dataclass(frozen=True)
-class Challenge:
-    """Say how a registry wants to be asked: `Basic`, or `Bearer` with a token of the server at `realm`."""
+def parse_challenge(headers: list[str]) -> dict[str, str] | None:
+    """Return the first of the `WWW-Authenticate` headers that can be met, as its `scheme` and fields.
 
-    scheme: str
-    realm: str = ""
-    service: str = ""
-    scope: str = ""
-
-
-def parse_challenge(headers: list[str]) -> Challenge | None:
-    """Return the first of the `WWW-Authenticate` headers that can be met; tokens are preferred."""
+    It is `basic` or, preferred, `bearer`: with a token of the server at `realm`.
+    """
     challenges = {}
     for header in headers:
         scheme, _, rest = header.partition(" ")
-        values: dict[str, str | None] = parse_dict_header(rest)  # type: ignore[no-untyped-call]
-        fields = {name: values.get(name) or "" for name in ("realm", "service", "scope")}
-        challenges[scheme.lower()] = Challenge(scheme.lower(), **fields)
+        fields: dict[str, str | None] = parse_dict_header(rest)  # type: ignore[no-untyped-call]
+        challenges[scheme.lower()] = {"scheme": scheme.lower()} | {n: value or "" for n, value in fields.items()}
     return challenges.get("bearer") or challenges.get("basic")
 
 
@@ -244,7 +237,7 @@ class Login:
     """Sends a request to the server of tokens: method, address and options as `requests` has them."""
     plain: bool = False
     """The registry is reached without TLS, as its user wants: its tokens may be too."""
-    _challenge: Challenge | None = None
+    _challenge: Mapping[str, str] | None = None
     _tokens: dict[tuple[str, ...], tuple[str, float]] = field(default_factory=dict)
     """Scopes → token, and the time until which it is used."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -254,17 +247,19 @@ class Login:
         """Return what `docker login` has stored; it is looked up when the registry first wants it."""
         return stored_credentials(self.host)
 
+    @property
+    def _basic(self) -> requests.auth.AuthBase:
+        return HTTPBasicAuth(self.credentials.user, self.credentials.password) if self.credentials else HeaderAuth()
+
     def header(self, scopes: tuple[str, ...]) -> requests.auth.AuthBase:
         """Return what to send with a request that needs these scopes, as far as is known. Raises CommandError."""
         with self._lock:
             if self._challenge is None:
                 return HeaderAuth()
-            if self._challenge.scheme == "basic":
-                return self._basic()
+            if self._challenge["scheme"] == "basic":
+                return self._basic
             token, until = self._tokens.get(scopes, ("", 0.0))
-            if time.monotonic() >= until:
-                token = self._fetch_token(self._challenge, scopes)
-            return HeaderAuth(f"Bearer {token}")
+            return HeaderAuth(f"Bearer {token if time.monotonic() < until else self._fetch_token(scopes)}")
 
     def learn(self, answer: requests.Response, scopes: tuple[str, ...], shown: requests.auth.AuthBase) -> bool:
         """Learn from a 401 how to ask. Return whether it is worth asking again. Raises CommandError."""
@@ -273,33 +268,31 @@ class Login:
             return False
         with self._lock:
             self._challenge = challenge
-            if challenge.scheme == "basic":
+            if challenge["scheme"] == "basic":
                 return self.credentials is not None and not isinstance(shown, HTTPBasicAuth)
             held = self._tokens.get(scopes)
             # Another thread may have fetched a new token since this request was sent.
             if held is None or f"Bearer {held[0]}" == getattr(shown, "value", ""):
-                self._fetch_token(challenge, scopes)
+                self._fetch_token(scopes)
             return True
 
-    def _basic(self) -> requests.auth.AuthBase:
-        own = self.credentials
-        return HTTPBasicAuth(own.user, own.password) if own else HeaderAuth()
-
-    def _fetch_token(self, challenge: Challenge, scopes: tuple[str, ...]) -> str:
-        own = self.credentials
-        server = urlsplit(challenge.realm)
+    def _fetch_token(self, scopes: tuple[str, ...]) -> str:
+        assert self._challenge
+        own, challenge = self.credentials, self._challenge
+        realm, service = challenge.get("realm", ""), challenge.get("service", "")
+        server = urlsplit(realm)
         if own and server.scheme != "https" and not self.plain and not is_loopback(server.netloc):
-            raise CommandError(f"{self.host}: wants the password sent to {challenge.realm} without TLS; not done")
-        wanted = tuple(dict.fromkeys(scope for scope in (*scopes, challenge.scope) if scope))
+            raise CommandError(f"{self.host}: wants the password sent to {realm} without TLS; not done")
+        wanted = tuple(dict.fromkeys(scope for scope in (*scopes, challenge.get("scope")) if scope))
         if own and own.identity_token:
             form = {
-                "grant_type": "refresh_token", "service": challenge.service, "client_id": CLIENT,
-                "scope": " ".join(wanted), "refresh_token": own.identity_token,
+                "grant_type": "refresh_token", "service": service, "client_id": CLIENT, "scope": " ".join(wanted),
+                "refresh_token": own.identity_token,
             }  # fmt: skip
-            answer = self.ask("POST", challenge.realm, data=form, auth=HeaderAuth())
+            answer = self.ask("POST", realm, data=form, auth=HeaderAuth())
         else:
-            parameters = [("service", challenge.service), *(("scope", scope) for scope in wanted)]
-            answer = self.ask("GET", challenge.realm, params=parameters, auth=self._basic())
+            parameters = [("service", service), *(("scope", scope) for scope in wanted)]
+            answer = self.ask("GET", realm, params=parameters, auth=self._basic)
         document = _json_of(answer)
         token = document.get("token") or document.get("access_token")
         if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
@@ -322,15 +315,15 @@ def retried(method: Callable[Concatenate[Registry, P], T]) -> Callable[Concatena
 
     @functools.wraps(method)
     def repeated(registry: Registry, /, *args: P.args, **options: P.kwargs) -> T:
-        if registry.is_repeating:
-            return method(registry, *args, **options)
-        registry.is_repeating = True
-        try:
-            return registry.repeat(lambda: method(registry, *args, **options))
-        finally:
-            registry.is_repeating = False
+        return registry.repeat(lambda: method(registry, *args, **options))
 
     return repeated
+
+
+class _Thread(threading.local):
+    """Say of a thread whether it is in a retried method."""
+
+    is_repeating = False
 
 
 @dataclass(eq=False)
@@ -366,7 +359,7 @@ class Registry:
             self.session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         self.login = Login(self.host, self._send, plain=self.base.startswith("http:"))
         self.stopped = threading.Event()
-        self._thread = threading.local()
+        self._thread = _Thread()
         self._lock = threading.Lock()
         self._requests: dict[object, tuple[float, str]] = {}
         """Requests under way: when they began, and what they ask for."""
@@ -393,6 +386,20 @@ class Registry:
             text += f"; {what} for {seconds:.0f} s"
         return f"{text}; {self._trouble}; trying again" if self._trouble else text
 
+    @contextmanager
+    def _under_way(self, what: str) -> Iterator[None]:
+        """Count a request among those under way, for the status."""
+        key = object()
+        self._requests[key] = time.monotonic(), what
+        if not self._is_watched:
+            self._is_watched = True
+            threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            del self._requests[key]
+            self._last_end = time.monotonic()
+
     def _watch(self) -> None:
         """Print the status to stderr now and then while there are requests, so that nobody takes a command for dead."""
         shown_at = time.monotonic() + FIRST_STATUS_S
@@ -413,41 +420,34 @@ class Registry:
         with self._lock:
             self.counts[what] += number
 
-    @property
-    def is_repeating(self) -> bool:
-        """Return whether this thread is in a retried method."""
-        return getattr(self._thread, "is_repeating", False)
-
-    @is_repeating.setter
-    def is_repeating(self, value: bool) -> None:
-        self._thread.is_repeating = value
-
     def repeat(self, action: Callable[[], T]) -> T:
         """Do something until it does not raise TryAgain. Raises CommandError when our patience ends."""
+        if self._thread.is_repeating:
+            return action()
         policy = Retry(total=None, backoff_factor=self.backoff_s, backoff_max=15, backoff_jitter=self.backoff_s)
         attempts, first = 0, 0.0
-        while True:
-            self.check_stopped()
-            try:
-                result = action()
-            except TryAgain as again:
-                now, self._trouble = time.monotonic(), str(again)
-                attempts, first = attempts + 1, first or now
-                policy = policy.increment()
-                pause = max(policy.get_backoff_time(), again.pause_s or 0.0)
-                patience = self.patience_s * (BUSY_FACTOR if again.pause_s else 1)
-                patience = min(patience, UNREACHABLE_PATIENCE_S) if again.unanswered else patience
-                spent = now - first + pause
-                if not patience or pause > patience or (spent > patience and attempts >= LEAST_ATTEMPTS):
-                    kind = Unreachable if again.unanswered else CommandError
-                    demand = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
-                    tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
-                    self._trouble = ""
-                    raise kind(f"{self.host}: {again}{demand}; gave up {tries}") from None
-                self.stopped.wait(pause)
-            else:
-                self._trouble = ""
-                return result
+        self._thread.is_repeating = True
+        try:
+            while True:
+                self.check_stopped()
+                try:
+                    return action()
+                except TryAgain as again:
+                    now, self._trouble = time.monotonic(), str(again)
+                    attempts, first = attempts + 1, first or now
+                    policy = policy.increment()
+                    pause = max(policy.get_backoff_time(), again.pause_s or 0.0)
+                    patience = self.patience_s * (BUSY_FACTOR if again.pause_s else 1)
+                    patience = min(patience, UNREACHABLE_PATIENCE_S) if again.unanswered else patience
+                    spent = now - first + pause
+                    if not patience or pause > patience or (spent > patience and attempts >= LEAST_ATTEMPTS):
+                        kind = Unreachable if again.unanswered else CommandError
+                        demand = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
+                        tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
+                        raise kind(f"{self.host}: {again}{demand}; gave up {tries}") from None
+                    self.stopped.wait(pause)
+        finally:
+            self._thread.is_repeating, self._trouble = False, ""
 
     def request(self, method: str, path: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:
         """Send one request and return its answer, which may be a refusal.
@@ -482,23 +482,16 @@ class Registry:
         timeout = options.pop("timeout", READ_TIMEOUT_S)
         # The query is not shown: registries put secrets into it.
         what = f"{method} {urlsplit(url).path.removeprefix('/v2/')}"
-        request = object()
-        self._requests[request] = time.monotonic(), what
-        if not self._is_watched:
-            self._is_watched = True
-            threading.Thread(target=self._watch, daemon=True).start()
         try:
-            answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout), **options)
-            if not options.get("stream"):
-                self.count("received", len(answer.content))
+            with self._under_way(what):
+                answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout), **options)
+                if not options.get("stream"):
+                    self.count("received", len(answer.content))
         except FINAL as error:
             raise CommandError(f"{self.host}: {method}: {innermost_reason(error)}") from None
         except (RequestException, HTTPError, OSError) as error:
             unanswered = any(mark in repr(error) for mark in UNANSWERED)
             raise TryAgain(f"{what}: {innermost_reason(error)}", unanswered=unanswered) from None
-        finally:
-            del self._requests[request]
-            self._last_end = time.monotonic()
         if answer.status_code in RETRIED:
             with answer:
                 try:
@@ -640,7 +633,7 @@ class Registry:
         breaks midway.
         """
         try:
-            with self._open_blob(repository, digest) as answer:
+            with self._open_blob(repository, digest) as answer, self._under_way(f"GET {repository}/blobs/{digest}"):
                 for chunk in answer.iter_content(CHUNK):
                     self.check_stopped()
                     self.count("received", len(chunk))

@@ -13,8 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import ValidationError
-
 from imagebuild import __version__
 from imagebuild.bench.judge import RunContext, describe_run, judge_run
 from imagebuild.bench.models import Limit, Results, Run, SpeedVerdict
@@ -24,7 +22,8 @@ from imagebuild.core.console import format_size, markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
 from imagebuild.core.run import for_each
-from imagebuild.oci.attestation import CREATED, kind_of, list_attestations, read_attestation
+from imagebuild.core.yaml import read_written
+from imagebuild.oci.attestation import kind_of, list_attestations, read_attestation
 from imagebuild.oci.image import PlatformImage, image_in_registry
 from imagebuild.oci.layout import Descriptor
 from imagebuild.oci.reference import ImageReference, parse_reference
@@ -51,7 +50,8 @@ WORKERS = 8
 """Images that are read at a time, each with a few requests."""
 READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, ValueError)
 """Errors that an image which somebody else made may cause."""
-REVISION_LABEL = "org.opencontainers.image.revision"
+CREATED, REVISION_LABEL = "org.opencontainers.image.created", "org.opencontainers.image.revision"
+"""Labels."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,7 @@ class ProjectFacts:
 
 def read_catalog(path: Path) -> Catalog:
     """Read an `images.json`. Raises ConfigError without a file, ResultError if it is something else."""
-    try:
-        return Catalog.model_validate_json(files.read_text(path))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ResultError(f"{path}: {where}: {first['msg']}; is it an images.json of this imagebuild?") from None
+    return read_written(Catalog, files.read_text(path), str(path))
 
 
 def catalog_from_registry(project: ProjectFacts, profiles: Path) -> Catalog:
@@ -242,7 +237,7 @@ class ImageRepository:
         if read.problem:
             raise ResultError(f"the {read.kind} {read.digest} {read.problem}")
         entry = entry.model_copy(update={"size_bytes": read.size})
-        if entry.kind not in _READERS:
+        if entry.kind not in READ_KINDS:
             return Attachment(entry)
         return read_attachment(entry, read.content, self.project.profiles)
 
@@ -316,6 +311,10 @@ def natural_order(text: str) -> list[tuple[int, int, str]]:
 # What attachments say
 
 
+READ_KINDS = ("sbom", "scan", "verification", "benchmark")
+"""Kinds of attachments that are read; others are only listed."""
+
+
 @dataclass(frozen=True)
 class Attachment:
     """Hold what one file says that refers to an image."""
@@ -328,57 +327,46 @@ class Attachment:
 
 
 def read_attachment(entry: AttachedFile, content: bytes, profiles: Mapping[str, Profile]) -> Attachment:
-    """Read an attachment of a kind in `_READERS`. Raises ResultError if it is something else."""
-    kind, digest = entry.kind, entry.digest
+    """Read an attachment of a kind in `READ_KINDS`. Raises ResultError if it is something else."""
+    name = f"the {entry.kind} {entry.digest}"
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
-        raise ResultError(f"the {kind} {digest} is not JSON") from None
+        raise ResultError(f"{name} is not JSON") from None
     if not isinstance(document, dict):
-        raise ResultError(f"the {kind} {digest} is not a JSON object")
-    try:
-        return _READERS[kind](entry, document, profiles)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        problem = f"the {kind} {digest}: {where}: {first['msg']}"
-        raise ResultError(f"{problem}; was it written by another version of imagebuild?") from None
+        raise ResultError(f"{name} is not a JSON object")
+    if entry.kind == "sbom":
+        return Attachment(entry, sbom=Sbom(evidence=entry.digest, packages=_count_packages(document, name)))
+    if entry.kind == "scan":
+        scan = read_written(ScanResult, document, name)
+        facts = scan.model_dump(include={"verdict", "reason", "scanner", "database", "started"})
+        counts = Counter(finding.severity for finding in scan.findings)
+        waived = sum(finding.waived is not None for finding in scan.findings)
+        return Attachment(entry, scan=Scan(evidence=entry.digest, counts=dict(counts), waived=waived, **facts))
+    if "checks" not in document:
+        report = read_written(Report, document, name) if "about" in document else read_written(Results, document, name)
+        verdicts, profile = (report.judgements, report.about.profile) if isinstance(report, Report) else ((), None)
+        return Attachment(entry, curves=curves_of(entry.digest, [report], verdicts, profiles, profile))
+    result = read_written(VerifyResult, document, name)
+    judged = [verdict for check in result.checks for verdict in check.judgements]
+    measured = [check.results for check in result.checks if check.results]
+    curves = curves_of(entry.digest, measured, judged, profiles)
+    checks = _sum_up(entry.digest, result, curves) if entry.kind == "verification" else None
+    return Attachment(entry, checks=checks, curves=curves)
 
 
-def _read_sbom(entry: AttachedFile, document: Mapping[str, Any], _: Mapping[str, Profile]) -> Attachment:
+def _count_packages(document: Mapping[str, Any], name: str) -> int:
     try:
-        count = len(listed_packages(document))
+        return len(listed_packages(document))
     except (LookupError, TypeError, AttributeError):
-        raise ResultError(f"the sbom {entry.digest} has no list of packages; only SPDX as JSON is read") from None
-    return Attachment(entry, sbom=Sbom(evidence=entry.digest, packages=count))
+        raise ResultError(f"{name} has no list of packages; only SPDX as JSON is read") from None
 
 
-def _read_scan(entry: AttachedFile, document: Mapping[str, Any], _: Mapping[str, Profile]) -> Attachment:
-    scan = ScanResult.model_validate(document)
-    return Attachment(
-        entry,
-        scan=Scan(
-            evidence=entry.digest,
-            verdict=scan.verdict,
-            reason=scan.reason,
-            counts=dict(Counter(finding.severity for finding in scan.findings)),
-            waived=sum(finding.waived is not None for finding in scan.findings),
-            scanner=scan.scanner,
-            database=scan.database,
-            started=scan.started,
-        ),
-    )
-
-
-def _read_verification(entry: AttachedFile, document: Mapping[str, Any], profiles: Mapping[str, Profile]) -> Attachment:
-    result = VerifyResult.model_validate(document)
+def _sum_up(digest: str, result: VerifyResult, curves: Iterable[Curve]) -> Checks:
     counts = Counter(check.outcome for check in result.checks)
     place = result.surroundings
-    parts = [check.results for check in result.checks if check.results]
-    verdicts = [verdict for check in result.checks for verdict in check.judgements]
-    curves = curves_of(entry.digest, parts, verdicts, profiles)
-    checks = Checks(
-        evidence=entry.digest,
+    return Checks(
+        evidence=digest,
         passed=counts["passed"],
         failed=counts["failed"],
         skipped=counts["skipped"],
@@ -387,30 +375,9 @@ def _read_verification(entry: AttachedFile, document: Mapping[str, Any], profile
         gpus=place.gpus if place else 0,
         nodes=place.nodes if place else 1,
         device=next((curve.device for curve in curves if curve.device), ""),
-        failures=tuple(f"{c.component}/{c.check}" for c in result.checks if c.outcome == "failed"),
+        failures=tuple(f"{check.component}/{check.check}" for check in result.checks if check.outcome == "failed"),
         version=result.version,
     )
-    return Attachment(entry, checks=checks, curves=curves)
-
-
-def _read_benchmark(entry: AttachedFile, document: Mapping[str, Any], profiles: Mapping[str, Profile]) -> Attachment:
-    if {"image", "platform", "checks"} <= document.keys():
-        return Attachment(entry, curves=_read_verification(entry, document, profiles).curves)
-    if "about" not in document:
-        results = Results.model_validate(document)
-        return Attachment(entry, curves=curves_of(entry.digest, [results], (), profiles))
-    report = Report.model_validate(document)
-    profile = report.about.profile
-    return Attachment(entry, curves=curves_of(entry.digest, [report], report.judgements, profiles, profile))
-
-
-_READERS: Mapping[str, Callable[[AttachedFile, Mapping[str, Any], Mapping[str, Profile]], Attachment]] = {
-    "sbom": _read_sbom,
-    "scan": _read_scan,
-    "verification": _read_verification,
-    "benchmark": _read_benchmark,
-}
-"""Kind of an attachment → function that reads it; attachments of other kinds are only listed."""
 
 
 def curves_of(

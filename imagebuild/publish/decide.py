@@ -205,23 +205,18 @@ def fill_tags(
     """
     if not any(REVISION in template for template in templates):
         return tuple(templates), ""
-    revision, reason = _common_revision(revisions, allow_dirty=allow_dirty)
-    return tuple(template.replace(REVISION, revision) for template in templates), reason
-
-
-def _common_revision(revisions: Mapping[str, Sequence[str | None]], *, allow_dirty: bool) -> tuple[str, str]:
-    """Return the abbreviated revision, or the reason why there is none: one of the two is empty."""
     every = [revision for of_platform in revisions.values() for revision in of_platform]
     commits = sorted({revision.removesuffix(DIRTY) for revision in every if revision})
     if not commits or None in every:
-        return "", "a build does not name its commit; build in a git repository"
+        return (), "a build does not name its commit; build in a git repository"
     dirty = any(revision.endswith(DIRTY) for revision in every if revision)
     if dirty and not allow_dirty:
-        return "", f"built from files that differ from commit {commits[0][:12]}; commit them, or add --allow-dirty"
+        return (), f"built from files that differ from commit {commits[0][:12]}; commit them, or add --allow-dirty"
     if len(commits) > 1 and not allow_dirty:
         listed = ", ".join(
             f"{platform} from {' and '.join(sorted({revision[:12] for revision in of_platform if revision}))}"
             for platform, of_platform in sorted(revisions.items())
         )
-        return "", f"its builds are of different commits: {listed}; build them again, or add --allow-dirty"
-    return commits[0][:REVISION_DIGITS] + (DIRTY if dirty or len(commits) > 1 else ""), ""
+        return (), f"its builds are of different commits: {listed}; build them again, or add --allow-dirty"
+    revision = commits[0][:REVISION_DIGITS] + (DIRTY if dirty or len(commits) > 1 else "")
+    return tuple(template.replace(REVISION, revision) for template in templates), ""

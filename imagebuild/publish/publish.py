@@ -120,18 +120,23 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
         except ImagebuildError as error:
             return None, Published(target=target.id, state="failed", reasons=(str(error),))
 
-    def check_again(draft: Draft | None, published: Published) -> Published:
-        if draft is None or published.state != "published":
+    def check_again(pair: tuple[Draft | None, Published]) -> Published:
+        """See whether another publisher moved a tag that was just given."""
+        draft, published = pair
+        if draft is None or draft.index is None or published.state != "published":
             return published
         try:
-            _check_tags(draft, tools)
+            for name in draft.missing:
+                now = tools.registry(name.host).digest(name.repository, name.wanted)
+                if now != draft.index.digest:
+                    raise _overtaken(name, draft.index.digest, now)
         except CommandError as error:
             return published.model_copy(update={"state": "failed", "reasons": (str(error),)})
         return published
 
     pairs = for_each(publish, targets, *registries, jobs=request.jobs)
     return PublishResult(
-        targets=tuple(for_each(lambda pair: check_again(*pair), pairs, *registries, jobs=request.jobs)),
+        targets=tuple(for_each(check_again, pairs, *registries, jobs=request.jobs)),
         ignored=len(evidence.ignored),
         unnamed=tuple(str(v.path) for v in evidence.verifications if not v.value.digest),
     )
@@ -391,15 +396,6 @@ def _tag(name: ImageReference, draft: Draft, tools: PublishTools) -> None:
     after = registry.put_manifest(name.repository, name.wanted, draft.index.content, draft.index.media_type)
     if after != draft.index.digest:
         raise _overtaken(name, draft.index.digest, after)
-
-
-def _check_tags(draft: Draft, tools: PublishTools) -> None:
-    """Raise CommandError if another publisher moved a tag that was just given."""
-    assert draft.index
-    for name in draft.missing:
-        now = tools.registry(name.host).digest(name.repository, name.wanted)
-        if now != draft.index.digest:
-            raise _overtaken(name, draft.index.digest, now)
 
 
 def _overtaken(name: ImageReference, ours: str, theirs: str | None) -> CommandError:

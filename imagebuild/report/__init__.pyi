@@ -1,6 +1,3 @@
-from .charts import Line as Line
-from .charts import Point as Point
-from .charts import line_chart as line_chart
 from .document import Report as Report
 from .document import ReportOrigin as ReportOrigin
 from .document import format_bytes as format_bytes
@@ -8,7 +5,6 @@ from .document import format_number as format_number
 from .document import one_line as one_line
 from .document import visible as visible
 from .page import LogText as LogText
-from .page import json_in_script as json_in_script
 from .page import lay_out as lay_out
 from .page import plotly_js as plotly_js
 from .page import read_logs as read_logs

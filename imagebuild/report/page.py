@@ -6,7 +6,6 @@ What was read from files is text in them, never markup.
 from __future__ import annotations
 
 import base64
-import json
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +38,6 @@ from imagebuild.report.document import (
     format_bytes,
     format_number,
     group_alike,
-    latency,
     one_line,
     run_name,
     speed_state,
@@ -83,15 +81,14 @@ def render_page(
     drawings: Sequence[Drawing],
     *,
     package: str = "imagebuild.report",
-    style: str = "",
     program: str = "",
     data: object = None,
     **values: Any,
 ) -> str:
     """Return a page that holds everything it needs: styles, charts and scripts.
 
-    `package` has the template; `style` and `program`, whose text is trusted, are the page's own additions, and `data`
-    is what the program reads. Raises ConfigError if there are charts and plotly is not installed.
+    `package` has the template. `program` is a script of the page's own, whose text is trusted, and `data` is for it.
+    Raises ConfigError if there are charts and plotly is not installed.
     """
 
     def without_control_characters(value: Any) -> Any:
@@ -105,6 +102,7 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.globals |= {
         "NONE": NONE,
         "STATES": STATES,
@@ -127,11 +125,11 @@ def render_page(
     # The browser runs the scripts with these digests, and no other.
     policy = " ".join(f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for text in scripts)
     return environment.get_template(template).render(
-        css=Markup(template_text(__package__, "page.css") + style),  # noqa: S704 - ours
+        css=Markup(template_text(__package__, "page.css")),  # noqa: S704 - ours
         policy=Markup(policy or "'none'"),  # noqa: S704 - digests
         program=Markup(program),  # noqa: S704 - ours
-        data=json_in_script(data),
-        figures=json_in_script(figures),
+        data=data,
+        figures=figures,
         plotly=Markup(plotly),  # noqa: S704 - of the plotly package
         charts_program=Markup(charts_program),  # noqa: S704 - ours
         **values,
@@ -150,12 +148,6 @@ def plotly_js() -> str:
     except ModuleNotFoundError as error:
         raise ConfigError("the page's charts need plotly, which is not installed; run: pip install plotly") from error
     return str(get_plotlyjs())
-
-
-def json_in_script(document: object) -> Markup:
-    """Return JSON that cannot end the script element around it."""
-    text = json.dumps(document, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704
 
 
 KEPT_BYTES = 128 * 1024
@@ -203,7 +195,8 @@ class Page:
     copies: Sequence[Sequence[str]]
     """Rows of the tests of nvbandwidth with one value for each device."""
     transfers: Sequence[Drawing]
-    messages: Sequence[NumberTable]
+    messages: Sequence[Sequence[str]]
+    """Rows of what perftest and ucx_perftest measured."""
 
     @property
     def drawings(self) -> tuple[Drawing, ...]:
@@ -215,8 +208,7 @@ def lay_out(report: Report) -> Page:
     """Return the parts of the page that show results."""
     entries = report.entries
     runs = [(entry, entry.result) for entry in entries if isinstance(entry.result, Run)]
-    tables = [(entry, entry.result) for entry in entries if isinstance(entry.result, PerftestTable)]
-    ucx = [(entry, entry.result) for entry in entries if isinstance(entry.result, UcxResult)]
+    messages = [entry for entry in entries if isinstance(entry.result, PerftestTable | UcxResult)]
     matrices: list[Drawing] = []
     copies: list[tuple[str, ...]] = []
     for entry, test in zip(entries[len(runs) :], report.tests, strict=False):
@@ -239,8 +231,8 @@ def lay_out(report: Report) -> Page:
         charts=list(_bandwidth_charts(runs)),
         matrices=matrices,
         copies=copies,
-        transfers=list(_transfer_charts([table for _, table in tables])),
-        messages=list(_message_tables(tables, ucx)),
+        transfers=list(_transfer_charts(report.tables)),
+        messages=[(entry.subject, entry.best, entry.outcomes, entry.result.source) for entry in messages],
     )
 
 
@@ -330,28 +322,6 @@ def _transfer_charts(tables: Sequence[PerftestTable]) -> Iterator[Drawing]:
             numbers.append(NumberTable(name, ("size", "peak", "average", "million messages/s"), rows))
         shown = unit or "unit unknown"
         yield line_chart(f"transfer-{number}", f"perftest, {shown}", f"average bandwidth, {shown}", lines, numbers)
-
-
-def _message_tables(
-    tables: Sequence[tuple[Entry, PerftestTable]], ucx: Sequence[tuple[Entry, UcxResult]]
-) -> Iterator[NumberTable]:
-    if tables:
-        rows = [(entry.subject, entry.best, entry.outcomes, table.source) for entry, table in tables]
-        yield NumberTable("perftest: the best size of each table", ("test", "best", "speed", "file"), rows)
-    if ucx:
-        results = [
-            (
-                entry.subject,
-                NONE if result.size_bytes is None else format_bytes(result.size_bytes),
-                format_number(latency(result.latency_us)),
-                format_number(result.bandwidth_mib_s.get("average")),
-                format_number(result.rate_msg_s.get("average")),
-                result.source,
-            )
-            for entry, result in ucx
-        ]
-        columns = ("test", "size", "latency µs", "MiB/s", "messages/s", "file")
-        yield NumberTable("ucx_perftest: typical latency, average bandwidth", columns, results)
 
 
 def checks_by_component(verification: VerifyResult) -> dict[str, list[CheckResult]]:

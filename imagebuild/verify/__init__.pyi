@@ -51,4 +51,3 @@ from .runner import probed_facilities as probed_facilities
 from .runner import read_probe as read_probe
 from .runner import wrapped_script as wrapped_script
 from .subject import ImageFinder as ImageFinder
-from .subject import describe_images as describe_images

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.files import read_text
 from imagebuild.oci import engine, image
-from imagebuild.oci.image import FoundImage, PlatformImage
+from imagebuild.oci.image import FoundImage
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry
 from imagebuild.project.matrix import Plan, Target
@@ -68,18 +68,13 @@ def target_with_id(plan: Plan, name: str) -> Target | None:
     return next((target for target in plan.targets if target.id == name), None)
 
 
-def describe_images(path: Path) -> tuple[PlatformImage, ...]:
-    """Return what the images in a layout or an archive say about themselves, one for each platform.
+def subject_in_files(path: Path) -> Subject:
+    """Describe the image in a layout or an archive.
 
     Raises ConfigError if the path holds no image, ResultError if it cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        return image.images_in(path, Path(folder))
-
-
-def subject_in_files(path: Path) -> Subject:
-    """Describe the image in a layout or an archive. Raises as `describe_images` does."""
-    images = describe_images(path)
+        images = image.images_in(path, Path(folder))
     platforms = ", ".join(item.platform for item in images)
     return Subject(str(path), platforms, images[0].digest, layout=path, labels=images[0].labels)
 
@@ -135,10 +130,6 @@ class ImageFinder:
     """Ask no registry."""
     connect: Callable[[str], Registry] = field(default=_connect)
 
-    def target(self, name: str) -> Target | None:
-        """Return the target of the plan that has this id."""
-        return target_with_id(self.plan, name)
-
     @contextmanager
     def find(self, name: str) -> Iterator[FoundImage | Target]:
         """Find the image that is meant, or the target if it is not built; what is unpacked goes with the context.
@@ -164,7 +155,7 @@ class ImageFinder:
     def _find(self, name: str, folder: Path) -> FoundImage | Target:
         if path := path_of_image(name):
             return image.image_in_files(name, path, folder)
-        if target := self.target(name):
+        if target := target_with_id(self.plan, name):
             candidates = self._images_of_target(target, folder)
             return next((candidate for candidate in candidates if _has_versions_of(candidate, target)), target)
         bare = name.removeprefix(ENGINE).removeprefix(REGISTRY)

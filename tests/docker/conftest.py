@@ -139,7 +139,7 @@ def half_written(folder: Path) -> list[str]:
     return [str(p) for p in folder.rglob("*") if p.name.startswith(".") or p.name == "metadata.json"]
 
 
-STANDIN = ("test_hpcx", "test_hpcx_broken", "test_upstream")
+STANDIN = ("test_hpcx", "test_hpcx_broken")
 """Modules that build from the stand-in for the vendor's servers; they share its ports, and with them BuildKit's cache."""
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
+from imagebuild.oci import images_in
 from imagebuild.project import CheckResult, VerifyResult
-from imagebuild.verify import Inspection, describe_images, inspect, scan_all
+from imagebuild.verify import Inspection, inspect, scan_all
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild
 from tests.docker.test_quickstart import docker_build
 from tests.unit.image_files import elf
@@ -96,7 +97,7 @@ def test_the_loader_in_the_image_agrees(quickstart: Built, client: DockerClient,
     """`ldd -r` of every program and library finds, and misses, the same libraries and symbols."""
     with (tmp_path / "image.tar").open("wb") as file:
         file.writelines(client.images.get(quickstart.tag).save())
-    (image,) = describe_images(tmp_path / "image.tar")
+    (image,) = images_in(tmp_path / "image.tar", tmp_path)
     about = Inspection(image, scan_all(image.layers))
     paths = [path for path, found in about.objects.items() if found.machine == about.machine and found.type in (2, 3)]
     assert len(paths) > 500

@@ -42,11 +42,6 @@ def make(folder: Path) -> None:
         _make(repository, folder / f"{repository.path}.git")
 
 
-def commit_of(bare: Path) -> str:
-    """The 40 hex digits of a repository's only commit."""
-    return _git("--git-dir", str(bare), "rev-parse", "main").strip()
-
-
 def _make(repository: Repository, bare: Path) -> None:
     work = bare.with_suffix(".work")
     shutil.copytree(PROJECTS / repository.path, work)

@@ -59,12 +59,6 @@ class Server:
         """Send this instead; of several prefixes the longest counts."""
         self._replaced[path_prefix] = content
 
-    def heal(self) -> None:
-        """End all faults."""
-        self._failures.clear()
-        self._truncated.clear()
-        self._replaced.clear()
-
     def forget(self) -> None:
         self.requests.clear()
 

@@ -19,8 +19,6 @@ from tests.upstream.server import Server
 from tests.upstream.workshop import RECIPES, Workshop
 
 HERE = Path(__file__).parent
-HOSTS = {packages.NVIDIA: CUDA, packages.MELLANOX: DOCA}
-"""Host of an apt repository → its key."""
 ADDRESSES = (
     "https://content.mellanox.com/",
     "https://linux.mellanox.com/",
@@ -125,20 +123,6 @@ class Upstream:
         """A configuration of a user who has these mirrors, as YAML."""
         lines = ["mirrors:", "  images:", f"    docker.io: {self.registry}", "  downloads:"]
         return "\n".join([*lines, *(f"    {a}: {self.address}/{a.split('//')[1]}" for a in ADDRESSES), ""])
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """Host → fingerprint of the key that signs its repositories."""
-        return {host: self.keys.fingerprint(key) for host, key in HOSTS.items()}
-
-    @property
-    def commits(self) -> dict[str, str]:
-        """Address of a git repository → its only commit."""
-        folder = self.root / "github.com"
-        return {
-            f"https://github.com/{r.path}.git": repositories.commit_of(folder / f"{r.path}.git")
-            for r in repositories.REPOSITORIES
-        }
 
     @contextmanager
     def serve(self) -> Iterator[Server]:

@@ -25,3 +25,9 @@ def read_part(part: str, text: str) -> Output:
 
 def read_json(part: str, document: object) -> Output:
     return read_part(part, json.dumps(document))
+
+
+def facts(items: tuple[Any, ...], *names: str) -> list[Any]:
+    """These fields of each item: tuples, or the values themselves if it is one field."""
+    rows = [tuple(getattr(item, name) for name in names) for item in items]
+    return [row[0] for row in rows] if len(names) == 1 else rows

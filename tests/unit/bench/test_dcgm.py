@@ -198,8 +198,7 @@ def test_json_without_tests_is_counted() -> None:
 
 def test_json_of_others() -> None:
     others: tuple[object, ...] = ([], {}, {"iterations": 20}, {"iterations": [1]}, {"test_categories": []})
-    for other in others:
-        assert parse_json(other) == NOTHING
+    assert {parse_json(other) for other in others} == {NOTHING}
 
 
 def test_foreign_lines_are_nothing() -> None:

@@ -155,41 +155,40 @@ def judge(item: BandwidthTest | PerftestTable, profile: str = "h200") -> SpeedVe
 WRITE = "device_to_device_memcpy_write_ce"
 
 
-def test_the_worst_pair_counts_and_the_diagonal_does_not() -> None:
-    verdict = judge(matrix(WRITE, (0.0, 396.0, 390.0), (395.0, 0.0, 340.0), (396.0, 396.0, 0.0)))
-    assert (verdict.outcome, verdict.measured) == ("failed", 340.0)
+BOTH = "device_to_device_bidirectional_memcpy_write_ce"
+TOTAL, WAY = ((None, 783.0), (782.0, None)), ((None, 392.0), (391.0, None))
+
+
+@pytest.mark.parametrize(("name", "cells", "profile", "outcome", "measured"), [
+    # The worst pair counts; the diagonal, which is a copy within a GPU, does not.
+    (WRITE, ((0.0, 396.0, 390.0), (395.0, 0.0, 340.0), (396.0, 396.0, 0.0)), "h200", "failed", 340.0),
+    (WRITE, ((None, 396.0), (360.0, None)), "h200", "passed", 360.0),
+    (WRITE, ((2500.0, 396.0), (470.0, 2500.0)), "h200", "measurement-error", 470.0),
+    # Both directions may be twice the link.
+    (BOTH, (*WAY, *WAY, *TOTAL), "h200", "passed", 782.0),
+    (f"{BOTH}_total", TOTAL, "h200", "passed", 782.0),
+    (f"{BOTH}_read1", WAY, "h200", "not-comparable", 391.0),
+    (f"{BOTH}_read1", TOTAL, "h200", "measurement-error", 783.0),
+    # Copies to and from hosts have no diagonal.
+    ("host_to_device_memcpy_ce", ((40.0, 55.4, 55.4),), "h200", "failed", 40.0),
+    ("host_to_device_memcpy_ce", ((40.0, 55.0), (55.0, 41.0)), "h200", "failed", 40.0),
+    ("device_to_host_memcpy_ce", ((80.0,),), "h200", "measurement-error", 80.0),
+    # Pairs without a switch.
+    ("device_to_device_memcpy_read_ce", ((None, 140.0), (141.0, None)), "gh200", "not-comparable", 140.0),
+    ("device_to_device_memcpy_read_ce", ((None, 160.0), (141.0, None)), "gh200", "measurement-error", 160.0),
+])  # fmt: skip
+def test_matrices(
+    name: str, cells: tuple[tuple[float | None, ...], ...], profile: str, outcome: str, measured: float
+) -> None:
+    verdict = judge(matrix(name, *cells), profile)
+    assert (verdict.outcome, verdict.measured) == (outcome, measured)
+
+
+def test_what_a_verdict_on_a_matrix_says() -> None:
+    verdict = judge(matrix(WRITE, (None, 396.0), (340.0, None)))
     assert "the worst pair" in verdict.reason
-    assert judge(matrix(WRITE, (None, 396.0), (360.0, None))).outcome == "passed"
-
-
-def test_one_pair_above_the_link_is_a_mistake() -> None:
-    verdict = judge(matrix(WRITE, (2500.0, 396.0), (470.0, 2500.0)))
-    assert (verdict.outcome, verdict.measured) == ("measurement-error", 470.0)
     assert verdict.ceiling
     assert verdict.ceiling.what == "NVLink 4, one way"
-
-
-def test_both_directions_may_be_twice_the_link() -> None:
-    name = "device_to_device_bidirectional_memcpy_write_ce"
-    total = ((None, 783.0), (782.0, None))
-    way = ((None, 392.0), (391.0, None))
-    for verdict in (judge(matrix(name, *way, *way, *total)), judge(matrix(f"{name}_total", *total))):
-        assert (verdict.outcome, verdict.measured) == ("passed", 782.0)
-    assert judge(matrix(f"{name}_read1", *way)).outcome == "not-comparable"
-    assert judge(matrix(f"{name}_read1", *total)).outcome == "measurement-error"
-
-
-def test_host_copies_have_no_diagonal() -> None:
-    verdict = judge(matrix("host_to_device_memcpy_ce", (40.0, 55.4, 55.4)))
-    assert (verdict.outcome, verdict.measured) == ("failed", 40.0)
-    assert judge(matrix("device_to_host_memcpy_ce", (80.0,))).outcome == "measurement-error"
-    assert judge(matrix("host_to_device_memcpy_ce", (40.0, 55.0), (55.0, 41.0))).measured == 40.0
-
-
-def test_pairs_without_a_switch() -> None:
-    name = "device_to_device_memcpy_read_ce"
-    assert judge(matrix(name, (None, 140.0), (141.0, None)), "gh200").outcome == "not-comparable"
-    assert judge(matrix(name, (None, 160.0), (141.0, None)), "gh200").outcome == "measurement-error"
 
 
 def test_latencies_are_not_judged_and_failed_tests_not_compared() -> None:

@@ -79,6 +79,16 @@ def test_text_before_debug_output_is_kept(line: str, kept: str | None) -> None:
     assert texts(f"node1:1:1 [0] NCCL INFO\n{line}") == [kept or line]
 
 
+def test_what_is_no_row_is_not_joined_with_the_next_line() -> None:
+    """As pdsh writes it: its prefix stands before debug output, too."""
+    assert texts("x: node1:12:34 [0] NCCL INFO a\n# size\n12:07:33 node1:12:34 [0] NCCL INFO b\nlast") == [
+        "x: ",
+        "# size",
+        "12:07:33 ",
+        "last",
+    ]
+
+
 def test_encodings(tmp_path: Path) -> None:
     text = "a\r\nbß\n\x1b[1;32mc\x1b[0m\x1b]0;title\x07\nd\0e\n10%\r20%\rlast\n```text\n"
     for data in (

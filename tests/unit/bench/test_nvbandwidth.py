@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagebuild.bench import BandwidthTest
-from tests.unit.bench.outputs import NOTHING, Output, read_json, read_part
+from tests.unit.bench.outputs import NOTHING, Output, facts, read_json, read_part
 
 HOST = """\
 nvbandwidth Version: v0.8
@@ -100,157 +99,103 @@ def parse_json(document: object) -> Output:
     return read_json("tests", document)
 
 
-def only(text: str) -> BandwidthTest:
-    (test,) = parse(text).items
-    assert isinstance(test, BandwidthTest)
-    return test
+READ = "device_to_device_memcpy_read_ce"
+MATRIX = ((None, 395.10), (394.90, None))
+LINES = PAIRS.splitlines(keepends=True)
+COLLAPSED = "\n".join(" ".join(line.split()) for line in LINES if line.strip())
+NODES = (
+    "nvbandwidth Version: v0.7\nMPI version: Open MPI v5\nProcess  0 (node1): device 0: NVIDIA GB200 (00000008:01:00)\n"
+    "Running multinode_bisect_write_ce.\nBisect benchmarking, simultaneous write CE BW\n"
+    "               0\n 0-> 2    700.10\n 1-> 3    701.20\n\nSUM multinode_bisect_write_ce 1401.30\n"
+)
 
 
-def test_banner_tests_and_units() -> None:
-    output = parse(HOST)
-    assert [(test.name, test.unit, test.status, test.sum) for test in output.items] == [
-        ("host_to_device_memcpy_ce", "GB/s", "passed", 110.71),
-        (None, None, "waived", None),
-        ("host_device_latency_sm", "ns", "passed", 1627.42),
-    ]
-    assert {test.tool_version for test in output.items} == {"v0.8"}
-    assert output.items[0].matrix == ((55.31, 55.40),)
+@pytest.mark.parametrize(("text", "expected"), [
+    (HOST, [("host_to_device_memcpy_ce", "GB/s", 110.71, ((55.31, 55.40),)), (None, None, None, None),
+            ("host_device_latency_sm", "ns", 1627.42, ((812.40, 815.02),))]),
+    (PAIRS, [(READ, "GB/s", 790.0, MATRIX)]),
+    (PAIRS.replace("N/A", "0.00"), [(READ, "GB/s", 790.0, ((0.0, 395.10), (394.90, 0.0)))]),
+    (COLLAPSED, [(READ, "GB/s", 790.0, MATRIX)]),
+    ("> " + PAIRS, [(READ, "GB/s", 790.0, MATRIX)]),
+    (PAIRS.replace(" 1    394", "node1:77:91 [0] unrelated 3 words\n 1    394"), [(READ, "GB/s", 790.0, MATRIX)]),
+    ("".join(LINES[:5]), [(READ, "GB/s", None, MATRIX)]),
+    (NODES, [("multinode_bisect_write_ce", None, 1401.30, ((700.10,), (701.20,)))]),
+    # Sums alone are results.
+    ("SUM device_local_copy 9000.12\n&&&& PERF all_to_host_memcpy_sm 12.50 +GB/s\n",
+     [("device_local_copy", None, 9000.12, None), ("all_to_host_memcpy_sm", "GB/s", 12.5, None)]),
+    ("SUM all_to_host_memcpy_ce 12.5 0.02\n", [("all_to_host_memcpy_ce", None, 12.5, None)]),
+])  # fmt: skip
+def test_text(text: str, expected: list[object]) -> None:
+    output = parse(text)
+    assert facts(output.items, "name", "unit", "sum", "matrix") == expected
+    assert {test.status for test in output.items} <= {"passed", "waived"}
     assert output.unread == ()
-    assert parse(HOST.replace("Waived:", "Waived: ")) == output
-
-
-def test_a_waived_test_keeps_a_name_that_was_printed() -> None:
-    assert only("Waiving device_to_device_memcpy_read_ce.\n").name == "device_to_device_memcpy_read_ce"
-    result = only("Running device_to_device_memcpy_read_ce.\nWaived: \n")
-    assert (result.name, result.status) == ("device_to_device_memcpy_read_ce", "waived")
 
 
 def test_the_version_of_each_run_in_a_file() -> None:
     output = parse(HOST + HOST.replace("v0.8", "v0.10.0").replace("12080", "13.2 (13020)"))
-    assert [test.tool_version for test in output.items] == ["v0.8"] * 3 + ["v0.10.0"] * 3
-
-
-def test_diagonal_is_not_available_or_zero() -> None:
-    assert only(PAIRS).matrix == ((None, 395.10), (394.90, None))
-    assert only(PAIRS.replace("N/A", "0.00")).matrix == ((0.0, 395.10), (394.90, 0.0))
+    assert facts(output.items, "tool_version") == ["v0.8"] * 3 + ["v0.10.0"] * 3
 
 
 def test_three_matrices_of_a_bidirectional_test() -> None:
     output = parse(BOTH_WAYS)
     name = "device_to_device_bidirectional_memcpy_read_ce"
-    assert [(test.name, test.sum) for test in output.items] == [
+    assert facts(output.items, "name", "sum") == [
         (f"{name}_read1", 761.0),
         (f"{name}_read2", 765.0),
         (f"{name}_total", 1526.0),
     ]
     assert output.items[2].matrix == ((None, 762.0), (764.0, None))
-    without = "\n".join(line for line in BOTH_WAYS.splitlines() if not line.startswith("SUM"))
-    assert [test.name for test in parse(without).items] == [test.name for test in output.items]
-    assert {test.sum for test in parse(without).items} == {None}
+    without = parse("\n".join(line for line in BOTH_WAYS.splitlines() if not line.startswith("SUM"))).items
+    assert facts(without, "name", "sum") == [(test.name, None) for test in output.items]
 
 
-def test_without_blanks() -> None:
-    collapsed = "\n".join(" ".join(line.split()) for line in PAIRS.splitlines() if line.strip())
-    assert only(collapsed).matrix == only(PAIRS).matrix
-    assert only("> " + PAIRS).name == "device_to_device_memcpy_read_ce"
+@pytest.mark.parametrize(("text", "name", "status", "reason"), [
+    ("Waiving device_to_device_memcpy_read_ce.\n", READ, "waived", ""),
+    (f"Running {READ}.\nWaived: \n", READ, "waived", ""),
+    ("nvbandwidth Version: v0.8\nERROR: Testcase nonsense_ce not found!\n", "nonsense_ce", "not-found", "nonsense_ce not found"),
+    ("nvbandwidth Version: v0.8\nERROR: Testcase index 99 out of bound!\n", "99", "not-found", "index 99"),
+    ("Running all_to_one_write_ce.\nError: something\n", "all_to_one_write_ce", "error", "something"),
+    ("Running device_local_copy.\n[CUDA_ERROR_OUT_OF_MEMORY] out of memory in expression cuMemAlloc(&p, s) in f() : memcpy.cpp:64\n",
+     "device_local_copy", "error", "out of memory"),
+    ("nvbandwidth Version: v0.8\nERROR: Invalid Arguments \n./nvbandwidth -x :\n", None, "error", "Invalid Arguments"),
+    (f"Running {READ}.\n Invalid value when checking the pattern at 0x70\n Current offset : 11136 \n"
+     "ASSERT in expression h_errorFlag == 0 in void helper() : /src/memcpy.cpp:165\n", READ, "error",
+     "pattern at 0x70; Current offset : 11136; ASSERT"),
+    ("".join(LINES[:1]), READ, "truncated", "the output ends before its first result"),
+    ("".join(LINES[:2]), READ, "truncated", "the output ends before the first row"),
+    ("".join(LINES[:4]), READ, "truncated", "its matrix has 1 of 2 rows"),
+    ("SUM host_to_device_memcpy_ce 802.8\n", "host_to_device_memcpy_ce", "truncated", "its sum is cut"),
+])  # fmt: skip
+def test_tests_without_a_result(text: str, name: str | None, status: str, reason: str) -> None:
+    (test,) = parse(text).items
+    assert (test.name, test.status) == (name, status)
+    assert reason in test.reason
+    assert facts(parse(text + PAIRS).items, "status") == [status, "passed"]
 
 
-def test_lines_of_others_between_rows_do_no_harm() -> None:
-    result = only(PAIRS.replace(" 1    394", "node1:77:91 [0] unrelated 3 words\n 1    394"))
-    assert result.matrix == ((None, 395.10), (394.90, None))
-
-
-def test_sums_alone_are_results() -> None:
-    output = parse(
-        "SUM host_to_device_memcpy_ce 802.86\nSUM device_local_copy 9000.12\n&&&& PERF all_to_host_memcpy_sm 12.50 +GB/s\n"
-    )
-    assert [(test.sum, test.unit, test.matrix) for test in output.items] == [
-        (802.86, None, None),
-        (9000.12, None, None),
-        (12.5, "GB/s", None),
-    ]
-    assert parse("SUM all_to_host_memcpy_ce 12.5 0.02\n").items[0].sum == 12.5
-
-
-def test_what_is_cut_is_truncated() -> None:
-    lines = PAIRS.splitlines(keepends=True)
-    assert only("".join(lines[:1])).status == "truncated"
-    assert only("".join(lines[:2])).status == "truncated"
-    assert only("".join(lines[:4])).reason == "its matrix has 1 of 2 rows"
-    cut = parse("".join(lines[:4]) + " 1    394.90\n")
-    assert (cut.items[0].status, cut.unread) == ("truncated", ("1    394.90",))
-    assert cut.items[0].matrix == ((None, 395.10),)
-    whole = only("".join(lines[:5]))
-    assert (whole.status, whole.sum) == ("passed", None)
+@pytest.mark.parametrize(("text", "matrix", "unread"), [
+    ("".join(LINES[:4]) + " 1    394.90\n", ((None, 395.10),), "1    394.90"),
+    (PAIRS.replace(" 0       N/A    395.10\n", ""), None, "1    394.90       N/A"),
+    (PAIRS.replace("           0         1\n", ""), None, "0       N/A    395.10"),
+])  # fmt: skip
+def test_rows_that_cannot_be_read_are_counted(text: str, matrix: object, unread: str) -> None:
+    output = parse(text)
+    assert facts(output.items, "status", "matrix") == [("truncated", matrix)]
+    assert output.unread[0] == unread
 
 
 def test_a_number_that_is_cut_is_no_number() -> None:
     """Each beginning of the output either says that it is cut, or has whole numbers only."""
-    whole = {395.10, 394.90, None}
     for at in range(len(PAIRS)):
         for test in parse(PAIRS[:at]).items:
-            cells = {cell for row in test.matrix or () for cell in row}
-            assert test.status == "truncated" or (cells == whole and test.sum in (None, 790.0)), PAIRS[:at]
-    assert parse("SUM host_to_device_memcpy_ce 802.8\n").items[0].status == "truncated"
-
-
-def test_a_missing_row_is_not_filled_by_the_next() -> None:
-    output = parse(PAIRS.replace(" 0       N/A    395.10\n", ""))
-    assert output.items[0].matrix is None
-    assert output.unread == ("1    394.90       N/A",)
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "status"),
-    [
-        ("nvbandwidth Version: v0.8\nERROR: Testcase nonsense_ce not found!\n", "nonsense_ce", "not-found"),
-        ("nvbandwidth Version: v0.8\nERROR: Testcase index 99 out of bound!\n", "99", "not-found"),
-        ("Running all_to_one_write_ce.\nError: something\n", "all_to_one_write_ce", "error"),
-        ("Running device_local_copy.\n[CUDA_ERROR_OUT_OF_MEMORY] out of memory in expression cuMemAlloc(&p, s) in f() : memcpy.cpp:64\n", "device_local_copy", "error"),
-        ("nvbandwidth Version: v0.8\nERROR: Invalid Arguments \n./nvbandwidth -x :\n", None, "error"),
-    ],
-)  # fmt: skip
-def test_errors(text: str, name: str | None, status: str) -> None:
-    result = only(text)
-    assert (result.name, result.status) == (name, status)
-    assert result.reason
-
-
-def test_an_assertion_keeps_the_line_that_explains_it() -> None:
-    result = only(
-        "Running device_to_device_memcpy_read_ce.\n Invalid value when checking the pattern at 0x70a640000000\n"
-        " Current offset : 11136 \nASSERT in expression h_errorFlag == 0 in void helper() : /src/memcpy.cpp:165\n"
-    )
-    assert result.status == "error"
-    assert "pattern at 0x70a640000000" in result.reason
-    assert "memcpy.cpp:165" in result.reason
-
-
-def test_the_next_test_after_an_error() -> None:
-    output = parse("Running all_to_one_write_ce.\nError: something\n" + PAIRS)
-    assert [test.status for test in output.items] == ["error", "passed"]
-
-
-def test_several_nodes() -> None:
-    output = parse(
-        "nvbandwidth Version: v0.7\nMPI version: Open MPI v5\nProcess  0 (node1): device 0: NVIDIA GB200 (00000008:01:00)\n"
-        "Running multinode_bisect_write_ce.\nBisect benchmarking, simultaneous write CE BW\n"
-        "               0\n 0-> 2    700.10\n 1-> 3    701.20\n\nSUM multinode_bisect_write_ce 1401.30\n"
-    )
-    assert output.items[0].matrix == ((700.10,), (701.20,))
-    assert (output.items[0].unit, output.items[0].sum) == (None, 1401.30)
+            assert test.status == "truncated" or (test.matrix == MATRIX and test.sum in (None, 790.0)), PAIRS[:at]
 
 
 def test_json() -> None:
     both, waived, missing = parse_json(DOCUMENT).items
-    assert both.matrix is not None
-    assert (len(both.matrix), both.matrix[0], both.sum, both.unit, both.tool_version) == (
-        6,
-        (None, 380.0),
-        1526.0,
-        "GB/s",
-        "v0.8",
-    )
+    assert (len(both.matrix), both.matrix[0]) == (6, (None, 380.0))
+    assert (both.sum, both.unit, both.tool_version) == (1526.0, "GB/s", "v0.8")
     assert (waived.name, waived.status, waived.matrix) == ("device_to_device_latency_sm", "waived", None)
     assert missing.status == "not-found"
 
@@ -259,18 +204,14 @@ def test_json_of_a_test_that_failed_is_one_result() -> None:
     """The program adds an entry with the error, and the one that says the test runs stays."""
     cases = [{"name": "all_to_one_write_ce", "status": "Running"}, {"name": "all_to_one_write_ce", "status": "Error"}]
     output = parse_json({"nvbandwidth": {"testcases": cases, "error": "[CUDA_ERROR] no in expression f()"}})
-    assert [(test.name, test.status) for test in output.items] == [("all_to_one_write_ce", "error"), (None, "error")]
+    assert facts(output.items, "name", "status") == [("all_to_one_write_ce", "error"), (None, "error")]
     assert output.items[1].reason == "[CUDA_ERROR] no in expression f()"
 
 
 def test_json_that_cannot_be_read_is_counted() -> None:
-    cases = [
-        {"name": "a_b", "status": "Passed", "bandwidth_matrix": [["12.5", "fast"]]},
-        {"name": "c_d", "status": "Maybe"},
-        7,
-    ]
-    output = parse_json({"nvbandwidth": {"testcases": cases}})
-    assert [(test.name, test.status, test.matrix) for test in output.items] == [("a_b", "truncated", None)]
+    spoiled = {"name": "a_b", "status": "Passed", "bandwidth_matrix": [["12.5", "fast"]]}
+    output = parse_json({"nvbandwidth": {"testcases": [spoiled, {"name": "c_d", "status": "Maybe"}, 7]}})
+    assert facts(output.items, "name", "status", "matrix") == [("a_b", "truncated", None)]
     assert len(output.unread) == 3
 
 

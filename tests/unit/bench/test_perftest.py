@@ -133,28 +133,6 @@ def test_rows_of_the_same_size_and_a_row_without_unit() -> None:
     assert only(BLOCK.replace("BW", "Latency") + ADDRESSES + LATENCY + LONG_ROW + RULE).unit == "usec"
 
 
-def test_a_negative_bandwidth_is_no_result() -> None:
-    table = only(run((2, "-5.30")))
-    assert (table.verdict, table.rows[0].bw_average) == ("failed", -5.3)
-
-
-def test_output_that_is_cut() -> None:
-    text = BLOCK + ADDRESSES + HEADER.format(unit="Gb/sec")
-    assert only(text).verdict == "truncated"
-    output = parse(text + ROW.format(size=2, peak="1.00", mean="1.00") + " 4          5000             1.9")
-    assert (output.items[0].verdict, sizes(output.items[0]), output.unread) == (
-        "truncated",
-        [2],
-        ("4          5000             1.9",),
-    )
-    glued = parse(
-        text + " 65536      5000   Conflicting CPU frequency values detected: 1.0 != 2.0. CPU Frequency is not max.\n"
-    )
-    assert len(glued.unread) == 1
-    assert only(BLOCK).verdict == "no-data"
-    assert only(WAITING).reason == "the server waits for its client"
-
-
 def test_a_number_that_is_cut_is_no_number() -> None:
     text = run((2, "5.30"), (65536, "190.11"))
     rows = only(text).rows
@@ -163,42 +141,42 @@ def test_a_number_that_is_cut_is_no_number() -> None:
             assert table.verdict != "ok" or table.rows in (rows, rows[:1]), text[:at]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "Couldn't connect to 10.0.0.1:18515",
-        "IB device mlx5_9 not found",
-        " Unable to find the Infiniband/RoCE device",
-        " Completion with error at client",
-        " Failed status 12: wr_id 0 syndrom 0x81",
-        " Couldn't get context for the device",
-    ],
-)  # fmt: skip
-def test_errors_that_only_perftest_prints(error: str) -> None:
-    table = only(error + "\n")
-    assert (table.verdict, table.reason, table.rows) == ("failed", error.strip(), ())
+OPEN = BLOCK + ADDRESSES + HEADER.format(unit="Gb/sec")
+SOCKET = "Unable to open file descriptor for socket connection\n Unable to init the socket connection\n"
+REFUSED = "Couldn't connect to 10.0.0.1:18515\n" + SOCKET
+SWEEP = run((2, "5.30"), (4, "10.60")).removesuffix(RULE)
 
 
-def test_errors_of_one_program_are_one_failure() -> None:
-    text = "Couldn't connect to 10.0.0.1:18515\nUnable to open file descriptor for socket connection\n Unable to init the socket connection\n"
-    assert "init the socket" in only(text).reason
-    output = parse(run((2, "5.30")) + text)
-    assert [table.verdict for table in output.items] == ["ok", "failed"]
-    assert [table.verdict for table in parse(text + run((2, "5.30"))).items] == ["failed", "ok"]
-
-
-def test_an_error_in_a_sweep() -> None:
-    text = run((2, "5.30"), (4, "10.60")).removesuffix(RULE)
-    table = only(text + " Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\nscnt=128, ccnt=0\n")
-    assert (table.verdict, sizes(table)) == ("failed", [2, 4])
-    assert "Failed status 12" in table.reason
-
-
-def test_errors_before_and_after_a_table() -> None:
-    failed = only(BLOCK + " Failed to modify QP 2355 to RTR\n Unable to Connect the HCA's through the link\n")
-    assert (failed.test, failed.verdict) == ("RDMA_Write BW", "failed")
-    slow = only(run((2, "5.30")) + "Error: BW result is below bw limit\n")
-    assert (slow.verdict, slow.reason, sizes(slow)) == ("failed", "Error: BW result is below bw limit", [2])
+@pytest.mark.parametrize(("text", "expected"), [
+    (run((2, "-5.30")), [("failed", "negative", [2])]),
+    # Errors that only perftest prints, before a table, in it and after it.
+    *((f"{error}\n", [("failed", error.strip(), [])]) for error in (
+        "Couldn't connect to 10.0.0.1:18515", "IB device mlx5_9 not found", " Unable to find the Infiniband/RoCE device",
+        " Completion with error at client", " Failed status 12: wr_id 0 syndrom 0x81", " Couldn't get context for the device",
+    )),
+    (REFUSED, [("failed", "init the socket", [])]),
+    (run((2, "5.30")) + REFUSED, [("ok", "", [2]), ("failed", "init the socket", [])]),
+    (REFUSED + run((2, "5.30")), [("failed", "init the socket", []), ("ok", "", [2])]),
+    (SWEEP + " Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\nscnt=128, ccnt=0\n",
+     [("failed", "Failed status 12", [2, 4])]),
+    (BLOCK + " Failed to modify QP 2355 to RTR\n Unable to Connect the HCA's through the link\n", [("failed", "modify QP", [])]),
+    (run((2, "5.30")) + "Error: BW result is below bw limit\n", [("failed", "Error: BW result is below bw limit", [2])]),
+    # Output that is cut.
+    (OPEN, [("truncated", "the output ends before the first row", [])]),
+    (OPEN + ROW.format(size=2, peak="1.00", mean="1.00") + " 4          5000             1.9", [("truncated", "a row", [2])]),
+    (OPEN + " 65536      5000   Conflicting CPU frequency values detected: 1.0 != 2.0. CPU Frequency is not max.\n",
+     [("truncated", "a row could not be read", [])]),
+    (BLOCK, [("no-data", "no result was printed", [])]),
+    (WAITING, [("no-data", "the server waits for its client", [])]),
+])  # fmt: skip
+def test_verdicts(text: str, expected: list[tuple[str, str, list[int]]]) -> None:
+    output = parse(text)
+    assert [(table.verdict, sizes(table)) for table in output.items] == [
+        (verdict, rows) for verdict, _, rows in expected
+    ]
+    for table, (_, reason, _) in zip(output.items, expected, strict=True):
+        assert reason in table.reason
+    assert len(output.unread) == sum("row could not be read" in table.reason for table in output.items)
 
 
 def test_one_bare_number_is_counted() -> None:

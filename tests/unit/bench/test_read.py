@@ -196,7 +196,7 @@ def assert_finite(results: Results) -> None:
 
 @pytest.mark.parametrize("text", FUZZED, ids=range(len(FUZZED)))
 def test_broken_text_is_no_error(text: str) -> None:
-    for changed in broken(text, count=100):
+    for changed in broken(text, count=40):
         assert_finite(read_text("log", changed))
 
 
@@ -240,10 +240,9 @@ def test_random_bytes_are_no_error(seed: int, tmp_path: Path) -> None:
 
 
 HARD = [
-    "1 ", "1" * 40, " " * 50, "1 1 float ", "8 2 float sum -1 ", "[", "{", '{"results":', '["', "a" * 50, "[1,0]<stdout>:", "0: ",
-    "a:1:1 [0] NCCL INFO ", "Rank 0 ", "# ", "> ", "1.1e+", "-", "N/A ", "1 1 float 1 1 1 1\n", "\x1b[", "_perf ", "...", "|", "a.",
-    "8 2 float sum -1 1 1 1\n", "node: ", "1\n", "{\n", "[{\n", '{"results":\n', '{"results":[1,2],\n', "# Rank 0 Pid 1 on a device 0 [0x00] x\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\n",
-    "# Out of bounds values : 0 OK\n", "# size count type redop root time algbw busbw #wrong\n", "Test NCCL failure\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n", "+ all_reduce_perf -b\n",
+    "1 ", "8 2 float sum -1 ", "{", '["', "[1,0]<stdout>:", "a:1:1 [0] NCCL INFO ", "x: a:1:1 [0] NCCL INFO\n", "12 a:1:1 [0] NCCL INFO\n", "Rank 0 ", "1.1e+", "\x1b[", "...", "1\n", "{\n",
+    '{"results":\n', '{"results":[1,2],\n', "# Rank 0 Pid 1 on a device 0 [0x00] x\n", "# Out of bounds values : 0 OK\n",
+    "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n", "+ all_reduce_perf -b\n",
 ]  # fmt: skip
 
 

@@ -76,11 +76,8 @@ def test_real_logs(name: str, title: str, size: int | None, overall: float) -> N
     )
 
 
-def test_another_percentile_is_not_called_typical() -> None:
+def test_another_percentile_and_totals_of_several_threads() -> None:
     assert only(log("percentile")).latency_us == {"p99": 0.186, "average": 0.565, "overall": 0.565}
-
-
-def test_several_threads_have_totals_only() -> None:
     result = only(log("threads"))
     assert (result.latency_us, result.rate_msg_s) == ({"overall": 10.050}, {"overall": 199129.0})
 

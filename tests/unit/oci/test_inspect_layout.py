@@ -16,7 +16,7 @@ import zstandard
 
 from imagebuild.core import ConfigError, ResultError
 from imagebuild.oci import Blob, PlatformImage, image, images_in, layer_members
-from imagebuild.verify import describe_images, inspect, layers, scan, scan_all
+from imagebuild.verify import inspect, layers, scan, scan_all
 from tests.unit import image_files
 from tests.unit.image_files import Layout, layer
 
@@ -74,7 +74,7 @@ def test_an_archive_of_an_older_engine(tmp_path: Path, link: image_files.Node) -
             "manifest.json": json.dumps(manifest).encode(),
         })
     )  # fmt: skip
-    (image,) = describe_images(tmp_path / "saved.tar")
+    (image,) = images_in(tmp_path / "saved.tar", tmp_path)
     assert (image.platform, image.digest) == ("linux/arm64", None)
     assert paths(image) == ["etc/hostname"] * 2
 
@@ -101,10 +101,10 @@ def test_the_same_image_under_two_names_is_one(tmp_path: Path) -> None:
     made = Layout(tmp_path / "x")
     made.manifests.append(dict(made.image([layer(FILES)])))
     made.write()
-    assert len(describe_images(made.root)) == 1
+    assert len(images_in(made.root, tmp_path)) == 1
     made.image([layer({"other": b""})])
     with pytest.raises(ConfigError, match="several images for linux/amd64"):
-        describe_images(made.root)
+        images_in(made.root, tmp_path)
 
 
 def test_what_is_no_image(tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_what_is_no_image(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("text", "other.tar", "empty"):
         with pytest.raises(ConfigError, match="neither an OCI image layout nor an archive"):
-            describe_images(tmp_path / name)
+            images_in(tmp_path / name, tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
-        describe_images(tmp_path / "absent")
+        images_in(tmp_path / "absent", tmp_path)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
@@ -172,10 +172,10 @@ def test_a_layer_with_other_content_is_an_error(tmp_path: Path) -> None:
         inspect(made.root, workers=1)
     damaged(made, manifest["config"]["digest"], b"{}")
     with pytest.raises(ResultError, match="is damaged"):
-        describe_images(made.root)
+        images_in(made.root, tmp_path)
     (made.root / "blobs/sha256" / manifest["config"]["digest"][7:]).unlink()
     with pytest.raises(ResultError, match="is missing"):
-        describe_images(made.root)
+        images_in(made.root, tmp_path)
 
 
 @pytest.mark.parametrize("index", ["", "[]", "{}", '{"manifests": [{}]}', '{"manifests": []}', '{"manifests": 3}'])
@@ -183,7 +183,7 @@ def test_an_index_that_makes_no_sense(tmp_path: Path, index: str) -> None:
     made = Layout(tmp_path / "x")
     (made.root / "index.json").write_text(index)
     with pytest.raises(ResultError):
-        describe_images(made.root)
+        images_in(made.root, tmp_path)
 
 
 def test_a_path_that_leads_out_of_the_image(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(layers, "WORTH_A_PROCESS", 0)
     made = Layout(tmp_path / "x")
     made.image([layer({f"file{i}": bytes(i)}) for i in range(5)])
-    (image,) = describe_images(made.root)
+    (image,) = images_in(made.root, tmp_path)
     assert paths(image, 2) == [f"file{i}" for i in range(5)]
     digest = image.layers[3].digest
     assert digest

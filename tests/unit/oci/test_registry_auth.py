@@ -15,7 +15,6 @@ import requests
 
 from imagebuild.core import CommandError
 from imagebuild.oci import (
-    Challenge,
     Credentials,
     Login,
     Registry,
@@ -142,7 +141,7 @@ def test_a_password_is_not_sent_to_a_token_server_without_tls() -> None:
 
     login = Login("registry.example", ask)
     login.credentials = Credentials("someone", "secret")
-    login._challenge = Challenge("bearer", "http://evil.example/token", "s")
+    login._challenge = {"scheme": "bearer", "realm": "http://evil.example/token", "service": "s"}
     with pytest.raises(CommandError, match="wants the password sent to http://evil.example/token without TLS"):
         login.header(("repository:a:pull",))
     assert not asked
@@ -176,7 +175,8 @@ def test_a_broken_configuration(folder: Path) -> None:
 
 def test_challenges() -> None:
     both = ['Basic realm="x"', 'Bearer realm="https://t/token",service="s, t",scope="repository:a:pull,push"']
-    assert parse_challenge(both) == Challenge("bearer", "https://t/token", "s, t", "repository:a:pull,push")
-    assert parse_challenge(["Basic realm=x"]) == Challenge("basic", "x")
+    scope = "repository:a:pull,push"
+    assert parse_challenge(both) == {"scheme": "bearer", "realm": "https://t/token", "service": "s, t", "scope": scope}
+    assert parse_challenge(["Basic realm=x"]) == {"scheme": "basic", "realm": "x"}
     assert parse_challenge(["Negotiate"]) is None
     assert parse_challenge([]) is None

@@ -27,10 +27,13 @@ from imagebuild.oci import (
     TryAgain,
     blob_path,
     blobs_named,
+    check_image,
     connect_registry,
     copy_image,
     digest_of,
     encode_json,
+    has_image,
+    pull_image,
     push_image,
     referrers_tag,
     registry,
@@ -72,6 +75,11 @@ def connect(address: str, patience_s: float = 20) -> Registry:
     return made
 
 
+def publish(registry: Registry, layout: layouts.Layout) -> Counter[str]:
+    """Copy the layout's image from one repository to the other."""
+    return copy_image(layout.digest, registry.at(STAGING), registry.at(FINAL))
+
+
 def complete(store: FakeRegistry, repository: str, layout: layouts.Layout) -> bool:
     """Whether the registry has all of the layout, byte for byte."""
     held = store.repositories[repository]
@@ -99,26 +107,21 @@ def test_push_then_copy(server: FakeRegistry, layout: layouts.Layout) -> None:
     assert push_image(layout.folder, layout.digest, registry, STAGING, "staged-1") == Counter()
     assert {method for method, _ in server.asked} == {"HEAD"}
 
-    moved = copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))
+    moved = publish(registry, layout)
     assert moved == Counter(manifests=3, blobs=0, mounted=3, bytes=moved["bytes"])
     assert complete(server, FINAL, layout)
-    assert copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL)) == Counter()
+    assert publish(registry, layout) == Counter()
 
 
 def test_what_cannot_be_mounted_is_copied(server: FakeRegistry, layout: layouts.Layout) -> None:
     registry = connect(server.address)
     push_image(layout.folder, layout.digest, registry, STAGING)
     server.mounts = False
-    moved = copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))
+    moved = publish(registry, layout)
     assert (moved["blobs"], moved["mounted"]) == (3, 0)
-    assert moved["bytes"] == sum(size for _, size in _sizes(layout))
+    assert moved["bytes"] == sum(path.stat().st_size for path in (layout.folder / "blobs/sha256").iterdir())
     assert complete(server, FINAL, layout)
     assert not server.sessions  # none is left open
-
-
-def _sizes(layout: layouts.Layout) -> list[tuple[str, int]]:
-    found = {d: blob_path(layout.folder, d).stat().st_size for d, _ in blobs_named(layout.folder, layout.digest)}
-    return list(found.items())
 
 
 def test_copy_to_another_registry(server: FakeRegistry, layout: layouts.Layout) -> None:
@@ -162,7 +165,7 @@ def test_copy_through_faults(
     server.mounts = path == "mount="
     rule = faulty.rule(fault, method, path, times=2)
     registry = connect(faulty.address)
-    copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))
+    publish(registry, layout)
     assert rule.times == 0
     assert complete(server, FINAL, layout)
 
@@ -173,8 +176,26 @@ def test_a_mount_that_left_nothing_is_followed_by_a_copy(
     push_image(layout.folder, layout.digest, connect(server.address), STAGING)
     faulty.rule("lose", "POST", "mount=", times=99)
     registry = connect(faulty.address)
-    copy_image(layout.digest, RepositoryAt(registry, STAGING), RepositoryAt(registry, FINAL))
+    publish(registry, layout)
     assert complete(server, FINAL, layout)
+
+
+@pytest.mark.parametrize("fault", ["busy", "broken", "drop-before", "drop-after", "cut"])
+def test_pull_into_a_layout_through_faults(
+    faulty: Faulty,
+    server: FakeRegistry,
+    layout: layouts.Layout,
+    fault: Fault,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("IMAGEBUILD_CONFIG", "")
+    push_image(layout.folder, layout.digest, connect(server.address), STAGING)
+    rules = [faulty.rule(fault, "GET", path) for path in ("manifests", "/blobs/")]
+    assert pull_image(f"{faulty.address}/{STAGING}@{layout.digest}", tmp_path / "pulled") == layout.digest
+    assert [rule.times for rule in rules] == [0, 0]
+    assert has_image(tmp_path / "pulled", layout.digest)
+    check_image(tmp_path / "pulled", layout.digest)
 
 
 def test_a_registry_is_left_alone_as_long_as_it_says(faulty: Faulty) -> None:

@@ -211,7 +211,7 @@ def test_what_is_no_tag_is_left_out(tag: str, few: Catalog) -> None:
 def test_another_file_is_no_catalogue(tmp_path: Path) -> None:
     path = tmp_path / "images.json"
     path.write_text('{"images": []}')
-    with pytest.raises(ResultError, match=r"images.json: repository: Field required; is it an images.json"):
+    with pytest.raises(ResultError, match=r"images.json: repository: Field required; was it written by"):
         read_catalog(path)
 
 

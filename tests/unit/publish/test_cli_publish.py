@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.cli import BESIDE_MATRIX, open_workspace
+from imagebuild.cli import ProjectFiles
 from imagebuild.oci import registry
 from imagebuild.publish import attest
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, Site
@@ -30,7 +30,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 def ready(site: Site, **more: object) -> None:
     """Built from what this checkout renders, and verified."""
     matrix, folder = Path("matrix.yaml"), Path("dockerfiles")
-    work = open_workspace(matrix, folder, BESIDE_MATRIX)
+    work = ProjectFiles(matrix, folder).open()
     text = work.renderer.dockerfile(site.target(NEW)).text
     for platform in (AMD64, ARM64):
         digest = site.stage(NEW, platform, platform.encode())

@@ -99,7 +99,12 @@ def test_terminal_shows_results_problems_skips_and_the_verdict(capsys: pytest.Ca
     rows = [re.split("  +", line) for line in out.splitlines()]
     assert ["all_gather, 8 ranks", "ok", "359.5 GB/s at 8 GiB", "passed"] in rows
     assert ["device_to_device_memcpy_read_ce", "passed", "214.7 to 394.0 GB/s", "–"] in rows
-    assert ["ucx_perftest overhead, thread 0", "ok", "10531.2 MiB/s, 0.09 µs at 1 MiB", "–"] in rows
+    assert [
+        "ucx_perftest overhead, thread 0",
+        "ok",
+        "10531.2 MiB/s, 0.09 µs, 11.00 million messages/s at 1 MiB",
+        "–",
+    ] in rows
     assert "✗ reduce_scatter, 8 ranks, 1 node (logs/reduce_scatter.log): failed: 52% of the reference" in out
     assert "- waived: multinode_device_to_device_memcpy_read_ce: nvbandwidth gives no reason" in out
     assert "logs/hung.log: 2 lines look like results and could not be read, for example:" in out

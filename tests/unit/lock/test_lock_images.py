@@ -1,0 +1,56 @@
+"""Digests of images, from a registry that answers over HTTP."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from imagebuild.core import Absent, Mirrors, Unreachable
+from imagebuild.lock import Upstream, resolve_sources
+from imagebuild.project import BaseImage, LockedImage, Table
+from tests.registry_fake import FakeRegistry, image, index, serve
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    with serve() as registry:
+        yield registry
+
+
+def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry) -> None:
+    platforms = ("linux/amd64", "linux/arm64", "linux/riscv64", "unknown/unknown")
+    made = {name: image(registry, "some/image", name.encode(), name) for name in platforms}
+    digest = index(registry, "some/image", made.values(), "13")
+    reference = f"{registry.address}/some/image:13"
+    found = Upstream().image(reference)
+    assert found == LockedImage(digest=digest, platforms={name: made[name].digest for name in platforms[:2]})
+    one = made["linux/amd64"].digest
+    content = registry.manifest("some/image", one)
+    assert content
+    registry.put_manifest("some/image", "13", content.content, content.media_type)
+    assert Upstream().image(reference) == LockedImage(digest=one)  # a single manifest has no platforms
+    assert Upstream().has_image(reference, digest)
+    assert not Upstream().has_image(reference, f"sha256:{'0' * 64}")
+
+
+def test_a_tag_that_is_not_there_and_a_registry_that_is_not_there(registry: FakeRegistry) -> None:
+    with pytest.raises(Absent, match="some/image:gone: the registry does not have it"):
+        Upstream().image(f"{registry.address}/some/image:gone")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(Unreachable, match=f"{address}/some/image:13: .*[Cc]onnection refused") as caught:
+        Upstream(registry_patience_s=0).image(f"{address}/some/image:13")
+    assert not isinstance(caught.value, Absent)
+
+
+def test_the_lock_names_the_public_image_and_a_mirror_is_asked(registry: FakeRegistry) -> None:
+    digest = index(registry, "some/image", [], "13-slim")
+    upstream = Upstream(Mirrors(images={"docker.io/library/debian": f"{registry.address}/some/image"}))
+    entries: Table = {}
+    sources = [BaseImage("debian:13-slim"), BaseImage("debian:14-slim")]
+    outcome = resolve_sources(entries, sources, upstream, keep=lambda: None)
+    assert entries == {
+        ("images", "debian:13-slim"): LockedImage(digest=digest),
+        ("images", "debian:14-slim"): "unresolved",
+    }
+    assert "does not have it" in outcome.unresolved["image debian:14-slim"]
