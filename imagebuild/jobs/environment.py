@@ -13,18 +13,17 @@ from packaging.version import Version
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import matches
 from imagebuild.core.yaml import YamlFile
-from imagebuild.jobs.facts import Container, FactLayer, NcclVariables, Scheduler, Scope
+from imagebuild.jobs.facts import Container, FactLayer, NcclVariables, Scope
 
 OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
 """Variables that a higher layer may set to another value. For all others, two values are an error."""
 
-SCOPES: Mapping[tuple[Scheduler, Container], tuple[Scope, ...]] = {
-    ("mpijob", "kubernetes"): ("rank", "container", "launcher"),
-    ("jobset", "kubernetes"): ("rank", "container", "launcher"),
-    ("slurm", "pyxis"): ("rank", "container", "batch"),
-    ("slurm", "none"): ("rank", "batch"),
+SCOPES: Mapping[Container, tuple[Scope, ...]] = {
+    "kubernetes": ("rank", "container", "launcher"),
+    "pyxis": ("rank", "container", "batch"),
+    "none": ("rank", "batch"),
 }
-"""Scheduler and container → the scopes that its jobs have."""
+"""What runs the ranks → the scopes that its jobs have."""
 NO_SUCH_SCOPE: Mapping[Scope, str] = {
     "container": "with --container none there is no container; use rank or batch",
     "launcher": "Slurm starts ranks without a launcher; use rank or batch",
@@ -89,7 +88,7 @@ def fill_placeholders(text: str, placeholders: Mapping[str, str], where: str) ->
     return re.sub(r"(?<!\$){([a-z][a-z0-9-]*)}", value, text)
 
 
-def merge(variables: Iterable[Variable], scheduler: Scheduler, container: Container) -> tuple[Variable, ...]:
+def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable, ...]:
     """Return each variable once, as the highest layer sets it.
 
     Raises ConfigError if two layers disagree about a value, or if the job does not have the scope of a variable.
@@ -97,7 +96,7 @@ def merge(variables: Iterable[Variable], scheduler: Scheduler, container: Contai
     merged: dict[str, Variable] = {}
     for variable in variables:
         name, scope = variable.name, variable.scope
-        if scope not in SCOPES[scheduler, container]:
+        if scope not in SCOPES[container]:
             raise ConfigError(f"{variable.where}: {name}: scope {scope}: {NO_SUCH_SCOPE[scope]}")
         earlier = merged.get(name)
         if earlier is None or variable.replaces or name in OVERRIDABLE:

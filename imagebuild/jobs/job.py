@@ -65,7 +65,6 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
             *_least_bandwidth(choices),
             *settings.variables,
         ],
-        request.scheduler,
         choices.container,
     )
 

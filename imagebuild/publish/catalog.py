@@ -23,7 +23,7 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
-from imagebuild.oci.attestation import kind_of, list_attestations, read_attestation
+from imagebuild.oci.attestation import CREATED, kind_of, list_attestations, read_attestation
 from imagebuild.oci.image import PlatformImage, image_in_registry
 from imagebuild.oci.layout import Descriptor
 from imagebuild.oci.reference import ImageReference, parse_reference
@@ -50,8 +50,8 @@ WORKERS = 8
 """Images that are read at a time, each with a few requests."""
 READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, ValueError)
 """Errors that an image which somebody else made may cause."""
-CREATED, REVISION_LABEL = "org.opencontainers.image.created", "org.opencontainers.image.revision"
-"""Labels."""
+REVISION_LABEL = "org.opencontainers.image.revision"
+"""Label of the git revision."""
 
 
 @dataclass(frozen=True)
@@ -356,6 +356,7 @@ def read_attachment(entry: AttachedFile, content: bytes, profiles: Mapping[str, 
 
 
 def _count_packages(document: Mapping[str, Any], name: str) -> int:
+    """Return the number of packages in an SPDX document; the image itself is one of them, and does not count."""
     try:
         return len(listed_packages(document))
     except (LookupError, TypeError, AttributeError):

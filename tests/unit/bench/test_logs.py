@@ -116,11 +116,6 @@ def test_lines_that_docker_wrapped() -> None:
     ]
 
 
-def test_lines_longer_than_a_piece(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"a" * 3_000_000 + b"\nb\n" + b"c" * 1_500_000)
-    assert [len(line.text) for line in read_log(tmp_path / "log").lines] == [3_000_000, 1, 1_500_000]
-
-
 def test_a_file_without_line_ends_does_not_fill_the_memory(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"a" * 70_000_000)
     assert [len(line.text) for line in read_log(tmp_path / "log").lines] == [64 << 20, 70_000_000 - (64 << 20)]

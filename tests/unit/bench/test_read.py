@@ -17,7 +17,7 @@ from tests.unit.bench.nccl_tables import Table, broken_lines, same
 from tests.unit.bench.test_dcgm import NEW as DIAG
 from tests.unit.bench.test_dcgm import new_document
 from tests.unit.bench.test_nvbandwidth import BOTH_WAYS, DOCUMENT, HOST, PAIRS
-from tests.unit.bench.test_perftest import OLD
+from tests.unit.bench.test_perftest import LEVELS, OLD
 from tests.unit.bench.test_perftest import document as perftest_document
 from tests.unit.bench.test_perftest import run as perftest_run
 
@@ -88,14 +88,6 @@ def test_unread_lines_are_shown() -> None:
     assert (source.unread, source.examples) == (1, (table.body()[0][:60].strip(),))
 
 
-def test_several_tools_in_one_file() -> None:
-    nvbandwidth = "nvbandwidth Version: v0.8\nRunning device_to_device_memcpy_read_ce.\nmemcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n 0       N/A    396.12\n 1    396.21       N/A\n\nSUM device_to_device_memcpy_read_ce 792.33\n"
-    results = read_text("log", Table().text() + nvbandwidth + Table("2.10").text())
-    assert results.sources[0].tools == ("nvbandwidth", "nccl-tests")
-    assert [run.verdict for run in results.runs] == ["ok", "ok"]
-    assert results.tests[0].sum == 792.33
-
-
 UCX = (Path(__file__).parents[2] / "data" / "ucx-logs" / "latency.txt").read_text()
 SWEEP = perftest_run((2, "5.30"), (65536, "190.11"))
 ALL = {
@@ -104,21 +96,6 @@ ALL = {
     "ucx_perftest": UCX,
     "dcgmi": DIAG,
 }
-LEVELS = """{
-"test_info": {
-"test": "Send_BW_Test",
-"Device": "mlx5_0"
-},
-"results": {
-"MsgSize": 64,
-sl: 3,
-"n_iterations": 1000,
-"BW_peak": 9.10,
-"BW_average": 9.00,
- "MsgRate": 0.017578
-}
-}
-"""
 
 
 def counts(results: Results) -> tuple[int, int, int, int]:
@@ -160,12 +137,6 @@ def test_json_between_warnings_with_braces() -> None:
     )
     assert counts(results) == (3, 0, 0, 4)
     assert unread(results) == []
-
-
-def test_json_with_one_key_without_quotes() -> None:
-    results = read_text("log", LEVELS + LEVELS)
-    assert [table.rows[0].bw_average for table in results.tables] == [9.0, 9.0]
-    assert [table.verdict for table in results.tables] == ["ok", "ok"]
 
 
 def test_json_of_before_2024_beside_sound_json() -> None:

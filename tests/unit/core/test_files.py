@@ -1,9 +1,11 @@
 """Writing goes to where users point: files, links, FIFOs, devices, open descriptors."""
 
 import os
+import stat
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,23 @@ def test_a_fifo_and_a_device_are_written_directly(tmp_path: Path) -> None:
     assert (received, fifo.is_fifo()) == (["through"], True)
     write_text(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()
+    link = tmp_path / "link"
+    link.symlink_to("/dev/null")
+    write_text(link, "text")
+    assert (link.is_symlink(), Path("/dev/null").is_char_device()) == (True, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices, and could replace them")
+def test_root_does_not_replace_a_device(tmp_path: Path) -> None:
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("no devices can be made here")
+    with suppress(ConfigError):  # on a file system without devices it cannot be opened
+        write_text(device, "text")
+    assert device.is_char_device()
+    assert names_in(tmp_path) == ["null"]
 
 
 @pytest.mark.programs
@@ -94,6 +113,8 @@ def test_what_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
         write_text(Path("/dev/fd/999"), "text")
     with pytest.raises(ConfigError, match=r"/dev/full: cannot be written: No space left on device"):
         write_text(Path("/dev/full"), "text")
+    with pytest.raises(ConfigError, match=r"/sys/new: cannot be written: (Permission denied|Operation not|Read-only)"):
+        write_text(Path("/sys/new"), "text")  # where root may not write either
 
 
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:

@@ -105,7 +105,9 @@ def test_a_thousand_jobs_take_seconds() -> None:
 
 @pytest.mark.parametrize("line", KUBERNETES)
 def test_objects(line: str) -> None:
-    """They have the fields of the references, ask for what they are limited to, and mean no other job's pods."""
+    """They have the fields of the references, ask for what they are limited to, mean no other job's pods, and start as
+    many ranks as there are GPUs when all workers answer, once.
+    """
     manifest = text(line)
     name = objects(manifest)[-1]["metadata"]["name"]
     for document in objects(manifest):
@@ -113,6 +115,11 @@ def test_objects(line: str) -> None:
         assert "namespace" not in document["metadata"]
     for container in containers(manifest).values():
         assert container["resources"]["requests"] == container["resources"]["limits"]
+    if (spec := objects(manifest)[-1]["spec"]).get("mpiReplicaSpecs"):
+        ranks = spec["mpiReplicaSpecs"]["Worker"]["replicas"] * spec["slotsPerWorker"]
+        assert f"-np {ranks} " in containers(manifest)["launcher"]["args"][0]
+        assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
+        assert spec["runPolicy"]["backoffLimit"] == 0
     worker = pods(manifest)["worker"]
     selectors = [c["labelSelector"] for c in worker.get("topologySpreadConstraints", [])]
     terms = worker["affinity"].get("podAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", [])
@@ -134,15 +141,6 @@ def test_the_references_refuse_what_they_do_not_have() -> None:
         ".spec.mpiReplicaSpecs.Worker.replicas: '8' is not of type int",
         ".spec.slotsPerWorkers: is unknown",
     ]
-
-
-@pytest.mark.parametrize("line", MPIJOBS)
-def test_the_launcher_waits_and_knows_the_ranks(line: str) -> None:
-    spec = objects(text(line))[-1]["spec"]
-    assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
-    assert spec["runPolicy"]["backoffLimit"] == 0
-    ranks = spec["mpiReplicaSpecs"]["Worker"]["replicas"] * spec["slotsPerWorker"]
-    assert f"-np {ranks} " in containers(text(line))["launcher"]["args"][0]
 
 
 def node_terms(manifest: str) -> dict[str, list[str]]:
