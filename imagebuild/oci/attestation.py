@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import CommandError, ResultError
@@ -64,7 +64,6 @@ class Attestation:
     """The predicate as JSON, always with the same bytes; empty for other kinds than those in `KINDS`."""
     bundle: bytes = b""
     """The bundle that its statement lies in; empty if nobody signed it."""
-    annotations: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
     """Bytes in the registry."""
     problem: str = ""
@@ -167,13 +166,13 @@ def read_attestation(registry: Registry, repository: str, item: Descriptor, subj
         if named != subject:
             raise ResultError(f"refers to another image: {named}")
         if kind not in KINDS:
-            return Attestation(kind, item.digest, annotations=item.annotations, size=size)
+            return Attestation(kind, item.digest, size=size)
         if size > MOST_BYTES:
             raise ResultError(f"claims to have {size} bytes; at most {MOST_BYTES} are read")
         stored = _read_layer(registry, repository, layers[0])
         is_bundle = layers[0].media_type == BUNDLE_MEDIA
         content = _predicate_of(stored, KINDS[kind], subject, is_bundle=is_bundle)
-        return Attestation(kind, item.digest, content, stored if is_bundle else b"", item.annotations, size)
+        return Attestation(kind, item.digest, content, stored if is_bundle else b"", size)
     except (CommandError, ResultError) as error:
         return Attestation(kind, item.digest, problem=str(error))
     except RecursionError:

@@ -170,6 +170,7 @@ class Trust:
         """Return why nobody who is trusted signed an attestation of the image with this manifest; None if one did."""
         if not attestation.bundle:
             return "nobody signed it"
+        # Version 2 does not compare the type with that of a bundle; whoever read the attestation has.
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             subject, bundle, roots = (Path(folder, name) for name in ("manifest.json", "bundle.json", "roots.json"))
             subject.write_bytes(manifest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from imagebuild.oci import (
     KINDS,
     STATEMENT_MEDIA,
     AttachmentFile,
+    Attestation,
     Descriptor,
     ImageReference,
     Manifest,
@@ -259,6 +261,27 @@ def test_what_signing_needs_is_looked_at_first(keys: Keys, monkeypatch: pytest.M
 def test_nobodys_signature_is_not_verified(trust: Trust, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         trust.check()
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not shutil.which("cosign"), reason="cosign is not installed")
+def test_a_real_cosign_believes_its_own_key_only(tmp_path: Path) -> None:
+    """Whom it believes, and about which image; with a registry, tests/docker/test_attest.py."""
+    cosign = Cosign({"COSIGN_PASSWORD": "of a test"})
+    for name in ("ours", "theirs"):
+        cosign("generate-key-pair", "--output-key-prefix", tmp_path / name)
+    ours, theirs = (Trust(str(tmp_path / f"{name}.pub"), log=False, cosign=cosign) for name in ("ours", "theirs"))
+    content = encode_predicate(scan(digest_of(b"a manifest")))
+    bundle = Signer(str(tmp_path / "ours.key"), False, cosign).attest("scan", content, "open", b"a manifest")
+    made = Attestation("scan", OTHER, content, bundle)
+    assert ours.attestation_problem(made, b"a manifest") is None
+    assert "could not verify envelope" in str(theirs.attestation_problem(made, b"a manifest"))
+    assert "not match" in str(ours.attestation_problem(made, b"another manifest"))
+    payload = json.loads(bundle)["dsseEnvelope"]["payload"]
+    changed = base64.b64encode(base64.b64decode(payload).replace(b"passed", b"failed")).decode()
+    tampered = replace(made, bundle=bundle.replace(payload.encode(), changed.encode()))
+    assert ours.attestation_problem(tampered, b"a manifest")
+    assert Trust(str(tmp_path / "ours.pub"), cosign=cosign).attestation_problem(made, b"a manifest"), "it is in no log"
 
 
 # Verifying
