@@ -189,7 +189,7 @@ def test_an_archive_that_is_cut_short(project: Project) -> None:
     project.server.truncate(path_of(ARCHIVE))
     failed = project.stage("hpcx", expect=4)
     size = (project.upstream.root / path_of(ARCHIVE)[1:]).stat().st_size
-    assert f"{path_of(ARCHIVE)}: broke off after {size // 2} of {size} bytes" in failed.err
+    assert f"{path_of(ARCHIVE)}): ended after {size // 2} of {size} bytes" in failed.err
     project.pin(ARCHIVE, None)
     done = project.run("lock", TARGET, expect=4)
     assert f"ended after {size // 2} of {size} bytes" in done.err

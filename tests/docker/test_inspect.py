@@ -76,16 +76,12 @@ def test_planted_faults_are_found_and_nothing_else(
     assert TOKEN not in done.out + (tmp_path / "verify.json").read_text()
 
 
-@pytest.mark.parametrize("variant", ["quickstart", "devel"])
-def test_a_layout_passes_without_an_engine(
-    request: pytest.FixtureRequest, variant: str, imagebuild: Imagebuild, tmp_path: Path
-) -> None:
-    built: Built = request.getfixturevalue(variant)
-    # In a folder of its own: the results of the fixture stay as they are.
-    imagebuild(
-        "build", built.result.target, "--platform", "local", "--output", tmp_path, "--folder", tmp_path / "build"
-    )
-    layout, nowhere = f"oci:{tmp_path / built.result.target}", "unix:///nowhere.sock"
+def test_a_layout_passes_without_an_engine(quickstart: Built, imagebuild: Imagebuild, tmp_path: Path) -> None:
+    # In a folder of its own: the results of the fixture stay as they are. `devel`, most of whose time is compression,
+    # is checked where it is loaded.
+    target = quickstart.result.target
+    imagebuild("build", target, "--platform", "local", "--output", tmp_path, "--folder", tmp_path / "build")
+    layout, nowhere = f"oci:{tmp_path / target}", "unix:///nowhere.sock"
     done = imagebuild("verify", layout, "--json", tmp_path / "checks.json", DOCKER_HOST=nowhere)
     assert re.search(r"\b2\d passed, 0 failed,", done.out)
     checks = json.loads((tmp_path / "checks.json").read_text())["checks"]
