@@ -121,13 +121,13 @@ class Downloads:
     def _whole(self, url: str, accept: str, read: Callable[[requests.Response], T]) -> T:
         """Return what `read` returns of an answer that was not cut off."""
         for attempt in range(ATTEMPTS):
+            if attempt and self.stopped.wait(self.pause_s * 2 ** (attempt - 1)):
+                break
             try:
                 with self.open(url, accept) as answer:
                     return read(answer)
             except _CutOff as error:
                 reason = error
-            if self.stopped.wait(self.pause_s * 2**attempt):
-                break
         raise reason
 
     @contextmanager
