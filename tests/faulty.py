@@ -414,18 +414,24 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def in_front_of(upstream: str) -> Iterator[Faulty]:
-    """The proxy of a registry at `host:port`, on a free port of the loopback."""
-    faulty = Faulty(upstream)
-    with Server(faulty) as server:
-        faulty.address = f"127.0.0.1:{server.server_port}"
+def answering(server: ThreadingHTTPServer) -> Iterator[str]:
+    """A server that answers in a thread, and its address."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield faulty
+            yield f"127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def in_front_of(upstream: str) -> Iterator[Faulty]:
+    """The proxy of a registry at `host:port`, on a free port of the loopback."""
+    faulty = Faulty(upstream)
+    with answering(Server(faulty)) as faulty.address:
+        yield faulty
 
 
 if __name__ == "__main__":

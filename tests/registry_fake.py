@@ -34,6 +34,7 @@ from imagebuild.oci import (
     manifests_of,
     referrer_descriptor,
 )
+from tests.faulty import answering
 from tests.unit import image_files
 
 USER, PASSWORD, IDENTITY = "someone", "pass:word", "an-identity-token"
@@ -318,15 +319,8 @@ class Server(ThreadingHTTPServer):
 def serve(**behaviour: Any) -> Iterator[FakeRegistry]:
     """Such a registry at an address: a free port of the loopback. It has no API for referrers unless told."""
     registry = FakeRegistry(**{"referrers_api": False, **behaviour})
-    with Server(registry) as server:
-        registry.address = f"127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield registry
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Server(registry)) as registry.address:
+        yield registry
 
 
 def put_image(
