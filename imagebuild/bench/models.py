@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import Field
 
@@ -62,6 +62,8 @@ class Run(Model):
     ranks: int | None = None
     nodes: int | None = None
     """Number of hosts, if the list of devices was printed."""
+    hosts: tuple[str, ...] = ()
+    """Names of the hosts in the order of their ranks, if the list of devices was printed."""
     device: str | None = None
     """Name of the GPUs, if it was printed and is the same for all of them."""
     rows: tuple[NcclRow, ...] = ()
@@ -178,6 +180,10 @@ class Results(Model):
     ucx: tuple[UcxResult, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
     sources: tuple[Source, ...] = ()
+
+    def without_hosts(self) -> Self:
+        """Return the results without names of hosts, for everybody to read."""
+        return self.model_copy(update={"runs": tuple(run.model_copy(update={"hosts": ()}) for run in self.runs)})
 
 
 class Limit(Model):
