@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import posixpath
@@ -121,8 +120,6 @@ class PlatformImage:
     """Manifest and configuration; empty for an archive without a manifest."""
     name: str = ""
     """As it was asked for."""
-    origin: str = ""
-    """Where it was found."""
     compressed: bool = True
     """Whether layers are compressed, as registries keep them."""
     repository: RepositoryAt | None = None
@@ -161,7 +158,7 @@ class PlatformImage:
         Raises CommandError if the registry fails, ResultError if the layer is damaged or does not fit.
         """
         if self.repository:
-            self.repository.registry.fetch(self.repository.repository, layer.digest or "", layer.file, layer.size)
+            self.repository.fetch(Descriptor("", layer.digest or "", layer.size), layer.file)
         return layer
 
     def files(self, wanted: WantedFiles, known: dict[str, LayerPart] | None = None) -> dict[str, bytes]:
@@ -222,15 +219,12 @@ class FoundImage:
 
     name: str
     origin: str
-    readers: Mapping[str, Callable[[], PlatformImage]]
-    """Platform → reads the image for it."""
+    """Where it was found."""
+    platforms: tuple[str, ...]
+    read: Callable[[str], PlatformImage]
+    """Returns the image for one of these platforms."""
     digest: str | None = None
     """What the name stands for: of an index or a manifest, where it is known."""
-
-    @property
-    def platforms(self) -> tuple[str, ...]:
-        """Return the platforms that it is for."""
-        return tuple(self.readers)
 
     def image(self, platform: str | None) -> PlatformImage:
         """Return the image for a platform, by default the only one. Raises ConfigError if there is none."""
@@ -238,24 +232,20 @@ class FoundImage:
         if platform is None and len(self.platforms) > 1:
             raise ConfigError(f"{self.name}: is for {has}; choose with --platform")
         chosen = platform or self.platforms[0]
-        if chosen not in self.readers:
+        if chosen not in self.platforms:
             raise ConfigError(f"{self.name}: is not for {chosen}, but for {has}")
-        return self.readers[chosen]()
+        return self.read(chosen)
 
 
 def _link_or_copy(blob: Blob, path: Path) -> None:
-    if path.exists() or path.is_symlink():
+    if path.exists():
         return
     try:
         if blob.offset == 0 and blob.size == blob.file.stat().st_size:
             path.symlink_to(blob.file.resolve())
-            return
-        with blob.file.open("rb") as source, path.open("wb") as target:
-            source.seek(blob.offset)
-            rest = blob.size
-            while rest and (data := source.read(min(rest, CHUNK))):
-                target.write(data)
-                rest -= len(data)
+        else:
+            with blob.open() as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target, CHUNK)
     except OSError as error:
         raise ResultError(f"{path}: cannot be written: {error.strerror}; TMPDIR may name another folder") from None
 
@@ -308,12 +298,6 @@ class _StoredFiles:
             else:
                 yield item.digest
 
-    def image_of_manifest(self, digest: str) -> PlatformImage:
-        """Return the image of a manifest."""
-        manifest = self.blob(digest).read()
-        config = self.blob(json.loads(manifest)["config"]["digest"]).read()
-        return image_of_manifest(manifest, config, lambda part: self.blob(part.digest))
-
     def image_of_archive(self, item: Mapping[str, Any]) -> PlatformImage:
         """Return an image as engines before 25 save it: layers are plain tars, their digests in the configuration."""
         config = json.loads(self.member(item["Config"]).read())
@@ -348,7 +332,12 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
     try:
         if "index.json" in blobs:
             digests = dict.fromkeys(files.manifests(blobs["index.json"].read()))
-            result = [files.image_of_manifest(digest) for digest in digests]
+            manifests = [files.blob(digest).read() for digest in digests]
+            configs = [files.blob(json.loads(manifest)["config"]["digest"]).read() for manifest in manifests]
+            result = [
+                image_of_manifest(manifest, config, lambda part: files.blob(part.digest))
+                for manifest, config in zip(manifests, configs, strict=True)
+            ]
         elif "manifest.json" in blobs:
             result = [files.image_of_archive(item) for item in json.loads(blobs["manifest.json"].read())]
         else:
@@ -367,12 +356,11 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
 def _members_of_tar(path: Path, folder: Path) -> dict[str, Blob]:
     """Return the files of an archive; one that is compressed as a whole is unpacked into the folder first."""
     try:
-        with path.open("rb") as file:
-            compressed, reader = decompressed(file)
-            if compressed:
-                path = folder / "unpacked.tar"
-                with path.open("wb") as target:
-                    shutil.copyfileobj(reader, target, CHUNK)
+        whole = Blob(path, 0, path.stat().st_size)
+        if whole.compressed:
+            path = folder / "unpacked.tar"
+            with whole.open() as file, path.open("wb") as target:
+                shutil.copyfileobj(decompressed(file), target, CHUNK)
         with tarfile.open(path, "r:") as archive:
             members = archive.getmembers()
     except tarfile.TarError as error:
@@ -397,8 +385,8 @@ def image_in_files(name: str, path: Path, folder: Path) -> FoundImage:
 
 
 def _found_image(name: str, origin: str, images: Iterable[PlatformImage], digest: str | None = None) -> FoundImage:
-    named = [replace(image, name=name, origin=origin) for image in images]
-    return FoundImage(name, origin, {image.platform: lambda image=image: image for image in named}, digest)  # type: ignore[misc]
+    named = {image.platform: replace(image, name=name) for image in images}
+    return FoundImage(name, origin, tuple(named), named.__getitem__, digest)
 
 
 # In an engine
@@ -460,11 +448,10 @@ def image_in_registry(name: str, reference: ImageReference, registry: Registry, 
         images = {item.platform: item.digest for item in children if item.platform and is_image(item)}
     if not children:
         image = read(top.digest)
-        return FoundImage(name, reference.name, {image.platform: lambda: image}, top.digest)
+        return FoundImage(name, reference.name, (image.platform,), lambda _: image, top.digest)
     if not images:
         raise ConfigError(f"{name}: an index without images")
-    readers = {platform: functools.partial(read, digest) for platform, digest in images.items()}
-    return FoundImage(name, reference.name, readers, top.digest)
+    return FoundImage(name, reference.name, tuple(images), lambda platform: read(images[platform]), top.digest)
 
 
 def image_at(place: RepositoryAt, manifest: Manifest, name: str = "", folder: Path = Path()) -> PlatformImage:
@@ -479,7 +466,7 @@ def image_at(place: RepositoryAt, manifest: Manifest, name: str = "", folder: Pa
     with _explained(name or f"{place}@{manifest.digest}"):
         config = place.registry.blob(place.repository, str(manifest.document["config"]["digest"]))
         image = image_of_manifest(manifest.content, config, blob)
-    return replace(image, name=name, origin=str(place), repository=place)
+    return replace(image, name=name, repository=place)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from imagebuild.oci import (
     CONFIG,
     MANIFEST,
     STATEMENT_MEDIA,
-    AttachmentFile,
+    Attachment,
     DeletionDisabled,
     Descriptor,
     Registry,
@@ -142,7 +142,7 @@ def test_publishers_attach_at_once(registry: str, faulty: FaultyService, layout:
     def publisher(kind: str) -> None:
         own = connect(faulty.address)
         own.host = f"{kind} {faulty.address}"  # as of another process: they share no lock
-        attached.append(own.attach(FINAL, subject, kind, (AttachmentFile("f", kind, kind.encode()),), {}))
+        attached.append(own.attach(FINAL, subject, Attachment("f", kind, kind.encode())))
 
     threads = [threading.Thread(target=publisher, args=(kind,)) for kind in kinds]
     for thread in threads:
@@ -189,7 +189,7 @@ def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
 
 def _attach(registry: Registry, made: layouts.Layout, kind: str) -> str:
     subject = Descriptor(MANIFEST, made.manifests[0].digest, made.manifests[0].size)
-    return registry.attach(STAGING, subject, kind, (AttachmentFile("f", kind, b"{}"),), {})
+    return registry.attach(STAGING, subject, Attachment("f", kind, b"{}"))
 
 
 def test_prune_where_nothing_may_be_deleted(tiny: Tiny, layout: layouts.Layout, tmp_path: Path) -> None:
