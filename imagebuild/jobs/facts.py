@@ -206,6 +206,8 @@ class Cluster(FactLayer):
     """The constants of a site; a file of `clusters/`."""
 
     title: str
+    registry: Text | None = None
+    """Registry and folder from which nodes pull the plan's images, such as `ghcr.io/acme`."""
     interface: Text = "eth0"
     """Network interface through which ranks find each other."""
     hca: Text = "mlx5"
@@ -387,12 +389,20 @@ class JobRequest:
     nodes: int | None = None
     racks: int | None = None
     features: tuple[str, ...] = ()
-    container: str = "pyxis"
-    """`pyxis` or `none`; only Slurm uses it."""
+    container: str | None = None
+    """`pyxis`, which is Slurm's default, or `none`."""
     image: str | None = None
+    registry: str | None = None
+    """Registry and folder of the plan's images."""
+    catalog: str | None = None
+    """File of the published images to choose from."""
     nccl: str | None = None
     test: str = "all-reduce"
     settings: tuple[str, ...] = ()
     """Texts of `--set`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
     """The header says how to run the job and how to get its result."""
+    facts: str = "jobs"
+    profiles: str = "profiles"
+    matrix: str = "matrix.yaml"
+    dockerfiles: str = "dockerfiles"

@@ -11,7 +11,7 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import matches
 from imagebuild.core.yaml import YamlFile
-from imagebuild.jobs.choose import Choices, Offer, choose
+from imagebuild.jobs.choose import Choices, Offer, choose, container_of
 from imagebuild.jobs.environment import (
     FactSource,
     Variable,
@@ -48,7 +48,7 @@ class Job(Choices):
 
 def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer) -> Job:
     """Return the job that the request asks for. Raises ConfigError with the reason if it is impossible."""
-    settings = parse_settings(request.settings)
+    settings = parse_settings(request.settings, container_of(request))
     choices = choose(request, profile, facts, offer, settings)
     parameters = choices.parameters
     placeholders = {
@@ -67,6 +67,9 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         ],
         choices.container,
     )
+
+    if "hca" in parameters and all(variable.value != parameters["hca"] for variable in variables):
+        raise ConfigError(f"--set hca: a job with --fabric {request.fabric} names no RDMA devices; leave it out")
 
     features = [name for name, feature in choices.features.items() if feature.in_name]
     parts = [request.test, str(choices.ranks), choices.gpu, choices.fabric.short, *features, f"{choices.scale.nodes}n"]
@@ -149,7 +152,9 @@ def _pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
     fabric, site, nodes = choices.fabric.pod, choices.site.pod, choices.nodes
     resource = choices.parameters.get("resource")
     if any(feature.without_fabric for feature in choices.features.values()):
-        fabric, site, resource = Pod(), Pod(select=site.select), None
+        if resource:
+            raise ConfigError("--set resource: the containers of this job get no network cards; leave it out")
+        fabric, site = Pod(), Pod(select=site.select)
     extended = {**fabric.resources, **site.resources}
     if resource:
         name, _, count = resource.rpartition(":")
@@ -158,7 +163,8 @@ def _pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
     resources |= {name: fill_placeholders(extended[name], placeholders, name) for name in sorted(extended)}
     annotations = {**fabric.annotations, **site.annotations}
     if networks := site.networks or fabric.networks:
-        pairs = [dict(zip(("namespace", "name"), network.split("/", 1), strict=True)) for network in networks]
+        names = (network.rpartition("/") for network in networks)
+        pairs = [{"namespace": space, "name": name} if space else {"name": name} for space, _, name in names]
         lines = ",\n".join(f"  {json.dumps(pair)}" for pair in pairs)
         annotations["k8s.v1.cni.cncf.io/networks"] = f"[\n{lines}\n]\n"
     return Pod(
