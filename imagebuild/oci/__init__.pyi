@@ -55,7 +55,6 @@ from .layout import layer_members as layer_members
 from .layout import manifests_of as manifests_of
 from .layout import platform_json as platform_json
 from .layout import prune_blobs as prune_blobs
-from .layout import read_index as read_index
 from .layout import referrer_descriptor as referrer_descriptor
 from .layout import referrers_tag as referrers_tag
 from .layout import write_index as write_index

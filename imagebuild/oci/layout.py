@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
-from uuid import uuid4
 
 import zstandard
 
 from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.core.files import temporary_file
 
 CHUNK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -318,6 +318,9 @@ def layer_members(blob: Blob) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfil
 # Layouts
 
 
+BLOBS = "blobs/sha256"
+
+
 def blob_name(digest: str) -> str:
     """Return the name of a blob in a layout: `blobs/sha256/…`."""
     return "blobs/" + digest.replace(":", "/", 1)
@@ -357,22 +360,6 @@ def check_image(layout: Path, digest: str) -> None:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != path.name:
                 raise ResultError(f"{path}: has changed; make the bundle again")
-
-
-def read_index(layout: Path) -> tuple[Descriptor, ...]:
-    """Return the manifests of the image that `write_index` wrote last. Raises ResultError if there is none."""
-    try:
-        image = json.loads((layout / "index.json").read_bytes())["manifests"][0]
-        return manifests_of(json.loads(blob_path(layout, image["digest"]).read_bytes()))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        message = f"{layout}: not an OCI image layout with an index ({error}); remove the folder"
-        raise ResultError(message) from error
-
-
-def layer_of(layout: Path, platform: str) -> Path:
-    """Return the layer of the image that `write_index` wrote last, for a platform. Raises what `read_index` raises."""
-    manifest = next(item for item in read_index(layout) if item.platform == platform)
-    return blob_path(layout, json.loads(blob_path(layout, manifest.digest).read_bytes())["layers"][0]["digest"])
 
 
 class Source(Protocol):
@@ -438,7 +425,7 @@ class Layout:
 
 def start_layout(layout: Path) -> None:
     """Make an empty layout, if there is none. Its index stays empty: BuildKit is given digests."""
-    (layout / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+    (layout / BLOBS).mkdir(parents=True, exist_ok=True)
     if not (layout / "oci-layout").exists():
         (layout / "index.json").write_text(json.dumps(index_json([])))
         (layout / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
@@ -459,7 +446,7 @@ def write_index(layout: Path, manifests: Sequence[Descriptor]) -> str:
     """Make one image of manifests, one for each platform. Return its digest, for `oci-layout://…@digest`."""
     index = _add_document(layout, INDEX, index_json(sorted(manifests, key=lambda item: item.platform or "")))
     for path, document in {"oci-layout": {"imageLayoutVersion": "1.0.0"}, "index.json": index_json([index])}.items():
-        with _temporary(layout) as temporary:
+        with temporary_file(layout / BLOBS) as temporary:
             temporary.write_text(json.dumps(document, indent=2))
             temporary.replace(layout / path)
     return index.digest
@@ -471,14 +458,14 @@ def prune_blobs(layout: Path, keep: Iterable[Descriptor], older_than: float) -> 
     Younger ones stay: a build that started before may still read them.
     """
     needed = {digest for manifest in keep for digest, _ in blobs_named(layout, manifest.digest, manifest.size)}
-    for path in (layout / "blobs" / "sha256").glob("*"):
+    for path in (layout / BLOBS).glob("*"):
         if f"sha256:{path.name}" not in needed and path.stat().st_mtime < older_than:
             path.unlink(missing_ok=True)
 
 
 def _add_layer(layout: Path, tar: Path, level: int = 6) -> tuple[Descriptor, str]:
     """Compress a tar into a layer. Return its descriptor, and the digest of the tar itself."""
-    with _temporary(layout) as path:
+    with temporary_file(layout / BLOBS) as path:
         content = hashlib.sha256()
         # Without a name and a time, the digest depends on content alone.
         with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", level, target, 0) as packed:
@@ -510,19 +497,7 @@ def _add_manifest(layout: Path, layer: Descriptor, diff_id: str, platform: str, 
 
 def _add_document(layout: Path, media_type: str, document: Mapping[str, Any]) -> Descriptor:
     data = json.dumps(document, indent=2).encode()
-    with _temporary(layout) as temporary:
+    with temporary_file(layout / BLOBS) as temporary:
         temporary.write_bytes(data)
         temporary.replace(blob_path(layout, digest_of(data)))
     return Descriptor(media_type, digest_of(data), len(data))
-
-
-@contextmanager
-def _temporary(layout: Path) -> Iterator[Path]:
-    """Give a name beside the blobs, to write to and rename: whoever looks sees all of a file or nothing of it."""
-    folder = layout / "blobs" / "sha256"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f".{uuid4().hex}"
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)

@@ -31,6 +31,7 @@ from urllib3.util import Retry
 from imagebuild.core import settings
 from imagebuild.core.console import err, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, Unreachable
+from imagebuild.core.files import temporary_file
 from imagebuild.core.http import innermost_reason
 from imagebuild.core.run import for_each
 from imagebuild.oci.layout import (
@@ -579,19 +580,20 @@ class Registry:
         """
         if path.exists():
             return
-        content, temporary = hashlib.sha256(), path.with_name(f".{path.name}.part")
+        content = hashlib.sha256()
         try:
             if shutil.disk_usage(path.parent).free < size:
                 raise ResultError(f"{size / 1e9:.1f} GB do not fit in {path.parent}; TMPDIR may name another folder")
-            with temporary.open("wb") as file:
-                for chunk in self.open_blob(repository, digest):
-                    content.update(chunk)
-                    file.write(chunk)
+            with temporary_file(path.parent) as temporary:
+                with temporary.open("wb") as file:
+                    for chunk in self.open_blob(repository, digest):
+                        content.update(chunk)
+                        file.write(chunk)
+                if f"sha256:{content.hexdigest()}" != digest:
+                    raise TryAgain(f"{repository}: {CHANGED} {digest}", at_most=GARBLED_ATTEMPTS)
+                temporary.rename(path)
         except OSError as error:
             raise ResultError(f"{path}: cannot be written: {error.strerror}; TMPDIR may name another folder") from None
-        if f"sha256:{content.hexdigest()}" != digest:
-            raise TryAgain(f"{repository}: {CHANGED} {digest}", at_most=GARBLED_ATTEMPTS)
-        temporary.rename(path)
 
     def open_blob(self, repository: str, digest: str) -> Iterator[bytes]:
         """Yield a blob of any size in pieces. The caller compares it with its digest. Raises TryAgain if the connection
