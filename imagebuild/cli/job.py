@@ -62,11 +62,11 @@ def job(
         raise ConfigError(f"job {scheduler}: unknown scheduler{suggestion(scheduler, list(get_args(Scheduler)))}")
     if container not in ("pyxis", "none"):
         raise ConfigError(f"--container {container}: use pyxis or none")
-    hardware = find_profile(load_profiles(profiles), profile).model
+    hardware, known = find_profile(load_profiles(profiles), profile).model, load_facts(facts)
     request = JobRequest(
         scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
         profile=profile,
-        fabric=fabric or default_fabric(hardware),
+        fabric=fabric or default_fabric(hardware, known.fabrics),
         cluster=cluster,
         nodes=nodes,
         racks=racks,
@@ -83,7 +83,7 @@ def job(
         from imagebuild.publish.catalog import read_catalog
 
         offer = published_offer(offer, read_catalog(catalog))
-    resolved = resolve_job(request, hardware, load_facts(facts), offer)
+    resolved = resolve_job(request, hardware, known, offer)
     for message in resolved.messages:
         err.print(message, markup=False)
     options.print_or_write(job_text(resolved), output)

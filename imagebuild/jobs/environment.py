@@ -129,6 +129,7 @@ PARAMETERS = {
     "plugin": r"[A-Za-z0-9_.-]+",
     "programs": r"/[A-Za-z0-9_./-]+",
     "rack-nodes": r"[0-9]+",
+    "racks": r"[A-Za-z0-9_.-]+(,[A-Za-z0-9_.-]+)*",
     "resource": r"[a-z0-9.-]+/[A-Za-z0-9._-]+:[0-9]+",
     "suffix": r"[A-Za-z0-9_-]*",
 }

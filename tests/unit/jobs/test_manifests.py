@@ -78,8 +78,8 @@ def test_names_are_unique_and_tell_what_runs() -> None:
 
 
 def test_the_order_of_features_is_nothing() -> None:
-    one = text("mpijob --profile gb300-nvl72 --fabric ib --racks 2 --with debug,dra --set name=it")
-    other = text("mpijob --profile gb300-nvl72 --fabric ib --racks 2 --with dra,debug --set name=it")
+    one = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --with debug,dra --set name=it")
+    other = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --with dra,debug --set name=it")
     assert one.splitlines()[1:] == other.splitlines()[1:]
 
 
