@@ -56,7 +56,7 @@ VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 QUANTITY = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE]|[eE][0-9]+)?"
 Label = Annotated[str, Form(LABEL, "a name of Kubernetes: up to 63 of a-z, 0-9 and -")]
 DomainName = Annotated[str, Form(DOMAIN, "a name of Kubernetes: a-z, 0-9, - and dots")]
-Key = Annotated[str, Form(rf"(({DOMAIN.replace('$', '/')})/)?{VALUE}", "a key of Kubernetes such as example.com/name")]
+Key = Annotated[str, Form(rf"({DOMAIN.replace('$', '/')}/)?{VALUE}", "a key of Kubernetes such as example.com/name")]
 LabelValue = Annotated[str, Form(f"({VALUE})?", "a value of a label: up to 63 of A-Z, a-z, 0-9, -, _ and .")]
 Quantity = Annotated[str, Form(QUANTITY, "a quantity of Kubernetes such as 110, 500m, 960Gi or 960G")]
 Count = Annotated[str, Form(rf"{QUANTITY}|\{{[a-z]+\}}", "a quantity of Kubernetes such as 8 or 5120Mi, or {cards}")]
@@ -383,6 +383,8 @@ class Cluster(FactLayer):
     """The constants of a site; a file of `clusters/`."""
 
     title: str
+    registry: Text | None = None
+    """Registry and folder from which nodes pull the plan's images, such as `ghcr.io/acme`."""
     interface: Text = "eth0"
     """Network interface through which ranks find each other."""
     hca: Text = "mlx5"
@@ -572,12 +574,20 @@ class JobRequest:
     nodes: int | None = None
     racks: int | None = None
     features: tuple[str, ...] = ()
-    container: str = "pyxis"
-    """`pyxis` or `none`; only Slurm uses it."""
+    container: str | None = None
+    """`pyxis`, which is Slurm's default, or `none`."""
     image: str | None = None
+    registry: str | None = None
+    """Registry and folder of the plan's images."""
+    catalog: str | None = None
+    """File of the published images to choose from."""
     nccl: str | None = None
     test: str = "all-reduce"
     settings: tuple[str, ...] = ()
     """Texts of `--set`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
     """The header says how to run the job and how to get its result."""
+    facts: str = "jobs"
+    profiles: str = "profiles"
+    matrix: str = "matrix.yaml"
+    dockerfiles: str = "dockerfiles"

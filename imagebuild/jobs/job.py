@@ -10,7 +10,7 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import matches
 from imagebuild.core.yaml import YamlFile
-from imagebuild.jobs.choose import Choices, Offer, choose
+from imagebuild.jobs.choose import Choices, Offer, choose, container_of
 from imagebuild.jobs.environment import (
     FactSource,
     Variable,
@@ -59,7 +59,7 @@ class Job(Choices):
 
 def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer) -> Job:
     """Return the job that the request asks for. Raises ConfigError with the reason if it is impossible."""
-    settings = parse_settings(request.settings)
+    settings = parse_settings(request.settings, container_of(request))
     choices = choose(request, profile, facts, offer, settings)
     parameters = choices.parameters
     placeholders = {
@@ -78,6 +78,9 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         ],
         choices.container,
     )
+
+    if "hca" in parameters and all(variable.value != parameters["hca"] for variable in variables):
+        raise ConfigError(f"--set hca: a job with --fabric {request.fabric} names no RDMA devices; leave it out")
 
     features = [name for name, feature in choices.features.items() if feature.in_name]
     parts = [request.test, str(choices.ranks), choices.gpu, choices.fabric.short, *features, f"{choices.scale.nodes}n"]

@@ -53,8 +53,11 @@ def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
     """
     fabric, site, nodes, kube = choices.fabric.pod, choices.site.pod, choices.nodes, choices.cluster.kubernetes
     resource = choices.parameters.get("resource")
-    if any(feature.without_fabric for feature in choices.features.values()):
-        fabric, site, resource = Pod(), Pod(select=site.select), None
+    for option, feature in choices.features.items():
+        if feature.without_fabric and resource:
+            raise ConfigError(f"--set resource: jobs with --with {option} get no network cards; leave one of them out")
+        if feature.without_fabric:
+            fabric, site = Pod(), Pod(select=site.select)
     amounts = {**fabric.resources, **site.resources}
     if resource:
         name, _, count = resource.rpartition(":")
@@ -69,8 +72,9 @@ def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
     networks = site.networks or fabric.networks
     annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
     if networks:
-        pairs = [dict(zip(("name", "namespace"), reversed(name.split("/")), strict=False)) for name in networks]
-        lines = ",\n".join(f"  {json.dumps(dict(sorted(pair.items(), reverse=True)))}" for pair in pairs)
+        split = (network.rpartition("/") for network in networks)
+        pairs = [{"namespace": space, "name": name} if space else {"name": name} for space, _, name in split]
+        lines = ",\n".join(f"  {json.dumps(pair)}" for pair in pairs)
         annotations["k8s.v1.cni.cncf.io/networks"] = f"[\n{lines}\n]\n"
     if cards := site.card_networks or fabric.card_networks:
         pairs = [{"interfaceName": "eth0", "network": "default"}]

@@ -42,7 +42,7 @@ def command(request: JobRequest) -> str:
     words = ["imagebuild", "job", request.scheduler]
     for option in fields(request)[1:]:
         value, name = getattr(request, option.name), f"--{OPTION_NAMES.get(option.name, option.name)}"
-        if value == option.default or (option.name == "container" and request.scheduler != "slurm"):
+        if value == option.default:
             continue
         if option.name == "features":
             words += [name, ",".join(value)]

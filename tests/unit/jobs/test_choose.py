@@ -89,6 +89,8 @@ def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> Non
     assert newest.image.nccl == project.matrix.model.versions["nccl"][0].version
     assert newest.image.arches == ("amd64", "arm64")
     (note,) = newest.messages
+    with pytest.raises(ConfigError, match="this name has no registry to pull it from"):
+        job_of(IB, replace(planned, unnamed=True))
     assert note.endswith("driver 580 or later; if the nodes have an older one, name it with --set driver=VERSION")
     assert job_of(f"{IB} --set driver=580.65", planned).messages == ()
     assert "cuda12.9.2" in job_of(f"{IB} --set driver=570", planned).image.reference
@@ -124,10 +126,18 @@ def test_published_images_the_newest_by_digest_others_by_tag_or_target(published
     offer = published_offer(Offer(architectures=needs), published)
     newest = ("hpcx", "runtime", "13.4.2", "ubuntu26.04")
     fits = [i for i in published.images if (i.image, *map(i.axes.get, ("variant", "cuda", "os"))) == newest]
+    fits = [image for image in fits if not image.platforms[0].checks[0].failed]
     assert len(fits) > 1
     assert fits[0].created == max(image.created for image in fits)
     chosen = job_of(IB, offer).image
     assert (chosen.reference, chosen.nccl) == (fits[0].reference, "2.32.3")
+    unchecked = fits[0].model_copy(
+        update={"platforms": tuple(p.model_copy(update={"checks": ()}) for p in fits[0].platforms)}
+    )
+    others = tuple(unchecked if image is fits[0] else image for image in published.images)
+    verified = published_offer(Offer(architectures=needs), published.model_copy(update={"images": others}))
+    assert job_of(IB, verified).image.reference == fits[1].reference
+    assert job_of(IB, verified, unchecked.reference).image.arches == chosen.arches
     image = next(i for i in published.images if (i.axes["cuda"], i.axes["variant"]) == ("12.9.2", "runtime"))
     by_tag = job_of(IB, offer, f"{image.repository}:{image.tag}").image
     assert (by_tag.reference, by_tag.nccl) == (f"{image.repository}:{image.tag}", "2.32.3")
