@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform as machine
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from rich.markup import escape
 
 from imagebuild.bench.baseline import compare_with_baseline
-from imagebuild.bench.models import Results, SpeedVerdict
+from imagebuild.bench.models import Judgement, Results
 from imagebuild.core.console import format_size, markdown_table, out, print_table
 from imagebuild.core.debian import installed_packages, package_versions
 from imagebuild.core.errors import ConfigError, ResultError
@@ -66,7 +67,7 @@ class ComparedImage(Model):
     name: str
     origin: str
     """Where it was found."""
-    digest: str | None
+    digest: str
     platform: str
 
 
@@ -77,7 +78,7 @@ class Comparison(Model):
     b: ComparedImage
     sections: tuple[Section, ...]
     sizes: Sizes
-    speeds: tuple[SpeedVerdict, ...]
+    speeds: tuple[Judgement, ...]
     """What was measured in B, with A as the baseline."""
     not_compared: tuple[str, ...]
     """What was not compared, and why."""
@@ -327,9 +328,9 @@ def summarise(comparison: Comparison) -> str:
     change = f" ({(sizes.b - sizes.a) / sizes.a:+.1%})" if sizes.a and sizes.a != sizes.b else ""
     before, after, shared = map(format_size, (sizes.a, sizes.b, sizes.shared))
     text += f"; {before} becomes {after}{change}, {shared} shared"
-    if judged := [speed for speed in comparison.speeds if speed.outcome != "not-comparable"]:
-        slower = sum(speed.outcome == "regression" for speed in judged)
-        text += f"; {slower or 'none'} of {len(judged)} speeds became slower"
+    states = Counter(judgement.speed.state for judgement in comparison.speeds)
+    if judged := states["too slow"] + states["fast enough"]:
+        text += f"; {states['too slow'] or 'none'} of {judged} speeds became slower"
     return text
 
 
@@ -343,18 +344,16 @@ def _tables(comparison: Comparison) -> Iterator[Table]:
             count = len(section.changes)
             names = [f"{_shorten(change.name)} {_shorten(change.made_by)}".rstrip() for change in section.changes]
             values = [_both_values(change.a, change.b) for change in section.changes]
-            rows = [(name, *both) for name, both in zip(names, values, strict=True)]
-            yield f"{section.title}: {count} {_differ(count)}, {section.same} the same", ("", "A", "B"), rows
+            heading = f"{section.title}: {count} {_differ(count)}, {section.same} the same"
+            yield heading, ("", "A", "B"), [(name, *both) for name, both in zip(names, values, strict=True)]
     if comparison.speeds:
-        speeds = [
-            (
-                speed.subject, f"{format_number(speed.reference.value)} {speed.unit}" if speed.reference else NONE,
-                NONE if speed.measured is None else f"{format_number(speed.measured)} {speed.unit}",
-                speed.outcome, speed.reason,
-            )
-            for speed in comparison.speeds
-        ]  # fmt: skip
-        yield "speeds: the best of A, and B there; judged at all sizes", ("", "A", "B", "", "why"), speeds
+        rows = []
+        for judgement in comparison.speeds:
+            speed = judgement.speed
+            before, after = speed.reference.value if speed.reference else None, speed.measured
+            texts = [NONE if value is None else f"{format_number(value)} {speed.unit}" for value in (before, after)]
+            rows.append((judgement.subject, *texts, speed.state, speed.reason))
+        yield "speeds: the best of A, and B there; judged at all sizes", ("", "A", "B", "", "why"), rows
 
 
 def _differ(count: int) -> str:

@@ -192,7 +192,8 @@ def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAt
                 content, created = _encode(without_private_facts(value, digest, platform)), value.started
             case Report():
                 kept = tuple(without_private_facts(v, digest, platform) for v in value.verifications)
-                content, created = _encode(value.model_copy(update={"verifications": kept})), value.about.created
+                public = value.without_hosts().model_copy(update={"verifications": kept})
+                content, created = _encode(public), value.about.created
             case ScanResult():
                 created = value.started
         attachments.add(NewAttachment(KINDS_OF_FILES[type(value)], content, created))
@@ -205,8 +206,9 @@ def without_private_facts(result: VerifyResult, digest: str, platform: str) -> V
     if place:
         facts = {name: value for name, value in place.facts.items() if name not in PRIVATE_FACTS}
         place = place.model_copy(update={"environment": {}, "reports": {}, "user": "", "facts": facts})
+    private: dict[str, object] = {"environment": {}, "command": (), "log": None}
     checks = tuple(
-        check.model_copy(update={"environment": {}, "command": (), "log": None})
+        check.model_copy(update=private | {"results": check.results and check.results.without_hosts()})
         for check in checks_on_platform(result, platform)
     )
     return result.model_copy(update={"digest": digest, "platform": platform, "surroundings": place, "checks": checks})

@@ -57,7 +57,7 @@ def make_sbom(
 ) -> Document:
     """Return the SPDX document of an image: always the same for the same image and lock.
 
-    Raises ConfigError for an image without a manifest, CommandError if syft is missing or fails, and ResultError if
+    Raises ConfigError for a time that is none, CommandError if syft is missing or fails, and ResultError if
     syft writes something else than a document.
     """
     created = creation_time(image, environ)
@@ -69,10 +69,8 @@ def make_sbom(
 def creation_time(image: PlatformImage, environ: Mapping[str, str]) -> str:
     """Return SOURCE_DATE_EPOCH or, without it, the time of the image, in the notation of SPDX.
 
-    Raises ConfigError for an image without a manifest, and for a time that is none.
+    Raises ConfigError for a time that is none.
     """
-    if not image.digest:
-        raise ConfigError(f"{image.name}: an archive without manifest has no digest; push the image, or save it as OCI")
     epoch = environ.get(EPOCH)
     try:
         if epoch:
@@ -289,7 +287,7 @@ def _name(image: PlatformImage) -> str:
 
 
 def _image_package(image: PlatformImage) -> Package:
-    digest = str(image.digest)
+    digest = image.digest
     title = image.labels.get("org.opencontainers.image.title") or "image"
     return spdx_package(
         IMAGE, _name(image), digest, url=package_url("oci", title.lower(), digest, arch=image.architecture),
