@@ -11,7 +11,7 @@ from pathlib import Path
 
 from imagebuild.bench import Results, read_text
 
-Row = tuple[int, str, float, float, float, float, float, float]
+Row = tuple[int | str | float | None, ...]
 _NUMBER = r"\s+(\d+(?:\.\d+)?(?:e[+-]\d+)?)"
 _ROW = re.compile(
     rf"^(?:\s*\d+:|\[1,0\]<stdout>:)?\s*(\d+)\s+\d+\s+([a-z]\w+)\s+\w+\s+-?\d+{_NUMBER * 3}\s+(?:\d\S*|N/A){_NUMBER * 3}\s+(?:\d\S*|N/A)\s*$",
@@ -22,7 +22,7 @@ _ROW = re.compile(
 def strict_rows(text: str) -> list[Row]:
     """Size, type, and time, algbw, busbw of both halves of each row."""
     found = [match.groups() for match in _ROW.finditer(text)]
-    return [(int(size), dtype, *map(float, figures)) for size, dtype, *figures in found]  # type: ignore[misc]
+    return [(int(size), dtype, *map(float, figures)) for size, dtype, *figures in found]
 
 
 def package_rows(results: Results) -> list[Row]:
@@ -33,7 +33,7 @@ def package_rows(results: Results) -> list[Row]:
             row.in_place.time_us, row.in_place.algbw_gb_s, row.in_place.busbw_gb_s,
         )
         for run in results.runs for row in run.rows if row.in_place
-    ]  # type: ignore[misc]  # fmt: skip
+    ]  # fmt: skip
 
 
 def main(folders: list[str]) -> int:
