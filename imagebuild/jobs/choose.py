@@ -102,6 +102,8 @@ class Choices:
     nodes: Nodes
     """The nodes of the cluster that the job may use."""
     scale: Scale
+    rounds: int
+    """Number of measurements, one after the other, that share the time limit; 1 if the limit is for all of them."""
     features: Mapping[str, Feature]
     container: Container
     plugin: str
@@ -123,6 +125,21 @@ class Choices:
     def ranks(self) -> int:
         """Return the number of ranks: one for each GPU."""
         return self.scale.nodes * self.profile.node.gpus
+
+    @property
+    def run_nodes(self) -> int:
+        """Return the number of nodes that take part in one measurement."""
+        return 2 if self.test.pairs else self.scale.nodes
+
+    @property
+    def run_ranks(self) -> int:
+        """Return the number of ranks of one measurement."""
+        return self.run_nodes * self.profile.node.gpus
+
+    @property
+    def round_seconds(self) -> int:
+        """Return the time limit of a measurement of pairs, so that one that hangs leaves time for the others."""
+        return self.test.minutes * 60 // self.rounds if self.test.pairs else 0
 
     @property
     def claims(self) -> bool:
@@ -151,8 +168,6 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
         raise ConfigError(f"--profile {profile.name}: nccl-tests runs on NVIDIA GPUs only")
 
     gpu, parameters, container = gpu_name(profile), settings.parameters, container_of(request)
-    if "minutes" in parameters:
-        test = test.model_copy(update={"minutes": int(parameters["minutes"])})
     site = cluster.fabrics.get(request.fabric, Site())
     nodes = site.nodes.get(gpu) or cluster.nodes.get(gpu) or Nodes()
     own_nodes: dict[str, Any] = {
@@ -165,6 +180,10 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
             raise ConfigError(f"--set rack-nodes={parameters['rack-nodes']}: NVLink of {profile.name} joins {number}")
     nodes = nodes.model_copy(update=own_nodes)
     scale = choose_scale(profile, nodes.rack_nodes or profile.hosts_per_domain, request.nodes, request.racks)
+    rounds = len(test.collectives) * (scale.nodes - 1 + scale.nodes % 2) if test.pairs else 1
+    if test.pairs and scale.nodes == 1:
+        raise ConfigError(f"--test {request.test}: one node has no pairs; take more --nodes")
+    test = test.model_copy(update={"minutes": int(parameters.get("minutes") or test.minutes * rounds)})
 
     implied = ["multirack"] if scale.racks > 1 and "multirack" in facts.features else []
     names = sorted({*request.features, *implied})
@@ -180,7 +199,8 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
         **{name: name in features for name in facts.features},
         **{name: name in test.collectives for name in COLLECTIVES},
         "mnnvl": mnnvl,
-        "rack-nvlink": mnnvl and scale.nodes > 1 and "nics" not in features,
+        # of pairs, those with nodes of two racks do not have it
+        "rack-nvlink": mnnvl and scale.nodes > 1 and "nics" not in features and not (test.pairs and scale.racks > 1),
         "nvls": profile.links[-1].nvls,
     }
     conditions = {
@@ -221,6 +241,7 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
         test=test,
         nodes=nodes,
         scale=scale,
+        rounds=rounds,
         features=features,
         container=container,
         plugin=plugin,

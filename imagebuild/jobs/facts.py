@@ -24,6 +24,8 @@ Text = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 """One line."""
 Value = Annotated[str, Field(pattern=r"""^[^'"`\\\x00-\x1f\x7f]*$""")]
 """One line without quotes and backslashes: a shell or a file on the way to the rank would interpret them."""
+Bytes = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMG]?$")]
+"""A size as nccl-tests takes it."""
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -405,17 +407,17 @@ class JobTest(Model):
 
     title: str
     collectives: Annotated[tuple[str, ...], Field(min_length=1)]
-    min_bytes: Text
-    max_bytes: Text
+    min_bytes: Bytes
+    max_bytes: Bytes
     factor: Text = "2"
     iterations: Text | None = None
     warmup: Text | None = None
     check: bool = True
     """The programs compare the data with what they should be."""
-    large: bool = False
-    """All messages are so large that their average can be compared with the profile's threshold for the best size."""
+    pairs: bool = False
+    """Every pair of nodes is measured by itself: in rounds, in which each node is in one pair."""
     minutes: Annotated[int, Field(gt=0)] = 20
-    """Time limit."""
+    """Time limit; of a round, where pairs are measured."""
 
 
 class SchedulerFacts(FactLayer):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from imagebuild.bench.ceilings import NotComparable, class_ceilings, rank_layout
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import matches
@@ -27,6 +28,18 @@ NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
 (`-worker-9999`) and JobSet up to 20 (`-worker-0-9999-abcde`)."""
 
 
+FLOOR = 0.5
+"""Fraction of the lowest ceiling below which no healthy run is."""
+
+
+@dataclass(frozen=True)
+class Least:
+    """Hold the bus bandwidth below which a job fails, and why."""
+
+    rate: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Job(Choices):
     """Describe a job with nothing left to decide: all that the templates show."""
@@ -39,6 +52,8 @@ class Job(Choices):
     """What worker pods need: of the fabric, of the cluster, and of the nodes."""
     placement: Placement
     """How worker pods come onto racks."""
+    least: Mapping[str, Least]
+    """Collective → the bus bandwidth that its best size must reach."""
     messages: tuple[str, ...]
     """Warnings and notes for the user."""
 
@@ -73,7 +88,6 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         [
             *layered_variables(sources, choices.conditions, placeholders),
             *_plugin_variables(choices),
-            *_least_bandwidth(choices),
             *settings.variables,
         ],
         choices.container,
@@ -105,6 +119,7 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         expected_lines=tuple(line for line in expected if matches(line.when, choices.conditions)),
         pod=worker_pod(choices, placeholders),
         placement="anywhere" if request.scheduler == "slurm" else choose_placement(choices),
+        least=_least_bandwidths(choices),
         messages=tuple(messages),
     )
 
@@ -142,18 +157,33 @@ def _plugin_variables(choices: Choices) -> list[Variable]:
     return variables
 
 
-def _least_bandwidth(choices: Choices) -> list[Variable]:
-    """Return the variable that makes nccl-tests itself fail if it is slow: nothing else may judge the speed."""
-    value, origin = choices.parameters.get("min-bw"), "--set min-bw"
-    test, profile = choices.test, choices.profile
-    if value and len(test.collectives) > 1:
+def _least_bandwidths(choices: Choices) -> dict[str, Least]:
+    """Return what the best size of each collective must reach: what is asked for, or what the profile says."""
+    value, profile = choices.parameters.get("min-bw"), choices.profile
+    if value and len(choices.test.collectives) > 1:
         raise ConfigError("--set min-bw: the collectives of the test reach different rates; use a test of one")
-    if value is None and choices.comparable and test.large:
-        place = (test.collectives[0], choices.ranks, choices.scale.nodes)
-        known = [r for r in profile.references if (r.collective, r.ranks, r.nodes) == place and not r.forced]
+    if value:
+        return {choices.test.collectives[0]: Least(value, "GB/s, by --set min-bw")}
+    if not (choices.comparable and choices.test.max_bytes.endswith("G")):  # smaller messages show latency
+        return {}
+    ranks, nodes = choices.run_ranks, choices.run_nodes
+    try:
+        layout = rank_layout(profile, ranks, nodes)
+    except NotComparable:
+        return {}
+    least = {}
+    for collective in choices.test.collectives:
+        known = [
+            reference
+            for reference in profile.references
+            if (reference.collective, reference.ranks, reference.nodes) == (collective, ranks, nodes)
+            and not reference.forced
+        ]
+        ceilings = class_ceilings(collective, ranks, layout.domains, layout.hardware)
         if known:
-            value, origin = f"{known[-1].rate * known[-1].tolerance:.1f}", f"profile {profile.name}"
-    if value is None:
-        return []
-    why = "GB/s that the profile asks of the best size; nccl-tests fails where the average is below 90 % of it"
-    return [Variable("NCCL_TESTS_MIN_BW", value, why, origin, origin)]
+            rate = known[-1].rate * known[-1].tolerance
+            least[collective] = Least(f"{rate:.1f}", f"GB/s that {profile.name} asks of the best size")
+        elif ceilings:
+            rate = FLOOR * min(ceiling.value for ceiling in ceilings)
+            least[collective] = Least(f"{rate:.1f}", f"GB/s: half of the lowest ceiling that {profile.name} has")
+    return least

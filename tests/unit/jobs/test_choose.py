@@ -154,28 +154,30 @@ def test_an_unknown_version_of_nccl_is_assumed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "judged", "floor"),
+    ("arguments", "judged", "least"),
     [
-        ("gb300-nvl72 --fabric ib --nodes 16", True, True),
-        ("gb300-nvl72 --fabric ib --nodes 16 --with debug", True, True),
-        ("gb300-nvl72 --fabric ib --nodes 17", True, False),
-        ("gb300-nvl72 --fabric ib --nodes 16 --test latency", True, False),
-        ("gb300-nvl72 --fabric ib --nodes 16 --with nics", False, False),
-        ("gb300-nvl72 --fabric roce --nodes 16", False, False),
-        ("h100 --fabric ethernet", False, False),
-        ("a4 --fabric gib", True, False),
-        ("a40 --fabric ethernet", True, False),
+        ("gb300-nvl72 --fabric ib --nodes 16", True, "asks of the best size"),
+        ("gb300-nvl72 --fabric ib --nodes 16 --with debug", True, "asks of the best size"),
+        ("gb300-nvl72 --fabric ib --nodes 17", True, "half of the lowest ceiling"),
+        ("gb300-nvl72 --fabric ib --nodes 16 --test latency", True, None),
+        ("gb300-nvl72 --fabric ib --nodes 16 --with nics", False, None),
+        ("gb300-nvl72 --fabric roce --nodes 16", False, None),
+        ("h100 --fabric ethernet", False, None),
+        ("h100 --fabric ethernet --set min-bw=50", False, "by --set min-bw"),
+        ("a4 --fabric gib", True, "half of the lowest ceiling"),
+        ("h100 --fabric ib --test pairs", True, "half of the lowest ceiling"),
     ],
 )
-def test_speed_is_judged_only_by_numbers_about_the_job(arguments: str, judged: bool, floor: bool) -> None:
-    line = f"slurm --profile {arguments}"
-    assert ("--profile " in text(line).split("set -uo pipefail")[1]) == judged
-    assert ("NCCL_TESTS_MIN_BW" in rank_exports(line)) == floor
+def test_speed_is_judged_only_by_numbers_about_the_job(arguments: str, judged: bool, least: str | None) -> None:
+    made = text(f"slurm --profile {arguments}")
+    assert ("--profile " in made.split("set -uo pipefail")[1]) == judged
+    floors = re.findall(r"^collective=all_reduce least=([0-9.]+)(.*)$", made, re.MULTILINE)
+    assert [(rate != "0", (least or "") in why) for rate, why in floors] == [(least is not None, True)]
 
 
 def test_the_least_bandwidth_is_the_profiles_threshold_or_the_users() -> None:
     line = "mpijob --profile gb300-nvl72 --fabric ib --nodes 16"
     measured = profiles()["gb300-nvl72"].references
     (known,) = (r for r in measured if (r.collective, r.ranks, r.nodes) == ("all_reduce", 64, 16))
-    assert rank_exports(line)["NCCL_TESTS_MIN_BW"] == f"{known.rate * known.tolerance:.1f}"
-    assert rank_exports(f"{line} --set min-bw=500")["NCCL_TESTS_MIN_BW"] == "500"
+    assert f"least={known.rate * known.tolerance:.1f} #" in text(line)
+    assert "least=500 #" in text(f"{line} --set min-bw=500")

@@ -65,7 +65,6 @@ BAD = [
     ("mpijob --profile gb200-nvl72 --with sharp", "takes a rack with NVLink across nodes for one node"),
     ("mpijob --profile h100 --with sharp --test collectives", "SHARP serves all_reduce, all_gather and reduce_scatter"),
     ("mpijob --profile h100 --with sharp --image x/hpcx:nccl2.21.5", "NCCL before 2.24 goes back to rings"),
-    ("mpijob --profile gb300-nvl72 --image x/y:1 --with tuning", "NCCL has a tuner of its own from 2.30.3 on"),
     ("mpijob --profile h100 --with dra", "so there is no channel to allocate"),
     ("slurm --profile gb200-nvl72 --with dra", "it is a part of Kubernetes"),
     ("mpijob --profile gb200-nvl72 --nodes 4 --with multirack", "fit one rack; take --racks 2"),
