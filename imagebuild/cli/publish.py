@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -52,14 +51,13 @@ def publish(
     key: options.SigningKeyOption = None,
     no_tlog: options.UnloggedOption = False,
     dry_run: Annotated[bool, option("--dry-run", "Say what would be done, and do nothing.")] = False,
-    jobs: Annotated[int, option("--jobs NUMBER", "Targets to publish at a time.", min=1)] = 4,
     json_file: options.JsonOption = None,
 ) -> None:
     """Give tags to images whose checks passed, and to nothing else.
 
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
-    from imagebuild.oci.registry import Registry, connect_registry
+    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.publish import (
         PublishRequest,
         PublishTools,
@@ -72,17 +70,14 @@ def publish(
     workspace = project.open(edits.parse(registry))
     request = PublishRequest(
         select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),
-        jobs=jobs, allow_dirty=allow_dirty, dry_run=dry_run,
+        allow_dirty=allow_dirty, dry_run=dry_run,
     )  # fmt: skip
-    connected: dict[str, Registry] = {}
     tools = PublishTools(
-        registry=lambda host: connected.get(host) or connected.setdefault(host, connect_registry(host)),
+        registry=cache(connect_registry),
         provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty),
         signer=None if dry_run else signer,
     )
     result = publish_targets(workspace.project, workspace.plan, request, tools)
-    counts = sum((client.counts for client in connected.values()), Counter[str]())
-    result = result.model_copy(update={"requests": dict(sorted(counts.items()))})
     options.print_result(json_file, result, lambda: print_published(result, workspace.plan))
     if result.exit_status:
         raise typer.Exit(result.exit_status)

@@ -50,10 +50,10 @@ class Job(Choices):
     """Lines that the output must contain."""
     pod: Pod
     """What worker pods need: of the fabric, of the cluster, and of the nodes."""
-    placement: Placement
-    """How worker pods come onto racks."""
     least: Mapping[str, Least]
     """Collective → the bus bandwidth that its best size must reach."""
+    placement: Placement
+    """How worker pods come onto racks."""
     messages: tuple[str, ...]
     """Warnings and notes for the user."""
 
