@@ -615,8 +615,7 @@ def test_command_show_and_add(published: Published, run: Callable[..., tuple[int
     status, text = run("add", named, shown, "--kind", "sbom", "--platform", AMD64)
     assert status == 0
     assert text.startswith(f"registry.test/{REPOSITORY}@sha256:")
-    with pytest.raises(ConfigError, match="did you mean 'sbom'"):
-        run("show", published.reference, "--kind", "sbon")
+    assert run("show", published.reference, "--kind", "sbon")[0] == 2
     with pytest.raises(ConfigError, match="--key and --no-tlog: need --sign"):
         run("add", named, shown, "--kind", "sbom", "--key", "k")
 
