@@ -4,10 +4,11 @@ from .ceilings import Hardware as Hardware
 from .ceilings import NotComparable as NotComparable
 from .ceilings import RankLayout as RankLayout
 from .ceilings import class_ceilings as class_ceilings
+from .ceilings import forced_classes as forced_classes
 from .ceilings import hard_ceiling as hard_ceiling
 from .ceilings import lint_profile as lint_profile
 from .ceilings import rank_layout as rank_layout
-from .judge import RunContext as RunContext
+from .judge import Expected as Expected
 from .judge import judge_results as judge_results
 from .logs import log_from_text as log_from_text
 from .logs import read_log as read_log
@@ -28,7 +29,6 @@ from .models import Results as Results
 from .models import Run as Run
 from .models import Source as Source
 from .models import SpeedClaim as SpeedClaim
-from .models import SpeedVerdict as SpeedVerdict
 from .models import Standing as Standing
 from .models import TableRow as TableRow
 from .models import UcxResult as UcxResult

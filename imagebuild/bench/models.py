@@ -22,10 +22,13 @@ Collective = Literal[
 AlgorithmName = Literal["ring", "nvls", "hierarchical", "nvls-tree", "sharp", "nvls-sharp", "pairwise"]
 """A class of algorithms in `ceilings`."""
 
-RunVerdict = Literal["ok", "wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "no-data", "failed"]
+RunVerdict = Literal[
+    "ok", "wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "damaged", "no-data",
+    "failed",
+]  # fmt: skip
+"""`damaged`: figures that contradict each other, or are no numbers."""
 TableVerdict = Literal["ok", "failed", "truncated", "no-data"]
 DiagnosticStatus = Literal["pass", "fail", "warn", "skip", "not-run", "unknown"]
-SpeedOutcome = Literal["passed", "failed", "measurement-error", "not-comparable", "regression"]
 
 
 class Half(Model):
@@ -65,7 +68,11 @@ class Run(Model):
     hosts: tuple[str, ...] = ()
     """Names of the hosts in the order of their ranks, if the list of devices was printed."""
     device: str | None = None
-    """Name of the GPUs, if it was printed and is the same for all of them."""
+    """Name of the GPUs, if it was printed: of most of them, if they differ."""
+    other_devices: tuple[str, ...] = ()
+    """Names of GPUs that differ from `device`."""
+    algorithms: tuple[AlgorithmName, ...] = ()
+    """Classes of algorithms that the library was made to use, or says that it used, as the output tells."""
     rows: tuple[NcclRow, ...] = ()
     partial_rows: int = 0
     """Number of rows that were cut, or broken by other output beyond repair."""
@@ -75,6 +82,8 @@ class Run(Model):
     """Number of failed checks of the data, as the footer says."""
     wrong_total: int | None = None
     """Wrong elements of all rows."""
+    compared: bool = True
+    """Whether the data were compared: not with `-c 0`."""
     verdict: RunVerdict
     reason: str
     """Why, in one line."""
@@ -99,6 +108,8 @@ class BandwidthTest(Model):
     """As printed; of three matrices, that of the last."""
     reason: str = ""
     """Why the test did not pass, if the output says it."""
+    devices: tuple[str, ...] = ()
+    """Names of the GPUs, if they were printed."""
 
 
 class TableRow(Model):
@@ -172,7 +183,7 @@ class Source(Model):
 
 
 class Results(Model):
-    """Everything that was read from some files: what `imagebuild report --json` writes beside the verdicts on speed."""
+    """Everything that was read from some files: what `imagebuild report --json` writes beside the claims about it."""
 
     runs: tuple[Run, ...] = ()
     tests: tuple[BandwidthTest, ...] = ()
@@ -193,24 +204,6 @@ class Limit(Model):
     unit: str
     what: str
     """For example `NVLS all_reduce ceiling: link * 2(N-1)/(N+1)`, or the source and date of a reference."""
-
-
-class SpeedVerdict(Model):
-    """The verdict on the speed of one result. Whether its data were right is the verdict of the run."""
-
-    source: str
-    subject: str
-    """For example `all_reduce, 8 ranks`, `device_to_device_memcpy_read_ce`."""
-    measured: float | None
-    """In `unit`: for a collective, the best row of 1 GiB or more."""
-    size_bytes: int | None = None
-    unit: str
-    ceiling: Limit | None
-    reference: Limit | None
-    tolerance: float | None
-    """The least fraction of the reference that passes."""
-    outcome: SpeedOutcome
-    reason: str
 
 
 Standing = Literal["failed", "open", "unasked", "accepted", "passed", "not applicable"]
@@ -243,7 +236,7 @@ class Claim(Model):
     allow: Openness | None = None
     """What `--allow` names to accept this state. `None` if nothing accepts it, or if it is open and nobody asked."""
 
-    def standing(self, allowed: Collection[Openness] = ()) -> Standing:
+    def standing(self, allowed: Collection[str] = ()) -> Standing:
         """Return what the claim counts as if these kinds are accepted."""
         standing = _STANDINGS[self.state]
         if standing in ("open", "failed") and self.allow in allowed:
@@ -276,10 +269,8 @@ class SpeedClaim(Claim):
     reference: Limit | None = None
     tolerance: float | None = None
     """The least fraction of the reference that passes."""
-    floor: float | None = None
-    """The least fraction of the ceiling that passes."""
-    algorithm: str | None = None
-    """Class of algorithms that the ceiling is of, if the output or the caller says it."""
+    floor: Limit | None = None
+    """What passes without a reference: a fraction of the lowest ceiling."""
 
 
 class Judgement(Model):
@@ -296,7 +287,7 @@ class Judgement(Model):
     def claims(self) -> tuple[Claim, Claim, Claim]:
         return self.data, self.participation, self.speed
 
-    def worst(self, allowed: Collection[Openness] = ()) -> Claim:
+    def worst(self, allowed: Collection[str] = ()) -> Claim:
         """Return the claim that counts worst, the first of several: `worst().standing()` is that of the result."""
         return min(self.claims, key=lambda claim: STANDINGS.index(claim.standing(allowed)))
 

@@ -43,8 +43,8 @@ from imagebuild.core.http import Downloads
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import pip_conf_text
 from imagebuild.oci.engine import Endpoint
-from imagebuild.oci.layout import check_image, copy_to_layout
-from imagebuild.oci.registry import pull_image
+from imagebuild.oci.layout import Layout, check_image, start_layout
+from imagebuild.oci.registry import copy_image, pull_image
 from imagebuild.project.lockfile import Digest
 from imagebuild.render.recipe import pip_platforms
 
@@ -204,9 +204,10 @@ class Recording:
         for image in request.images:
             request.note(f"pulling {image}")
             self.images[image] = pull_image(mirrors.image(image), layout)
+        start_layout(layout)
         for image, context in request.given.images.items():
             base, _, self.images[image] = context.removeprefix("oci-layout://").rpartition("@")
-            copy_to_layout(Path(base), self.images[image], layout)
+            copy_image(self.images[image], Layout(Path(base)), Layout(layout))
         images = {image: f"oci-layout://{layout}@{digest}" for image, digest in self.images.items()}
         with package_proxy(gateway_address(request.engine), store, request.note) as proxy:
             yield request.provide(images, stages, _proxy_secrets(proxy, recording=True))

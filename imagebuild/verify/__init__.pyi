@@ -1,6 +1,5 @@
 from .checks import UNCOMPARED as UNCOMPARED
 from .checks import ListedCheck as ListedCheck
-from .checks import algorithm_of as algorithm_of
 from .checks import axes_of as axes_of
 from .checks import command_of as command_of
 from .checks import components_of as components_of
