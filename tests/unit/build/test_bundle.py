@@ -22,11 +22,10 @@ from imagebuild.build import (
     WheelFiles,
     needed_inputs,
 )
-from imagebuild.core import ConfigError, ResultError, pip_conf_text
+from imagebuild.core import ResultError, pip_conf_text
 from imagebuild.oci import blob_path, check_image
-from imagebuild.project import Changes, Plan, Project, make_plan, versions_with
+from imagebuild.project import Plan, Project
 from imagebuild.render import Renderer
-from tests.conftest import Files
 
 COMMIT, SHA = "c" * 40, "d" * 64
 MANIFEST = BundleManifest(
@@ -83,19 +82,6 @@ def test_what_contradicts_the_lock(bundle: Bundle) -> None:
         f"no wheel x==1 --hash=sha256:{'f' * 64}",
         "no image debian:12@sha256:1",
     ]
-
-
-def test_a_manifest_comes_last(tmp_path: Path) -> None:
-    recording = Recording.start(tmp_path / "b", {"key": {"linux/amd64"}})
-    with pytest.raises(ConfigError, match=r"no bundle is here \(manifest.json is missing\)"):
-        Bundle.read(tmp_path / "b")
-    need = NeededInputs({"b": GitCommit("https://a.b/x.git", COMMIT)}, frozenset(), frozenset())
-    recording.finish(MANIFEST.files, {"t": need})
-    found = Bundle.read(tmp_path / "b").manifest
-    assert (found.files, found.git) == (MANIFEST.files, MANIFEST.git)
-    assert (found.targets, found.stages) == (("t",), {"key": ("linux/amd64",)})
-    with pytest.raises(ConfigError, match="is not empty"):
-        Recording.start(tmp_path / "b", {})
 
 
 def test_a_base_is_copied_and_damage_is_found(tmp_path: Path) -> None:
@@ -157,16 +143,6 @@ def test_a_tree_does_not_depend_on_this_machine(tmp_path: Path) -> None:
     assert found[0].rpartition("@")[2] == found[1].rpartition("@")[2]
     modes = {m.name.removeprefix("./"): m.mode for m in layer_of(found[0], "amd64") if not m.issym()}
     assert modes == {".": 0o755, "file": 0o644, "script": 0o755, ".dockerignore": 0o644}
-
-
-def test_inputs_of_a_target(tiny: Files) -> None:
-    project = tiny.load()
-    renderer = Renderer(project, versions_with(project, Changes()))
-    target = make_plan(project).targets[0]
-    stages = renderer.dockerfile(target).stages
-    found = needed_inputs(renderer.recipe(target), project.lock, stages, target.platforms)
-    assert found.stages == {"tool-source": GitCommit("https://example.org/tool.git", "b" * 40)}
-    assert found.images == {f"debian:13-slim@sha256:{'a' * 64}"}
 
 
 def test_inputs_of_this_project_are_those_of_its_dockerfiles(
