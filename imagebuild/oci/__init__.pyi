@@ -22,12 +22,8 @@ from .engine import output_frames as output_frames
 from .engine import remove_patiently as remove_patiently
 from .engine import sdk_errors_explained as sdk_errors_explained
 from .engine import sleeping_container as sleeping_container
-from .image import DPKG as DPKG
 from .image import FoundImage as FoundImage
-from .image import LayerPart as LayerPart
 from .image import PlatformImage as PlatformImage
-from .image import WantedFiles as WantedFiles
-from .image import dpkg_status as dpkg_status
 from .image import images_in as images_in
 from .layout import CHUNK as CHUNK
 from .layout import CONFIG as CONFIG
