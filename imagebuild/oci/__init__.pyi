@@ -49,7 +49,6 @@ from .layout import has_image as has_image
 from .layout import index_document as index_document
 from .layout import layer_members as layer_members
 from .layout import manifests_of as manifests_of
-from .layout import platform_json as platform_json
 from .layout import prune_blobs as prune_blobs
 from .layout import referrer_descriptor as referrer_descriptor
 from .layout import referrers_tag as referrers_tag
