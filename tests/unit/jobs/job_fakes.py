@@ -76,7 +76,10 @@ def combinations(count: int, seed: int) -> Iterator[str]:
     while count:
         profile = dice.choice(of_nvidia)
         words = [dice.choice(["mpijob", "jobset", "slurm"]), "--profile", profile]
-        words += ["--fabric", dice.choice([default_fabric(profiles()[profile]), dice.choice(sorted(facts().fabrics))])]
+        words += [
+            "--fabric",
+            dice.choice([default_fabric(profiles()[profile], facts().fabrics), dice.choice(sorted(facts().fabrics))]),
+        ]
         words += ["--cluster", dice.choice(sorted(facts().clusters))]
         words += dice.choice([[], ["--nodes", str(dice.choice([1, 2, 3, 4, 8, 16, 18, 32, 36]))], ["--racks", "2"]])
         features = dice.sample(sorted(facts().features), dice.choice([0, 1, 1, 2, 3]))
