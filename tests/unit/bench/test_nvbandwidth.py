@@ -234,7 +234,9 @@ def test_the_names_of_devices_are_read() -> None:
     ("old", "new"), [("395.10", "nan"), ("395.10", "39.51"), (" 1    394.90       N/A\n", ""), ("394.90", "N/A")]
 )
 def test_a_matrix_with_a_damaged_cell_is_no_measurement(old: str, new: str) -> None:
-    (status,) = facts(read_part("tests", HOST.split("Running", maxsplit=1)[0] + PAIRS.replace(old, new)).items, "status")
+    (status,) = facts(
+        read_part("tests", HOST.split("Running", maxsplit=1)[0] + PAIRS.replace(old, new)).items, "status"
+    )
     assert status == "truncated"
 
 
