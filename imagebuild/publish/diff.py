@@ -23,10 +23,12 @@ from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.run import ARCHITECTURES
 from imagebuild.core.yaml import read_written
-from imagebuild.oci.image import DPKG, FoundImage, LayerPart, PlatformImage, dpkg_status
+from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import NONE, Report, format_number, gather_files
 from imagebuild.verify.checks import components_of
+from imagebuild.verify.files import Layer, Tree
+from imagebuild.verify.layers import scan
 from imagebuild.verify.subject import ImageFinder
 
 LAYERS = "layers"
@@ -108,14 +110,14 @@ def compare_images(request: DiffRequest, finder: ImageFinder) -> Comparison:
     Raises ConfigError if there is no such image, CommandError if the engine or a registry fails, and ResultError if
     something cannot be read.
     """
-    layer_parts: dict[str, LayerPart] = {}  # what was read of layers, which the images may share
+    known: dict[str, Layer] = {}  # layers that were read, which the images may share
     with ExitStack() as stack:
         both = [stack.enter_context(finder.built(name)) for name in (request.a, request.b)]
         common = [platform for platform in both[0].platforms if platform in both[1].platforms]
         own = f"linux/{ARCHITECTURES.get(machine.machine())}"
         chosen = request.platform or (own if own in common else next(iter(common), None))
         a, b = (
-            _read_facts(found, chosen or found.platforms[0], results, layer_parts)
+            _read_facts(found, chosen or found.platforms[0], results, known)
             for found, results in zip(both, request.results or (None, None), strict=True)
         )
     not_compared = [f"{title}: {reason}" for facts in (a, b) for title, reason in facts.unknown.items()]
@@ -178,15 +180,13 @@ class ImageFacts:
         return bool(self.results.runs or self.results.tests or self.results.tables)
 
 
-def _read_facts(
-    found: FoundImage, platform: str, results: Path | None, layer_parts: dict[str, LayerPart]
-) -> ImageFacts:
-    """Read an image and its results; `layer_parts` keeps what was read of layers."""
+def _read_facts(found: FoundImage, platform: str, results: Path | None, known: dict[str, Layer]) -> ImageFacts:
+    """Read an image and its results; `known` keeps the layers that were read."""
     image, name = found.image(platform), found.name
     notes, unknown = [], {}
     labels = {key: value for key, value in image.labels.items() if not key.startswith(COMPONENT)}
     values: dict[str, Mapping[str, str]] = {"components": components_of(image.labels)}
-    packages, note = _read_packages(image, layer_parts)
+    packages, note = _read_packages(image, known)
     if packages is None:
         unknown["packages"] = f"{name} has no packages of dpkg"
     else:
@@ -238,7 +238,7 @@ def _read_attached_results(image: PlatformImage) -> Report | None:
         return gather_files([Path(folder)])[0]
 
 
-def _read_packages(image: PlatformImage, layer_parts: dict[str, LayerPart]) -> tuple[dict[str, str] | None, str]:
+def _read_packages(image: PlatformImage, known: dict[str, Layer]) -> tuple[dict[str, str] | None, str]:
     """Return the distribution's packages, and a note on where they come from if that is worth saying."""
     for content in image.attached("sbom"):
         try:
@@ -248,13 +248,36 @@ def _read_packages(image: PlatformImage, layer_parts: dict[str, LayerPart]) -> t
         if packages:
             note = f"packages of {image.name} are those of its SBOM; no layer was fetched"
             return package_versions(packages, image.architecture), note
-    before = set(layer_parts)
-    status = dpkg_status(image.files(DPKG, layer_parts))
+    before = set(known)
+    status = dpkg_status(image, known)
     note = ""
     if image.repository:
-        size = sum(layer.size for layer in image.layers if layer.digest in layer_parts.keys() - before)
+        size = sum(layer.size for layer in image.layers if layer.digest in known.keys() - before)
         note = f"{image.name} has no SBOM with packages, so {size / 1e6:.1f} MB of its layers were fetched"
-    return None if status is None else package_versions(installed_packages(status), image.architecture), note
+    return package_versions(installed_packages(status), image.architecture) if status else None, note
+
+
+DPKG = "var/lib/dpkg/status"
+"""The list of installed packages; images without dpkg itself have a file for each package in a folder beside it."""
+
+
+def dpkg_status(image: PlatformImage, known: dict[str, Layer]) -> str:
+    """Return the list of installed packages as a container sees it; empty if there is none.
+
+    Layers are fetched and read from the topmost down, and no more than are needed; `known` keeps them by their digests.
+    """
+    layers: list[Layer] = []
+    for number, blob in reversed(list(enumerate(image.layers))):
+        digest = str(blob.digest)
+        if digest not in known:
+            known[digest] = scan(image.fetch(blob), number)
+        layers.insert(0, known[digest])
+        if any(entry.path == DPKG for entry in known[digest].entries):
+            break
+    tree = Tree(layers)
+    parts = [DPKG] if tree.get(DPKG) else [f"{DPKG}.d/{name}" for name in tree.names(f"{DPKG}.d")]
+    found = [entry for path in parts if not path.endswith(".md5sums") and (entry := tree.get(path))]
+    return "\n\n".join(entry.text.decode("utf-8", "replace").strip() for entry in found if entry.text)
 
 
 def instructions_of(image: PlatformImage) -> dict[str, str]:

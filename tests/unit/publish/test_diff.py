@@ -11,19 +11,20 @@ import pytest
 
 from imagebuild.bench import Half, NcclRow, Results, Run
 from imagebuild.core import ConfigError
-from imagebuild.oci import Blob, Descriptor, PlatformImage, Registry, image
+from imagebuild.oci import Blob, Descriptor, PlatformImage, Registry, image, images_in
 from imagebuild.project import CheckResult, VerifyResult, make_plan
 from imagebuild.publish import (
     Comparison,
     DiffRequest,
     compare_images,
     comparison_markdown,
+    dpkg_status,
     instructions_of,
     print_comparison,
     settings_of,
     summarise,
 )
-from imagebuild.verify import ImageFinder
+from imagebuild.verify import ImageFinder, Layer
 from tests import attached
 from tests.conftest import Files
 from tests.registry_fake import FakeRegistry, pushed
@@ -121,6 +122,37 @@ def test_targets_that_are_not_built(tiny: Files, tmp_path: Path) -> None:
     plan = make_plan(tiny.load())
     with pytest.raises(ConfigError, match="is not built, or has other versions than the plan"):
         compared(plan.targets[0].id, plan.targets[1].id, finder=ImageFinder(plan, tmp_path))
+
+
+DPKG = "var/lib/dpkg/status"
+
+
+@pytest.mark.parametrize(
+    ("layers", "found", "read"),
+    [
+        ([{DPKG: b"a"}], "a", 1),
+        ([{DPKG: b"a"}, {DPKG: b"b"}], "b", 1),
+        ([{DPKG: b"a"}, {"etc/x": b"b"}], "a", 2),
+        ([{DPKG: b"a"}, {"var/lib/dpkg/.wh.status": b""}, {"etc/x": b"b"}], "", 3),
+        ([{DPKG: b"a"}, {"var/lib/dpkg/.wh..wh..opq": b""}], "", 2),
+        ([{DPKG: b"a"}, {"var/lib/dpkg/.wh..wh..opq": b"", DPKG: b"b"}], "b", 1),
+        ([{DPKG: b"a"}, {DPKG: make.symlink("elsewhere")}], "", 1),
+        ([{DPKG: b"a"}, {"var/lib/dpkg": make.folder(), "var/lib/dpkg/.wh.status-old": b""}], "a", 2),
+        (
+            [{f"{DPKG}.d/base": b"old", f"{DPKG}.d/c": b"C", f"{DPKG}.d/c.md5sums": b"0"},
+             {f"{DPKG}.d/.wh.base": b"", f"{DPKG}.d/new": b"N"}],
+            "C\n\nN", 2,
+        ),
+        ([{}], "", 1),
+    ],
+)  # fmt: skip
+def test_packages_are_read_from_the_topmost_layer_down(
+    tmp_path: Path, layers: list[make.Files], found: str, read: int
+) -> None:
+    (image,) = images_in(make.layout(tmp_path, *layers), tmp_path)
+    known: dict[str, Layer] = {}
+    assert (dpkg_status(image, known), len(known)) == (found, read)
+    assert dpkg_status(image, known) == found
 
 
 def test_settings() -> None:
