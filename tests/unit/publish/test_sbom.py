@@ -63,7 +63,7 @@ def document_of(
 ) -> dict[str, Any]:  # fmt: skip
     said = labels_of(renderer, select_one(plan, name)) if labels is None else labels
     image = located(platform=platform, config={"config": {"Labels": said}, "history": [{"created_by": history}]})
-    return complete_document(found, image, "2026-01-02T03:04:05Z", image_parts(image, plan, renderer))
+    return complete_document(found, image, "2026-01-02T03:04:05Z", *image_parts(image, plan, renderer))
 
 
 def named(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -290,7 +290,7 @@ def test_images_of_others_and_components_of_others(
     theirs = document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART, labels=labels)
     assert named(theirs, "theirs")[0]["licenseDeclared"] == "NOASSERTION"
     image = located(platform=AMD64, config={"config": {"Labels": labels}})
-    without = complete_document(found, image, "2026-01-02T03:04:05Z", image_parts(image, full_plan, None))
+    without = complete_document(found, image, "2026-01-02T03:04:05Z", *image_parts(image, full_plan, None))
     assert "without the project" in without["comment"]
     assert named(without, "theirs")
 
