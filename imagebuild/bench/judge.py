@@ -111,7 +111,7 @@ def judge_run(run: Run, profile: Profile | None, expected: Expected | None = Non
 
 
 def _data_of_run(run: Run) -> DataClaim:
-    if run.verdict == "ok" and run.compared:
+    if run.verdict == "ok" and run.compared and not run.partial_rows:
         return DataClaim(state="right", reason=run.reason)
     if run.verdict == "ok":
         return DataClaim(state="not compared", reason=run.reason, allow="unvalidated")

@@ -173,8 +173,8 @@ class _NvbandwidthReader:
         reasons = (
             (not self.description and not has_sum, "the output ends before its first result"),
             (not self.description and total is None, "its sum is cut"),
-            (self.description and not self.rows, "the output ends before the first row of its matrix"),
             (self.has_unread_row, "rows of its matrix could not be read"),
+            (self.description and not self.rows, "the output ends before the first row of its matrix"),
             (
                 self.description and "device_to_device" in (name or "") and len(self.rows) != self.columns,
                 f"its matrix has {len(self.rows)} of {self.columns} rows",

@@ -56,15 +56,18 @@ LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 DOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 QUANTITY = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE]|[eE][0-9]+)?"
+WORD = r"[A-Za-z0-9_([][A-Za-z0-9_.,=:&|*()\[\]/-]*"
 Label = Annotated[str, Form(LABEL, "a name of Kubernetes: up to 63 of a-z, 0-9 and -")]
 DomainName = Annotated[str, Form(DOMAIN, "a name of Kubernetes: a-z, 0-9, - and dots")]
 Key = Annotated[str, Form(rf"({DOMAIN.replace('$', '/')}/)?{VALUE}", "a key of Kubernetes such as example.com/name")]
 LabelValue = Annotated[str, Form(f"({VALUE})?", "a value of a label: up to 63 of A-Z, a-z, 0-9, -, _ and .")]
 Quantity = Annotated[str, Form(QUANTITY, "a quantity of Kubernetes such as 110, 500m, 960Gi or 960G")]
-Count = Annotated[str, Form(rf"{QUANTITY}|\{{[a-z]+\}}", "a quantity of Kubernetes such as 8 or 5120Mi, or {cards}")]
+Count = Annotated[
+    str, Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number, such as 8 or 5120Mi, or {cards}")
+]
 Folder = Annotated[str, Form(r"/[^\n\r\x00:]*", "a path that begins with / and has no colon")]
 Gpu = Annotated[str, Form(r"[a-z]{1,3}[0-9]{2,4}", "a GPU as in names of jobs, such as h100")]
-Word = Annotated[str, Form(r"[A-Za-z0-9_][A-Za-z0-9_.,=:&|*()\[\]/-]*", "a word of sbatch without blanks or quotes")]
+Word = Annotated[str, Form(WORD, "a word of sbatch without blanks or quotes")]
 HostType = Literal["Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"]
 
 COLLECTIVES = (
@@ -385,7 +388,7 @@ class Cluster(FactLayer):
     """The constants of a site; a file of `clusters/`."""
 
     title: str
-    registry: Text | None = None
+    registry: Annotated[str, Form(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*", "such as ghcr.io/acme")] | None = None
     """Registry and folder from which nodes pull the plan's images, such as `ghcr.io/acme`."""
     interface: Text = "eth0"
     """Network interface through which ranks find each other."""

@@ -59,7 +59,6 @@ from .sbom import relationship as relationship
 from .sbom import run_syft as run_syft
 from .scan import SEVERITIES as SEVERITIES
 from .scan import Policy as Policy
-from .scan import PolicyVerdict as PolicyVerdict
 from .scan import ScanReport as ScanReport
 from .scan import judge_vulnerabilities as judge_vulnerabilities
 from .scan import load_policy as load_policy

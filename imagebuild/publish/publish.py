@@ -109,32 +109,30 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
     names += [build.value.repository for build in evidence.builds if build.value.repository]
     registries = [tools.registry(host) for host in sorted({parse_reference(name).host for name in names})]
 
-    def publish(target: Target) -> tuple[Draft | None, Published]:
+    def publish(target: Target) -> Published:
         platforms = tuple(p for p in target.platforms if not request.platforms or p in request.platforms)
         terms = Terms(evidence, project.matrix.model.publish, rules_of(project, target, IMAGE_CHECKS))
         try:
             draft = make_draft(target, platforms, terms, tools, allow_dirty=request.allow_dirty)
-            return draft, publish_draft(draft, tools, dry_run=request.dry_run)
+            return publish_draft(draft, tools, dry_run=request.dry_run)
         except ImagebuildError as error:
-            return None, Published(target=target.id, state="failed", reasons=(str(error),))
+            return Published(target=target.id, state="failed", reasons=(str(error),))
 
-    def check_again(pair: tuple[Draft | None, Published]) -> Published:
+    def check_again(published: Published) -> Published:
         """See whether another publisher moved a tag that was just given."""
-        draft, published = pair
-        if draft is None or draft.index is None or published.state != "published":
-            return published
+        names = (*published.given, *published.moved) if published.state == "published" else ()
         try:
-            for name in draft.missing:
+            for name in map(parse_reference, names):
                 now = tools.registry(name.host).digest(name.repository, name.wanted)
-                if now != draft.index.digest:
-                    raise _overtaken(name, draft.index.digest, now)
+                if now != published.digest:
+                    raise _overtaken(name, str(published.digest), now)
         except CommandError as error:
             return published.model_copy(update={"state": "failed", "reasons": (str(error),)})
         return published
 
-    pairs = for_each(publish, targets, *registries, jobs=JOBS)
+    done = for_each(publish, targets, *registries, jobs=JOBS)
     return PublishResult(
-        targets=tuple(for_each(check_again, pairs, *registries, jobs=JOBS)),
+        targets=tuple(for_each(check_again, done, *registries, jobs=JOBS)),
         ignored=len(evidence.ignored),
         unnamed=tuple(str(v.path) for v in evidence.of_type(VerifyResult) if not v.value.digest),
     )

@@ -47,6 +47,7 @@ def request(line: str) -> JobRequest:
             options["features"] = tuple(words.pop(0).split(","))
         else:
             options[option] = int(words.pop(0)) if option in ("nodes", "racks") else words.pop(0)
+    options.setdefault("fabric", default_fabric(profiles()[options["profile"]], facts().fabrics))
     return JobRequest(**{"image": None if options.get("container") == "none" else IMAGE, **options})
 
 

@@ -55,6 +55,17 @@ MISTAKES = {
 }
 
 
+@pytest.mark.parametrize("content", (ROOT / "tests/data/refused-clusters.txt").read_text().splitlines())
+def test_values_of_clusters_are_refused_with_line_and_reason(content: str, tmp_path: Path) -> None:
+    """Values that Kubernetes, sbatch or a job could not use."""
+    folder = copy_of_facts(tmp_path)
+    (folder / "clusters/mine.yaml").write_text(f"title: Mine\n\n{content}\n")
+    lines = errors(folder).splitlines()
+    key = content.partition(":")[0]
+    assert lines
+    assert all(re.match(rf".*/clusters/mine\.yaml:(3|1): {key}[.:]", line) for line in lines), lines
+
+
 def errors(folder: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         load_facts(folder)

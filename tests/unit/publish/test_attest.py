@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,7 +169,10 @@ def test_a_statement_names_the_image_and_its_kind(published: Published) -> None:
     (item,) = published.registry.referrers(REPOSITORY, subject.digest)
     assert item.artifact_type == STATEMENT_MEDIA
     assert item.annotations["in-toto.io/predicate-type"] == "https://spdx.dev/Document"
-    made = attestation_of("sbom", encode_predicate(sbom(subject.digest)), subject, "open")
+    content = encode_predicate(sbom(subject.digest))
+    made = attestation_of("sbom", content, subject, "open", created="2026-01-01")
+    # A publisher sees by this annotation that the same is attached already.
+    assert made.annotations["imagebuild.predicate"] == digest_of(content)
     statement = json.loads(made.content)
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["subject"] == [{"name": "open", "digest": {"sha256": subject.digest.removeprefix("sha256:")}}]
@@ -254,27 +256,6 @@ def test_what_signing_needs_is_looked_at_first(keys: Keys, monkeypatch: pytest.M
 def test_nobodys_signature_is_not_verified(trust: Trust, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         trust.check()
-
-
-@pytest.mark.programs
-@pytest.mark.skipif(not shutil.which("cosign"), reason="cosign is not installed")
-def test_a_real_cosign_believes_its_own_key_only(tmp_path: Path) -> None:
-    """Whom it believes, and about which image; with a registry, tests/docker/test_attest.py."""
-    cosign = Cosign({"COSIGN_PASSWORD": "of a test"})
-    for name in ("ours", "theirs"):
-        cosign("generate-key-pair", "--output-key-prefix", tmp_path / name)
-    ours, theirs = (Trust(str(tmp_path / f"{name}.pub"), log=False, cosign=cosign) for name in ("ours", "theirs"))
-    content = encode_predicate(scan(digest_of(b"a manifest")))
-    bundle = Signer(str(tmp_path / "ours.key"), False, cosign).attest("scan", content, "open", b"a manifest")
-    made = Attestation("scan", OTHER, content, bundle)
-    assert ours.attestation_problem(made, b"a manifest") is None
-    assert "could not verify envelope" in str(theirs.attestation_problem(made, b"a manifest"))
-    assert "not match" in str(ours.attestation_problem(made, b"another manifest"))
-    payload = json.loads(bundle)["dsseEnvelope"]["payload"]
-    changed = base64.b64encode(base64.b64decode(payload).replace(b"passed", b"failed")).decode()
-    tampered = replace(made, bundle=bundle.replace(payload.encode(), changed.encode()))
-    assert ours.attestation_problem(tampered, b"a manifest")
-    assert Trust(str(tmp_path / "ours.pub"), cosign=cosign).attestation_problem(made, b"a manifest"), "it is in no log"
 
 
 # Verifying
@@ -445,19 +426,16 @@ def test_what_a_provenance_says(
     assert judge("provenance", document, replace(SUBJECT, platform=ARM64)) == ("broken", "is about linux/amd64")
 
 
-def test_one_good_verification_does_not_hide_a_failed_one(published: Published) -> None:
-    published.attach_all()
-    published.attach("verification", verification(published.platforms[AMD64].digest, AMD64, "failed"))
-    assert [f.outcome for f in wrong(published.verify())] == ["failed"]
-
-
-def test_a_failed_scan_counts_where_it_is_required(published: Published) -> None:
+def test_what_failed_counts_where_it_is_required(published: Published) -> None:
+    """A failed scan, and one failed verification beside a good one."""
     published.attach_all()
     for platform in PLATFORMS:
         published.attach("scan", scan(published.platforms[platform].digest, "failed"), platform)
     assert wrong(published.verify()) == []
     findings = wrong(published.verify(*DEFAULT_KINDS, "scan"))
-    assert [(f.kind, f.outcome) for f in findings] == [("scan", "failed")] * 2
+    assert [(f.kind, f.outcome) for f in findings if f.kind == "scan"] == [("scan", "failed")] * 2
+    published.attach("verification", verification(published.platforms[AMD64].digest, AMD64, "failed"))
+    assert [f.outcome for f in wrong(published.verify())] == ["failed"]
 
 
 def test_what_nobody_trusted_signed_is_not_believed(published: Published, keys: Keys) -> None:
@@ -503,15 +481,6 @@ def test_what_is_no_image(published: Published, document: object) -> None:
     for name, said in ((f"{REPOSITORY}@{digest}", "image"), (f"{REPOSITORY}:14", "registry.test has no such image")):
         with pytest.raises((ConfigError, ResultError), match=said):
             verify_attachments(parse_reference(f"registry.test/{name}"), published.registry, AttestRequest())
-
-
-def test_a_registry_that_fails_is_no_verdict(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> tuple[Descriptor, ...]:
-        raise CommandError("registry.test: 500")
-
-    monkeypatch.setattr(published.registry, "referrers", broken)
-    with pytest.raises(CommandError, match="500"):
-        published.verify()
 
 
 # Showing and adding
@@ -582,17 +551,25 @@ def run(published: Published, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return call
 
 
-def test_command_verify(published: Published, run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_commands(published: Published, run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     published.attach_all()
-    result = tmp_path / "result.json"
+    result, shown = tmp_path / "result.json", tmp_path / "sbom.spdx.json"
     status, text = run("verify", published.reference, "--json", result)
     assert status == 0, text
     assert f"is {published.digest}" in text
     assert "nobody's signature was checked" in text
     assert AttestResult.model_validate_json(result.read_text()).verdict == "passed"
     status, text = run("verify", published.reference, "--require", "sbom,scan")
-    assert status == 1
-    assert "2 wrong or missing" in text
+    assert (status, "2 wrong or missing" in text) == (1, True)
+
+    assert run("show", published.reference, "--kind", "sbom", "--platform", AMD64, "-o", shown)[0] == 0
+    assert json.loads(shown.read_text()) == sbom(published.platforms[AMD64].digest)
+    add = ("add", published.reference.at(published.digest), shown, "--kind", "sbom", "--platform", AMD64)
+    status, text = run(*add)
+    assert (status, text.startswith(f"registry.test/{REPOSITORY}@sha256:")) == (0, True)
+    assert run("show", published.reference, "--kind", "sbon")[0] == 2
+    with pytest.raises(ConfigError, match="--key and --no-tlog: need --sign"):
+        run(*add, "--key", "k")
 
 
 def test_what_others_wrote_does_not_act_on_the_terminal(
@@ -604,25 +581,3 @@ def test_what_others_wrote_does_not_act_on_the_terminal(
     _, text = run("verify", published.reference)
     assert "\x1b" not in text
     assert "[red]9" in text
-
-
-def test_command_show_and_add(published: Published, run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
-    published.attach_all()
-    shown = tmp_path / "sbom.spdx.json"
-    assert run("show", published.reference, "--kind", "sbom", "--platform", AMD64, "-o", shown)[0] == 0
-    assert json.loads(shown.read_text()) == sbom(published.platforms[AMD64].digest)
-    named = published.reference.at(published.digest)
-    status, text = run("add", named, shown, "--kind", "sbom", "--platform", AMD64)
-    assert status == 0
-    assert text.startswith(f"registry.test/{REPOSITORY}@sha256:")
-    with pytest.raises(ConfigError, match="did you mean 'sbom'"):
-        run("show", published.reference, "--kind", "sbon")
-    with pytest.raises(ConfigError, match="--key and --no-tlog: need --sign"):
-        run("add", named, shown, "--kind", "sbom", "--key", "k")
-
-
-def test_digests_are_of_what_is_attached(published: Published) -> None:
-    """A publisher sees by this annotation that the same is attached already."""
-    content = encode_predicate(scan(OTHER))
-    made = attestation_of("scan", content, published.platforms[AMD64], "open", created="2026-01-01")
-    assert made.annotations["imagebuild.predicate"] == digest_of(content)
