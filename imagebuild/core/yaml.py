@@ -12,8 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import ConfigError, Mistakes, ResultError, suggestion
-from imagebuild.core.files import read_text
+from imagebuild.core.errors import Mistakes, ResultError, suggestion
 
 M = TypeVar("M", bound=BaseModel)
 Loc = tuple[str | int, ...]
@@ -43,7 +42,7 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
     """Read a YAML or JSON file. Return None if anything is wrong, and add it to `mistakes`."""
     lines: dict[Loc, int] = {}
     try:
-        text = read_text(path)
+        text = path.read_text(encoding="utf-8")
         # JSON is YAML, but its own reader is a hundred times faster, and a lock is long and generated.
         if text.startswith("{"):
             data = json.loads(text)
@@ -51,8 +50,10 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
             node = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             data = _value(node, (), lines, path, mistakes)
         return YamlFile(path, model.model_validate(data), lines)
-    except ConfigError as error:
-        mistakes.texts.append(str(error))
+    except OSError as error:
+        mistakes.add(str(path), f"cannot be read: {error.strerror}")
+    except UnicodeDecodeError as error:
+        mistakes.add(str(path), f"cannot be read: not UTF-8 text, at byte {error.start}")
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         mistakes.add(f"{path}:{line}", f"not YAML: {error.problem}")
