@@ -690,11 +690,12 @@ class Registry:
         self.put_manifest(repository, own.digest, content, own.media_type)
         for _ in range(MOST_LISTINGS):
             start = time.monotonic()
-            if own.digest in {item.digest for item in self.referrers(repository, subject.digest)}:
+            by_registry = self.referrers(repository, subject.digest)
+            by_tag = self._referrers_by_tag(repository, subject.digest)
+            if own.digest in {item.digest for item in (*by_registry, *by_tag)}:
                 return own.digest
             # Sorted, so that it does not depend on who came first. Another publisher may overwrite it at the same time.
-            items = {item.digest: item for item in (*self._referrers_by_tag(repository, subject.digest), own)}
-            index = index_document(item for _, item in sorted(items.items()))
+            index = index_document(sorted((*by_tag, own), key=lambda item: item.digest))
             self.put_manifest(repository, referrers_tag(subject.digest), index, INDEX)
             self.stopped.wait(max(SETTLED_S, 2 * (time.monotonic() - start)) * (1 + random.random()))  # noqa: S311
         raise CommandError(f"{self.host}/{repository}: other publishers write the list of attachments all the time")
@@ -777,9 +778,11 @@ class Layout:
         return BlobStream(blob.size, chunks)
 
     def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Copy a blob to a file, if that is not there yet."""
+        """Copy a blob to a file, if that is not there yet; it appears under its name when it is whole."""
         if not path.exists():
-            shutil.copyfile(blob_path(self.folder, blob.digest), path)
+            with temporary_file(path.parent) as temporary:
+                shutil.copyfile(blob_path(self.folder, blob.digest), temporary)
+                temporary.rename(path)
 
     def has(self, digest: str) -> bool:
         """Return whether there is a manifest. It is written after all that it names."""
