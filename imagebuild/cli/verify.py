@@ -11,7 +11,7 @@ import typer
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import CommandError, ConfigError
 
 if TYPE_CHECKING:
     from imagebuild.project.records import VerifyResult
@@ -53,7 +53,7 @@ def verify(
 ) -> None:
     """Run the checks of an image, and say of each whether it passed.
 
-    Exit status 1 if a check fails.
+    Exit status 1 if a check fails, 4 if nothing could be started in the image.
     """
     from imagebuild.verify.verify import VerifyRequest, list_checks, verify_image
 
@@ -81,6 +81,9 @@ def verify(
     options.print_result(json_file, result, lambda: _print_results(result))
     if any(check.outcome == "failed" for check in result.checks):
         raise typer.Exit(1)
+    unstarted = [check for check in result.checks if check.component != "image"]
+    if unstarted and not result.surroundings:
+        raise CommandError(f"no check was started: {unstarted[0].reason}; --only image reads the files alone")
 
 
 def _print_results(result: VerifyResult) -> None:

@@ -35,14 +35,15 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     [
         (("x", "--runner", "podman"), 2, "--runner podman: unknown runner; use docker or exec:PREFIX"),
         (("x", "--hosts", "a,b"), 2, "--hosts: only with --runner exec"),
-        (("x", "--runner", "exec:", "--pull"), 2, "--pull: only the docker runner"),
+        (("x", "--runner", "exec:env", "--pull"), 2, "--pull: only the docker runner"),
         (("x", "--runner", "exec:'a"), 2, "No closing quotation"),
+        (("x", "--runner", "exec:"), 2, "needs a prefix; `exec:env` runs checks here"),
         (("x", "--env", "a b"), 2, "write NAME=VALUE"),
         ((), 2, "no image given; name a tag"),
-        (("--runner", "exec:"), 2, "choose checks with --only"),
-        (("--runner", "exec:", "--only", "library/verison"), 2, "did you mean 'library/version'?"),
-        (("tiny-cuda13.0-debian13-runtime", "--runner", "exec:", "--only", "tool/*"), 2, "no such check"),
-        (("--runner", "exec:", "--only", "x", "--profile", "y"), 2, "no profiles"),
+        (("--runner", "exec:env"), 2, "choose checks with --only"),
+        (("--runner", "exec:env", "--only", "library/verison"), 2, "did you mean 'library/version'?"),
+        (("tiny-cuda13.0-debian13-runtime", "--runner", "exec:env", "--only", "tool/*"), 2, "no such check"),
+        (("--runner", "exec:env", "--only", "x", "--profile", "y"), 2, "no profiles"),
         (("oci:absent", "--only", "image"), 2, "absent: does not exist"),
         (("./absent", "--only", "image"), 2, "absent: does not exist"),
     ],
@@ -72,7 +73,7 @@ def test_the_list_shows_only_checks_that_were_chosen(call: Call) -> None:
 def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "evidence"
     status, out, _ = call(
-        "tiny-cuda13.0-debian13-runtime", "--runner", "exec:", "--only", "library", "--output", str(folder),
+        "tiny-cuda13.0-debian13-runtime", "--runner", "exec:env", "--only", "library", "--output", str(folder),
         "--env", "EXTRA=given",
     )  # fmt: skip
     assert status == 1
@@ -90,13 +91,13 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     assert checks["other"].reason == "the image has no user nobody-like-this"
     assert (folder / "library.version.log").read_text() == "library 1.2\ngiven\n"
     assert result.surroundings
-    assert result.surroundings.runner == "exec:"
+    assert result.surroundings.runner == "exec:env"
     assert result.surroundings.environment["HOME"]
 
 
 @pytest.mark.programs
 def test_a_foreign_place_is_checked_by_name(call: Call, tmp_path: Path) -> None:
-    status, _, _ = call("--runner", "exec:", "--only", "library/version", "--json", str(tmp_path / "r.json"))
+    status, _, _ = call("--runner", "exec:env", "--only", "library/version", "--json", str(tmp_path / "r.json"))
     assert status == 0
     (check,) = json.loads((tmp_path / "r.json").read_text())["checks"]
     assert "any version accepted" in check["reason"]

@@ -9,12 +9,11 @@ from imagebuild.project import Facilities
 from imagebuild.verify import (
     CDI,
     GPU,
+    Host,
     as_user,
     better_options,
     command_line,
-    host_facts,
     initial_options,
-    probed_facilities,
     read_probe,
     with_ranks,
     with_share_of_gpus,
@@ -41,18 +40,18 @@ imagebuild-probe:end=.
 """
 
 
-def read(text: str) -> dict[str, list[str]]:
-    probe = read_probe(text)
-    assert probe
-    return dict(probe)
+def read(text: str) -> Host:
+    host = read_probe(text)
+    assert host
+    return host
 
 
 def test_the_probe_is_read_between_other_lines() -> None:
-    host = host_facts(read(PROBED))
+    host = read(PROBED)
     assert (host.user, host.uid, host.tools) == ("root", 0, frozenset({"bash", "nvidia-smi"}))
     assert host.accounts == {"root": (0, 0, "/root"), "me": (1000, 1001, "/home/me")}
     assert host.facts == {"kernel": "6.1", "os": "Some Linux"}
-    assert probed_facilities(read(PROBED), nodes=1, slurm=False, why={}) == Facilities(gpus=8, rdma=True)
+    assert host.facilities(nodes=1, slurm=False, why={}) == Facilities(gpus=8, rdma=True)
 
 
 def test_a_probe_that_was_cut_off_is_none() -> None:
@@ -69,7 +68,7 @@ def test_a_probe_that_was_cut_off_is_none() -> None:
     ],
 )
 def test_why_there_is_no_rdma(old: str, new: str, why: str) -> None:
-    have = probed_facilities(read(PROBED.replace(old, new)), nodes=1, slurm=False, why={})
+    have = read(PROBED.replace(old, new)).facilities(nodes=1, slurm=False, why={})
     assert (have.rdma, have.why["rdma"]) == (False, why)
 
 
@@ -82,7 +81,7 @@ def test_why_there_is_no_rdma(old: str, new: str, why: str) -> None:
 )
 def test_why_there_is_no_gpu(old: str, new: str, why: str) -> None:
     text = PROBED.replace("gpus=8", "gpus=0").replace(old, new)
-    have = probed_facilities(read(text), nodes=1, slurm=False, why={})
+    have = read(text).facilities(nodes=1, slurm=False, why={})
     assert (have.gpus, have.why["gpu"]) == (0, why)
 
 
@@ -101,9 +100,9 @@ def test_arguments_are_quoted_once_for_each_shell_on_the_way() -> None:
 @pytest.mark.parametrize(
     ("prefix", "changed"),
     [
-        ("docker exec -i c1", "docker exec --user me -i c1"),
-        ("sudo podman exec c1", "sudo podman exec --user me c1"),
-        ("ssh node docker exec c1", "ssh node docker exec --user me c1"),
+        ("docker exec -i c1", "docker exec --user 1000:1001 -i c1"),
+        ("sudo podman exec c1", "sudo podman exec --user 1000:1001 c1"),
+        ("ssh node docker exec c1", "ssh node docker exec --user 1000:1001 c1"),
         ("/opt/crun exec c1", "/opt/crun exec --user 1000:1001 c1"),
         ("docker run image", None),
         ("kubectl exec pod --", None),
@@ -111,7 +110,7 @@ def test_arguments_are_quoted_once_for_each_shell_on_the_way() -> None:
     ],
 )
 def test_the_option_for_the_user_stands_after_exec(prefix: str, changed: str | None) -> None:
-    assert with_user(prefix.split(), "me", ACCOUNT) == (changed.split() if changed else None)
+    assert with_user(prefix.split(), ACCOUNT) == (changed.split() if changed else None)
 
 
 @pytest.mark.parametrize(

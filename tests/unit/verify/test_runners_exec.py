@@ -58,7 +58,7 @@ def program(folder: Path, name: str, text: str) -> str:
     return str(path)
 
 
-@pytest.fixture(params=["", "ssh -o Option=a host"], ids=["plain", "joining"])
+@pytest.fixture(params=["env", "ssh -o Option=a host"], ids=["plain", "joining"])
 def session(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExecSession]:
     program(tmp_path, "ssh", JOINING)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -200,7 +200,7 @@ def test_the_user_is_changed_by_the_launcher_where_it_can(tmp_path: Path) -> Non
     docker = program(tmp_path, "docker", CONTAINER)
     with ExecRunner(f"{docker} exec c1").session() as session:
         assert session.run(Command("echo run", user="daemon")).output == "run\n"
-    assert (tmp_path / "docker.called").read_text().startswith("exec --user daemon c1 bash -c")
+    assert (tmp_path / "docker.called").read_text().startswith("exec --user 1:1 c1 bash -c")
 
 
 def test_a_user_that_nothing_can_change_to_is_an_obstacle(session: ExecSession) -> None:
@@ -235,6 +235,6 @@ def test_a_rank_that_is_done_does_not_end_the_others() -> None:
 def test_hosts_are_nodes(session: ExecSession) -> None:
     assert session.facilities.nodes == 1
     assert "--hosts" in session.facilities.why["nodes"]
-    with ExecRunner("", ["a", "b", "c"]).session() as several:
+    with ExecRunner("env", ["a", "b", "c"]).session() as several:
         assert several.facilities.nodes == 3
         assert several.run(Command("echo $IMAGEBUILD_NODES", user=me(), nodes=2)).output == "a b\n"
