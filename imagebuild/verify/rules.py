@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -566,63 +566,50 @@ def rule_name(rule: ImageRule) -> str:
 IMAGE_CHECKS = {
     "readable": "Every layer can be read",
     **{rule_name(rule): str(rule.__doc__).partition(".")[0] for rule in RULES},
-    "waivers": "All exceptions that the components and the matrix declare are needed",
 }
 """Name → what passing proves, of all checks that `inspect` makes."""
 SHOWN = 100
 """Findings of a rule that are listed."""
 
 
-@dataclass
-class DeclaredWaiver:
-    """Hold a waiver, and what it was used for."""
-
-    owner: str
-    """Component or image that declares it."""
-    waiver: CheckWaiver
-    used: list[str] = field(default_factory=list)
-
-
 def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
-    """Return the result of every rule, and at last whether all waivers were needed."""
-    declared: list[DeclaredWaiver] = []
+    """Return the result of every rule."""
+    waivers: list[tuple[str, CheckWaiver]] = []
     with suppress(NotApplicable):
-        owned = [(name, waiver) for name, component in inspection.components() for waiver in component.waivers]
         labels = inspection.image.labels
+        waivers = [(name, waiver) for name, component in inspection.components() for waiver in component.waivers]
         name = labels.get(f"{OCI}title", "")
         if image := inspection.project.matrix.model.images.get(name):
-            owned += [(f"images.{name}", waiver) for waiver in image.waivers]
+            waivers += [(f"images.{name}", waiver) for waiver in image.waivers]
         conditions = {**axis_facts(axes_of(labels)), "arch": inspection.image.architecture, "image": name}
-        declared = [DeclaredWaiver(owner, waiver) for owner, waiver in owned if matches(waiver.when, conditions)]
-    results = [
-        _judge_rule(rule, inspection, [d for d in declared if d.waiver.rule == rule_name(rule)]) for rule in RULES
-    ]
-    skipped = {result.check for result in results if result.outcome == "skipped"}
-    needless = [
-        f"{d.owner}: {d.waiver.rule} {d.waiver.subject}: nothing to waive; remove it"
-        for d in declared
-        if not d.used and d.waiver.rule not in skipped
-    ]
-    return (*results, _result("waivers", needless, needless, 0.0))
+        waivers = [(owner, waiver) for owner, waiver in waivers if matches(waiver.when, conditions)]
+    return tuple(
+        _judge_rule(rule, inspection, [(owner, w) for owner, w in waivers if w.rule == rule_name(rule)])
+        for rule in RULES
+    )
 
 
-def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[DeclaredWaiver]) -> CheckResult:
+def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple[str, CheckWaiver]]) -> CheckResult:
+    """Return the result of a rule; `waivers` are those of this rule with the components or images that declare them."""
     began = time.monotonic()
     try:
         findings = list(dict.fromkeys(rule(inspection)))
     except NotApplicable as reason:
         return CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped", reason=str(reason))
     faults, waived = [], []
+    notes = [f"{finding} (no fault)" for finding in findings if finding.note]
+    unused = [f"{waiver.subject}: {owner} declares this as right, but it is not there" for owner, waiver in waivers]
     for finding in findings:
         if finding.note:
             continue
-        if waiver := next((w for w in waivers if fnmatchcase(finding.subject, w.waiver.subject)), None):
-            waiver.used.append(finding.subject)
-            waived.append(f"{finding} (waived: {waiver.owner}: {waiver.waiver.reason})")
-        else:
+        fitting = (i for i, (_, waiver) in enumerate(waivers) if fnmatchcase(finding.subject, waiver.subject))
+        if (i := next(fitting, None)) is None:
             faults.append(str(finding))
-    notes = [f"{finding} (no fault)" for finding in findings if finding.note]
-    return _result(rule_name(rule), faults, [*faults, *waived, *notes], time.monotonic() - began)
+        else:
+            unused[i] = ""
+            waived.append(f"{finding} (waived: {waivers[i][0]}: {waivers[i][1].reason})")
+    lines = [*faults, *waived, *notes, *filter(None, unused)]
+    return _result(rule_name(rule), faults, lines, time.monotonic() - began)
 
 
 def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: float) -> CheckResult:
