@@ -178,8 +178,14 @@ def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence
     """
     components: Mapping[str, str | None] = {}
     if image is not None:
-        target = subject.target_with_id(plan, image)
-        components = (target or find_image_and_runner(plan, VerifyRequest(image))[0]).components
+        path = subject.path_of_image(image)
+        if target := subject.target_with_id(plan, image):
+            components = target.components
+        elif path:
+            components = subject.subject_in_files(path).components
+        else:
+            client = engine.connect_engine(engine.find_engine())
+            components = subject.subject_in_engine(client, plan, image, pull=False).components
     return select_checks(project, IMAGE_CHECKS, components or None, globs)
 
 

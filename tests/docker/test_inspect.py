@@ -15,13 +15,11 @@ from imagebuild.project import CheckResult, Project, VerifyResult, make_plan
 from imagebuild.verify import Inspection, scan_all
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild
 from tests.docker.test_quickstart import docker_build
-from tests.unit.image_files import elf
 
 pytestmark = pytest.mark.docker
 
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\\n" + "b3BlbnNzaC1rZXkt" * 4
 TOKEN = "ghp" + "_" + "a1B2c3D4e5F6g7H8i9" * 2
-NEEDS = ("libabsent.so.1", "libc.so.6")
 FAULTS = {
     "no-keys": f"RUN printf '%b' '{KEY}' > /opt/deploy\nRUN rm /opt/deploy",
     "no-tokens": f"RUN echo 'token: {TOKEN}' > /etc/deploy.yaml\nRUN rm /etc/deploy.yaml",
@@ -36,12 +34,6 @@ FAULTS = {
 """Rule → instructions that break it, and no other."""
 
 
-def written(path: str, data: bytes) -> str:
-    """An instruction that writes bytes."""
-    text = "".join(f"\\{byte:03o}" for byte in data)
-    return f"RUN printf '{text}' > {path} && chmod 755 {path}"
-
-
 def failed(results: tuple[CheckResult, ...]) -> dict[str, str]:
     return {result.check: result.output for result in results if result.outcome == "failed"}
 
@@ -50,14 +42,7 @@ def test_planted_faults_are_found_and_nothing_else(
     quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
 ) -> None:
     tag = f"{REPOSITORY}/planted:1"
-    stub = written("/opt/stubs/libcuda.so", elf(soname="libcuda.so.1"))
-    foreign = {
-        "no-stubs": f"RUN mkdir /opt/stubs\n{stub}\nRUN ln -s /opt/stubs/libcuda.so /usr/lib/libcuda.so.1",
-        "architecture": written("/opt/arm", elf(machine=183)),
-        "closure": written("/opt/program", elf(needed=NEEDS, interpreter="/lib64/ld-linux-x86-64.so.2")),
-    }
-    faults = FAULTS | foreign
-    docker_build("\n".join([f"FROM {quickstart.tag}", *faults.values()]), "--tag", tag)
+    docker_build("\n".join([f"FROM {quickstart.tag}", *FAULTS.values()]), "--tag", tag)
     saved = tmp_path / "image.tar"
     with saved.open("wb") as file:
         file.writelines(client.images.get(tag).save())
@@ -65,14 +50,8 @@ def test_planted_faults_are_found_and_nothing_else(
     result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
     assert result.target == quickstart.result.target
     found = failed(result.checks)
-    assert set(found) == set(faults)
-    for rule, text in {
-        "no-keys": "/opt/deploy: holds a private key, in layer", "no-tokens": "/etc/deploy.yaml: holds what looks like a",
-        "closure": "/opt/program: needs libabsent.so.1, which is nowhere in the image",
-        "architecture": "/opt/arm: is for ELF machine 183, not for amd64",
-        "no-stubs": "/usr/lib/libcuda.so.1: is a stub that the loader finds",
-    }.items():  # fmt: skip
-        assert text in found[rule]
+    assert set(found) == set(FAULTS)
+    assert "/opt/deploy: holds a private key, in layer" in found["no-keys"]
     assert TOKEN not in done.out + (tmp_path / "verify.json").read_text()
 
 

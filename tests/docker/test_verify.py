@@ -25,7 +25,6 @@ from tests.docker.conftest import (
     Built,
     Imagebuild,
     compose_command,
-    containers,
     copy_of_project,
     finish,
     sleeping,
@@ -82,15 +81,6 @@ def without_nodes(result: dict[str, str], single: VerifyResult) -> dict[str, str
     return {name: outcome for name, outcome in result.items() if name not in alone}
 
 
-def test_docker_exec_as_a_prefix_says_the_same(by_docker: VerifyResult, started: Container, verify: Verify) -> None:
-    result = verify(TARGET, "--runner", f"exec:docker exec {started.name}")
-    assert without_nodes(outcomes(by_docker), result) == without_nodes(outcomes(result), result)
-    assert len(without_nodes(outcomes(result), result)) > 30
-    assert all("--layout" in c.reason for c in result.checks if c.component == "image")
-    assert (result.target, result.platform) == (TARGET, by_docker.platform)
-    assert the(result, "openmpi-distro/ranks-as-user").command[:4] == ("docker", "exec", str(started.name), "bash")
-
-
 @dataclass(frozen=True)
 class Node:
     """A machine that is reached by ssh."""
@@ -116,10 +106,17 @@ def node(
         yield Node(client.containers.get(f"{project}-node-1"), ssh)
 
 
-def test_ssh_as_a_prefix_says_the_same(by_docker: VerifyResult, node: Node, verify: Verify) -> None:
-    result = verify(TARGET, "--runner", f"exec:{node.ssh}")
+@pytest.mark.parametrize("launcher", ["docker", "ssh"])
+def test_a_prefix_says_the_same(
+    by_docker: VerifyResult, started: Container, node: Node, verify: Verify, launcher: str
+) -> None:
+    prefix = node.ssh if launcher == "ssh" else f"docker exec {started.name}"
+    result = verify(TARGET, "--runner", f"exec:{prefix}")
     assert without_nodes(outcomes(by_docker), result) == without_nodes(outcomes(result), result)
     assert len(without_nodes(outcomes(result), result)) > 30
+    assert all("--layout" in c.reason for c in result.checks if c.component == "image")
+    assert (result.target, result.platform) == (TARGET, by_docker.platform)
+    assert the(result, "openmpi-distro/ranks-as-user").command[: len(prefix.split())] == tuple(prefix.split())
 
 
 def test_hosts_of_a_prefix_are_nodes(
@@ -141,17 +138,12 @@ def test_what_is_kept_as_evidence(quickstart: Built, imagebuild: Imagebuild, tmp
     result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
     assert (result.target, result.digest) == (TARGET, quickstart.result.digest)
     assert result.labels["imagebuild.target"] == TARGET
-    assert re.match(r"20\d\d-\d\d-\d\dT.*\+00:00$", result.started)
     place = result.surroundings
     assert place
     assert (place.runner, place.user) == ("docker", "root")
-    assert place.environment["PATH"].endswith("/bin")
     assert {"kernel", "machine", "cpus", "memory", "os"} <= set(place.facts)
     assert (tmp_path / place.reports["cat /etc/os-release"]).read_text().startswith("PRETTY_NAME")
     version = the(result, "ucx-distro/version")
-    assert version.status == 0
-    assert version.log == "ucx-distro.version.log"
-    assert (tmp_path / version.log).read_text() == version.output
     assert version.environment == {"HOME": "/root", "LC_ALL": "C.UTF-8", "USER": "root"}
     assert "ucx_info" in version.command[-1]
     assert {c.log for c in result.checks if c.log} == {p.name for p in tmp_path.glob("*.log")}
@@ -210,15 +202,6 @@ def test_a_hung_check_ends_with_all_it_started(
     assert (check.reason, check.output) == ("did not end within 2 s", "before\n")
     assert the(result, "pmix/afterwards").outcome == "passed", the(result, "pmix/afterwards").output
     assert done.seconds < 60
-
-
-def test_ctrl_c_ends_the_container(quickstart: Built, hung: tuple[Imagebuild, str], client: DockerClient) -> None:
-    imagebuild, seconds = hung
-    process = imagebuild.start("verify", TARGET, "--only", "pmix/forever")
-    assert until(lambda: sleeping(seconds))
-    process.send_signal(signal.SIGINT)
-    assert finish(process).status == 130
-    assert not containers(client)
 
 
 def test_ctrl_c_ends_what_ssh_started(hung: tuple[Imagebuild, str], node: Node) -> None:
@@ -332,18 +315,3 @@ def test_a_digest_is_pulled_where_that_is_allowed(
         assert the(result, "pmix/loads").outcome == "passed"
     finally:
         client.images.remove(name)
-
-
-def test_names_that_are_wrong(quickstart: Built, imagebuild: Imagebuild) -> None:
-    assert "did you mean 'pmix/loads'" in imagebuild("verify", TARGET, "--only", "pmix/laods", expect=2).err
-    assert "no component with these checks" in imagebuild("verify", TARGET, "--only", "nvbandwidth/*", expect=3).err
-    assert "cannot be run" in imagebuild("verify", TARGET, "--runner", "exec:not-a-program", expect=4).err
-
-
-def test_checks_are_listed_with_their_needs(imagebuild: Imagebuild, quickstart: Built) -> None:
-    every = imagebuild("verify", "--list").out
-    ours = imagebuild("verify", "--list", quickstart.tag).out
-    assert re.search(r"(?m)^nccl-tests/all-reduce +gpu", every)
-    assert "nccl-tests/" not in ours
-    assert "pmix/loads" in ours
-    assert "image/no-keys" in ours

@@ -90,9 +90,10 @@ def test_a_check_that_cannot_run_is_skipped_with_its_reason(project: Project, tm
 
 
 def test_needs_that_are_there_are_no_reason_to_skip(project: Project, tmp_path: Path) -> None:
-    answers = dict.fromkeys(("version", "devices", "many", "long"), (0, "library 1.2\n"))
+    # The version stands before the end that is in memory.
+    answers = dict.fromkeys(("version", "devices", "many", "long"), (0, "library 1.2\n" + "noise\n" * 1000))
     found = outcomes(project, tmp_path, answers, have=Facilities(gpus=2, rdma=True, nodes=2))
-    assert found["many"] == found["devices"] == ("passed", "")
+    assert found["many"] == found["devices"] == found["version"] == ("passed", "")
     found = outcomes(project, tmp_path, answers, have=Facilities(gpus=1, rdma=True, nodes=2, why={"gpu": "a reason"}))
     assert found["many"] == ("skipped", "needs 2 GPUs, 1 here: a reason")
 
@@ -106,11 +107,6 @@ def test_without_a_version_any_is_accepted_and_that_is_said(project: Project, tm
     assert found["compiles"] == found["long"] == ("passed", "")
     answers["version"] = (0, "library of no version\n")
     assert outcomes(project, tmp_path, answers, version=None, axes={})["version"][0] == "failed"
-
-
-def test_what_is_expected_may_stand_before_the_end_that_is_in_memory(project: Project, tmp_path: Path) -> None:
-    answers = {"version": (0, "library 1.2\n" + "noise\n" * 1000), "long": (0, "")}
-    assert outcomes(project, tmp_path, answers)["version"] == ("passed", "")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from imagebuild.project import VerifyResult
 from tests.conftest import LIBRARY, Files
+from tests.unit import image_files
 from tests.unit.conftest import Call
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -27,6 +28,7 @@ checks:
 def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     tiny.component("library", LIBRARY + CHECKS)
     monkeypatch.chdir(tiny.root)
+    image_files.layout(tiny.root / "foreign", {}, Labels={"imagebuild.component.gone": "1"})
     return partial(command, "verify")
 
 
@@ -46,6 +48,11 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
         (("--runner", "exec:env", "--only", "x", "--profile", "y"), 2, "no profiles"),
         (("oci:absent", "--only", "image"), 2, "absent: does not exist"),
         (("./absent", "--only", "image"), 2, "absent: does not exist"),
+        (
+            ("--runner", "exec:env", "--layout", "foreign"),
+            2,
+            "gone: a component of the image, but no such component is known here",
+        ),
     ],
 )
 def test_what_is_refused(call: Call, arguments: tuple[str, ...], status: int, said: str) -> None:
@@ -65,8 +72,12 @@ def test_the_list_says_what_checks_need(call: Call) -> None:
 def test_the_list_shows_only_checks_that_were_chosen(call: Call) -> None:
     status, out, _ = call("--list", "--only", "image/no-*")
     assert (status, "image/no-keys" in out, "library/large" in out) == (0, True, False)
-    status, _, err = call("--list", "--only", "libary")
-    assert (status, "did you mean" in err) == (2, True)
+
+
+def test_the_list_of_an_image_is_its_own(call: Call, tiny: Files) -> None:
+    image_files.layout(tiny.root / "layout", {}, Labels={"imagebuild.component.library": "1.2"})
+    status, out, _ = call("--list", "./layout")
+    assert (status, "image/no-keys" in out, "library/large" in out, "tool/" in out) == (0, True, True, False)
 
 
 @pytest.mark.programs

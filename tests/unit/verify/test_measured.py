@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 
 from imagebuild.bench import (
-    BandwidthTest,
-    Diagnostic,
     Half,
     NcclRow,
     Profile,
@@ -19,6 +17,18 @@ from imagebuild.bench import (
 from imagebuild.project import Check, CheckResult
 from imagebuild.verify import algorithm_of, correctness_problem, judged_speed, read_results
 from tests.conftest import ROOT
+
+
+def copy(status: str) -> Results:
+    test = {"source": "s", "name": "copy", "unit": "GB/s", "status": status, "matrix": None, "sum": 1}
+    return Results.model_validate({"tests": [test]})
+
+
+def memory(status: str) -> Results:
+    return Results.model_validate(
+        {"diagnostics": [{"source": "s", "category": None, "test": "memory", "status": status}]}
+    )
+
 
 HALF = Half(time_us=1, algbw_gb_s=1, busbw_gb_s=300, wrong=0)
 CHECK = Check(name="all-reduce", description="d", run="x", results="nccl-tests")
@@ -53,20 +63,15 @@ def h100() -> Profile:
         ("nccl-tests", Results(runs=(run(),)), ""),
         ("nccl-tests", Results(runs=(run(), run(verdict="wrong-data", reason="3 wrong"))), "wrong-data: 3 wrong"),
         ("nccl-tests", Results(), "no result of nccl-tests in the output"),
-        ("nvbandwidth", Results(tests=(BandwidthTest(source="s", name="copy", unit="GB/s", status="passed", matrix=None,
-                                                     sum=1),)), ""),
-        ("nvbandwidth", Results(tests=(BandwidthTest(source="s", name="copy", unit="GB/s", status="error", matrix=None,
-                                                     sum=1),)), "copy: error"),
-        ("nvbandwidth", Results(tests=(BandwidthTest(source="s", name="copy", unit="GB/s", status="waived", matrix=None,
-                                                     sum=1),)), "no result of nvbandwidth"),
-        ("dcgmi", Results(diagnostics=(Diagnostic(source="s", category=None, test="memory", status="pass"),)), ""),
-        ("dcgmi", Results(diagnostics=(Diagnostic(source="s", category=None, test="memory", status="fail"),)),
-         "memory: fail"),
-        ("dcgmi", Results(diagnostics=(Diagnostic(source="s", category=None, test="memory", status="skip"),)),
-         "no result of dcgmi"),
+        ("nvbandwidth", copy("passed"), ""),
+        ("nvbandwidth", copy("error"), "copy: error"),
+        ("nvbandwidth", copy("waived"), "no result of nvbandwidth"),
+        ("dcgmi", memory("pass"), ""),
+        ("dcgmi", memory("fail"), "memory: fail"),
+        ("dcgmi", memory("skip"), "no result of dcgmi"),
         ("ucx_perftest", Results(ucx=(UcxResult(source="s", title="t", final=False),)), "no final result"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_results_bad(tool: str, results: Results, said: str) -> None:
     assert said in correctness_problem(results, tool)
     assert bool(correctness_problem(results, tool)) is bool(said)

@@ -1,10 +1,7 @@
 """What the runners decide, without starting anything."""
 
-from pathlib import Path
-
 import pytest
 
-from imagebuild.core import KEPT, OutputSink
 from imagebuild.project import Facilities
 from imagebuild.verify import (
     CDI,
@@ -62,27 +59,18 @@ def test_a_probe_that_was_cut_off_is_none() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("1/state 4: ACTIVE", "1/state 2: INIT", "no port is active"),
-        ("verbs=", "x=", "no /dev/infiniband/uverbs* in the container"),
-        ("port=", "x=", "no port in /sys/class/infiniband"),
+        ("1/state 4: ACTIVE", "1/state 2: INIT", {"rdma": "no port is active"}),
+        ("verbs=", "x=", {"rdma": "no /dev/infiniband/uverbs* in the container"}),
+        ("port=", "x=", {"rdma": "no port in /sys/class/infiniband"}),
+        ("gpus=8", "gpus=0", {"gpu": "nvidia-smi finds none"}),
+        ("tool=nvidia-smi\n", "\n", {}),
+        ("tool=nvidia-smi\n", "gpus=0\n", {"gpu": "no nvidia-smi, which a driver brings"}),
     ],
 )
-def test_why_there_is_no_rdma(old: str, new: str, why: str) -> None:
-    have = read(PROBED.replace(old, new)).facilities(nodes=1, slurm=False, why={})
-    assert (have.rdma, have.why["rdma"]) == (False, why)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ("gpus=8", "gpus=0", "nvidia-smi finds none"),
-        ("tool=nvidia-smi", "gpus=", "no nvidia-smi, which a driver brings"),
-    ],
-)
-def test_why_there_is_no_gpu(old: str, new: str, why: str) -> None:
-    text = PROBED.replace("gpus=8", "gpus=0").replace(old, new)
-    have = read(text).facilities(nodes=1, slurm=False, why={})
-    assert (have.gpus, have.why["gpu"]) == (0, why)
+def test_why_something_is_absent(old: str, new: str, why: dict[str, str]) -> None:
+    have = read(PROBED.replace(old, new)).facilities(nodes=2, slurm=True, why={"nodes": "is not asked"})
+    assert have.why == why
+    assert (have.gpus, have.rdma) == (0 if "gpu" in why else 8, "rdma" not in why)
 
 
 def test_arguments_are_quoted_once_for_each_shell_on_the_way() -> None:
@@ -178,12 +166,3 @@ def test_nodes_share_the_gpus() -> None:
     assert (cdi["Driver"], cdi["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=0"])
     assert with_share_of_gpus(options, 0, 4, 2) == options
     assert with_share_of_gpus({"hostname": "check"}, 0, 2, 8) == {"hostname": "check"}
-
-
-def test_a_sink_keeps_the_end_whatever_the_chunks(tmp_path: Path) -> None:
-    for size in (1, 100, KEPT, 3 * KEPT):
-        whole = bytes(33 + n % 90 for n in range(3 * KEPT))
-        with OutputSink(tmp_path / "log") as sink:
-            sink.drain(whole[at : at + size] for at in range(0, len(whole), size))
-        assert sink.text == whole[-KEPT:].decode()
-        assert (tmp_path / "log").read_bytes() == whole

@@ -70,10 +70,24 @@ def run(session: ExecSession, script: str, **more: object) -> Execution:
     return session.run(Command(script, user=me(), **more))  # type: ignore[arg-type]
 
 
-def test_status_and_both_streams_in_their_order(session: ExecSession) -> None:
-    done = run(session, "echo one; echo two >&2; echo three; exit 7")
-    assert (done.status, done.output) == (7, "one\ntwo\nthree\n")
-    assert done.argv[-5:] == ("bash", "-euo", "pipefail", "-c", "echo one; echo two >&2; echo three; exit 7")
+@pytest.mark.parametrize(
+    ("script", "timeout_s", "status", "output"),
+    [
+        ("echo one; echo two >&2; echo three; exit 7", 60, 7, "one\ntwo\nthree\n"),
+        ("false | true; echo on", 60, 1, ""),
+        ("echo $not_set; echo on", 60, 1, "bash: line 1: not_set: unbound variable\n"),
+        ("cat; echo read to the end", 5, 0, "read to the end\n"),
+        ("exit 124", 60, 124, ""),
+        ("trap 'echo tidy; exit 0' TERM; sleep 1000 & wait", 1, None, "tidy\n"),
+    ],
+    ids=["streams-in-order", "a-pipe-fails", "unset", "nothing-to-read", "no-timeout-by-itself", "ends-itself-in-time"],
+)
+def test_what_a_command_does(
+    session: ExecSession, script: str, timeout_s: float, status: int | None, output: str
+) -> None:
+    done = run(session, script, timeout_s=timeout_s)
+    assert (done.status, done.output) == (status, output)
+    assert done.argv[-5:] == ("bash", "-euo", "pipefail", "-c", script)
 
 
 @pytest.mark.parametrize(
@@ -82,16 +96,6 @@ def test_status_and_both_streams_in_their_order(session: ExecSession) -> None:
 def test_every_character_arrives(session: ExecSession, text: str) -> None:
     done = run(session, f"printf '%s' {shlex.quote(text)} \"$GIVEN\"", environment={"GIVEN": text})
     assert done.output == text + text
-
-
-def test_commands_stop_at_the_first_failure(session: ExecSession) -> None:
-    assert run(session, "false | true; echo on").output == ""
-    assert run(session, "echo $not_set; echo on").status != 0
-
-
-def test_nothing_waits_for_input(session: ExecSession) -> None:
-    done = run(session, "cat; echo read to the end", timeout_s=5)
-    assert (done.status, done.output) == (0, "read to the end\n")
 
 
 def test_a_hung_command_ends_with_grandchildren_in_other_sessions(session: ExecSession, forever: str) -> None:
@@ -110,15 +114,6 @@ def test_a_command_that_ignores_the_request_to_end_is_killed(
     done = run(session, f"trap '' TERM; echo deaf; while :; do sleep {forever} || true; done", timeout_s=1)
     assert (done.status, done.output) == (None, "deaf\n")
     assert gone(forever)
-
-
-def test_a_command_may_end_itself_in_time(session: ExecSession, forever: str) -> None:
-    done = run(session, f"trap 'echo tidy; exit 0' TERM; sleep {forever} & wait", timeout_s=1)
-    assert (done.status, done.output) == (None, "tidy\n")
-
-
-def test_124_is_no_timeout_by_itself(session: ExecSession) -> None:
-    assert run(session, "exit 124").status == 124
 
 
 def test_what_a_command_leaves_behind_ends_with_it(session: ExecSession, forever: str) -> None:
