@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagebuild.oci import KINDS, STATEMENT_MEDIA, AttachmentFile, Descriptor, Registry, RepositoryAt, encode_predicate
+from imagebuild.oci import KINDS, STATEMENT_MEDIA, Attachment, Descriptor, Registry, RepositoryAt, encode_predicate
 from imagebuild.publish import attach as attach_predicate
 
 
@@ -10,6 +10,5 @@ def attach(registry: Registry, repository: str, subject: Descriptor, kind: str, 
     """Attach a document, nobody's signature on it; bytes are attached in place of a statement."""
     if not isinstance(content, bytes):
         return attach_predicate(RepositoryAt(registry, repository), subject, kind, encode_predicate(content))
-    files = (AttachmentFile(f"{kind}.intoto.json", STATEMENT_MEDIA, content),)
     notes = {"in-toto.io/predicate-type": KINDS[kind]}
-    return registry.attach(repository, subject, STATEMENT_MEDIA, files, notes)
+    return registry.attach(repository, subject, Attachment(f"{kind}.intoto.json", STATEMENT_MEDIA, content, notes))

@@ -1,4 +1,4 @@
-"""What publishing 20 targets moves, as bytes on the wire: a real registry behind a proxy that counts."""
+"""What publishing 20 targets moves: a real registry behind a proxy that counts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _measured(what: str, publish: Callable[[], Done], faulty: Faulty) -> list[tu
     kinds = {kind: faulty.bytes(kind) / 1e3 for kind in ("manifest", "upload", "blob", "referrers")}
     listed = ", ".join(f"{kind} {size:.0f} kB" for kind, size in kinds.items())
     return [
-        (f"{what}: bytes on the wire, both ways, with headers", f"{faulty.bytes() / 1e3:.0f} kB ({listed})", ""),
+        (f"{what}: bytes of requests and answers", f"{faulty.bytes() / 1e3:.0f} kB ({listed})", ""),
         (f"{what}: requests, of which write", f"{faulty.count()}, {writes}", ""),
         (f"{what}: seconds", f"{took:.1f} s", ""),
     ]

@@ -1,24 +1,18 @@
-"""A proxy in front of a registry that does wrong what networks and registries do wrong, by rule, and counts.
-
-`in_front_of` runs it in this process; `python3 faulty.py REGISTRY` as a service, which tests use by `FaultyService`.
-"""
+"""A proxy in front of a registry that does wrong what networks and registries do wrong, by rule, and counts."""
 
 from __future__ import annotations
 
 import json
 import re
 import socket
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, cast
-from urllib.request import Request as HTTPRequest
-from urllib.request import urlopen
+from typing import Literal, cast
 
 Fault = Literal["busy", "broken", "drop-before", "drop-after", "cut", "lose", "forget", "slow"]
 """What happens to a request:
@@ -32,16 +26,12 @@ Fault = Literal["busy", "broken", "drop-before", "drop-after", "cut", "lose", "f
 - `forget`: the registry does not know the upload any more
 - `slow`: it takes `seconds` longer
 """
-FAULTS: tuple[Fault, ...] = ("busy", "broken", "drop-before", "drop-after", "cut", "lose", "forget", "slow")
 KINDS = (
     ("upload", r"/blobs/uploads"), ("blob", r"/blobs/"), ("manifest", r"/manifests/"), ("tags", r"/tags/list"),
     ("referrers", r"/referrers/"),
 )  # fmt: skip
 CHUNK = 1 << 16
 HOP = {"connection", "transfer-encoding", "keep-alive"}
-CONTROL = "/faults"
-"""Where a service is told its rules: GET gives them with the requests so far, POST adds one, PUT changes how often the one
-of that number still applies, DELETE forgets all."""
 
 
 @dataclass
@@ -67,37 +57,16 @@ class Request:
     status: int | None
     """None if the connection was dropped instead."""
     bytes: int
-    """In both directions, with the headers."""
+    """Of the bodies, in both directions."""
     fault: Fault | None
 
 
-class Requests:
-    """Requests so far, counted."""
-
-    @property
-    def requests(self) -> list[Request]:
-        """Return all so far, with those whose answer has just arrived."""
-        raise NotImplementedError
-
-    def count(self, method: str = "", kind: str = "") -> int:
-        """Requests of a method and a kind; without either, of all."""
-        return sum(method in ("", r.method) and kind in ("", r.kind) for r in self.requests)
-
-    def bytes(self, kind: str = "") -> int:
-        """What those requests and their answers were on the wire."""
-        return sum(r.bytes for r in self.requests if kind in ("", r.kind))
-
-    @property
-    def counts(self) -> Counter[tuple[str, str]]:
-        """Method and kind → requests."""
-        return Counter((r.method, r.kind) for r in self.requests)
-
-
 @dataclass
-class Faulty(Requests):
+class Faulty:
     """The proxy: `address` is what clients get, `rules` may change at any time."""
 
     upstream: str
+    """Where the registry is reached without the proxy."""
     address: str = ""
     rules: list[Rule] = field(default_factory=list)
     noted: list[Request] = field(default_factory=list)
@@ -135,9 +104,23 @@ class Faulty(Requests):
 
     @property
     def requests(self) -> list[Request]:
+        """All so far, with those whose answer has just arrived."""
         with self.lock:
             assert self.lock.wait_for(lambda: not self.working, timeout=30), "requests do not end"
             return list(self.noted)
+
+    def count(self, method: str = "", kind: str = "") -> int:
+        """Requests of a method and a kind; without either, of all."""
+        return sum(method in ("", r.method) and kind in ("", r.kind) for r in self.requests)
+
+    def bytes(self, kind: str = "") -> int:
+        """What those requests and their answers carried."""
+        return sum(r.bytes for r in self.requests if kind in ("", r.kind))
+
+    @property
+    def counts(self) -> Counter[tuple[str, str]]:
+        """Method and kind → requests."""
+        return Counter((r.method, r.kind) for r in self.requests)
 
     def clear(self) -> None:
         """Forget rules, and requests when those under way have ended; a slow one waits no longer."""
@@ -153,81 +136,6 @@ class Faulty(Requests):
             self.lock.wait_for(lambda: not any(other is rule for other in self.rules), timeout=rule.seconds)
 
 
-@dataclass(frozen=True)
-class FaultyService(Requests):
-    """A proxy that runs as a service of its own, used as `Faulty` is."""
-
-    upstream: str
-    """Where this machine reaches the registry without the proxy."""
-    address: str
-
-    def ask(self, method: str = "GET", path: str = "", content: object = None) -> Any:
-        """Return what the service answers, from JSON."""
-        data = json.dumps(content).encode()
-        with urlopen(HTTPRequest(f"http://{self.address}{CONTROL}{path}", data, method=method), timeout=60) as answer:
-            return json.load(answer)
-
-    def rule(
-        self, fault: Fault, method: str = ".*", path: str = "", *, times: int = 1, seconds: float = 0
-    ) -> ServiceRule:
-        """From now on; of several rules that fit, the first counts."""
-        made = Rule(fault, method, path, times, seconds)
-        return ServiceRule(self, int(self.ask("POST", content=asdict(made))), made)
-
-    @property
-    def rules(self) -> list[Rule]:
-        return [Rule(**rule) for rule in self.ask()["rules"]]
-
-    @property
-    def requests(self) -> list[Request]:
-        return [Request(**request) for request in self.ask(path="/requests")]
-
-    def clear(self) -> None:
-        """Forget requests and rules."""
-        self.ask("DELETE")
-
-
-@dataclass
-class ServiceRule:
-    """A rule of a service."""
-
-    service: FaultyService
-    number: int
-    given: Rule
-
-    @property
-    def times(self) -> int:
-        """How often it still applies."""
-        return self.service.rules[self.number].times
-
-    @times.setter
-    def times(self, times: int) -> None:
-        self.service.ask("PUT", f"/{self.number}", times)
-
-
-class Counted:
-    """A file that counts what passes."""
-
-    def __init__(self, file: Any) -> None:
-        self.file, self.bytes = file, 0
-
-    def _counted(self, data: bytes) -> bytes:
-        self.bytes += len(data)
-        return data
-
-    def readline(self, limit: int = -1) -> bytes:
-        return self._counted(self.file.readline(limit))
-
-    def read(self, size: int = -1) -> bytes:
-        return self._counted(self.file.read(size))
-
-    def write(self, data: bytes) -> int:
-        return int(self.file.write(self._counted(data)))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-
 class Dropped(Exception):
     """The connection is closed without more ado."""
 
@@ -237,11 +145,6 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     default_request_version = "HTTP/1.1"
     """Of what is no request, such as TLS: engines see by the answer that they have to do without."""
-
-    def setup(self) -> None:
-        super().setup()
-        self.rfile, self.wfile = cast(Any, Counted(self.rfile)), cast(Any, Counted(self.wfile))
-        self.noted = 0
 
     def handle(self) -> None:
         # Who tries TLS first, as docker does, needs an answer that is HTTP to try again without.
@@ -259,11 +162,8 @@ class Handler(BaseHTTPRequestHandler):
         return cast(Server, self.server).faulty
 
     def relay(self) -> None:
-        if self.path.startswith(CONTROL):
-            self._control()
-            self.noted = self._passed()
-            return
         self.answered: int | None = None
+        self.passed = 0
         with self.faulty.at_work():
             rule = self.faulty.take(self.command, self.path)
             try:
@@ -272,36 +172,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.answered, self.close_connection = None, True
             finally:
                 kind = next((name for name, path in KINDS if re.search(path, self.path)), "other")
-                passed = self._passed() - self.noted
-                self.noted += passed
                 fault = rule.fault if rule else None
-                self.faulty.note(Request(self.command, self.path, kind, self.answered, passed, fault))
+                self.faulty.note(Request(self.command, self.path, kind, self.answered, self.passed, fault))
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815 - names of the standard library
-
-    def _control(self) -> None:
-        given = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
-        answer: object = None
-        match self.command, self.path.removeprefix(CONTROL).strip("/"):
-            case "GET", "requests":
-                answer = [asdict(request) for request in self.faulty.requests]
-            case "GET", _:
-                answer = {"rules": [asdict(rule) for rule in self.faulty.rules]}
-            case "POST", _:
-                self.faulty.rule(**given)
-                answer = len(self.faulty.rules) - 1
-            case "PUT", number:
-                self.faulty.rules[int(number)].times = given
-            case "DELETE", _:
-                self.faulty.clear()
-        content = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def _passed(self) -> int:
-        return cast(Counted, self.rfile).bytes + cast(Counted, self.wfile).bytes
 
     def _serve(self, rule: Rule | None) -> None:
         fault = rule.fault if rule else None
@@ -362,6 +236,7 @@ class Handler(BaseHTTPRequestHandler):
             if not (data := self.rfile.read(min(left, CHUNK))):
                 raise Dropped  # by the client
             left -= len(data)
+            self.passed += len(data)
             yield data
 
     def _unchunked(self) -> Iterator[bytes]:
@@ -398,6 +273,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer.read(int(answer.headers.get("Content-Length", 0)) // 2))
             raise Dropped
         while not bodiless and (data := answer.read(CHUNK)):
+            self.passed += len(data)
             self.wfile.write(data if sized else b"%x\r\n%s\r\n" % (len(data), data))
         if not bodiless and not sized:
             self.wfile.write(b"0\r\n\r\n")
@@ -408,8 +284,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, faulty: Faulty, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
-        super().__init__(address, Handler)
+    def __init__(self, faulty: Faulty) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
         self.faulty = faulty
 
 
@@ -432,7 +308,3 @@ def in_front_of(upstream: str) -> Iterator[Faulty]:
     faulty = Faulty(upstream)
     with answering(Server(faulty)) as faulty.address:
         yield faulty
-
-
-if __name__ == "__main__":
-    Server(Faulty(sys.argv[1]), ("", 5000)).serve_forever()

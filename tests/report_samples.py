@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from imagebuild.bench import (
     BandwidthTest,
+    DataClaim,
     Diagnostic,
     Half,
+    Judgement,
     Limit,
     NcclRow,
+    ParticipationClaim,
     PerftestTable,
     Run,
     Source,
-    SpeedVerdict,
+    SpeedClaim,
     TableRow,
     UcxResult,
 )
@@ -51,19 +54,23 @@ def run(collective: str | None = "all_reduce", peak: float = 480.0, **values: ob
 
 
 def judgement(
-    collective: str, measured: float, ceiling: float, reference: float, outcome: str = "passed"
-) -> SpeedVerdict:
-    return SpeedVerdict(
+    collective: str, measured: float, ceiling: float, rate: float, state: str = "fast enough", **speed: object
+) -> Judgement:
+    known = {
+        "state": state,
+        "measured": measured,
+        "size_bytes": 8 * GIB,
+        "ceiling": Limit(value=ceiling, unit="GB/s", what=f"{collective} ceiling: link * 1"),
+        "reference": Limit(value=rate, unit="GB/s", what="8x H100, measured somewhere, 2026-05"),
+        "tolerance": 0.9,
+        "reason": f"{measured / rate:.0%} of the reference",
+    }
+    return Judgement(
         source=f"logs/{collective}.log",
         subject=f"{collective}, 8 ranks, 1 node",
-        measured=measured,
-        size_bytes=8 * GIB,
-        unit="GB/s",
-        ceiling=Limit(value=ceiling, unit="GB/s", what=f"{collective} ceiling: link * 1"),
-        reference=Limit(value=reference, unit="GB/s", what="8x H100, measured somewhere, 2026-05"),
-        tolerance=0.9,
-        outcome=outcome,
-        reason=f"{measured / reference:.0%} of the reference",
+        data=DataClaim(state="right", reason="complete"),
+        participation=ParticipationClaim(state="complete", reason="8 ranks, 1 node"),
+        speed=SpeedClaim.model_validate(known | speed),
     )
 
 
@@ -117,11 +124,11 @@ BAD = Report(
     judgements=(
         judgement("all_reduce", 477.1, 700.0, 482.0),
         judgement("all_gather", 361.2, 450.0, 364.0),
-        judgement("reduce_scatter", 189.0, 450.0, 365.0, "failed"),
-        judgement("sendrecv", 899.0, 450.0, 367.0, "measurement-error"),
-        judgement("all_reduce", 386.0, 750.0, 438.0, "not-comparable").model_copy(
-            update={"source": "logs/two-nodes.log", "subject": "all_reduce, 16 ranks, 2 nodes", "reference": None,
-                    "tolerance": None, "reason": "h100-sxm has no reference for 2 nodes"}),
+        judgement("reduce_scatter", 189.0, 450.0, 365.0, "too slow"),
+        judgement("sendrecv", 899.0, 450.0, 367.0, "impossible"),
+        judgement("all_reduce", 386.0, 750.0, 438.0, "not judged", reference=None, tolerance=None,
+                  reason="h100-sxm has no reference for 2 nodes").model_copy(
+            update={"source": "logs/two-nodes.log", "subject": "all_reduce, 16 ranks, 2 nodes"}),
     ),
     tests=(
         BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s", status="passed",

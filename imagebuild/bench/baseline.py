@@ -24,8 +24,18 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from imagebuild.bench.ceilings import GBIT_UNITS
-from imagebuild.bench.judge import GATE_BYTES, describe_run
-from imagebuild.bench.models import Limit, Results, Run, SpeedOutcome, SpeedVerdict
+from imagebuild.bench.judge import GATE_BYTES, NO_PARTICIPATION, describe_run
+from imagebuild.bench.models import (
+    DataClaim,
+    Judgement,
+    Limit,
+    Openness,
+    ParticipationClaim,
+    Results,
+    Run,
+    SpeedClaim,
+    SpeedState,
+)
 
 FLOOR = 0.03
 LONE_FLOOR = 0.05
@@ -65,31 +75,33 @@ class Series:
         return {point for run in self.runs for point in run}
 
 
-def compare_with_baseline(new: Results, old: Results) -> tuple[SpeedVerdict, ...]:
-    """Judge everything that was measured in either document: `passed`, `regression` or `not-comparable`."""
+def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
+    """Judge everything that was measured in either document by the other one; what is not measured any more fails."""
     new_series, old_series = _series_of(new), _series_of(old)
-    verdicts = []
+    judgements = []
     for name in dict.fromkeys((*new_series, *old_series)):
         now, before = new_series.get(name), old_series.get(name)
         if now and before:
-            verdicts.append(_compare(name, now, before))
+            judgements.append(_compare(name, now, before))
         elif now:
-            verdicts.append(_verdict(now, name, "not-comparable", "the baseline does not have it"))
+            judgements.append(_judgement(now, name, "not judged", "the baseline does not have it"))
         else:
-            verdicts.append(_verdict(old_series[name], name, "not-comparable", "it was not measured this time"))
-    return tuple(verdicts)
+            vanished = ParticipationClaim(state="incomplete", reason="it is in the baseline, and was not measured now")
+            compared = _judgement(old_series[name], name, "not judged", vanished.reason)
+            judgements.append(compared.model_copy(update={"participation": vanished}))
+    return tuple(judgements)
 
 
-def _compare(name: str, new: Series, old: Series) -> SpeedVerdict:
+def _compare(name: str, new: Series, old: Series) -> Judgement:
     """Judge one series by the rule of the module's docstring."""
     if problem := new.problem or (old.problem and f"in the baseline, {old.problem}"):
-        return _verdict(new, name, "not-comparable", problem)
+        return _judgement(new, name, "not judged", problem, allow="unjudged")
     if new.devices and old.devices and new.devices != old.devices:
         now, before = ", ".join(sorted(new.devices)), ", ".join(sorted(old.devices))
-        return _verdict(new, name, "not-comparable", f"{now} now, {before} in the baseline")
+        return _judgement(new, name, "not judged", f"{now} now, {before} in the baseline", allow="unjudged")
     shared = new.points() & old.points()
     if not shared:
-        return _verdict(new, name, "not-comparable", "no size of 1 MiB or more is in both")
+        return _judgement(new, name, "not judged", "no size of 1 MiB or more is in both", allow="unjudged")
     changes = {point: median(new.at(point)) - median(old.at(point)) for point in shared}
     noise, between = _noise(new, old, changes), _error_between_runs(new, old)
     noise_text = f"noise {noise:.1%}" if noise is not None else "too few values to know the noise"
@@ -105,14 +117,14 @@ def _compare(name: str, new: Series, old: Series) -> SpeedVerdict:
         sizes = " of 1 GiB and more" if group is large else ""
         reason = f"median change {_percent(centre)} over {count}{sizes}; {_percent(limit)} is flagged; {noise_text}"
         if centre < limit:
-            return _verdict(new, name, "regression", reason, old=old, point=best, limit=limit)
+            return _judgement(new, name, "too slow", reason, old=old, point=best, limit=limit)
     worst = min(changes, key=lambda point: changes[point])
     point_limit = -max(2 * floor, K_POINT * (noise or 0))
     if changes[worst] < point_limit:
         where = f"{worst} bytes" if isinstance(worst, int) else f"row {worst[0]}, column {worst[1]}"
         reason = f"{where}: {_percent(changes[worst])}; {_percent(point_limit)} is flagged; {reason}"
-        return _verdict(new, name, "regression", reason, old=old, point=worst, limit=point_limit)
-    return _verdict(new, name, "passed", reason, old=old, point=best, limit=limit)
+        return _judgement(new, name, "too slow", reason, old=old, point=worst, limit=point_limit)
+    return _judgement(new, name, "fast enough", reason, old=old, point=best, limit=limit)
 
 
 def _noise(new: Series, old: Series, changes: dict[Point, float]) -> float | None:
@@ -159,32 +171,33 @@ def _percent(change: float) -> str:
     return f"{math.expm1(change):+.1%}"
 
 
-def _verdict(
+def _judgement(
     series: Series,
     name: str,
-    outcome: SpeedOutcome,
+    state: SpeedState,
     reason: str,
     *,
+    allow: Openness | None = None,
     old: Series | None = None,
     point: Point | None = None,
     limit: float | None = None,
-) -> SpeedVerdict:
+) -> Judgement:
     reference = None
     if old is not None and point is not None:
         before = math.exp(median(old.at(point)))
         reference = Limit(value=round(before, 3), unit=series.unit, what=f"the baseline, {old.source}")
-    return SpeedVerdict(
-        source=series.source,
-        subject=name,
+    speed = SpeedClaim(
+        state=state,
+        reason=reason,
+        allow=allow,
         measured=round(math.exp(median(series.at(point))), 3) if point is not None else None,
         size_bytes=point if isinstance(point, int) else None,
         unit=series.unit,
-        ceiling=None,
         reference=reference,
         tolerance=round(math.exp(limit), 4) if limit is not None else None,
-        outcome=outcome,
-        reason=reason,
     )
+    data = DataClaim(state="not applicable", reason="compared with the baseline")
+    return Judgement(source=series.source, subject=name, data=data, participation=NO_PARTICIPATION, speed=speed)
 
 
 def _series_of(results: Results) -> dict[str, Series]:

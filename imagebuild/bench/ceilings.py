@@ -4,7 +4,7 @@ The bus bandwidth of a collective is at most min(a * link, b * W). With
 
 * n ranks in k nodes, which are NVLink domains: a host, or the hosts of a rack; g = n / k ranks in each;
 * link, the GB/s that one GPU can send to its peers in the node, one way;
-* W, the GB/s that the network cards of one node can send, one way;
+* W, the GB/s that the network cards of one node can send, one way; card, the part of it that one rank can use;
 
 a and b are what `ALGORITHMS` has for each class and collective. Bus bandwidth is size / time * the factor of a ring, so
 a class that moves less than a ring has factors above 1. Within one node, the part with W falls away.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
@@ -37,6 +37,10 @@ class Hardware:
     """GB/s that one GPU can send to its peers in the node."""
     network: float | None = None
     """GB/s that the network cards of one node can send; `None` is unknown."""
+    wire: float | None = None
+    """GB/s that one GPU can send to one peer, if that is less: with wires instead of a switch."""
+    card: float | None = None
+    """GB/s that one rank can send to another node; `None` is all of `network`."""
     nvls: bool = False
     """Whether the switch between the GPUs can multicast and reduce (NVLink SHARP)."""
     sharp: bool = False
@@ -87,6 +91,8 @@ class Algorithm:
     """Whether it needs SHARP in the network."""
     within: bool = True
     """Whether it is a class of its own within one node."""
+    one_peer: bool = False
+    """Whether a rank sends to one other only, so that one wire and one rank's card limit it."""
 
 
 REDUCING: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
@@ -142,7 +148,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     ),
     Algorithm(
         "pairwise", ("sendrecv",), _LINK_ONCE, _NETWORK_ONCE,
-        "every rank sends size to the next one; at best one rank of each node sends to another node",
+        "every rank sends size to the next one; one rank of each node sends to another node", one_peer=True,
     ),
 )  # fmt: skip
 
@@ -150,6 +156,34 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 def algorithms_of(collective: str) -> set[str]:
     """Return the names of the classes that the collective has on any hardware."""
     return {algorithm.name for algorithm in ALGORITHMS if collective in algorithm.collectives}
+
+
+_CLASSES: Mapping[str, tuple[AlgorithmName, ...]] = {
+    "ring": ("ring",),
+    "tree": ("ring", "hierarchical"),
+    "pat": ("ring", "hierarchical"),
+    "nvls": ("nvls", "nvls-sharp"),
+    "nvlstree": ("nvls-tree",),
+    "nvls-tree": ("nvls-tree",),
+    "collnetdirect": ("sharp", "nvls-sharp"),
+    "collnetchain": ("sharp",),
+    "collnet": ("sharp",),
+}
+"""Name of an algorithm in NCCL_ALGO or in NCCL's output → classes that it can be. Within a node, a tree is no faster
+than a ring."""
+
+
+def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
+    """Return the classes that NCCL_ALGO and NCCL_NVLS_ENABLE leave NCCL to choose from; none if they leave all."""
+    everything: tuple[AlgorithmName, ...] = tuple(dict.fromkeys(algorithm.name for algorithm in ALGORITHMS))
+    chosen = set(everything)
+    setting = variables.get("NCCL_ALGO", "").strip("\"' ").lower()
+    named = {name for word in re.split(r"[,;:@/]", setting.removeprefix("^")) for name in _CLASSES.get(word, ())}
+    if named:
+        chosen = chosen - named if setting.startswith("^") else named
+    if variables.get("NCCL_NVLS_ENABLE") == "0":
+        chosen -= {"nvls", "nvls-tree", "nvls-sharp"}
+    return tuple(name for name in everything if name in chosen) if len(chosen) < len(everything) else ()
 
 
 def class_ceilings(collective: str, ranks: int, nodes: int, hardware: Hardware) -> tuple[Ceiling, ...]:
@@ -167,14 +201,16 @@ def class_ceilings(collective: str, ranks: int, nodes: int, hardware: Hardware) 
             continue
         if (algorithm.nvls and not (hardware.nvls and gpus > 1)) or (algorithm.sharp and not hardware.sharp):
             continue
-        link = hardware.link * algorithm.link.compute(ranks, nodes, gpus)
+        wire = hardware.wire if algorithm.one_peer else None
+        link = (wire or hardware.link) * algorithm.link.compute(ranks, nodes, gpus)
         network = math.inf
-        parts = [] if math.isinf(link) else [f"link * {algorithm.link.text}"]
+        parts = [] if math.isinf(link) else [f"{'wire' if wire else 'link'} * {algorithm.link.text}"]
         if nodes > 1:
             if algorithm.network is None or hardware.network is None:
                 continue
-            network = hardware.network * algorithm.network.compute(ranks, nodes, gpus)
-            parts.append(f"W * {algorithm.network.text}")
+            card = hardware.card if algorithm.one_peer else None
+            network = (card or hardware.network) * algorithm.network.compute(ranks, nodes, gpus)
+            parts.append(f"{'card' if card else 'W'} * {algorithm.network.text}")
         parts = [part.removesuffix(" * 1") for part in parts]
         formula = parts[0] if len(parts) == 1 else f"min({', '.join(parts)})"
         ceilings.append(Ceiling(collective, algorithm.name, min(link, network), link, network, formula))
@@ -215,6 +251,8 @@ class RankLayout:
     """W: GB/s of the network cards of one domain."""
     sharp: bool
     """Whether the switches of the network can reduce."""
+    card: float | None = None
+    """GB/s that one rank can send to another node."""
 
     @property
     def hardware(self) -> Hardware:
@@ -222,7 +260,7 @@ class RankLayout:
         if self.link.pair and self.gpus > 1:
             # Without a switch, a GPU has a wire to each peer, and uses those whose peers take part.
             rate = min(rate, self.link.pair * (self.gpus - 1))
-        return Hardware(rate, self.network, nvls=self.link.nvls, sharp=self.sharp)
+        return Hardware(rate, self.network, self.link.pair, self.card, nvls=self.link.nvls, sharp=self.sharp)
 
 
 def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
@@ -245,11 +283,16 @@ def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
     link = next((link for link in profile.links if link.gpus >= gpus), None)
     if link is None:
         raise NotComparable(f"no link of {profile.name} joins the {gpus} GPUs of a node")
-    network = nodes // domains * profile.network.count * profile.network.rate if profile.network else None
-    if network and profile.host_link:
-        network = min(network, gpus * profile.host_link.rate)
+    network = card = None
+    if profile.network:
+        host = profile.network.count * profile.network.rate
+        network = nodes // domains * host
+        card = max(profile.network.rate, host / profile.node.gpus)
+        if profile.host_link:
+            network = min(network, gpus * profile.host_link.rate)
+            card = min(card, profile.host_link.rate)
     sharp = profile.network is not None and profile.network.kind == "infiniband"
-    return RankLayout(domains, gpus, link, network, sharp)
+    return RankLayout(domains, gpus, link, network, sharp, card)
 
 
 # Copies between devices, and single network cards

@@ -1,29 +1,42 @@
-"""Judge the speed of results by the ceilings and the references of a profile. Pure.
+"""Judge results: were their data right, did all take part that should have, are they fast enough. Pure.
 
-Whether data were right is judged before: a run whose verdict is not `ok` is not judged for speed. The rules:
+Every result gets three claims. A pass is something that was seen: what the output does not say stays open.
 
-* A measurement above its ceiling by more than `MARGIN` is a mistake of measuring, however fast it looks.
-* A collective is judged by its best row of 1 GiB or more, never by the average over sizes.
-* It fails below tolerance * reference. Without a reference for exactly its ranks and nodes it is not comparable.
-* A result of other hardware than the profile's, or of an unknown scale, is not comparable.
+* Data are right if the benchmark compared them. A run that did not come to its end, or whose figures contradict each
+  other, is no result.
+* All took part if ranks and nodes are those that the caller asserts, else all GPUs that the profile's nodes have, and
+  if the devices that the output names are the profile's.
+* A collective is judged by its best row of 1 GiB or more, never by the average over sizes. A figure above its ceiling
+  by more than `MARGIN` is a mistake of measuring. It is fast enough from tolerance * reference on. Without a reference
+  for exactly its ranks, nodes and class of algorithms, it must reach a floor: half of the lowest ceiling of the classes
+  that it can have used, unless the network of the profile has a floor of its own.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from itertools import groupby
+from statistics import median
+from typing import Any, NamedTuple, get_args
 
 from imagebuild.bench import ceilings
-from imagebuild.bench.ceilings import NotComparable, algorithms_of, hard_ceiling, rank_layout
+from imagebuild.bench.ceilings import NotComparable, RankLayout, plural, rank_layout
 from imagebuild.bench.models import (
     AlgorithmName,
     BandwidthTest,
+    DataClaim,
+    Diagnostic,
+    Judgement,
     Limit,
+    Openness,
+    ParticipationClaim,
     PerftestTable,
     Results,
     Run,
-    SpeedOutcome,
-    SpeedVerdict,
+    SpeedClaim,
+    UcxResult,
 )
 from imagebuild.bench.profiles import Measured, Profile
 from imagebuild.core.errors import ConfigError
@@ -33,81 +46,228 @@ MARGIN = 0.02
 loopback on a 200 Gb/s adapter was seen at 201.8 Gb/s."""
 GATE_BYTES = 2**30
 """Smaller messages show latency, not bandwidth."""
+FLOOR = 0.5
+"""The least fraction of the lowest ceiling that passes without a reference."""
+RATIO_ERROR = 0.002
+"""How far busbw / algbw may be off what the number of ranks makes it, from `RATIO_LEAST` GB/s on."""
+RATIO_LEAST = 20.0
+
+NO_PROFILE = "no profile says how fast it should be"
+NO_DATA = DataClaim(state="not applicable", reason="the benchmark does not compare data")
+NO_PARTICIPATION = ParticipationClaim(state="not applicable", reason="the output says nothing of ranks and GPUs")
 
 
 @dataclass(frozen=True)
-class RunContext:
-    """What the caller knows about runs whose output does not say it."""
+class Expected:
+    """What should have taken part. It is asserted where the output says it, and believed where it does not."""
 
     ranks: int | None = None
     nodes: int | None = None
     """Number of hosts."""
-    algorithm: str | None = None
-    """Class that the library was made to use, such as `ring` with NCCL_NVLS_ENABLE=0."""
+    algorithms: tuple[str, ...] = ()
+    """Classes that the library was made to use, such as `ring` with NCCL_NVLS_ENABLE=0."""
 
 
-def judge_results(results: Results, profile: Profile, context: RunContext | None = None) -> tuple[SpeedVerdict, ...]:
-    """Judge each run, each matrix of bandwidths and each table of bandwidths, in the order of the results.
+def judge_results(
+    results: Results, profile: Profile | None = None, expected: Expected | None = None
+) -> tuple[Judgement, ...]:
+    """Judge runs, matrices, tables and results of ucx_perftest in the order of the results, then each dcgmi diag.
 
     Raises ConfigError for an algorithm that is not a class of `ceilings`.
     """
-    context = context or RunContext()
-    if context.algorithm and context.algorithm not in get_args(AlgorithmName):
+    expected = expected or Expected()
+    for algorithm in set(expected.algorithms) - set(get_args(AlgorithmName)):
         known = ", ".join(get_args(AlgorithmName))
-        raise ConfigError(f"--algorithm {context.algorithm}: unknown class of algorithms; use one of {known}")
-    matrices = [test for test in results.tests if test.unit == "GB/s"]
-    tables = [table for table in results.tables if not any(row.latency_us for row in table.rows)]
+        raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {known}")
+    alone = Counter((run.source, run.collective) for run in results.runs if run.ranks == 1)
     return (
-        *(judge_run(run, profile, context) for run in results.runs),
-        *(judge_matrix(test, profile) for test in matrices),
-        *(judge_table(table, profile) for table in tables),
+        *(judge_run(run, profile, expected, alone[run.source, run.collective]) for run in results.runs),
+        *(judge_matrix(test, profile, expected) for test in results.tests),
+        *(judge_table(table, profile) for table in results.tables),
+        *(_judge_ucx(result) for result in results.ucx),
+        *(
+            judge_diagnostics(source, tuple(group), profile)
+            for source, group in groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
+        ),
     )
 
 
-def judge_run(run: Run, profile: Profile, context: RunContext) -> SpeedVerdict:
-    """Judge one run of nccl-tests by its best row of 1 GiB or more."""
-    run = run.model_copy(update={"ranks": run.ranks or context.ranks, "nodes": run.nodes or context.nodes})
+# Runs of nccl-tests
+
+
+def judge_run(run: Run, profile: Profile | None, expected: Expected | None = None, alone: int = 0) -> Judgement:
+    """Judge one run of nccl-tests; `alone` is the number of runs in its file that have one rank each."""
+    expected = expected or Expected()
+    participation = _participation(run, profile, expected, alone)
+    run = run.model_copy(update={"ranks": run.ranks or expected.ranks, "nodes": run.nodes or expected.nodes})
+    data = _data_of_run(run)
+    return Judgement(
+        source=run.source,
+        subject=describe_run(run.collective, run.ranks, run.nodes),
+        data=data,
+        participation=participation,
+        speed=_speed_of_run(run, profile, expected, is_sound=data.standing() != "failed"),
+    )
+
+
+def _data_of_run(run: Run) -> DataClaim:
+    if run.verdict == "ok" and run.compared:
+        return DataClaim(state="right", reason=run.reason)
+    if run.verdict == "ok":
+        return DataClaim(state="not compared", reason=run.reason, allow="unvalidated")
+    state = "wrong" if run.verdict == "wrong-data" else "unfinished"
+    begin = run.verdict.split("-")[0]
+    return DataClaim(state=state, reason=run.reason if run.reason.startswith(begin) else f"{run.verdict}: {run.reason}")
+
+
+def _participation(run: Run, profile: Profile | None, expected: Expected, alone: int) -> ParticipationClaim:
+    """Compare ranks, nodes and devices of a run with what is asserted, with the profile, and with its own figures."""
+    names = [name for name in (run.device, *run.other_devices) if name]
+    ranks, nodes = run.ranks or expected.ranks, run.nodes or expected.nodes
+    wanted = expected.ranks or (nodes * profile.node.gpus if profile and nodes else None)
+    asserted = ((run.ranks, expected.ranks, "ranks"), (run.nodes, expected.nodes, "nodes"))
+    wrong = [
+        f"{is_} of {should} {noun} took part" for is_, should, noun in asserted if is_ and should and is_ != should
+    ]
+    if problem := _foreign_devices(names, profile):
+        wrong.append(problem)
+    if alone > 1:
+        wrong.append(f"{alone} tables of one rank each: the ranks were not joined; build nccl-tests with MPI=1")
+    if run.ranks and run.ranks > 1 and (ratio := _wrong_ratio(run, run.ranks)):
+        wrong.append(f"busbw is {ratio:.4f} * algbw, which is not that of {run.ranks} ranks")
+    if wrong:
+        return ParticipationClaim(state="incomplete", reason="; ".join(wrong))
+    asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
+    unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "hosts")) if count is None]
+    if unknown and (asked or not ranks):
+        return ParticipationClaim(
+            state="not known", reason=f"the output does not list the {' and '.join(unknown)}", allow=asked
+        )
+    assert ranks
+    if wanted and ranks != wanted:
+        reason, allow = f"{ranks} of {wanted} GPUs took part", asked
+        if ranks > wanted:
+            reason, allow = f"{ranks} ranks on {wanted} GPUs", None
+        return ParticipationClaim(state="incomplete", reason=reason, allow=allow)
+    scale = ", ".join(plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count)
+    if not asked:
+        return ParticipationClaim(state="not known", reason=f"{scale}; neither a profile nor --ranks says how many")
+    return ParticipationClaim(state="complete", reason=scale)
+
+
+def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
+    """Return which of the devices are not the profile's; empty if none is, or without a profile."""
+    if profile is None:
+        return ""
+    others = [name for name in names if _names_gpu(name) and not profile.has(name)]
+    return f"it ran on {', '.join(others)}, and {profile.name} has {' or '.join(profile.gpu.names)}" if others else ""
+
+
+def _wrong_ratio(run: Run, ranks: int) -> float | None:
+    """Return busbw / algbw of a run if it is not what so many ranks make it."""
+    if run.collective not in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
+        return None
+    ratios = [
+        half.busbw_gb_s / half.algbw_gb_s
+        for row in run.rows
+        for half in (row.out_of_place, row.in_place)
+        if half and half.busbw_gb_s and half.algbw_gb_s and half.algbw_gb_s >= RATIO_LEAST
+    ]
+    if not ratios:
+        return None
+    ratio, right = median(ratios), (2 if run.collective == "all_reduce" else 1) * (ranks - 1) / ranks
+    # The first releases printed the same for both, but for all_reduce.
+    is_old = run.collective != "all_reduce" and ratio == 1
+    return None if is_old or abs(ratio - right) <= RATIO_ERROR else ratio
+
+
+def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, *, is_sound: bool) -> SpeedClaim:
+    """Judge the speed of a run, if it is a result and of the profile's hardware."""
+    names = [name for name in (run.device, *run.other_devices) if name]
     measured, size = best_row(run)
-    subject = describe_run(run.collective, run.ranks, run.nodes)
-    facts = (run.source, subject, "GB/s", measured, size)
+    facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
+    if run.ranks == 1:
+        return SpeedClaim(state="not applicable", reason="one rank moves nothing between GPUs", **facts)
+    problem = "" if is_sound else "its data are no result, so its speed says nothing"
+    problem = problem or _foreign_devices(names, profile)
+    if problem or profile is None:
+        return SpeedClaim(state="not judged", reason=problem or NO_PROFILE, **facts)
     try:
-        collective, ranks, nodes = scale = _scale_of(run, profile)
-        layout = rank_layout(profile, ranks, nodes)
-        if measured is None or size is None:
-            raise NotComparable("no bus bandwidth was read")
+        return _speed_on_profile(run, profile, expected, names)
     except NotComparable as reason:
-        return _judged(*facts, problem=str(reason))
+        return SpeedClaim(state="not judged", reason=str(reason), allow="unjudged", **facts)
+
+
+def _speed_on_profile(run: Run, profile: Profile, expected: Expected, names: Sequence[str]) -> SpeedClaim:
+    """Judge a run by its best row of 1 GiB or more. Raises NotComparable if it has no place on the hardware."""
+    collective, ranks, nodes = scale = _scale_of(run)
+    layout = rank_layout(profile, ranks, nodes)
+    measured, size = best_row(run)
+    if measured is None or size is None:
+        raise NotComparable("no bus bandwidth was read")
     # A class that the collective does not have, such as a ring of alltoall, was not what it used.
-    algorithm = context.algorithm if context.algorithm in algorithms_of(collective) else None
-    ceiling = hard_ceiling(collective, ranks, layout.domains, layout.hardware, algorithm)
-    if algorithm and ceiling is None:
-        return _judged(*facts, problem=f"{profile.name} cannot run {subject} with {algorithm}")
+    used = set(expected.algorithms or run.algorithms) & ceilings.algorithms_of(collective)
+    possible = ceilings.class_ceilings(collective, ranks, layout.domains, layout.hardware)
+    known = [ceiling for ceiling in possible if not used or ceiling.algorithm in used]
+    if used and not known:
+        raise NotComparable(f"{profile.name} cannot run {describe_run(*scale)} with {' or '.join(sorted(used))}")
+    hardest = max(known, key=lambda ceiling: ceiling.value, default=None)
     limit = None
-    if ceiling:
-        what = f"{ceiling.algorithm} {collective} ceiling: {ceiling.formula}"
-        limit = Limit(value=round(ceiling.value, 3), unit="GB/s", what=what)
+    if hardest:
+        what = f"{hardest.algorithm} {collective} ceiling: {hardest.formula}"
+        limit = Limit(value=round(hardest.value, 3), unit="GB/s", what=what)
     references = [r for r in profile.references if (r.collective, r.ranks, r.nodes) == scale]
-    if algorithm:
-        fitting = [r for r in references if r.algorithm in (None, algorithm)]
-    else:  # what the library chose itself
-        fitting = [r for r in references if not r.forced]
-    reference = max(fitting, key=lambda r: r.algorithm == algorithm, default=None)
-    suffix = f" with {algorithm}" if algorithm and references else ""
-    missing = f"{profile.name} has no reference for {subject}{suffix}"
+    # Without a known class, a run is compared with what the library chose itself.
+    fitting = [r for r in references if (r.algorithm in (None, *used) if used else not r.forced)]
+    reference = max(fitting, key=lambda r: r.algorithm in used, default=None)
+    notes = [f"as {' or '.join(sorted(used))}" if len(used) == 1 else ""]
+    notes.append("" if any(map(_names_gpu, names)) else f"the output does not name the GPU, taken for {profile.name}'s")
+    missing, floor = "", None
     if size < _least_size(run):
         reference, missing = None, f"the largest size is {size} bytes; speed is judged at 1 GiB or more"
+    elif reference is None:
+        suffix = f" with {' or '.join(sorted(used))}" if used and references else ""
+        missing = f"{profile.name} has no reference for {describe_run(*scale)}{suffix}"
+        floor = _floor(profile, layout, known)
     others = [r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance]
-    hints = [
-        f"{measured / r.rate:.0%} of the reference with {r.algorithm}: was the library made to use it?" for r in others
-    ]
-    return _judged(
-        *facts,
-        ceiling=limit,
-        reference=reference,
-        missing=missing,
-        note="" if _names_gpu(run) else f"the output does not name the GPU, so it is taken for {profile.name}",
-        hint_if_failed=hints[0] if hints else "",
+    hints = [f"{measured / r.rate:.0%} of the reference with {r.algorithm}: was NCCL made to use it?" for r in others]
+    if reference and measured >= reference.rate * reference.tolerance:
+        hints = []
+    claim = _speed(
+        Measurement("GB/s", measured, size),
+        limit,
+        reference,
+        missing,
+        floor=floor,
+        notes=(*notes, *hints[:1]),
+        asked="unjudged",
     )
+    slowest = min(_large_speeds(run), default=None)
+    if claim.state == "fast enough" and slowest and slowest[0] < FLOOR * measured:
+        reason = f"only {slowest[0]:g} GB/s at {slowest[1]} bytes, less than half of the best"
+        return claim.model_copy(update={"state": "too slow", "reason": reason})
+    return claim
+
+
+def _floor(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
+    """Return the rate below which no healthy run is, whichever of the classes it used."""
+    if not known:
+        return None
+    lowest = min(known, key=lambda ceiling: ceiling.value)
+    own = profile.network.floor if profile.network and layout.domains > 1 else None
+    fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (FLOOR, "")
+    what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
+    return Limit(value=round(fraction * lowest.value, 3), unit="GB/s", what=what)
+
+
+def _large_speeds(run: Run) -> list[tuple[float, int]]:
+    """Return the better half of each row of 1 GiB or more: its bus bandwidth and its size."""
+    speeds = []
+    for row in run.rows:
+        halves = [half.busbw_gb_s for half in (row.out_of_place, row.in_place) if half and half.busbw_gb_s is not None]
+        if halves and row.size_bytes >= _least_size(run):
+            speeds.append((max(halves), row.size_bytes))
+    return speeds
 
 
 def best_row(run: Run) -> tuple[float | None, int | None]:
@@ -118,33 +278,71 @@ def best_row(run: Run) -> tuple[float | None, int | None]:
         for half in (row.out_of_place, row.in_place)
         if half and half.busbw_gb_s is not None
     ]
-    large = [value for value in values if value[1] >= _least_size(run)]
-    return max(large or values, default=(None, None))
+    return max(_large_speeds(run) or values, default=(None, None))
 
 
 def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
     """Return `all_reduce, 16 ranks, 2 nodes`, without the parts that are unknown."""
-    scale = [ceilings.plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
+    scale = [plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
     return ", ".join([collective or "unknown collective", *scale])
 
 
-def judge_matrix(test: BandwidthTest, profile: Profile) -> SpeedVerdict:
-    """Judge a matrix in GB/s: its worst pair by the reference, its best pair by the ceiling."""
+def _scale_of(run: Run) -> tuple[str, int, int]:
+    """Return collective, ranks and nodes of a run. Raises NotComparable if the output does not say one of them."""
+    if run.collective and run.ranks and run.nodes:
+        return run.collective, run.ranks, run.nodes
+    facts = {"the collective": run.collective, "the number of ranks": run.ranks, "the number of nodes": run.nodes}
+    missing = [fact for fact, value in facts.items() if not value]
+    raise NotComparable(f"the output does not say {' and '.join(missing)}")
+
+
+def _names_gpu(device: str) -> bool:
+    """Return whether the output says which GPU it was: a driver calls one that it does not know a graphics device."""
+    return not device.endswith("Graphics Device")
+
+
+def _least_size(run: Run) -> int:
+    """Return the least size that shows bandwidth.
+
+    Collectives that divide the data round 1 GiB down, by up to 16 bytes for each rank.
+    """
+    return GATE_BYTES - 16 * (run.ranks or 1)
+
+
+# Matrices of nvbandwidth, tables of perftest, results of ucx_perftest
+
+
+def judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected | None = None) -> Judgement:
+    """Judge a matrix: its devices, and in GB/s its worst pair by the reference and its best pair by the ceiling."""
     name = test.name or "unnamed test"
+    # A test that does not fit the machine is waived: that says nothing, and it is no failure.
+    is_absent = test.status in ("waived", "not-found")
+    data = DataClaim(state="right", reason="the benchmark compared what it copied")
+    if test.status != "passed":
+        data = DataClaim(state="not applicable" if is_absent else "unfinished", reason=f"{test.status}: {test.reason}")
     pairs = device_pairs(test)
-    problem = "" if pairs else "no pair was measured"
-    return _judged(
-        test.source,
-        name,
-        "GB/s",
-        min(pairs, default=None),
-        problem=problem if test.status == "passed" else f"the test's status is {test.status}",
-        ceiling=ceilings.copy_ceiling(profile, name) if pairs and test.status == "passed" else None,
-        highest=max(pairs, default=None),
-        reference=next((copy for copy in profile.copies if copy.is_for(name)), None),
-        missing=f"{profile.name} has no reference for this test",
-        note="the worst pair" if len(pairs) > 1 else "",
-    )
+    participation = NO_PARTICIPATION
+    gpus = len(test.devices) or (max(map(len, test.matrix), default=0) if test.matrix else 0)
+    if problem := _foreign_devices(test.devices, profile):
+        participation = ParticipationClaim(state="incomplete", reason=problem)
+    elif profile and gpus and not is_absent:
+        wanted = (expected and expected.ranks) or profile.node.gpus * ((expected and expected.nodes) or 1)
+        state, allow = ("incomplete", "partial") if gpus < wanted else ("complete", None)
+        participation = ParticipationClaim.model_validate(
+            {"state": state, "reason": f"{gpus} of {wanted} GPUs took part", "allow": allow}
+        )
+    if test.unit != "GB/s" or is_absent:
+        speed = SpeedClaim(state="not applicable", reason="" if is_absent else "times are not judged")
+    elif profile is None or problem or data.standing() == "failed" or not pairs:
+        reason = problem or (NO_PROFILE if not profile else "no pair was measured")
+        speed = SpeedClaim(state="not judged", reason=reason, measured=min(pairs, default=None))
+    else:
+        reference = next((copy for copy in profile.copies if copy.is_for(name)), None)
+        missing = f"{profile.name} has no reference for this test"
+        notes = ["the worst pair" if len(pairs) > 1 else ""]
+        ceiling = ceilings.copy_ceiling(profile, name)
+        speed = _speed(Measurement("GB/s", min(pairs), highest=max(pairs)), ceiling, reference, missing, notes=notes)
+    return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
 
 def device_pairs(test: BandwidthTest) -> list[float]:
@@ -163,105 +361,129 @@ def device_pairs(test: BandwidthTest) -> list[float]:
     ]
 
 
-def judge_table(table: PerftestTable, profile: Profile) -> SpeedVerdict:
-    """Judge a bandwidth table of perftest by its best row, in Gb/s."""
+def judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
+    """Judge a table of perftest by its best average, converted to Gb/s."""
     test = table.test or "unknown test"
     rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
-    problems = (
-        (table.verdict != "ok", f"its verdict is {table.verdict}: {table.reason}"),
-        (not rows, "no bandwidth was measured"),
-        (
-            table.unit not in ceilings.GBIT_UNITS,
-            "the unit was not printed; run with --report_gbits and keep the text",
-        ),
-    )
-    if problem := next((text for holds, text in problems if holds), ""):
-        return _judged(table.source, test, "Gb/s", problem=problem)
-    value, size = max(rows)
-    # The output does not say whether buffers were in GPU memory, so the lower reference counts.
-    fitting = [wire for wire in profile.wires if wire.is_for(test)]
-    reference = min(fitting, key=lambda wire: wire.rate * wire.tolerance, default=None)
-    return _judged(
-        table.source,
-        test,
-        "Gb/s",
-        value * ceilings.GBIT_UNITS[table.unit or ""],
-        size,
-        ceiling=ceilings.wire_ceiling(profile, test),
-        reference=reference,
-        missing=f"{profile.name} has no reference for this test",
-        note=f"the reference is for {reference.memory} memory" if reference else "",
-    )
-
-
-def _judged(
-    source: str,
-    subject: str,
-    unit: str,
-    measured: float | None = None,
-    size_bytes: int | None = None,
-    *,
-    problem: str = "",
-    ceiling: Limit | None = None,
-    highest: float | None = None,
-    reference: Measured | None = None,
-    missing: str = "",
-    note: str = "",
-    hint_if_failed: str = "",
-) -> SpeedVerdict:
-    """Return the verdict, with a `problem` or without a reference (`missing` says why) as not comparable.
-
-    `highest` is what must not be above the ceiling, if it is not the measurement itself.
-    """
-    outcome: SpeedOutcome = "not-comparable"
-    tolerance = limit = None
-    highest = highest or measured or 0.0
-    if problem or measured is None:
-        reason = problem
-    elif ceiling and highest > ceiling.value * (1 + MARGIN):
-        outcome, measured = "measurement-error", highest
-        reason = "more than the hardware can move: wrong profile, scale or measurement"
-    elif reference is None:
-        reason = missing
+    value, size = max(rows, default=(None, None))
+    data, scale = NO_DATA, ceilings.GBIT_UNITS.get(table.unit or "")
+    measured = value * scale if value is not None and scale else None
+    if table.verdict != "ok":
+        data = DataClaim(state="unfinished", reason=f"{table.verdict}: {table.reason}")
+    if any(row.latency_us for row in table.rows):
+        speed = SpeedClaim(state="not applicable", unit="Gb/s", reason="times are not judged")
+    elif profile is None or measured is None or table.verdict != "ok":
+        reason = NO_PROFILE if profile is None else "no bandwidth was read"
+        if value is not None and not scale:
+            reason = "the unit was not printed; run with --report_gbits and keep the text"
+        speed = SpeedClaim(state="not judged", unit="Gb/s", measured=measured, size_bytes=size, reason=reason)
     else:
-        tolerance = reference.tolerance
-        rate = reference.rate * (8 if unit == "Gb/s" else 1)
-        limit = Limit(value=rate, unit=unit, what=f"{reference.source}, {reference.date}")
-        outcome = "passed" if measured / rate >= tolerance else "failed"
-        least = "at least" if outcome == "passed" else "below"
-        text = f"{measured / rate:.1%} of the reference, {least} the {tolerance:.0%} that pass"
-        reason = "; ".join(filter(None, (text, note, hint_if_failed if outcome == "failed" else "")))
-    if ceiling and measured is not None:
-        reason += f"; {measured / ceiling.value:.0%} of the ceiling"
-    return SpeedVerdict(
-        source=source, subject=subject, measured=measured, size_bytes=size_bytes, unit=unit, ceiling=ceiling,
-        reference=limit, tolerance=tolerance, outcome=outcome, reason=reason,
-    )  # fmt: skip
+        # The output does not say whether buffers were in GPU memory, so the lower reference counts.
+        fitting = [wire for wire in profile.wires if wire.is_for(test)]
+        reference = min(fitting, key=lambda wire: wire.rate * wire.tolerance, default=None)
+        notes = [f"the reference is for {reference.memory} memory" if reference else ""]
+        missing = f"{profile.name} has no reference for this test"
+        ceiling = ceilings.wire_ceiling(profile, test)
+        speed = _speed(Measurement("Gb/s", measured, size), ceiling, reference, missing, notes=notes)
+    return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
 
 
-def _scale_of(run: Run, profile: Profile) -> tuple[str, int, int]:
-    """Return collective, ranks and nodes of a run. Raises NotComparable if its speed cannot be judged."""
-    if run.verdict != "ok":
-        raise NotComparable(f"its verdict is {run.verdict} ({run.reason}), so its speed is not judged")
-    if run.ranks == 1:
-        raise NotComparable("one rank moves nothing between GPUs: not applicable")
-    if run.device and _names_gpu(run) and not profile.has(run.device):
-        raise NotComparable(f"it ran on {run.device}, and {profile.name} has {' or '.join(profile.gpu.names)}")
-    if run.collective and run.ranks and run.nodes:
-        return run.collective, run.ranks, run.nodes
-    facts = {"the collective": run.collective, "the number of ranks": run.ranks, "the number of nodes": run.nodes}
-    missing = [fact for fact, value in facts.items() if not value]
-    raise NotComparable(f"the output does not say {' and '.join(missing)}")
+def _judge_ucx(result: UcxResult) -> Judgement:
+    data = NO_DATA
+    if not result.final:
+        reason = result.reason or "only progress was printed, and no final result"
+        data = DataClaim(state="unfinished", reason=reason)
+    speed = SpeedClaim(state="not applicable", reason="no profile has references for ucx_perftest")
+    subject = f"ucx_perftest {result.title}" if result.title else "ucx_perftest"
+    subject += f", thread {result.thread}" if result.thread is not None else ""
+    return Judgement(source=result.source, subject=subject, data=data, participation=NO_PARTICIPATION, speed=speed)
 
 
-def _names_gpu(run: Run) -> bool:
-    """Return whether the output says which GPU it was: a driver calls one that it does not know a graphics device."""
-    return run.device is not None and not run.device.endswith("Graphics Device")
+# dcgmi diag
 
 
-def _least_size(run: Run) -> int:
-    """Return the least size that shows bandwidth.
+def judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
+    """Judge one dcgmi diag: it passes if tests of GPUs were run, and all that were run passed."""
+    by_status = Counter(diagnostic.status for diagnostic in diagnostics)
+    on_gpus = {
+        d.entity for d in diagnostics if d.status in ("pass", "fail", "warn") and (d.entity or "").startswith("GPU")
+    }
+    failed = [d.test for d in diagnostics if d.status in ("fail", "unknown")]
+    warned = [d.test for d in diagnostics if d.status == "warn"]
+    ran = [d for d in diagnostics if d.status == "pass" and (d.category or "").casefold() not in SOFTWARE]
+    counts = ", ".join(f"{count} {status}" for status, count in by_status.items())
+    if failed:
+        data = DataClaim(state="wrong", reason=f"{', '.join(dict.fromkeys(failed))} failed")
+    elif warned:
+        reason = f"{', '.join(dict.fromkeys(warned))}: a warning is no pass"
+        data = DataClaim(state="not compared", reason=reason, allow="unvalidated")
+    elif not ran:
+        data = DataClaim(state="not compared", reason=f"no test of the hardware was run: {counts}", allow="unvalidated")
+    else:
+        data = DataClaim(state="right", reason=counts)
+    participation = NO_PARTICIPATION
+    if profile and on_gpus:
+        wanted = profile.node.gpus
+        state, allow = ("incomplete", "partial") if len(on_gpus) < wanted else ("complete", None)
+        participation = ParticipationClaim.model_validate(
+            {"state": state, "reason": f"{len(on_gpus)} of {wanted} GPUs were tested", "allow": allow}
+        )
+    speed = SpeedClaim(state="not applicable", reason="dcgmi diag judges speed itself")
+    return Judgement(source=source, subject="dcgmi diag", data=data, participation=participation, speed=speed)
 
-    Collectives that divide the data round 1 GiB down, by up to 16 bytes for each rank.
+
+SOFTWARE = ("deployment", "software", "integration")
+"""Categories of dcgmi diag whose tests look at the software, not at the hardware."""
+
+
+class Measurement(NamedTuple):
+    """A figure that is judged."""
+
+    unit: str
+    value: float
+    size_bytes: int | None = None
+    highest: float = 0.0
+    """What must not be above the ceiling, if it is not the value itself."""
+
+
+def _speed(
+    measurement: Measurement,
+    ceiling: Limit | None,
+    reference: Measured | None,
+    missing: str,
+    *,
+    floor: Limit | None = None,
+    notes: Iterable[str] = (),
+    asked: Openness | None = None,
+) -> SpeedClaim:
+    """Compare a measurement with its ceiling, then with the reference, else (`missing` says why) with the floor.
+
+    `asked` is what accepts that there is nothing to compare with.
     """
-    return GATE_BYTES - 16 * (run.ranks or 1)
+    unit, measured, size_bytes, highest = measurement
+    facts: dict[str, Any] = {"unit": unit, "size_bytes": size_bytes, "ceiling": ceiling}
+    highest = highest or measured
+    if ceiling and highest > ceiling.value * (1 + MARGIN):
+        reason = "more than the hardware can move: wrong profile, scale or measurement"
+        return SpeedClaim(state="impossible", reason=_with_share(reason, highest, ceiling), measured=highest, **facts)
+    facts["measured"] = measured
+    if reference is not None:
+        rate, tolerance = reference.rate * (8 if unit == "Gb/s" else 1), reference.tolerance
+        limit = Limit(value=rate, unit=unit, what=f"{reference.source}, {reference.date}")
+        is_fast = measured / rate >= tolerance
+        least = "at least" if is_fast else "below"
+        text = f"{measured / rate:.1%} of the reference, {least} the {tolerance:.0%} that pass"
+        facts |= {"reference": limit, "tolerance": tolerance}
+    elif floor is not None:
+        is_fast = measured >= floor.value
+        text = f"{'at least' if is_fast else 'below'} the floor of {floor.value:.1f} {unit} ({floor.what}); {missing}"
+        facts["floor"] = floor
+    else:
+        return SpeedClaim(state="not judged", reason=_with_share(missing, measured, ceiling), allow=asked, **facts)
+    text = "; ".join(filter(None, (text, *notes)))
+    state = "fast enough" if is_fast else "too slow"
+    return SpeedClaim.model_validate({"state": state, "reason": _with_share(text, measured, ceiling), **facts})
+
+
+def _with_share(reason: str, measured: float, ceiling: Limit | None) -> str:
+    return f"{reason}; {measured / ceiling.value:.0%} of the ceiling" if ceiling else reason

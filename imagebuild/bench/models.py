@@ -5,8 +5,9 @@ Bandwidths are in GB/s of 10^9 bytes, times in µs, sizes in bytes, unless the f
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import Field
 
@@ -21,10 +22,13 @@ Collective = Literal[
 AlgorithmName = Literal["ring", "nvls", "hierarchical", "nvls-tree", "sharp", "nvls-sharp", "pairwise"]
 """A class of algorithms in `ceilings`."""
 
-RunVerdict = Literal["ok", "wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "no-data", "failed"]
+RunVerdict = Literal[
+    "ok", "wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "damaged", "no-data",
+    "failed",
+]  # fmt: skip
+"""`damaged`: figures that contradict each other, or are no numbers."""
 TableVerdict = Literal["ok", "failed", "truncated", "no-data"]
 DiagnosticStatus = Literal["pass", "fail", "warn", "skip", "not-run", "unknown"]
-SpeedOutcome = Literal["passed", "failed", "measurement-error", "not-comparable", "regression"]
 
 
 class Half(Model):
@@ -61,8 +65,14 @@ class Run(Model):
     ranks: int | None = None
     nodes: int | None = None
     """Number of hosts, if the list of devices was printed."""
+    hosts: tuple[str, ...] = ()
+    """Names of the hosts in the order of their ranks, if the list of devices was printed."""
     device: str | None = None
-    """Name of the GPUs, if it was printed and is the same for all of them."""
+    """Name of the GPUs, if it was printed: of most of them, if they differ."""
+    other_devices: tuple[str, ...] = ()
+    """Names of GPUs that differ from `device`."""
+    algorithms: tuple[AlgorithmName, ...] = ()
+    """Classes of algorithms that the library was made to use, or says that it used, as the output tells."""
     rows: tuple[NcclRow, ...] = ()
     partial_rows: int = 0
     """Number of rows that were cut, or broken by other output beyond repair."""
@@ -72,6 +82,8 @@ class Run(Model):
     """Number of failed checks of the data, as the footer says."""
     wrong_total: int | None = None
     """Wrong elements of all rows."""
+    compared: bool = True
+    """Whether the data were compared: not with `-c 0`."""
     verdict: RunVerdict
     reason: str
     """Why, in one line."""
@@ -96,6 +108,8 @@ class BandwidthTest(Model):
     """As printed; of three matrices, that of the last."""
     reason: str = ""
     """Why the test did not pass, if the output says it."""
+    devices: tuple[str, ...] = ()
+    """Names of the GPUs, if they were printed."""
 
 
 class TableRow(Model):
@@ -169,7 +183,7 @@ class Source(Model):
 
 
 class Results(Model):
-    """Everything that was read from some files: what `imagebuild report --json` writes beside the verdicts on speed."""
+    """Everything that was read from some files: what `imagebuild report --json` writes beside the claims about it."""
 
     runs: tuple[Run, ...] = ()
     tests: tuple[BandwidthTest, ...] = ()
@@ -177,6 +191,10 @@ class Results(Model):
     ucx: tuple[UcxResult, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
     sources: tuple[Source, ...] = ()
+
+    def without_hosts(self) -> Self:
+        """Return the results without names of hosts, for everybody to read."""
+        return self.model_copy(update={"runs": tuple(run.model_copy(update={"hosts": ()}) for run in self.runs)})
 
 
 class Limit(Model):
@@ -188,22 +206,90 @@ class Limit(Model):
     """For example `NVLS all_reduce ceiling: link * 2(N-1)/(N+1)`, or the source and date of a reference."""
 
 
-class SpeedVerdict(Model):
-    """The verdict on the speed of one result. Whether its data were right is the verdict of the run."""
+Standing = Literal["failed", "open", "unasked", "accepted", "passed", "not applicable"]
+"""What a claim counts as, the worst first. Only the first two are no success: `open` is what was asked for and is not
+known, `unasked` is not known and nobody asked, `accepted` was accepted by name."""
+STANDINGS: tuple[Standing, ...] = get_args(Standing)
+
+Openness = Literal["unvalidated", "partial", "unjudged"]
+"""Kinds of claims that `--allow` accepts: data that were not compared, ranks or GPUs that are missing or not known,
+speed that was not judged."""
+
+DataState = Literal["right", "not compared", "wrong", "unfinished", "not applicable"]
+ParticipationState = Literal["complete", "not known", "incomplete", "not applicable"]
+SpeedState = Literal["fast enough", "not judged", "too slow", "impossible", "not applicable"]
+
+_STANDINGS: dict[str, Standing] = {
+    **dict.fromkeys(("right", "complete", "fast enough"), "passed"),
+    **dict.fromkeys(("not compared", "not known", "not judged"), "open"),
+    **dict.fromkeys(("wrong", "unfinished", "incomplete", "too slow", "impossible"), "failed"),
+    "not applicable": "not applicable",
+}  # fmt: skip
+
+
+class Claim(Model):
+    """Say one thing about a result, and why."""
+
+    state: str
+    reason: str = ""
+    """In plain words, one line."""
+    allow: Openness | None = None
+    """What `--allow` names to accept this state. `None` if nothing accepts it, or if it is open and nobody asked."""
+
+    def standing(self, allowed: Collection[str] = ()) -> Standing:
+        """Return what the claim counts as if these kinds are accepted."""
+        standing = _STANDINGS[self.state]
+        if standing in ("open", "failed") and self.allow in allowed:
+            return "accepted"
+        return "unasked" if standing == "open" and self.allow is None else standing
+
+
+class DataClaim(Claim):
+    """Say whether the data were right: compared by the benchmark, or `unfinished` if it did not come to its end."""
+
+    state: DataState
+
+
+class ParticipationClaim(Claim):
+    """Say whether all ranks, nodes and GPUs took part that should have, and whether they are those of the profile."""
+
+    state: ParticipationState
+
+
+class SpeedClaim(Claim):
+    """Say whether a result is fast enough."""
+
+    state: SpeedState
+    measured: float | None = None
+    """In `unit`: of a collective the best row of 1 GiB or more, of a matrix the worst pair."""
+    size_bytes: int | None = None
+    """The size of that row."""
+    unit: str = "GB/s"
+    ceiling: Limit | None = None
+    reference: Limit | None = None
+    tolerance: float | None = None
+    """The least fraction of the reference that passes."""
+    floor: Limit | None = None
+    """What passes without a reference: a fraction of the lowest ceiling."""
+
+
+class Judgement(Model):
+    """Hold the three claims about one result, or about one comparison with a baseline."""
 
     source: str
     subject: str
-    """For example `all_reduce, 8 ranks`, `device_to_device_memcpy_read_ce`."""
-    measured: float | None
-    """In `unit`: for a collective, the best row of 1 GiB or more."""
-    size_bytes: int | None = None
-    unit: str
-    ceiling: Limit | None
-    reference: Limit | None
-    tolerance: float | None
-    """The least fraction of the reference that passes."""
-    outcome: SpeedOutcome
-    reason: str
+    """For example `all_reduce, 8 ranks, 1 node`, `device_to_device_memcpy_read_ce`."""
+    data: DataClaim
+    participation: ParticipationClaim
+    speed: SpeedClaim
+
+    @property
+    def claims(self) -> tuple[Claim, Claim, Claim]:
+        return self.data, self.participation, self.speed
+
+    def worst(self, allowed: Collection[str] = ()) -> Claim:
+        """Return the claim that counts worst, the first of several: `worst().standing()` is that of the result."""
+        return min(self.claims, key=lambda claim: STANDINGS.index(claim.standing(allowed)))
 
 
 Item_co = TypeVar("Item_co", covariant=True)

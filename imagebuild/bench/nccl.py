@@ -467,14 +467,15 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure]) -> Run:
     asked = parameters.values if parameters else {}
     step, is_factor = int(asked.get("step", 0)), asked.get("by") == "factor"
     last = next((event for event in reversed(run.events) if event.kind in ("row", "partial")), None)
-    ranks, nodes, device = _devices(run)
+    ranks, hosts, device = _devices(run)
     facts = {
         "source": log.path,
         "tool": version.values["tool"] if version else "nccl-tests",
         "tool_version": version.values["version"] if version else None,
         "collective": collective,
         "ranks": ranks,
-        "nodes": nodes,
+        "nodes": len(hosts) or None,
+        "hosts": hosts,
         "device": device,
         "partial_rows": len(run.unread),
         "avg_busbw_gb_s": parse_number(average.values["value"]) if average else None,
@@ -500,11 +501,13 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure]) -> Run:
     )
 
 
-def _devices(run: _RunEvents) -> tuple[int | None, int | None, str | None]:
-    """Return the number of ranks and of nodes and the name of the GPUs, as the list of devices says."""
+def _devices(run: _RunEvents) -> tuple[int | None, tuple[str, ...], str | None]:
+    """Return the number of ranks, all hosts in the order of ranks, and the name of the GPUs, as the list of devices
+    says.
+    """
     listed = {int(event.values["rank"]): event for event in run.events if event.kind == "rank"}
     if not listed:
-        return None, None, None
+        return None, (), None
     ranks: int | None = max(listed) + 1
     is_complete = len(listed) == ranks
     last = max(event.number for event in listed.values())
@@ -516,9 +519,9 @@ def _devices(run: _RunEvents) -> tuple[int | None, int | None, str | None]:
     if is_complete and len(groups) > 1 and len(set(groups.values())) == 1:
         # Each group is a communicator of its own.
         ranks = next(iter(groups.values()))
-    hosts = {event.values["host"] for event in listed.values()}
+    hosts = tuple(dict.fromkeys(listed[rank].values["host"] for rank in sorted(listed)))
     names = {event.values.get("name", "") for event in listed.values()}
-    return ranks, len(hosts) if is_complete else None, names.pop() or None if len(names) == 1 else None
+    return ranks, hosts if is_complete else (), names.pop() or None if len(names) == 1 else None
 
 
 def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | None:
@@ -674,12 +677,14 @@ def parse_nccl_json(source: str, document: JsonDocument) -> ParsedOutput[Run] | 
     # The list of devices has one device of each process.
     devices = [json_object(device) for device in json_list(config.get("devices"))]
     threads, gpus = _json_integer(config.get("nthreads")), _json_integer(config.get("ngpus"))
+    hosts = tuple(dict.fromkeys(str(device.get("hostname")) for device in devices))
     names = {str(device["device_info"]) for device in devices if device.get("device_info")}
     facts = {
         "source": source,
         "collective": collective,
         "ranks": len(devices) * threads * gpus if devices and threads and gpus else None,
-        "nodes": len({str(device.get("hostname")) for device in devices}) or None,
+        "nodes": len(hosts) or None,
+        "hosts": hosts,
         "device": names.pop() if len(names) == 1 else None,
         "partial_rows": len(unread),
         "avg_busbw_gb_s": json_number(average.get(average_key)),

@@ -96,6 +96,12 @@ class HostLink(Sourced):
     """One way."""
 
 
+class Floor(Sourced):
+    """The least part of a ceiling that healthy machines reach."""
+
+    fraction: Tolerance
+
+
 class Network(Sourced):
     """The network cards of a host that GPUs use, or the ports of these cards."""
 
@@ -104,6 +110,8 @@ class Network(Sourced):
     count: Annotated[int, Field(gt=0)]
     rate: Rate
     """Of one card or port, one way."""
+    floor: Floor | None = None
+    """Of runs over this network, if it is not that of `judge`."""
 
 
 class Measured(Sourced):

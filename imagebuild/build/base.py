@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, cast
 from urllib.parse import urlsplit
 
+from imagebuild import oci
 from imagebuild.build import private
 from imagebuild.core import debian, files
 from imagebuild.core.debian import AptSource
@@ -234,7 +235,7 @@ def load_into_engine(image: BootstrappedBase, environ: Mapping[str, str], run: R
     try:
         run("docker", "image", "inspect", name, env=environ, timeout=20)
     except CommandError:
-        layer = layout.layer_of(image.layout, platform)
+        (layer,) = (i.layers[0].file for i in oci.images_in(image.layout, image.layout) if i.platform == platform)
         run("docker", "import", "--platform", platform, "--change", f"ENV {PATH}", str(layer), name, env=environ)
     return f"docker-image://{name}"
 

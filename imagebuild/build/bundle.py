@@ -43,8 +43,8 @@ from imagebuild.core.http import Downloads
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import pip_conf_text
 from imagebuild.oci.engine import Endpoint
-from imagebuild.oci.layout import check_image, copy_to_layout
-from imagebuild.oci.registry import pull_image
+from imagebuild.oci.layout import Layout, check_image, start_layout
+from imagebuild.oci.registry import copy_image, pull_image
 from imagebuild.project.lockfile import Digest
 from imagebuild.render.recipe import pip_platforms
 
@@ -190,7 +190,8 @@ class Recording:
     def add_base(self, image: str, context: str) -> str:
         """Copy a bootstrapped base into the bundle; return its context."""
         layout, _, digest = context.removeprefix("oci-layout://").rpartition("@")
-        copy_to_layout(Path(layout), digest, self.folder / Bundle.IMAGES)
+        start_layout(self.folder / Bundle.IMAGES)
+        copy_image(digest, Layout(Path(layout)), Layout(self.folder / Bundle.IMAGES))
         return self._add(image, digest)
 
     def _add(self, image: str, digest: str) -> str:

@@ -28,8 +28,8 @@ from pydantic import Field
 from imagebuild.build.bake import BuildInputs
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Arch, Commit, Model, Platform
-from imagebuild.core.files import read_text, write_text
-from imagebuild.core.http import Downloads, file_sha256, login_for, temporary_file
+from imagebuild.core.files import read_text, temporary_file, write_text
+from imagebuild.core.http import Downloads, file_sha256, login_for
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.settings import Settings, pip_conf_text
 from imagebuild.oci import layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @options.example(
-    "imagebuild job mpijob --profile h100 --fabric ib --nodes 8 --with sharp | kubectl apply -f -",
-    "imagebuild job slurm --profile gb300-nvl72 --fabric roce --racks 2 --cluster coreweave -o job.sh",
+    "imagebuild job mpijob --profile h100 --fabric ib --nodes 8 --registry ghcr.io/acme | kubectl create -f -",
+    "imagebuild job slurm --profile gb300-nvl72 --fabric roce --racks 2 --catalog site/images.json -o job.sh",
 )
 def job(
     project: options.ProjectFiles,
@@ -31,9 +32,10 @@ def job(
     ] = None,
     with_: Annotated[list[str] | None, option("--with NAME,…", "Features to use, files of jobs/features/.")] = None,
     container: Annotated[
-        str, option("--container pyxis|none", "How Slurm runs the image, or that it does not.")
-    ] = "pyxis",
+        str | None, option("--container pyxis|none", "How Slurm runs the image, pyxis by default, or that it does not.")
+    ] = None,
     image: Annotated[str | None, option("--image IMAGE", "Image to run; by default the newest that fits.")] = None,
+    registry: options.RegistryOption = None,
     catalog: Annotated[
         Path | None, option("--catalog FILE", "Choose from the published images of this images.json.")
     ] = None,
@@ -53,16 +55,18 @@ def job(
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
     from imagebuild.core.errors import suggestion
-    from imagebuild.jobs.choose import published_offer
+    from imagebuild.jobs.choose import find_facts, published_offer
     from imagebuild.jobs.facts import JobRequest, Scheduler, default_fabric, load_facts
     from imagebuild.jobs.job import resolve_job
     from imagebuild.jobs.manifest import job_text
 
     if scheduler not in get_args(Scheduler):
         raise ConfigError(f"job {scheduler}: unknown scheduler{suggestion(scheduler, list(get_args(Scheduler)))}")
-    if container not in ("pyxis", "none"):
-        raise ConfigError(f"--container {container}: use pyxis or none")
-    hardware = find_profile(load_profiles(profiles), profile).model
+    if registry and catalog:
+        raise ConfigError("--catalog and --registry exclude each other: a catalogue says where its images are")
+    if not facts.is_dir():
+        raise ConfigError(f"--facts {facts}: no such folder")
+    hardware, known = find_profile(load_profiles(profiles), profile).model, load_facts(facts)
     request = JobRequest(
         scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
         profile=profile,
@@ -73,28 +77,39 @@ def job(
         features=tuple(name for text in with_ or () for name in text.split(",") if name),
         container=container,
         image=image,
+        registry=registry,
+        catalog=str(catalog) if catalog else None,
         nccl=nccl,
         test=test,
         settings=tuple(settings or ()),
         collect=collect,
+        facts=str(facts),
+        profiles=str(profiles),
+        matrix=str(project.matrix),
+        dockerfiles=str(project.dockerfiles),
     )
-    offer = offer_of_plan(project)
+    offer = offer_of_plan(project, registry or find_facts(known.clusters, cluster, "--cluster", "cluster").registry)
     if catalog:
         from imagebuild.publish.catalog import read_catalog
 
         offer = published_offer(offer, read_catalog(catalog))
-    resolved = resolve_job(request, hardware, load_facts(facts), offer)
+    resolved = resolve_job(request, hardware, known, offer)
     for message in resolved.messages:
         err.print(message, markup=False)
     options.print_or_write(job_text(resolved), output)
 
 
-def offer_of_plan(project: options.ProjectFiles) -> Offer:
-    """Return the images of the plan for a job to choose from; none where there is no matrix."""
+def offer_of_plan(project: options.ProjectFiles, registry: str | None = None) -> Offer:
+    """Return the images of the plan, in that registry, for a job to choose from; none where there is no matrix."""
+    from imagebuild.core.fields import full_reference
     from imagebuild.jobs.choose import Offer
 
+    if registry and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", registry):
+        raise ConfigError(f"--registry {registry!r}: not a registry and folder such as ghcr.io/acme")
     if not project.matrix.exists():
         return Offer()
-    workspace = project.open()
+    workspace = project.open(options.PlanChanges().parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
-    return Offer(workspace.plan.targets, provides, workspace.project.matrix.model.gpu_architectures)
+    matrix = workspace.project.matrix.model
+    unnamed = any(full_reference(target.name) != target.name for target in workspace.plan.targets)
+    return Offer(workspace.plan.targets, provides, matrix.gpu_architectures, unnamed=unnamed)

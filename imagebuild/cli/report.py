@@ -32,8 +32,8 @@ def report(
     baseline: Annotated[
         Path | None, option("--baseline FILE", "Earlier report as JSON; what became slower since then fails.")
     ] = None,
-    ranks: Annotated[int | None, option("--ranks NUMBER", "Ranks of runs whose output does not say it.", min=1)] = None,
-    nodes: Annotated[int | None, option("--nodes NUMBER", "Hosts of runs whose output does not say it.", min=1)] = None,
+    ranks: Annotated[int | None, option("--ranks NUMBER", "Ranks that every run should have.", min=1)] = None,
+    nodes: Annotated[int | None, option("--nodes NUMBER", "Hosts that every run should have.", min=1)] = None,
     algorithm: Annotated[
         str | None, option("--algorithm NAME", "Class of algorithms that NCCL was made to use, such as ring.")
     ] = None,
@@ -46,13 +46,13 @@ def report(
 
     Exit status 0: all is well; 1: something is not; 2: the input is wrong; 5: nothing could be read.
     """
-    from imagebuild.bench.judge import RunContext
+    from imagebuild.bench.judge import Expected
     from imagebuild.core.console import out
     from imagebuild.report.report import ReportRequest, make_report
     from imagebuild.report.text import print_report, report_markdown
 
-    context = RunContext(ranks=ranks, nodes=nodes, algorithm=algorithm)
-    made = make_report(ReportRequest(tuple(files), profile, profiles, baseline, context, junit, html))
+    expected = Expected(ranks, nodes, (algorithm,) if algorithm else ())
+    made = make_report(ReportRequest(tuple(files), profile, profiles, baseline, expected, junit, html))
 
     def show() -> None:
         if markdown:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from imagebuild.core.errors import ConfigError
 
@@ -22,8 +24,6 @@ def write_text(path: Path, text: str) -> None:
     """
     content = text.encode()
     try:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             path.stat()  # fails for links that lead in a circle
         target = path
@@ -38,21 +38,24 @@ def write_text(path: Path, text: str) -> None:
             with target.open("wb") as file:
                 file.write(content)
         else:
-            _replace(target, content)
+            with temporary_file(target.parent) as temporary:
+                temporary.write_bytes(content)
+                if target.exists():
+                    temporary.chmod(target.stat().st_mode & 0o7777)
+                temporary.replace(target)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+@contextmanager
+def temporary_file(folder: Path) -> Iterator[Path]:
+    """Give a name for a file to write and rename, in a folder that is made if needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".partial-{uuid4().hex}"
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-        if path.exists():
-            temporary.chmod(path.stat().st_mode & 0o7777)
-        temporary.replace(path)
+        yield path
     finally:
-        temporary.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def read_text(path: Path) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import netrc
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -209,18 +208,6 @@ def innermost_reason(error: Exception) -> str:
         return f"ended after {inner.partial} of {int(inner.partial or 0) + int(inner.expected or 0)} bytes"
     text = re.sub(r"^HTTPS?Connection(Pool)?\(.*?\): ", "", str(inner).rpartition(">: ")[2])
     return text or type(inner).__name__
-
-
-@contextmanager
-def temporary_file(folder: Path) -> Iterator[Path]:
-    """Give a file to write to and rename, in a folder that is made if needed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".partial-", delete=False) as file:
-        path = Path(file.name)
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def file_sha256(path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from packaging.version import InvalidVersion, Version
 
+from imagebuild.bench.ceilings import plural
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Arch, Model, Platform, major, matches, satisfies
@@ -34,6 +35,8 @@ from imagebuild.project.records import Catalog
 
 DEFAULT_NODES = 8
 """Nodes of a job without --nodes on hardware whose NVLink ends at the node."""
+MOST_NODES = 9999
+"""Names of pods have room for four digits."""
 REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?")
 DRIVERS = {"12": "525", "13": "580"}
 """Major version of CUDA → the oldest driver that runs it, by NVIDIA's rule of minor version compatibility."""
@@ -63,6 +66,10 @@ class Offer:
     """Compute capability without the dot → the versions of CUDA that have programs for it."""
     noun: str = "image of the plan"
     """An image of the offer, in messages."""
+    unnamed: bool = False
+    """The names of the images have no registry, so that nobody can pull them."""
+    unverified: frozenset[tuple[str, Platform]] = frozenset()
+    """Images, each with a platform for which nobody has seen its checks pass; they run only if they are named."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,8 @@ class Choices:
     nodes: Nodes
     """The nodes of the cluster that the job may use."""
     scale: Scale
+    rounds: int
+    """Number of measurements, one after the other, that share the time limit; 1 if the limit is for all of them."""
     features: Mapping[str, Feature]
     container: Container
     plugin: str
@@ -118,6 +127,21 @@ class Choices:
         return self.scale.nodes * self.profile.node.gpus
 
     @property
+    def run_nodes(self) -> int:
+        """Return the number of nodes that take part in one measurement."""
+        return 2 if self.test.pairs else self.scale.nodes
+
+    @property
+    def run_ranks(self) -> int:
+        """Return the number of ranks of one measurement."""
+        return self.run_nodes * self.profile.node.gpus
+
+    @property
+    def round_seconds(self) -> int:
+        """Return the time limit of a measurement of pairs, so that one that hangs leaves time for the others."""
+        return self.test.minutes * 60 // self.rounds if self.test.pairs else 0
+
+    @property
     def claims(self) -> bool:
         """Return whether a ComputeDomain gives pods their channel of the rack-wide NVLink."""
         return any(feature.claims for feature in self.features.values())
@@ -134,6 +158,7 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
 
     Raises ConfigError for unknown names, and with the reason for combinations that are impossible.
     """
+    _refuse_what_would_be_ignored(request)
     fabric = find_facts(facts.fabrics, request.fabric, "--fabric", "fabric")
     cluster = find_facts(facts.clusters, request.cluster, "--cluster", "cluster")
     test = find_facts(facts.tests, request.test, "--test", "test")
@@ -142,34 +167,40 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
     if profile.gpu.compute_capability is None:
         raise ConfigError(f"--profile {profile.name}: nccl-tests runs on NVIDIA GPUs only")
 
-    gpu, parameters = gpu_name(profile), settings.parameters
+    gpu, parameters, container = gpu_name(profile), settings.parameters, container_of(request)
     site = cluster.fabrics.get(request.fabric, Site())
     nodes = site.nodes.get(gpu) or cluster.nodes.get(gpu) or Nodes()
     own_nodes: dict[str, Any] = {
         name: parameters[name] for name in ("cpu", "memory", "partition", "constraint") if name in parameters
     }
     if "rack-nodes" in parameters:
-        own_nodes["rack_nodes"] = max(1, int(parameters["rack-nodes"]))
+        own_nodes["rack_nodes"] = int(parameters["rack-nodes"])
+        if own_nodes["rack_nodes"] > profile.hosts_per_domain:
+            number = plural(profile.hosts_per_domain, "node")
+            raise ConfigError(f"--set rack-nodes={parameters['rack-nodes']}: NVLink of {profile.name} joins {number}")
     nodes = nodes.model_copy(update=own_nodes)
     scale = choose_scale(profile, nodes.rack_nodes or profile.hosts_per_domain, request.nodes, request.racks)
+    rounds = len(test.collectives) * (scale.nodes - 1 + scale.nodes % 2) if test.pairs else 1
+    if test.pairs and scale.nodes == 1:
+        raise ConfigError(f"--test {request.test}: one node has no pairs; take more --nodes")
+    test = test.model_copy(update={"minutes": int(parameters.get("minutes") or test.minutes * rounds)})
 
-    names = sorted({*request.features, *(["multirack"] if scale.racks > 1 else [])})
+    implied = ["multirack"] if scale.racks > 1 and "multirack" in facts.features else []
+    names = sorted({*request.features, *implied})
     features = {name: facts.features[name].model for name in names}
     plugin = parameters.get("plugin") or site.plugin or fabric.plugin
     for name, feature in features.items():
         if feature.plugin and parameters.get("plugin") not in (None, feature.plugin):
             raise ConfigError(f"--set plugin={plugin}: --with {name} needs the plug-in {feature.plugin}")
         plugin = feature.plugin or plugin
-    container: Container = "kubernetes"
-    if request.scheduler == "slurm":
-        container = "none" if request.container == "none" else "pyxis"
 
     mnnvl = profile.hosts_per_domain > 1
     yes_or_no = {
         **{name: name in features for name in facts.features},
         **{name: name in test.collectives for name in COLLECTIVES},
         "mnnvl": mnnvl,
-        "rack-nvlink": mnnvl and scale.nodes > 1 and "nics" not in features,
+        # of pairs, those with nodes of two racks do not have it
+        "rack-nvlink": mnnvl and scale.nodes > 1 and "nics" not in features and not (test.pairs and scale.racks > 1),
         "nvls": profile.links[-1].nvls,
     }
     conditions = {
@@ -193,19 +224,8 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
     # Before an image is chosen, so that a bad combination is reported rather than that no image fits it.
     _refuse_bad_combinations(combined, conditions)
 
-    if container == "none":
-        if request.image:
-            raise ConfigError("--image: with --container none the programs of the nodes run, and no image")
-        image = JobImage("", "other", None, None)
-    elif request.image:
-        image = named_image(request.image, offer, facts.stacks)
-    else:
-        driver = parameters.get("driver") or cluster.driver
-        image = newest_image(offer, facts.stacks, profile, "none" if plugin == "host" else plugin, driver)
-    if image.arches is not None and profile.node.cpu not in image.arches:
-        arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
-        raise ConfigError(f"--image {image.reference}: {arches}; use another image")
-    image = replace(image, nccl=request.nccl or image.nccl)
+    driver = parameters.get("driver") or cluster.driver
+    image = _choose_image(request, profile, facts, offer, plugin="none" if plugin == "host" else plugin, driver=driver)
     nccl = image.nccl or facts.nccl_variables.releases[-1]
     conditions |= {"stack": image.stack, "nccl": nccl}
     _refuse_bad_combinations(combined, conditions)
@@ -221,6 +241,7 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
         test=test,
         nodes=nodes,
         scale=scale,
+        rounds=rounds,
         features=features,
         container=container,
         plugin=plugin,
@@ -230,6 +251,32 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
         conditions=conditions,
         parameters=parameters,
     )
+
+
+def container_of(request: JobRequest) -> Container:
+    """Return what runs the ranks. Raises ConfigError for a container that the scheduler does not have."""
+    if request.scheduler == "slurm":
+        if request.container not in (None, "pyxis", "none"):
+            raise ConfigError(f"--container {request.container}: use pyxis or none")
+        return "none" if request.container == "none" else "pyxis"
+    if request.container is not None:
+        raise ConfigError(f"--container {request.container}: only Slurm lets one choose; Kubernetes runs the image")
+    return "kubernetes"
+
+
+def _refuse_what_would_be_ignored(request: JobRequest) -> None:
+    """Raise ConfigError for an empty name, and for options of which one makes the other pointless."""
+    for name in ("image", "nccl", "registry"):
+        if getattr(request, name) == "":
+            raise ConfigError(f"--{name}: is empty; leave it out or give it a value")
+    if request.nccl and not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", request.nccl):
+        raise ConfigError(f"--nccl {request.nccl!r}: not a version of NCCL such as 2.28.3")
+    where = {"--image": request.image, "--registry": request.registry, "--catalog": request.catalog}
+    given = [option for option, value in where.items() if value]
+    if request.container == "none" and given:
+        raise ConfigError(f"{given[0]}: with --container none the programs of the nodes run, and no image")
+    if request.image and any(setting.startswith("driver=") for setting in request.settings):
+        raise ConfigError("--set driver: it chooses between images, and --image names one; leave one of them out")
 
 
 def find_facts(files: Mapping[str, YamlFile[M]], name: str, option: str, noun: str) -> M:
@@ -260,8 +307,8 @@ def choose_scale(profile: Profile, rack_nodes: int, nodes: int | None, racks: in
     if nodes is not None and racks is not None:
         raise ConfigError("--nodes and --racks exclude each other; use one of them")
     for option, number in (("--nodes", nodes), ("--racks", racks)):
-        if number is not None and number < 1:
-            raise ConfigError(f"{option} {number}: must be at least 1")
+        if number is not None and not 1 <= number <= MOST_NODES:
+            raise ConfigError(f"{option} {number}: must be from 1 to {MOST_NODES}")
     if profile.hosts_per_domain == 1:
         if racks is not None:
             raise ConfigError(f"--racks {racks}: NVLink of {profile.name} ends at the node; use --nodes")
@@ -281,14 +328,37 @@ def choose_scale(profile: Profile, rack_nodes: int, nodes: int | None, racks: in
 # The image
 
 
+def _choose_image(
+    request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer, *, plugin: str, driver: str | None
+) -> JobImage:
+    """Return the image that is named, or the newest that fits. Raises ConfigError if it cannot run or be pulled."""
+    if request.container == "none":
+        return JobImage("", "other", request.nccl, None)
+    if request.image:
+        image = named_image(request.image, offer, facts.stacks)
+    else:
+        image = newest_image(offer, facts.stacks, profile, plugin, driver)
+    if image.arches is not None and profile.node.cpu not in image.arches:
+        arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
+        raise ConfigError(f"--image {image.reference}: {arches}; use another image")
+    if offer.unnamed and any(image.reference == target.name for target in offer.targets):
+        raise ConfigError(
+            f"{image.reference}: this name has no registry to pull it from; name yours with --registry, with "
+            "`registry` in the cluster's file or with --catalog, or name an image with --image"
+        )
+    return replace(image, nccl=request.nccl or image.nccl)
+
+
 def published_offer(offer: Offer, catalog: Catalog) -> Offer:
     """Return the same offer with the images of a catalogue, each by its digest, the newest first."""
-    targets = []
+    targets, unverified = [], set()
     for image in catalog.images:
         if "cuda" not in image.axes:
             continue
         present = {platform.platform for platform in image.platforms}
         platforms: tuple[Platform, ...] = get_args(Platform)
+        passed = {p.platform for p in image.platforms if p.checks and not p.checks[0].failed and p.checks[0].passed}
+        unverified |= {(image.reference, platform) for platform in platforms if platform not in passed}
         tags = tuple(f"{image.repository}:{tag}" for tag in image.tags)
         targets.append(
             Target(
@@ -302,7 +372,8 @@ def published_offer(offer: Offer, catalog: Catalog) -> Offer:
                 aliases=(*tags, *(f"{image.repository}:{alias}" for alias in image.aliases)),
             )
         )
-    return replace(offer, targets=tuple(targets), noun="published image")
+    published = replace(offer, targets=tuple(targets), noun="published image", unnamed=False)
+    return replace(published, unverified=frozenset(unverified))
 
 
 def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stack]]) -> JobImage:
@@ -337,6 +408,10 @@ def newest_image(
             driver is None or int(major(driver)) >= int(DRIVERS.get(major(target.axes["cuda"]), "0"))
         ),
     }
+    if offer.unverified:
+        requirements |= {
+            f"passed its checks on {arch}": lambda target, _: (target.name, f"linux/{arch}") not in offer.unverified
+        }
     candidates = [
         (target, stack)
         for target in offer.targets

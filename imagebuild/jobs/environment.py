@@ -111,28 +111,55 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
 
 # `--set`
 
-PARAMETERS = {
-    "account": r"[A-Za-z0-9_.,=-]+",
-    "constraint": r"[A-Za-z0-9_&|,*()\[\]-]+",
-    "cpu": r"[0-9]+",
-    "cpus-per-task": r"[1-9][0-9]*",
-    "driver": r"[0-9]+(\.[0-9]+)*",
-    "hca": r"[A-Za-z0-9_:,=^-]+",
-    "images": r"[A-Za-z0-9_./${}:-]+",
-    "interface": r"[A-Za-z0-9_.,=^-]+",
-    "json": r"yes|no",
-    "memory": r"[0-9]+(Ki|Mi|Gi|Ti)?",
-    "min-bw": r"[0-9]+(\.[0-9]+)?",
-    "minutes": r"[0-9]+",
-    "name": r"[a-z]([-a-z0-9]*[a-z0-9])?",
-    "partition": r"[A-Za-z0-9_,-]+",
-    "plugin": r"[A-Za-z0-9_.-]+",
-    "programs": r"/[A-Za-z0-9_./-]+",
-    "rack-nodes": r"[0-9]+",
-    "resource": r"[a-z0-9.-]+/[A-Za-z0-9._-]+:[0-9]+",
-    "suffix": r"[A-Za-z0-9_-]*",
+
+@dataclass(frozen=True)
+class Parameter:
+    """Describe a parameter of `--set`."""
+
+    pattern: str
+    """Regular expression that the value must match."""
+    containers: tuple[Container, ...] = get_args(Container)
+    """What runs the ranks of jobs that have it."""
+    whose: str = ""
+    """Who has it, where not all jobs do."""
+
+
+def _of_slurm(pattern: str) -> Parameter:
+    return Parameter(pattern, ("pyxis", "none"), "only jobs of Slurm have it")
+
+
+def _of_kubernetes(pattern: str) -> Parameter:
+    return Parameter(pattern, ("kubernetes",), "only jobs of Kubernetes have it")
+
+
+COUNT = r"[1-9][0-9]{0,3}"
+PARAMETERS: Mapping[str, Parameter] = {
+    "account": _of_slurm(r"[A-Za-z0-9_.,=-]+"),
+    "constraint": _of_slurm(r"[A-Za-z0-9_&|,*()\[\]-]+"),
+    "cpu": _of_kubernetes(COUNT),
+    "cpus-per-task": _of_slurm(COUNT),
+    "driver": Parameter(r"[0-9]+(\.[0-9]+)*", ("kubernetes", "pyxis"), "it chooses an image, and this job has none"),
+    "exclude": _of_slurm(r"[A-Za-z0-9_.,\[\]-]+"),
+    "gres": _of_slurm(r"[A-Za-z0-9_.:,-]+"),
+    "hca": Parameter(r"[A-Za-z0-9_:,=^-]+"),
+    "images": Parameter(r"[A-Za-z0-9_./${}:-]+", ("pyxis",), "only pyxis keeps images in a folder"),
+    "interface": Parameter(r"[A-Za-z0-9_.,=^-]+"),
+    "json": Parameter(r"yes|no"),
+    "memory": _of_kubernetes(r"[1-9][0-9]*([kMGTP]|[KMGTP]i)?"),
+    "min-bw": Parameter(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?"),
+    "minutes": Parameter(COUNT),
+    "name": Parameter(r"[a-z]([-a-z0-9]*[a-z0-9])?"),
+    "nodelist": _of_slurm(r"[A-Za-z0-9_.,\[\]-]+"),
+    "partition": _of_slurm(r"[A-Za-z0-9_,-]+"),
+    "plugin": Parameter(r"[A-Za-z0-9_.-]+"),
+    "programs": Parameter(r"/[A-Za-z0-9_./-]+"),
+    "qos": _of_slurm(r"[A-Za-z0-9_-]+"),
+    "rack-nodes": Parameter(COUNT),
+    "racks": _of_kubernetes(r"[A-Za-z0-9_.-]+(,[A-Za-z0-9_.-]+)*"),
+    "reservation": _of_slurm(r"[A-Za-z0-9_,-]+"),
+    "resource": _of_kubernetes(rf"[a-z0-9.-]+/[A-Za-z0-9._-]+:{COUNT}"),
+    "suffix": Parameter(r"[A-Za-z0-9_-]*"),
 }
-"""Parameter → the regular expression that its value must match."""
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<replace>:?)=(?P<value>.*)", re.DOTALL)
 
 
@@ -144,8 +171,11 @@ class JobSettings:
     variables: tuple[Variable, ...]
 
 
-def parse_settings(settings: Iterable[str]) -> JobSettings:
-    """Read the texts of `--set`. Raises ConfigError for unknown parameters and for values that cannot be passed on."""
+def parse_settings(settings: Iterable[str], container: Container) -> JobSettings:
+    """Read the texts of `--set` for a job whose ranks `container` runs.
+
+    Raises ConfigError for parameters that are unknown, repeated or of other jobs, and for values that cannot be used.
+    """
     parameters: dict[str, str] = {}
     variables: list[Variable] = []
     for setting in settings:
@@ -170,8 +200,13 @@ def parse_settings(settings: Iterable[str]) -> JobSettings:
             raise ConfigError(f"--set {setting}: no '='; write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
         if name not in PARAMETERS:
             raise ConfigError(f"--set {name}: unknown parameter{suggestion(name, PARAMETERS)}")
-        if not re.fullmatch(PARAMETERS[name], value):
-            raise ConfigError(f"--set {name}={value!r}: the value must match {PARAMETERS[name]}")
+        parameter = PARAMETERS[name]
+        if container not in parameter.containers:
+            raise ConfigError(f"--set {name}: {parameter.whose}; leave it out")
+        if name in parameters:
+            raise ConfigError(f"--set {name}: given twice; leave one out")
+        if not re.fullmatch(parameter.pattern, value):
+            raise ConfigError(f"--set {name}={value!r}: the value must match {parameter.pattern}")
         parameters[name] = value
     return JobSettings(parameters, tuple(variables))
 

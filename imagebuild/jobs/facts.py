@@ -23,6 +23,8 @@ Text = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 """One line."""
 Value = Annotated[str, Field(pattern=r"""^[^'"`\\\x00-\x1f\x7f]*$""")]
 """One line without quotes and backslashes: a shell or a file on the way to the rank would interpret them."""
+Bytes = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMG]?$")]
+"""A size as nccl-tests takes it."""
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 COLLECTIVES = (
@@ -206,6 +208,8 @@ class Cluster(FactLayer):
     """The constants of a site; a file of `clusters/`."""
 
     title: str
+    registry: Text | None = None
+    """Registry and folder from which nodes pull the plan's images, such as `ghcr.io/acme`."""
     interface: Text = "eth0"
     """Network interface through which ranks find each other."""
     hca: Text = "mlx5"
@@ -237,17 +241,17 @@ class JobTest(Model):
 
     title: str
     collectives: Annotated[tuple[str, ...], Field(min_length=1)]
-    min_bytes: Text
-    max_bytes: Text
+    min_bytes: Bytes
+    max_bytes: Bytes
     factor: Text = "2"
     iterations: Text | None = None
     warmup: Text | None = None
     check: bool = True
     """The programs compare the data with what they should be."""
-    large: bool = False
-    """All messages are so large that their average can be compared with the profile's threshold for the best size."""
+    pairs: bool = False
+    """Every pair of nodes is measured by itself: in rounds, in which each node is in one pair."""
     minutes: Annotated[int, Field(gt=0)] = 20
-    """Time limit."""
+    """Time limit; of a round, where pairs are measured."""
 
 
 class SchedulerFacts(FactLayer):
@@ -387,12 +391,20 @@ class JobRequest:
     nodes: int | None = None
     racks: int | None = None
     features: tuple[str, ...] = ()
-    container: str = "pyxis"
-    """`pyxis` or `none`; only Slurm uses it."""
+    container: str | None = None
+    """`pyxis`, which is Slurm's default, or `none`."""
     image: str | None = None
+    registry: str | None = None
+    """Registry and folder of the plan's images."""
+    catalog: str | None = None
+    """File of the published images to choose from."""
     nccl: str | None = None
     test: str = "all-reduce"
     settings: tuple[str, ...] = ()
     """Texts of `--set`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
     """The header says how to run the job and how to get its result."""
+    facts: str = "jobs"
+    profiles: str = "profiles"
+    matrix: str = "matrix.yaml"
+    dockerfiles: str = "dockerfiles"

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from imagebuild.bench.ceilings import NotComparable, class_ceilings, rank_layout
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import matches
 from imagebuild.core.yaml import YamlFile
-from imagebuild.jobs.choose import Choices, Offer, choose
+from imagebuild.jobs.choose import Choices, Offer, choose, container_of
 from imagebuild.jobs.environment import (
     FactSource,
     Variable,
@@ -28,6 +29,18 @@ NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
 (`-worker-9999`) and JobSet up to 20 (`-worker-0-9999-abcde`)."""
 
 
+FLOOR = 0.5
+"""Fraction of the lowest ceiling below which no healthy run is."""
+
+
+@dataclass(frozen=True)
+class Least:
+    """Hold the bus bandwidth below which a job fails, and why."""
+
+    rate: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Job(Choices):
     """Describe a job with nothing left to decide: all that the templates show."""
@@ -38,6 +51,8 @@ class Job(Choices):
     """Lines that the output must contain."""
     pod: Pod
     """What worker pods need: of the fabric, of the cluster, and of the nodes."""
+    least: Mapping[str, Least]
+    """Collective → the bus bandwidth that its best size must reach."""
     messages: tuple[str, ...]
     """Warnings and notes for the user."""
 
@@ -48,7 +63,7 @@ class Job(Choices):
 
 def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer) -> Job:
     """Return the job that the request asks for. Raises ConfigError with the reason if it is impossible."""
-    settings = parse_settings(request.settings)
+    settings = parse_settings(request.settings, container_of(request))
     choices = choose(request, profile, facts, offer, settings)
     parameters = choices.parameters
     placeholders = {
@@ -62,11 +77,13 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         [
             *layered_variables(sources, choices.conditions, placeholders),
             *_plugin_variables(choices),
-            *_least_bandwidth(choices),
             *settings.variables,
         ],
         choices.container,
     )
+
+    if "hca" in parameters and all(variable.value != parameters["hca"] for variable in variables):
+        raise ConfigError(f"--set hca: a job with --fabric {request.fabric} names no RDMA devices; leave it out")
 
     features = [name for name, feature in choices.features.items() if feature.in_name]
     parts = [request.test, str(choices.ranks), choices.gpu, choices.fabric.short, *features, f"{choices.scale.nodes}n"]
@@ -90,6 +107,7 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         variables=variables,
         expected_lines=tuple(line for line in expected if matches(line.when, choices.conditions)),
         pod=_pod(choices, placeholders),
+        least=_least_bandwidths(choices),
         messages=tuple(messages),
     )
 
@@ -127,21 +145,36 @@ def _plugin_variables(choices: Choices) -> list[Variable]:
     return variables
 
 
-def _least_bandwidth(choices: Choices) -> list[Variable]:
-    """Return the variable that makes nccl-tests itself fail if it is slow: nothing else may judge the speed."""
-    value, origin = choices.parameters.get("min-bw"), "--set min-bw"
-    test, profile = choices.test, choices.profile
-    if value and len(test.collectives) > 1:
+def _least_bandwidths(choices: Choices) -> dict[str, Least]:
+    """Return what the best size of each collective must reach: what is asked for, or what the profile says."""
+    value, profile = choices.parameters.get("min-bw"), choices.profile
+    if value and len(choices.test.collectives) > 1:
         raise ConfigError("--set min-bw: the collectives of the test reach different rates; use a test of one")
-    if value is None and choices.comparable and test.large:
-        place = (test.collectives[0], choices.ranks, choices.scale.nodes)
-        known = [r for r in profile.references if (r.collective, r.ranks, r.nodes) == place and not r.forced]
+    if value:
+        return {choices.test.collectives[0]: Least(value, "GB/s, by --set min-bw")}
+    if not (choices.comparable and choices.test.max_bytes.endswith("G")):  # smaller messages show latency
+        return {}
+    ranks, nodes = choices.run_ranks, choices.run_nodes
+    try:
+        layout = rank_layout(profile, ranks, nodes)
+    except NotComparable:
+        return {}
+    least = {}
+    for collective in choices.test.collectives:
+        known = [
+            reference
+            for reference in profile.references
+            if (reference.collective, reference.ranks, reference.nodes) == (collective, ranks, nodes)
+            and not reference.forced
+        ]
+        ceilings = class_ceilings(collective, ranks, layout.domains, layout.hardware)
         if known:
-            value, origin = f"{known[-1].rate * known[-1].tolerance:.1f}", f"profile {profile.name}"
-    if value is None:
-        return []
-    why = "GB/s that the profile asks of the best size; nccl-tests fails where the average is below 90 % of it"
-    return [Variable("NCCL_TESTS_MIN_BW", value, why, origin, origin)]
+            rate = known[-1].rate * known[-1].tolerance
+            least[collective] = Least(f"{rate:.1f}", f"GB/s that {profile.name} asks of the best size")
+        elif ceilings:
+            rate = FLOOR * min(ceiling.value for ceiling in ceilings)
+            least[collective] = Least(f"{rate:.1f}", f"GB/s: half of the lowest ceiling that {profile.name} has")
+    return least
 
 
 def _pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
@@ -149,7 +182,9 @@ def _pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
     fabric, site, nodes = choices.fabric.pod, choices.site.pod, choices.nodes
     resource = choices.parameters.get("resource")
     if any(feature.without_fabric for feature in choices.features.values()):
-        fabric, site, resource = Pod(), Pod(select=site.select), None
+        if resource:
+            raise ConfigError("--set resource: the containers of this job get no network cards; leave it out")
+        fabric, site = Pod(), Pod(select=site.select)
     extended = {**fabric.resources, **site.resources}
     if resource:
         name, _, count = resource.rpartition(":")
@@ -158,7 +193,8 @@ def _pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
     resources |= {name: fill_placeholders(extended[name], placeholders, name) for name in sorted(extended)}
     annotations = {**fabric.annotations, **site.annotations}
     if networks := site.networks or fabric.networks:
-        pairs = [dict(zip(("namespace", "name"), network.split("/", 1), strict=True)) for network in networks]
+        names = (network.rpartition("/") for network in networks)
+        pairs = [{"namespace": space, "name": name} if space else {"name": name} for space, _, name in names]
         lines = ",\n".join(f"  {json.dumps(pair)}" for pair in pairs)
         annotations["k8s.v1.cni.cncf.io/networks"] = f"[\n{lines}\n]\n"
     return Pod(

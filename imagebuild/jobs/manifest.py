@@ -42,7 +42,7 @@ def command(request: JobRequest) -> str:
     words = ["imagebuild", "job", request.scheduler]
     for option in fields(request)[1:]:
         value, name = getattr(request, option.name), f"--{OPTION_NAMES.get(option.name, option.name)}"
-        if value == option.default or (option.name == "container" and request.scheduler != "slurm"):
+        if value == option.default:
             continue
         if option.name == "features":
             words += [name, ",".join(value)]
@@ -56,7 +56,7 @@ def command(request: JobRequest) -> str:
 def report_options(job: Job) -> list[str]:
     """Return the options with which `imagebuild report` judges the job's log."""
     profile = ["--profile", job.profile.name] if job.comparable else []
-    return [*profile, "--nodes", str(job.scale.nodes)]
+    return [*profile, "--ranks", str(job.run_ranks), "--nodes", str(job.run_nodes)]
 
 
 def enroot_reference(reference: str) -> str:

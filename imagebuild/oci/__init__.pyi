@@ -4,7 +4,7 @@ from .attestation import KINDS as KINDS
 from .attestation import SIGNATURE as SIGNATURE
 from .attestation import STATEMENT_MEDIA as STATEMENT_MEDIA
 from .attestation import Attestation as Attestation
-from .attestation import attestation_files as attestation_files
+from .attestation import attestation_of as attestation_of
 from .attestation import encode_predicate as encode_predicate
 from .attestation import kind_of as kind_of
 from .attestation import list_attestations as list_attestations
@@ -35,7 +35,7 @@ from .layout import EMPTY as EMPTY
 from .layout import EPOCH as EPOCH
 from .layout import INDEX as INDEX
 from .layout import MANIFEST as MANIFEST
-from .layout import AttachmentFile as AttachmentFile
+from .layout import Attachment as Attachment
 from .layout import Blob as Blob
 from .layout import BlobStream as BlobStream
 from .layout import Descriptor as Descriptor
@@ -55,7 +55,6 @@ from .layout import layer_members as layer_members
 from .layout import manifests_of as manifests_of
 from .layout import platform_json as platform_json
 from .layout import prune_blobs as prune_blobs
-from .layout import read_index as read_index
 from .layout import referrer_descriptor as referrer_descriptor
 from .layout import referrers_tag as referrers_tag
 from .layout import write_index as write_index
@@ -66,7 +65,6 @@ from .reference import parse_reference as parse_reference
 from .registry import Credentials as Credentials
 from .registry import DeletionDisabled as DeletionDisabled
 from .registry import Login as Login
-from .registry import MissingBlobs as MissingBlobs
 from .registry import Registry as Registry
 from .registry import RepositoryAt as RepositoryAt
 from .registry import TryAgain as TryAgain

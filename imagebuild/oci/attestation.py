@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import CommandError, ResultError
-from imagebuild.oci.layout import EMPTY_TYPE, AttachmentFile, Descriptor, digest_of, referrer_descriptor
+from imagebuild.oci.layout import EMPTY_TYPE, Attachment, Descriptor, digest_of, referrer_descriptor
 
 if TYPE_CHECKING:
     from imagebuild.oci.registry import Registry
@@ -48,8 +47,6 @@ CREATED = "org.opencontainers.image.created"
 
 MOST_BYTES = 128 << 20
 """Largest size that is read, as with cosign; a registry could claim any."""
-ATTEMPTS = 3
-"""Times that a file is read before it counts as changed: it may have been damaged on the way."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +67,14 @@ class Attestation:
     """Why it is not what the registry says; empty if it is."""
 
 
-@dataclass(frozen=True)
-class AttestationFiles:
-    """Hold what `Registry.attach` takes."""
-
-    artifact_type: str
-    files: tuple[AttachmentFile, ...]
-    annotations: Mapping[str, str]
-
-
 def encode_predicate(document: object) -> bytes:
     """Return a predicate as JSON, always with the same bytes."""
     return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def attestation_files(
+def attestation_of(
     kind: str, content: bytes, subject: Descriptor, name: str, *, created: str = "", bundle: bytes = b""
-) -> AttestationFiles:
+) -> Attachment:
     """Return the attestation of an image: a bundle that somebody signed or, without one, a bare statement.
 
     `content` is the predicate, `name` that of the image. Equal arguments give equal bytes.
@@ -95,9 +83,7 @@ def attestation_files(
     annotations = {PREDICATE_DIGEST: digest_of(content)} | ({CREATED: created} if created else {})
     if bundle:
         annotations |= {BUNDLE_PREDICATE_TYPE: predicate_type, BUNDLE_CONTENT: "dsse-envelope"}
-        return AttestationFiles(
-            BUNDLE_MEDIA, (AttachmentFile(f"{kind}.sigstore.json", BUNDLE_MEDIA, bundle),), annotations
-        )
+        return Attachment(f"{kind}.sigstore.json", BUNDLE_MEDIA, bundle, annotations)
     statement = {
         "_type": STATEMENT,
         "subject": [{"name": name, "digest": {"sha256": subject.digest.removeprefix("sha256:")}}],
@@ -105,8 +91,7 @@ def attestation_files(
         "predicate": json.loads(content),
     }
     annotations[PREDICATE_TYPE] = predicate_type
-    file = AttachmentFile(f"{kind}.intoto.json", STATEMENT_MEDIA, encode_predicate(statement))
-    return AttestationFiles(STATEMENT_MEDIA, (file,), annotations)
+    return Attachment(f"{kind}.intoto.json", STATEMENT_MEDIA, encode_predicate(statement), annotations)
 
 
 # Reading
@@ -169,7 +154,7 @@ def read_attestation(registry: Registry, repository: str, item: Descriptor, subj
             return Attestation(kind, item.digest, size=size)
         if size > MOST_BYTES:
             raise ResultError(f"claims to have {size} bytes; at most {MOST_BYTES} are read")
-        stored = _read_layer(registry, repository, layers[0])
+        stored = registry.blob(repository, layers[0].digest)
         is_bundle = layers[0].media_type == BUNDLE_MEDIA
         content = _predicate_of(stored, KINDS[kind], subject, is_bundle=is_bundle)
         return Attestation(kind, item.digest, content, stored if is_bundle else b"", size)
@@ -179,20 +164,6 @@ def read_attestation(registry: Registry, repository: str, item: Descriptor, subj
         return Attestation(kind, item.digest, problem="cannot be read: it is nested too deeply")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         return Attestation(kind, item.digest, problem=f"cannot be read: {type(error).__name__}: {error}")
-
-
-def _read_layer(registry: Registry, repository: str, layer: Descriptor) -> bytes:
-    """Return the bytes of a file. Raises ResultError if they cannot be had, or are others."""
-    problem = f"was changed: what the registry sends is not {layer.digest}"
-    for _ in range(ATTEMPTS):
-        try:
-            content = b"".join(registry.open_blob(repository, layer.digest))
-        except CommandError as error:
-            problem = str(error)
-        else:
-            if digest_of(content) == layer.digest:
-                return content
-    raise ResultError(problem)
 
 
 def _predicate_of(stored: bytes, predicate_type: str, subject: str, *, is_bundle: bool) -> bytes:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import posixpath
 import shutil
 import tarfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,8 +42,6 @@ from imagebuild.oci.layout import (
 from imagebuild.oci.reference import ImageReference
 
 if TYPE_CHECKING:
-    from docker import DockerClient
-
     from imagebuild.oci.registry import Registry, RepositoryAt
 
 
@@ -112,17 +108,15 @@ class PlatformImage:
     """Describe an image for one platform, wherever it is."""
 
     platform: str
-    digest: str | None
-    """Of the manifest; None for an archive that has none."""
+    digest: str
+    """Of the manifest."""
     config: Mapping[str, Any]
     layers: tuple[Blob, ...]
     """The files of layers that a registry has are not there until they are fetched."""
     documents: tuple[bytes, ...] = ()
-    """Manifest and configuration; empty for an archive without a manifest."""
+    """Manifest and configuration."""
     name: str = ""
     """As it was asked for."""
-    origin: str = ""
-    """Where it was found."""
     compressed: bool = True
     """Whether layers are compressed, as registries keep them."""
     repository: RepositoryAt | None = None
@@ -161,7 +155,7 @@ class PlatformImage:
         Raises CommandError if the registry fails, ResultError if the layer is damaged or does not fit.
         """
         if self.repository:
-            self.repository.registry.fetch(self.repository.repository, layer.digest or "", layer.file, layer.size)
+            self.repository.fetch(Descriptor("", layer.digest or "", layer.size), layer.file)
         return layer
 
     def files(self, wanted: WantedFiles, known: dict[str, LayerPart] | None = None) -> dict[str, bytes]:
@@ -195,18 +189,13 @@ class PlatformImage:
 
         Raises CommandError if the registry cannot list them.
         """
-        if not self.repository or not self.digest:
+        if not self.repository:
             return ()
         read = read_attestations(self.repository.registry, self.repository.repository, self.digest, kind)
         return tuple(item.content for item in read if not item.problem)
 
     def as_layout(self, folder: Path) -> Path:
-        """Make an OCI layout with this image alone. Raises ConfigError for an image without a manifest."""
-        if not self.documents:
-            raise ConfigError(
-                f"{self.name}: an archive of an engine before 25, which has no manifest; "
-                "save it again, or copy it with skopeo to oci-archive:"
-            )
+        """Make an OCI layout with this image alone."""
         start_layout(folder)
         for document in self.documents:
             blob_path(folder, digest_of(document)).write_bytes(document)
@@ -222,15 +211,12 @@ class FoundImage:
 
     name: str
     origin: str
-    readers: Mapping[str, Callable[[], PlatformImage]]
-    """Platform → reads the image for it."""
+    """Where it was found."""
+    platforms: tuple[str, ...]
+    read: Callable[[str], PlatformImage]
+    """Returns the image for one of these platforms."""
     digest: str | None = None
     """What the name stands for: of an index or a manifest, where it is known."""
-
-    @property
-    def platforms(self) -> tuple[str, ...]:
-        """Return the platforms that it is for."""
-        return tuple(self.readers)
 
     def image(self, platform: str | None) -> PlatformImage:
         """Return the image for a platform, by default the only one. Raises ConfigError if there is none."""
@@ -238,24 +224,20 @@ class FoundImage:
         if platform is None and len(self.platforms) > 1:
             raise ConfigError(f"{self.name}: is for {has}; choose with --platform")
         chosen = platform or self.platforms[0]
-        if chosen not in self.readers:
+        if chosen not in self.platforms:
             raise ConfigError(f"{self.name}: is not for {chosen}, but for {has}")
-        return self.readers[chosen]()
+        return self.read(chosen)
 
 
 def _link_or_copy(blob: Blob, path: Path) -> None:
-    if path.exists() or path.is_symlink():
+    if path.exists():
         return
     try:
         if blob.offset == 0 and blob.size == blob.file.stat().st_size:
             path.symlink_to(blob.file.resolve())
-            return
-        with blob.file.open("rb") as source, path.open("wb") as target:
-            source.seek(blob.offset)
-            rest = blob.size
-            while rest and (data := source.read(min(rest, CHUNK))):
-                target.write(data)
-                rest -= len(data)
+        else:
+            with blob.open() as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target, CHUNK)
     except OSError as error:
         raise ResultError(f"{path}: cannot be written: {error.strerror}; TMPDIR may name another folder") from None
 
@@ -277,6 +259,8 @@ def image_of_manifest(manifest: bytes, config: bytes, blob: Callable[[Descriptor
 
 # In files
 
+NO_IMAGE = "neither an OCI image layout nor an archive of one, as `docker save` writes it since Docker 25"
+
 
 @dataclass(frozen=True)
 class _StoredFiles:
@@ -285,41 +269,20 @@ class _StoredFiles:
     path: Path
     blobs: Mapping[str, Blob]
 
-    def member(self, name: str) -> Blob:
-        """Return a file. Raises ResultError if it is missing."""
-        if name not in self.blobs:
-            raise ResultError(f"{self.path}: {name} is missing")
-        return self.blobs[name]
-
     def blob(self, digest: str) -> Blob:
         """Return a blob of a layout. Raises ResultError if it is missing."""
-        return replace(self.member(blob_name(digest)), digest=digest)
+        if (name := blob_name(digest)) not in self.blobs:
+            raise ResultError(f"{self.path}: {name} is missing")
+        return replace(self.blobs[name], digest=digest)
 
-    def manifests(self, index: bytes) -> Iterator[str]:
-        """Yield the digest of every image in an index and the indexes in it, without attestations."""
+    def manifests(self, index: bytes) -> Iterator[bytes]:
+        """Yield the manifest of every image in an index and the indexes in it, without attestations."""
         items = [item for item in manifests_of(json.loads(index)) if is_image(item)]
         for item in items:
-            if blob_name(item.digest) not in self.blobs:
-                if len(items) > 1:
-                    continue  # an engine saves the whole index, but only the platforms that it has
-                raise ResultError(f"{self.path}: {item.digest} is missing")
-            if item.media_type in INDEX_TYPES:
-                yield from self.manifests(self.blob(item.digest).read())
-            else:
-                yield item.digest
-
-    def image_of_manifest(self, digest: str) -> PlatformImage:
-        """Return the image of a manifest."""
-        manifest = self.blob(digest).read()
-        config = self.blob(json.loads(manifest)["config"]["digest"]).read()
-        return image_of_manifest(manifest, config, lambda part: self.blob(part.digest))
-
-    def image_of_archive(self, item: Mapping[str, Any]) -> PlatformImage:
-        """Return an image as engines before 25 save it: layers are plain tars, their digests in the configuration."""
-        config = json.loads(self.member(item["Config"]).read())
-        pairs = zip(item["Layers"] or (), config["rootfs"]["diff_ids"] or (), strict=True)
-        layers = tuple(replace(self.member(name), digest=digest) for name, digest in pairs)
-        return PlatformImage(platform_of(config), None, config, layers, compressed=False)
+            # An engine saves the whole index, but only the platforms that it has.
+            if blob_name(item.digest) in self.blobs or len(items) == 1:
+                content = self.blob(item.digest).read()
+                yield from self.manifests(content) if item.media_type in INDEX_TYPES else (content,)
 
 
 def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformImage, ...]:
@@ -346,13 +309,12 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
         blobs = _members_of_tar(path, folder)
     files = _StoredFiles(path, blobs)
     try:
-        if "index.json" in blobs:
-            digests = dict.fromkeys(files.manifests(blobs["index.json"].read()))
-            result = [files.image_of_manifest(digest) for digest in digests]
-        elif "manifest.json" in blobs:
-            result = [files.image_of_archive(item) for item in json.loads(blobs["manifest.json"].read())]
-        else:
-            raise ConfigError(f"{path}: neither an OCI image layout nor an archive of `docker save`")
+        if "index.json" not in blobs:
+            raise ConfigError(f"{path}: {NO_IMAGE}")
+        result = []
+        for manifest in dict.fromkeys(files.manifests(blobs["index.json"].read())):
+            config = files.blob(json.loads(manifest)["config"]["digest"]).read()
+            result.append(image_of_manifest(manifest, config, lambda part: files.blob(part.digest)))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResultError(f"{path}: not an image that can be read: {type(error).__name__}: {error}") from None
     if not result:
@@ -367,25 +329,18 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
 def _members_of_tar(path: Path, folder: Path) -> dict[str, Blob]:
     """Return the files of an archive; one that is compressed as a whole is unpacked into the folder first."""
     try:
-        with path.open("rb") as file:
-            compressed, reader = decompressed(file)
-            if compressed:
-                path = folder / "unpacked.tar"
-                with path.open("wb") as target:
-                    shutil.copyfileobj(reader, target, CHUNK)
+        whole = Blob(path, 0, path.stat().st_size)
+        if whole.compressed:
+            path = folder / "unpacked.tar"
+            with whole.open() as file, path.open("wb") as target:
+                shutil.copyfileobj(decompressed(file), target, CHUNK)
         with tarfile.open(path, "r:") as archive:
             members = archive.getmembers()
     except tarfile.TarError as error:
-        raise ConfigError(f"{path}: neither an OCI image layout nor an archive of `docker save`: {error}") from None
+        raise ConfigError(f"{path}: {NO_IMAGE}: {error}") from None
     except UNREADABLE as error:
         raise ResultError(f"{path}: cannot be read: {error}") from None
-    blobs = {m.name.removeprefix("./"): Blob(path, m.offset_data, m.size) for m in members if m.isreg()}
-    for link in (m for m in members if m.issym() or m.islnk()):  # engines save a layer once
-        name = str(Path(link.name).parent / link.linkname) if link.issym() else link.linkname
-        # Names that lead above the archive end at its top, as below the root of a file system.
-        if target_name := posixpath.normpath(f"/{name}").strip("/"):
-            blobs.setdefault(link.name, blobs.get(target_name, Blob(path, 0, 0, "sha256:missing")))
-    return blobs
+    return {m.name.removeprefix("./"): Blob(path, m.offset_data, m.size) for m in members if m.isreg()}
 
 
 def image_in_files(name: str, path: Path, folder: Path) -> FoundImage:
@@ -397,8 +352,8 @@ def image_in_files(name: str, path: Path, folder: Path) -> FoundImage:
 
 
 def _found_image(name: str, origin: str, images: Iterable[PlatformImage], digest: str | None = None) -> FoundImage:
-    named = [replace(image, name=name, origin=origin) for image in images]
-    return FoundImage(name, origin, {image.platform: lambda image=image: image for image in named}, digest)  # type: ignore[misc]
+    named = {image.platform: replace(image, name=name) for image in images}
+    return FoundImage(name, origin, tuple(named), named.__getitem__, digest)
 
 
 # In an engine
@@ -408,34 +363,28 @@ SILENT_S = 2.0
 """After which it is said that an engine saves an image, whose size it does not tell before."""
 
 
-def engine_with_image(image: str) -> DockerClient | None:
-    """Return a client of the engine, if there is an engine and it has the image."""
+def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
+    """Return an image of the engine's store; None if there is no engine, or it does not have the image.
+
+    Raises CommandError if the engine fails, ResultError if the image cannot be read.
+    """
     try:
         client = engine.connect_engine(engine.find_engine(os.environ))
     except CommandError:
         return None
-    try:
-        engine.inspect_image(client, image)
-    except (ConfigError, CommandError):
-        client.close()
-        return None
-    return client
-
-
-def image_in_engine(name: str, client: DockerClient, image: str, folder: Path) -> FoundImage:
-    """Return an image of the engine's store, and close the client.
-
-    Raises CommandError if the engine fails, ResultError if the image cannot be read.
-    """
     note = threading.Timer(SILENT_S, err.print, (f"{name}: reading it from the engine",), {"markup": False})
     note.daemon = True
-    note.start()
-    try:
-        images = images_in(engine.save_image(client, image), folder)
-        return _found_image(name, "the engine's store", images, engine.inspect_image(client, image).digest)
-    finally:
-        note.cancel()
-        client.close()
+    with closing(client):
+        try:
+            digest = engine.inspect_image(client, image).digest
+        except (ConfigError, CommandError):
+            return None
+        note.start()
+        try:
+            images = images_in(engine.save_image(client, image), folder)
+        finally:
+            note.cancel()
+    return _found_image(name, "the engine's store", images, digest)
 
 
 # In a registry
@@ -460,11 +409,10 @@ def image_in_registry(name: str, reference: ImageReference, registry: Registry, 
         images = {item.platform: item.digest for item in children if item.platform and is_image(item)}
     if not children:
         image = read(top.digest)
-        return FoundImage(name, reference.name, {image.platform: lambda: image}, top.digest)
+        return FoundImage(name, reference.name, (image.platform,), lambda _: image, top.digest)
     if not images:
         raise ConfigError(f"{name}: an index without images")
-    readers = {platform: functools.partial(read, digest) for platform, digest in images.items()}
-    return FoundImage(name, reference.name, readers, top.digest)
+    return FoundImage(name, reference.name, tuple(images), lambda platform: read(images[platform]), top.digest)
 
 
 def image_at(place: RepositoryAt, manifest: Manifest, name: str = "", folder: Path = Path()) -> PlatformImage:
@@ -479,7 +427,7 @@ def image_at(place: RepositoryAt, manifest: Manifest, name: str = "", folder: Pa
     with _explained(name or f"{place}@{manifest.digest}"):
         config = place.registry.blob(place.repository, str(manifest.document["config"]["digest"]))
         image = image_of_manifest(manifest.content, config, blob)
-    return replace(image, name=name, origin=str(place), repository=place)
+    return replace(image, name=name, repository=place)
 
 
 @contextmanager

@@ -8,17 +8,18 @@ import json
 import shutil
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import IO, Any, cast
-from uuid import uuid4
+from typing import IO, Any, Protocol, cast
 
 import zstandard
 
 from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.core.files import temporary_file
 
 CHUNK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -99,12 +100,14 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class AttachmentFile:
-    """Hold a file of an attachment, which is a manifest that refers to an image."""
+class Attachment:
+    """Hold a file that is stored in a manifest of its own, which refers to an image."""
 
     name: str
     media_type: str
+    """Type of the file, and so of the attachment."""
     content: bytes
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -168,25 +171,19 @@ def index_document(manifests: Iterable[Descriptor]) -> bytes:
     return encode_json(index_json(manifests))
 
 
-def attachment_manifest(
-    subject: Descriptor, artifact_type: str, files: Iterable[AttachmentFile], annotations: Mapping[str, str]
-) -> bytes:
-    """Return the manifest of files that refer to another manifest. It holds no time but those in annotations."""
-    empty = Descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY))
-    layers = [
-        Descriptor(file.media_type, digest_of(file.content), len(file.content), annotations={TITLE: file.name})
-        for file in files
-    ]
+def attachment_manifest(subject: Descriptor, attachment: Attachment) -> bytes:
+    """Return the manifest of a file that refers to another manifest. It holds no time but those in annotations."""
+    content, notes = attachment.content, attachment.annotations
+    layer = Descriptor(attachment.media_type, digest_of(content), len(content), annotations={TITLE: attachment.name})
     document = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
-        "artifactType": artifact_type,
-        "config": empty.to_json(),
-        # The specification demands a layer: without files it is the empty one.
-        "layers": [layer.to_json() for layer in layers or [empty]],
+        "artifactType": attachment.media_type,
+        "config": Descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY)).to_json(),
+        "layers": [layer.to_json()],
         "subject": Descriptor(subject.media_type, subject.digest, subject.size).to_json(),
     }
-    return encode_json(document | ({"annotations": dict(annotations)} if annotations else {}))
+    return encode_json(document | ({"annotations": dict(notes)} if notes else {}))
 
 
 def referrer_descriptor(content: bytes) -> Descriptor:
@@ -224,6 +221,24 @@ class BlobStream:
         return self.chunks()
 
 
+class Region(RawIOBase):
+    """Read a part of a file once, from its beginning."""
+
+    def __init__(self, file: BufferedReader, offset: int, size: int) -> None:
+        file.seek(offset)
+        self._file, self._rest = file, size
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer. Return the number of bytes; 0 is the end."""
+        count = self._file.readinto(memoryview(buffer)[: self._rest])
+        self._rest -= count
+        return count
+
+
 @dataclass(frozen=True, slots=True)
 class Blob:
     """Name bytes in a file: all of it, or a member of a tar, which needs no unpacking."""
@@ -234,59 +249,42 @@ class Blob:
     digest: str | None = None
     """`sha256:…` of the bytes as stored; whoever reads them compares."""
 
-    def read(self) -> bytes:
-        """Return all of a small blob. Raises ResultError if it is not what its digest says."""
+    @contextmanager
+    def open(self) -> Iterator[BufferedReader]:
+        """Give the bytes. Raises ResultError if they cannot be read, or are not what the digest says."""
         try:
             with self.file.open("rb") as file:
-                file.seek(self.offset)
-                data = file.read(self.size)
-        except OSError as error:
-            raise ResultError(f"{self.file}: cannot be read: {error.strerror}") from None
-        if self.digest and self.digest.startswith("sha256:") and digest_of(data) != self.digest:
-            raise ResultError(f"{self.file}: {self.digest}: is damaged: its digest is {digest_of(data)}; save it again")
-        return data
+                if self.digest and self.digest.startswith("sha256:"):
+                    whole = BufferedReader(Region(file, self.offset, self.size), CHUNK)
+                    if (digest := f"sha256:{hashlib.file_digest(whole, 'sha256').hexdigest()}") != self.digest:
+                        raise ResultError(f"{self.file}: {self.digest}: is damaged: its digest is {digest}")
+                yield BufferedReader(Region(file, self.offset, self.size), CHUNK)
+        except UNREADABLE as error:
+            raise ResultError(f"{self.file}: {self.digest or ''}: cannot be read: {error}") from None
 
-
-class Region(RawIOBase):
-    """Read a part of a file once, from its beginning, and compute its digest."""
-
-    def __init__(self, file: IO[bytes], offset: int, size: int) -> None:
-        self._file = file
-        self._rest = size
-        self._sum = hashlib.sha256()
-        file.seek(offset)
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        """Fill the buffer. Return the number of bytes; 0 is the end. Raises EOFError if the file ends in the region."""
-        data = self._file.read(min(len(buffer), self._rest))
-        if self._rest and not data:
-            raise EOFError("the file ends in it")
-        self._rest -= len(data)
-        self._sum.update(data)
-        buffer[: len(data)] = data
-        return len(data)
+    def read(self) -> bytes:
+        """Return all of a small blob. Raises what `open` raises."""
+        with self.open() as file:
+            return file.read()
 
     @property
-    def digest(self) -> str:
-        """Return the digest of what has been read."""
-        return f"sha256:{self._sum.hexdigest()}"
+    def compressed(self) -> bool:
+        """Return whether the bytes are compressed as a whole."""
+        with self.file.open("rb") as file:
+            return Region(file, self.offset, self.size).read(len(ZSTD)).startswith((GZIP, ZSTD))
 
 
-def decompressed(file: BufferedReader) -> tuple[bool, IO[bytes]]:
-    """Return whether a file is compressed as a whole, and what is in it.
+def decompressed(file: BufferedReader) -> IO[bytes]:
+    """Return what is in a file that may be compressed as a whole.
 
     Reading raises errors of zlib and zstandard, OSError or EOFError. Of zstd, data that are cut off end without one.
     """
     head = file.peek(len(ZSTD))
     if head.startswith(GZIP):
-        return True, cast(IO[bytes], gzip.GzipFile(fileobj=file))
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
     if head.startswith(ZSTD):
-        return True, cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
-    return False, file
+        return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+    return file
 
 
 UNREADABLE = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError)
@@ -301,40 +299,26 @@ def member_path(name: str) -> str | None:
     return "/".join(parts) or None
 
 
-@dataclass(frozen=True)
-class LayerMembers:
-    """Iterate over a layer in its order: the archive that has the content, the member, its path below the root."""
-
-    compressed: bool
-    reader: IO[bytes]
-
-    def __iter__(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:
-        with tarfile.open(fileobj=self.reader, mode="r|", bufsize=CHUNK) as archive:
-            for member in archive:
-                if (path := member_path(member.name)) is not None:
-                    yield archive, member, path
-                    archive.members = []  # type: ignore[attr-defined]  # or it keeps all of them
-        while self.reader.read(CHUNK):
-            pass  # what follows the last entry belongs to the digest
-
-
 @contextmanager
-def layer_members(blob: Blob) -> Iterator[LayerMembers]:
-    """Open a layer, whose members are to be read once and all of them.
-
-    Raises ResultError if it cannot be read, or is not what its digest says.
+def layer_members(blob: Blob) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]]:
+    """Give what is in a layer, once and in its order: the archive that has the content, the member, its path below the
+    root. Raises ResultError if it cannot be read, also by who reads the content, or is not what its digest says.
     """
-    try:
-        with blob.file.open("rb") as file:
-            region = Region(file, blob.offset, blob.size)
-            yield LayerMembers(*decompressed(BufferedReader(cast(Any, region), CHUNK)))
-    except UNREADABLE as error:
-        raise ResultError(f"{blob.file}: layer {blob.digest or ''}: cannot be read: {error}") from None
-    if blob.digest and blob.digest.startswith("sha256:") and region.digest != blob.digest:
-        raise ResultError(f"{blob.file}: layer {blob.digest}: is damaged: its digest is {region.digest}")
+
+    def members(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:
+        for member in archive:
+            if (path := member_path(member.name)) is not None:
+                yield archive, member, path
+                archive.members = []  # type: ignore[attr-defined]  # or it keeps all of them
+
+    with blob.open() as file, tarfile.open(fileobj=decompressed(file), mode="r|", bufsize=CHUNK) as archive:
+        yield members(archive)
 
 
 # Layouts
+
+
+BLOBS = "blobs/sha256"
 
 
 def blob_name(digest: str) -> str:
@@ -378,25 +362,15 @@ def check_image(layout: Path, digest: str) -> None:
                 raise ResultError(f"{path}: has changed; make the bundle again")
 
 
-def read_index(layout: Path) -> tuple[Descriptor, ...]:
-    """Return the manifests of the image that `write_index` wrote last. Raises ResultError if there is none."""
-    try:
-        image = json.loads((layout / "index.json").read_bytes())["manifests"][0]
-        return manifests_of(json.loads(blob_path(layout, image["digest"]).read_bytes()))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        message = f"{layout}: not an OCI image layout with an index ({error}); remove the folder"
-        raise ResultError(message) from error
+class Source(Protocol):
+    """Have blobs that can be fetched: a layout, or a repository."""
 
-
-def layer_of(layout: Path, platform: str) -> Path:
-    """Return the layer of the image that `write_index` wrote last, for a platform. Raises what `read_index` raises."""
-    manifest = next(item for item in read_index(layout) if item.platform == platform)
-    return blob_path(layout, json.loads(blob_path(layout, manifest.digest).read_bytes())["layers"][0]["digest"])
+    def fetch(self, blob: Descriptor, path: Path) -> None: ...
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Name a layout from which images are copied to a registry."""
+    """Name a layout from which and to which images are copied, as with `RepositoryAt`."""
 
     folder: Path
 
@@ -425,13 +399,33 @@ class Layout:
 
         return BlobStream(blob.size, chunks)
 
+    def fetch(self, blob: Descriptor, path: Path) -> None:
+        """Copy a blob to a file, if that is not there yet."""
+        if not path.exists():
+            shutil.copyfile(blob_path(self.folder, blob.digest), path)
+
+    def has(self, digest: str) -> bool:
+        """Return whether there is a manifest. It is written after all that it names."""
+        return blob_path(self.folder, digest).is_file()
+
+    def take(self, blob: Descriptor, source: Source) -> Counter[str]:
+        """Get a blob from another place, if it is not there yet. Return how many `blobs` and `bytes` that are."""
+        if self.has(blob.digest):
+            return Counter()
+        source.fetch(blob, blob_path(self.folder, blob.digest))
+        return Counter(blobs=1, bytes=blob.size)
+
+    def put_manifest(self, manifest: Manifest) -> None:
+        """Store a manifest by its digest."""
+        blob_path(self.folder, manifest.digest).write_bytes(manifest.content)
+
 
 # Writing
 
 
 def start_layout(layout: Path) -> None:
     """Make an empty layout, if there is none. Its index stays empty: BuildKit is given digests."""
-    (layout / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+    (layout / BLOBS).mkdir(parents=True, exist_ok=True)
     if not (layout / "oci-layout").exists():
         (layout / "index.json").write_text(json.dumps(index_json([])))
         (layout / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
@@ -452,7 +446,7 @@ def write_index(layout: Path, manifests: Sequence[Descriptor]) -> str:
     """Make one image of manifests, one for each platform. Return its digest, for `oci-layout://…@digest`."""
     index = _add_document(layout, INDEX, index_json(sorted(manifests, key=lambda item: item.platform or "")))
     for path, document in {"oci-layout": {"imageLayoutVersion": "1.0.0"}, "index.json": index_json([index])}.items():
-        with _temporary(layout) as temporary:
+        with temporary_file(layout / BLOBS) as temporary:
             temporary.write_text(json.dumps(document, indent=2))
             temporary.replace(layout / path)
     return index.digest
@@ -464,14 +458,14 @@ def prune_blobs(layout: Path, keep: Iterable[Descriptor], older_than: float) -> 
     Younger ones stay: a build that started before may still read them.
     """
     needed = {digest for manifest in keep for digest, _ in blobs_named(layout, manifest.digest, manifest.size)}
-    for path in (layout / "blobs" / "sha256").glob("*"):
+    for path in (layout / BLOBS).glob("*"):
         if f"sha256:{path.name}" not in needed and path.stat().st_mtime < older_than:
             path.unlink(missing_ok=True)
 
 
 def _add_layer(layout: Path, tar: Path, level: int = 6) -> tuple[Descriptor, str]:
     """Compress a tar into a layer. Return its descriptor, and the digest of the tar itself."""
-    with _temporary(layout) as path:
+    with temporary_file(layout / BLOBS) as path:
         content = hashlib.sha256()
         # Without a name and a time, the digest depends on content alone.
         with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", level, target, 0) as packed:
@@ -503,28 +497,7 @@ def _add_manifest(layout: Path, layer: Descriptor, diff_id: str, platform: str, 
 
 def _add_document(layout: Path, media_type: str, document: Mapping[str, Any]) -> Descriptor:
     data = json.dumps(document, indent=2).encode()
-    with _temporary(layout) as temporary:
+    with temporary_file(layout / BLOBS) as temporary:
         temporary.write_bytes(data)
         temporary.replace(blob_path(layout, digest_of(data)))
     return Descriptor(media_type, digest_of(data), len(data))
-
-
-@contextmanager
-def _temporary(layout: Path) -> Iterator[Path]:
-    """Give a name beside the blobs, to write to and rename: whoever looks sees all of a file or nothing of it."""
-    folder = layout / "blobs" / "sha256"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f".{uuid4().hex}"
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def copy_to_layout(source: Path, digest: str, layout: Path) -> None:
-    """Copy an image or an index from one layout to another."""
-    start_layout(layout)
-    for name, _ in blobs_named(source, digest):
-        path = blob_path(layout, name)
-        if not path.exists():
-            shutil.copyfile(blob_path(source, name), path)

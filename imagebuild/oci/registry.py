@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import os
+import random
 import shutil
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +22,6 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from requests.auth import HTTPBasicAuth
 from requests.cookies import RequestsCookieJar
 from requests.exceptions import RequestException
 from requests.utils import parse_dict_header
@@ -30,19 +31,19 @@ from urllib3.util import Retry
 from imagebuild.core import settings
 from imagebuild.core.console import err, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, Unreachable
+from imagebuild.core.files import temporary_file
 from imagebuild.core.http import innermost_reason
 from imagebuild.core.run import for_each
 from imagebuild.oci.layout import (
     EMPTY,
     INDEX,
     MANIFEST_TYPES,
-    AttachmentFile,
+    Attachment,
     BlobStream,
     Descriptor,
     Layout,
     Manifest,
     attachment_manifest,
-    blob_path,
     blobs_of,
     digest_of,
     index_document,
@@ -54,7 +55,6 @@ from imagebuild.oci.layout import (
 from imagebuild.oci.reference import api_address, is_loopback, parse_reference
 
 T = TypeVar("T")
-R = TypeVar("R")
 P = ParamSpec("P")
 
 CLIENT = "imagebuild"
@@ -64,8 +64,6 @@ TAGS_PER_REQUEST = 1000
 CONNECTIONS = 32
 JOBS = 4
 """Blobs at a time: more fill no line that is worth it, and registries count requests."""
-COPY_ATTEMPTS = 3
-"""Times that blobs are sent again because the registry refuses a manifest for lack of one."""
 
 PATIENCE_S = 25.0
 """How long a registry may fail before we give up."""
@@ -80,9 +78,10 @@ FIRST_STATUS_S, NEXT_STATUS_S, IDLE_S, WATCH_S = 2.0, 10.0, 1.0, 0.2
 """When it is first said that requests are still made, and how often after that; the longest pause between them."""
 STORE_TIMEOUT_S = 600
 """For the answer to a whole blob, which some registries copy before they answer."""
-SETTLED_S = 0.5
+SETTLED_S, MOST_LISTINGS = 0.5, 30
 """How long after writing the index of referrers it is looked at again, or twice the time between reading and writing it
-if that is more: who read it before we wrote has written by then, unless its requests take far longer than ours."""
+if that is more: who read it before we wrote has written by then, unless its requests take far longer than ours. And how
+often it is written, while others overwrite it."""
 TOKEN_LIFETIME_S = 60
 """Of a token whose server does not say how long it is valid."""
 TOKEN_MARGIN_S = 10
@@ -99,16 +98,12 @@ UPLOAD_LOST = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.R
 """Answers that mean that the registry does not know the upload any more, or another part of it than we sent."""
 GARBLED = frozenset({"DIGEST_INVALID", "BLOB_UPLOAD_INVALID", "SIZE_INVALID"})
 GARBLED_ATTEMPTS = 3
+"""Times that something is sent again that arrived as something else, or that the registry cannot find."""
 BLOB_UNKNOWN = frozenset({"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN", "MANIFEST_UNKNOWN"})
-LISTED_BY_REGISTRY = "OCI-Subject"
-"""Header of a registry that lists by itself what refers to a manifest."""
+CHANGED = "the registry sent something else as blob"
 HINTS = {401: "; log in with `docker login`", 403: "; log in with `docker login` as someone who may do this"}
 SHOWN_LENGTH = 300
 """Characters of a registry's answer that are shown."""
-
-
-class MissingBlobs(CommandError):
-    """Refuse a manifest, since the registry does not have what it names."""
 
 
 class DeletionDisabled(CommandError):
@@ -118,12 +113,14 @@ class DeletionDisabled(CommandError):
 class TryAgain(CommandError):
     """Ask for another attempt. What nobody repeats has failed."""
 
-    def __init__(self, reason: str, pause_s: float | None = None, *, unanswered: bool = False) -> None:
+    def __init__(self, reason: str, pause_s: float = 0.0, *, unanswered: bool = False, at_most: int = 0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
-        """How long the registry wants us to wait."""
+        """How long the registry wants us to wait; 0 if it does not say."""
         self.unanswered = unanswered
         """Nothing answered."""
+        self.at_most = at_most
+        """Attempts after which it is no use, however patient we are; 0 if that is never so."""
 
 
 # Answers
@@ -162,16 +159,6 @@ def describe_answer(answer: requests.Response) -> str:
 
 
 # Login
-
-
-def pull_scope(*repositories: str) -> tuple[str, ...]:
-    """Return the scopes of a token for reading repositories."""
-    return tuple(f"repository:{repository}:pull" for repository in repositories)
-
-
-def push_scope(repository: str) -> tuple[str, ...]:
-    """Return the scope of a token for reading and writing a repository."""
-    return (f"repository:{repository}:pull,push",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,18 +203,6 @@ def parse_challenge(headers: list[str]) -> dict[str, str] | None:
     return challenges.get("bearer") or challenges.get("basic")
 
 
-class HeaderAuth(requests.auth.AuthBase):
-    """Send this header, and nothing that a netrc file says; without a value, no header."""
-
-    def __init__(self, value: str = "") -> None:
-        self.value = value
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self.value:
-            request.headers["Authorization"] = self.value
-        return request
-
-
 @dataclass
 class Login:
     """Choose what one registry is shown with each request; for several threads."""
@@ -248,33 +223,32 @@ class Login:
         return stored_credentials(self.host)
 
     @property
-    def _basic(self) -> requests.auth.AuthBase:
-        return HTTPBasicAuth(self.credentials.user, self.credentials.password) if self.credentials else HeaderAuth()
+    def _basic(self) -> str:
+        user = self.credentials
+        return f"Basic {base64.b64encode(f'{user.user}:{user.password}'.encode()).decode()}" if user else ""
 
-    def header(self, scopes: tuple[str, ...]) -> requests.auth.AuthBase:
-        """Return what to send with a request that needs these scopes, as far as is known. Raises CommandError."""
+    def header(self, scopes: tuple[str, ...]) -> str:
+        """Return the `Authorization` of a request that needs these scopes, as far as is known. Raises CommandError."""
         with self._lock:
             if self._challenge is None:
-                return HeaderAuth()
+                return ""
             if self._challenge["scheme"] == "basic":
                 return self._basic
             token, until = self._tokens.get(scopes, ("", 0.0))
-            return HeaderAuth(f"Bearer {token if time.monotonic() < until else self._fetch_token(scopes)}")
+            return f"Bearer {token if time.monotonic() < until else self._fetch_token(scopes)}"
 
-    def learn(self, answer: requests.Response, scopes: tuple[str, ...], shown: requests.auth.AuthBase) -> bool:
-        """Learn from a 401 how to ask. Return whether it is worth asking again. Raises CommandError."""
+    def learn(self, answer: requests.Response, scopes: tuple[str, ...], shown: str) -> str:
+        """Learn from a 401 how to ask. Return what to show instead, "" if there is nothing. Raises CommandError."""
         challenge = parse_challenge(answer.raw.headers.getlist("WWW-Authenticate"))
         if challenge is None:
-            return False
+            return ""
         with self._lock:
             self._challenge = challenge
-            if challenge["scheme"] == "basic":
-                return self.credentials is not None and not isinstance(shown, HTTPBasicAuth)
-            held = self._tokens.get(scopes)
             # Another thread may have fetched a new token since this request was sent.
-            if held is None or f"Bearer {held[0]}" == getattr(shown, "value", ""):
-                self._fetch_token(scopes)
-            return True
+            if challenge["scheme"] == "bearer" and f"Bearer {self._tokens.get(scopes, ('',))[0]}" == shown:
+                self._tokens.pop(scopes)
+            better = self.header(scopes)
+        return better if better != shown else ""
 
     def _fetch_token(self, scopes: tuple[str, ...]) -> str:
         assert self._challenge
@@ -289,10 +263,10 @@ class Login:
                 "grant_type": "refresh_token", "service": service, "client_id": CLIENT, "scope": " ".join(wanted),
                 "refresh_token": own.identity_token,
             }  # fmt: skip
-            answer = self.ask("POST", realm, data=form, auth=HeaderAuth())
+            answer = self.ask("POST", realm, data=form)
         else:
             parameters = [("service", service), *(("scope", scope) for scope in wanted)]
-            answer = self.ask("GET", realm, params=parameters, auth=self._basic)
+            answer = self.ask("GET", realm, params=parameters, authorization=self._basic)
         document = _json_of(answer)
         token = document.get("token") or document.get("access_token")
         if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
@@ -315,15 +289,36 @@ def retried(method: Callable[Concatenate[Registry, P], T]) -> Callable[Concatena
 
     @functools.wraps(method)
     def repeated(registry: Registry, /, *args: P.args, **options: P.kwargs) -> T:
-        return registry.repeat(lambda: method(registry, *args, **options))
+        thread = threading.get_ident()
+        if thread in registry.repeating:
+            return method(registry, *args, **options)
+        policy = Retry(total=None, backoff_factor=registry.backoff_s, backoff_max=15, backoff_jitter=registry.backoff_s)
+        attempts, first = 0, 0.0
+        registry.repeating[thread] = ""
+        try:
+            while True:
+                registry.check_stopped()
+                try:
+                    return method(registry, *args, **options)
+                except TryAgain as again:
+                    now, registry.repeating[thread] = time.monotonic(), str(again)
+                    attempts, first = attempts + 1, first or now
+                    policy = policy.increment()
+                    pause = max(policy.get_backoff_time(), again.pause_s)
+                    patience = registry.patience_s * (BUSY_FACTOR if again.pause_s else 1)
+                    patience = min(patience, UNREACHABLE_PATIENCE_S) if again.unanswered else patience
+                    spent = now - first + pause
+                    is_late = pause > patience or (spent > patience and attempts >= LEAST_ATTEMPTS)
+                    if not patience or is_late or attempts == again.at_most:
+                        kind = Unreachable if again.unanswered else CommandError
+                        demand = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
+                        tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
+                        raise kind(f"{registry.host}: {again}{demand}; gave up {tries}") from None
+                    registry.stopped.wait(pause)
+        finally:
+            del registry.repeating[thread]
 
     return repeated
-
-
-class _Thread(threading.local):
-    """Say of a thread whether it is in a retried method."""
-
-    is_repeating = False
 
 
 @dataclass(eq=False)
@@ -353,19 +348,19 @@ class Registry:
         self.session.verify = str(self.ca) if self.ca else True
         # Docker does not look for registries of this machine behind a proxy either.
         self.session.trust_env = not is_loopback(self.host)
+        self.session.auth = lambda request: request  # or the password of a netrc file replaces what we send
         # A session's cookies would be changed by several threads.
         self.session.cookies = RequestsCookieJar(DefaultCookiePolicy(allowed_domains=[]))
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         self.login = Login(self.host, self._send, plain=self.base.startswith("http:"))
         self.stopped = threading.Event()
-        self._thread = _Thread()
+        self.repeating: dict[int, str] = {}
+        """Threads that are in a retried method, and why they repeat it; empty in the first attempt."""
         self._lock = threading.Lock()
         self._requests: dict[object, tuple[float, str]] = {}
         """Requests under way: when they began, and what they ask for."""
         self._last_end = 0.0
-        self._trouble = ""
-        """Why something is repeated."""
         self._is_watched = False
 
     def at(self, repository: str) -> RepositoryAt:
@@ -384,7 +379,8 @@ class Registry:
         began, what = min(self._requests.copy().values(), default=(time.monotonic(), ""))
         if (seconds := time.monotonic() - began) >= 1:
             text += f"; {what} for {seconds:.0f} s"
-        return f"{text}; {self._trouble}; trying again" if self._trouble else text
+        trouble = next(filter(None, self.repeating.copy().values()), "")
+        return f"{text}; {trouble}; trying again" if trouble else text
 
     @contextmanager
     def _under_way(self, what: str) -> Iterator[None]:
@@ -403,7 +399,7 @@ class Registry:
     def _watch(self) -> None:
         """Print the status to stderr now and then while there are requests, so that nobody takes a command for dead."""
         shown_at = time.monotonic() + FIRST_STATUS_S
-        while self._requests or self._trouble or time.monotonic() < self._last_end + IDLE_S:
+        while self._requests or any(self.repeating.copy().values()) or time.monotonic() < self._last_end + IDLE_S:
             if time.monotonic() >= shown_at:
                 err.print(self.status(), markup=False)
                 shown_at = time.monotonic() + NEXT_STATUS_S
@@ -420,59 +416,33 @@ class Registry:
         with self._lock:
             self.counts[what] += number
 
-    def repeat(self, action: Callable[[], T]) -> T:
-        """Do something until it does not raise TryAgain. Raises CommandError when our patience ends."""
-        if self._thread.is_repeating:
-            return action()
-        policy = Retry(total=None, backoff_factor=self.backoff_s, backoff_max=15, backoff_jitter=self.backoff_s)
-        attempts, first = 0, 0.0
-        self._thread.is_repeating = True
-        try:
-            while True:
-                self.check_stopped()
-                try:
-                    return action()
-                except TryAgain as again:
-                    now, self._trouble = time.monotonic(), str(again)
-                    attempts, first = attempts + 1, first or now
-                    policy = policy.increment()
-                    pause = max(policy.get_backoff_time(), again.pause_s or 0.0)
-                    patience = self.patience_s * (BUSY_FACTOR if again.pause_s else 1)
-                    patience = min(patience, UNREACHABLE_PATIENCE_S) if again.unanswered else patience
-                    spent = now - first + pause
-                    if not patience or pause > patience or (spent > patience and attempts >= LEAST_ATTEMPTS):
-                        kind = Unreachable if again.unanswered else CommandError
-                        demand = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
-                        tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
-                        raise kind(f"{self.host}: {again}{demand}; gave up {tries}") from None
-                    self.stopped.wait(pause)
-        finally:
-            self._thread.is_repeating, self._trouble = False, ""
-
-    def request(self, method: str, path: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:
+    def request(self, method: str, repository: str, path: str, source: str = "", **options: Any) -> requests.Response:
         """Send one request and return its answer, which may be a refusal.
 
+        `path` is below the repository, or a whole address. Repository `source` has to be readable, too.
         Raises TryAgain for what may pass, CommandError for what stays wrong.
         """
-        url = urljoin(self.base, path)
+        url = urljoin(f"{self.base}{repository}/", path)
         there, here = urlsplit(url), urlsplit(self.base)
         if there.netloc != here.netloc:
             # Uploads may go to another server, which has its own way to know them.
-            return self._send(method, url, auth=HeaderAuth(), **options)
+            return self._send(method, url, **options)
         if there.scheme != here.scheme:
             raise CommandError(
                 f"{self.host}: says that uploads go to {there.scheme}://{there.netloc}; if a proxy is in front of the "
                 "registry, it has to tell it X-Forwarded-Proto"
             )
+        actions = {"GET": "pull", "HEAD": "pull", "DELETE": "delete,pull,push"}.get(method, "pull,push")
+        scopes = (f"repository:{repository}:{actions}", *([f"repository:{source}:pull"] if source else []))
         shown = self.login.header(scopes)
-        answer = self._send(method, url, auth=shown, **options)
+        answer = self._send(method, url, authorization=shown, **options)
         if answer.status_code == HTTPStatus.UNAUTHORIZED:
             answer.close()
-            if self.login.learn(answer, scopes, shown):
-                answer = self._send(method, url, auth=self.login.header(scopes), **options)
+            if better := self.login.learn(answer, scopes, shown):
+                answer = self._send(method, url, authorization=better, **options)
         return answer
 
-    def _send(self, method: str, url: str, **options: Any) -> requests.Response:
+    def _send(self, method: str, url: str, authorization: str = "", **options: Any) -> requests.Response:
         self.check_stopped()
         self.count(method, 1)
         if isinstance(data := options.get("data"), bytes):
@@ -480,11 +450,14 @@ class Registry:
         elif isinstance(data, BlobStream):
             options["data"] = replace(data, chunks=lambda: self._counted(data.chunks()))
         timeout = options.pop("timeout", READ_TIMEOUT_S)
+        headers = {**options.pop("headers", {}), **({"Authorization": authorization} if authorization else {})}
         # The query is not shown: registries put secrets into it.
         what = f"{method} {urlsplit(url).path.removeprefix('/v2/')}"
         try:
             with self._under_way(what):
-                answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout), **options)
+                answer = self.session.request(
+                    method, url, headers=headers, timeout=(CONNECT_TIMEOUT_S, timeout), **options
+                )
                 if not options.get("stream"):
                     self.count("received", len(answer.content))
         except FINAL as error:
@@ -495,9 +468,9 @@ class Registry:
         if answer.status_code in RETRIED:
             with answer:
                 try:
-                    pause_s = Retry().get_retry_after(answer.raw)
+                    pause_s = Retry().get_retry_after(answer.raw) or 0.0
                 except HTTPError:
-                    pause_s = None
+                    pause_s = 0.0
                 raise TryAgain(f"{what}: the registry answered {describe_answer(answer)}", pause_s)
         return answer
 
@@ -513,10 +486,10 @@ class Registry:
             hint = HINTS.get(answer.status_code, "")
             raise CommandError(f"{self.host}/{what}: the registry answered {describe_answer(answer)}{hint}")
 
-    def _pages(self, path: str, repository: str, **options: Any) -> Iterator[requests.Response]:
+    def _pages(self, repository: str, path: str, **options: Any) -> Iterator[requests.Response]:
         """Yield the answers of a list that comes in pages."""
         while path:
-            answer = self.request("GET", path, pull_scope(repository), **options)
+            answer = self.request("GET", repository, path, **options)
             yield answer
             path = answer.links.get("next", {}).get("url", "")
             path = urljoin(answer.url, path) if path else ""
@@ -524,8 +497,7 @@ class Registry:
     @retried
     def digest(self, repository: str, reference: str) -> str | None:
         """Return the digest of what a tag names now, or None if there is nothing."""
-        path = f"{repository}/manifests/{reference}"
-        answer = self.request("HEAD", path, pull_scope(repository), headers=ACCEPT)
+        answer = self.request("HEAD", repository, f"manifests/{reference}", headers=ACCEPT)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
         self._expect(answer, f"{repository}: {reference}", HTTPStatus.OK)
@@ -537,8 +509,7 @@ class Registry:
     @retried
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest by tag or digest, or None if there is none."""
-        path = f"{repository}/manifests/{reference}"
-        answer = self.request("GET", path, pull_scope(repository), headers=ACCEPT)
+        answer = self.request("GET", repository, f"manifests/{reference}", headers=ACCEPT)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
         self._expect(answer, f"{repository}: manifest {reference}", HTTPStatus.OK)
@@ -553,33 +524,28 @@ class Registry:
         """Store a manifest by tag or digest, read back what the registry has, and return its digest.
 
         Another digest than the content's means that somebody else moved the tag since. What is there already is not
-        sent. Raises MissingBlobs if the registry lacks what the manifest names.
+        sent.
         """
+        what = f"{repository}: manifest {reference}"
         own, before = digest_of(content), self.digest(repository, reference)
         if before == own:
             return own
-        self._store_manifest(repository, reference, content, media_type)
+        headers = {"Content-Type": media_type}
+        answer = self.request("PUT", repository, f"manifests/{reference}", data=content, headers=headers)
+        if BLOB_UNKNOWN & _error_codes(answer):
+            lacking = f"{what}: the registry lacks what it names: {describe_answer(answer)}"
+            raise TryAgain(lacking, at_most=GARBLED_ATTEMPTS)
+        self._expect(answer, what, HTTPStatus.CREATED, HTTPStatus.ACCEPTED, HTTPStatus.OK)
         after = self.digest(repository, reference)
         if after is None or after == before:
-            raise TryAgain(f"{repository}: the registry took manifest {reference}, but does not have it")
+            raise TryAgain(f"{what}: the registry took it, but does not have it")
         return after
-
-    def _store_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> requests.Response:
-        """Send a manifest. Raises MissingBlobs if the registry lacks what it names."""
-        path, headers = f"{repository}/manifests/{reference}", {"Content-Type": media_type}
-        answer = self.request("PUT", path, push_scope(repository), data=content, headers=headers)
-        if BLOB_UNKNOWN & _error_codes(answer):
-            where = f"{self.host}/{repository}: manifest {reference}"
-            raise MissingBlobs(f"{where}: the registry lacks what it names: {describe_answer(answer)}")
-        stored = (HTTPStatus.CREATED, HTTPStatus.ACCEPTED, HTTPStatus.OK)
-        self._expect(answer, f"{repository}: manifest {reference}", *stored)
-        return answer
 
     @retried
     def tags(self, repository: str) -> tuple[str, ...]:
         """Return all tags of a repository; none if there is no such repository."""
         tags: list[str] = []
-        for answer in self._pages(f"{repository}/tags/list?n={TAGS_PER_REQUEST}", repository):
+        for answer in self._pages(repository, f"tags/list?n={TAGS_PER_REQUEST}"):
             if answer.status_code == HTTPStatus.NOT_FOUND:
                 break
             self._expect(answer, f"{repository}: tags", HTTPStatus.OK)
@@ -593,7 +559,7 @@ class Registry:
     @retried
     def has_blob(self, repository: str, digest: str) -> bool:
         """Return whether the repository has a blob."""
-        answer = self.request("HEAD", f"{repository}/blobs/{digest}", pull_scope(repository))
+        answer = self.request("HEAD", repository, f"blobs/{digest}")
         if answer.status_code != HTTPStatus.NOT_FOUND:
             self._expect(answer, f"{repository}: blob {digest}", HTTPStatus.OK)
         return answer.status_code == HTTPStatus.OK
@@ -603,7 +569,7 @@ class Registry:
         """Return a small blob, compared with its digest."""
         content = b"".join(self.open_blob(repository, digest))
         if digest_of(content) != digest:
-            raise TryAgain(f"{repository}: the registry sent something else as blob {digest}")
+            raise TryAgain(f"{repository}: {CHANGED} {digest}", at_most=GARBLED_ATTEMPTS)
         return content
 
     @retried
@@ -614,19 +580,20 @@ class Registry:
         """
         if path.exists():
             return
-        content, temporary = hashlib.sha256(), path.with_name(f".{path.name}.part")
+        content = hashlib.sha256()
         try:
             if shutil.disk_usage(path.parent).free < size:
                 raise ResultError(f"{size / 1e9:.1f} GB do not fit in {path.parent}; TMPDIR may name another folder")
-            with temporary.open("wb") as file:
-                for chunk in self.open_blob(repository, digest):
-                    content.update(chunk)
-                    file.write(chunk)
+            with temporary_file(path.parent) as temporary:
+                with temporary.open("wb") as file:
+                    for chunk in self.open_blob(repository, digest):
+                        content.update(chunk)
+                        file.write(chunk)
+                if f"sha256:{content.hexdigest()}" != digest:
+                    raise TryAgain(f"{repository}: {CHANGED} {digest}", at_most=GARBLED_ATTEMPTS)
+                temporary.rename(path)
         except OSError as error:
             raise ResultError(f"{path}: cannot be written: {error.strerror}; TMPDIR may name another folder") from None
-        if f"sha256:{content.hexdigest()}" != digest:
-            raise TryAgain(f"{repository}: the registry sent something else as blob {digest}")
-        temporary.rename(path)
 
     def open_blob(self, repository: str, digest: str) -> Iterator[bytes]:
         """Yield a blob of any size in pieces. The caller compares it with its digest. Raises TryAgain if the connection
@@ -643,53 +610,48 @@ class Registry:
 
     @retried
     def _open_blob(self, repository: str, digest: str) -> requests.Response:
-        answer = self.request("GET", f"{repository}/blobs/{digest}", pull_scope(repository), stream=True)
+        answer = self.request("GET", repository, f"blobs/{digest}", stream=True)
         self._expect(answer, f"{repository}: blob {digest}", HTTPStatus.OK)
         return answer
 
-    def put_blob(self, repository: str, content: bytes | BlobStream, digest: str) -> bool:
-        """Upload a blob, unless the repository has it. Return whether anything was sent."""
-        return self._put_blob(repository, content, digest, Counter())
-
     @retried
-    def _put_blob(self, repository: str, content: bytes | BlobStream, digest: str, attempts: Counter[str]) -> bool:
-        what, scopes = f"{repository}: upload of {digest}", push_scope(repository)
+    def put_blob(self, repository: str, content: bytes | BlobStream, digest: str, source: str = "") -> Counter[str]:
+        """Let a repository have a blob: mounted from repository `source` of the same registry, if it can, or uploaded.
+
+        Return `Counter(mounted=1)`, or how many `blobs` and `bytes` were sent: none if it was there.
+        """
+        what, uploads = f"{repository}: upload of {digest}", "blobs/uploads/"
         if self.has_blob(repository, digest):
-            return attempts["sent"] > 0
-        opened = self.request("POST", f"{repository}/blobs/uploads/", scopes)
-        self._expect(opened, what, HTTPStatus.ACCEPTED)
+            return Counter()
+        opened = None
+        if source:
+            path = f"{uploads}?{urlencode({'mount': digest, 'from': source})}"
+            opened = self.request("POST", repository, path, source)
+            if opened.status_code == HTTPStatus.CREATED and self.has_blob(repository, digest):
+                return Counter(mounted=1)
+        # A registry that would rather have the bytes has opened an upload for them.
+        if opened is None or opened.status_code != HTTPStatus.ACCEPTED:
+            opened = self.request("POST", repository, uploads)
+            self._expect(opened, what, HTTPStatus.ACCEPTED)
         if not (location := opened.headers.get("Location")):
             raise CommandError(f"{self.host}: does not say where uploads go; it is no registry of images")
         url = urljoin(opened.url, location)
         url = f"{url}{'&' if urlsplit(url).query else '?'}{urlencode({'digest': digest})}"
-        attempts["sent"] += 1
-        headers = {"Content-Type": "application/octet-stream"}
         answer = self.request(
-            "PUT", url, scopes, data=content if len(content) else b"", timeout=STORE_TIMEOUT_S, headers=headers
-        )
+            "PUT", repository, url, data=content if len(content) else b"", timeout=STORE_TIMEOUT_S,
+            headers={"Content-Type": "application/octet-stream"},
+        )  # fmt: skip
         if answer.status_code in UPLOAD_LOST:
             raise TryAgain(f"{what}: the registry lost it ({answer.status_code})")
         if GARBLED & _error_codes(answer):
-            attempts["garbled"] += 1
-            if attempts["garbled"] < GARBLED_ATTEMPTS:
-                raise TryAgain(f"{what}: what arrived was not what was sent")
+            garbled = f"{what}: what arrived was not what was sent: {describe_answer(answer)}"
+            raise TryAgain(garbled, at_most=GARBLED_ATTEMPTS)
         self._expect(answer, what, HTTPStatus.CREATED)
         if not self.has_blob(repository, digest):
-            self.stopped.wait(
-                self.backoff_s
-            )  # some only take a moment: they are asked once more before it is sent again
+            # Some only take a moment: they are asked once more before it is sent again.
+            self.stopped.wait(self.backoff_s)
             raise TryAgain(f"{what}: the registry took it, but does not have it")
-        return True
-
-    @retried
-    def mount_blob(self, repository: str, digest: str, source: str) -> bool:
-        """Let a repository have a blob of another one, without sending it. Return whether the registry could."""
-        path = f"{repository}/blobs/uploads/?{urlencode({'mount': digest, 'from': source})}"
-        answer = self.request("POST", path, (*push_scope(repository), *pull_scope(source)))
-        if answer.status_code == HTTPStatus.ACCEPTED and "Location" in answer.headers:
-            # It would rather have the bytes; the upload that it opened for them is not used.
-            self.request("DELETE", urljoin(answer.url, answer.headers["Location"]), push_scope(repository))
-        return answer.status_code == HTTPStatus.CREATED
+        return Counter(blobs=1, bytes=len(content))
 
     @retried
     def referrers(self, repository: str, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
@@ -702,7 +664,7 @@ class Registry:
     def _referrers_by_api(self, repository: str, digest: str) -> tuple[Descriptor, ...] | None:
         """Return None if the registry has no such API, and remember that it is not to be asked again."""
         items: list[Descriptor] = []
-        for answer in self._pages(f"{repository}/referrers/{digest}", repository, headers={"Accept": INDEX}):
+        for answer in self._pages(repository, f"referrers/{digest}", headers={"Accept": INDEX}):
             media_type = answer.headers.get("Content-Type", "").partition(";")[0]
             if answer.status_code != HTTPStatus.OK or media_type != INDEX:
                 self._expect(
@@ -719,59 +681,31 @@ class Registry:
         index = self.manifest(repository, referrers_tag(digest))
         return manifests_of(index.document) if index else ()
 
-    def attach(
-        self,
-        repository: str,
-        subject: Descriptor,
-        artifact_type: str,
-        files: tuple[AttachmentFile, ...],
-        annotations: Mapping[str, str],
-    ) -> str:
-        """Store files that refer to a manifest, and return the digest of their manifest.
+    def attach(self, repository: str, subject: Descriptor, attachment: Attachment) -> str:
+        """Store a file that refers to a manifest, and return the digest of its own manifest.
 
-        The same files and annotations again change nothing.
+        The same file and annotations again change nothing.
         """
-        content = attachment_manifest(subject, artifact_type, files, annotations)
+        content = attachment_manifest(subject, attachment)
         own = referrer_descriptor(content)
-        for data in {EMPTY, *(file.content for file in files)}:
+        for data in (EMPTY, attachment.content):
             self.put_blob(repository, data, digest_of(data))
-        if own.digest in {item.digest for item in self.referrers(repository, subject.digest)}:
-            return own.digest
-        if not self._store_attachment(repository, content, own):
-            with _referrer_locks[self.host, repository, subject.digest]:
-                self._list_under_tag(repository, subject.digest, own, Counter())
-        return own.digest
-
-    @retried
-    def _store_attachment(self, repository: str, content: bytes, own: Descriptor) -> bool:
-        """Store the manifest of an attachment. Return whether the registry lists it by itself."""
-        answer = self._store_manifest(repository, own.digest, content, own.media_type)
-        if self.digest(repository, own.digest) is None:
-            raise TryAgain(f"{repository}: the registry took attachment {own.digest}, but does not have it")
-        return LISTED_BY_REGISTRY in answer.headers
-
-    @retried
-    def _list_under_tag(self, repository: str, subject: str, own: Descriptor, attempts: Counter[str]) -> None:
-        """Add an attachment to the index under the tag, and look whether another publisher has overwritten it."""
-        start = time.monotonic()
-        items = self._referrers_by_tag(repository, subject)
-        is_listed = own.digest in {item.digest for item in items}
-        if is_listed and not attempts["written"]:
-            return
-        if not is_listed:
-            attempts["written"] += 1
-            # Sorted, so that it does not depend on who came first.
-            content = index_document(sorted((*items, own), key=lambda item: item.digest))
-            self._store_manifest(repository, referrers_tag(subject), content, INDEX)
-        self.stopped.wait(max(SETTLED_S, 2 * (time.monotonic() - start)))
-        if own.digest not in {item.digest for item in self._referrers_by_tag(repository, subject)}:
-            raise TryAgain(f"{repository}: another publisher wrote the list of attachments at the same time")
+        self.put_manifest(repository, own.digest, content, own.media_type)
+        for _ in range(MOST_LISTINGS):
+            start = time.monotonic()
+            if own.digest in {item.digest for item in self.referrers(repository, subject.digest)}:
+                return own.digest
+            # Sorted, so that it does not depend on who came first. Another publisher may overwrite it at the same time.
+            items = {item.digest: item for item in (*self._referrers_by_tag(repository, subject.digest), own)}
+            index = index_document(item for _, item in sorted(items.items()))
+            self.put_manifest(repository, referrers_tag(subject.digest), index, INDEX)
+            self.stopped.wait(max(SETTLED_S, 2 * (time.monotonic() - start)) * (1 + random.random()))  # noqa: S311
+        raise CommandError(f"{self.host}/{repository}: other publishers write the list of attachments all the time")
 
     @retried
     def delete(self, repository: str, digest: str) -> None:
         """Delete a manifest, with the tags that name it, if it is there. Raises DeletionDisabled."""
-        scopes = (f"repository:{repository}:delete,pull,push",)
-        answer = self.request("DELETE", f"{repository}/manifests/{digest}", scopes)
+        answer = self.request("DELETE", repository, f"manifests/{digest}")
         if answer.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             raise DeletionDisabled(
                 f"{self.host}: does not let images be deleted (405); the distribution's registry does with "
@@ -779,10 +713,6 @@ class Registry:
             )
         deleted = (HTTPStatus.ACCEPTED, HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)
         self._expect(answer, f"{repository}: deletion of {digest}", *deleted)
-
-
-_referrer_locks: defaultdict[tuple[str, str, str], threading.Lock] = defaultdict(threading.Lock)
-"""Registry, repository and subject → a lock by which our own threads take turns."""
 
 
 def connect_registry(
@@ -820,7 +750,7 @@ def _insecure_registries(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RepositoryAt:
-    """Name a repository of a registry, from which and to which images are copied."""
+    """Name a repository of a registry, from which and to which images are copied, as with `Layout`."""
 
     registry: Registry
     repository: str
@@ -838,43 +768,40 @@ class RepositoryAt:
         """Return a blob, to be read when it is needed."""
         return BlobStream(blob.size, lambda: self.registry.open_blob(self.repository, blob.digest))
 
+    def fetch(self, blob: Descriptor, path: Path) -> None:
+        """Write a blob to a file, if that is not there yet. Raises what `Registry.fetch` raises."""
+        self.registry.fetch(self.repository, blob.digest, path, blob.size)
 
-def copy_image(digest: str, source: RepositoryAt | Layout, target: RepositoryAt) -> Counter[str]:
-    """Make a manifest, or an index with all that it names, available in a repository by the same digest.
+    def has(self, digest: str) -> bool:
+        """Return whether there is a manifest, and so all that it names."""
+        return self.registry.digest(self.repository, digest) is not None
+
+    def take(self, blob: Descriptor, source: RepositoryAt | Layout) -> Counter[str]:
+        """Get a blob from another place: mounted if it is of the same registry. Return what `put_blob` returns."""
+        is_near = isinstance(source, RepositoryAt) and source.registry.host == self.registry.host
+        near = source.repository if isinstance(source, RepositoryAt) and is_near else ""
+        return self.registry.put_blob(self.repository, source.content(blob), blob.digest, near)
+
+    def put_manifest(self, manifest: Manifest) -> None:
+        """Store a manifest by its digest."""
+        self.registry.put_manifest(self.repository, manifest.digest, manifest.content, manifest.media_type)
+
+
+def copy_image(digest: str, source: RepositoryAt | Layout, target: RepositoryAt | Layout) -> Counter[str]:
+    """Make a manifest, or an index with all that it names, available in another place by the same digest.
 
     What is there is left alone; blobs are mounted where that can be, else they stream through this machine. Return the
     number of `manifests` and `blobs` that were sent, their `bytes`, and how many blobs were `mounted`. Raises
     CommandError if the source does not have it or a registry fails, and ResultError if a layout is not whole.
     """
-    registry, repository = target.registry, target.repository
-    if registry.digest(repository, digest) is not None:
+    if target.has(digest):
         return Counter()
     manifest = source.manifest(digest)
-    moved = Counter[str]()
-    for child in manifests_of(manifest.document):
-        moved += copy_image(child.digest, source, target)
-    registries = [registry, *([source.registry] if isinstance(source, RepositoryAt) else [])]
-    mountable = source.repository if isinstance(source, RepositoryAt) and source.registry.host == registry.host else ""
-
-    def copy_blob(blob: Descriptor, attempt: int) -> Counter[str]:
-        if registry.has_blob(repository, blob.digest):
-            return Counter()
-        # A mount that left nothing behind would do so again.
-        if mountable and attempt == 0 and registry.mount_blob(repository, blob.digest, mountable):
-            return Counter(mounted=1)
-        sent = registry.put_blob(repository, source.content(blob), blob.digest)
-        return Counter(blobs=1, bytes=blob.size) if sent else Counter()
-
-    for attempt in range(COPY_ATTEMPTS):
-        copy = functools.partial(copy_blob, attempt=attempt)
-        moved += sum(for_each(copy, blobs_of(manifest.document), *registries, jobs=JOBS), Counter())
-        try:
-            registry.put_manifest(repository, digest, manifest.content, manifest.media_type)
-        except MissingBlobs:
-            if attempt == COPY_ATTEMPTS - 1:
-                raise
-        else:
-            break
+    moved = sum((copy_image(child.digest, source, target) for child in manifests_of(manifest.document)), Counter[str]())
+    registries = [place.registry for place in (source, target) if isinstance(place, RepositoryAt)]
+    parts = blobs_of(manifest.document)
+    moved += sum(for_each(lambda blob: target.take(blob, source), parts, *registries, jobs=JOBS), Counter())
+    target.put_manifest(manifest)
     return moved + Counter(manifests=1, bytes=len(manifest.content))
 
 
@@ -897,19 +824,6 @@ def pull_image(reference: str, layout: Path) -> str:
     Raises CommandError if the registry fails or does not have it, ResultError if it cannot be stored.
     """
     name = parse_reference(reference)
-    source = connect_registry(name.host).at(name.repository)
-
-    def pull(digest: str) -> None:
-        manifest = source.manifest(digest)
-        for child in manifests_of(manifest.document):
-            pull(child.digest)
-
-        def fetch(blob: Descriptor) -> None:
-            source.registry.fetch(source.repository, blob.digest, blob_path(layout, blob.digest), blob.size)
-
-        for_each(fetch, blobs_of(manifest.document), source.registry, jobs=JOBS)
-        blob_path(layout, digest).write_bytes(manifest.content)
-
     start_layout(layout)
-    pull(name.wanted)
+    copy_image(name.wanted, connect_registry(name.host).at(name.repository), Layout(layout))
     return name.wanted

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from imagebuild.bench.models import Results, SpeedVerdict
+from imagebuild.bench.models import Judgement, Results
 from imagebuild.core.fields import Model, Name, Platform
 
 
@@ -78,8 +78,8 @@ class CheckResult(Model):
     """Name of the file in the evidence folder that has the whole output."""
     results: Results | None = None
     """What was read from the output of a benchmark."""
-    judgements: tuple[SpeedVerdict, ...] = ()
-    """What is said about the speed, where a profile was given."""
+    judgements: tuple[Judgement, ...] = ()
+    """What is claimed about each result, where a profile was given."""
 
 
 class Surroundings(Model):
@@ -290,7 +290,7 @@ class Curve(Model):
     verdict: str
     """Whether the data were right: `ok`, or what was wrong."""
     outcome: str = ""
-    """What is said about the speed: `passed`, `failed`, `not-comparable`, …"""
+    """What is claimed about the speed: `fast enough`, `too slow`, `not judged`, …"""
     reason: str = ""
     profile: str | None = None
     """Hardware that it is compared with."""

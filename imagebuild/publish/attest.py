@@ -22,7 +22,7 @@ from imagebuild.oci.attestation import (
     KINDS,
     SIGNATURE,
     Attestation,
-    attestation_files,
+    attestation_of,
     encode_predicate,
     kind_of,
     list_attestations,
@@ -379,8 +379,8 @@ def attach(
     """
     name = place.repository.rpartition("/")[2]
     bundle = signer.attest(kind, content, name, place.manifest(subject.digest).content) if signer else b""
-    made = attestation_files(kind, content, subject, name, created=created, bundle=bundle)
-    return place.registry.attach(place.repository, subject, made.artifact_type, made.files, made.annotations)
+    attachment = attestation_of(kind, content, subject, name, created=created, bundle=bundle)
+    return place.registry.attach(place.repository, subject, attachment)
 
 
 # What an attachment says

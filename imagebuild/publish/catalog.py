@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from imagebuild import __version__
-from imagebuild.bench.judge import RunContext, describe_run, judge_run
-from imagebuild.bench.models import Limit, Results, Run, SpeedVerdict
+from imagebuild.bench.judge import describe_run, judge_run
+from imagebuild.bench.models import Judgement, Limit, Results, Run
 from imagebuild.bench.profiles import Profile, load_profiles
 from imagebuild.core import files
 from imagebuild.core.console import format_size, markdown_table
@@ -384,7 +384,7 @@ def _sum_up(digest: str, result: VerifyResult, curves: Iterable[Curve]) -> Check
 def curves_of(
     digest: str,
     results: Iterable[Results],
-    verdicts: Iterable[SpeedVerdict],
+    verdicts: Iterable[Judgement],
     profiles: Mapping[str, Profile],
     profile: str | None = None,
 ) -> tuple[Curve, ...]:
@@ -392,7 +392,7 @@ def curves_of(
 
     A run without a verdict is judged by `profile` or, if it ran on one host, by the profile of its GPU.
     """
-    by_source: dict[str, list[SpeedVerdict]] = {}
+    by_source: dict[str, list[Judgement]] = {}
     for verdict in verdicts:
         by_source.setdefault(verdict.source, []).append(verdict)
     runs = [run for part in results for run in part.runs]
@@ -401,7 +401,7 @@ def curves_of(
 
 
 def _curve(
-    digest: str, run: Run, verdicts: Sequence[SpeedVerdict], profiles: Mapping[str, Profile], profile_name: str | None
+    digest: str, run: Run, verdicts: Sequence[Judgement], profiles: Mapping[str, Profile], profile_name: str | None
 ) -> Curve | None:
     points = {row.size_bytes: speed for row in run.rows if row.size_bytes > 0 and (speed := busbw(row))}
     if not points:
@@ -410,7 +410,7 @@ def _curve(
     verdict = next((v for v in verdicts if v.subject == own), verdicts[0] if len(verdicts) == 1 else None)
     profile = profiles.get(profile_name) if profile_name else _profile_of(run, profiles)
     if verdict is None and profile and run.verdict == "ok":
-        verdict = judge_run(run, profile, RunContext())
+        verdict = judge_run(run, profile)
     best = max(points, key=lambda size: (points[size], -size))
     return Curve(
         evidence=digest,
@@ -422,11 +422,11 @@ def _curve(
         best_gb_s=points[best],
         best_bytes=best,
         verdict=run.verdict,
-        outcome=verdict.outcome if verdict else "",
-        reason=verdict.reason if verdict else "",
+        outcome=verdict.speed.state if verdict else "",
+        reason=verdict.speed.reason if verdict else "",
         profile=profile_name or (profile.name if profile and verdict else None),
-        ceiling=_bound(verdict.ceiling) if verdict else None,
-        reference=_bound(verdict.reference) if verdict else None,
+        ceiling=_bound(verdict.speed.ceiling) if verdict else None,
+        reference=_bound(verdict.speed.reference) if verdict else None,
     )
 
 

@@ -192,13 +192,13 @@ def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAt
     reports = evidence.about(Report, digest)
     for report in reports:
         kept = tuple(without_private_facts(v, digest, platform) for v in report.value.verifications)
-        content = _encode(report.value.model_copy(update={"verifications": kept}))
+        content = _encode(report.value.without_hosts().model_copy(update={"verifications": kept}))
         attachments.append(NewAttachment("benchmark", content, report.value.about.created))
     for verification in evidence.about(VerifyResult, digest):
         result = verification.value
         content = _encode(without_private_facts(result, digest, platform))
         attachments.append(NewAttachment("verification", content, result.started or ""))
-        parts = [check.results for check in result.checks if check.results]
+        parts = [check.results.without_hosts() for check in result.checks if check.results]
         if parts and not reports:  # a report has these results too, and more
             merged = {name: tuple(x for part in parts for x in getattr(part, name)) for name in Results.model_fields}
             attachments.append(NewAttachment("benchmark", _encode(Results(**merged)), result.started or ""))
@@ -212,8 +212,9 @@ def without_private_facts(result: VerifyResult, digest: str, platform: str) -> V
     if place:
         facts = {name: value for name, value in place.facts.items() if name not in PRIVATE_FACTS}
         place = place.model_copy(update={"environment": {}, "reports": {}, "user": "", "facts": facts})
+    private: dict[str, object] = {"environment": {}, "command": (), "log": None}
     checks = tuple(
-        check.model_copy(update={"environment": {}, "command": (), "log": None})
+        check.model_copy(update=private | {"results": check.results and check.results.without_hosts()})
         for check in checks_on_platform(result, platform)
     )
     return result.model_copy(update={"digest": digest, "platform": platform, "surroundings": place, "checks": checks})

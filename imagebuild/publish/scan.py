@@ -35,8 +35,6 @@ def scan_result(image: PlatformImage, file: Path, policy: YamlFile[Policy], toda
     Raises ConfigError if the file is about another image, or by a scanner that does not know the image's distribution;
     ResultError if it cannot be read.
     """
-    if image.digest is None:
-        raise ConfigError(f"{image.name}: an archive without manifest has no digest; push the image, or save it as OCI")
     text = files.read_text(file)
     try:
         report = read_report(text)

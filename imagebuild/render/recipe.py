@@ -73,14 +73,15 @@ class Recipe:
         """
         if name not in self._identities:
             component, pin, owner = self.component(name), self.pin(name), self.component(name).packages_from or name
-            used = {*component.key, *(axis for row in component.env for axis in row.when if axis != "variant")}
-            used |= {axis for user in (name, owner) for row in self.component(user).facts for axis in row.when}
-            axes = {**self._axes, **self.target.components}
+            if name not in self.known:
+                used = {*component.key, *(axis for row in component.env for axis in row.when if axis != "variant")}
+                used |= {axis for user in (name, owner) for row in self.component(user).facts for axis in row.when}
+                self.known[name] = sorted(used)
             what = (
                 (name, self.target.image, self.target.platforms, self.version(name), pin and pin.commit),
                 (self.target.axes["os"], self.version(owner)),
                 tuple(map(self.provider, component.build_requires)),
-                tuple((entry, axes.get(entry)) for entry in sorted(used)),
+                tuple(self.target.components.get(entry, self._axes.get(entry)) for entry in self.known[name]),
             )
             self._identities[name] = self.known.setdefault(what, len(self.known))
         return self._identities[name]

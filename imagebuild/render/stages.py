@@ -17,7 +17,6 @@ BLOCK = re.compile(r"\n(?=FROM\s)", re.IGNORECASE)
 FROM = re.compile(r"FROM\s+(?:--platform=(\S+)\s+)?(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
 SOURCE = re.compile(r"--(?:from=|mount=\S*?\bfrom=)([^\s,]+)")
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
-CONTINUED = re.compile(r"\\[ \t]*$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +99,12 @@ def _block(text: str) -> _Block:
         head = line.strip()
         if not head or head.startswith("#"):
             continue
-        while CONTINUED.search(head):
+        while head.rstrip().endswith("\\"):
             following = next((more for more in lines if more.strip() and not more.lstrip().startswith("#")), "")
-            head = CONTINUED.sub("", head) + following
+            head = head.rstrip()[:-1] + following
         instruction = head
-        for dash, _, end in HEREDOC.findall(head):
+        # Expressions are slow, and few lines have what they look for.
+        for dash, _, end in HEREDOC.findall(head) if "<<" in head else ():
             whole = False
             for more in lines:
                 instruction += f"\n{more}"
@@ -114,7 +114,7 @@ def _block(text: str) -> _Block:
             platform, start, name = found.groups("")
         else:
             word, *rest = instruction.split(maxsplit=1)
-            used = tuple(source.lower() for source in SOURCE.findall(head))
+            used = tuple(source.lower() for source in SOURCE.findall(head)) if "from=" in head else ()
             instructions.append((word.upper(), " ".join(rest), used))
     sources = tuple(dict.fromkeys(name for *_, names in instructions for name in names))
     return _Block(platform, start, name.lower(), tuple(instructions), sources, whole)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from imagebuild.bench.models import BandwidthTest, Limit, SpeedVerdict
+from imagebuild.bench.models import BandwidthTest, Limit, SpeedClaim
 from imagebuild.report.document import GIB, format_bytes, one_line
 
 PALETTE = ("#2f7ed8", "#c2571a", "#178a6b", "#a855c7", "#9a7b00", "#d6336c", "#5b7083", "#7a5cff")
@@ -95,7 +95,7 @@ class Drawing:
     tables: Sequence[NumberTable]
     legend: Sequence[LegendLine] = ()
     limits: Sequence[DrawnLimit] = ()
-    verdicts: Sequence[SpeedVerdict] = ()
+    verdicts: Sequence[SpeedClaim] = ()
     note: str = ""
 
 

@@ -20,12 +20,14 @@ from imagebuild import __version__
 from imagebuild.bench.judge import device_pairs
 from imagebuild.bench.models import (
     BandwidthTest,
+    Claim,
     Diagnostic,
+    Judgement,
     NcclRow,
     PerftestTable,
     Results,
     Run,
-    SpeedVerdict,
+    SpeedClaim,
     UcxResult,
 )
 from imagebuild.bench.read import read_files
@@ -35,7 +37,7 @@ from imagebuild.core.yaml import read_written
 from imagebuild.project.records import VerifyResult
 
 Result = Run | BandwidthTest | PerftestTable | UcxResult
-Kind = Literal["correctness", "speed", "check", "diagnostic", "reading"]
+Kind = Literal["correctness", "participation", "speed", "check", "diagnostic", "reading"]
 State = Literal["passed", "failed", "skipped"]
 Overall = Literal["ok", "failed", "not-verified", "nothing-read"]
 
@@ -43,7 +45,6 @@ STATES: tuple[State, ...] = ("passed", "failed", "skipped")
 EXIT_STATUS: dict[Overall, int] = {"ok": 0, "failed": 1, "not-verified": 1, "nothing-read": 5}
 
 # Words of benchmarks and judges → the state of an assertion. Every other word is a failure.
-SPEED_STATES: dict[str, State] = {"passed": "passed", "not-comparable": "skipped"}
 TEST_STATES: dict[str, State] = {"passed": "passed", "waived": "skipped", "not-found": "skipped"}
 DIAGNOSTIC_STATES: dict[str, State] = {"pass": "passed", "warn": "passed", "skip": "skipped", "not-run": "skipped"}
 
@@ -62,16 +63,21 @@ class Entry:
     state: State
     reason: str
     best: str
-    speed: tuple[SpeedVerdict, ...]
+    judgements: tuple[Judgement, ...]
+
+    @property
+    def speed(self) -> tuple[SpeedClaim, ...]:
+        """Return the claims about its speed."""
+        return tuple(judgement.speed for judgement in self.judgements)
 
     @property
     def outcomes(self) -> str:
-        """Return the outcomes of all verdicts on its speed."""
-        return "; ".join(verdict.outcome for verdict in self.speed) or NONE
+        """Return what is claimed about its speed."""
+        return "; ".join(claim.state for claim in self.speed) or NONE
 
     @property
-    def judged(self) -> SpeedVerdict | None:
-        """Return the first verdict that compares it with a ceiling."""
+    def judged(self) -> SpeedClaim | None:
+        """Return the first claim that compares it with a ceiling."""
         return next((v for v in self.speed if v.ceiling and v.measured is not None), None)
 
     @property
@@ -120,8 +126,8 @@ class Report(Results):
     """The results that were read and the verdicts on them; the file that `imagebuild report --json` writes."""
 
     about: ReportOrigin
-    judgements: tuple[SpeedVerdict, ...] = ()
-    """Verdicts on speed. The verdict of a result itself tells whether its data are right."""
+    judgements: tuple[Judgement, ...] = ()
+    """Claims about each result, and about each comparison with a baseline."""
     verifications: tuple[VerifyResult, ...] = ()
     """Results of `imagebuild verify`."""
     nothing_in: tuple[str, ...] = ()
@@ -143,11 +149,17 @@ class Report(Results):
             for entry in self.entries
         ]
         assertions += assertions_on_diagnostics(self.diagnostics)
-        for verdict in self.judgements:
-            state = speed_state(verdict)
-            assertions.append(
-                Assertion("speed", verdict.source, verdict.subject, state, verdict.outcome, verdict.reason)
+        for judgement in self.judgements:
+            claims: tuple[tuple[Kind, Claim], ...] = (
+                ("participation", judgement.participation),
+                ("speed", judgement.speed),
             )
+            for kind, claim in claims:
+                state = claim_state(claim)
+                if claim.state != "not applicable" and (kind == "speed" or state == "failed"):
+                    assertions.append(
+                        Assertion(kind, judgement.source, judgement.subject, state, claim.state, claim.reason)
+                    )
         for verification in self.verifications:
             assertions += assertions_of_checks(verification)
         for file in self.nothing_in:
@@ -247,9 +259,10 @@ def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
     ]
 
 
-def speed_state(verdict: SpeedVerdict) -> State:
-    """Return what a verdict on speed counts as."""
-    return SPEED_STATES.get(verdict.outcome, "failed")
+def claim_state(claim: Claim) -> State:
+    """Return what a claim counts as."""
+    standing = claim.standing()
+    return standing if standing in ("passed", "failed") else "skipped"
 
 
 def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[str, ...]]]:
@@ -384,7 +397,7 @@ def _entries(report: Report) -> Iterator[Entry]:
     for results in kinds:
         for result in results:
             equal[_verdict_key(result.source, subjects[id(result)])].append(id(result))
-    verdicts: defaultdict[int, list[SpeedVerdict]] = defaultdict(list)
+    verdicts: defaultdict[int, list[Judgement]] = defaultdict(list)
     given: Counter[tuple[str, ...]] = Counter()
     for verdict in report.judgements:
         source, name, ranks = _verdict_key(verdict.source, verdict.subject)
@@ -397,8 +410,8 @@ def _entries(report: Report) -> Iterator[Entry]:
         names = unique_names([(subjects[id(result)], result.source) for result in results])
         for result, name in zip(results, names, strict=True):
             word, state, reason = _data_verdict(result)
-            speed = tuple(verdicts[id(result)])
-            yield Entry(result, subjects[id(result)], name, word, state, reason, best_value(result), speed)
+            judgements = tuple(verdicts[id(result)])
+            yield Entry(result, subjects[id(result)], name, word, state, reason, best_value(result), judgements)
 
 
 def _verdict_key(source: str, subject: str) -> tuple[str, str, str]:

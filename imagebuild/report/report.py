@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild.bench.baseline import compare_with_baseline
-from imagebuild.bench.judge import RunContext, judge_results
+from imagebuild.bench.judge import Expected, judge_results
 from imagebuild.bench.models import Results
 from imagebuild.bench.profiles import find_profile, load_profiles
 from imagebuild.core import console, files
@@ -25,8 +25,8 @@ class ReportRequest:
     profile: str | None = None
     profiles: Path = Path("profiles")
     baseline: Path | None = None
-    context: RunContext | None = None
-    """Ranks, nodes and algorithm of runs whose output does not tell them."""
+    expected: Expected | None = None
+    """Ranks, nodes and classes of algorithms that runs should have."""
     junit: Path | None = None
     html: Path | None = None
 
@@ -44,7 +44,7 @@ def make_report(request: ReportRequest) -> Report:
     report, logs = gather_files(request.files)
     verdicts, about = report.judgements, report.about.model_dump()
     if profile is not None:
-        verdicts, about["profile"] = judge_results(report, profile, request.context), request.profile
+        verdicts, about["profile"] = judge_results(report, profile, request.expected), request.profile
     if baseline is not None:
         verdicts, about["baseline"] = verdicts + compare_with_baseline(report, baseline), str(request.baseline)
     report = report.model_copy(update={"judgements": verdicts})

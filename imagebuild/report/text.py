@@ -29,8 +29,8 @@ from imagebuild.report.document import (
 
 OVERALL_COLOURS: dict[Overall, str] = {"ok": "green", "failed": "red", "not-verified": "yellow", "nothing-read": "red"}
 WORD_COLOURS = {
-    **dict.fromkeys(("ok", "passed", "pass"), "green"),
-    **dict.fromkeys(("not-comparable", "waived", "skip", "not-found", "not-run", "warn"), "yellow"),
+    **dict.fromkeys(("ok", "passed", "pass", "fast enough"), "green"),
+    **dict.fromkeys(("not judged", "not applicable", "waived", "skip", "not-found", "not-run", "warn"), "yellow"),
 }
 """Colours of words that are not a failure."""
 
@@ -40,7 +40,7 @@ def print_report(report: Report) -> None:
     rows = []
     for entry in report.entries:
         if entry.state != "skipped":  # these are listed below, with their reasons
-            speed = "; ".join(_coloured(verdict.outcome) for verdict in entry.speed) or NONE
+            speed = "; ".join(_coloured(verdict.state) for verdict in entry.speed) or NONE
             rows.append((_plain(entry.name), _coloured(entry.word), _plain(entry.best), speed))
     rows += [(_plain(diagnostic_name(d)), _coloured(d.status), NONE, NONE) for d in report.diagnostics]
     if rows:

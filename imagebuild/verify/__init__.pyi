@@ -1,7 +1,6 @@
 from .checks import UNCOMPARED as UNCOMPARED
 from .checks import ListedCheck as ListedCheck
 from .checks import PlannedCheck as PlannedCheck
-from .checks import algorithm_of as algorithm_of
 from .checks import correctness_problem as correctness_problem
 from .checks import judge_check as judge_check
 from .checks import judged_speed as judged_speed

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from imagebuild.bench import judge, read
-from imagebuild.bench.judge import RunContext
-from imagebuild.bench.models import AlgorithmName, Results
+from imagebuild.bench.ceilings import forced_classes
+from imagebuild.bench.judge import Expected
+from imagebuild.bench.models import Results
 from imagebuild.bench.profiles import Profile
 from imagebuild.core import console
 from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
@@ -34,8 +35,6 @@ ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
 UNCOMPARED = "any version accepted: the image does not say which it has"
 SPEED = "-speed"
 """Follows the name of a check in the name of the result about its speed."""
-FAILURES = ("failed", "measurement-error", "regression")
-"""Outcomes of a speed verdict that are failures, the plainest first."""
 
 
 def components_of(labels: Mapping[str, str]) -> dict[str, str]:
@@ -245,13 +244,6 @@ def correctness_problem(results: Results, tool: str) -> str:
     return next(filter(None, map(problem, items)), "")
 
 
-def algorithm_of(environment: Mapping[str, str]) -> str | None:
-    """Return the class of algorithm that variables force NCCL to use; None if they force none."""
-    if (chosen := environment.get("NCCL_ALGO", "").lower()) in get_args(AlgorithmName):
-        return chosen
-    return "ring" if environment.get("NCCL_NVLS_ENABLE") == "0" else None
-
-
 def judged_speed(
     result: CheckResult, check: Check, profile: Profile, environment: Mapping[str, str], *, one_host: bool = False
 ) -> Iterator[CheckResult]:
@@ -269,15 +261,20 @@ def judged_speed(
     if one_host and nodes > 1:
         yield speed.model_copy(update={"reason": "its nodes are containers of one host"})
         return
-    context = RunContext(nodes=nodes, algorithm=algorithm_of({**environment, **check.environment}))
-    verdicts = judge.judge_results(result.results, profile, context)
-    outcome: Outcome = "skipped"
-    reason = verdicts[0].reason if verdicts else "nothing in the results is a speed"
-    if failures := sorted((v for v in verdicts if v.outcome in FAILURES), key=lambda v: FAILURES.index(v.outcome)):
-        outcome, reason = "failed", f"{failures[0].outcome}: {failures[0].subject}: {failures[0].reason}"
-    elif passed := [verdict for verdict in verdicts if verdict.outcome == "passed"]:
-        outcome, reason = "passed", passed[0].reason
-    output = "\n".join(f"{verdict.subject}: {verdict.outcome}: {verdict.reason}" for verdict in verdicts)
+    settings = {**environment, **check.environment}
+    judged = judge.judge_results(result.results, profile, Expected(nodes=nodes, algorithms=forced_classes(settings)))
+    # Which GPUs take part is the runner's choice, so fewer than the profile's node has are no failure.
+    allowed = ("partial",)
+    worst = [(judgement.subject, judgement.worst(allowed)) for judgement in judged]
+    failures = [(subject, claim) for subject, claim in worst if claim.standing(allowed) == "failed"]
+    passed = [judgement.speed for judgement in judged if judgement.speed.state == "fast enough"]
+    outcome: Outcome = "failed" if failures else "passed" if passed else "skipped"
+    reason = "nothing in the results is a speed"
+    if failures:
+        reason = "{0}: {1.state}: {1.reason}".format(*failures[0])
+    elif speeds := passed or [judgement.speed for judgement in judged if judgement.speed.reason]:
+        reason = speeds[0].reason
+    output = "\n".join(f"{j.subject}: {claim.state}: {claim.reason}" for j in judged for claim in j.claims)
     yield speed.model_copy(
-        update={"outcome": outcome, "reason": reason, "output": output, "judgements": verdicts},
+        update={"outcome": outcome, "reason": reason, "output": output, "judgements": judged},
     )

@@ -124,7 +124,7 @@ def scan(blob: Blob, number: int) -> Layer:
     """Read a layer. Raises ResultError if it cannot be read, or does not have its digest."""
     with layer_members(blob) as members:
         entries = tuple(_entry(archive, member, path, number) for archive, member, path in members)
-        return Layer(entries, blob.size, members.compressed)
+    return Layer(entries, blob.size, blob.compressed)
 
 
 def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, ...]:

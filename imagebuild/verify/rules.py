@@ -636,7 +636,7 @@ def inspect(
 ) -> tuple[CheckResult, ...]:
     """Read an image, and return the result of every rule.
 
-    `source` is a folder with an OCI layout, a tar of one, an archive of `docker save`, or the chunks that an engine
+    `source` is a folder with an OCI layout, a tar of one, as `docker save` writes it, or the chunks that an engine
     saves. `versions` are the pins that the plan was made with. Of an image for several platforms, `platform` chooses
     one; otherwise all are checked, and the names of results end with theirs. Layers are read by `workers` processes, by
     default as many as there are CPUs.

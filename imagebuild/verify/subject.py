@@ -153,8 +153,8 @@ class ImageFinder:
             candidates = self._images_of_target(target, folder)
             return next((candidate for candidate in candidates if _has_versions_of(candidate, target)), target)
         bare = name.removeprefix(ENGINE).removeprefix(REGISTRY)
-        if not name.startswith(REGISTRY) and (client := image.engine_with_image(bare)):
-            return image.image_in_engine(name, client, bare, folder)
+        if not name.startswith(REGISTRY) and (found := image.image_in_engine(name, bare, folder)):
+            return found
         if name.startswith(ENGINE):
             raise ConfigError(f"{name}: the engine's store has no such image; build it or pull it")
         reference = parse_reference(bare)
@@ -164,8 +164,8 @@ class ImageFinder:
 
     def _images_of_target(self, target: Target, folder: Path) -> Iterator[FoundImage]:
         """Yield the target's images: in the engine's store, in the folder of builds, and where it was pushed to."""
-        if client := image.engine_with_image(target.name):
-            yield image.image_in_engine(target.id, client, target.name, folder)
+        if found := image.image_in_engine(target.id, target.name, folder):
+            yield found
         layout = self.folder / target.id / "layout"
         if layout.is_dir():
             yield image.image_in_files(target.id, layout, folder)

@@ -31,7 +31,7 @@ from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_en
 from imagebuild.project import BuildResult
 from tests import registries
 from tests.conftest import LOCK, ROOT, Files
-from tests.faulty import FaultyService
+from tests.faulty import Faulty, in_front_of
 
 if TYPE_CHECKING:
     from pytest_docker.plugin import Services as ComposeServices
@@ -469,7 +469,7 @@ def docker_cleanup() -> list[str]:
 class Services:
     """What the compose file starts, for all tests of this process; a test begins with an empty registry."""
 
-    proxy: FaultyService
+    proxy: Faulty
     storage: Container
     """Has the registry's files, below /data."""
 
@@ -491,16 +491,17 @@ class Services:
 @pytest.fixture(scope="session")
 def services(
     docker_ip: str, docker_services: ComposeServices, docker_compose_project_name: str, client: DockerClient
-) -> Services:
-    registry, proxy = (f"{docker_ip}:{docker_services.port_for(name, 5000)}" for name in ("registry", "proxy"))
+) -> Iterator[Services]:
+    registry = f"{docker_ip}:{docker_services.port_for('registry', 5000)}"
 
     def answers() -> bool:
-        with suppress(OSError), urlopen(f"http://{proxy}/v2/", timeout=5):
+        with suppress(OSError), urlopen(f"http://{registry}/v2/", timeout=5):
             return True
         return False
 
     docker_services.wait_until_responsive(answers, timeout=60, pause=0.1)
-    return Services(FaultyService(registry, proxy), client.containers.get(f"{docker_compose_project_name}-registry-1"))
+    with in_front_of(registry) as proxy:
+        yield Services(proxy, client.containers.get(f"{docker_compose_project_name}-registry-1"))
 
 
 @pytest.fixture
@@ -510,7 +511,7 @@ def registry(services: Services) -> str:
 
 
 @pytest.fixture
-def faulty(registry: str, services: Services) -> FaultyService:
+def faulty(registry: str, services: Services) -> Faulty:
     """A proxy in front of it, for clients of `faulty.address`; faults come by `faulty.rule(…)`."""
     return services.proxy
 

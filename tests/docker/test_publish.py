@@ -17,7 +17,7 @@ from docker import DockerClient
 from imagebuild.oci import Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
 from imagebuild.project import BuildResult, Published, PublishResult
 from tests.docker.conftest import REPOSITORY, Services, Tiny, finish, until, watched
-from tests.faulty import FaultyService, in_front_of
+from tests.faulty import Faulty, in_front_of
 
 pytestmark = pytest.mark.docker
 
@@ -35,7 +35,7 @@ class Shop:
     """A project of which two targets are built, pushed and verified; and the registry, behind a proxy."""
 
     tiny: Tiny
-    faulty: FaultyService
+    faulty: Faulty
     registry: Registry
     evidence: Path
     said: str = field(default="", init=False)

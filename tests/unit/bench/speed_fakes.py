@@ -30,15 +30,20 @@ def shipped(name: str) -> Profile:
     return every_shipped()[name].model
 
 
-def half(busbw: float | None) -> Half:
-    return Half(time_us=1.0, algbw_gb_s=busbw, busbw_gb_s=busbw, wrong=0)
+def half(busbw: float | None, factor: float = 1.0) -> Half:
+    return Half(time_us=1.0, algbw_gb_s=None if busbw is None else busbw / factor, busbw_gb_s=busbw, wrong=0)
 
 
 def run(*values: tuple[int, float, float | None], **changes: object) -> Run:
     """8 ranks of H200 on one node, unless `changes` say otherwise; values are size, out of place and in place."""
+    ranks = changes.get("ranks") or 8
+    assert isinstance(ranks, int)
+    factor = 1.0
+    if changes.get("collective", "all_reduce") in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
+        factor = max(1, ranks - 1) / ranks * (2 if changes.get("collective", "all_reduce") == "all_reduce" else 1)
     rows = tuple(
-        NcclRow(size_bytes=size, count=1, dtype="float", redop="sum", root=-1, out_of_place=half(out),
-            in_place=None if inside is None else half(inside))
+        NcclRow(size_bytes=size, count=1, dtype="float", redop="sum", root=-1, out_of_place=half(out, factor),
+            in_place=None if inside is None else half(inside, factor))
         for size, out, inside in values
     )  # fmt: skip
     base = Run(source="a.log", collective="all_reduce", ranks=8, nodes=1, device="NVIDIA H200", rows=rows,

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from imagebuild.bench import Results, Run, SpeedVerdict, compare_with_baseline
+from imagebuild.bench import Results, Run, SpeedClaim, compare_with_baseline
 from tests.unit.bench.speed_fakes import matrix, run, table
 
 SIZES = [2**e for e in range(10, 35)]
@@ -26,15 +26,15 @@ def results(rng: random.Random, noise: float, runs: int = 1, **changes: object) 
     return Results(runs=tuple(sweep(rng, noise, **changes) for _ in range(runs)))
 
 
-def verdict_of(new: Results, old: Results) -> SpeedVerdict:
-    (verdict,) = compare_with_baseline(new, old)
-    return verdict
+def verdict_of(new: Results, old: Results) -> SpeedClaim:
+    (judgement,) = compare_with_baseline(new, old)
+    return judgement.speed
 
 
 def flagged(rng: random.Random, noise: float, runs: int, **changes: object) -> float:
     """Share of 60 comparisons that are a regression."""
     verdicts = [verdict_of(results(rng, noise, runs, **changes), results(rng, noise, runs)) for _ in range(60)]
-    return sum(verdict.outcome == "regression" for verdict in verdicts) / len(verdicts)
+    return sum(verdict.state == "too slow" for verdict in verdicts) / len(verdicts)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005, 0.01, 0.02, 0.03])
@@ -54,14 +54,13 @@ def test_a_drop_of_large_sizes_only(noise: float) -> None:
 def test_a_drop_at_one_size_is_named() -> None:
     rng = random.Random(1)
     verdict = verdict_of(results(rng, 0.01, factor=lambda size: 0.8 if size == 2**26 else 1.0), results(rng, 0.01))
-    assert (verdict.outcome, verdict.size_bytes) == ("regression", 2**26)
+    assert (verdict.state, verdict.size_bytes) == ("too slow", 2**26)
     assert verdict.reason.startswith("67108864 bytes: -19.4%; -9.8% is flagged;")
 
 
 def test_a_regression_names_both_values() -> None:
     rng = random.Random(2)
     verdict = verdict_of(results(rng, 0.01, factor=lambda size: 0.9), results(rng, 0.01, source="old.log"))
-    assert verdict.subject == "all_reduce, 8 ranks, 1 node, float sum"
     assert "-10" in verdict.reason
     assert verdict.reference
     assert verdict.reference.what == "the baseline, old.log"
@@ -72,13 +71,13 @@ def test_a_regression_names_both_values() -> None:
 
 def test_faster_passes() -> None:
     rng = random.Random(3)
-    assert verdict_of(results(rng, 0.01, factor=lambda size: 1.2), results(rng, 0.01)).outcome == "passed"
+    assert verdict_of(results(rng, 0.01, factor=lambda size: 1.2), results(rng, 0.01)).state == "fast enough"
 
 
 def test_noisy_runs_need_a_larger_drop() -> None:
     rng = random.Random(4)
     verdict = verdict_of(results(rng, 0.15, factor=lambda size: 0.95), results(rng, 0.15))
-    assert verdict.outcome == "passed"
+    assert verdict.state == "fast enough"
 
 
 def test_runs_that_differ_as_a_whole_raise_the_limit() -> None:
@@ -88,42 +87,48 @@ def test_runs_that_differ_as_a_whole_raise_the_limit() -> None:
     scattered = Results(runs=tuple(map(offset, (0.9, 1.0, 1.1))))
     steady = Results(runs=tuple(map(offset, (1.0, 1.0, 1.0))))
     low = Results(runs=tuple(map(offset, (0.92, 0.92, 0.92))))
-    assert verdict_of(low, scattered).outcome == "passed"
-    assert verdict_of(low, steady).outcome == "regression"
+    assert verdict_of(low, scattered).state == "fast enough"
+    assert verdict_of(low, steady).state == "too slow"
 
 
 def test_three_runs_see_four_percent_and_one_does_not() -> None:
     rng = random.Random(6)
-    assert verdict_of(results(rng, 0.002, 3, factor=lambda size: 0.96), results(rng, 0.002, 3)).outcome == "regression"
-    assert verdict_of(results(rng, 0.002, 1, factor=lambda size: 0.96), results(rng, 0.002, 1)).outcome == "passed"
+    assert verdict_of(results(rng, 0.002, 3, factor=lambda size: 0.96), results(rng, 0.002, 3)).state == "too slow"
+    assert verdict_of(results(rng, 0.002, 1, factor=lambda size: 0.96), results(rng, 0.002, 1)).state == "fast enough"
 
 
 def test_small_sizes_do_not_count() -> None:
     rng = random.Random(7)
     verdict = verdict_of(results(rng, 0.01, factor=lambda size: 0.1 if size < 2**20 else 1.0), results(rng, 0.01))
-    assert verdict.outcome == "passed"
+    assert verdict.state == "fast enough"
 
 
 @pytest.mark.parametrize(
-    ("changes", "reasons"),
+    ("changes", "reason"),
     [
-        ({"ranks": 4}, {"the baseline does not have it", "it was not measured this time"}),
-        ({"device": "NVIDIA B200"}, {"NVIDIA B200 now, NVIDIA H200 in the baseline"}),
-        ({"verdict": "wrong-data"}, {"its verdict is wrong-data"}),
+        ({"device": "NVIDIA B200"}, "NVIDIA B200 now, NVIDIA H200 in the baseline"),
+        ({"verdict": "wrong-data"}, "its verdict is wrong-data"),
     ],
 )
-def test_results_that_cannot_be_compared(changes: dict[str, object], reasons: set[str]) -> None:
+def test_results_that_cannot_be_compared(changes: dict[str, object], reason: str) -> None:
     rng = random.Random(8)
-    verdicts = compare_with_baseline(results(rng, 0.01, 1, **changes), results(rng, 0.01))
-    assert {verdict.outcome for verdict in verdicts} == {"not-comparable"}
-    assert {verdict.reason for verdict in verdicts} == reasons
+    claim = verdict_of(results(rng, 0.01, 1, **changes), results(rng, 0.01))
+    assert (claim.state, claim.reason, claim.allow) == ("not judged", reason, "unjudged")
+
+
+def test_what_vanished_fails_and_what_is_new_does_not() -> None:
+    rng = random.Random(8)
+    new, vanished = compare_with_baseline(results(rng, 0.01, 1, ranks=4), results(rng, 0.01))
+    assert (new.worst().standing(), new.speed.reason) == ("unasked", "the baseline does not have it")
+    assert (vanished.worst().standing(), vanished.worst().state) == ("failed", "incomplete")
+    assert vanished.worst().reason == "it is in the baseline, and was not measured now"
 
 
 def test_a_failed_baseline_is_none_and_a_failed_run_does_not_spoil_others() -> None:
     rng = random.Random(9)
     good, bad = sweep(rng, 0.01), sweep(rng, 0.01, verdict="timeout", factor=lambda size: 0.1)
     assert verdict_of(Results(runs=(good,)), Results(runs=(bad,))).reason == "in the baseline, its verdict is timeout"
-    assert verdict_of(Results(runs=(bad, good)), Results(runs=(good,))).outcome == "passed"
+    assert verdict_of(Results(runs=(bad, good)), Results(runs=(good,))).state == "fast enough"
 
 
 def test_types_and_operations_are_compared_apart() -> None:
@@ -132,9 +137,9 @@ def test_types_and_operations_are_compared_apart() -> None:
     halves = base.model_copy(update={"rows": tuple(r.model_copy(update={"dtype": "half"}) for r in base.rows)})
     slow = sweep(rng, 0.0, factor=lambda size: 0.5)
     verdicts = compare_with_baseline(Results(runs=(slow, halves)), Results(runs=(base, halves)))
-    assert {verdict.subject.split(", ")[-1]: verdict.outcome for verdict in verdicts} == {
-        "float sum": "regression",
-        "half sum": "passed",
+    assert {verdict.subject.split(", ")[-1]: verdict.speed.state for verdict in verdicts} == {
+        "float sum": "too slow",
+        "half sum": "fast enough",
     }
 
 
@@ -145,11 +150,11 @@ def test_matrices_and_tables() -> None:
         Results(tests=(slow,), tables=(table(350.0, "Gb/sec"),)),
         Results(tests=(before,), tables=(table(46500, "MB/sec"),)),
     )
-    assert [(verdict.subject, verdict.outcome, verdict.unit) for verdict in verdicts] == [
-        ("device_to_device_memcpy_read_ce", "regression", "GB/s"), ("RDMA_Write BW", "regression", "Gb/s"),
+    assert [(verdict.subject, verdict.speed.state, verdict.speed.unit) for verdict in verdicts] == [
+        ("device_to_device_memcpy_read_ce", "too slow", "GB/s"), ("RDMA_Write BW", "too slow", "Gb/s"),
     ]  # fmt: skip
-    assert "row 1, column 2: -48.7%" in verdicts[0].reason
-    assert verdict_of(Results(tests=(before,)), Results(tests=(before,))).outcome == "passed"
+    assert "row 1, column 2: -48.7%" in verdicts[0].speed.reason
+    assert verdict_of(Results(tests=(before,)), Results(tests=(before,))).state == "fast enough"
 
 
 def test_latency_matrices_and_empty_documents() -> None:

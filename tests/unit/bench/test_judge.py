@@ -1,232 +1,317 @@
-"""Verdicts on speed: by ceiling and reference, and when there can be none."""
+"""The three claims about a result: data, participation and speed."""
 
 import pytest
 
 from imagebuild.bench import (
-    BandwidthTest,
-    PerftestTable,
+    Diagnostic,
+    Expected,
+    Judgement,
+    Openness,
     Results,
     Run,
-    RunContext,
-    SpeedVerdict,
     TableRow,
+    forced_classes,
     judge_results,
 )
 from imagebuild.core import ConfigError
 from tests.unit.bench.speed_fakes import GIB, matrix, run, shipped, table
 
-
-def judge_run(run: Run, profile: str = "h200", **context: object) -> SpeedVerdict:
-    (verdict,) = judge_results(Results(runs=(run,)), shipped(profile), RunContext(**context))  # type: ignore[arg-type]
-    return verdict
-
-
-def test_the_best_large_row_counts_and_not_the_average() -> None:
-    verdict = judge_run(
-        run((2**20, 20.0, 21.0), (GIB, 470.0, 471.0), (8 * GIB, 481.0, 482.0), (16 * GIB, 479.0, 478.0))
-    )
-    assert (verdict.outcome, verdict.measured, verdict.size_bytes) == ("passed", 482.0, 8 * GIB)
-    assert verdict.ceiling
-    assert verdict.ceiling.value == 700
-    assert verdict.ceiling.what == "nvls all_reduce ceiling: link * 2(n-1)/(n+1)"
-    assert verdict.reference
-    assert verdict.reference.value == 482.26
-    assert "ml-engineering" in verdict.reference.what
-    assert "2026-08-04" in verdict.reference.what
-    assert verdict.reason == "99.9% of the reference, at least the 90% that pass; 69% of the ceiling"
-
-
-def test_below_tolerance_fails() -> None:
-    verdict = judge_run(run((GIB, 433.0, 430.0)))
-    assert (verdict.outcome, verdict.tolerance) == ("failed", 0.9)
-    assert "89.8% of the reference, below the 90% that pass" in verdict.reason
-    assert judge_run(run((GIB, 435.0, 430.0))).outcome == "passed"
-
-
-def test_a_ring_is_not_held_against_nvls() -> None:
-    ring = run((4 * GIB, 365.7, 365.5))
-    assert judge_run(ring).outcome == "failed"
-    assert "99% of the reference with ring: was the library made to use it?" in judge_run(ring).reason
-    verdict = judge_run(ring, algorithm="ring")
-    assert verdict.outcome == "passed"
-    assert verdict.reference
-    assert verdict.ceiling
-    assert (verdict.reference.value, verdict.ceiling.value) == (367.61, 450)
-    assert judge_run(run((GIB, 480.0, None)), algorithm="ring").outcome == "measurement-error"
-
-
-def test_a_class_that_a_collective_has_not_is_ignored() -> None:
-    verdict = judge_run(
-        run((8 * GIB, 348.0, 347.0), collective="alltoall", device="NVIDIA H100 80GB HBM3"), "h100", algorithm="ring"
-    )
-    assert verdict.outcome == "passed"
-
-
-def test_a_class_that_the_hardware_has_not() -> None:
-    verdict = judge_run(run((GIB, 230.0, 231.0), device="NVIDIA A100-SXM4-80GB"), "a100-sxm", algorithm="nvls")
-    assert verdict.outcome == "not-comparable"
-    assert "cannot run" in verdict.reason
-    with pytest.raises(ConfigError, match="--algorithm rings: unknown class of algorithms; use one of ring, nvls"):
-        judge_run(run((GIB, 1.0, 1.0)), algorithm="rings")
-
-
-@pytest.mark.parametrize("size", [2**20, GIB])
-def test_above_the_ceiling_is_a_mistake_at_every_size(size: int) -> None:
-    verdict = judge_run(run((size, 720.0, 100.0)))
-    assert verdict.outcome == "measurement-error"
-    assert "103% of the ceiling" in verdict.reason
-    assert judge_run(run((GIB, 713.0, 100.0))).outcome == "passed"  # within the margin of 2 %
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"device": "NVIDIA H100 80GB HBM3"}, "it ran on NVIDIA H100 80GB HBM3, and h200 has *NVIDIA H200"),
-        ({"verdict": "wrong-data", "reason": "4 wrong"}, "its verdict is wrong-data (4 wrong), so its speed is not judged"),
-        ({"ranks": 1}, "one rank moves nothing between GPUs: not applicable"),
-        ({"ranks": None}, "the output does not say the number of ranks"),
-        ({"ranks": None, "nodes": None}, "the output does not say the number of ranks and the number of nodes"),
-        ({"collective": None}, "the output does not say the collective"),
-        ({"ranks": 3}, "h200 has no reference for all_reduce, 3 ranks, 1 node"),
-        ({"ranks": 16}, "16 ranks on 1 node do not fit h200, which has 8 GPUs a node"),
-        ({"collective": "alltoallv"}, "h200 has no reference for alltoallv, 8 ranks, 1 node"),
-        ({"rows": ()}, "no bus bandwidth was read"),
-    ],
-)  # fmt: skip
-def test_results_that_cannot_be_compared(changes: dict[str, object], reason: str) -> None:
-    verdict = judge_run(run((GIB, 300.0, 300.0), **changes))
-    assert verdict.outcome == "not-comparable"
-    assert verdict.reason.startswith(reason)
-
-
-def test_without_a_reference_the_share_of_the_ceiling_is_said() -> None:
-    verdict = judge_run(run((GIB, 360.0, None), ranks=16, nodes=2))
-    assert verdict.outcome == "not-comparable"
-    assert "h200 has no reference for all_reduce, 16 ranks, 2 nodes; 48% of the ceiling" in verdict.reason
-    assert judge_run(run((GIB, 780.0, None), ranks=16, nodes=2)).outcome == "measurement-error"
-
-
-def test_small_sizes_are_not_judged() -> None:
-    verdict = judge_run(run((GIB // 2, 480.0, 480.0)))
-    assert verdict.outcome == "not-comparable"
-    assert "speed is judged at 1 GiB or more" in verdict.reason
-
-
-def test_a_size_that_was_rounded_down_is_large_enough() -> None:
-    assert judge_run(run((GIB - GIB % (16 * 7), 459.0, 458.0), ranks=7)).outcome == "passed"
-
-
-def test_nodes_that_only_the_caller_knows() -> None:
-    unknown = run((16 * GIB, 486.0, 485.0), ranks=16, nodes=None, device=None)
-    assert judge_run(unknown, "p5en").outcome == "not-comparable"
-    verdict = judge_run(unknown, "p5en", nodes=2)
-    assert verdict.outcome == "passed"
-    assert "the output does not name the GPU, so it is taken for p5en" in verdict.reason
-
-
-def test_ranks_that_only_the_caller_knows() -> None:
-    bare = run((8 * GIB, 386.56, 385.56), ranks=None, nodes=None, device=None)
-    assert judge_run(bare, "coreweave-h100").outcome == "not-comparable"
-    verdict = judge_run(bare, "coreweave-h100", ranks=96, nodes=12)
-    assert (verdict.outcome, verdict.subject) == ("passed", "all_reduce, 96 ranks, 12 nodes")
-
-
-def test_a_gpu_without_a_name_is_none() -> None:
-    early = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, device="NVIDIA Graphics Device")
-    verdict = judge_run(early, "gb200-nvl72")
-    assert verdict.outcome == "passed"
-    assert "the output does not name the GPU" in verdict.reason
-
-
-def test_a_rack_is_not_measured_by_its_trays() -> None:
-    rack = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, device="NVIDIA GB200")
-    verdict = judge_run(rack, "coreweave-gb200")
-    assert verdict.outcome == "passed"
-    assert verdict.ceiling
-    assert verdict.ceiling.value == pytest.approx(900 * 142 / 73, abs=0.001)
-
-
-def judge(item: BandwidthTest | PerftestTable, profile: str = "h200") -> SpeedVerdict:
-    results = Results(tests=(item,)) if isinstance(item, BandwidthTest) else Results(tables=(item,))
-    (verdict,) = judge_results(results, shipped(profile))
-    return verdict
-
-
-WRITE = "device_to_device_memcpy_write_ce"
-
-
+H100 = "NVIDIA H100 80GB HBM3"
+WRITE, READ = "device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_ce"
 BOTH = "device_to_device_bidirectional_memcpy_write_ce"
 TOTAL, WAY = ((None, 783.0), (782.0, None)), ((None, 392.0), (391.0, None))
 
 
-@pytest.mark.parametrize(("name", "cells", "profile", "outcome", "measured"), [
-    # The worst pair counts; the diagonal, which is a copy within a GPU, does not.
-    (WRITE, ((0.0, 396.0, 390.0), (395.0, 0.0, 340.0), (396.0, 396.0, 0.0)), "h200", "failed", 340.0),
-    (WRITE, ((None, 396.0), (360.0, None)), "h200", "passed", 360.0),
-    (WRITE, ((2500.0, 396.0), (470.0, 2500.0)), "h200", "measurement-error", 470.0),
-    # Both directions may be twice the link.
-    (BOTH, (*WAY, *WAY, *TOTAL), "h200", "passed", 782.0),
-    (f"{BOTH}_total", TOTAL, "h200", "passed", 782.0),
-    (f"{BOTH}_read1", WAY, "h200", "not-comparable", 391.0),
-    (f"{BOTH}_read1", TOTAL, "h200", "measurement-error", 783.0),
-    # Copies to and from hosts have no diagonal.
-    ("host_to_device_memcpy_ce", ((40.0, 55.4, 55.4),), "h200", "failed", 40.0),
-    ("host_to_device_memcpy_ce", ((40.0, 55.0), (55.0, 41.0)), "h200", "failed", 40.0),
-    ("device_to_host_memcpy_ce", ((80.0,),), "h200", "measurement-error", 80.0),
-    # Pairs without a switch.
-    ("device_to_device_memcpy_read_ce", ((None, 140.0), (141.0, None)), "gh200", "not-comparable", 140.0),
-    ("device_to_device_memcpy_read_ce", ((None, 160.0), (141.0, None)), "gh200", "measurement-error", 160.0),
-])  # fmt: skip
-def test_matrices(
-    name: str, cells: tuple[tuple[float | None, ...], ...], profile: str, outcome: str, measured: float
-) -> None:
-    verdict = judge(matrix(name, *cells), profile)
-    assert (verdict.outcome, verdict.measured) == (outcome, measured)
+def judged(profile: str | None = "h200", expected: Expected | None = None, **results: object) -> Judgement:
+    """Return the judgement on the only result."""
+    (judgement,) = judge_results(Results.model_validate(results), shipped(profile) if profile else None, expected)
+    return judgement
 
 
-def test_what_a_verdict_on_a_matrix_says() -> None:
-    verdict = judge(matrix(WRITE, (None, 396.0), (340.0, None)))
-    assert "the worst pair" in verdict.reason
-    assert verdict.ceiling
-    assert verdict.ceiling.what == "NVLink 4, one way"
+def judge(run: Run, profile: str | None = "h200", **expected: object) -> Judgement:
+    return judged(profile, Expected(**expected), runs=(run,))  # type: ignore[arg-type]
 
 
-def test_latencies_are_not_judged_and_failed_tests_not_compared() -> None:
-    latency = matrix("device_to_device_latency_sm", (None, 700.0), unit="ns")
-    waived = matrix(WRITE, status="waived", matrix=None, unit=None)
-    wires = table(1.0, "Gb/sec").model_copy(update={"rows": (TableRow(size_bytes=2, latency_us={"min": 1.0}),)})
-    assert judge_results(Results(tests=(latency, waived), tables=(wires,)), shipped("h200")) == ()
-    assert judge(matrix(WRITE, (None, 396.0), status="error")).reason == "the test's status is error"
-    assert judge(matrix(WRITE)).reason == "no pair was measured"
+def test_the_best_large_row_counts_and_not_the_average() -> None:
+    judgement = judge(run((2**20, 20.0, 21.0), (GIB, 470.0, 471.0), (8 * GIB, 481.0, 482.0), (16 * GIB, 479.0, 478.0)))
+    speed = judgement.speed
+    assert [claim.state for claim in judgement.claims] == ["right", "complete", "fast enough"]
+    assert (speed.measured, speed.size_bytes) == (482.0, 8 * GIB)
+    assert speed.ceiling
+    assert (speed.ceiling.value, speed.ceiling.what) == (700, "nvls all_reduce ceiling: link * 2(n-1)/(n+1)")
+    assert speed.reference
+    assert speed.reference.value == 482.26
+    assert "ml-engineering" in speed.reference.what
+    assert speed.reason == "99.9% of the reference, at least the 90% that pass; 69% of the ceiling"
 
 
 @pytest.mark.parametrize(
-    ("average", "unit", "outcome", "measured"),
+    ("changes", "expected", "profile", "state", "reason", "allow"),
     [
-        (391.0, "Gb/sec", "passed", 391.0),
-        (350.0, "Gb/sec", "failed", 350.0),
-        (46610.0, "MB/sec", "passed", 46610 * 2**20 * 8 / 1e9),
-        (46610.0, "MiB/sec", "passed", 46610 * 2**20 * 8 / 1e9),
-        (42000.0, "MiB/sec", "failed", 42000 * 2**20 * 8 / 1e9),
-        (49000.0, "MiB/sec", "measurement-error", 49000 * 2**20 * 8 / 1e9),
-        (46610.0, None, "not-comparable", None),
+        ({}, {}, "h200", "complete", "8 ranks, 1 node", None),
+        ({}, {}, None, "not known", "neither a profile nor --ranks says how many", None),
+        ({}, {"ranks": 8}, None, "complete", "8 ranks, 1 node", None),
+        # A GPU of the node is missing.
+        ({"ranks": 7}, {}, "h200", "incomplete", "7 of 8 GPUs took part", "partial"),
+        ({"ranks": 7, "device": H100}, {}, "h100", "incomplete", "7 of 8 GPUs took part", "partial"),
+        ({"ranks": 1}, {}, "h200", "incomplete", "1 of 8 GPUs took part", "partial"),
+        ({"ranks": 12, "nodes": 2}, {}, "h200", "incomplete", "12 of 16 GPUs took part", "partial"),
+        ({"ranks": 16}, {}, "h200", "incomplete", "16 ranks on 8 GPUs", None),
+        # What the caller asserts.
+        ({"ranks": 4}, {"ranks": 4}, "h200", "complete", "4 ranks", None),
+        ({"ranks": 4}, {"ranks": 8, "nodes": 1}, "h200", "incomplete", "4 of 8 ranks took part", None),
+        ({}, {"ranks": 16, "nodes": 2}, None, "incomplete", "8 of 16 ranks took part; 1 of 2 nodes took part", None),
+        # What the output does not list.
+        ({"ranks": None, "nodes": None}, {}, "h200", "not known", "does not list the ranks and hosts", "partial"),
+        ({"nodes": None}, {}, "h200", "not known", "does not list the hosts", "partial"),
+        ({"ranks": None, "nodes": None}, {"ranks": 8, "nodes": 1}, "h200", "complete", "8 ranks", None),
+        # Devices.
+        ({"device": H100}, {}, "h200", "incomplete", f"it ran on {H100}, and h200 has *NVIDIA H200", None),
+        ({"device": "NVIDIA H20"}, {}, "h100", "incomplete", "it ran on NVIDIA H20", None),
+        ({"other_devices": ("NVIDIA GeForce RTX 5090",)}, {}, "h200", "incomplete", "RTX 5090", None),
+        ({"device": "NVIDIA H100"}, {}, "h100", "complete", "8 ranks", None),
+        ({"device": "NVIDIA Graphics Device"}, {}, "h200", "complete", "8 ranks", None),
+    ],
+)  # fmt: skip
+def test_participation(
+    changes: dict[str, object], expected: dict[str, object], profile: str | None, state: str, reason: str,
+    allow: Openness | None,
+) -> None:  # fmt: skip
+    claim = judge(run((GIB, 480.0, 480.0), **changes), profile, **expected).participation
+    assert (claim.state, claim.allow) == (state, allow)
+    assert reason in claim.reason
+
+
+def test_the_figures_tell_how_many_ranks_there_were() -> None:
+    honest = run((GIB, 480.0, None))
+    rows = honest.rows[0].model_copy(
+        update={"out_of_place": honest.rows[0].out_of_place.model_copy(update={"algbw_gb_s": 480 / (2 * 6 / 7)})}
+    )
+    claim = judge(honest.model_copy(update={"rows": (rows,)})).participation
+    assert (claim.state, claim.reason) == ("incomplete", "busbw is 1.7143 * algbw, which is not that of 8 ranks")
+
+
+def test_ranks_that_were_not_joined() -> None:
+    """Programs built without MPI print a table of one rank each."""
+    alone = tuple(run((GIB, 0.0, 0.0), ranks=1) for _ in range(8))
+    for profile in (None, shipped("h200")):
+        judgements = judge_results(Results(runs=alone), profile)
+        assert {j.worst().standing() for j in judgements} == {"failed"}
+        assert "8 tables of one rank each: the ranks were not joined" in judgements[0].participation.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "reason", "standing"),
+    [
+        ({}, "right", "complete", "passed"),
+        ({"compared": False}, "not compared", "complete", "open"),
+        ({"verdict": "wrong-data", "reason": "4 wrong"}, "wrong", "wrong-data: 4 wrong", "failed"),
+        ({"verdict": "truncated", "reason": "truncated: no footer"}, "unfinished", "truncated: no footer", "failed"),
+        ({"verdict": "timeout", "reason": "line 3: x"}, "unfinished", "timeout: line 3: x", "failed"),
+        ({"verdict": "damaged", "reason": "x"}, "unfinished", "damaged: x", "failed"),
     ],
 )
-def test_perftest_in_every_unit(average: float, unit: str | None, outcome: str, measured: float | None) -> None:
-    verdict = judge(table(average, unit))
-    assert verdict.outcome == outcome
-    assert verdict.measured == (measured if measured is None else pytest.approx(measured))
-    assert verdict.unit == "Gb/s"
+def test_data(changes: dict[str, object], state: str, reason: str, standing: str) -> None:
+    judgement = judge(run((GIB, 480.0, 480.0), **changes))
+    assert (judgement.data.state, judgement.data.reason) == (state, reason)
+    assert judgement.worst().standing() == standing
+    if standing == "failed":
+        assert judgement.speed.reason == "its data are no result, so its speed says nothing"
 
 
-def test_perftest_in_both_directions_and_without_a_reference() -> None:
-    both = judge(table(760.0, "Gb/sec", "RDMA_Write Bidirectional BW"))
-    assert both.outcome == "not-comparable"
-    assert both.ceiling
-    assert both.ceiling.value == 800
-    assert judge(table(300.0, "Gb/sec"), "gh200").outcome == "measurement-error"
-    assert judge(table(390.0, "Gb/sec", verdict="failed", reason="no route")).outcome == "not-comparable"
+@pytest.mark.parametrize(
+    ("changes", "rates", "profile", "state", "reason"),
+    [
+        ({}, (435.0, 430.0), "h200", "fast enough", "90.2% of the reference, at least the 90% that pass"),
+        ({}, (433.0, 430.0), "h200", "too slow", "89.8% of the reference, below the 90% that pass"),
+        ({}, (713.0, 100.0), "h200", "fast enough", "of the reference"),  # within the margin of 2 %
+        ({}, (720.0, 100.0), "h200", "impossible", "103% of the ceiling"),
+        # A ring is not held against NVLS, if the output says that it was one.
+        ({}, (366.0, 365.5), "h200", "too slow", "100% of the reference with ring: was NCCL made to use it?"),
+        ({"algorithms": ("ring",)}, (366.0, 365.5), "h200", "fast enough", "as ring; 81% of the ceiling"),
+        ({"algorithms": ("ring",)}, (480.0, None), "h200", "impossible", "107% of the ceiling"),
+        ({"algorithms": ("ring",), "device": H100}, (366.0, 365.0), "h100", "fast enough", "as ring"),
+        ({"algorithms": ("ring",), "collective": "alltoall", "device": H100}, (348.0, 347.0), "h100", "fast enough", ""),
+        ({"algorithms": ("nvls",), "device": "NVIDIA A100-SXM4-80GB"}, (230.0, 231.0), "a100-sxm", "not judged",
+         "a100-sxm cannot run all_reduce, 8 ranks, 1 node with nvls"),
+        # Without a reference, a floor is judged.
+        ({"ranks": 16, "nodes": 2}, (360.0, None), "h200", "fast enough",
+         "at least the floor of 200.0 GB/s (50% of the lowest ceiling, ring: min(link, W)); h200 has no reference for "
+         "all_reduce, 16 ranks, 2 nodes; 48% of the ceiling"),
+        ({"ranks": 16, "nodes": 2}, (50.0, None), "h200", "too slow", "below the floor of 200.0 GB/s"),
+        ({"ranks": 16, "nodes": 2}, (780.0, None), "h200", "impossible", "104% of the ceiling"),
+        ({"ranks": 3}, (360.0, None), "h200", "fast enough", "at least the floor of 225.0 GB/s"),
+        # What moves between nodes in sendrecv is one rank's, over one card.
+        ({"ranks": 16, "nodes": 2, "collective": "sendrecv"}, (8.4, None), "h200", "too slow", "17% of the ceiling"),
+        ({"ranks": 4, "collective": "sendrecv", "device": "NVIDIA GH200 120GB"}, (110.0, None), "gh200", "fast enough",
+         "73% of the ceiling"),
+        # What cannot be judged.
+        ({"collective": None}, (480.0, None), "h200", "not judged", "the output does not say the collective"),
+        ({"ranks": None}, (480.0, None), "h200", "not judged", "the output does not say the number of ranks"),
+        ({"rows": ()}, (480.0, None), "h200", "not judged", "no bus bandwidth was read"),
+        ({"ranks": 1}, (0.0, None), "h200", "not applicable", "one rank moves nothing between GPUs"),
+        ({}, (480.0, None), None, "not judged", "no profile says how fast it should be"),
+    ],
+)  # fmt: skip
+def test_speed(
+    changes: dict[str, object], rates: tuple[float, float | None], profile: str | None, state: str, reason: str
+) -> None:
+    claim = judge(run((4 * GIB, *rates), **changes), profile).speed
+    assert claim.state == state
+    assert reason in claim.reason
 
 
-def test_a_loopback_at_line_rate_is_within_the_margin() -> None:
-    assert judge(table(24056.72, "MB/sec"), "a100-sxm").outcome == "passed"
+def test_sizes() -> None:
+    small = judge(run((GIB // 2, 480.0, 480.0)))
+    assert (small.speed.state, small.speed.allow) == ("not judged", "unjudged")
+    assert "speed is judged at 1 GiB or more" in small.speed.reason
+    assert judge(run((2**20, 720.0, 100.0))).speed.state == "impossible"
+    rounded_down = run((GIB - GIB % (16 * 7), 459.0, 458.0), ranks=7)
+    assert judge(rounded_down).speed.state == "fast enough"
+    collapsed = judge(run((GIB, 480.0, 480.0), (2 * GIB, 52.0, 50.0))).speed
+    assert (collapsed.state, collapsed.measured) == ("too slow", 480.0)
+    assert collapsed.reason == f"only 52 GB/s at {2 * GIB} bytes, less than half of the best"
+
+
+def test_what_only_the_caller_knows() -> None:
+    bare = run((8 * GIB, 386.56, 385.56), ranks=None, nodes=None, device=None)
+    assert judge(bare, "coreweave-h100").worst().standing() == "open"
+    judgement = judge(bare, "coreweave-h100", ranks=96, nodes=12)
+    assert (judgement.worst().standing(), judgement.subject) == ("passed", "all_reduce, 96 ranks, 12 nodes")
+    assert "the output does not name the GPU, taken for coreweave-h100's" in judgement.speed.reason
+    ring = judge(run((4 * GIB, 365.7, 365.5)), algorithms=("ring",)).speed
+    assert ring.reference
+    assert (ring.state, ring.reference.value) == ("fast enough", 367.61)
+    with pytest.raises(ConfigError, match="--algorithm rings: unknown class of algorithms; use one of ring, nvls"):
+        judge(run((GIB, 1.0, 1.0)), algorithms=("rings",))
+
+
+@pytest.mark.parametrize(
+    ("variables", "classes"),
+    [
+        ({}, ()),
+        ({"NCCL_ALGO": "Ring"}, ("ring",)),
+        ({"NCCL_ALGO": "Ring,Tree"}, ("ring", "hierarchical")),
+        ({"NCCL_ALGO": "allreduce:ring;allgather:pat"}, ("ring", "hierarchical")),
+        ({"NCCL_ALGO": "^NVLS"}, ("ring", "hierarchical", "nvls-tree", "sharp", "pairwise")),
+        ({"NCCL_NVLS_ENABLE": "0"}, ("ring", "hierarchical", "sharp", "pairwise")),
+        ({"NCCL_NVLS_ENABLE": "1"}, ()),
+        ({"NCCL_ALGO": "unheard-of"}, ()),
+    ],
+)
+def test_variables_may_force_classes(variables: dict[str, str], classes: tuple[str, ...]) -> None:
+    assert forced_classes(variables) == classes
+
+
+def test_a_rack_is_not_measured_by_its_trays() -> None:
+    rack = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, device="NVIDIA GB200")
+    speed = judge(rack, "coreweave-gb200").speed
+    assert speed.state == "fast enough"
+    assert speed.ceiling
+    assert speed.ceiling.value == pytest.approx(900 * 142 / 73, abs=0.001)
+
+
+@pytest.mark.parametrize(("name", "cells", "profile", "state", "measured"), [
+    # The worst pair counts; the diagonal, which is a copy within a GPU, does not.
+    (WRITE, ((0.0, 396.0, 390.0), (395.0, 0.0, 340.0), (396.0, 396.0, 0.0)), "h200", "too slow", 340.0),
+    (WRITE, ((None, 396.0), (360.0, None)), "h200", "fast enough", 360.0),
+    (WRITE, ((2500.0, 396.0), (470.0, 2500.0)), "h200", "impossible", 470.0),
+    (WRITE, (), "h200", "not judged", None),
+    # Both directions may be twice the link.
+    (BOTH, (*WAY, *WAY, *TOTAL), "h200", "fast enough", 782.0),
+    (f"{BOTH}_total", TOTAL, "h200", "fast enough", 782.0),
+    (f"{BOTH}_read1", WAY, "h200", "not judged", 391.0),
+    (f"{BOTH}_read1", TOTAL, "h200", "impossible", 783.0),
+    # Copies to and from hosts have no diagonal.
+    ("host_to_device_memcpy_ce", ((40.0, 55.4, 55.4),), "h200", "too slow", 40.0),
+    ("host_to_device_memcpy_ce", ((40.0, 55.0), (55.0, 41.0)), "h200", "too slow", 40.0),
+    ("device_to_host_memcpy_ce", ((80.0,),), "h200", "impossible", 80.0),
+    # Pairs without a switch.
+    (READ, ((None, 140.0), (141.0, None)), "gh200", "not judged", 140.0),
+    (READ, ((None, 160.0), (141.0, None)), "gh200", "impossible", 160.0),
+])  # fmt: skip
+def test_speed_of_matrices(
+    name: str, cells: tuple[tuple[float | None, ...], ...], profile: str, state: str, measured: float | None
+) -> None:
+    claim = judged(profile, tests=(matrix(name, *cells),)).speed
+    assert (claim.state, claim.measured) == (state, measured)
+    if state == "too slow" and len(cells) > 1:
+        assert "the worst pair" in claim.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "states"),
+    [
+        ({}, ("right", "incomplete", "fast enough")),
+        ({"devices": ("NVIDIA H200",) * 8}, ("right", "complete", "fast enough")),
+        ({"devices": ("NVIDIA GeForce RTX 5090",) * 2}, ("right", "incomplete", "not judged")),
+        ({"status": "error"}, ("unfinished", "incomplete", "not judged")),
+        ({"status": "waived", "matrix": None, "unit": None}, ("not applicable", "not applicable", "not applicable")),
+        ({"unit": "ns"}, ("right", "incomplete", "not applicable")),
+    ],
+)
+def test_matrices(changes: dict[str, object], states: tuple[str, ...]) -> None:
+    judgement = judged(tests=(matrix(WRITE, (None, 396.0), (395.0, None), **changes),))
+    assert tuple(claim.state for claim in judgement.claims) == states
+
+
+@pytest.mark.parametrize(
+    ("average", "unit", "test", "profile", "state", "measured"),
+    [
+        (391.0, "Gb/sec", "RDMA_Write BW", "h200", "fast enough", 391.0),
+        (350.0, "Gb/sec", "RDMA_Write BW", "h200", "too slow", 350.0),
+        (46610.0, "MB/sec", "RDMA_Write BW", "h200", "fast enough", 46610 * 2**20 * 8 / 1e9),
+        (42000.0, "MiB/sec", "RDMA_Write BW", "h200", "too slow", 42000 * 2**20 * 8 / 1e9),
+        (49000.0, "MiB/sec", "RDMA_Write BW", "h200", "impossible", 49000 * 2**20 * 8 / 1e9),
+        (46610.0, None, "RDMA_Write BW", "h200", "not judged", None),
+        (760.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "not judged", 760.0),
+        (300.0, "Gb/sec", "RDMA_Write BW", "gh200", "impossible", 300.0),
+        # A loopback at line rate is within the margin.
+        (24056.72, "MB/sec", "RDMA_Write BW", "a100-sxm", "fast enough", 24056.72 * 2**20 * 8 / 1e9),
+    ],
+)
+def test_perftest_in_every_unit(
+    average: float, unit: str | None, test: str, profile: str, state: str, measured: float | None
+) -> None:
+    claim = judged(profile, tables=(table(average, unit, test),)).speed
+    assert (claim.state, claim.unit) == (state, "Gb/s")
+    assert claim.measured == (measured if measured is None else pytest.approx(measured))
+
+
+def test_perftest_that_failed_and_latencies() -> None:
+    failed = judged(tables=(table(390.0, "Gb/sec", verdict="failed", reason="no route"),))
+    assert (failed.data.state, failed.data.reason) == ("unfinished", "failed: no route")
+    times = table(1.0, "Gb/sec").model_copy(update={"rows": (TableRow(size_bytes=2, latency_us={"min": 1.0}),)})
+    assert judged(tables=(times,)).worst().standing() == "not applicable"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "state", "standing"),
+    [
+        (("pass", "pass"), "right", "passed"),
+        (("pass", "fail"), "wrong", "failed"),
+        (("pass", "warn"), "not compared", "open"),
+        (("skip", "not-run"), "not compared", "open"),
+    ],
+)
+def test_diagnostics(statuses: tuple[str, ...], state: str, standing: str) -> None:
+    """The software alone, which passes in all of these, is no test of the hardware."""
+    software = Diagnostic(source="d", category="Deployment", test="software", status="pass")
+    found = [
+        Diagnostic.model_validate(
+            {"source": "d", "category": "Hardware", "test": f"t{n}", "entity": f"GPU {n}", "status": status}
+        )
+        for n, status in enumerate(statuses)
+    ]
+    judgement = judged(None, diagnostics=(software, *found))
+    assert (judgement.data.state, judgement.worst().standing()) == (state, standing)
+    assert judge_results(Results(diagnostics=(*found,)), shipped("h200"))[0].participation.allow in ("partial", None)
+
+
+def test_what_is_accepted_by_name() -> None:
+    part = judge(run((GIB, 459.0, 459.0), ranks=7, compared=False))
+    assert [claim.standing() for claim in part.claims] == ["open", "failed", "passed"]
+    assert part.worst() is part.participation
+    assert part.worst(("partial",)) is part.data
+    allowed = ("partial", "unvalidated")
+    assert part.worst(allowed).standing(allowed) == "accepted"

@@ -58,7 +58,13 @@ def test_a_document(version: int, indent: int | None) -> None:
     run = only(json.dumps(document(version=version), indent=indent))
     assert list(run.rows) == TABLE.rows()
     assert (run.verdict, run.reason, run.partial_rows) == ("ok", "complete", 0)
-    assert (run.collective, run.ranks, run.nodes, run.device) == ("all_reduce", 8, 1, "NVIDIA H100 80GB HBM3")
+    assert (run.collective, run.ranks, run.nodes, len(run.hosts), run.device) == (
+        "all_reduce",
+        8,
+        1,
+        1,
+        "NVIDIA H100 80GB HBM3",
+    )
     assert (run.avg_busbw_gb_s, run.out_of_bounds, run.wrong_total) == (437.9, 0, 0)
 
 

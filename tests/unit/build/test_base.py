@@ -23,7 +23,7 @@ from imagebuild.build import (
     load_into_engine,
 )
 from imagebuild.core import AptSource, CommandError, ConfigError, ResultError
-from imagebuild.oci import add_image, blob_path, read_index, write_index
+from imagebuild.oci import add_image, blob_path, images_in, write_index
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 SOURCE = AptSource("http://archive.example/debian", "trixie", ("main",), KEYRING)
@@ -79,7 +79,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 def test_one_image_of_all_platforms(machine: Machine, tmp_path: Path) -> None:
     lines: list[str] = []
     made = bootstrap([AMD64, ARM64], tmp_path / "cache", tools=machine.tools, log=lines.append)
-    assert [item.platform for item in read_index(made.layout)] == [AMD64, ARM64]
+    assert [item.platform for item in images_in(made.layout, tmp_path)] == [AMD64, ARM64]
     assert made.context == f"oci-layout://{tmp_path}/cache/layout@{made.digest}"
     assert machine.emulated == ["amd64", "arm64"]  # where it is native, that does nothing
     assert lines[:2] == ["bootstrapping trixie for linux/amd64", "I: running"]
@@ -114,7 +114,7 @@ def test_a_damaged_cache_is_repaired(machine: Machine, tmp_path: Path, damage: s
     if damage == "record":
         next(tmp_path.glob("*.json")).write_text("{")
     else:
-        blob_path(first.layout, read_index(first.layout)[0].digest).write_bytes(b"")
+        blob_path(first.layout, images_in(first.layout, tmp_path)[0].digest).write_bytes(b"")
     assert bootstrap([AMD64], tmp_path, tools=machine.tools) == first
     assert len(machine.commands) == 2
 
@@ -128,7 +128,7 @@ def test_another_release_or_archive_is_another_base(machine: Machine, tmp_path: 
 
 def test_what_was_made_long_ago_is_forgotten(machine: Machine, tmp_path: Path) -> None:
     made = bootstrap([AMD64], tmp_path, tools=machine.tools, release="bookworm")
-    (old,) = read_index(made.layout)
+    (old,) = images_in(made.layout, tmp_path)
     os.utime(blob_path(made.layout, old.digest), (1, 1))
     machine.time += 31 * DAY
     machine.version = "13.2"

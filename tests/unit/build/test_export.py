@@ -19,7 +19,7 @@ from imagebuild.build import (
     write_inputs,
 )
 from imagebuild.core import CommandError, ConfigError, ResultError
-from imagebuild.oci import Endpoint, ImageSettings, add_image, blob_path, read_index, write_index
+from imagebuild.oci import Endpoint, ImageSettings, add_image, blob_path, images_in, write_index
 from imagebuild.project import BuildResult, Plan, Project, Target, repository_name, staged_tag
 from imagebuild.render import Renderer
 from tests.registry_fake import FakeRegistry
@@ -112,7 +112,7 @@ def test_a_push_that_was_interrupted_leaves_no_result_and_goes_on(
 
 def test_a_layout_without_a_platform_is_not_pushed(request_: BakeRequest, project: Project, target: Target) -> None:
     folder, _ = layout(request_)
-    only = write_index(folder, [m for m in read_index(folder) if m.platform == "linux/amd64"])
+    only = write_index(folder, [i.descriptor for i in images_in(folder, folder) if i.platform == "linux/amd64"])
     registry = FakeRegistry()
     with pytest.raises(ResultError, match="wrote no image for linux/arm64"):
         export_images(request_, [built(target, only)], origin(project, registry))

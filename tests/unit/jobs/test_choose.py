@@ -89,6 +89,8 @@ def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> Non
     assert newest.image.nccl == project.matrix.model.versions["nccl"][0].version
     assert newest.image.arches == ("amd64", "arm64")
     (note,) = newest.messages
+    with pytest.raises(ConfigError, match="this name has no registry to pull it from"):
+        job_of(IB, replace(planned, unnamed=True))
     assert note.endswith("driver 580 or later; if the nodes have an older one, name it with --set driver=VERSION")
     assert job_of(f"{IB} --set driver=580.65", planned).messages == ()
     assert "cuda12.9.2" in job_of(f"{IB} --set driver=570", planned).image.reference
@@ -124,10 +126,18 @@ def test_published_images_the_newest_by_digest_others_by_tag_or_target(published
     offer = published_offer(Offer(architectures=needs), published)
     newest = ("hpcx", "runtime", "13.4.2", "ubuntu26.04")
     fits = [i for i in published.images if (i.image, *map(i.axes.get, ("variant", "cuda", "os"))) == newest]
+    fits = [image for image in fits if not image.platforms[0].checks[0].failed]
     assert len(fits) > 1
     assert fits[0].created == max(image.created for image in fits)
     chosen = job_of(IB, offer).image
     assert (chosen.reference, chosen.nccl) == (fits[0].reference, "2.32.3")
+    unchecked = fits[0].model_copy(
+        update={"platforms": tuple(p.model_copy(update={"checks": ()}) for p in fits[0].platforms)}
+    )
+    others = tuple(unchecked if image is fits[0] else image for image in published.images)
+    verified = published_offer(Offer(architectures=needs), published.model_copy(update={"images": others}))
+    assert job_of(IB, verified).image.reference == fits[1].reference
+    assert job_of(IB, verified, unchecked.reference).image.arches == chosen.arches
     image = next(i for i in published.images if (i.axes["cuda"], i.axes["variant"]) == ("12.9.2", "runtime"))
     by_tag = job_of(IB, offer, f"{image.repository}:{image.tag}").image
     assert (by_tag.reference, by_tag.nccl) == (f"{image.repository}:{image.tag}", "2.32.3")
@@ -144,28 +154,30 @@ def test_an_unknown_version_of_nccl_is_assumed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "judged", "floor"),
+    ("arguments", "judged", "least"),
     [
-        ("gb300-nvl72 --fabric ib --nodes 16", True, True),
-        ("gb300-nvl72 --fabric ib --nodes 16 --with debug", True, True),
-        ("gb300-nvl72 --fabric ib --nodes 17", True, False),
-        ("gb300-nvl72 --fabric ib --nodes 16 --test latency", True, False),
-        ("gb300-nvl72 --fabric ib --nodes 16 --with nics", False, False),
-        ("gb300-nvl72 --fabric roce --nodes 16", False, False),
-        ("h100 --fabric ethernet", False, False),
-        ("a4 --fabric gib", True, False),
-        ("a40 --fabric ethernet", True, False),
+        ("gb300-nvl72 --fabric ib --nodes 16", True, "asks of the best size"),
+        ("gb300-nvl72 --fabric ib --nodes 16 --with debug", True, "asks of the best size"),
+        ("gb300-nvl72 --fabric ib --nodes 17", True, "half of the lowest ceiling"),
+        ("gb300-nvl72 --fabric ib --nodes 16 --test latency", True, None),
+        ("gb300-nvl72 --fabric ib --nodes 16 --with nics", False, None),
+        ("gb300-nvl72 --fabric roce --nodes 16", False, None),
+        ("h100 --fabric ethernet", False, None),
+        ("h100 --fabric ethernet --set min-bw=50", False, "by --set min-bw"),
+        ("a4 --fabric gib", True, "half of the lowest ceiling"),
+        ("h100 --fabric ib --test pairs", True, "half of the lowest ceiling"),
     ],
 )
-def test_speed_is_judged_only_by_numbers_about_the_job(arguments: str, judged: bool, floor: bool) -> None:
-    line = f"slurm --profile {arguments}"
-    assert ("--profile " in text(line).split("set -uo pipefail")[1]) == judged
-    assert ("NCCL_TESTS_MIN_BW" in rank_exports(line)) == floor
+def test_speed_is_judged_only_by_numbers_about_the_job(arguments: str, judged: bool, least: str | None) -> None:
+    made = text(f"slurm --profile {arguments}")
+    assert ("--profile " in made.split("set -uo pipefail")[1]) == judged
+    floors = re.findall(r"^collective=all_reduce least=([0-9.]+)(.*)$", made, re.MULTILINE)
+    assert [(rate != "0", (least or "") in why) for rate, why in floors] == [(least is not None, True)]
 
 
 def test_the_least_bandwidth_is_the_profiles_threshold_or_the_users() -> None:
     line = "mpijob --profile gb300-nvl72 --fabric ib --nodes 16"
     measured = profiles()["gb300-nvl72"].references
     (known,) = (r for r in measured if (r.collective, r.ranks, r.nodes) == ("all_reduce", 64, 16))
-    assert rank_exports(line)["NCCL_TESTS_MIN_BW"] == f"{known.rate * known.tolerance:.1f}"
-    assert rank_exports(f"{line} --set min-bw=500")["NCCL_TESTS_MIN_BW"] == "500"
+    assert f"least={known.rate * known.tolerance:.1f} #" in text(line)
+    assert "least=500 #" in text(f"{line} --set min-bw=500")

@@ -21,8 +21,42 @@ BAD = [
     ("mpijob --profile h100 --with shrap", "--with shrap: unknown feature; did you mean 'sharp'?"),
     ("slurm --profile h100 --container docker", "--container docker: use pyxis or none"),
     ("slurm --profile gb200-nvl72 --nodes 19", "use 18 (1 * 18) or 20 (2 * 10)"),
+    ("mpijob --profile h100 --nodes 1000000", "--nodes 1000000: must be from 1 to 9999"),
+    ("mpijob --profile gb200-nvl72 --set rack-nodes=99", "--set rack-nodes=99: NVLink of gb200-nvl72 joins 18 nodes"),
+    ("mpijob --profile h100 --set rack-nodes=2", "--set rack-nodes=2: NVLink of h100 joins 1 node"),
+    ("mpijob --profile h100 --set rack-nodes=0", "--set rack-nodes='0': the value must match"),
+    ("mpijob --profile h100 --set cpu=0", "--set cpu='0': the value must match"),
+    ("mpijob --profile h100 --set resource=rdma/ib:0", "--set resource='rdma/ib:0': the value must match"),
+    ("mpijob --profile h100 --set minutes=0", "--set minutes='0': the value must match"),
+    ("slurm --profile h100 --set minutes=99999999999999", "the value must match"),
+    ("slurm --profile h100 --set minutes=4 --set minutes=5", "--set minutes: given twice"),
+    ("mpijob --profile h100 --set min-bw=0.0", "--set min-bw='0.0': the value must match"),
+    ("mpijob --profile h100 --container none", "--container none: only Slurm lets one choose"),
+    ("jobset --profile h100 --container pyxis", "--container pyxis: only Slurm lets one choose"),
+    ("mpijob --profile h100 --set partition=x", "--set partition: only jobs of Slurm have it"),
+    ("jobset --profile h100 --set images=/x", "--set images: only pyxis keeps images in a folder"),
+    ("slurm --profile h100 --container none --set images=/x", "--set images: only pyxis keeps images in a folder"),
+    ("slurm --profile h100 --container none --set driver=570", "it chooses an image, and this job has none"),
+    ("slurm --profile h100 --set memory=1Gi", "--set memory: only jobs of Kubernetes have it"),
+    ("slurm --profile h100 --set resource=rdma/ib:1", "--set resource: only jobs of Kubernetes have it"),
+    ("mpijob --profile h100 --image x/y:1 --set driver=570", "it chooses between images, and --image names one"),
+    ("mpijob --profile h100 --image x/y:1 --fabric ethernet --set hca=mlx5", "names no RDMA devices"),
+    ("mpijob --profile h100 --image x/y:1 --with noib --set resource=rdma/ib:1", "get no network cards"),
+    ("mpijob --profile h100 --image _nothing_", "--image: is empty"),
+    ("mpijob --profile h100 --nccl _nothing_", "--nccl: is empty"),
+    ("mpijob --profile h100 --nccl latest", "--nccl 'latest': not a version of NCCL such as 2.28.3"),
+    ("slurm --profile h100 --nccl \n2.28.3", "not a version of NCCL"),
+    ("slurm --profile h100 --nccl 2.28.3\nid", "not a version of NCCL"),
+    ("mpijob --profile h100 --facts /nope", "--facts /nope: no such folder"),
+    ("mpijob --profile h100 --catalog /nope", "/nope: cannot be read"),
+    ("mpijob --profile h100 --catalog x --registry ghcr.io/acme", "--catalog and --registry exclude each other"),
+    ("slurm --profile h100 --container none --registry ghcr.io/acme", "--registry: with --container none"),
+    ("mpijob --profile h100", "this name has no registry to pull it from; name yours with --registry"),
+    ("mpijob --profile h100 --registry acme", "this name has no registry to pull it from"),
+    ("mpijob --profile h100 --registry a_space_b", "--registry 'a b': not a registry and folder"),
+    ("mpijob --profile h100 --image hpcx-cuda13.4.2-ubuntu26.04-runtime", "this name has no registry"),
     ("slurm --profile gb200-nvl72 --nodes 2 --racks 1", "--nodes and --racks exclude each other"),
-    ("slurm --profile h100 --nodes 0", "--nodes 0: must be at least 1"),
+    ("slurm --profile h100 --nodes 0", "--nodes 0: must be from 1 to 9999"),
     ("slurm --profile h100 --racks 2", "--racks 2: NVLink of h100 ends at the node; use --nodes"),
     ("mpijob --profile h100 --fabric roce --with sharp", "--with sharp: only InfiniBand switches reduce"),
     ("mpijob --profile h100 --with sharp,gdrcopy", "the SHARP plug-in does not use GDRCopy"),
@@ -31,7 +65,6 @@ BAD = [
     ("mpijob --profile gb200-nvl72 --with sharp", "takes a rack with NVLink across nodes for one node"),
     ("mpijob --profile h100 --with sharp --test collectives", "SHARP serves all_reduce, all_gather and reduce_scatter"),
     ("mpijob --profile h100 --with sharp --image x/hpcx:nccl2.21.5", "NCCL before 2.24 goes back to rings"),
-    ("mpijob --profile gb300-nvl72 --with tuning", "NCCL has a tuner of its own from 2.30.3 on"),
     ("mpijob --profile h100 --with dra", "so there is no channel to allocate"),
     ("slurm --profile gb200-nvl72 --with dra", "it is a part of Kubernetes"),
     ("mpijob --profile gb200-nvl72 --nodes 4 --with multirack", "fit one rack; take --racks 2"),
@@ -49,17 +82,17 @@ BAD = [
     ("mpijob --profile h100 --set NCCL_X=$HOME", "NCCL_X: the value contains '$'"),
     ("mpijob --profile h100 --set nonsense", "write NAME=VALUE"),
     ("mpijob --profile h100 --set minuts=3", "--set minuts: unknown parameter; did you mean 'minutes'?"),
-    ("jobset --profile gb300-nvl72 --nodes 32 --with dra,nics,debug --test collectives", "is longer than 43 characters; set another"),
-    (f"mpijob --profile h100 --set name={'x' * 52}", "is longer than 51"),
+    ("jobset --profile gb300-nvl72 --image x/y:1 --nodes 32 --with dra,nics,debug --test collectives", "is longer than 43 characters; set another"),
+    (f"mpijob --profile h100 --image x/y:1 --set name={'x' * 52}", "is longer than 51"),
     ("mpijob --profile h100 --set name=X", "the value must match"),
-    ("mpijob --profile h100 --with sharp --set plugin=none", "--set plugin=none: --with sharp needs the plug-in ibext"),
+    ("mpijob --profile h100 --image x/y:1 --with sharp --set plugin=none", "--set plugin=none: --with sharp needs the plug-in ibext"),
     ("mpijob --profile h100 --set minutes=long", "--set minutes='long': the value must match"),
     ("mpijob --profile h100 --set rnak:X=1", "unknown scope 'rnak'; did you mean 'rank'?"),
     ("slurm --profile h100 --container none --set container:X=1", "there is no container"),
-    ("slurm --profile h100 --set launcher:X=1", "Slurm starts ranks without a launcher"),
-    ("mpijob --profile h100 --set batch:X=1", "Kubernetes has no batch script"),
+    ("slurm --profile h100 --image x/y:1 --set launcher:X=1", "Slurm starts ranks without a launcher"),
+    ("mpijob --profile h100 --image x/y:1 --set batch:X=1", "Kubernetes has no batch script"),
     ("mpijob --profile h100 --set NCCL_NET_PLUGIN=none --set plugin=ofi --image x/hpcx:1", "the image has no plug-in 'ofi'"),
-    ("mpijob --profile h100 --test collectives --set min-bw=100", "reach different rates"),
+    ("mpijob --profile h100 --image x/y:1 --test collectives --set min-bw=100", "reach different rates"),
     ("mpijob --profile gb300-nvl72 --with dra,debug,nics --test reduce-scatter-and-more", "unknown test"),
 ]  # fmt: skip
 
@@ -68,20 +101,24 @@ BAD = [
 def test_bad_input_is_one_line_and_status_2(
     line: str, message: str, command: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [word.replace("_space_", " ") for word in line.split(" ")]  # quotes and line ends are part of words
+    # quotes and line ends are part of words
+    words = [word.replace("_space_", " ").replace("_nothing_", "") for word in line.split(" ")]
     monkeypatch.chdir(ROOT)
     status, out, err = command("job", *words)
     assert (status, out) == (2, "")
-    assert [row.startswith("error: ") for row in err.splitlines()].count(True) == 1
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
     assert message in err
 
 
 def test_the_command_writes_what_it_would_print(tmp_path: Path, command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    words = ["job", "slurm", "--profile", "h100", "--set", "NCCL_FOO=1", "--with", "debug"]
+    line = "job slurm --profile h100 --set NCCL_FOO=1 --with debug --registry ghcr.io/acme --set minutes=45"
+    words = line.split(" ")
     status, printed, warnings = command(*words)
     assert (status, "does not read NCCL_FOO" in warnings) == (0, True)
     assert printed.startswith("#!/bin/bash\n# imagebuild job slurm --profile h100 --fabric ib --with debug")
+    assert "#SBATCH --time=45\n" in printed
     assert command(*words, "-o", tmp_path / "job.sh") == (0, "", warnings)
     assert (tmp_path / "job.sh").read_text() == printed
 

@@ -23,44 +23,99 @@ def write_programs(folder: Path, programs: dict[str, str]) -> None:
         (folder / name).chmod(0o755)
 
 
+# A program of nccl-tests, as far as its output goes; ROWS, RANKS and the like change it.
+BENCHMARK = r"""
+case "$*" in -h) echo "USAGE: all_reduce_perf [-b,--minbytes <min size>] $HELP"; exit 0 ;; esac
+case "$HELP $*" in *--output_file*) ;; *" -J "*) echo "invalid option '?'"; echo "USAGE: all_reduce_perf"; exit 0 ;; esac
+echo "comm 0x1 rank 0 nRanks 8 $MNNVL"
+for ((i = 0; i < ${RANKS:-8}; i++)); do echo "#  Rank  $i Group  0 Pid  1 on n1 device  0 [0000:18:00] NVIDIA GB200"; done
+for table in ${TABLES:-1}; do
+  echo "  1024  256  float  sum  -1  10.0  0.10  0.17  ${WRONG:-0}  10.0  0.10  0.17  ${WRONG:-0}"
+  echo "  1073741824  268435456  float  sum  -1  100.0  100.0  ${BUSBW:-600.5}  ${WRONG:-0}  100.0  100.0  ${BUSBW:-600.5}  N/A"
+  echo "# Avg bus bandwidth    : 300"
+done
+[ "$OMPI_COMM_WORLD_RANK" != 0 ] || case "$*" in *" -J "*) cat ../json > "${@: -1}" ;; esac
+exit "${STATUS:-0}"
+"""
+GOOD = {"MNNVL": "MNNVL 1", "OMPI_COMM_WORLD_RANK": "0"}
+JSON = {"HELP": "[-J,--output_file <file>]"}
+
+
 @pytest.mark.programs
-def test_the_verdict_of_a_script_is_its_status(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "problem"),
+    [
+        (JSON, ""),
+        ({}, ""),
+        ({"MNNVL": ""}, "no line with MNNVL 1: NCCL goes on without"),
+        ({"STATUS": "3"}, "ended with status 3"),
+        ({"TABLES": " "}, "no result: nothing was measured"),
+        ({"TABLES": "1 2"}, "2 results instead of one: the ranks were not joined, as without MPI"),
+        ({"RANKS": "7"}, "7 ranks took part instead of 8"),
+        ({"WRONG": "7"}, "wrong data in 2 of 2 sizes"),
+        ({"WRONG": "N/A"}, "the data were not compared"),
+        ({"BUSBW": "nan"}, "1 of 2 sizes have no bus bandwidth"),
+        ({"BUSBW": "12.5"}, "12.5 GB/s at best, less than the "),
+    ],
+    ids=str,
+)
+def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, tmp_path: Path) -> None:
     """The script of a launcher, with a stand-in for mpirun and for the benchmark."""
     programs = tmp_path / "bin"
-    write_programs(
-        programs,
-        {
-            "mpirun": 'while [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n',
-            "all_reduce_perf": 'while [ "$1" != -J ]; do shift; done\n'
-            '[ -n "$QUIET" ] || echo "comm 0x1 rank 0 nRanks 8 MNNVL 1"\n'
-            'echo "# Avg bus bandwidth    : 800"\ncat ../json > "$2"\nexit "${STATUS:-0}"\n',
-        },
-    )
+    mpirun = 'while [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n'
+    write_programs(programs, {"mpirun": mpirun, "all_reduce_perf": BENCHMARK})
     secrets = ["PASSWORD=hunter2", 'QUOTED="],"nccl_version":1', "END=\\\\", "TAB=\t", ""]
     document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
     (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
     manifest = text(f"mpijob --profile gb200-nvl72 --fabric ib --nodes 2 --set programs={programs}")
-    script = containers(manifest)["launcher"]["args"][0]
+    done = subprocess.run(
+        ["/bin/bash", "-c", containers(manifest)["launcher"]["args"][0]], stdout=subprocess.PIPE,
+        env={"PATH": f"{programs}:/usr/bin:/bin", **GOOD, **behaviour}, stderr=subprocess.STDOUT, text=True, check=False,
+        cwd=programs,
+    )  # fmt: skip
+    assert (done.returncode, f"imagebuild: {'FAILED' if problem else 'passed'}" in done.stdout) == (bool(problem), True)
+    assert (
+        f"imagebuild: all_reduce: {problem}" in done.stdout if problem else "imagebuild: all_reduce" not in done.stdout
+    )
+    printed = re.search(
+        "=== imagebuild: json of all_reduce\n(.*?)\n+=== imagebuild: end of json", done.stdout, re.DOTALL
+    )
+    assert (printed is not None) == (behaviour is JSON)
+    if printed:
+        assert json.loads(printed[1]) == {**document, "env": []}
 
-    def run(**env: str) -> tuple[int, str]:
-        done = subprocess.run(
-            ["/bin/bash", "-c", script], env={"PATH": f"{programs}:/usr/bin:/bin", **env},
-            capture_output=True, text=True, check=False, cwd=programs,
-        )  # fmt: skip
-        return done.returncode, done.stdout + done.stderr
 
-    status, output = run()
-    assert status == 0, output
-    assert "imagebuild: passed" in output
-    printed = re.search("=== imagebuild: json of all_reduce\n(.*?)\n+=== imagebuild: end of json", output, re.DOTALL)
-    assert printed
-    assert json.loads(printed[1]) == {**document, "env": []}
-    status, output = run(QUIET="1")
-    assert status == 1
-    assert "imagebuild: no line with 'MNNVL 1': NCCL goes on without" in output
-    status, output = run(STATUS="3")
-    assert status == 1
-    assert "imagebuild: FAILED" in output
+@pytest.mark.programs
+@pytest.mark.parametrize("nodes", [2, 3, 4, 7, 8])
+def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tmp_path: Path) -> None:
+    """Where a round takes as long as a measurement, its pairs were side by side."""
+    programs = tmp_path / "bin"
+    hosts = "".join(f"n{i} slots=8\\n" for i in range(nodes))
+    write_programs(
+        programs,
+        {
+            "mpirun": f'while [ "$1" != --host ]; do shift; done\necho "$2" >> {tmp_path}/calls; shift 2\nexec "$@"\n',
+            "cut": f"printf '{hosts}' | /usr/bin/cut \"${{@:1:4}}\"\n",
+            "all_reduce_perf": BENCHMARK,
+        },
+    )
+    manifest = text(f"mpijob --profile h100 --fabric ib --nodes {nodes} --test pairs --set programs={programs}")
+    done = subprocess.run(
+        ["/bin/bash", "-c", containers(manifest)["launcher"]["args"][0]], stdout=subprocess.PIPE,
+        env={"PATH": f"{programs}:/usr/bin:/bin", "RANKS": "16", "OMPI_COMM_WORLD_RANK": "0"}, stderr=subprocess.STDOUT,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    rounds: dict[str, list[str]] = {}
+    for one, other, number in re.findall(r"=== imagebuild: all_reduce of (n\d),(n\d), round (\d+) of", done.stdout):
+        rounds.setdefault(number, []).extend((one, other))
+    assert len(rounds) == nodes - 1 + nodes % 2
+    assert all(len(members) == len(set(members)) == nodes - nodes % 2 for members in rounds.values())
+    pairs = {frozenset(members[i : i + 2]) for members in rounds.values() for i in range(0, len(members), 2)}
+    assert len(pairs) == nodes * (nodes - 1) // 2
+    calls = (tmp_path / "calls").read_text().split()
+    assert {frozenset(re.findall(r"n\d", call)) for call in calls} == pairs
+    assert len(calls) == len(pairs)
 
 
 @pytest.mark.programs

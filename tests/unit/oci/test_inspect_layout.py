@@ -71,24 +71,6 @@ def test_folder_tar_compressed_tar_and_stream_are_the_same(tmp_path: Path) -> No
         assert read(source, tmp_path / "spool") == [["etc/hostname"]]
 
 
-@pytest.mark.parametrize("link", [image_files.symlink("../one/layer.tar"), image_files.hardlink("one/layer.tar")])
-def test_an_archive_of_an_older_engine(tmp_path: Path, link: image_files.Node) -> None:
-    made = Layout(tmp_path / "x")
-    data = layer(FILES)
-    digest = made.blob(data)["digest"]
-    config = {"os": "linux", "architecture": "arm64", "variant": "v8", "rootfs": {"diff_ids": [digest, digest]}}
-    manifest = [{"Config": "config.json", "Layers": ["one/layer.tar", "two/layer.tar"]}]
-    (tmp_path / "saved.tar").write_bytes(
-        layer({
-            "one/layer.tar": data, "two/layer.tar": link, "config.json": json.dumps(config).encode(),
-            "manifest.json": json.dumps(manifest).encode(),
-        })
-    )  # fmt: skip
-    (image,) = images_in(tmp_path / "saved.tar", tmp_path)
-    assert (image.platform, image.digest) == ("linux/arm64", None)
-    assert paths(image) == ["etc/hostname"] * 2
-
-
 def test_several_platforms(inspect: Inspect, tmp_path: Path) -> None:
     made = Layout(tmp_path / "x")
     made.image([layer({"a": b""})])

@@ -38,7 +38,7 @@ STATUS = {"var/lib/dpkg/status": samples.STATUS.encode()}
 
 @pytest.fixture(autouse=True)
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image, "engine_with_image", lambda _: None)
+    monkeypatch.setattr(image, "image_in_engine", lambda *_: None)
 
 
 @contextmanager

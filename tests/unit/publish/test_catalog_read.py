@@ -10,7 +10,7 @@ import pytest
 
 from imagebuild.bench import Results, load_profiles
 from imagebuild.core import CommandError, ConfigError
-from imagebuild.oci import MANIFEST, Descriptor, digest_of
+from imagebuild.oci import BUNDLE_MEDIA, MANIFEST, Attachment, Descriptor, digest_of
 from imagebuild.project import (
     Catalog,
     CheckResult,
@@ -199,7 +199,7 @@ def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Project
     amd64, arm64 = publish(registry)
     index = str(registry.digest(REPOSITORY, TAG))
     registry.repositories[REPOSITORY].tags[f"{index.replace(':', '-')}.sig"] = amd64.digest
-    registry.attach(REPOSITORY, arm64, "application/vnd.dev.sigstore.bundle.v0.3+json", (), {})
+    registry.attach(REPOSITORY, arm64, Attachment("s", BUNDLE_MEDIA, b"{}"))
     image = one(registry, ours)
     assert image.signed
     assert [platform.signed for platform in image.platforms] == [False, True]

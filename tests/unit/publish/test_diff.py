@@ -126,7 +126,7 @@ def test_layers_have_the_instructions_that_made_them() -> None:
         {"created_by": "RUN # buildkit"},
     ]
     layers = tuple(Blob(Path(), 0, 1, f"sha256:{letter}") for letter in "ab")
-    image = PlatformImage("linux/amd64", None, {"history": history}, layers)
+    image = PlatformImage("linux/amd64", "sha256:0", {"history": history}, layers)
     assert instructions_of(image) == {"sha256:a": "ADD x", "sha256:b": "RUN"}
     # What does not fit says nothing.
     assert instructions_of(replace(image, layers=layers[:1])) == {}
@@ -204,7 +204,7 @@ def verification(digest: str | None = None, **outcomes: str) -> VerifyResult:
 
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image, "engine_with_image", lambda _: None)
+    monkeypatch.setattr(image, "image_in_engine", lambda *_: None)
 
 
 def status(**versions: str) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from imagebuild.cli import app
 from imagebuild.core import CommandError, ConfigError
 from imagebuild.oci import (
-    AttachmentFile,
+    Attachment,
     DeletionDisabled,
     Descriptor,
     RepositoryAt,
@@ -55,7 +55,7 @@ class Site:
         return tag
 
     def attach(self, subject: Descriptor, kind: str = STATEMENT, repository: str = STAGING) -> str:
-        return self.registry.attach(repository, subject, kind, (AttachmentFile("f", kind, b"{}"),), {})
+        return self.registry.attach(repository, subject, Attachment("f", kind, b"{}"))
 
     @property
     def pruning(self) -> Pruning:
@@ -273,7 +273,7 @@ def test_the_command(tiny: Files, server: FakeRegistry) -> None:
     site = Site(server)
     days = (datetime.now(UTC) - NOW) / timedelta(days=1)
     old, parts = site.push(30 - days)
-    connect_registry(server.address).attach(STAGING, parts[0], STATEMENT, (AttachmentFile("f", STATEMENT, b"{}"),), {})
+    connect_registry(server.address).attach(STAGING, parts[0], Attachment("f", STATEMENT, b"{}"))
     young, _ = site.push(1 - days)
     before = site.left()
     status, output = run(tiny, server)

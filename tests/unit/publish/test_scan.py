@@ -195,7 +195,7 @@ def test_our_policy(golden: Callable[[str, str], None]) -> None:
 @pytest.fixture
 def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Call) -> Callable[..., tuple[int, str, str]]:
     """In a folder with an image and reports, and without an engine."""
-    monkeypatch.setattr(image, "engine_with_image", lambda _: None)
+    monkeypatch.setattr(image, "image_in_engine", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     for name, system in (("image", "debian13"), ("ubuntu", "ubuntu24.04")):
         make.layout(tmp_path / name, {"x": b"1"}, Labels={"imagebuild.axis.os": system})

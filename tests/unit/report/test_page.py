@@ -117,7 +117,7 @@ def test_ceilings_and_references_are_drawn_once_where_they_are_judged() -> None:
     assert [s["y0"] for s in shapes if s.get("xref") == "paper"] == [700.0, 450.0]
     assert [s["y0"] for s in shapes if s.get("xref") != "paper"] == [482.0, 364.0, 365.0, 367.0]
     assert [s["label"]["text"] for s in shapes if "label" in s] == ["ceiling 700 GB/s", "ceiling 450 GB/s"]
-    small = judgement("all_reduce", 100, 700, 120).model_copy(update={"size_bytes": 1 << 20})
+    small = judgement("all_reduce", 100, 700, 120, size_bytes=1 << 20)
     (drawing,) = lay_out(Report(about=ABOUT, runs=(run(),), judgements=(small,))).charts
     assert [drawn.kind for drawn in drawing.limits] == ["ceiling"]
 
