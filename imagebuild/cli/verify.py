@@ -61,12 +61,13 @@ def verify(
     if list_checks_:
         from imagebuild.core.console import print_table
 
-        rows = [
-            (entry.name, ", ".join(entry.check.needs) if entry.check else "", entry.description)
-            for entry in list_checks(workspace.project, workspace.plan, image, only or ())
+        entries = list_checks(workspace.project, workspace.plan, image, only or ())
+        listed = [
+            {"check": e.name, "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
+            for e in entries
         ]
-        listed = [dict(zip(("check", "needs", "proves"), row, strict=True)) for row in rows]
-        options.print_result(json_file, listed, lambda: print_table(("check", "needs", "what passing proves"), rows))
+        columns = ("check", "needs", "what passing proves")
+        options.print_result(json_file, listed, lambda: print_table(columns, (row.values() for row in listed)))
         return
     hardware = None
     if profile:

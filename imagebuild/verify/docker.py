@@ -149,8 +149,8 @@ def _execute(
 
 
 @contextmanager
-def loaded_layout(client: DockerClient, layout: Path) -> Iterator[str]:
-    """Load a layout into the engine's store, under a name of its own that goes with the context; return the name.
+def loaded_layout(client: DockerClient, path: Path) -> Iterator[str]:
+    """Load a layout, or an archive of one, into the engine's store. Yield its name there, which goes with the context.
 
     Names that the layout has for its images are not used: they may be those of other images there. Of several platforms
     the engine's is loaded, or the first. Raises ConfigError or ResultError if there is no image, CommandError if the
@@ -159,38 +159,38 @@ def loaded_layout(client: DockerClient, layout: Path) -> Iterator[str]:
     name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
     with engine.sdk_errors_explained("docker version"):
         arch = client.version()["Arch"]
-    image = min(images_in(layout, layout), key=lambda image: image.architecture != arch)
-    names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
-    documents: dict[str, Any] = {
-        "index.json": index_json([replace(image.descriptor, annotations=names)]),
-        # Engines that keep images unpacked read this, and no index.
-        "manifest.json": [
-            {
-                "Config": blob_name(digest_of(image.documents[1])),
-                "RepoTags": [name],
-                "Layers": [blob_name(layer.digest or "") for layer in image.layers],
-            }
-        ],
-    }
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, tempfile.TemporaryFile() as file:
-        renamed = image.as_layout(Path(folder))
-        for path, document in documents.items():
-            (renamed / path).write_text(json.dumps(document))
+        image = min(images_in(path, Path(folder)), key=lambda image: image.architecture != arch)
+        layout = image.as_layout(Path(folder, "layout"))
+        names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
+        documents: dict[str, Any] = {
+            "index.json": index_json([replace(image.descriptor, annotations=names)]),
+            # Engines that keep images unpacked read this, and no index.
+            "manifest.json": [
+                {
+                    "Config": blob_name(digest_of(image.documents[1])),
+                    "RepoTags": [name],
+                    "Layers": [blob_name(layer.digest or "") for layer in image.layers],
+                }
+            ],
+        }
+        for file_name, document in documents.items():
+            (layout / file_name).write_text(json.dumps(document))
         try:
             # Layers are symbolic links in there.
             with tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
-                archive.add(renamed, "")
+                archive.add(layout, "")
         except OSError as error:
             raise CommandError(
-                f"{layout}: cannot be packed for the engine: {error.strerror}; TMPDIR may name a folder with more room"
+                f"{path}: cannot be packed for the engine: {error.strerror}; TMPDIR may name a folder with more room"
             ) from None
         file.seek(0)
         try:
-            with engine.sdk_errors_explained(f"docker load {layout}"):
+            with engine.sdk_errors_explained(f"docker load {path}"):
                 # Not by `client.images`, which then asks for the image by a name without its registry.
                 for line in cast(Any, client.api).load_image(file):
                     if "error" in line:
-                        raise CommandError(f"docker load {layout}: {line['error']}")
+                        raise CommandError(f"docker load {path}: {line['error']}")
             yield name
         finally:
             with suppress(DockerException, OSError):

@@ -125,10 +125,6 @@ def find_image_and_runner(plan: Plan, request: VerifyRequest) -> tuple[Subject, 
         image = subject.subject_in_engine(client, plan, request.image, pull=request.pull)
         return replace(image, layout=request.layout), DockerRunner(client)
     image = subject.subject_in_files(path)
-    if not path.is_dir():
-        return image, NoRunner(
-            f"{path}: the image of an archive is not started; unpack the archive into a folder and verify that"
-        )
     try:
         return image, DockerRunner(engine.connect_engine(engine.find_engine()))
     except CommandError as error:
@@ -255,11 +251,10 @@ class Evidence:
         """Add results with the names of their logs, and print a line for each check that failed or took long."""
         for result in results:
             path = self.log(result.component, result.check)
-            if not self.kept:
-                path.unlink(missing_ok=True)
-            elif result.output and not path.exists():
+            if self.kept and result.output and not path.exists():
                 files.write_text(path, result.output)
-            self.results.append(result.model_copy(update={"log": path.name}) if path.exists() else result)
+            kept = self.kept and path.exists()
+            self.results.append(result.model_copy(update={"log": path.name}) if kept else result)
             if result.outcome == "failed" or result.seconds >= SLOW_S:
                 name = f"{result.component}/{result.check}"
                 console.err.print(f"{console.MARKS[result.outcome]} {name} ({result.seconds:.1f} s)")

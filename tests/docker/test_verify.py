@@ -15,7 +15,6 @@ from docker import DockerClient
 from docker.models.containers import Container
 from pytest_docker.plugin import get_docker_services
 
-from imagebuild.core import run_program
 from imagebuild.oci import sleeping_container
 from imagebuild.project import CheckResult, VerifyResult
 from imagebuild.verify import cluster, cluster_names
@@ -271,19 +270,15 @@ def pid(client: DockerClient, running: Container) -> int:
 
 
 @pytest.fixture
-def layout(quickstart: Built, client: DockerClient, tmp_path: Path) -> Path:
-    saved, folder = tmp_path / "image.tar", tmp_path / "layout"
-    with saved.open("wb") as file:
+def archive(quickstart: Built, client: DockerClient, tmp_path: Path) -> Path:
+    with (tmp_path / "image.tar").open("wb") as file:
         file.writelines(client.images.get(quickstart.tag).save(named=True))
-    folder.mkdir()
-    run_program("tar", "--extract", "--file", str(saved), "--directory", str(folder))
-    saved.unlink()
-    return folder
+    return tmp_path / "image.tar"
 
 
-def test_a_layout_is_read_and_started(layout: Path, client: DockerClient, verify: Verify, quickstart: Built) -> None:
+def test_a_file_is_read_and_started(archive: Path, client: DockerClient, verify: Verify, quickstart: Built) -> None:
     before = set(client.images.get(quickstart.tag).tags)
-    result = verify(layout, "--only", "pmix", "--only", "image")
+    result = verify(archive, "--only", "pmix", "--only", "image")
     assert {c.outcome for c in result.checks if c.component == "pmix"} <= {"passed", "skipped"}
     assert the(result, "pmix/loads").outcome == "passed"
     assert the(result, "image/no-keys").outcome == "passed"
@@ -292,8 +287,8 @@ def test_a_layout_is_read_and_started(layout: Path, client: DockerClient, verify
     assert until(lambda: set(client.images.get(quickstart.tag).tags) <= before, 60)
 
 
-def test_a_layout_serves_a_runner_that_cannot_read_images(layout: Path, started: Container, verify: Verify) -> None:
-    result = verify("--runner", f"exec:docker exec {started.name}", "--layout", layout, "--only=pmix", "--only=image")
+def test_a_file_serves_a_runner_that_cannot_read_images(archive: Path, started: Container, verify: Verify) -> None:
+    result = verify("--runner", f"exec:docker exec {started.name}", "--layout", archive, "--only=pmix", "--only=image")
     assert result.target == TARGET
     assert the(result, "pmix/package").reason == ""  # the labels say which version it is
     assert the(result, "image/no-keys").outcome == "passed"
