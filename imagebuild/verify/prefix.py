@@ -49,30 +49,25 @@ def with_user(prefix: Sequence[str], account: tuple[int, int, str]) -> list[str]
 
 
 def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str] | None:
-    """Return the prefix with srun's options for several ranks; None if there is no srun in it."""
+    """Return the prefix with srun's options for ranks that find each other by PMIx; None if there is no srun in it."""
     names = program_names(prefix)
     if "srun" not in names:
         return None
     after = names.index("srun") + 1
-    return [*prefix[:after], *srun_options(ranks, nodes), *prefix[after:]]
-
-
-def srun_options(ranks: int, nodes: int) -> list[str]:
-    """Return options that start ranks which find each other through PMIx."""
-    return ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
+    options = ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
+    return [*prefix[:after], *options, *prefix[after:]]
 
 
 def as_user(user: str, account: tuple[int, int, str], tools: frozenset[str], program: str) -> tuple[str, ...] | None:
     """Return how root starts a program for bash as another user; None if the image has no tool for that."""
     uid, gid, _ = account
     bash = ("bash", "-c", program)
-    if "setpriv" in tools:
-        return ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups", *bash)
-    if "runuser" in tools:
-        return ("runuser", "-u", user, "--", *bash)
-    if "su" in tools:
-        return ("su", user, "-s", "/bin/bash", "-c", program)
-    return None
+    ways = {
+        "setpriv": ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups", *bash),
+        "runuser": ("runuser", "-u", user, "--", *bash),
+        "su": ("su", user, "-s", "/bin/bash", "-c", program),
+    }
+    return next((argv for tool, argv in ways.items() if tool in tools), None)
 
 
 CONNECT_S = 30
@@ -117,8 +112,8 @@ class ExecSession(Session):
     def __init__(self, exec_runner: ExecRunner, host: Host) -> None:
         self.prefix: Sequence[str] = exec_runner.prefix
         self.host = host
-        prefix_has_srun = with_ranks(self.prefix, 1, 1) is not None
-        slurm = prefix_has_srun or bool("srun" in self.host.tools and self.host.facts.get("job"))
+        inside = "srun" in host.tools and "job" in host.facts
+        slurm = inside or "srun" in program_names(self.prefix)
         why = {"slurm": "no srun in an allocation, and the prefix has none", "nodes": "--hosts names none"}
         self.nodes = exec_runner.hosts or tuple(self.host.facts.get("hostlist", "").split()) or ("localhost",)
         self.facilities = host.facilities(nodes=len(self.nodes), slurm=slurm, why=why)
@@ -136,9 +131,8 @@ class ExecSession(Session):
     def run(self, command: Command) -> Execution:
         """Run a command. Raises CommandError if it cannot be started."""
         # Where the prefix does not start ranks, srun does so from inside.
-        launcher: list[str] = []
-        if command.ranks > 1 and with_ranks(self.prefix, command.ranks, command.nodes) is None:
-            launcher = ["srun", *srun_options(command.ranks, command.nodes)]
+        inside = command.ranks > 1 and "srun" not in program_names(self.prefix)
+        launcher = (with_ranks(["srun"], command.ranks, command.nodes) if inside else None) or ()
 
         def start(program: str, token: str, sink: OutputSink) -> int | None:
             argv, sweep = self._argv(command, program), self._argv(command, runner.sweep_script(token))

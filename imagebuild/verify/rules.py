@@ -473,21 +473,18 @@ def environment(inspection: Inspection) -> Iterator[Finding]:
     for name, value in inspection.image.env.items():
         if SECRET_NAMES.search(name) and value:
             yield Finding(name, "a variable with the name of a secret has a value")
+        folders: list[str] = []
         if name in renderer.FOLDER_LISTS:
-            parts = value.split(":")
-            if "" in parts:
-                yield Finding(name, "an empty part means the current folder")
-            yield from _missing_folders(inspection, name, [part for part in parts if part])
+            folders = value.split(":")
         elif FOLDER_NAMES.search(name) and value.startswith("/"):
-            yield from _missing_folders(inspection, name, [value])
-
-
-def _missing_folders(inspection: Inspection, name: str, folders: list[str]) -> Iterator[Finding]:
-    for folder in dict.fromkeys(folders):
-        if not folder.startswith("/"):
-            yield Finding(name, f"{folder!r} depends on the current folder")
-        elif inspection.tree.resolve(folder) is None and not MOUNTED.search(folder) and folder not in USUAL:
-            yield Finding(name, f"{folder} does not exist")
+            folders = [value]
+        for folder in dict.fromkeys(folders):
+            if not folder:
+                yield Finding(name, "an empty part means the current folder")
+            elif not folder.startswith("/"):
+                yield Finding(name, f"{folder!r} depends on the current folder")
+            elif inspection.tree.resolve(folder) is None and not MOUNTED.search(folder) and folder not in USUAL:
+                yield Finding(name, f"{folder} does not exist")
 
 
 def user(inspection: Inspection) -> Iterator[Finding]:

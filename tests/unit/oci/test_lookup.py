@@ -51,7 +51,7 @@ def test_the_topmost_counts(tmp_path: Path, layers: list[Files], found: bytes | 
     assert number == read
     # What is read from all layers together says the same.
     (image,) = images_in(tmp_path, tmp_path)
-    entry = Tree(scan(blob, i) for i, blob in enumerate(image.layers)).get(STATUS)
+    entry = Tree(scan(blob, i) for i, blob in enumerate(image.layers)).find(STATUS)
     assert (entry.text if entry and entry.kind == "file" else None) == found
 
 

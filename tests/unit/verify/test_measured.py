@@ -91,31 +91,28 @@ def test_a_log_is_read_under_the_check_s_name(tmp_path: Path) -> None:
     assert [s.path for s in found.sources] == ["nccl-tests/all-reduce"]
 
 
-def test_speed_is_a_result_of_its_own(h100: Profile) -> None:
-    (fast,) = judged_speed(result(run(480.0)), CHECK, h100, {})
-    assert (fast.check, fast.outcome) == ("all-reduce-speed", "passed")
-    assert [j.speed.state for j in fast.judgements] == ["fast enough"]
-    (slow,) = judged_speed(result(run(100.0)), CHECK, h100, {})
-    assert slow.outcome == "failed"
-    assert "all_reduce, 8 ranks, 1 node: too slow" in slow.reason
-    (impossible,) = judged_speed(result(run(2000.0)), CHECK, h100, {})
-    assert impossible.outcome == "failed"
-    assert "impossible" in impossible.reason
+SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
 
 
-def test_other_hardware_fails_and_what_cannot_be_compared_is_skipped(h100: Profile) -> None:
-    (other,) = judged_speed(result(run(device="NVIDIA A40")), CHECK, h100, {})
-    assert other.outcome == "failed"
-    assert "it ran on NVIDIA A40" in other.reason
-    (fewer,) = judged_speed(result(run(ranks=4, busbw=300.0)), CHECK, h100, {})
-    assert fewer.outcome == "passed"
-    (wrong,) = judged_speed(result(run(), outcome="failed"), CHECK, h100, {})
-    assert wrong.outcome == "skipped"
+@pytest.mark.parametrize(
+    ("checked", "check", "outcome", "said"),
+    [
+        (result(run(480.0)), CHECK, "passed", ""),
+        (result(run(100.0)), CHECK, "failed", "all_reduce, 8 ranks, 1 node: too slow"),
+        (result(run(2000.0)), CHECK, "failed", "impossible"),
+        (result(run(device="NVIDIA A40")), CHECK, "failed", "it ran on NVIDIA A40"),
+        (result(run(ranks=4)), CHECK, "passed", ""),
+        (result(run(), outcome="failed"), CHECK, "skipped", "its data are not right"),
+        (result(run(30.0, nodes=2)), SEVERAL, "skipped", "its nodes are containers of one host"),
+    ],
+)
+def test_speed_is_a_result_of_its_own(
+    h100: Profile, checked: CheckResult, check: Check, outcome: str, said: str
+) -> None:
+    (speed,) = judged_speed(checked, check, h100, {}, one_host=True)
+    assert (speed.check, speed.outcome, said in speed.reason) == ("all-reduce-speed", outcome, True)
+
+
+def test_what_was_not_measured_has_no_speed(h100: Profile) -> None:
     assert not list(judged_speed(result(run(), outcome="skipped"), CHECK, h100, {}))
     assert not list(judged_speed(result(run()), Check(name="x", description="d", run="x"), h100, {}))
-
-
-def test_containers_of_one_host_are_no_nodes(h100: Profile) -> None:
-    several = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
-    (judged,) = judged_speed(result(run(30.0, nodes=2)), several, h100, {}, one_host=True)
-    assert (judged.outcome, judged.reason) == ("skipped", "its nodes are containers of one host")

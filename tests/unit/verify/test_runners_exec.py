@@ -98,38 +98,29 @@ def test_every_character_arrives(session: ExecSession, text: str) -> None:
     assert done.output == text + text
 
 
-def test_a_hung_command_ends_with_grandchildren_in_other_sessions(session: ExecSession, forever: str) -> None:
-    began = time.monotonic()
-    done = run(session, f"echo before; (setsid sleep {forever} &); bash -c 'sleep {forever} & wait'", timeout_s=1)
-    assert done.status is None
-    assert done.output == "before\n"
-    assert time.monotonic() - began < 10
-    assert gone(forever)
+ENDED = {
+    "hangs": ("echo before; (setsid sleep {0} &); bash -c 'sleep {0} & wait'", None, "before\n"),
+    "is-deaf": ("trap '' TERM; echo deaf; while :; do sleep {0} || true; done", None, "deaf\n"),
+    "leaves-something": ("sleep {0} & (setsid sleep {0} > /dev/null &); echo done", 0, "done\n"),
+    # For a moment the kernel shows no variables of a process that starts another program; here the moment is long.
+    "is-starting": (
+        '(env -i setsid bash -c "sleep 0.1; exec env IMAGEBUILD_RUN=$IMAGEBUILD_RUN sleep {0}" > /dev/null 2>&1 &); '
+        "echo done", 0, "done\n",
+    ),
+}  # fmt: skip
+"""What a command does, in other sessions and groups too; its status and its output."""
 
 
-def test_a_command_that_ignores_the_request_to_end_is_killed(
-    session: ExecSession, forever: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("script", "status", "output"), ENDED.values(), ids=ENDED)
+def test_a_command_ends_with_all_that_it_started(
+    session: ExecSession, forever: str, monkeypatch: pytest.MonkeyPatch, script: str, status: int | None, output: str
 ) -> None:
     monkeypatch.setattr("imagebuild.verify.runner.GRACE_S", 1)
-    done = run(session, f"trap '' TERM; echo deaf; while :; do sleep {forever} || true; done", timeout_s=1)
-    assert (done.status, done.output) == (None, "deaf\n")
-    assert gone(forever)
-
-
-def test_what_a_command_leaves_behind_ends_with_it(session: ExecSession, forever: str) -> None:
     began = time.monotonic()
-    done = run(session, f"sleep {forever} & (setsid sleep {forever} > /dev/null &); echo done")
-    assert (done.status, done.output) == (0, "done\n")
-    assert time.monotonic() - began < 5
-    assert gone(forever)
-
-
-def test_a_process_that_is_just_starting_another_program_is_not_missed(session: ExecSession, forever: str) -> None:
-    """For a moment the kernel shows no variables of such a process; here the moment is long."""
-    starting = f"sleep 0.1; exec env IMAGEBUILD_RUN=$IMAGEBUILD_RUN sleep {forever}"
-    done = run(session, f'(env -i setsid bash -c "{starting}" > /dev/null 2>&1 &); echo done')
-    assert (done.status, done.output) == (0, "done\n")
-    time.sleep(0.5)  # a process that was missed sleeps by now
+    done = run(session, script.format(forever), timeout_s=1)
+    assert (done.status, done.output) == (status, output)
+    assert time.monotonic() - began < 10
+    time.sleep(0.5)  # a process that was missed while it started sleeps by now
     assert gone(forever)
 
 
