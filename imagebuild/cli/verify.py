@@ -78,7 +78,7 @@ def verify(
         image, runner, tuple(only or ()), tuple(filter(None, (hosts or "").split(","))), layout, pull, output,
         _variables(env or ()), hardware,
     )  # fmt: skip
-    result = verify_image(workspace.project, workspace.plan, workspace.versions, request)
+    result = verify_image(workspace.renderer, workspace.plan, request)
     options.print_result(json_file, result, lambda: _print_results(result))
     if any(check.outcome == "failed" for check in result.checks):
         raise typer.Exit(1)

@@ -18,9 +18,7 @@ from imagebuild.core.fields import axis_facts, matches
 from imagebuild.oci import image as oci_image
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import CheckWaiver, Plan, Target
-from imagebuild.project.plan import Pins
 from imagebuild.project.records import CheckResult
 from imagebuild.render import renderer
 from imagebuild.render.renderer import Renderer
@@ -44,10 +42,9 @@ class Inspection:
 
     image: PlatformImage
     layers: tuple[Layer, ...]
-    project: Project
+    renderer: Renderer
+    """Of the project that the image should be of."""
     plan: Plan
-    versions: Pins
-    """Pins that the plan was made with."""
 
     @cached_property
     def tree(self) -> Tree:
@@ -79,7 +76,7 @@ class Inspection:
         names = components_of(self.image.labels)
         if not names:
             raise NotApplicable("the image has no labels imagebuild.component.*: it was not built here")
-        known = self.project.components
+        known = self.renderer.project.components
         return [(name, known[name].model) for name in names if name in known]
 
     @property
@@ -92,11 +89,6 @@ class Inspection:
         if target is None:
             raise NotApplicable(f"the plan has no target {name}")
         return target
-
-    @cached_property
-    def renderer(self) -> Renderer:
-        """Return the renderer of the image's project."""
-        return Renderer(self.project, self.versions)
 
 
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
@@ -334,7 +326,7 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
     What was compiled here must be for exactly these GPUs; what others compiled must run on all of them.
     """
     target = inspection.target
-    if not inspection.project.matrix.model.gpu_architectures:
+    if not inspection.renderer.project.matrix.model.gpu_architectures:
         raise NotApplicable("the matrix lists no GPU architectures")
     wanted = inspection.renderer.capabilities(target).get(inspection.image.architecture, ())
     own = [pattern.strip("/") for _, component in inspection.components() for pattern in component.gpu_code]
@@ -424,7 +416,7 @@ def plan(inspection: Inspection) -> Iterator[Finding]:
     """Versions, axes and lock in the labels are what the plan says now."""
     target = inspection.target
     recipe = inspection.renderer.recipe(target)
-    lock = renderer.hash_of_lock(recipe, inspection.project.lock)
+    lock = renderer.hash_of_lock(recipe, inspection.renderer.project.lock)
     planned = renderer.image_labels(recipe, lock, "")
     present = inspection.image.labels
     ours = {label for label in present if label.startswith(("imagebuild.component.", "imagebuild.axis."))}
@@ -437,7 +429,7 @@ def plan(inspection: Inspection) -> Iterator[Finding]:
 def packages(inspection: Inspection) -> Iterator[Finding]:
     """Packages that the plan names are installed, in its versions."""
     recipe = inspection.renderer.recipe(inspection.target)
-    wanted = [text.strip("'") for text in renderer.package_arguments(recipe, inspection.project.lock)]
+    wanted = [text.strip("'") for text in renderer.package_arguments(recipe, inspection.renderer.project.lock)]
     installed = installed_packages(inspection)
     for text in wanted:
         name, _, version = text.partition("=")
@@ -535,7 +527,7 @@ def command(inspection: Inspection) -> Iterator[Finding]:
 def size(inspection: Inspection) -> Iterator[Finding]:
     """The compressed layers keep within the budget of the matrix."""
     target = inspection.target
-    limits = inspection.project.matrix.model.images[target.image].size_limit_mb
+    limits = inspection.renderer.project.matrix.model.images[target.image].size_limit_mb
     limit = limits.get(target.axes.get("variant", "")) if isinstance(limits, dict) else limits
     if limit is None:
         raise NotApplicable("the matrix gives the image no size-limit-mb")
@@ -576,7 +568,7 @@ def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
         labels = inspection.image.labels
         waivers = [(name, waiver) for name, component in inspection.components() for waiver in component.waivers]
         name = labels.get(f"{OCI}title", "")
-        if image := inspection.project.matrix.model.images.get(name):
+        if image := inspection.renderer.project.matrix.model.images.get(name):
             waivers += [(f"images.{name}", waiver) for waiver in image.waivers]
         conditions = {**axis_facts(axes_of(labels)), "arch": inspection.image.architecture, "image": name}
         waivers = [(owner, waiver) for owner, waiver in waivers if matches(waiver.when, conditions)]
@@ -624,9 +616,8 @@ def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: flo
 
 def inspect(
     source: Path | Iterable[bytes],
-    project: Project,
+    renderer: Renderer,
     plan: Plan,
-    versions: Pins,
     *,
     platform: str | None = None,
     workers: int | None = None,
@@ -634,9 +625,9 @@ def inspect(
     """Read an image, and return the result of every rule.
 
     `source` is a folder with an OCI layout, a tar of one, as `docker save` writes it, or the chunks that an engine
-    saves. `versions` are the pins that the plan was made with. Of an image for several platforms, `platform` chooses
-    one; otherwise all are checked, and the names of results end with theirs. Layers are read by `workers` processes, by
-    default as many as there are CPUs.
+    saves. `renderer` and `plan` are of the project that it should be of. Of an image for several platforms, `platform`
+    chooses one; otherwise all are checked, and the names of results end with theirs. Layers are read by `workers`
+    processes, by default as many as there are CPUs.
 
     Raises ConfigError if the source is no image or lacks the platform, ResultError if it cannot be read.
     """
@@ -655,7 +646,7 @@ def inspect(
                 suffix = f" {image.platform}" if len(chosen) > 1 else ""
                 results += [
                     result.model_copy(update={"check": f"{result.check}{suffix}"})
-                    for result in (readable, *judge_image(Inspection(image, read, project, plan, versions)))
+                    for result in (readable, *judge_image(Inspection(image, read, renderer, plan)))
                 ]
             return tuple(results)
     except OSError as error:

@@ -18,8 +18,8 @@ from imagebuild.oci import engine
 from imagebuild.project.component import missing_needs
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Pins
 from imagebuild.project.records import CheckResult, Surroundings, VerifyResult
+from imagebuild.render.renderer import Renderer
 from imagebuild.verify import subject
 from imagebuild.verify.checks import (
     IMAGE,
@@ -61,12 +61,13 @@ class VerifyRequest:
     """Hardware that the speed of benchmarks is compared with."""
 
 
-def verify_image(project: Project, plan: Plan, versions: Pins, request: VerifyRequest) -> VerifyResult:
-    """Run the checks of an image; `versions` are the pins that the plan was made with.
+def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> VerifyResult:
+    """Run the checks of an image of the renderer's project, or of any other image.
 
     Raises ConfigError for an image that cannot be found, CommandError if the runner fails. Results until then are in
     the evidence folder also if something is raised.
     """
+    project = renderer.project
     image, runner = find_image_and_runner(plan, request)
     components = components_to_check(project, image, request)
     chosen = select_checks(project, IMAGE_CHECKS, components, request.checks)
@@ -75,7 +76,7 @@ def verify_image(project: Project, plan: Plan, versions: Pins, request: VerifyRe
     with tempfile.TemporaryDirectory(prefix="imagebuild-verify-") as folder, ThreadPoolExecutor(1) as pool:
         evidence = Evidence(image, request.output or Path(folder), kept=request.output is not None)
         # Files are read while commands run.
-        results_of_files = pool.submit(check_files, image, runner, rules, project=project, plan=plan, versions=versions)
+        results_of_files = pool.submit(check_files, image, runner, rules, renderer, plan)
         try:
             if planned:
                 run_commands(image, runner, planned, request, evidence)
@@ -152,7 +153,7 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
 
 
 def check_files(
-    image: Subject, runner: Runner, rules: Collection[str], *, project: Project, plan: Plan, versions: Pins
+    image: Subject, runner: Runner, rules: Collection[str], renderer: Renderer, plan: Plan
 ) -> list[CheckResult]:
     """Return the results of the chosen checks that read the image without starting it."""
     if not rules:
@@ -162,7 +163,7 @@ def check_files(
         reason = "not through this runner; give an OCI layout of the image with --layout"
         return [CheckResult(component=IMAGE, check=name, outcome="skipped", reason=reason) for name in rules]
     platform = None if image.layout else image.platform
-    results = inspect(source, project, plan, versions, platform=platform)
+    results = inspect(source, renderer, plan, platform=platform)
     # Of an image for several platforms, the name of a check is followed by the platform.
     return [result for result in results if result.check.partition(" ")[0] in rules]
 

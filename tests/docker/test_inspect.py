@@ -11,7 +11,8 @@ import pytest
 from docker import DockerClient
 
 from imagebuild.oci import images_in
-from imagebuild.project import CheckResult, Project, VerifyResult, make_plan
+from imagebuild.project import CheckResult, Plan, VerifyResult
+from imagebuild.render import Renderer
 from imagebuild.verify import Inspection, scan_all
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild
 from tests.docker.test_quickstart import docker_build
@@ -70,13 +71,13 @@ def test_a_layout_passes_without_an_engine(quickstart: Built, imagebuild: Imageb
 
 
 def test_the_loader_in_the_image_agrees(
-    quickstart: Built, client: DockerClient, project: Project, tmp_path: Path
+    quickstart: Built, client: DockerClient, renderer: Renderer, full_plan: Plan, tmp_path: Path
 ) -> None:
     """`ldd -r` of every program and library finds, and misses, the same libraries and symbols."""
     with (tmp_path / "image.tar").open("wb") as file:
         file.writelines(client.images.get(quickstart.tag).save())
     (image,) = images_in(tmp_path / "image.tar", tmp_path)
-    about = Inspection(image, scan_all(image.layers), project, make_plan(project), project.matrix.model.versions)
+    about = Inspection(image, scan_all(image.layers), renderer, full_plan)
     paths = [path for path, found in about.objects.items() if found.machine == about.machine and found.loadable]
     assert len(paths) > 500
     script = 'while read -r file; do echo "@@$file"; ldd -r "$file" 2>&1; done'

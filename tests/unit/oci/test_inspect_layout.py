@@ -18,7 +18,8 @@ import zstandard
 
 from imagebuild.core import ConfigError, ResultError
 from imagebuild.oci import Blob, PlatformImage, image, images_in, layer_members
-from imagebuild.project import CheckResult, Plan, Project
+from imagebuild.project import CheckResult, Plan
+from imagebuild.render import Renderer
 from imagebuild.verify import inspect as inspect_image
 from imagebuild.verify import layers, scan, scan_all
 from tests.unit import image_files
@@ -30,8 +31,8 @@ Inspect = Callable[..., tuple[CheckResult, ...]]
 
 
 @pytest.fixture
-def inspect(project: Project, full_plan: Plan) -> Inspect:
-    return partial(inspect_image, project=project, plan=full_plan, versions=project.matrix.model.versions)
+def inspect(renderer: Renderer, full_plan: Plan) -> Inspect:
+    return partial(inspect_image, renderer=renderer, plan=full_plan)
 
 
 def paths(image: PlatformImage, workers: int = 1) -> list[str]:
