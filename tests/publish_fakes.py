@@ -24,6 +24,7 @@ from imagebuild.project import (
 )
 from imagebuild.publish import PublishRequest, PublishTools, publish_targets
 from imagebuild.verify import IMAGE_CHECKS
+from tests.attached import spdx
 from tests.conftest import LIBRARY, TOOL, Files
 from tests.registry_fake import FakeRegistry, put_image
 
@@ -140,15 +141,7 @@ class Site:
 
     def listed(self, digest: str) -> None:
         """Leave an SBOM."""
-        checksum = {"algorithm": "SHA256", "checksumValue": digest.removeprefix("sha256:")}
-        package = {"SPDXID": "SPDXRef-Image", "name": "tiny", "checksums": [checksum]}
-        relation = {
-            "spdxElementId": "SPDXRef-DOCUMENT",
-            "relationshipType": "DESCRIBES",
-            "relatedSpdxElement": "SPDXRef-Image",
-        }
-        document = {"spdxVersion": "SPDX-2.3", "packages": [package], "relationships": [relation]}
-        self.leave(f"{digest[7:19]}/sbom.spdx.json", json.dumps(document))
+        self.leave(f"{digest[7:19]}/sbom.spdx.json", json.dumps(spdx(digest)))
 
     def leave(self, file: str, text: str) -> Path:
         path = self.evidence / file

@@ -84,8 +84,6 @@ class FakeRegistry(Registry):
     """`basic` or `bearer` login, with USER and PASSWORD, or IDENTITY for tokens."""
     open_to_read = False
     """Tokens for reading are given to anyone."""
-    lifetime_s = 300
-    """Of tokens, as told."""
     tells_digests = True
     page = 0
     """Tags that are listed at once; 0: all."""
@@ -260,7 +258,7 @@ class FakeRegistry(Registry):
             token = f"token-{len(self.tokens)}"
             self.tokens[token] = scopes
         name = "access_token" if form else "token"
-        return Answer(200, json.dumps({name: token, "expires_in": self.lifetime_s}).encode())
+        return Answer(200, json.dumps({name: token}).encode())
 
 
 class Transport(HTTPAdapter):

@@ -46,8 +46,8 @@ MARGIN = 0.02
 loopback on a 200 Gb/s adapter was seen at 201.8 Gb/s."""
 GATE_BYTES = 2**30
 """Smaller messages show latency, not bandwidth."""
-FLOOR = 0.5
-"""The least fraction of the lowest ceiling that passes without a reference."""
+COLLAPSE = 0.5
+"""The least fraction of the best large row that all large rows must reach."""
 RATIO_ERROR = 0.002
 """How far busbw / algbw may be off what the number of ranks makes it, from `RATIO_LEAST` GB/s on."""
 RATIO_LEAST = 20.0
@@ -111,7 +111,7 @@ def judge_run(run: Run, profile: Profile | None, expected: Expected | None = Non
 
 
 def _data_of_run(run: Run) -> DataClaim:
-    if run.verdict == "ok" and run.compared:
+    if run.verdict == "ok" and run.compared and not run.partial_rows:
         return DataClaim(state="right", reason=run.reason)
     if run.verdict == "ok":
         return DataClaim(state="not compared", reason=run.reason, allow="unvalidated")
@@ -243,7 +243,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected, names: Seq
         asked="unjudged",
     )
     slowest = min(_large_speeds(run), default=None)
-    if claim.state == "fast enough" and slowest and slowest[0] < FLOOR * measured:
+    if claim.state == "fast enough" and slowest and slowest[0] < COLLAPSE * measured:
         reason = f"only {slowest[0]:g} GB/s at {slowest[1]} bytes, less than half of the best"
         return claim.model_copy(update={"state": "too slow", "reason": reason})
     return claim
@@ -255,7 +255,7 @@ def _floor(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceilin
         return None
     lowest = min(known, key=lambda ceiling: ceiling.value)
     own = profile.network.floor if profile.network and layout.domains > 1 else None
-    fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (FLOOR, "")
+    fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor, "")
     what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
     return Limit(value=round(fraction * lowest.value, 3), unit="GB/s", what=what)
 

@@ -6,14 +6,18 @@ so that parsers see what their program printed.
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
 import re
+import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import BinaryIO, NamedTuple, TextIO, cast
 
 
 class LogLine(NamedTuple):
@@ -29,6 +33,15 @@ class LogLine(NamedTuple):
     """Whether it was put together of two pieces with debug output between them."""
 
 
+class Setting(NamedTuple):
+    """A variable of NCCL, as a command line, a script or NCCL says it."""
+
+    number: int
+    """Line number in the file."""
+    name: str
+    value: str
+
+
 @dataclass
 class Log:
     """A log without the lines that cannot hold results."""
@@ -41,6 +54,8 @@ class Log:
     """Number of lines with debug output of NCCL and UCX, which was left out."""
     warnings: list[LogLine] = field(default_factory=list)
     """The first of the left-out lines that are warnings of NCCL: they may explain why a run failed."""
+    settings: list[Setting] = field(default_factory=list)
+    """What chooses the algorithms of NCCL, or tells what was chosen for 1 GiB or more."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,13 @@ _DEBUG = re.compile(
     r"|\[\d{1,12}\.\d{1,9}\] \[[^\]\s]{1,300}\]\s{1,12}[^\s:]{1,100}:\d{1,6}\s{0,8}"
     r" UCX  (?:DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) "
 )
+_SETTING = re.compile(
+    r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?(?: ?= ?|: ?| )[\"']?)"
+    r"(?P<value>\^?\w[\w,;:^-]*)"
+    r"|\b(?P<bytes>\d{10,15}) Bytes -> Algo (?P<algo>\w{1,20})"
+)
+_ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
+"""Names of the numbers that older releases print."""
 _HEAD_WINDOW = 700
 """Characters before ` NCCL ` in which the head of a message begins."""
 _OUTPUT_TAG = re.compile(r"[ \t]*\[[^\]\s]{1,300}\]<std\w{2,4}>: ?\Z")
@@ -78,12 +100,22 @@ _GLUED_NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d\d)?(?=[A-Za-z])|-(?=[A-Za-z])"
 
 
 def read_log(path: Path | str) -> Log:
-    """Read a file. Raises OSError."""
-    path = Path(path)
-    with path.open("rb") as start:
-        encoding = "utf-16" if start.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    with path.open(encoding=encoding, errors="replace", newline="\n") as file:
-        return _read(str(path), file)
+    """Read a file, also one that gzip compressed, or the standard input if the path is `-`. Raises OSError."""
+    with ExitStack() as opened:
+        content: BinaryIO = sys.stdin.buffer if str(path) == "-" else opened.enter_context(Path(path).open("rb"))
+        if not content.seekable():  # a pipe cannot be read twice
+            content = io.BytesIO(content.read())
+        if content.read(2) == b"\x1f\x8b":
+            content.seek(0)
+            content = cast(BinaryIO, opened.enter_context(gzip.open(content)))
+        content.seek(0)
+        encoding = "utf-16" if content.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        content.seek(0)
+        file = opened.enter_context(io.TextIOWrapper(content, encoding, errors="replace", newline="\n"))
+        try:
+            return _read(str(path), file)
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"cannot be decompressed: {error}") from None
 
 
 def log_from_text(name: str, text: str) -> Log:
@@ -103,6 +135,8 @@ def _read(path: str, file: TextIO) -> Log:
     cut: dict[str, str] = {}
     while row := file.readline(_LONGEST_LINE):
         log.line_count += 1
+        if "NCCL_ALGO" in row or "NCCL_NVLS" in row or "-> Algo " in row:
+            log.settings += _settings(row, log.line_count)
         message = None
         if (at := row.find(" NCCL ")) >= 0 or (at := row.find(" UCX  ")) >= 0:
             message = _DEBUG.search(row, max(0, at - _HEAD_WINDOW))
@@ -129,6 +163,15 @@ def _read(path: str, file: TextIO) -> Log:
     return log
 
 
+def _settings(row: str, number: int) -> Iterator[Setting]:
+    """Yield what a line says about algorithms."""
+    for match in _SETTING.finditer(row[:20_000]):
+        value = match["value"] or match["algo"]
+        if match["algo"] and value.isdigit():
+            value = _ALGORITHMS[int(value)] if int(value) < len(_ALGORITHMS) else ""
+        yield Setting(number, match["name"] or "NCCL_ALGO", value)
+
+
 def _glued(before: str, host: str, hosts: set[str]) -> str:
     """Return the part of `host` that belongs to the row before it: `0` in `0.00      0node1:123:123 [0] NCCL`."""
     known = next((at for at in range(len(host)) if host[at:] in hosts), None)
@@ -151,10 +194,15 @@ def _clean(text: str, number: int) -> Iterator[LogLine]:
         except (ValueError, LookupError, RecursionError):
             wrapped = None
         text = wrapped if isinstance(wrapped, str) else text
+    elif quoted := _QUOTED.fullmatch(text):
+        text = quoted[1].replace('\\"', '"')
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
     for part in text.replace("\0", "").rstrip("\r\n").split("\r"):
         process, rest = split_prefix(part)
+        tag = part[: len(part) - len(rest)].strip()
+        if tag.startswith("[") and tag in rest:
+            rest = rest.replace(tag, " ")  # a row that was printed in pieces has it several times
         if not rest.startswith("```"):
             yield LogLine(rest, process, number)
 
@@ -177,6 +225,11 @@ _PREFIXES = tuple(
         r"(?P<process>\d{1,7}):(?: |$)",
         # Intel MPI and MPICH -prepend-rank, torchrun
         r"\[(?:rank|default)?(?P<process>\d{1,7})\](?:: ?|[ \t]|$)",
+        # journald and syslog
+        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<process>\S{1,200} [^\s\[:]{1,200})(?:\[\d{1,10}\])?: ?",
+        # docker compose; stern, in front of what may be of a table
+        r"(?P<process>[A-Za-z][\w.-]{0,200}) {1,60}\| ?",
+        r"(?P<process>[a-z][a-z0-9.-]{2,250} [a-z][a-z0-9-]{1,62}) (?=[ \t]*(?:#|\d+[ \t]+\d|\[\d))",
         # Markdown quotations
         r">(?=[ \t#]|$) ?",
         # pdsh and clush. Messages of nccl-tests begin with `host: ` too, so only in front of what is no such message.
@@ -184,6 +237,8 @@ _PREFIXES = tuple(
     )
 )
 _MOST_PREFIXES = 4
+_QUOTED = re.compile(r'[ \t]*"((?=#|[ \t]*\d+[ \t]+\d)(?:[^"\\]|\\["t/])*)",?\r?\n?')
+"""An item of a list of lines that may be of a table, as Ansible prints it."""
 
 
 def split_prefix(text: str) -> tuple[str, str]:

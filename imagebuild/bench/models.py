@@ -14,8 +14,8 @@ from pydantic import Field
 from imagebuild.core.fields import Model
 
 Collective = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "alltoall", "gather", "scatter", "broadcast", "reduce", "sendrecv",
-    "hypercube",
+    "all_reduce", "all_gather", "reduce_scatter", "alltoall", "alltoallv", "gather", "scatter", "broadcast", "reduce",
+    "sendrecv", "hypercube",
 ]  # fmt: skip
 """A collective for which `ceilings` has a formula."""
 

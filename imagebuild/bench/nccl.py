@@ -15,14 +15,16 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from statistics import median
 from typing import Any, NamedTuple
 
+from imagebuild.bench.ceilings import forced_classes
 from imagebuild.bench.logs import (
     JsonDocument,
     Log,
     LogLine,
+    Setting,
     count_decimals,
     excerpt,
     json_list,
@@ -40,16 +42,23 @@ def parse_nccl_text(log: Log) -> ParsedOutput[Run]:
     runs.sort(key=lambda run: run.begin)
     if not any(run.has_output for run in runs) and any(_OWN_FAILURE.search(f.text) for f in printed_failures):
         runs.append(_RunEvents("", [_Event("starting", 0)]))
+    # A shell's trace of a command whose lines another process labels is no run of its own.
+    is_trace = [
+        not run.has_output and following is not None and following.has_output and not following.first("command")
+        for run, following in zip_longest(runs, runs[1:])
+    ]
+    runs = [run for run, trace in zip(runs, is_trace, strict=True) if not trace]
     failures = _failures_by_run(runs, printed_failures)
+    settings = _settings_of(runs, log.settings)
     # A command without output counts as a run if it failed.
     runs_and_failures = [
-        (run, failures[index])
+        (run, failures[index], settings[index])
         for index, run in enumerate(runs)
         if run.has_output or (failures[index] and run.first("command"))
     ]
     return ParsedOutput(
-        tuple(_run_of(log, run, failed) for run, failed in runs_and_failures),
-        tuple(event.text for run, _ in runs_and_failures for event in run.unread),
+        tuple(_run_of(log, run, failed, forced) for run, failed, forced in runs_and_failures),
+        tuple(event.text for run, _, _ in runs_and_failures for event in run.unread),
     )
 
 
@@ -98,7 +107,7 @@ _PATTERNS = tuple(
         ("starting", r"Collective test starting: (?P<program>\S{1,300})"),
         (
             "parameters",
-            r"nThreads? \d{1,5} nGpus \d{1,5} minBytes \d{1,20} maxBytes (?P<max>\d{1,20})"
+            r"nThreads? \d{1,5} nGpus \d{1,5} minBytes (?P<min>\d{1,20}) maxBytes (?P<max>\d{1,20})"
             r"(?: step: (?P<step>\d{1,20})\((?P<by>factor|bytes)\))?"
             r"(?:.{0,200}? validation: (?P<validation>\d{1,3}))?",
         ),
@@ -115,6 +124,7 @@ _PATTERNS = tuple(
         ("concluded", r"Collective test concluded: (?P<program>\S{1,300})"),
     )
 )
+_MOST_SIZES = 100_000
 _ELISION = re.compile(r"[\s#|]{0,200}(?:\.{3,10}|…|\[(?:\.{3}|…)\]|<(?:snip|\.\.\.)>)\s{0,200}")
 """Dots that somebody who copied the output left for what was left out."""
 _COMMAND = re.compile(
@@ -140,11 +150,12 @@ class _Event:
 def _event_of(text: str, number: int) -> _Event | None:
     """Return the event that a line is; None for a row, a failure and other output."""
     bare = text.lstrip("# \t*>|\\")
-    for kind, pattern in _PATTERNS:
-        if match := pattern.match(bare):
-            return _Event(
-                kind, number, {name: value.strip() for name, value in match.groupdict().items() if value is not None}
-            )
+    # After a prefix that is not known, the first # is that of the line.
+    for candidate in (bare, text.partition("#")[2].lstrip("# \t")) if "#" in bare else (bare,):
+        for kind, pattern in _PATTERNS:
+            if match := pattern.match(candidate):
+                values = {name: value.strip() for name, value in match.groupdict().items() if value is not None}
+                return _Event(kind, number, values)
     if _ELISION.fullmatch(text):
         return _Event("elision", number)
     if "_perf" in text and (match := _COMMAND.search(text)):
@@ -446,10 +457,25 @@ def _failures_by_run(runs: Sequence[_RunEvents], failures: Iterable[_Failure]) -
     return by_run
 
 
+def _settings_of(runs: Sequence[_RunEvents], settings: Sequence[Setting]) -> list[Mapping[str, str]]:
+    """Return the settings of each run: those between the run before it and its own end.
+
+    What is set before a command without settings of its own holds for the runs that follow, too.
+    """
+    found: list[Mapping[str, str]] = []
+    begin = 0
+    for run in runs:
+        end = run.events[-1].number
+        own = {setting.name: setting.value for setting in settings if begin < setting.number <= end}
+        found.append(own or ({} if run.first("command") or not found else found[-1]))
+        begin = end
+    return found
+
+
 # The figures of a run, and its verdict.
 
 
-def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure]) -> Run:
+def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure], settings: Mapping[str, str]) -> Run:
     """Return a run that was printed."""
     parameters, reduced = run.first("parameters"), run.first("reduced")
     bounds, average = run.first("bounds"), run.first("average")
@@ -467,7 +493,7 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure]) -> Run:
     asked = parameters.values if parameters else {}
     step, is_factor = int(asked.get("step", 0)), asked.get("by") == "factor"
     last = next((event for event in reversed(run.events) if event.kind in ("row", "partial")), None)
-    ranks, hosts, device = _devices(run)
+    ranks, hosts, devices = _devices(run)
     facts = {
         "source": log.path,
         "tool": version.values["tool"] if version else "nccl-tests",
@@ -476,7 +502,9 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure]) -> Run:
         "ranks": ranks,
         "nodes": len(hosts) or None,
         "hosts": hosts,
-        "device": device,
+        "device": devices[0] if devices else None,
+        "other_devices": devices[1:],
+        "algorithms": forced_classes(settings),
         "partial_rows": len(run.unread),
         "avg_busbw_gb_s": parse_number(average.values["value"]) if average else None,
         "out_of_bounds": int(bounds.values["count"]) if bounds else None,
@@ -490,9 +518,13 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure]) -> Run:
         failures=failures,
         tables=run.tables,
         is_cut=last is not None and last.kind == "partial",
-        largest=int((reduced.values if reduced else asked).get("max", 0)),
-        factor=step if is_factor else 0,
-        increment=0 if is_factor else step,
+        sizes=_sizes_between(
+            int(asked.get("min", 0)),
+            int((reduced.values if reduced else asked).get("max", 0)),
+            step if is_factor else 0,
+            0 if is_factor else step,
+        ),
+        has_other_times="cputime" in labels,
         left_out=run.first("elision") is not None,
         reduced_to=int(reduced.values["max"]) if reduced else 0,
         counts_wrong=_counts_wrong(wrong, labels),
@@ -501,13 +533,14 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure]) -> Run:
     )
 
 
-def _devices(run: _RunEvents) -> tuple[int | None, tuple[str, ...], str | None]:
-    """Return the number of ranks, all hosts in the order of ranks, and the name of the GPUs, as the list of devices
-    says.
+def _devices(run: _RunEvents) -> tuple[int | None, tuple[str, ...], tuple[str, ...]]:
+    """Return the number of ranks, all hosts in the order of ranks, and the names of GPUs, as the list of devices says.
+
+    The name that most GPUs have comes first.
     """
     listed = {int(event.values["rank"]): event for event in run.events if event.kind == "rank"}
     if not listed:
-        return None, (), None
+        return None, (), ()
     ranks: int | None = max(listed) + 1
     is_complete = len(listed) == ranks
     last = max(event.number for event in listed.values())
@@ -520,8 +553,61 @@ def _devices(run: _RunEvents) -> tuple[int | None, tuple[str, ...], str | None]:
         # Each group is a communicator of its own.
         ranks = next(iter(groups.values()))
     hosts = tuple(dict.fromkeys(listed[rank].values["host"] for rank in sorted(listed)))
-    names = {event.values.get("name", "") for event in listed.values()}
-    return ranks, hosts if is_complete else (), names.pop() or None if len(names) == 1 else None
+    names = Counter(name for event in listed.values() if (name := event.values.get("name")))
+    return ranks, hosts if is_complete else (), tuple(name for name, _ in names.most_common())
+
+
+def _sizes_between(smallest: int, largest: int, factor: int, increment: int) -> Sequence[int]:
+    """Return the sizes that a run was asked for, before they are rounded to elements; none if they are not known."""
+    if increment and (largest - smallest) // increment < _MOST_SIZES:
+        return range(smallest, largest + 1, increment)
+    sizes = []
+    while factor > 1 and 0 < smallest <= largest:
+        sizes.append(smallest)
+        smallest *= factor
+    return sizes
+
+
+def _missing_size(rows: Sequence[NcclRow], sizes: Sequence[int], unread: int) -> int | None:
+    """Return the first size that was asked for and has no row, also none that is unread.
+
+    Rows of all sizes may come several times.
+    """
+    if sizes and unread and (len(rows) + unread) % len(sizes) == 0:
+        return None
+    by_kind: dict[object, list[int]] = defaultdict(list)
+    for row in rows:
+        by_kind[row.dtype, row.redop, row.root].append(row.size_bytes)
+    for found in by_kind.values():
+        if sizes and len(found) % len(sizes):
+            last = found[len(found) // len(sizes) * len(sizes) :]
+            # Sizes are rounded down, so a larger one is the next.
+            return next((size for at, size in enumerate(sizes) if at >= len(last) or last[at] > size), sizes[-1])
+    return None
+
+
+def _contradiction(rows: Sequence[NcclRow], collective: str | None, *, has_other_times: bool) -> str:
+    """Return which row has figures that are no numbers, or that do not fit each other as those of most rows do.
+
+    algbw is size / time, and busbw is algbw times the same factor in all rows; the first releases had another factor
+    in the former. Both are compared where rounding leaves enough digits.
+    """
+    halves = [(row.size_bytes, half) for row in rows for half in (row.out_of_place, row.in_place) if half]
+    halves = [(size, half) for size, half in halves if size]
+    for size, half in halves:
+        if None in (half.time_us, half.algbw_gb_s, half.busbw_gb_s):
+            return f"the row of {size} bytes has figures that are no numbers"
+    figures = [(s, h.time_us or 0, h.algbw_gb_s or 0, h.busbw_gb_s or 0) for s, h in halves if (h.algbw_gb_s or 0) >= 1]
+    checks: tuple[tuple[bool, float, list[tuple[int, float]], str], ...] = (
+        (not has_other_times, _ROUNDED, [(s, a * t / s) for s, t, a, _ in figures], "time and algbw"),
+        (collective != "alltoallv", 0.02, [(s, b / a) for s, _, a, b in figures], "algbw and busbw"),
+    )
+    for applies, tolerance, ratios, names in checks:
+        usual = median(ratio for _, ratio in ratios) if ratios and applies else 0
+        for size, ratio in ratios if usual else ():
+            if abs(ratio / usual - 1) > tolerance:
+                return f"{names} of the row of {size} bytes do not fit each other"
+    return ""
 
 
 def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | None:
@@ -574,10 +660,9 @@ def _with_verdict(
     concluded: bool,
     failures: Iterable[_Failure],
     is_cut: bool,
-    largest: int,
-    factor: int,
-    increment: int,
+    sizes: Sequence[int],
     validated: bool,
+    has_other_times: bool,
     tables: int = 1,
     left_out: bool = False,
     reduced_to: int = 0,
@@ -587,19 +672,17 @@ def _with_verdict(
     """Return the run of these facts and rows, with its verdict.
 
     `concluded` says whether something came that is printed after the line about bounds, `is_cut` whether the last row
-    is not whole, `left_out` whether somebody who copied the output marked a gap with dots. `largest`, `factor` and
-    `increment` are of the sizes that were asked for; `reduced_to` is the largest that the memory allowed;
-    0 is unknown.
+    is not whole, `left_out` whether somebody who copied the output marked a gap with dots, `has_other_times` whether
+    times are not those of the bandwidths. `sizes` were asked for; `reduced_to` is the largest that the memory allowed.
     """
     halves = (half for row in rows for half in (row.out_of_place, row.in_place) if half)
     counted = [half.wrong for half in halves if half.wrong is not None]
     wrong_total = sum(counted) if counted else None
     kept = tuple(rows) if tables == 1 else ()
-    run = Run(rows=kept, wrong_total=wrong_total, verdict="ok", reason="", **facts)
+    run = Run(rows=kept, wrong_total=wrong_total, compared=validated, verdict="ok", reason="", **facts)
     lacks_bounds = run.out_of_bounds is None
-    last = rows[-1].size_bytes if rows else 0
-    following = last * (factor or 1) + increment
-    is_asked_for = last < following <= largest and not left_out and run.collective != "alltoallv"
+    absent = None if left_out or run.collective == "alltoallv" else _missing_size(rows, sizes, run.partial_rows)
+    contradiction = _contradiction(kept, run.collective, has_other_times=has_other_times)
     missing = (
         (is_cut, "the last row is cut"),
         (lacks_bounds and not concluded, "no footer"),
@@ -607,7 +690,7 @@ def _with_verdict(
             lacks_bounds and validated and not (counts_wrong and wrong_total == 0),
             "no line `Out of bounds values`, and the rows do not say whether the data were right",
         ),
-        (is_asked_for, f"no row of {following} bytes, though it was asked for"),
+        (absent is not None, f"no row of {absent} bytes, though it was asked for"),
     )
     warned = f"; NCCL warned: {warning}" if warning else ""
     causes = [(True, failure.verdict, f"line {failure.number}: {failure.text}") for failure in sorted(failures)]
@@ -634,6 +717,7 @@ def _with_verdict(
         ),
         (average_failed, "failed", "the average bus bandwidth is below what NCCL_TESTS_MIN_BW asks for"),
         (not rows, "no-data", f"no row of results{warned}"),
+        (contradiction, "damaged", f"damaged: {contradiction}"),
         *((holds, "truncated", f"truncated: {text}{warned}") for holds, text in missing),
         (True, "ok", "; ".join(text for holds, text in notes if holds)),
     )
@@ -643,6 +727,8 @@ def _with_verdict(
 
 # The JSON of `-J`.
 
+_SIZE_KEYS = ("minimum_bytes", "maximum_bytes", "step_factor", "step_bytes")
+_CPU_TIME = re.compile(r"'cpu_time'")
 _AVERAGES = (("average_bus_bandwidth", "bandwidth"), ("average_bus_bandwidith", "bandwidith"))
 """The second has the typing error of the first releases with JSON."""
 
@@ -678,14 +764,18 @@ def parse_nccl_json(source: str, document: JsonDocument) -> ParsedOutput[Run] | 
     devices = [json_object(device) for device in json_list(config.get("devices"))]
     threads, gpus = _json_integer(config.get("nthreads")), _json_integer(config.get("ngpus"))
     hosts = tuple(dict.fromkeys(str(device.get("hostname")) for device in devices))
-    names = {str(device["device_info"]) for device in devices if device.get("device_info")}
+    names = Counter(str(device["device_info"]) for device in devices if device.get("device_info"))
+    kinds = [name for name, _ in names.most_common()]
+    variables = [text.partition("=") for text in map(str, json_list(top.get("env")))]
     facts = {
         "source": source,
         "collective": collective,
         "ranks": len(devices) * threads * gpus if devices and threads and gpus else None,
         "nodes": len(hosts) or None,
         "hosts": hosts,
-        "device": names.pop() if len(names) == 1 else None,
+        "device": kinds[0] if kinds else None,
+        "other_devices": tuple(kinds[1:]),
+        "algorithms": forced_classes({name: value for name, _, value in variables}),
         "partial_rows": len(unread),
         "avg_busbw_gb_s": json_number(average.get(average_key)),
         "out_of_bounds": out_of_bounds,
@@ -698,10 +788,9 @@ def parse_nccl_json(source: str, document: JsonDocument) -> ParsedOutput[Run] | 
         concluded=bool(average),
         failures=failures,
         is_cut=is_cut,
-        largest=_json_integer(config.get("maximum_bytes")) or 0,
-        factor=_json_integer(config.get("step_factor")) or 0,
-        increment=_json_integer(config.get("step_bytes")) or 0,
+        sizes=_sizes_between(*(_json_integer(config.get(key)) or 0 for key in _SIZE_KEYS)),
         validated=_json_integer(config.get("validation")) != 0,
+        has_other_times=bool(_CPU_TIME.search(str(top.get("results"))[:500])),
     )
     if not document.is_whole:
         run = run.model_copy(update={"reason": f"{run.reason}; the document has no end"})
@@ -739,7 +828,7 @@ def _json_integer(value: object) -> int | None:
 
 # Runs that were both printed as text and written as JSON.
 
-_ROUNDED = 0.05
+_ROUNDED = 0.06
 """Largest relative difference that rounding explains: the text has two digits of a large time, more of others."""
 _TINY = 0.006
 """µs and GB/s that the two decimals of the text do not show."""

@@ -10,7 +10,6 @@ from imagebuild.bench.logs import (
     JsonDocument,
     count_decimals,
     excerpt,
-    is_table_value,
     json_list,
     json_number,
     json_object,
@@ -49,6 +48,9 @@ _ERROR = re.compile(
 )
 _NOT_FOUND = re.compile(r"(?:ERROR|Error): Testcase (?:index )?(\S{1,100}) (?:not found|out of bound)!?")
 _ROW = re.compile(r"(?P<row>\d{1,6})(?:\s*->\s*\d{1,6})?(?P<values>(?:\s+\S{1,64})+)", re.ASCII)
+_DEVICE = re.compile(
+    r"(?:Process \d{1,6} \([^)]{0,300}\): )?[Dd]evice \d{1,4}: (?P<name>.{1,200}?)(?: \([\da-fA-F:.]+\))?"
+)
 _DECIMALS = 2
 """Digits after the point of every number: one with fewer was cut."""
 
@@ -79,6 +81,7 @@ class _NvbandwidthReader:
     """Of that matrix, once its header came."""
     rows: list[tuple[float | None, ...]] = field(default_factory=list)
     has_unread_row: bool = False
+    devices: list[str] = field(default_factory=list)
     has_begun: bool = False
     """Whether something of nvbandwidth came, so that lines which other programs print as well are its own."""
     after_error: bool = False
@@ -105,7 +108,9 @@ class _NvbandwidthReader:
             self.running, self.is_announced = match[1], True
         elif match := _VERSION.match(text):
             self.end_test()
-            self.version, self.running = match[1], None
+            self.version, self.running, self.devices = match[1], None, []
+        elif match := _DEVICE.fullmatch(text):
+            self.devices.append(match["name"])
         elif match := _WAIVED.fullmatch(text):
             name = match["name"] or (self.running if self.is_announced and not self.description else None)
             self.is_announced = self.is_announced and bool(self.description)
@@ -133,11 +138,11 @@ class _NvbandwidthReader:
             return False
         values = match["values"].split()
         is_next = int(match["row"]) == len(self.rows)
-        is_whole = len(values) == self.columns and all(map(is_table_value, values))
+        is_whole = len(values) == self.columns and all(map(_is_cell, values))
         is_cut = parse_number(values[-1]) is not None and count_decimals(values[-1]) < _DECIMALS
         if is_next and is_whole and not is_cut:
             self.rows.append(tuple(map(parse_number, values)))
-        elif is_whole or (is_next and any(map(is_table_value, values))):
+        elif is_whole or (is_next and any(map(_is_cell, values))):
             self.has_unread_row = True
             self.unread.append(excerpt(text))
         else:
@@ -168,11 +173,15 @@ class _NvbandwidthReader:
         reasons = (
             (not self.description and not has_sum, "the output ends before its first result"),
             (not self.description and total is None, "its sum is cut"),
-            (self.description and not self.rows, "the output ends before the first row of its matrix"),
             (self.has_unread_row, "rows of its matrix could not be read"),
+            (self.description and not self.rows, "the output ends before the first row of its matrix"),
             (
                 self.description and "device_to_device" in (name or "") and len(self.rows) != self.columns,
                 f"its matrix has {len(self.rows)} of {self.columns} rows",
+            ),
+            (
+                "GB/s" in self.description and _is_other_sum(self.rows, total),
+                "the sum of its cells is not the one that it prints",
             ),
         )
         reason = next((text for holds, text in reasons if holds), "")
@@ -193,14 +202,26 @@ class _NvbandwidthReader:
                 matrix=tuple(self.rows) or None,
                 sum=total,
                 reason=reason,
+                devices=tuple(self.devices),
             )
         )
         self.is_announced, self.description, self.columns, self.has_unread_row = False, "", None, False
         self.rows = []
 
 
+def _is_cell(word: str) -> bool:
+    """Return whether a matrix can have this cell: a number or N/A, but not nan, which is no measurement."""
+    return word.upper() == "N/A" or parse_number(word) is not None
+
+
+def _is_other_sum(rows: Sequence[Sequence[float | None]], total: float | None) -> bool:
+    """Return whether a printed sum is not that of the cells."""
+    return total is not None and abs(sum(cell or 0 for row in rows for cell in row) - total) > 0.01 * abs(total) + 0.1
+
+
 # JSON
 
+_JSON_DEVICE = re.compile(r"(?:Device )?(?:\d+: )?(?P<name>[^(]{1,200}?)(?: ?\(|$)")
 _JSON_STATUS = {
     "passed": "passed", "waived": "waived", "not found": "not-found", "running": "truncated", "error": "error",
 }  # fmt: skip
@@ -212,6 +233,8 @@ def parse_nvbandwidth_json(source: str, document: JsonDocument) -> ParsedOutput[
     if not isinstance(top, dict):
         return None
     version = json_text(top.get("version")) or json_text(top.get("git_version"))
+    listed = [_JSON_DEVICE.match(str(line)) for line in json_list(top.get("GPU Device list"))]
+    devices = tuple(match["name"] for match in listed if match)
     tests: list[BandwidthTest] = []
     unread: list[str] = []
     for value in json_list(top.get("testcases")):
@@ -225,6 +248,10 @@ def parse_nvbandwidth_json(source: str, document: JsonDocument) -> ParsedOutput[
             # A test that fails is written a second time, and the first entry goes on saying that it runs.
             tests.pop()
         matrix, problem = _json_matrix(case.get("bandwidth_matrix"))
+        total = json_number(case.get("sum"))
+        last = matrix[-len(matrix[0]) :] if matrix and "bidirectional" in (name or "") else matrix
+        if last and "GB/s" in (json_text(case.get("bandwidth_description")) or "") and _is_other_sum(last, total):
+            problem = problem or f"the sum of its cells is not {total}"
         if problem:
             unread.append(excerpt(f"{name}: {problem}"))
             status, reason = "truncated", reason or "its matrix could not be read"
@@ -239,8 +266,9 @@ def parse_nvbandwidth_json(source: str, document: JsonDocument) -> ParsedOutput[
                 unit=unit[1] if unit else None,
                 status=status,
                 matrix=matrix,
-                sum=json_number(case.get("sum")),
+                sum=total,
                 reason=excerpt(reason),
+                devices=devices,
             )
         )
     if error := json_text(top.get("error")):
@@ -256,6 +284,6 @@ def _json_matrix(rows: object) -> tuple[MatrixCells | None, str]:
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         return None, f"bandwidth_matrix {rows!r}"
     for cell in (cell for row in rows for cell in row):
-        if json_number(cell) is None and not (isinstance(cell, str) and is_table_value(cell.strip())):
+        if json_number(cell) is None and str(cell).strip().upper() != "N/A":
             return None, f"cell {cell!r}"
     return tuple(tuple(map(json_number, row)) for row in rows) or None, ""

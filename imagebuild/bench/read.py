@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,13 @@ def _parse_log(log: Log) -> _FileOutput:
     for line in log.lines:
         by_process[line.process].append(line)
     outside: list[LogLine] = []
-    for lines in by_process.values():
+    waiting = list(by_process.values())
+    for lines in waiting:
         documents, others = extract_json(lines)
         texts = [line.text for line in others]
+        # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
+        printed_texts = [text for document in documents for text in _printed_in(document.value)]
+        waiting += [log_from_text(log.path, text).lines for text in printed_texts]
         for tool, part, parse_text, parse_json in _PARSERS:
             for document in documents if parse_json else ():
                 parsed = parse_json(log.path, document) if parse_json else None
@@ -114,10 +118,24 @@ def _parse_log(log: Log) -> _FileOutput:
         output.unread.append(_P2P_IS_NOT_READ)
     outside.sort(key=lambda line: line.number)
     json_runs = output.items.pop("runs", [])
-    printed = parse_nccl_text(Log(log.path, outside, warnings=log.warnings))
+    printed = parse_nccl_text(Log(log.path, outside, warnings=log.warnings, settings=log.settings))
     output.add("nccl-tests", "runs", printed)
     output.items["runs"] = list(merge_runs(printed.items, json_runs))
     return output
+
+
+def _printed_in(value: object) -> Iterator[str]:
+    """Yield the texts of several lines that a JSON document has as `stdout`."""
+    if isinstance(value, dict):
+        text = value.get("stdout")
+        if isinstance(text, str) and "\n" in text:
+            yield text
+        else:
+            for inner in value.values():
+                yield from _printed_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _printed_in(inner)
 
 
 def _results_of(outputs: Sequence[_FileOutput]) -> Results:

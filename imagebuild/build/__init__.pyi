@@ -1,5 +1,7 @@
-from .bake import BakeRequest as BakeRequest
 from .bake import BuildInputs as BuildInputs
+from .bake import BuildRequest as BuildRequest
+from .bake import BuildRun as BuildRun
+from .bake import CacheEntry as CacheEntry
 from .bake import LayerFormat as LayerFormat
 from .bake import bake_file as bake_file
 from .bake import epoch_of as epoch_of
@@ -24,7 +26,6 @@ from .base import log_nothing as log_nothing
 from .base import make_rootfs as make_rootfs
 from .base import signed_source as signed_source
 from .buildx import STEP_NAME as STEP_NAME
-from .buildx import BuildOrigin as BuildOrigin
 from .buildx import BuildProgress as BuildProgress
 from .buildx import EventStream as EventStream
 from .buildx import component_of as component_of
@@ -43,7 +44,6 @@ from .bundle import gateway_address as gateway_address
 from .bundle import index_page as index_page
 from .bundle import package_proxy as package_proxy
 from .change import Build as Build
-from .change import CacheEntry as CacheEntry
 from .change import ChangeRequest as ChangeRequest
 from .change import Cost as Cost
 from .change import CostStep as CostStep

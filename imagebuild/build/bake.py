@@ -1,4 +1,4 @@
-"""Write the bake file of a plan. Pure."""
+"""Say what is to be built and how, and write the bake file. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from imagebuild import oci
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
 from imagebuild.project.matrix import Target
+from imagebuild.project.plan import Changes
 
 if TYPE_CHECKING:
     from imagebuild.oci import Endpoint
+    from imagebuild.project import Project
     from imagebuild.render import Dockerfile
 
 Compression = Literal["gzip", "zstd"]
@@ -71,73 +73,118 @@ def epoch_of(environ: Mapping[str, str], locked: date | None) -> int:
 
 
 @dataclass(frozen=True)
+class BuildRequest:
+    """Hold what the command line asks for."""
+
+    targets: tuple[Target, ...]
+    platforms: tuple[Platform, ...] = ()
+    """Empty: the platforms of each target."""
+    output: str = "load"
+    """`load` into the engine's image store, `push`, `cacheonly`, or a folder for OCI layouts."""
+    layer_format: LayerFormat = field(default_factory=LayerFormat)
+    """Format of layouts and of what is pushed."""
+    builder: str | None = None
+    """Builder of docker buildx; None: the engine's own."""
+    sources: tuple[str, ...] = ()
+    """`NAME=FOLDER`: components whose source is a folder."""
+    base: str = "bootstrap"
+    """Where base images come from: `bootstrap` or `registry`."""
+    ca: Path | None = None
+    no_cache: bool = False
+    jobs: int = 0
+    """Targets to build at a time; 0: all."""
+    stage: str | None = None
+    """Build only this stage, into the cache."""
+    cache: str | None = None
+    """Repository of caches of compiled artefacts."""
+    cache_write: bool = False
+    folder: Path = Path("build")
+    """Folder for Dockerfiles, the bake file and results."""
+    verbose: bool = False
+    changes: Changes = field(default_factory=Changes)
+    bundle: Path | None = None
+    """Folder of a bundle to build from, without a network."""
+    record: bool = False
+    """Make the bundle instead: keep in it what the build fetches."""
+
+    @property
+    def repeat_options(self) -> tuple[str, ...]:
+        """Return the options with which another command builds the same."""
+        given = {"--platform": self.platforms, "--source": self.sources}
+        given |= {"--builder": (self.builder,) if self.builder else ()}
+        given |= {"--bundle": (str(self.bundle),) if self.bundle else ()}
+        words = (word for option, values in given.items() for value in values for word in (option, value))
+        return (*words, *self.changes.options)
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """Name what a compiling stage makes for one platform."""
+
+    stage: str
+    platform: Platform
+    key: str
+
+    @property
+    def tag(self) -> str:
+        """Return the tag of its cache, such as `ucx-amd64-0123456789abcdef`."""
+        return f"{self.stage}-{self.platform.removeprefix('linux/')}-{self.key}"
+
+
+@dataclass(frozen=True)
 class BuildInputs:
     """Hold what BuildKit gets beside the Dockerfiles."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Image in `FROM` → context that replaces it."""
+    """Image in `FROM`, or stage, → what replaces it in all targets: a folder, `oci-layout://…` or `docker-image://…`."""
     stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Target → stage → context that replaces it."""
+    """Target → stage → context that replaces it in that target; `images` wins."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class BakeRequest:
-    """Say what to build at once and how; paths are on this machine."""
+class BuildRun:
+    """Hold a build that is under way: what was asked for, and what was found and rendered for it."""
 
-    targets: tuple[Target, ...]
+    request: BuildRequest
+    project: Project
     dockerfiles: Mapping[str, Dockerfile]
     """Target → what it is built from."""
-    folder: Path
-    """Folder for Dockerfiles, the bake file and results."""
     engine: Endpoint
-    builder: str | None = None
-    output: str = "load"
-    """`load` into the engine's image store, `push`, `cacheonly`, or a folder for OCI layouts."""
-    stage: str | None = None
-    """Build only this stage, into the cache."""
-    layer_format: LayerFormat = field(default_factory=LayerFormat)
-    """Format of layouts and of what is pushed."""
-    platforms: tuple[str, ...] = ()
-    """Empty: the platforms of each target."""
-    replaced: Mapping[str, str] = field(default_factory=dict)
-    """Stage or image → what replaces it in all targets: a folder, `oci-layout://…` or `docker-image://…`."""
-    stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Target → stage → what replaces it in that target; `replaced` wins."""
-    secrets: Mapping[str, Path] = field(default_factory=dict)
-    no_cache: bool = False
-    cache_from: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Target → references of caches in registries."""
-    components: frozenset[str] = frozenset()
-    """Names of all components of the project."""
-    repeat_options: tuple[str, ...] = ()
-    """Options with which a command repeats a step of this build."""
+    inputs: BuildInputs = field(default_factory=BuildInputs)
+    caches: Mapping[str, Sequence[CacheEntry]] = field(default_factory=dict)
+    """Target → what it needs compiled, which the caches may have."""
+    revision: str | None = None
+    """Commit of the project."""
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
     def context(self) -> Path:
         """Return the build context, an empty folder: the Dockerfiles need none."""
-        return self.folder / "empty"
+        return self.request.folder / "empty"
 
     def layout_folder(self, target: Target) -> Path | None:
         """Return the folder of a target's OCI layout, or None if none is written."""
-        if self.stage or self.output in ("load", "cacheonly"):
+        output = self.request.output
+        if self.request.stage or output in ("load", "cacheonly"):
             return None
-        return self.folder / target.id / "layout" if self.output == "push" else Path(self.output) / target.id
+        return self.request.folder / target.id / "layout" if output == "push" else Path(output) / target.id
 
 
-def bake_file(request: BakeRequest) -> dict[str, Any]:
+def bake_file(run: BuildRun) -> dict[str, Any]:
     """Return the bake file for targets whose Dockerfiles are `folder/<id>/Dockerfile`.
 
     Raises ConfigError for a platform that a target is not for.
     """
+    request, inputs = run.request, run.inputs
     entries: dict[str, dict[str, Any]] = {}
     for target in request.targets:
         output = "type=docker" if request.output == "load" and not request.stage else "type=cacheonly"
         # What is pushed is a layout first: the docker driver cannot push by digest, and rewrites times in layouts only.
-        if layout := request.layout_folder(target):
+        if layout := run.layout_folder(target):
             output = f"type=oci,tar=false,dest={layout},{request.layer_format.attributes}"
         entry = entries[target.bake_name] = {
-            "context": str(request.context),
+            "context": str(run.context),
             # Inline text would need escaping: bake expands ${…}.
             "dockerfile": str(request.folder / target.id / "Dockerfile"),
             "platforms": list(platforms_of(target, request.platforms)),
@@ -146,12 +193,12 @@ def bake_file(request: BakeRequest) -> dict[str, Any]:
         }
         if request.stage:
             entry["target"] = request.stage
-        if contexts := {**request.stages.get(target.id, {}), **request.replaced}:
+        if contexts := {**inputs.stages.get(target.id, {}), **inputs.images}:
             entry["contexts"] = contexts
-        if request.secrets:
-            entry["secret"] = [f"id={name},src={path}" for name, path in sorted(request.secrets.items())]
-        if caches := request.cache_from.get(target.id):
-            entry["cache-from"] = [f"type=registry,ref={reference}" for reference in caches]
+        if inputs.secrets:
+            entry["secret"] = [f"id={name},src={path}" for name, path in sorted(inputs.secrets.items())]
+        if caches := run.caches.get(target.id):
+            entry["cache-from"] = [f"type=registry,ref={request.cache}:{cache.tag}" for cache in caches]
         if request.no_cache:
             entry["no-cache"] = True
     return {"group": {"default": {"targets": sorted(entries)}}, "target": entries}

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 
 from imagebuild import oci
 from imagebuild.build import bake
-from imagebuild.build.bake import BakeRequest
+from imagebuild.build.bake import BuildRun
 from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import write_text
@@ -291,19 +291,6 @@ class BuildProgress(Progress):
         return "" if vertex.cached and self.live else state
 
 
-@dataclass(frozen=True)
-class BuildOrigin:
-    """Hold what the results of a build say about where they come from, and what exporting them needs."""
-
-    project: Project
-    revision: str | None
-    """Commit of the project."""
-    started: datetime
-    progress: BuildProgress
-    connect: Callable[[str], oci.Registry] = lambda host: oci.connect_registry(host)  # noqa: PLW0108 - it is imported when it is called
-    """Host → registry."""
-
-
 def replaced_sources(project: Project, targets: Sequence[Target], given: Sequence[str]) -> dict[str, str]:
     """Turn `["ucx=/src/ucx"]` into stage → folder that replaces it. Raises ConfigError for what cannot be replaced."""
     names = {name for name, component in project.components.items() if component.model.git}
@@ -323,20 +310,20 @@ def replaced_sources(project: Project, targets: Sequence[Target], given: Sequenc
     return replaced
 
 
-def run_bake(request: BakeRequest, progress: BuildProgress) -> tuple[BuildResult, ...]:
+def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[BuildResult, ...]:
     """Build all targets at once, and return their results, which `export_images` completes.
 
     Raises CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot be read.
     """
     began = time.monotonic()
-    write_inputs(request)
-    stream, metadata = execute_bake(request, bake.bake_file(request), progress)
+    write_inputs(run)
+    stream, metadata = execute_bake(run, bake.bake_file(run), progress)
     seconds = round(time.monotonic() - began, 3)
-    keys = {target.bake_name: request.dockerfiles[target.id].stages for target in request.targets}
+    keys = {target.bake_name: run.dockerfiles[target.id].stages for target in run.request.targets}
     results = []
-    for target in request.targets:
+    for target in run.request.targets:
         stages = keys[target.bake_name]
-        owners = {stage: name for stage in stages if (name := component_of(stage, request.components))}
+        owners = {stage: name for stage in stages if (name := component_of(stage, run.project.components))}
         steps = tuple(
             step
             for step in stream.steps(owners)
@@ -348,31 +335,31 @@ def run_bake(request: BakeRequest, progress: BuildProgress) -> tuple[BuildResult
                 target=target.id,
                 digest=(metadata.get(target.bake_name) or {}).get("containerimage.digest"),
                 tags=(target.name,),
-                platforms=bake.platforms_of(target, request.platforms),
+                platforms=bake.platforms_of(target, run.request.platforms),
                 size_bytes=None,
                 seconds=seconds,
                 steps=steps,
-                replaced=bake.replaced_contexts(request.replaced),
+                replaced=bake.replaced_contexts(run.inputs.images),
             )
         )
     return tuple(results)
 
 
 def execute_bake(
-    request: BakeRequest, content: Mapping[str, Any], progress: BuildProgress, name: str = "bake.json"
+    run: BuildRun, content: Mapping[str, Any], progress: BuildProgress, name: str = "bake.json"
 ) -> tuple[EventStream, dict[str, Any]]:
     """Run a bake file; return the events and buildx's metadata. Raises as `run_bake` does."""
-    file, metadata_file = request.folder / name, request.folder / "metadata.json"
+    file, metadata_file = run.request.folder / name, run.request.folder / "metadata.json"
     write_text(file, json.dumps(content, indent=1) + "\n")
     stream = EventStream()
     try:
-        status = _run_buildx(request, file, metadata_file, progress, stream)
+        status = _run_buildx(run, file, metadata_file, progress, stream)
         if status and any(EXPORT_FAULT.search(text) for text in stream.failure_messages()):
             progress.note("the engine failed to export what was built; trying once more")
             stream.forget_failures()
-            status = _run_buildx(request, file, metadata_file, progress, stream)
+            status = _run_buildx(run, file, metadata_file, progress, stream)
         if status:
-            raise CommandError(_explain_stopped_engine(request) + explain_failure(request, stream, status))
+            raise CommandError(_explain_stopped_engine(run) + explain_failure(run, stream, status))
         return stream, json.loads(metadata_file.read_text()) if metadata_file.exists() else {}
     except ValueError as error:
         raise ResultError(f"{metadata_file}: is not JSON, though buildx wrote it: {error}") from None
@@ -380,19 +367,19 @@ def execute_bake(
         metadata_file.unlink(missing_ok=True)
 
 
-def write_inputs(request: BakeRequest) -> None:
+def write_inputs(run: BuildRun) -> None:
     """Write the Dockerfiles, and remove what earlier builds of these targets left.
 
     Raises ConfigError if the folder cannot be written, or a layout's folder has something else in it.
     """
     try:
-        request.context.mkdir(parents=True, exist_ok=True)
+        run.context.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{request.folder}: cannot be written: {error.strerror}") from None
-    for target in request.targets:
-        write_text(request.folder / target.id / "Dockerfile", request.dockerfiles[target.id].text)
-        (request.folder / target.id / "result.json").unlink(missing_ok=True)
-        layout = request.layout_folder(target)
+        raise ConfigError(f"{run.request.folder}: cannot be written: {error.strerror}") from None
+    for target in run.request.targets:
+        write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
+        (run.request.folder / target.id / "result.json").unlink(missing_ok=True)
+        layout = run.layout_folder(target)
         if not layout or not layout.is_dir():
             continue
         # BuildKit would add to what is there.
@@ -403,18 +390,16 @@ def write_inputs(request: BakeRequest) -> None:
         shutil.rmtree(layout)
 
 
-def _run_buildx(
-    request: BakeRequest, file: Path, metadata_file: Path, progress: BuildProgress, stream: EventStream
-) -> int:
+def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildProgress, stream: EventStream) -> int:
     """Run `docker buildx bake` to its end, also when interrupted; return its exit status."""
     command = ["docker", "buildx", "bake", "--file", str(file)]
     command += ["--progress", "rawjson", "--metadata-file", str(metadata_file)]
-    if request.builder:
-        command += ["--builder", request.builder]
+    if run.request.builder:
+        command += ["--builder", run.request.builder]
     environ = {
         # buildx would make it a build argument, and so a part of every step's cache key; see `LayerFormat`.
         **{name: value for name, value in os.environ.items() if name != bake.EPOCH_VARIABLE},
-        **request.engine.environment,
+        **run.engine.environment,
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it
     }
@@ -431,30 +416,30 @@ def _run_buildx(
         end_program(process, signal.SIGINT, patience_s=15)  # so that BuildKit cancels the build
 
 
-def _explain_stopped_engine(request: BakeRequest) -> str:
+def _explain_stopped_engine(run: BuildRun) -> str:
     """Return a line if the engine has stopped: buildx does not say so, and its steps look as if they had failed."""
-    if request.builder:
+    if run.request.builder:
         return ""
-    flaw = engine_flaw(request.engine.host, flags=() if request.engine.origin == "context" else None)
-    return f"the engine at {request.engine.host} stopped during the build ({flaw}); start it again\n" if flaw else ""
+    flaw = engine_flaw(run.engine.host, flags=() if run.engine.origin == "context" else None)
+    return f"the engine at {run.engine.host} stopped during the build ({flaw}); start it again\n" if flaw else ""
 
 
-def explain_failure(request: BakeRequest, stream: EventStream, status: int) -> str:
+def explain_failure(run: BuildRun, stream: EventStream, status: int) -> str:
     """Say what failed, in which component, with its last lines, and how to see it again."""
     failed = [v for v in stream.failed() if v.parts]
     if failed:
-        return "\n\n".join(_explain_step(request, v) for v in failed[:3])
+        return "\n\n".join(_explain_step(run, v) for v in failed[:3])
     lines = stream.failure_messages()[-ERROR_LINES:] or ["it printed nothing; was it killed?"]
     ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
     return f"docker buildx bake {ended}:\n" + "\n".join(lines)
 
 
-def _explain_step(request: BakeRequest, vertex: Vertex) -> str:
-    target = next((t for t in request.targets if t.bake_name == vertex.target), None)
-    target = target or next(t for t in request.targets if vertex.stage in request.dockerfiles[t.id].stages)
-    component = component_of(vertex.stage, request.components)
+def _explain_step(run: BuildRun, vertex: Vertex) -> str:
+    target = next((t for t in run.request.targets if t.bake_name == vertex.target), None)
+    target = target or next(t for t in run.request.targets if vertex.stage in run.dockerfiles[t.id].stages)
+    component = component_of(vertex.stage, run.project.components)
     lines = list(vertex.log)[-ERROR_LINES:]
-    options = shlex.join([*request.repeat_options, "--stage", vertex.stage])
+    options = shlex.join([*run.request.repeat_options, "--stage", vertex.stage])
     return "\n".join(
         [
             f"{target.id}: {'component ' + component if component else 'stage ' + vertex.stage}: a step failed",
@@ -466,7 +451,7 @@ def _explain_step(request: BakeRequest, vertex: Vertex) -> str:
     )
 
 
-def component_of(stage: str, components: frozenset[str]) -> str | None:
+def component_of(stage: str, components: Container[str]) -> str | None:
     """Return the component of a stage: the stage's name, or that without `-key`, `-source` or `-source-<arch>`."""
     for name in (stage, re.sub(r"-(key|source(-(amd64|arm64))?)$", "", stage)):
         if name in components:
@@ -474,7 +459,7 @@ def component_of(stage: str, components: frozenset[str]) -> str | None:
     return None
 
 
-def export_images(request: BakeRequest, results: Sequence[BuildResult], origin: BuildOrigin) -> list[BuildResult]:
+def export_images(run: BuildRun, results: Sequence[BuildResult], progress: BuildProgress) -> list[BuildResult]:
     """Complete the results of targets, push what is to be pushed, and write each `result.json`.
 
     An image is pushed to the staging repository of its target, with one tag that keeps it there. Raises CommandError
@@ -482,32 +467,32 @@ def export_images(request: BakeRequest, results: Sequence[BuildResult], origin: 
     `result.json`.
     """
     exported = []
-    for target, result in zip(request.targets, results, strict=True):
+    for target, result in zip(run.request.targets, results, strict=True):
         more: dict[str, Any] = {
-            "revision": origin.revision,
-            "dockerfile": hashlib.sha256(request.dockerfiles[target.id].text.encode()).hexdigest(),
-            "builder": request.builder or request.engine.host,
-            "started": f"{origin.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            "revision": run.revision,
+            "dockerfile": hashlib.sha256(run.dockerfiles[target.id].text.encode()).hexdigest(),
+            "builder": run.request.builder or run.engine.host,
+            "started": f"{run.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
         }
-        if layout := request.layout_folder(target):
+        if layout := run.layout_folder(target):
             with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
                 images = oci.images_in(layout, Path(folder))
             more["manifests"] = manifests = {image.platform: image.digest for image in images}
             more["size_bytes"] = sum(layer.size for layer in images[0].layers)
             if missing := [platform for platform in result.platforms if not manifests.get(platform)]:
                 raise ResultError(f"{layout}: BuildKit wrote no image for {', '.join(missing)}")
-        if layout and request.output == "push":
+        if layout and run.request.output == "push":
             if not result.digest:
                 raise ResultError(f"{layout}: buildx's metadata has no digest of the image")
-            staging = oci.parse_reference(plan.repository_name(origin.project, target.image))
-            origin.progress.note(f"pushing {target.id} to {staging.name}")
+            staging = oci.parse_reference(plan.repository_name(run.project, target.image))
+            progress.note(f"pushing {target.id} to {staging.name}")
             tag = plan.staged_tag(result.digest, datetime.now(UTC))
-            moved = oci.push_image(layout, result.digest, origin.connect(staging.host), staging.repository, tag)
-            origin.progress.note(f"pushed {target.id}: {moved['blobs']} blobs, {format_size(moved['bytes'])}")
+            moved = oci.push_image(layout, result.digest, oci.connect_registry(staging.host), staging.repository, tag)
+            progress.note(f"pushed {target.id}: {moved['blobs']} blobs, {format_size(moved['bytes'])}")
             more |= {"repository": staging.name, "tags": (f"{staging.name}:{tag}",)}
             shutil.rmtree(layout)
-        if request.output == "load" and not request.stage:
-            more["size_bytes"] = compressed_size(request.engine, result.tags[0])
+        if run.request.output == "load" and not run.request.stage:
+            more["size_bytes"] = compressed_size(run.engine, result.tags[0])
         exported.append(result.model_copy(update=more))
-        write_text(request.folder / result.target / "result.json", exported[-1].model_dump_json(indent=1) + "\n")
+        write_text(run.request.folder / result.target / "result.json", exported[-1].model_dump_json(indent=1) + "\n")
     return exported

@@ -107,12 +107,15 @@ class Bundle:
         """Return the folder of the OCI layout that has the images."""
         return self.folder / self.IMAGES
 
-    def contexts(self, wanted: Iterable[str]) -> dict[str, str]:
-        """Return image → context. Raises ConfigError for an image that the bundle lacks."""
-        absent = sorted(set(wanted) - set(self.manifest.images))
-        if absent:
+    @contextmanager
+    def provide(self, request: InputsRequest) -> Iterator[BuildInputs]:
+        """Provide all inputs of a build. Raises ConfigError for an image that the bundle lacks."""
+        if absent := [image for image in request.images if image not in self.manifest.images]:
             raise ConfigError(f"{self.folder}: the bundle has no {', '.join(absent)}")
-        return {image: f"oci-layout://{self.layout}@{self.manifest.images[image]}" for image in wanted}
+        images = {image: f"oci-layout://{self.layout}@{self.manifest.images[image]}" for image in request.images}
+        stages = contexts_of(request, self.store.checked, self.git)
+        with package_proxy(gateway_address(request.engine), self.store, request.note) as proxy:
+            yield request.provide(images, stages, _proxy_secrets(proxy, recording=False))
 
     def problem(self, keys: Mapping[str, str], platforms: Iterable[Platform]) -> str:
         """Say why a target cannot be built from the bundle; return an empty text if it can.
@@ -182,21 +185,33 @@ class Recording:
             raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
         return cls(folder, stages)
 
-    def add_image(self, image: str, address: str, note: Callable[[str], None]) -> str:
-        """Pull an image from an address, such as a mirror's, into the bundle; return its context."""
-        note(f"pulling {image}")
-        return self._add(image, pull_image(address, self.folder / Bundle.IMAGES))
-
-    def add_base(self, image: str, context: str) -> str:
-        """Copy a bootstrapped base into the bundle; return its context."""
-        layout, _, digest = context.removeprefix("oci-layout://").rpartition("@")
-        start_layout(self.folder / Bundle.IMAGES)
-        copy_image(digest, Layout(Path(layout)), Layout(self.folder / Bundle.IMAGES))
-        return self._add(image, digest)
-
-    def _add(self, image: str, digest: str) -> str:
-        self.images[image] = digest
-        return f"oci-layout://{self.folder / Bundle.IMAGES}@{digest}"
+    @contextmanager
+    def provide(self, request: InputsRequest) -> Iterator[BuildInputs]:
+        """Fetch all inputs, through mirrors where there are any, and keep them; finish the bundle after the build."""
+        mirrors, netrc_file = request.settings.mirrors, request.settings.netrc_file
+        store = DownloadStore(self.folder, {}, Downloads(mirrors.download, request.ca, netrc_file))
+        fetch_wheels(request, store)
+        with git_environment(request.ca, netrc_file) as environ:
+            git = GitStore(self.folder / Bundle.GIT, mirrors.download, environ)
+            for item in dict.fromkeys(item for need in request.needs.values() for item in need.stages.values()):
+                request.note(f"fetching {item.url}")
+                if isinstance(item, GitCommit):
+                    git.fetch(item.url, item.commit)
+                else:
+                    store.get(item.url)
+            stages = contexts_of(request, store.get, git)
+        layout = self.folder / Bundle.IMAGES
+        for image in request.images:
+            request.note(f"pulling {image}")
+            self.images[image] = pull_image(mirrors.image(image), layout)
+        start_layout(layout)
+        for image, context in request.given.images.items():
+            base, _, self.images[image] = context.removeprefix("oci-layout://").rpartition("@")
+            copy_image(self.images[image], Layout(Path(base)), Layout(layout))
+        images = {image: f"oci-layout://{layout}@{digest}" for image, digest in self.images.items()}
+        with package_proxy(gateway_address(request.engine), store, request.note) as proxy:
+            yield request.provide(images, stages, _proxy_secrets(proxy, recording=True))
+        self.finish(store.files, request.needs)
 
     def finish(self, files: Mapping[str, StoredFile], needs: Mapping[str, NeededInputs]) -> None:
         """Write the manifest, which makes the folder a bundle."""
@@ -339,41 +354,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing: `log` is told what goes wrong."""
 
 
-@contextmanager
-def inputs_into_bundle(request: InputsRequest, recording: Recording) -> Iterator[BuildInputs]:
-    """Fetch all inputs, through mirrors where there are any, and keep them in a bundle; finish it after the build."""
-    mirrors, netrc_file = request.settings.mirrors, request.settings.netrc_file
-    store = DownloadStore(recording.folder, {}, Downloads(mirrors.download, request.ca, netrc_file))
-    fetch_wheels(request, store)
-    with git_environment(request.ca, netrc_file) as environ:
-        git = GitStore(recording.folder / Bundle.GIT, mirrors.download, environ)
-        for item in dict.fromkeys(item for need in request.needs.values() for item in need.stages.values()):
-            request.note(f"fetching {item.url}")
-            if isinstance(item, GitCommit):
-                git.fetch(item.url, item.commit)
-            else:
-                store.get(item.url)
-        downloads = {target: need.stages for target, need in request.needs.items()}
-        stages = contexts_of(downloads, request, store.get, git)
-    images = {image: recording.add_image(image, mirrors.image(image), request.note) for image in sorted(request.images)}
-    images |= {image: recording.add_base(image, context) for image, context in request.bases.items()}
-    with package_proxy(gateway_address(request.engine), store, request.note) as proxy:
-        yield BuildInputs(images, stages, _proxy_secrets(request, proxy, recording=True))
-    recording.finish(store.files, request.needs)
-
-
-@contextmanager
-def inputs_from_bundle(request: InputsRequest, bundle: Bundle) -> Iterator[BuildInputs]:
-    """Provide all inputs from a bundle."""
-    downloads = {target: need.stages for target, need in request.needs.items()}
-    stages = contexts_of(downloads, request, bundle.store.checked, bundle.git)
-    with package_proxy(gateway_address(request.engine), bundle.store, request.note) as proxy:
-        yield BuildInputs(bundle.contexts(request.images), stages, _proxy_secrets(request, proxy, recording=False))
-
-
-def _proxy_secrets(request: InputsRequest, proxy: str, *, recording: bool) -> dict[str, Path]:
-    """Write the secrets that lead apt and pip of a build to the proxy."""
-    return {
-        "apt-get": request.secret("apt-get", apt_get_for_proxy(proxy, recording=recording)),
-        "pip.conf": request.secret("pip.conf", pip_conf_text(f"{proxy}/simple/")),
-    }
+def _proxy_secrets(proxy: str, *, recording: bool) -> dict[str, str]:
+    """Return the secrets that lead apt and pip of a build to the proxy."""
+    return {"apt-get": apt_get_for_proxy(proxy, recording=recording), "pip.conf": pip_conf_text(f"{proxy}/simple/")}

@@ -12,8 +12,10 @@ from itertools import count
 from math import ceil
 from typing import Any, Literal, get_args
 
+from imagebuild import oci
 from imagebuild.build import bake, buildx
-from imagebuild.build.buildx import BuildOrigin, component_of
+from imagebuild.build.bake import CacheEntry
+from imagebuild.build.buildx import BuildProgress, component_of
 from imagebuild.core import console
 from imagebuild.core.console import err, out
 from imagebuild.core.errors import ConfigError
@@ -240,24 +242,6 @@ def show_cost(cost: Cost, *, markdown: bool = False) -> None:
     out.print(f"{change}: {summary}", markup=False)
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """Name what a compiling stage makes for one platform."""
-
-    stage: str
-    platform: Platform
-    key: str
-
-    @property
-    def tag(self) -> str:
-        """Return the tag of its cache, such as `ucx-amd64-0123456789abcdef`."""
-        return f"{self.stage}-{self.platform.removeprefix('linux/')}-{self.key}"
-
-
-CacheEntries = Mapping[str, Sequence[CacheEntry]]
-"""Target → what it needs compiled."""
-
-
 def cache_entries(state: ProjectState, target: Target, platform: Platform) -> list[CacheEntry]:
     """Return all that a target needs compiled for a platform."""
     compiling = {name for name, component in state.project.components.items() if component.model.compiles}
@@ -287,22 +271,16 @@ def cache_bake_file(content: Mapping[str, Any], repository: str, owners: Mapping
     return {"group": {"default": {"targets": sorted(targets)}}, "target": targets}
 
 
-def write_caches(
-    request: bake.BakeRequest,
-    repository: str,
-    wanted: CacheEntries,
-    built: Sequence[BuildResult],
-    origin: BuildOrigin,
-) -> None:
+def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
     """Write the caches of what was compiled just now, and of what has none in the registry yet.
 
     Raises CommandError if that fails; images that were exported before stay so.
     """
-    location = parse_reference(repository)
-    registry = origin.connect(location.host)
+    location = parse_reference(run.request.cache or "")
+    registry = oci.connect_registry(location.host)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
-    owners = {entry: target for target in request.targets for entry in wanted[target.id]}
-    compiled = {entry for target, entries in wanted.items() for entry in entries if (target, entry.stage) in executed}
+    owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
+    compiled = {e for target, entries in run.caches.items() for e in entries if (target, e.stage) in executed}
     chosen = {
         entry: target
         for entry, target in owners.items()
@@ -310,10 +288,9 @@ def write_caches(
     }
     if not chosen:
         return
-    origin.progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
-    content = bake.bake_file(request)
-    caches = cache_bake_file(content, location.name, chosen)
-    buildx.execute_bake(request, caches, origin.progress, "bake-caches.json")
+    progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
+    content = cache_bake_file(bake.bake_file(run), location.name, chosen)
+    buildx.execute_bake(run, content, progress, "bake-caches.json")
 
 
 Reason = Literal["new", "image", "checks", "tags"]

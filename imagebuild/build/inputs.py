@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import get_args
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -329,6 +330,11 @@ class Trees:
         """Return the folder of the OCI layout."""
         return self.folder / "layout"
 
+    def made(self) -> Path:
+        """Make the folder if it is not there, and return it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder
+
     def find(self, key: str) -> str | None:
         """Return the context of a tree, or None if it is not here."""
         try:
@@ -363,8 +369,7 @@ class Trees:
         return self._add(key, lambda archive: archive.add(folder, "./", filter=with_usual_mode))
 
     def _add(self, key: str, fill: Callable[[tarfile.TarFile], None]) -> str:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=self.folder) as scratch:
+        with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=self.made()) as scratch:
             tar = Path(scratch) / "tar"
             with tarfile.open(tar, "w") as archive:
                 fill(archive)
@@ -450,8 +455,8 @@ class InputsRequest:
 
     needs: Mapping[str, NeededInputs]
     """Target → what it needs."""
-    bases: Mapping[str, str]
-    """Image → context of the base that was bootstrapped to replace it."""
+    given: BuildInputs
+    """What the build has already: bases that were bootstrapped, and this machine's secrets."""
     engine: Endpoint
     settings: Settings
     ca: Path | None
@@ -462,90 +467,76 @@ class InputsRequest:
     """Function that shows what is being done."""
 
     @property
-    def images(self) -> frozenset[str]:
+    def images(self) -> list[str]:
         """Return the needed images that no base replaces."""
-        return frozenset(image for need in self.needs.values() for image in need.images) - frozenset(self.bases)
+        return sorted({image for need in self.needs.values() for image in need.images} - set(self.given.images))
 
-    def secret(self, name: str, text: str) -> Path:
-        """Write a secret that only this user can read."""
-        path = self.secrets / name
-        path.touch(mode=0o600)
-        path.write_text(text)
-        return path
+    def provide(
+        self, images: Mapping[str, str], stages: Mapping[str, Mapping[str, str]], secrets: Mapping[str, str]
+    ) -> BuildInputs:
+        """Return what the build has already and this besides; the text of each secret goes into a file of its name."""
+        for name, text in secrets.items():
+            (self.secrets / name).write_text(text)
+        files = {name: self.secrets / name for name in secrets}
+        return BuildInputs({**self.given.images, **images}, stages, {**self.given.secrets, **files})
 
 
 def contexts_of(
-    downloads: Mapping[str, Mapping[str, Download]], request: InputsRequest, file: Callable[[str], Path], git: GitStore
+    request: InputsRequest, file: Callable[[str], Path], git: GitStore, wanted: Callable[[str], bool] = bool
 ) -> dict[str, dict[str, str]]:
-    """Turn target → stage → download into target → stage → context.
+    """Fetch what targets download from addresses that are `wanted`, by default all; return target → stage → context.
 
     `file` returns the file of an address. Raises ResultError for a file that is not what the lock names, and what
     `file` and the git store raise.
     """
     trees, note = request.trees, request.note
 
+    @cache
     def context_of(download: Download) -> str:
-        match download:
-            case KeyFile(url):
-                path = file(url)
-                key = f"key {url} {file_sha256(path)}"
-                return trees.find(key) or trees.add_file(key, file_name(url), path)
-            case ArchiveFile(url, sha256):
-                key = f"archive {url} {sha256}"
-                if context := trees.find(key):
-                    return context
-                note(f"fetching {url}")
-                path = file(url)
-                if (actual := file_sha256(path)) != sha256:
-                    raise ResultError(f"{url}: its sha256 is {actual}, but imagebuild.lock has {sha256}")
-                return trees.add_file(key, file_name(url), path)
-            case GitCommit(url, commit):
-                key = f"git {commit}"
-                if context := trees.find(key):
-                    return context
-                if not git.has(commit):
-                    note(f"fetching {url} {commit}")
-                    git.fetch(url, commit)
-                trees.folder.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=trees.folder) as folder:
-                    git.checkout(url, commit, Path(folder))
-                    return trees.add_folder(key, Path(folder))
+        if isinstance(download, KeyFile):
+            key = f"key {download.url} {file_sha256(file(download.url))}"
+        elif isinstance(download, ArchiveFile):
+            key = f"archive {download.url} {download.sha256}"
+        else:
+            key = f"git {download.commit}"
+        if context := trees.find(key):
+            return context
+        if isinstance(download, GitCommit):
+            if not git.has(download.commit):
+                note(f"fetching {download.url} {download.commit}")
+                git.fetch(download.url, download.commit)
+            with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=trees.made()) as folder:
+                git.checkout(download.url, download.commit, Path(folder))
+                return trees.add_folder(key, Path(folder))
+        note(f"fetching {download.url}")
+        path = file(download.url)
+        if isinstance(download, ArchiveFile) and (actual := file_sha256(path)) != download.sha256:
+            raise ResultError(f"{download.url}: its sha256 is {actual}, but imagebuild.lock has {download.sha256}")
+        # ADD gives a file that it downloads the last part of its path as name.
+        return trees.add_file(key, urlsplit(download.url).path.rpartition("/")[2], path)
 
-    unique = dict.fromkeys(download for stages in downloads.values() for download in stages.values())
-    contexts = {download: context_of(download) for download in unique}
     return {
-        target: {stage: contexts[download] for stage, download in stages.items()}
-        for target, stages in downloads.items()
+        target: {stage: context_of(item) for stage, item in need.stages.items() if wanted(item.url)}
+        for target, need in request.needs.items()
     }
-
-
-def file_name(url: str) -> str:
-    """Return the name that ADD gives a file that it downloads."""
-    return urlsplit(url).path.rpartition("/")[2]
 
 
 @contextmanager
 def inputs_from_mirrors(request: InputsRequest) -> Iterator[BuildInputs]:
     """Provide what has a mirror from there; BuildKit fetches the rest as the Dockerfile says."""
     mirrors, netrc_file = request.settings.mirrors, request.settings.netrc_file
-    images = {image: f"docker-image://{m}" for image in request.images if (m := mirrors.image(image)) != image}
-    mirrored = {
-        target: {stage: item for stage, item in need.stages.items() if mirrors.download(item.url) != item.url}
-        for target, need in request.needs.items()
-    }
-    request.trees.folder.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryDirectory(prefix="imagebuild-", dir=request.trees.folder) as scratch,
+        tempfile.TemporaryDirectory(prefix="imagebuild-", dir=request.trees.made()) as scratch,
         git_environment(request.ca, netrc_file) as environ,
     ):
         store = DownloadStore(Path(scratch), {}, Downloads(mirrors.download, request.ca, netrc_file))
         git = GitStore(Path(scratch) / "git", mirrors.download, environ)
-        stages = contexts_of(mirrored, request, store.get, git)
+        stages = contexts_of(request, store.get, git, lambda url: mirrors.download(url) != url)
     secrets = {}
     if mirrors.downloads:
-        script = apt_get_for_mirrors(mirrors.downloads, read_text(netrc_file) if netrc_file else "")
-        secrets["apt-get"] = request.secret("apt-get", script)
+        netrc = read_text(netrc_file) if netrc_file else ""
+        secrets["apt-get"] = apt_get_for_mirrors(mirrors.downloads, netrc)
     if mirrors.python_index:
-        login = login_for(mirrors.python_index, netrc_file)
-        secrets["pip.conf"] = request.secret("pip.conf", pip_conf_text(mirrors.python_index, login))
-    yield BuildInputs({**request.bases, **images}, stages, secrets)
+        secrets["pip.conf"] = pip_conf_text(mirrors.python_index, login_for(mirrors.python_index, netrc_file))
+    images = {image: f"docker-image://{m}" for image in request.images if (m := mirrors.image(image)) != image}
+    yield request.provide(images, stages, secrets)

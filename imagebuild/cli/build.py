@@ -17,7 +17,6 @@ from imagebuild.core.console import err, format_size, out, print_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
 if TYPE_CHECKING:
-    from imagebuild.build.bundle import Bundle
     from imagebuild.build.private import EngineStatus
 
 
@@ -62,7 +61,8 @@ def build(
     verbose: options.VerboseOption = False,
 ) -> None:
     """Build targets with BuildKit."""
-    from imagebuild.build.build import BuildRequest, build_targets, layer_format_of, print_builds
+    from imagebuild.build.bake import BuildRequest
+    from imagebuild.build.build import build_targets, layer_format_of, print_builds
     from imagebuild.project.plan import select_targets
 
     if sum((load, push, output is not None)) > 1:
@@ -94,19 +94,16 @@ def build(
     options.print_result(json_file, results, lambda: print_builds(request, results, seconds))
 
 
-def _bundle_of(folder: Path | None, offline: bool) -> Bundle | None:
+def _bundle_of(folder: Path | None, offline: bool) -> Path | None:
     """Return the bundle that a build takes: the named one, or with --offline the one of the configuration."""
-    if folder is None and not offline:
-        return None
-    from imagebuild.build.bundle import Bundle
+    if folder or not offline:
+        return folder
     from imagebuild.core.settings import load_settings
 
-    if folder is None:
-        configured = load_settings(os.environ).bundle
-        if not configured:
-            raise ConfigError("--offline: no bundle is set; name one with --bundle DIR, or `imagebuild bundle use DIR`")
-        folder = Path(configured).expanduser()
-    return Bundle.read(folder)
+    configured = load_settings(os.environ).bundle
+    if not configured:
+        raise ConfigError("--offline: no bundle is set; name one with --bundle DIR, or `imagebuild bundle use DIR`")
+    return Path(configured).expanduser()
 
 
 bundle = options.command_group("Keep all that builds fetch in one folder, for machines without a network.")
@@ -125,25 +122,18 @@ def create_bundle(
     verbose: options.VerboseOption = False,
 ) -> None:
     """Build targets from the beginning, and keep everything that this fetches."""
-    from imagebuild.build.bake import platforms_of
-    from imagebuild.build.build import BuildRequest, build_targets
-    from imagebuild.build.bundle import Bundle, Recording
-    from imagebuild.core.fields import Platform
+    from imagebuild.build.bake import BuildRequest
+    from imagebuild.build.build import build_targets
+    from imagebuild.build.bundle import Bundle
     from imagebuild.project.plan import select_targets
 
     changes = edits.parse()
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())
-    platforms = options.parse_platforms(platform)
-    keys: dict[str, set[Platform]] = {}
-    for target in targets:
-        for key in workspace.renderer.dockerfile(target).stages.values():
-            keys.setdefault(key, set()).update(platforms_of(target, platforms))
-    record = Recording.start(directory, keys)
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
         request = BuildRequest(
             targets=targets,
-            platforms=platforms,
+            platforms=options.parse_platforms(platform),
             output="cacheonly",
             base=base,
             ca=ca,
@@ -151,7 +141,8 @@ def create_bundle(
             folder=Path(folder),
             verbose=verbose,
             changes=changes,
-            record=record,
+            bundle=directory,
+            record=True,
         )
         build_targets(workspace.project, workspace.renderer, request)
     files = Bundle.read(directory).manifest.files.values()

@@ -37,7 +37,6 @@ def catalog(
         ProjectFacts,
         catalog_from_registry,
         images_table,
-        is_stale,
         read_catalog,
         replace_table,
     )
@@ -52,13 +51,8 @@ def catalog(
     workspace = project.open(options.PlanChanges().parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     facts = ProjectFacts(workspace.project.matrix.model, workspace.plan, provides)
-    published = None
-    if from_file:
-        published = read_catalog(from_file)
-    elif output or registry or json_file:
-        published = catalog_from_registry(facts, profiles)
-    if published:
-        made = published
+    if output or json_file:
+        made = read_catalog(from_file) if from_file else catalog_from_registry(facts, profiles)
         for problem in made.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")
         options.print_result(json_file, made, lambda: None)
@@ -67,10 +61,10 @@ def catalog(
             out.print(f"{count} image{'s' * (count != 1)} in {write_site(made, output)}", markup=False)
     if readme:
         old = read_text(readme)
-        new = replace_table(str(readme), old, images_table(facts, published))
+        new = replace_table(str(readme), old, images_table(facts))
         if not check:
             write_text(readme, new)
-        elif is_stale(old, new):
+        elif old != new:
             out.print(f"{readme}: its table of images is stale; `imagebuild catalog --readme {readme}` writes it anew")
             raise typer.Exit(1)
 

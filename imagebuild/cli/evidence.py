@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, command_group, example, option, subcommand
 from imagebuild.core.console import err, out, print_table
-from imagebuild.core.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from imagebuild.oci.registry import Registry
@@ -84,7 +83,8 @@ PATIENCE_S = 30
 MARKS = {"passed": "[green]ok[/]", "failed": "[red]failed[/]", "broken": "[red]wrong[/]", "missing": "[red]missing[/]"}
 PublishedArgument = Annotated[str, argument("IMAGE", "An image of a registry, by tag or digest.")]
 KindOption = Annotated[
-    str, option("--kind KIND", "What the file is: sbom, provenance, verification, benchmark or scan.")
+    Literal["sbom", "provenance", "verification", "benchmark", "scan"],
+    option("--kind KIND", "What the file is: sbom, provenance, verification, benchmark or scan."),
 ]
 
 
@@ -134,7 +134,7 @@ def show_attachment_of(
     from imagebuild.publish.attest import show_attachment
 
     reference = parse_reference(image)
-    content = show_attachment(reference, _connect(reference.host), _kind(kind), platform)
+    content = show_attachment(reference, _connect(reference.host), kind, platform)
     options.print_or_write(content.decode(), output)
 
 
@@ -156,7 +156,7 @@ def add_attachment_to(
     reference = parse_reference(image)
     signer = options.signer_of(key, sign=sign, log=not no_tlog)
     digest = add_attachment(
-        reference, _connect(reference.host), _kind(kind), read_text(file).encode(),
+        reference, _connect(reference.host), kind, read_text(file).encode(),
         file=file, platform=platform, signer=signer,
     )  # fmt: skip
     out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
@@ -166,15 +166,6 @@ def _connect(host: str) -> Registry:
     from imagebuild.oci.registry import connect_registry
 
     return connect_registry(host, patience_s=PATIENCE_S)
-
-
-def _kind(name: str) -> str:
-    """Return a kind of attachment. Raises ConfigError for an unknown one."""
-    from imagebuild.oci.attestation import KINDS
-
-    if name not in KINDS:
-        raise ConfigError(f"--kind {name}: unknown kind{suggestion(name, list(KINDS))}; one of {', '.join(KINDS)}")
-    return name
 
 
 def _show(result: AttestResult, *, signed: bool) -> None:

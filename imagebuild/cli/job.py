@@ -70,7 +70,7 @@ def job(
     request = JobRequest(
         scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
         profile=profile,
-        fabric=fabric or default_fabric(hardware),
+        fabric=fabric or default_fabric(hardware, known.fabrics),
         cluster=cluster,
         nodes=nodes,
         racks=racks,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ import typer
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
 from imagebuild.core.console import err, out, print_table
-from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, suggestion
+from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
 from imagebuild.core.run import run_in_foreground
 
 if TYPE_CHECKING:
@@ -52,14 +51,13 @@ def publish(
     key: options.SigningKeyOption = None,
     no_tlog: options.UnloggedOption = False,
     dry_run: Annotated[bool, option("--dry-run", "Say what would be done, and do nothing.")] = False,
-    jobs: Annotated[int, option("--jobs NUMBER", "Targets to publish at a time.", min=1)] = 4,
     json_file: options.JsonOption = None,
 ) -> None:
     """Give tags to images whose checks passed, and to nothing else.
 
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
-    from imagebuild.oci.registry import Registry, connect_registry
+    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.publish import (
         PublishRequest,
         PublishTools,
@@ -72,17 +70,14 @@ def publish(
     workspace = project.open(edits.parse(registry))
     request = PublishRequest(
         select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),
-        jobs=jobs, allow_dirty=allow_dirty, dry_run=dry_run,
+        allow_dirty=allow_dirty, dry_run=dry_run,
     )  # fmt: skip
-    connected: dict[str, Registry] = {}
     tools = PublishTools(
-        registry=lambda host: connected.get(host) or connected.setdefault(host, connect_registry(host)),
+        registry=cache(connect_registry),
         provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty),
         signer=None if dry_run else signer,
     )
     result = publish_targets(workspace.project, workspace.plan, request, tools)
-    counts = sum((client.counts for client in connected.values()), Counter[str]())
-    result = result.model_copy(update={"requests": dict(sorted(counts.items()))})
     options.print_result(json_file, result, lambda: print_published(result, workspace.plan))
     if result.exit_status:
         raise typer.Exit(result.exit_status)
@@ -110,16 +105,12 @@ def pushed_images(folder: Path, platforms: Sequence[str] = ()) -> Iterator[dict[
 
     Raises ResultError for a result that cannot be read.
     """
-    from pydantic import ValidationError
-
+    from imagebuild.core.files import read_text
+    from imagebuild.core.yaml import read_written
     from imagebuild.project.records import BuildResult
 
     for path in sorted(folder.rglob(RESULT)):
-        try:
-            result = BuildResult.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            problem = f"cannot be read as the result of a build: {str(error).splitlines()[0]}"
-            raise ResultError(f"{path}: {problem}") from None
+        result = read_written(BuildResult, read_text(path), str(path))
         for platform, digest in result.manifests.items():
             if result.repository and (platform in platforms or not platforms):
                 yield {
@@ -138,21 +129,18 @@ def run_for_each(
 
     Raises NothingSelected if there is no image, CommandError if the program cannot be started.
     """
-
-    def fill(word: str, image: Mapping[str, str]) -> str:
-        """Replace {image} and the like; other braces stay."""
-        return re.sub(rf"{{({'|'.join(image)})}}", lambda name: image[name[1]], word)
-
     images = list(pushed_images(folder, platforms))
     if not images:
         for_ = f" for {', '.join(platforms)}" if platforms else ""
         raise NothingSelected(f"{folder}: no {RESULT} below it names a pushed image{for_}; `imagebuild build --push`")
     grouped = os.environ.get("GITHUB_ACTIONS") == "true"
+    known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other braces stay
     failed: dict[str, int] = {}
     for image in images:
         title = f"{image['target']} {image['platform']}"
         err.print(f"::group::{title}" if grouped else f"{title}: {image['image']}", markup=False)
-        if status := call([fill(word, image) for word in command]):
+        words = [known.sub(lambda name: image[name[1]], word) for word in command]  # noqa: B023 - called at once
+        if status := call(words):
             failed[title] = status
         if grouped:
             err.print("::endgroup::", markup=False)
@@ -185,28 +173,22 @@ def prune(
     for image in _matching(list(workspace.project.matrix.model.images), images or ()):
         pruning = Pruning(*repositories_of(workspace.project, workspace.plan, image, connect), limit, now)
         surveyed.append((pruning, decide_pruning(pruning.survey(), now, limit)))
-
-    def show() -> None:
-        for pruning, verdicts in surveyed:
-            _show(str(pruning.staging), verdicts)
-
     found = [{"repository": str(p.staging), **asdict(verdict)} for p, verdicts in surveyed for verdict in verdicts]
-    options.print_result(json_file, found, show)
+    options.print_result(json_file, found, lambda: _show({str(p.staging): verdicts for p, verdicts in surveyed}))
+
     console = err if json_file == options.STDOUT else out
-    deletable = 0
-    for pruning, verdicts in surveyed:
-        able = [verdict for verdict in verdicts if not verdict.kept]
-        deletable += len(able)
-        if yes and able:
+    deletable = [(pruning, [v for v in verdicts if not v.kept]) for pruning, verdicts in surveyed]
+    if not any(able for _, able in deletable):
+        console.print("Nothing to delete.")
+    elif not yes:
+        console.print(f"{sum(len(able) for _, able in deletable)} would be deleted; add --yes to delete them.")
+    for pruning, able in deletable if yes else ():
+        if able:
             deleted, spared = pruning.delete(able)
             for verdict in spared:
                 err.print(f"kept after all: {verdict.staged.digest} {verdict.kept}", markup=False)
             done = _count(len(able) - len(spared), "image")
             console.print(f"Deleted {done}, {_count(deleted, 'manifest')} of {pruning.staging}.", markup=False)
-    if deletable and not yes:
-        console.print(f"{deletable} would be deleted; add --yes to delete them.")
-    elif not deletable:
-        console.print("Nothing to delete.")
 
 
 def _matching(known: Sequence[str], globs: Iterable[str]) -> list[str]:
@@ -218,22 +200,21 @@ def _matching(known: Sequence[str], globs: Iterable[str]) -> list[str]:
     return [name for name in known if not globs or any(fnmatchcase(name, glob) for glob in globs)]
 
 
-def _show(staging: str, verdicts: Sequence[PruneVerdict]) -> None:
+def _show(surveyed: Mapping[str, Sequence[PruneVerdict]]) -> None:
     from imagebuild.publish.prune import short_digest
 
-    if not verdicts:
-        out.print(f"{staging}: nothing was pushed.", markup=False)
-        return
-    out.print(f"{staging}: {len(verdicts)} pushed, {sum(not v.kept for v in verdicts)} to delete", markup=False)
-    rows = []
-    for verdict in verdicts:
-        parts = (("platform", verdict.parts), ("attachment", verdict.attachments))
-        taken = [_count(len(digests), name) for name, digests in parts if digests]
-        text = (
-            f"kept: {verdict.kept}" if verdict.kept else "delete" + (f", with {' and '.join(taken)}" if taken else "")
-        )
-        rows.append((short_digest(verdict.staged.digest), f"{verdict.staged.pushed:%Y-%m-%d %H:%M}", text))
-    print_table(("digest", "pushed", "verdict"), rows)
+    for staging, verdicts in surveyed.items():
+        if not verdicts:
+            out.print(f"{staging}: nothing was pushed.", markup=False)
+            continue
+        out.print(f"{staging}: {len(verdicts)} pushed, {sum(not v.kept for v in verdicts)} to delete", markup=False)
+        rows = []
+        for verdict in verdicts:
+            parts = (("platform", verdict.parts), ("attachment", verdict.attachments))
+            taken = " and ".join(_count(len(digests), name) for name, digests in parts if digests)
+            text = f"kept: {verdict.kept}" if verdict.kept else f"delete, with {taken}" if taken else "delete"
+            rows.append((short_digest(verdict.staged.digest), f"{verdict.staged.pushed:%Y-%m-%d %H:%M}", text))
+        print_table(("digest", "pushed", "verdict"), rows)
 
 
 def _count(number: int, noun: str) -> str:

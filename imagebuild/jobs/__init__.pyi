@@ -2,7 +2,6 @@ from .choose import Offer as Offer
 from .choose import published_offer as published_offer
 from .facts import COLLECTIVES as COLLECTIVES
 from .facts import CONDITIONS as CONDITIONS
-from .facts import FABRICS as FABRICS
 from .facts import Cluster as Cluster
 from .facts import Fabric as Fabric
 from .facts import Feature as Feature

@@ -170,9 +170,7 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
     gpu, parameters, container = gpu_name(profile), settings.parameters, container_of(request)
     site = cluster.fabrics.get(request.fabric, Site())
     nodes = site.nodes.get(gpu) or cluster.nodes.get(gpu) or Nodes()
-    own_nodes: dict[str, Any] = {
-        name: parameters[name] for name in ("cpu", "memory", "partition", "constraint") if name in parameters
-    }
+    own_nodes: dict[str, Any] = {name: parameters[name] for name in ("cpu", "memory") if name in parameters}
     if "rack-nodes" in parameters:
         own_nodes["rack_nodes"] = int(parameters["rack-nodes"])
         if own_nodes["rack_nodes"] > profile.hosts_per_domain:

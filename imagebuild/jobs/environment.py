@@ -13,7 +13,17 @@ from packaging.version import Version
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import matches
 from imagebuild.core.yaml import YamlFile
-from imagebuild.jobs.facts import Container, FactLayer, NcclVariables, Scope
+from imagebuild.jobs.facts import (
+    DOMAIN,
+    QUANTITY,
+    VALUE,
+    WORD,
+    Container,
+    FactLayer,
+    NcclVariables,
+    Scope,
+    SlurmOptions,
+)
 
 OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
 """Variables that a higher layer may set to another value. For all others, two values are an error."""
@@ -134,30 +144,23 @@ def _of_kubernetes(pattern: str) -> Parameter:
 
 COUNT = r"[1-9][0-9]{0,3}"
 PARAMETERS: Mapping[str, Parameter] = {
-    "account": _of_slurm(r"[A-Za-z0-9_.,=-]+"),
-    "constraint": _of_slurm(r"[A-Za-z0-9_&|,*()\[\]-]+"),
-    "cpu": _of_kubernetes(COUNT),
+    **{name: _of_slurm(WORD) for name in SlurmOptions.model_fields},
+    "cpu": _of_kubernetes(QUANTITY),
     "cpus-per-task": _of_slurm(COUNT),
     "driver": Parameter(r"[0-9]+(\.[0-9]+)*", ("kubernetes", "pyxis"), "it chooses an image, and this job has none"),
-    "exclude": _of_slurm(r"[A-Za-z0-9_.,\[\]-]+"),
-    "gres": _of_slurm(r"[A-Za-z0-9_.:,-]+"),
     "hca": Parameter(r"[A-Za-z0-9_:,=^-]+"),
     "images": Parameter(r"[A-Za-z0-9_./${}:-]+", ("pyxis",), "only pyxis keeps images in a folder"),
     "interface": Parameter(r"[A-Za-z0-9_.,=^-]+"),
     "json": Parameter(r"yes|no"),
-    "memory": _of_kubernetes(r"[1-9][0-9]*([kMGTP]|[KMGTP]i)?"),
+    "memory": _of_kubernetes(QUANTITY),
     "min-bw": Parameter(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?"),
     "minutes": Parameter(COUNT),
     "name": Parameter(r"[a-z]([-a-z0-9]*[a-z0-9])?"),
-    "nodelist": _of_slurm(r"[A-Za-z0-9_.,\[\]-]+"),
-    "partition": _of_slurm(r"[A-Za-z0-9_,-]+"),
     "plugin": Parameter(r"[A-Za-z0-9_.-]+"),
     "programs": Parameter(r"/[A-Za-z0-9_./-]+"),
-    "qos": _of_slurm(r"[A-Za-z0-9_-]+"),
     "rack-nodes": Parameter(COUNT),
-    "racks": _of_kubernetes(r"[A-Za-z0-9_.-]+(,[A-Za-z0-9_.-]+)*"),
-    "reservation": _of_slurm(r"[A-Za-z0-9_,-]+"),
-    "resource": _of_kubernetes(rf"[a-z0-9.-]+/[A-Za-z0-9._-]+:{COUNT}"),
+    "racks": _of_kubernetes(rf"{VALUE}(,{VALUE})*"),
+    "resource": _of_kubernetes(rf"{DOMAIN.replace('$', '/')}/{VALUE}:{COUNT}"),
     "suffix": Parameter(r"[A-Za-z0-9_-]*"),
 }
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<replace>:?)=(?P<value>.*)", re.DOTALL)

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Condition, Model, satisfies
+from imagebuild.core.fields import Condition, Model
 from imagebuild.core.yaml import YamlFile, dotted_key, load_yaml
 from imagebuild.project.component import Support
 
@@ -26,6 +27,48 @@ Value = Annotated[str, Field(pattern=r"""^[^'"`\\\x00-\x1f\x7f]*$""")]
 Bytes = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMG]?$")]
 """A size as nccl-tests takes it."""
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Require that all of a text matches a regular expression; say in words what it must be."""
+
+    pattern: str
+    words: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the check of a text that pydantic has read."""
+
+        def check(text: str) -> str:
+            if not re.fullmatch(self.pattern, text):
+                raise ValueError(f"must be {self.words}")
+            return text
+
+        return core_schema.no_info_after_validator_function(check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the regular expression for editors."""
+        return {**handler(schema), "pattern": f"^({self.pattern})$"}
+
+
+# Texts as Kubernetes wants them; its API server refuses others.
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+DOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+QUANTITY = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE]|[eE][0-9]+)?"
+WORD = r"[A-Za-z0-9_([][A-Za-z0-9_.,=:&|*()\[\]/-]*"
+Label = Annotated[str, Form(LABEL, "a name of Kubernetes: up to 63 of a-z, 0-9 and -")]
+DomainName = Annotated[str, Form(DOMAIN, "a name of Kubernetes: a-z, 0-9, - and dots")]
+Key = Annotated[str, Form(rf"({DOMAIN.replace('$', '/')}/)?{VALUE}", "a key of Kubernetes such as example.com/name")]
+LabelValue = Annotated[str, Form(f"({VALUE})?", "a value of a label: up to 63 of A-Z, a-z, 0-9, -, _ and .")]
+Quantity = Annotated[str, Form(QUANTITY, "a quantity of Kubernetes such as 110, 500m, 960Gi or 960G")]
+Count = Annotated[
+    str, Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number, such as 8 or 5120Mi, or {cards}")
+]
+Folder = Annotated[str, Form(r"/[^\n\r\x00:]*", "a path that begins with / and has no colon")]
+Gpu = Annotated[str, Form(r"[a-z]{1,3}[0-9]{2,4}", "a GPU as in names of jobs, such as h100")]
+Word = Annotated[str, Form(WORD, "a word of sbatch without blanks or quotes")]
+HostType = Literal["Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"]
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "alltoall", "alltoallv", "broadcast", "gather", "hypercube", "reduce", "reduce_scatter",
@@ -75,38 +118,59 @@ class FactLayer(Model):
 
 
 class Volume(Model):
-    """A folder or device of the host that is mounted into the benchmark's container."""
+    """A folder or device of the host, or a claim, that is mounted into the benchmark's container."""
 
-    name: str
-    host: Text
-    mount: Text
-    type: str | None = None
-    """Type of the host path in Kubernetes: `Directory`, `CharDevice`, …"""
+    name: Label
+    host: Folder | None = None
+    claim: DomainName | None = None
+    """Name of a PersistentVolumeClaim, instead of `host`."""
+    mount: Folder
+    type: HostType | None = None
+    """What Kubernetes must find at `host`."""
     read_only: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.host is None) == (self.claim is None):
+            raise ValueError("needs one of host and claim")
+        return self
 
 
 class Sidecar(Model):
     """A container that runs beside the benchmark's container in every worker."""
 
-    name: str
+    name: Label
     image: Text
     command: tuple[Text, ...]
-    env: dict[str, Text] = Field(default_factory=dict)
+    env: dict[EnvName, Text] = Field(default_factory=dict)
     capabilities: tuple[str, ...] = ()
-    mounts: dict[str, Text] = Field(default_factory=dict)
+    resources: dict[Key, Quantity] = Field(default_factory=dict)
+    """Resource → its amount, which is both request and limit; a namespace with a quota demands `cpu` and `memory`."""
+    mounts: dict[Label, Folder] = Field(default_factory=dict)
     """Name of a volume → path where it is mounted."""
     volumes: tuple[Volume, ...] = ()
+
+
+class CardNetworks(Model):
+    """Networks of Google's clusters: one for each card of the node, with numbers that go up."""
+
+    prefix: Annotated[str, Form(r"[a-z][-a-z0-9]*", "the beginning of names of Kubernetes: a-z, 0-9 and -")]
+    """The network of the first card is this with `first` behind it, such as `rdma-0`."""
+    first: Annotated[int, Field(ge=0)]
+    interface: Annotated[int, Field(gt=0)]
+    """Number of the interface of the first card in the pod: 2 is `eth2`."""
 
 
 class Pod(Model):
     """Resources, networks, volumes and sidecars that a worker pod needs to use a fabric."""
 
-    resources: dict[str, Text] = Field(default_factory=dict)
-    """Extended resource → its number, which is both request and limit."""
-    annotations: dict[str, str] = Field(default_factory=dict)
-    networks: tuple[str, ...] = ()
-    """Networks of Multus, as `namespace/name`."""
-    select: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    resources: dict[Key, Count] = Field(default_factory=dict)
+    """Resource → its amount, which is both request and limit. `cpu` and `memory` of a cluster's nodes go first."""
+    annotations: dict[Key, str] = Field(default_factory=dict)
+    networks: tuple[Annotated[str, Form(rf"({LABEL}/)?{DOMAIN}", "NAMESPACE/NAME or NAME")], ...] = ()
+    """Networks of Multus, as `namespace/name`, or as `name` in the namespace of the job."""
+    card_networks: CardNetworks | None = None
+    select: dict[Key, tuple[LabelValue, ...]] = Field(default_factory=dict)
     """Label of a node → the values that are accepted."""
     volumes: tuple[Volume, ...] = ()
     sidecars: tuple[Sidecar, ...] = ()
@@ -144,6 +208,8 @@ class Fabric(FactLayer):
     """Network plug-in of NCCL; `none` is NCCL's own transport, `host` is the plug-in that `setup` chooses."""
     measures: tuple[str, ...]
     """Kinds of network, as in profiles. Only a profile with one of them says how fast this fabric must be."""
+    default_for: tuple[str, ...] = ()
+    """Profiles, and kinds of network, whose jobs have this fabric if none is named; a profile goes first."""
     setup: Text | None = None
     """Shell command in which the owner of the node prepares the rank's environment; it runs before facts are set."""
     pod: Pod = Pod()
@@ -171,15 +237,27 @@ class Feature(FactLayer):
     excludes: tuple[Support, ...] = ()
 
 
-class Nodes(Model):
+class SlurmOptions(Model):
+    """Options of sbatch; `--set` overrides them, then those of a GPU's nodes, then those of the cluster."""
+
+    account: Word | None = None
+    partition: Word | None = None
+    qos: Word | None = None
+    reservation: Word | None = None
+    constraint: Word | None = None
+    gres: Word | None = None
+    """Generic resources of each node, such as `gpu:h100:8`, where the cluster does not take `--gpus-per-node`."""
+    nodelist: Word | None = None
+    exclude: Word | None = None
+
+
+class Nodes(SlurmOptions):
     """The nodes of a cluster that have one kind of GPU."""
 
-    select: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    select: dict[Key, tuple[LabelValue, ...]] = Field(default_factory=dict)
     """Label of a node → the values that are accepted."""
-    cpu: Text | None = None
-    memory: Text | None = None
-    partition: Text | None = None
-    constraint: Text | None = None
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
     rack_nodes: Annotated[int, Field(gt=0)] | None = None
     """Number of nodes in a rack that a job may use, if not all of them."""
 
@@ -191,24 +269,126 @@ class Site(FactLayer):
     plugin: str | None = None
     """Network plug-in of NCCL, instead of the fabric's."""
     mounts: tuple[Text, ...] = ()
-    nodes: dict[str, Nodes] = Field(default_factory=dict)
+    nodes: dict[Gpu, Nodes] = Field(default_factory=dict)
     """GPU → the nodes that have this fabric, where they are not the cluster's `nodes`."""
 
 
 class Toleration(Model):
     """A taint of nodes that the pods of the job tolerate."""
 
-    key: str
+    key: Key | None = None
+    """Without a key, all taints are tolerated."""
     operator: Literal["Exists", "Equal"] = "Exists"
-    value: str | None = None
-    effect: str | None = None
+    value: LabelValue | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+    @model_validator(mode="after")
+    def _value_is_compared(self) -> Self:
+        if (self.operator == "Equal") == (self.value is None) or (self.operator == "Equal" and self.key is None):
+            raise ValueError("operator Equal needs a key and a value, and Exists takes no value")
+        return self
+
+
+class Security(Model):
+    """What the benchmark's container may do on a node, and as whom it runs."""
+
+    privileged: bool | None = None
+    user: Annotated[int, Field(ge=0)] | None = None
+    group: Annotated[int, Field(ge=0)] | None = None
+    capabilities: tuple[Annotated[str, Form("[A-Z_]+", "a capability such as SYS_PTRACE")], ...] = ()
+    """Capabilities besides the one to pin memory."""
+    seccomp: Literal["RuntimeDefault", "Unconfined"] | None = None
+
+
+class LauncherPod(Model):
+    """The pod that starts the ranks; it needs no GPU."""
+
+    select: dict[Key, LabelValue] = Field(default_factory=dict)
+    """Labels of the nodes on which launchers run."""
+    cpu: Quantity = "2"
+    memory: Quantity = "2Gi"
+
+
+class Kubernetes(Model):
+    """What an admin of Kubernetes says about the pods of jobs."""
+
+    namespace: Label | None = None
+    labels: dict[Key, LabelValue] = Field(default_factory=dict)
+    """Labels of the job itself."""
+    annotations: dict[Key, str] = Field(default_factory=dict)
+    pod_labels: dict[Key, LabelValue] = Field(default_factory=dict)
+    """Labels of all pods."""
+    pod_annotations: dict[Key, str] = Field(default_factory=dict)
+    image_pull_secrets: tuple[DomainName, ...] = ()
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    service_account: DomainName | None = None
+    priority_class: DomainName | None = None
+    runtime_class: DomainName | None = None
+    """How workers run, such as `nvidia`."""
+    scheduler: DomainName | None = None
+    """Name of the scheduler that places the pods."""
+    gang: Literal["kueue", "volcano", "coscheduling"] | None = None
+    """Who starts a job only when all of its pods have a place."""
+    queue: DomainName | None = None
+    """Queue of Kueue or Volcano."""
+    kueue_topology: bool = False
+    """Kueue has a Topology with `rack-key` as a level, and places jobs by racks."""
+    quota: bool = False
+    """The namespace has a ResourceQuota: every container must say its cpu and memory."""
+    host_network: bool = False
+    """Workers use the network of their node."""
+    ipc_lock: bool = True
+    """Workers request the capability to pin memory; not needed where containers have an unlimited memlock."""
+    security: Security = Security()
+    shm_size: Quantity | None = None
+    """Size of /dev/shm; by default half of the node's memory."""
+    volumes: tuple[Volume, ...] = ()
+    """What workers mount in addition."""
+    tolerations: tuple[Toleration, ...] = ()
+    launcher: LauncherPod = LauncherPod()
+    start_minutes: Annotated[int, Field(gt=0)] = 30
+    """Time in which all workers must have started; then a job gives up, and its GPUs back."""
+    keep_minutes: Annotated[int, Field(gt=0)] = 1440
+    """Time after its end when Kubernetes deletes a job and its log."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.queue and not self.gang:
+            raise ValueError("queue: say with `gang` whose queue it is: kueue or volcano")
+        if self.gang == "kueue" and not self.queue:
+            raise ValueError("gang: Kueue takes only jobs with a `queue`")
+        if self.gang == "coscheduling" and self.queue:
+            raise ValueError("queue: the coscheduling plug-in has no queues")
+        if self.gang == "coscheduling" and not self.scheduler:
+            raise ValueError("gang: name the `scheduler` that has the coscheduling plug-in")
+        if self.gang == "volcano" and self.scheduler not in (None, "volcano"):
+            raise ValueError("scheduler: Volcano places its gangs itself; leave it out")
+        if self.kueue_topology and self.gang != "kueue":
+            raise ValueError("kueue-topology: needs `gang: kueue`")
+        return self
+
+
+class Slurm(SlurmOptions):
+    """What an admin of Slurm says about jobs."""
+
+    cpus_per_task: Annotated[int, Field(gt=0)] = 8
+    """CPUs of a rank."""
+    module: Text | None = None
+    """Environment module that jobs without a container load."""
+    images: Text = "$HOME/.cache/imagebuild"
+    """Folder, shared by all nodes, for images that pyxis starts; it may contain variables of the shell."""
+    before: Text | None = None
+    """Shell command that the batch script runs first; it ends the job if it fails."""
+    task_prolog: Folder | None = None
+    """Program that srun runs before each rank."""
+    task_epilog: Folder | None = None
 
 
 class Cluster(FactLayer):
     """The constants of a site; a file of `clusters/`."""
 
     title: str
-    registry: Text | None = None
+    registry: Annotated[str, Form(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*", "such as ghcr.io/acme")] | None = None
     """Registry and folder from which nodes pull the plan's images, such as `ghcr.io/acme`."""
     interface: Text = "eth0"
     """Network interface through which ranks find each other."""
@@ -216,24 +396,13 @@ class Cluster(FactLayer):
     """RDMA devices, as NCCL_IB_HCA takes them: the beginning of their names, or `=` and a list."""
     driver: Text | None = None
     """Version of the driver on the nodes; images that need a newer one are not chosen."""
-    rack_key: Text = "nvidia.com/gpu.clique"
+    rack_key: Key = "nvidia.com/gpu.clique"
     """Label of nodes that tells which nodes share a rack-wide NVLink."""
-    ipc_lock: bool = True
-    """Workers request the capability to pin memory; not needed where containers have an unlimited memlock."""
     fabrics: dict[str, Site] = Field(default_factory=dict)
-    nodes: dict[str, Nodes] = Field(default_factory=dict)
+    nodes: dict[Gpu, Nodes] = Field(default_factory=dict)
     """GPU, as in names of jobs (`h100`) → its nodes."""
-    launcher_select: dict[str, str] = Field(default_factory=dict)
-    """Labels of the nodes on which launchers run."""
-    tolerations: tuple[Toleration, ...] = ()
-    labels: dict[str, Text] = Field(default_factory=dict)
-    """Labels of the job, for example the name of a queue."""
-    cpus_per_task: Annotated[int, Field(gt=0)] = 8
-    """CPUs of a rank in Slurm."""
-    module: Text | None = None
-    """Environment module that jobs without a container load."""
-    images: Text = "$HOME/.cache/imagebuild"
-    """Folder, shared by all nodes, for images that pyxis starts; it may contain variables of the shell."""
+    kubernetes: Kubernetes = Kubernetes()
+    slurm: Slurm = Slurm()
 
 
 class JobTest(Model):
@@ -316,6 +485,7 @@ def load_facts(folder: Path) -> JobFacts:
     for cluster in clusters.values():
         for name in set(cluster.model.fabrics) - set(fabrics):
             mistakes.add(cluster.at("fabrics", name), f"fabrics.{name}: unknown fabric{suggestion(name, set(fabrics))}")
+        _check_volumes(cluster, fabrics, mistakes)
     for test in tests.values():
         for name in set(test.model.collectives) - set(COLLECTIVES):
             near = suggestion(name, set(COLLECTIVES))
@@ -337,18 +507,29 @@ def _load_folder(folder: Path, model: type[M], mistakes: Mistakes) -> Mapping[st
     return {name: file for name, file in files.items() if file}
 
 
+def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fabric]], mistakes: Mistakes) -> None:
+    """Add a mistake for each volume of a cluster whose name or path another one in the same pod has."""
+    for name, fabric in fabrics.items():
+        sources: list[tuple[tuple[str, ...], tuple[Volume, ...]]] = [((), fabric.model.pod.volumes)]
+        sources.append((("kubernetes", "volumes"), cluster.model.kubernetes.volumes))
+        sources.append((("fabrics", name, "pod", "volumes"), cluster.model.fabrics.get(name, Site()).pod.volumes))
+        names, mounts = {"dshm", *(v.name for s in fabric.model.pod.sidecars for v in s.volumes)}, {"/dev/shm"}  # noqa: S108
+        for path, volumes in sources:
+            for i, volume in enumerate(volumes):
+                if volume.name in names or volume.mount in mounts:
+                    problem = "another volume of the pod has this name or path"
+                    mistakes.add(cluster.at(*path, i), f"{dotted_key((*path, i))}: {problem}")
+                names.add(volume.name)
+                mounts.add(volume.mount)
+
+
 def _check_conditions(file: YamlFile[Any], known: set[str], mistakes: Mistakes) -> None:
     """Add a mistake for each condition on an unknown name: it would never hold, and nobody would notice."""
     for path, condition in _conditions(file.model):
-        for name, alternatives in condition.items():
+        for name in condition:
             key = (*path, "when", name)
             if name not in known:
                 mistakes.add(file.at(*key), f"{dotted_key(key)}: unknown fact{suggestion(name, known)}")
-            for value in alternatives:
-                try:
-                    satisfies("1", value)
-                except ValueError as error:
-                    mistakes.add(file.at(*key), f"{dotted_key(key)}: {error}")
 
 
 def _conditions(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Condition]]:
@@ -362,9 +543,6 @@ def _conditions(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[
 
 # What else a job is made from
 
-FABRICS = {"infiniband": "ib", "roce": "roce", "efa": "efa", "tcpxo": "tcpxo", "ethernet": "ethernet"}
-"""Kind of network, as in profiles → the fabric that uses it."""
-
 
 def gpu_name(profile: Profile) -> str:
     """Return the GPU's model (`h100`), as in names of jobs and files of clusters. Raises ConfigError if it has none."""
@@ -375,9 +553,14 @@ def gpu_name(profile: Profile) -> str:
     raise ConfigError(f"profile {profile.name}: gpu.names: no model such as H100 in {names}; add a name that has it")
 
 
-def default_fabric(profile: Profile) -> str:
-    """Return the fabric of a job without --fabric: what the cards of the profile do."""
-    return FABRICS.get(profile.network.kind, "ethernet") if profile.network else "ethernet"
+def default_fabric(profile: Profile, fabrics: Mapping[str, YamlFile[Fabric]]) -> str:
+    """Return the fabric of a job without --fabric: the profile's own, or what its cards do."""
+    kind = profile.network.kind if profile.network else "none"
+    for wanted in (profile.name, kind):
+        for name, fabric in fabrics.items():
+            if wanted in fabric.model.default_for:
+                return name
+    return "ethernet"
 
 
 @dataclass(frozen=True)

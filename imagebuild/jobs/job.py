@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +15,13 @@ from imagebuild.jobs.choose import Choices, Offer, choose, container_of
 from imagebuild.jobs.environment import (
     FactSource,
     Variable,
-    fill_placeholders,
     layered_variables,
     lint,
     merge,
     parse_settings,
 )
-from imagebuild.jobs.facts import Expect, JobFacts, JobRequest, Pod, Scope
+from imagebuild.jobs.facts import Expect, JobFacts, JobRequest, Pod, Scope, SlurmOptions
+from imagebuild.jobs.kubernetes import Placement, choose_placement, worker_pod
 
 NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
 """Longest name of a job. Names of pods have at most 63 characters, of which the MPI operator adds up to 12
@@ -53,8 +52,20 @@ class Job(Choices):
     """What worker pods need: of the fabric, of the cluster, and of the nodes."""
     least: Mapping[str, Least]
     """Collective → the bus bandwidth that its best size must reach."""
+    placement: Placement
+    """How worker pods come onto racks."""
     messages: tuple[str, ...]
     """Warnings and notes for the user."""
+
+    @property
+    def slurm_options(self) -> Mapping[str, str]:
+        """Return what `--set`, the GPU's nodes or the cluster say of sbatch's options; the first of them counts."""
+        parameters, nodes, slurm = self.parameters, self.nodes, self.cluster.slurm
+        values = {
+            name: parameters.get(name) or getattr(nodes, name) or getattr(slurm, name)
+            for name in SlurmOptions.model_fields
+        }
+        return {name: value for name, value in values.items() if value}
 
     def in_scope(self, scope: Scope) -> list[Variable]:
         """Return the variables of a scope, in their order."""
@@ -106,7 +117,8 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         name=name,
         variables=variables,
         expected_lines=tuple(line for line in expected if matches(line.when, choices.conditions)),
-        pod=_pod(choices, placeholders),
+        pod=worker_pod(choices, placeholders),
+        placement="anywhere" if request.scheduler == "slurm" else choose_placement(choices),
         least=_least_bandwidths(choices),
         messages=tuple(messages),
     )
@@ -175,32 +187,3 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
             rate = FLOOR * min(ceiling.value for ceiling in ceilings)
             least[collective] = Least(f"{rate:.1f}", f"GB/s: half of the lowest ceiling that {profile.name} has")
     return least
-
-
-def _pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
-    """Return what worker pods need: what the fabric needs, what the cluster adds to it, and what the node has."""
-    fabric, site, nodes = choices.fabric.pod, choices.site.pod, choices.nodes
-    resource = choices.parameters.get("resource")
-    if any(feature.without_fabric for feature in choices.features.values()):
-        if resource:
-            raise ConfigError("--set resource: the containers of this job get no network cards; leave it out")
-        fabric, site = Pod(), Pod(select=site.select)
-    extended = {**fabric.resources, **site.resources}
-    if resource:
-        name, _, count = resource.rpartition(":")
-        extended = {name: count}
-    resources = {"cpu": nodes.cpu or "", "memory": nodes.memory or "", "nvidia.com/gpu": str(choices.profile.node.gpus)}
-    resources |= {name: fill_placeholders(extended[name], placeholders, name) for name in sorted(extended)}
-    annotations = {**fabric.annotations, **site.annotations}
-    if networks := site.networks or fabric.networks:
-        names = (network.rpartition("/") for network in networks)
-        pairs = [{"namespace": space, "name": name} if space else {"name": name} for space, _, name in names]
-        lines = ",\n".join(f"  {json.dumps(pair)}" for pair in pairs)
-        annotations["k8s.v1.cni.cncf.io/networks"] = f"[\n{lines}\n]\n"
-    return Pod(
-        resources={name: count for name, count in resources.items() if count},
-        annotations=dict(sorted(annotations.items())),
-        select=dict(sorted({**nodes.select, **fabric.select, **site.select}.items())),
-        volumes=(*fabric.volumes, *site.volumes),
-        sidecars=(*fabric.sidecars, *site.sidecars),
-    )

@@ -18,7 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from imagebuild.core.fields import Model
-from imagebuild.jobs.facts import JobRequest
+from imagebuild.jobs.facts import JobRequest, Security
 from imagebuild.jobs.job import Job
 
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|[0-9]+(?:Ki|Mi|Gi|Ti)")
@@ -125,7 +125,13 @@ def comment(text: object) -> Markup:
 
 
 def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: str) -> str:
-    more = {"claim": f"{job.name}-channel", "command": command(job.request), "report_options": report_options(job)}
+    kube = job.cluster.kubernetes
+    more = {
+        "claim": f"{job.name}-channel", "command": command(job.request), "report_options": report_options(job),
+        "kube": kube, "no_security": Security(), "deadline": 60 * (kube.start_minutes + job.test.minutes + 5),
+        # With the network of the node, port 22 is the node's. JobSet's workers choose a port that needs no root.
+        "ssh_port": 2222 if kube.host_network or job.request.scheduler == "jobset" else 22,
+    }  # fmt: skip
     environment = _environment(quote)
     return environment.get_template(template).render(**{**vars(job), **scripts, **more}, job=job)
 
@@ -143,7 +149,7 @@ def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
         "block": yaml_block, "comment": comment, "expanded": expanded, "words": shell_words,
         "code": Markup, "enroot": enroot_reference, "file_name": lambda text: re.sub(r"[^A-Za-z0-9_.-]+", "+", text),
     }  # fmt: skip
-    environment.globals |= {"KEY_PORT": 2221, "SSH_PORT": 2222}
+    environment.globals |= {"KEY_PORT": 2221}
     return environment
 
 

@@ -22,12 +22,8 @@ from .engine import output_frames as output_frames
 from .engine import remove_patiently as remove_patiently
 from .engine import sdk_errors_explained as sdk_errors_explained
 from .engine import sleeping_container as sleeping_container
-from .image import DPKG as DPKG
 from .image import FoundImage as FoundImage
-from .image import LayerPart as LayerPart
 from .image import PlatformImage as PlatformImage
-from .image import WantedFiles as WantedFiles
-from .image import dpkg_status as dpkg_status
 from .image import images_in as images_in
 from .layout import CHUNK as CHUNK
 from .layout import CONFIG as CONFIG
@@ -53,7 +49,6 @@ from .layout import has_image as has_image
 from .layout import index_document as index_document
 from .layout import layer_members as layer_members
 from .layout import manifests_of as manifests_of
-from .layout import platform_json as platform_json
 from .layout import prune_blobs as prune_blobs
 from .layout import referrer_descriptor as referrer_descriptor
 from .layout import referrers_tag as referrers_tag

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import RunProgram, run_program, version_numbers
@@ -140,17 +140,10 @@ def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
     raise CommandError("\n  ".join([f"no usable container engine; {NO_ENGINE}", *tried]))
 
 
-class Readable(Protocol):
-    """Give bytes to whoever reads them."""
-
-    def read(self, amount: int, /) -> bytes: ...
-
-
 @dataclass(frozen=True)
 class ImageInfo:
     """Hold what the engine knows about an image."""
 
-    id: str
     reference: str
     """A name for exactly this image: repository and digest, or the id where the engine knows no digest."""
     digest: str | None
@@ -197,7 +190,6 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
     repository, _ = parse_repository_tag(image)
     own = [name for name in digests if name.partition("@")[0] == repository]
     return ImageInfo(
-        id=str(stored.id),
         reference=own[0] if own else str(stored.id),
         digest=[*own, *digests][0].rpartition("@")[2] if digests else None,
         platform=f"{stored.attrs.get('Os')}/{stored.attrs.get('Architecture')}",
@@ -293,7 +285,7 @@ class ExecProcess:
         with self.client.post(url, json={"Detach": False, "Tty": False}, stream=True, timeout=None) as reply:
             try:
                 reply.raise_for_status()
-                yield from output_frames(reply.raw)
+                yield from output_frames(cast(IO[bytes], reply.raw))
             except requests.HTTPError as error:
                 create_api_error_from_http_exception(error)
             except urllib3.exceptions.HTTPError as error:
@@ -305,7 +297,7 @@ class ExecProcess:
         return status
 
 
-def output_frames(stream: Readable) -> Iterator[bytes]:
+def output_frames(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield the contents of the engine's frames, each of which has its length and the output that it is from.
 
     Raises ConnectionError if the stream ends within one.

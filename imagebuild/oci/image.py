@@ -21,10 +21,7 @@ from imagebuild.oci.attestation import read_attestations
 from imagebuild.oci.layout import (
     CHUNK,
     INDEX_TYPES,
-    KEPT_SIZE,
-    OPAQUE,
     UNREADABLE,
-    WHITEOUT,
     Blob,
     Descriptor,
     Manifest,
@@ -33,7 +30,6 @@ from imagebuild.oci.layout import (
     decompressed,
     digest_of,
     index_json,
-    layer_members,
     manifests_of,
     media_type_of,
     platform_of,
@@ -43,61 +39,6 @@ from imagebuild.oci.reference import ImageReference
 
 if TYPE_CHECKING:
     from imagebuild.oci.registry import Registry, RepositoryAt
-
-
-# Files in layers
-
-
-@dataclass(frozen=True)
-class LayerPart:
-    """Hold what a layer has of the files that are looked for."""
-
-    files: Mapping[str, bytes]
-    hides: frozenset[str]
-    """Paths of which lower layers do not count."""
-
-
-@dataclass(frozen=True)
-class WantedFiles:
-    """Name files to look for: exact paths, and folders whose files count; neither through symlinks."""
-
-    paths: tuple[str, ...]
-    folders: tuple[str, ...] = ()
-
-    def part(self, blob: Blob) -> LayerPart:
-        """Read all of a layer. Raises ResultError if it cannot be read, or is not what its digest says."""
-        files: dict[str, bytes] = {}
-        hides: set[str] = set()
-        with layer_members(blob) as members:
-            for archive, member, path in members:
-                folder, _, name = path.rpartition("/")
-                if name == OPAQUE:
-                    hides.add(folder)
-                elif name.startswith(WHITEOUT):
-                    hides.add(f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/"))
-                elif path in self.paths or folder in self.folders:
-                    content = archive.extractfile(member) if member.isreg() and member.size <= KEPT_SIZE else None
-                    if content:
-                        files[path] = content.read()
-                    else:
-                        hides.add(path)
-        return LayerPart(files, frozenset(hides))
-
-
-DPKG = WantedFiles(("var/lib/dpkg/status",), ("var/lib/dpkg/status.d",))
-"""The list of installed packages; images without dpkg itself have a file for each package."""
-
-
-def dpkg_status(files: Mapping[str, bytes]) -> str | None:
-    """Return the list of packages in dpkg's form, from the files of `DPKG`; None if there is none."""
-    if (status := files.get(DPKG.paths[0])) is not None:
-        return status.decode("utf-8", "replace")
-    parts = [
-        files[path].decode("utf-8", "replace").strip()
-        for path in sorted(files)
-        if path.startswith(f"{DPKG.folders[0]}/") and not path.endswith(".md5sums")
-    ]
-    return "\n\n".join(parts) + "\n" if parts else None
 
 
 # Images
@@ -157,32 +98,6 @@ class PlatformImage:
         if self.repository:
             self.repository.fetch(Descriptor("", layer.digest or "", layer.size), layer.file)
         return layer
-
-    def files(self, wanted: WantedFiles, known: dict[str, LayerPart] | None = None) -> dict[str, bytes]:
-        """Return a few files as a container sees them; layers are read from the topmost, and no more than are needed.
-
-        `known` keeps what was read of layers, for images that share some. Raises what `fetch` raises, and ResultError
-        if a layer cannot be read.
-        """
-        parts = {} if known is None else known
-        files: dict[str, bytes] = {}
-        hidden: set[str] = set()
-
-        def is_hidden(path: str) -> bool:
-            names = path.split("/")
-            return "" in hidden or any("/".join(names[:n]) in hidden for n in range(1, len(names) + 1))
-
-        for layer in reversed(self.layers):
-            digest = layer.digest or f"{layer.file}:{layer.offset}"
-            if digest not in parts:
-                parts[digest] = wanted.part(self.fetch(layer))
-            part = parts[digest]
-            files |= {path: text for path, text in part.files.items() if path not in files and not is_hidden(path)}
-            hidden |= part.hides
-            if all(path in files or is_hidden(path) for path in wanted.paths):
-                # Where there is a list of all packages, nobody adds files for single ones.
-                break
-        return files
 
     def attached(self, kind: str) -> tuple[bytes, ...]:
         """Return the undamaged predicates of a kind that refer to the manifest; who signed them is not checked.

@@ -82,10 +82,6 @@ SETTLED_S, MOST_LISTINGS = 0.5, 30
 """How long after writing the index of referrers it is looked at again, or twice the time between reading and writing it
 if that is more: who read it before we wrote has written by then, unless its requests take far longer than ours. And how
 often it is written, while others overwrite it."""
-TOKEN_LIFETIME_S = 60
-"""Of a token whose server does not say how long it is valid."""
-TOKEN_MARGIN_S = 10
-"""A token is not used in its last seconds: a request takes time too."""
 
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 FINAL = (
@@ -213,8 +209,8 @@ class Login:
     plain: bool = False
     """The registry is reached without TLS, as its user wants: its tokens may be too."""
     _challenge: Mapping[str, str] | None = None
-    _tokens: dict[tuple[str, ...], tuple[str, float]] = field(default_factory=dict)
-    """Scopes → token, and the time until which it is used."""
+    _tokens: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """Scopes → token, which is used until the registry refuses it."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @functools.cached_property
@@ -234,8 +230,9 @@ class Login:
                 return ""
             if self._challenge["scheme"] == "basic":
                 return self._basic
-            token, until = self._tokens.get(scopes, ("", 0.0))
-            return f"Bearer {token if time.monotonic() < until else self._fetch_token(scopes)}"
+            if scopes not in self._tokens:
+                self._tokens[scopes] = self._fetch_token(scopes)
+            return f"Bearer {self._tokens[scopes]}"
 
     def learn(self, answer: requests.Response, scopes: tuple[str, ...], shown: str) -> str:
         """Learn from a 401 how to ask. Return what to show instead, "" if there is nothing. Raises CommandError."""
@@ -245,8 +242,8 @@ class Login:
         with self._lock:
             self._challenge = challenge
             # Another thread may have fetched a new token since this request was sent.
-            if challenge["scheme"] == "bearer" and f"Bearer {self._tokens.get(scopes, ('',))[0]}" == shown:
-                self._tokens.pop(scopes)
+            if f"Bearer {self._tokens.get(scopes)}" == shown:
+                del self._tokens[scopes]
             better = self.header(scopes)
         return better if better != shown else ""
 
@@ -272,9 +269,6 @@ class Login:
         if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
             with_what = "with the credentials of `docker login`" if own else "without login; try `docker login`"
             raise CommandError(f"{self.host}: gives no token for {' '.join(wanted)} ({answer.status_code}) {with_what}")
-        lifetime = document.get("expires_in")
-        seconds = lifetime if isinstance(lifetime, int) else TOKEN_LIFETIME_S
-        self._tokens[scopes] = (token, time.monotonic() + max(seconds - TOKEN_MARGIN_S, 1))
         return token
 
 

@@ -17,7 +17,6 @@ from imagebuild.core.fields import axis_facts, major, matches, minor
 from imagebuild.project.matrix import Excluded, Pin, Plan, Target, combination_id
 
 if TYPE_CHECKING:
-    from imagebuild.core.fields import Condition
     from imagebuild.core.yaml import YamlFile
     from imagebuild.project.load import Project  # which reads YAML
 
@@ -151,7 +150,7 @@ def _references(project: Project) -> Iterator[Reference]:
 
 
 def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
-    """Note names in one file that another file does not know, and conditions that cannot be read."""
+    """Note names in one file that another file does not know."""
     matrix, at = project.matrix.model, project.matrix.at
     for file, place, problem, name, known in _references(project):
         if name not in known:
@@ -169,28 +168,6 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
             users = [image_name for image_name, image in matrix.images.items() if name in image.components]
             if users:
                 mistakes.add(at("versions"), f"versions: no version for {name}, which {users[0]} uses")
-    for file, place, condition in _conditions(project):
-        for axis, alternatives in condition.items():
-            try:
-                matches({axis: alternatives}, {axis: "0"})
-            except ValueError as error:
-                mistakes.add(file.at(*place), f"{axis}: {error}")
-
-
-def _conditions(project: Project) -> Iterator[tuple[YamlFile[Any], tuple[str | int, ...], Condition]]:
-    """Yield the conditions of all files, and where they are."""
-    matrix = project.matrix.model
-    for i, rule in enumerate(matrix.rules):
-        yield project.matrix, ("rules", i, "when"), rule.when
-    for name, pins in matrix.versions.items():
-        for i, pin in enumerate(pins):
-            yield project.matrix, ("versions", name, i), pin.when
-    for i, required in enumerate(matrix.publish.require):
-        yield project.matrix, ("publish", "require", i, "when"), required.when
-    for document in project.components.values():
-        for key in ("supports", "excludes", "facts", "env", "checks"):
-            for i, row in enumerate(getattr(document.model, key)):
-                yield document, (key, i), row.when
 
 
 def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:

@@ -197,8 +197,6 @@ class PublishResult(Model):
     """JSON files in the folders that are no evidence."""
     unnamed: tuple[str, ...] = ()
     """Verifications that do not say of which digest they are, and so count for nothing."""
-    requests: dict[str, int] = Field(default_factory=dict)
-    """Method → how many requests, for all targets; `sent` and `received` are bytes of bodies."""
 
     @property
     def exit_status(self) -> int:

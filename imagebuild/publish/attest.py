@@ -6,18 +6,19 @@ import json
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import BaseModel
 
-from imagebuild.bench.models import Results
-from imagebuild.core.errors import CommandError, ConfigError, suggestion
+from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.fields import Model
 from imagebuild.core.run import INSTALL_COSIGN, run_program, which
+from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import (
     KINDS,
     SIGNATURE,
@@ -33,8 +34,9 @@ from imagebuild.oci.layout import Descriptor
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, RepositoryAt, is_plain
 from imagebuild.project.records import ScanResult, VerifyResult
-from imagebuild.publish import provenance
-from imagebuild.publish.sbom import image_digests, listed_packages
+from imagebuild.publish.evidence import PREDICATES, read_predicate
+from imagebuild.publish.provenance import Provenance
+from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import Report
 
 INDEX = "index"
@@ -104,8 +106,7 @@ class Signer:
             raise ConfigError(f"--key {self.key}: set {PASSWORD} to the key's password, which may be empty")
 
     def sign(self, images: Iterable[ImageReference]) -> None:
-        """Sign images, each named by its digest. Raises ConfigError for one that is not, and as `check` does."""
-        self.check()
+        """Sign images. Raises ConfigError for one that is not named by its digest, CommandError if cosign fails."""
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             arguments = self._arguments(Path(folder))
             for image in images:
@@ -114,9 +115,8 @@ class Signer:
     def attest(self, kind: str, content: bytes, name: str, manifest: bytes) -> bytes:
         """Return the signed statement that the image with this manifest has this predicate, as a sigstore bundle.
 
-        Raises as `check` does, and CommandError if cosign fails.
+        Raises CommandError if cosign fails.
         """
-        self.check()
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             subject, predicate, bundle = (Path(folder, file) for file in (name, "predicate.json", "bundle.json"))
             subject.write_bytes(manifest)
@@ -263,7 +263,7 @@ class AttestRequest:
 
     def check(self) -> None:
         """Raise ConfigError for an unknown kind, and for required signatures without saying whose."""
-        known = (*KINDS, SIGNATURE)
+        known = (*PREDICATES, SIGNATURE)
         for kind in self.required:
             if kind not in known:
                 raise ConfigError(
@@ -284,16 +284,16 @@ def verify_attachments(reference: ImageReference, registry: Registry, request: A
     request.check()
     found = image_in_registry(str(reference), reference, registry, Path())
     place, digest = registry.at(reference.repository), str(found.digest)
-    subjects = [(platform, str(found.image(platform).digest)) for platform in sorted(found.platforms)]
+    platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
     findings: list[AttestFinding] = []
-    for name, manifest_digest in [*([] if digest in dict(subjects).values() else [(INDEX, digest)]), *subjects]:
+    for name, manifest in {**({} if digest in platforms.values() else {INDEX: digest}), **platforms}.items():
         if name != INDEX:
-            findings += _verify_platform(place, ManifestSubject(manifest_digest, name, digest), request)
+            findings += _verify_platform(place, ManifestSubject(manifest, name, digest), request)
         if request.trust:
-            problem = request.trust.image_problem(reference.at(manifest_digest))
+            problem = request.trust.image_problem(reference.at(manifest))
             findings.append(
                 AttestFinding(
-                    subject=name, digest=manifest_digest, kind=SIGNATURE, outcome="failed" if problem else "passed",
+                    subject=name, digest=manifest, kind=SIGNATURE, outcome="failed" if problem else "passed",
                     detail=problem or "by the key or identity that was named", required=True,
                 )
             )  # fmt: skip
@@ -303,24 +303,27 @@ def verify_attachments(reference: ImageReference, registry: Registry, request: A
 def _verify_platform(place: RepositoryAt, subject: ManifestSubject, request: AttestRequest) -> Iterator[AttestFinding]:
     manifest = place.manifest(subject.digest).content
     trusted = set()
-    for attachment in read_attestations(place.registry, place.repository, subject.digest):
-        if attachment.kind not in KINDS and not attachment.problem:
+    for attestation in read_attestations(place.registry, place.repository, subject.digest):
+        kind, required = attestation.kind, attestation.kind in request.required
+        if kind not in PREDICATES and not attestation.problem:
             continue
-        required = attachment.kind in request.required
-        if attachment.problem:
-            verdict = AttachmentVerdict("broken", attachment.problem)
-            trusted.add(attachment.kind)
         # Whoever may push can attach, so an attachment without a trusted signature does not count.
-        elif request.trust and (unsigned := request.trust.attestation_problem(attachment, manifest)):
-            verdict, required = AttachmentVerdict("skipped", f"not believed: {unsigned}"), False
+        unsigned = None
+        if request.trust and not attestation.problem:
+            unsigned = request.trust.attestation_problem(attestation, manifest)
+        if unsigned:
+            verdict, required = Verdict("skipped", f"not believed: {unsigned}"), False
         else:
-            verdict = judge_attachment(attachment.kind, attachment.content, subject)
-            trusted.add(attachment.kind)
+            trusted.add(kind)
+            try:
+                verdict = judge_predicate(read_predicate(attestation), subject)
+            except ResultError as error:
+                verdict = Verdict("broken", attestation.problem or str(error))
         yield AttestFinding(
-            subject=subject.platform, digest=subject.digest, kind=attachment.kind, outcome=verdict.outcome,
-            detail=verdict.detail, attachment=attachment.digest, required=required,
+            subject=subject.platform, digest=subject.digest, kind=kind, outcome=verdict.outcome,
+            detail=verdict.detail, attachment=attestation.digest, required=required,
         )  # fmt: skip
-    for kind in (k for k in KINDS if k not in trusted):
+    for kind in (k for k in PREDICATES if k not in trusted):
         required = kind in request.required
         yield AttestFinding(
             subject=subject.platform, digest=subject.digest, kind=kind, required=required,
@@ -353,7 +356,7 @@ def add_attachment(
     """Attach the content of a file to an image and return the digest of the attachment; a signer signs it.
 
     Unsigned, the same content again changes nothing. Raises ConfigError if the image is not named by digest, and for
-    content of another kind or about another image.
+    content about another image; ResultError for content of another kind.
     """
     if not reference.digest:
         raise ConfigError(f"{reference}: name the image by digest: a tag may have moved since the file was made")
@@ -361,7 +364,7 @@ def add_attachment(
     image = found.image(platform)
     manifest = registry.at(reference.repository).manifest(str(image.digest))
     subject = ManifestSubject(manifest.digest, image.platform, str(found.digest))
-    verdict = judge_attachment(kind, content, subject)
+    verdict = judge_predicate(read_written(PREDICATES[kind], content, str(file)), subject)
     if verdict.outcome == "broken":
         raise ConfigError(f"{file}: is no {kind} of {manifest.digest}: {verdict.detail}")
     about = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
@@ -402,109 +405,56 @@ class ManifestSubject:
     """Digest of the index that names the manifest, or its own."""
 
 
-@dataclass(frozen=True)
-class AttachmentVerdict:
+class Verdict(NamedTuple):
     """Say whether an attachment speaks for the image."""
 
     outcome: Outcome
     detail: str
 
 
-def judge_attachment(kind: str, content: bytes, subject: ManifestSubject) -> AttachmentVerdict:
+def judge_predicate(predicate: BaseModel | None, subject: ManifestSubject) -> Verdict:
     """Judge whether a predicate is about the image, and what it says. Anybody may have written it."""
-    try:
-        document = json.loads(content)
-        if not isinstance(document, dict):
-            return AttachmentVerdict("broken", "is not a JSON object")
-        return _JUDGES[kind](document, subject)
-    except ValidationError as error:
-        first = error.errors()[0]
-        return AttachmentVerdict("broken", f"cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}")
-    except RecursionError:
-        return AttachmentVerdict("broken", "cannot be read: it is nested too deeply")
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return AttachmentVerdict("broken", f"cannot be read: {type(error).__name__}: {error}")
-
-
-def _judge_sbom(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
-    if not str(document["spdxVersion"]).startswith("SPDX-2"):
-        return AttachmentVerdict("broken", f"is {document['spdxVersion']}, not SPDX 2")
-    digests = image_digests(document)
-    if subject.digest not in digests:
-        return AttachmentVerdict("broken", f"is about another image: {_listed(sorted(digests))}")
-    return AttachmentVerdict("passed", f"{len(listed_packages(document))} packages and components")
-
-
-def _judge_verification(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
-    result = VerifyResult.model_validate(document)
-    if result.digest not in (subject.digest, subject.index):
-        return AttachmentVerdict("broken", f"is about another image: {result.digest}")
-    if subject.platform not in {platform.strip() for platform in result.platform.split(",")}:
-        return AttachmentVerdict("broken", f"is about {result.platform}")
-    outcomes = [check.outcome for check in result.checks]
-    passed, skipped = outcomes.count("passed"), outcomes.count("skipped")
-    counts = f"{passed} checks passed, {skipped} skipped"
-    if failed := [f"{c.component}/{c.check}" for c in result.checks if c.outcome == "failed"]:
-        return AttachmentVerdict("failed", f"failed: {_listed(failed)}; {counts}")
-    return AttachmentVerdict("passed" if passed else "failed", counts)
-
-
-def _judge_scan(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
-    result = ScanResult.model_validate(document)
-    if result.digest != subject.digest:
-        return AttachmentVerdict("broken", f"is about another image: {result.digest}")
-    summary = f"{result.scanner}, {len(result.findings)} findings, {result.started[:10]}"
-    if result.verdict == "failed":
-        return AttachmentVerdict("failed", f"{result.reason or 'the policy does not allow it'}; {summary}")
-    return AttachmentVerdict("passed", summary)
-
-
-def _judge_benchmark(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
-    if "about" not in document:
-        results: Results = Results.model_validate(document)
-    else:
-        results = report = Report.model_validate(document)
-        others = {v.digest for v in report.verifications if v.digest} - {subject.digest, subject.index}
-        if others:
-            return AttachmentVerdict("broken", f"is about another image too: {_listed(sorted(others))}")
-    parts = (results.runs, results.tests, results.tables, results.ucx, results.diagnostics)
-    count = sum(map(len, parts))
-    return AttachmentVerdict("passed", f"{count} results") if count else AttachmentVerdict("broken", "has no result")
-
-
-def _judge_provenance(document: Mapping[str, Any], subject: ManifestSubject) -> AttachmentVerdict:
-    definition = document["buildDefinition"]
-    platform = definition["externalParameters"].get("platform", subject.platform)
-    if platform != subject.platform:
-        return AttachmentVerdict("broken", f"is about {platform}")
-    summary = f"{len(definition['resolvedDependencies'])} sources, {_commit(definition)}"
-    if unpinned := provenance.unpinned_dependencies(document):
-        return AttachmentVerdict(
-            "failed", f"built from folders that nobody can compare: {_listed(unpinned)}; {summary}"
-        )
-    if replaced := provenance.replaced_dependencies(document):
-        listed = _listed([uri.partition("?")[0] for uri in replaced])
-        summary += f", of which {len(replaced)} stood in for others ({listed})"
-    return AttachmentVerdict("passed", summary)
-
-
-def _commit(definition: Mapping[str, Any]) -> str:
-    for item in definition["resolvedDependencies"]:
-        if item.get("name") == "project":
-            changed = " and files that differ from it" if item.get("annotations") else ""
-            return f"commit {str(item['digest']['gitCommit'])[:12]}{changed}"
-    return "an unknown commit"
+    about, known, failure, summary = set[str](), {subject.digest}, "", ""
+    platforms = {subject.platform}
+    match predicate:
+        case SpdxDocument():
+            # A document may describe other images, too.
+            about = {subject.digest} if subject.digest in predicate.digests else set(predicate.digests) or {"none"}
+            summary = f"{len(predicate.contents)} packages and components"
+        case Provenance():
+            platforms, summary = {predicate.platform or subject.platform}, predicate.sources
+            if folders := predicate.folders:
+                failure = f"built from folders that nobody can compare: {_listed(folders)}; "
+            elif instead := [uri.partition("?")[0] for uri in predicate.replaced]:
+                summary += f", of which {len(instead)} stood in for others ({_listed(instead)})"
+        case VerifyResult():
+            about, known = {predicate.digest or "none"}, {subject.digest, subject.index}
+            platforms = {platform.strip() for platform in predicate.platform.split(",")}
+            outcomes = Counter(check.outcome for check in predicate.checks)
+            summary = f"{outcomes['passed']} checks passed, {outcomes['skipped']} skipped"
+            if failed := [f"{c.component}/{c.check}" for c in predicate.checks if c.outcome == "failed"]:
+                failure = f"failed: {_listed(failed)}; "
+            elif not outcomes["passed"]:
+                failure = "nothing passed: "
+        case Report():
+            about = {v.digest for v in predicate.verifications if v.digest}
+            known = {subject.digest, subject.index}
+            count = len(predicate.entries) + len(predicate.diagnostics)
+            summary = f"{count} results" if count else ""
+        case ScanResult():
+            about, summary = {predicate.digest}, f"{predicate.scanner}, {len(predicate.findings)} findings"
+            summary += f", {predicate.started[:10]}"
+            if predicate.verdict == "failed":
+                failure = f"{predicate.reason or 'the policy does not allow it'}; "
+    if about - known:
+        return Verdict("broken", f"is about another image: {_listed(sorted(about - known))}")
+    if subject.platform not in platforms:
+        return Verdict("broken", f"is about {', '.join(sorted(platforms))}")
+    if not summary:
+        return Verdict("broken", "has no result")
+    return Verdict("failed" if failure else "passed", failure + summary)
 
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return (", ".join(LONG_HASH.sub(r"\1…", name) for name in names[:MOST_NAMES]) or "none") + more
-
-
-_JUDGES: Mapping[str, Callable[[Mapping[str, Any], ManifestSubject], AttachmentVerdict]] = {
-    "sbom": _judge_sbom,
-    "provenance": _judge_provenance,
-    "verification": _judge_verification,
-    "scan": _judge_scan,
-    "benchmark": _judge_benchmark,
-}

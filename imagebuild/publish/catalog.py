@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,25 +9,24 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+
+from pydantic import BaseModel
 
 from imagebuild import __version__
 from imagebuild.bench.judge import describe_run, judge_run
-from imagebuild.bench.models import Judgement, Limit, Results, Run
+from imagebuild.bench.models import Judgement, Limit, Run
 from imagebuild.bench.profiles import Profile, load_profiles
 from imagebuild.core import files
-from imagebuild.core.console import format_size, markdown_table
+from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
-from imagebuild.oci.attestation import CREATED, kind_of, list_attestations, read_attestation
+from imagebuild.oci.attestation import CREATED, SIGNATURE, Attestation, read_attestations
 from imagebuild.oci.image import PlatformImage, image_in_registry
-from imagebuild.oci.layout import Descriptor
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
-from imagebuild.project.matrix import Image, Matrix, Plan, Target
+from imagebuild.project.matrix import Matrix, Plan
 from imagebuild.project.records import (
     AttachedFile,
     Bound,
@@ -40,9 +38,11 @@ from imagebuild.project.records import (
     Sbom,
     Scan,
     ScanResult,
+    Surroundings,
     VerifyResult,
 )
-from imagebuild.publish.sbom import listed_packages
+from imagebuild.publish.evidence import read_predicate
+from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import NONE, Report, busbw
 from imagebuild.verify.checks import axes_of, components_of
 
@@ -157,13 +157,11 @@ class ImageRepository:
         problems: list[str] = []
         image = None
         try:
-            with TemporaryDirectory(prefix="imagebuild-") as folder:
-                found = image_in_registry(name, parse_reference(name), self.place.registry, Path(folder))
-                images = {platform: found.image(platform) for platform in found.platforms}
-            platforms = tuple(self._read_platform(platform, one, problems) for platform, one in images.items())
+            found = image_in_registry(name, parse_reference(name), self.place.registry, Path())
+            platforms = tuple(self._read_platform(found.image(platform), problems) for platform in found.platforms)
             is_index = digest not in {platform.digest for platform in platforms}
-            attached = self._read_attachments(digest, problems) if is_index else []
-            image = self._describe(digest, tags, platforms, signed=self._is_signed(digest, attached))
+            kinds = [item.kind for item, _ in self._read_attached(digest, problems)] if is_index else []
+            image = self._describe(digest, tags, platforms, signed=self._is_signed(digest, kinds))
         except READ_ERRORS as error:
             problems = [str(error).removeprefix(f"{name}: ")]
         return image, [f"{name}: {problem}" for problem in problems]
@@ -194,52 +192,56 @@ class ImageRepository:
             signed=signed,
         )
 
-    def _read_platform(self, platform: str, image: PlatformImage, problems: list[str]) -> PublishedPlatform:
+    def _read_platform(self, image: PlatformImage, problems: list[str]) -> PublishedPlatform:
         # BuildKit may leave the base image's time in `created`, so the youngest step counts, too.
         steps = (image.config, *(image.config.get("history") or ()))
         labels = {str(name): str(value) for name, value in image.labels.items()}
         digest = str(image.digest)
-        attached = self._read_attachments(digest, problems)
-        checks = [attachment.checks for attachment in attached if attachment.checks]
-        scans = [attachment.scan for attachment in attached if attachment.scan]
+        sbom, scans, checks, curves = None, [], [], []
+        attached = self._read_attached(digest, problems)
+        for item, predicate in attached:
+            match predicate:
+                case SpdxDocument():
+                    sbom = sbom or Sbom(evidence=item.digest, packages=len(predicate.contents))
+                case ScanResult():
+                    scans.append(scan_summary(item.digest, predicate))
+                case VerifyResult():
+                    drawn = curves_of(item.digest, predicate, self.project.profiles)
+                    checks.append(checks_summary(item.digest, predicate, drawn))
+                    curves += drawn
+                case Report():
+                    curves += curves_of(item.digest, predicate, self.project.profiles)
         return PublishedPlatform(
-            platform=platform,
+            platform=image.platform,
             digest=digest,
             size_bytes=sum(layer.size for layer in image.layers),
             layers=len(image.layers),
             created=labels.get(CREATED) or max(str(step.get("created") or "") for step in steps),
             labels=labels,
-            sbom=next((attachment.sbom for attachment in attached if attachment.sbom), None),
+            sbom=sbom,
             scan=max(scans, key=lambda scan: scan.started, default=None),
             checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
-            curves=distinct_curves(curve for attachment in attached for curve in attachment.curves),
-            evidence=tuple(attachment.entry for attachment in attached),
-            signed=self._is_signed(digest, attached),
+            curves=distinct_curves(curves),
+            evidence=tuple(
+                AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size) for item, _ in attached
+            ),
+            signed=self._is_signed(digest, [item.kind for item, _ in attached]),
         )
 
-    def _is_signed(self, digest: str, attached: Iterable[Attachment]) -> bool:
-        return digest in self.signatures or any(attachment.entry.kind == "signature" for attachment in attached)
+    def _is_signed(self, digest: str, kinds: Iterable[str]) -> bool:
+        return digest in self.signatures or SIGNATURE in kinds
 
-    def _read_attachments(self, subject: str, problems: list[str]) -> list[Attachment]:
+    def _read_attached(self, subject: str, problems: list[str]) -> list[tuple[Attestation, BaseModel | None]]:
         """Read everything that refers to a manifest, the newest first as far as annotations tell."""
-        attached = []
-        for referrer in list_attestations(self.place.registry, self.place.repository, subject):
-            entry = AttachedFile(kind=kind_of(referrer), digest=referrer.digest)
+        attached: list[tuple[Attestation, BaseModel | None]] = []
+        for item in read_attestations(self.place.registry, self.place.repository, subject):
+            predicate = None
             try:
-                attached.append(self._read_attachment(entry, referrer, subject))
-            except READ_ERRORS as error:
+                predicate = read_predicate(item)
+            except ResultError as error:
                 problems.append(str(error))
-                attached.append(Attachment(entry))
+            attached.append((item, predicate))
         return attached
-
-    def _read_attachment(self, entry: AttachedFile, referrer: Descriptor, subject: str) -> Attachment:
-        read = read_attestation(self.place.registry, self.place.repository, referrer, subject)
-        if read.problem:
-            raise ResultError(f"the {read.kind} {read.digest} {read.problem}")
-        entry = entry.model_copy(update={"size_bytes": read.size})
-        if entry.kind not in READ_KINDS:
-            return Attachment(entry)
-        return read_attachment(entry, read.content, self.project.profiles)
 
 
 # What labels and tags say
@@ -311,93 +313,45 @@ def natural_order(text: str) -> list[tuple[int, int, str]]:
 # What attachments say
 
 
-READ_KINDS = ("sbom", "scan", "verification", "benchmark")
-"""Kinds of attachments that are read; others are only listed."""
+def scan_summary(digest: str, result: ScanResult) -> Scan:
+    """Return what the attachment with this digest says of a scan."""
+    facts = result.model_dump(include={"verdict", "reason", "scanner", "database", "started"})
+    counts = Counter(finding.severity for finding in result.findings)
+    waived = sum(finding.waived is not None for finding in result.findings)
+    return Scan(evidence=digest, counts=dict(counts), waived=waived, **facts)
 
 
-@dataclass(frozen=True)
-class Attachment:
-    """Hold what one file says that refers to an image."""
-
-    entry: AttachedFile
-    sbom: Sbom | None = None
-    scan: Scan | None = None
-    checks: Checks | None = None
-    curves: tuple[Curve, ...] = ()
-
-
-def read_attachment(entry: AttachedFile, content: bytes, profiles: Mapping[str, Profile]) -> Attachment:
-    """Read an attachment of a kind in `READ_KINDS`. Raises ResultError if it is something else."""
-    name = f"the {entry.kind} {entry.digest}"
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        raise ResultError(f"{name} is not JSON") from None
-    if not isinstance(document, dict):
-        raise ResultError(f"{name} is not a JSON object")
-    if entry.kind == "sbom":
-        return Attachment(entry, sbom=Sbom(evidence=entry.digest, packages=_count_packages(document, name)))
-    if entry.kind == "scan":
-        scan = read_written(ScanResult, document, name)
-        facts = scan.model_dump(include={"verdict", "reason", "scanner", "database", "started"})
-        counts = Counter(finding.severity for finding in scan.findings)
-        waived = sum(finding.waived is not None for finding in scan.findings)
-        return Attachment(entry, scan=Scan(evidence=entry.digest, counts=dict(counts), waived=waived, **facts))
-    if "checks" not in document:
-        report = read_written(Report, document, name) if "about" in document else read_written(Results, document, name)
-        verdicts, profile = (report.judgements, report.about.profile) if isinstance(report, Report) else ((), None)
-        return Attachment(entry, curves=curves_of(entry.digest, [report], verdicts, profiles, profile))
-    result = read_written(VerifyResult, document, name)
-    judged = [verdict for check in result.checks for verdict in check.judgements]
-    measured = [check.results for check in result.checks if check.results]
-    curves = curves_of(entry.digest, measured, judged, profiles)
-    checks = _sum_up(entry.digest, result, curves) if entry.kind == "verification" else None
-    return Attachment(entry, checks=checks, curves=curves)
-
-
-def _count_packages(document: Mapping[str, Any], name: str) -> int:
-    """Return the number of packages in an SPDX document; the image itself is one of them, and does not count."""
-    try:
-        return len(listed_packages(document))
-    except (LookupError, TypeError, AttributeError):
-        raise ResultError(f"{name} has no list of packages; only SPDX as JSON is read") from None
-
-
-def _sum_up(digest: str, result: VerifyResult, curves: Iterable[Curve]) -> Checks:
+def checks_summary(digest: str, result: VerifyResult, curves: Iterable[Curve]) -> Checks:
+    """Return what the attachment with this digest says of a verification, and of the GPUs that its curves name."""
     counts = Counter(check.outcome for check in result.checks)
-    place = result.surroundings
+    place = result.surroundings or Surroundings(runner="")
     return Checks(
         evidence=digest,
         passed=counts["passed"],
         failed=counts["failed"],
         skipped=counts["skipped"],
         started=result.started,
-        runner=place.runner if place else "",
-        gpus=place.gpus if place else 0,
-        nodes=place.nodes if place else 1,
+        runner=place.runner,
+        gpus=place.gpus,
+        nodes=place.nodes,
         device=next((curve.device for curve in curves if curve.device), ""),
         failures=tuple(f"{check.component}/{check.check}" for check in result.checks if check.outcome == "failed"),
         version=result.version,
     )
 
 
-def curves_of(
-    digest: str,
-    results: Iterable[Results],
-    verdicts: Iterable[Judgement],
-    profiles: Mapping[str, Profile],
-    profile: str | None = None,
-) -> tuple[Curve, ...]:
+def curves_of(digest: str, result: VerifyResult | Report, profiles: Mapping[str, Profile]) -> list[Curve]:
     """Return a curve for each run that has a bandwidth; `digest` is that of the attachment.
 
-    A run without a verdict is judged by `profile` or, if it ran on one host, by the profile of its GPU.
+    A run without a verdict is judged by the profile of the report or, if it ran on one host, by that of its GPU.
     """
-    by_source: dict[str, list[Judgement]] = {}
-    for verdict in verdicts:
-        by_source.setdefault(verdict.source, []).append(verdict)
-    runs = [run for part in results for run in part.runs]
-    curves = [_curve(digest, run, by_source.get(run.source, ()), profiles, profile) for run in runs]
-    return tuple(curve for curve in curves if curve)
+    if isinstance(result, Report):
+        runs, verdicts, profile = list(result.runs), result.judgements, result.about.profile
+    else:
+        runs = [run for check in result.checks if check.results for run in check.results.runs]
+        verdicts, profile = tuple(verdict for check in result.checks for verdict in check.judgements), None
+    curves = [_curve(digest, run, [v for v in verdicts if v.source == run.source], profiles, profile) for run in runs]
+    return [curve for curve in curves if curve]
 
 
 def _curve(
@@ -472,74 +426,33 @@ def replace_table(name: str, text: str, table: str) -> str:
     return f"{before}{BEGIN}\n{table}{END}{rest.partition(END)[2]}"
 
 
-def images_table(project: ProjectFacts, catalog: Catalog | None = None) -> str:
-    """Return the table of the matrix's images as Markdown, with what a catalogue says of them."""
-    axes = list(dict.fromkeys(axis for image in project.matrix.images.values() for axis in image.axes))
-    head = ["image", "what it is", *axes, "has", "platforms", "targets", "compressed"]
-    if catalog:
-        head.append("newest tag")
-    rows = [_row(project, name, image, axes, catalog) for name, image in project.matrix.images.items()]
-    lines = [markdown_table(head, rows)]
+def images_table(project: ProjectFacts) -> str:
+    """Return the table of the matrix's images as Markdown."""
+    images = project.matrix.images
+    axes = list(dict.fromkeys(axis for image in images.values() for axis in image.axes))
+    rows = []
+    for name, image in images.items():
+        targets = [target for target in project.plan.targets if target.image == name]
+        platforms = sorted(platform.removeprefix("linux/") for target in targets[:1] for platform in target.platforms)
+        stacks = [stack_of(target.components, project.provides) for target in targets]
+        nccl = dict.fromkeys(f"NCCL {stack['nccl']}" for stack in stacks if "nccl" in stack)
+        mpi = dict.fromkeys(stack["mpi"] for stack in stacks if "mpi" in stack)
+        limit = image.size_limit_mb
+        by_variant = limit if isinstance(limit, dict) else {"": limit} if limit else {}
+        sizes = [f"{size} MB {variant}".rstrip() for variant, size in by_variant.items()]
+        values = [dict.fromkeys(t.axes[axis] for t in targets if axis in t.axes) for axis in axes]
+        rows.append([
+            f"`{name}`", image.description, *(_listed(list(distinct)) for distinct in values),
+            ", ".join([*nccl, *mpi]) or NONE, ", ".join(platforms) or NONE, str(len(targets)),
+            f"at most {', '.join(sizes)}" if sizes else NONE,
+        ])  # fmt: skip
+    table = markdown_table(["image", "what it is", *axes, "has", "platforms", "targets", "compressed"], rows)
+    note = "; sizes are the limits in it" if any(image.size_limit_mb for image in images.values()) else ""
     total = len(project.plan.targets)
-    if catalog:
-        count = len(catalog.images)
-        images = f"{count} image{'s' * (count != 1)} in `{catalog.repository}` on {catalog.read[:10]}"
-        lines += ["", f"{total} targets; {images}. By `imagebuild catalog --readme`."]
-    else:
-        limits = any(image.size_limit_mb for image in project.matrix.images.values())
-        note = "; sizes are the limits in it" if limits else ""
-        lines += ["", f"{total} targets, by `imagebuild catalog --readme` from [matrix.yaml](matrix.yaml){note}."]
-    return "\n".join([*lines, ""])
+    return f"{table}\n\n{total} targets, by `imagebuild catalog --readme` from [matrix.yaml](matrix.yaml){note}.\n"
 
 
-def _row(project: ProjectFacts, name: str, image: Image, axes: Sequence[str], catalog: Catalog | None) -> list[str]:
-    targets = [target for target in project.plan.targets if target.image == name]
-    published = [entry for entry in catalog.images if entry.image == name] if catalog else []
-    platforms = sorted(platform.removeprefix("linux/") for target in targets[:1] for platform in target.platforms)
-    cells = [
-        f"`{name}`",
-        image.description,
-        *(_listed(target.axes[axis] for target in targets if axis in target.axes) for axis in axes),
-        _stacks(targets, project.provides),
-        ", ".join(platforms) or NONE,
-        str(len(targets)),
-        _sizes(published) if published else _size_limit(image),
-    ]
-    if catalog:
-        cells.append(f"`{published[0].tag}`" if published else "none yet")
-    return cells
-
-
-def _listed(values: Iterable[str]) -> str:
-    distinct = list(dict.fromkeys(values))
-    if len(distinct) > MOST_VALUES:
-        return f"{distinct[0]} to {distinct[-1]} ({len(distinct)})"
-    return ", ".join(distinct) or NONE
-
-
-def _stacks(targets: Sequence[Target], provides: Mapping[str, tuple[str, ...]]) -> str:
-    stacks = [stack_of(target.components, provides) for target in targets]
-    nccl = dict.fromkeys(f"NCCL {stack['nccl']}" for stack in stacks if "nccl" in stack)
-    mpi = dict.fromkeys(stack["mpi"] for stack in stacks if "mpi" in stack)
-    return ", ".join([*nccl, *mpi]) or NONE
-
-
-def _sizes(images: Sequence[PublishedImage]) -> str:
-    sizes = sorted(platform.size_bytes for image in images for platform in image.platforms)
-    least, most = format_size(sizes[0]), format_size(sizes[-1])
-    return least if least == most else f"{least} to {most}"
-
-
-def _size_limit(image: Image) -> str:
-    limit = image.size_limit_mb
-    if limit is None:
-        return NONE
-    if isinstance(limit, int):
-        return f"at most {limit} MB"
-    return "at most " + ", ".join(f"{size} MB {variant}" for variant, size in limit.items())
-
-
-def is_stale(old: str, new: str) -> bool:
-    """Return whether two tables differ in more than the day on which the registry was read."""
-    day = re.compile(r"(in `[^`]*`) on [0-9-]{10}")
-    return day.sub(r"\1", old) != day.sub(r"\1", new)
+def _listed(values: Sequence[str]) -> str:
+    if len(values) > MOST_VALUES:
+        return f"{values[0]} to {values[-1]} ({len(values)})"
+    return ", ".join(values) or NONE

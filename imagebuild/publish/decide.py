@@ -9,12 +9,11 @@ from fnmatch import fnmatchcase
 from imagebuild.core.fields import Platform, axis_facts, matches
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.load import Project
-from imagebuild.project.matrix import Attachment, Publish, Target
+from imagebuild.project.matrix import Publish, Target
 from imagebuild.project.plan import REVISION, REVISION_DIGITS
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
-from imagebuild.publish.evidence import Evidence, EvidenceFile, SbomFile, checks_on_platform
+from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
 from imagebuild.publish.provenance import DIRTY
-from imagebuild.report.document import Report
 from imagebuild.verify.checks import SPEED, axes_of, components_of
 
 IMAGE = "image"
@@ -54,8 +53,6 @@ class Terms:
     evidence: Evidence
     policy: Publish
     rules: Sequence[PublishRule]
-    created: frozenset[Attachment] = frozenset()
-    """Kinds of attachments that publishing creates itself."""
 
 
 def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choice:
@@ -63,7 +60,7 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choi
 
     Builds with different digests are a reason against all of them: which is the right one is not guessed.
     """
-    builds = evidence.builds_of(target.id, platform)
+    builds = [b for b in evidence.builds if b.value.target == target.id and platform in b.value.platforms]
     pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
     if not builds:
         return Choice(
@@ -106,7 +103,6 @@ def objections(target: Target, choice: Choice, image: PlatformImage | None, term
         *_label_objections(target, choice, image),
         *_check_objections(target, choice, terms),
         *(f"scan failed ({scan.path}): {scan.value.reason}" for scan in failed_scans),
-        *_attachment_objections(choice, terms),
     ]
 
 
@@ -175,22 +171,6 @@ def _fits(rule: PublishRule, pattern: str) -> bool:
 
 def _name(check: CheckResult) -> str:
     return f"{check.component}/{check.check}"
-
-
-def _attachment_objections(choice: Choice, terms: Terms) -> Iterator[str]:
-    """Name the kinds of attachments that `publish.require-attachments` asks for and the evidence lacks."""
-    evidence, digest = terms.evidence, choice.digest
-    verifications = evidence.about(VerifyResult, digest)
-    has_benchmarks = any(check.results for verification in verifications for check in verification.value.checks)
-    present: Mapping[Attachment, bool] = {
-        "sbom": bool(evidence.about(SbomFile, digest)),
-        "scan": bool(evidence.about(ScanResult, digest)),
-        "verification": bool(verifications),
-        "benchmark": bool(evidence.about(Report, digest)) or has_benchmarks,
-    }
-    for kind in terms.policy.require_attachments:
-        if kind not in terms.created and not present.get(kind):
-            yield f"no {kind} of this digest; publish.require-attachments asks for it"
 
 
 # Tags

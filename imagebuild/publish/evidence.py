@@ -1,65 +1,87 @@
-"""Read the results of builds, verifications, scans and benchmarks; find those of an image, and what to attach to it."""
+"""Read what builds, verifications, scans and benchmarks leave, in files or attached; find what is about an image."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel
 
-from imagebuild.bench.models import Results
 from imagebuild.core.errors import ConfigError, ResultError
-from imagebuild.core.fields import Model, Platform
-from imagebuild.oci.attestation import encode_predicate
+from imagebuild.core.fields import Model
+from imagebuild.core.yaml import read_written
+from imagebuild.oci.attestation import Attestation, encode_predicate
 from imagebuild.project.matrix import Attachment
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
-from imagebuild.publish import sbom
+from imagebuild.publish.provenance import Provenance
+from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import Report
 
 T_co = TypeVar("T_co", covariant=True)
-REQUIRED_KEYS: Mapping[type[Model], frozenset[str]] = {
+
+PREDICATES: Mapping[str, type[BaseModel]] = {
+    "sbom": SpdxDocument,
+    "provenance": Provenance,
+    "verification": VerifyResult,
+    "benchmark": Report,
+    "scan": ScanResult,
+}
+"""Kind of attachment → type of what it says."""
+KINDS_OF_FILES: Mapping[type[BaseModel], Attachment] = {
+    PREDICATES[kind]: kind for kind in ("sbom", "verification", "benchmark", "scan")
+}
+REQUIRED_KEYS: Mapping[type[BaseModel], frozenset[str]] = {
     BuildResult: frozenset({"target", "digest", "platforms", "steps"}),
     VerifyResult: frozenset({"image", "digest", "platform", "checks"}),
     ScanResult: frozenset({"digest", "scanner", "findings", "verdict"}),
     Report: frozenset({"about", "runs", "sources"}),
+    SpdxDocument: frozenset({"spdxVersion"}),
 }
 """Type → keys by which a JSON file of this type is recognised."""
 
 
+def read_predicate(attestation: Attestation) -> BaseModel | None:
+    """Return what an attachment says, as a type of `PREDICATES`; None for other kinds.
+
+    Raises ResultError for one that is damaged, about another image, or something else than its kind says. Anybody who
+    may push can have written it.
+    """
+    if attestation.problem:
+        raise ResultError(f"the {attestation.kind} {attestation.digest} {attestation.problem}")
+    if attestation.kind not in PREDICATES:
+        return None
+    name = f"the {attestation.kind} {attestation.digest}"
+    return read_written(PREDICATES[attestation.kind], attestation.content, name)
+
+
 @dataclass(frozen=True)
 class EvidenceFile(Generic[T_co]):
-    """Hold the content of a file, as bytes and parsed."""
+    """Hold the content of a file, as it is and as a type."""
 
     path: Path
-    content: bytes
+    document: Mapping[str, Any]
     value: T_co
-
-
-@dataclass(frozen=True)
-class SbomFile:
-    """Name the images that an SPDX document describes."""
-
-    digests: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Evidence:
     """Hold every result that was read, and find those of an image by its digest."""
 
-    builds: Sequence[EvidenceFile[BuildResult]] = ()
-    verifications: Sequence[EvidenceFile[VerifyResult]] = ()
-    scans: Sequence[EvidenceFile[ScanResult]] = ()
-    reports: Sequence[EvidenceFile[Report]] = ()
-    sboms: Sequence[EvidenceFile[SbomFile]] = ()
-    ignored: Sequence[Path] = field(default=())
+    files: Sequence[EvidenceFile[BaseModel]] = ()
+    ignored: Sequence[Path] = ()
     """JSON files that hold something else."""
     indexes: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Entries of `manifests` for indexes that no build pushed."""
+
+    @cached_property
+    def builds(self) -> Sequence[EvidenceFile[BuildResult]]:
+        """Return the results of builds."""
+        return self.of_type(BuildResult)
 
     @cached_property
     def manifests(self) -> Mapping[tuple[str, str], str]:
@@ -71,39 +93,39 @@ class Evidence:
         return manifests
 
     @cached_property
-    def _by_subject(self) -> Mapping[tuple[type[object], str], list[EvidenceFile[Any]]]:
-        """Return type and manifest → the files of the type that are about the manifest."""
-        by_subject: dict[tuple[type[object], str], list[EvidenceFile[Any]]] = defaultdict(list)
-        for file in (*self.verifications, *self.scans, *self.reports, *self.sboms):
+    def _by_subject(self) -> Mapping[str, list[EvidenceFile[BaseModel]]]:
+        by_subject = defaultdict(list)
+        for file in self.files:
             for digest in self.subjects_of(file.value):
-                by_subject[type(file.value), digest].append(file)
+                by_subject[digest].append(file)
         return by_subject
 
-    def subjects_of(self, result: object) -> Iterable[str]:
+    def subjects_of(self, result: BaseModel) -> Iterable[str]:
         """Return the manifests that a result is about.
 
         Of a verification of an index, they are those of the platforms that it names. A report counts if all of its
         verifications are about one.
         """
-        if isinstance(result, ScanResult):
-            return (result.digest,)
-        if isinstance(result, SbomFile):
-            return result.digests
-        if isinstance(result, Report):
-            about = {digest for verification in result.verifications for digest in self.subjects_of(verification)}
-            return about if len(about) == 1 and all(v.digest for v in result.verifications) else ()
-        if not isinstance(result, VerifyResult) or not result.digest:
-            return ()
-        members = [self.manifests.get((result.digest, p.strip())) for p in result.platform.split(",")]
-        return tuple(dict.fromkeys(m for m in members if m)) or (result.digest,)
+        match result:
+            case ScanResult():
+                return (result.digest,)
+            case SpdxDocument():
+                return result.digests
+            case Report():
+                about = {digest for verification in result.verifications for digest in self.subjects_of(verification)}
+                return about if len(about) == 1 and all(v.digest for v in result.verifications) else ()
+            case VerifyResult(digest=str(digest)):
+                members = [self.manifests.get((digest, p.strip())) for p in result.platform.split(",")]
+                return tuple(dict.fromkeys(m for m in members if m)) or (digest,)
+        return ()
 
     def about(self, kind: type[T_co], manifest: str) -> Sequence[EvidenceFile[T_co]]:
         """Return the results of a type that are about the manifest with this digest."""
-        return self._by_subject.get((kind, manifest), ())
+        return replace(self, files=self._by_subject.get(manifest, ())).of_type(kind)
 
-    def builds_of(self, target: str, platform: Platform) -> list[EvidenceFile[BuildResult]]:
-        """Return the builds of a target for a platform, including those that pushed nothing."""
-        return [b for b in self.builds if b.value.target == target and platform in b.value.platforms]
+    def of_type(self, kind: type[T_co]) -> Sequence[EvidenceFile[T_co]]:
+        """Return the results of a type."""
+        return [cast(EvidenceFile[T_co], file) for file in self.files if isinstance(file.value, kind)]
 
 
 def read_evidence(paths: Iterable[Path]) -> Evidence:
@@ -121,49 +143,24 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
             if not hidden and file.is_file():
                 distinct.setdefault(file.resolve(), file)
 
-    by_type: dict[type[object], list[EvidenceFile[Any]]] = defaultdict(list)
-    ignored = []
+    read, ignored = [], []
     for file in distinct.values():
         try:
-            content = file.read_bytes()
-            document = json.loads(content)
+            document = json.loads(file.read_bytes())
         except OSError as error:
             raise ResultError(f"{file}: cannot be read: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
             raise ResultError(
                 f"{file}: not valid JSON: {error}; if it is cut off, get it again, or remove it"
             ) from None
-        value = _parse(file, document)
-        if value is None:
+        keys = document.keys() if isinstance(document, dict) else set()
+        model = next((model for model, required in REQUIRED_KEYS.items() if required <= keys), None)
+        value = read_written(model, document, str(file)) if model else None
+        if value is None or (isinstance(value, SpdxDocument) and not value.digests):
             ignored.append(file)
         else:
-            by_type[type(value)].append(EvidenceFile(file, content, value))
-    return Evidence(
-        builds=by_type[BuildResult], verifications=by_type[VerifyResult], scans=by_type[ScanResult],
-        reports=by_type[Report], sboms=by_type[SbomFile], ignored=ignored,
-    )  # fmt: skip
-
-
-def _parse(file: Path, document: Any) -> Model | SbomFile | None:
-    """Return the result in a document, None if it is something else or an SBOM that names no image."""
-    if not isinstance(document, dict):
-        return None
-    if "spdxVersion" in document:
-        try:
-            digests = sbom.image_digests(document)
-        except (LookupError, TypeError, AttributeError):
-            return None
-        return SbomFile(digests) if digests else None
-    for model, keys in REQUIRED_KEYS.items():
-        if keys <= document.keys():
-            try:
-                return model.model_validate(document)
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(map(str, first["loc"]))
-                problem = f"{file}: {where}: {first['msg']}"
-                raise ResultError(f"{problem}; was it written by another version of imagebuild?") from None
-    return None
+            read.append(EvidenceFile(file, document, value))
+    return Evidence(read, ignored)
 
 
 # What is attached to an image
@@ -173,7 +170,7 @@ PRIVATE_FACTS = frozenset({"host"})
 """Facts about the place of a verification that are not published."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class NewAttachment:
     """Hold a predicate to attach to an image in a registry."""
 
@@ -187,23 +184,20 @@ def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAt
 
     The same evidence gives the same bytes in the same order.
     """
-    attachments = [NewAttachment("sbom", _canonical(file)) for file in evidence.about(SbomFile, digest)]
-    attachments += [NewAttachment("scan", _canonical(s), s.value.started) for s in evidence.about(ScanResult, digest)]
-    reports = evidence.about(Report, digest)
-    for report in reports:
-        kept = tuple(without_private_facts(v, digest, platform) for v in report.value.verifications)
-        content = _encode(report.value.without_hosts().model_copy(update={"verifications": kept}))
-        attachments.append(NewAttachment("benchmark", content, report.value.about.created))
-    for verification in evidence.about(VerifyResult, digest):
-        result = verification.value
-        content = _encode(without_private_facts(result, digest, platform))
-        attachments.append(NewAttachment("verification", content, result.started or ""))
-        parts = [check.results.without_hosts() for check in result.checks if check.results]
-        if parts and not reports:  # a report has these results too, and more
-            merged = {name: tuple(x for part in parts for x in getattr(part, name)) for name in Results.model_fields}
-            attachments.append(NewAttachment("benchmark", _encode(Results(**merged)), result.started or ""))
-    unique = {(attachment.kind, attachment.content): attachment for attachment in attachments}
-    return [unique[key] for key in sorted(unique)]
+    attachments = set()
+    for file in evidence.about(BaseModel, digest):
+        value, content, created = file.value, encode_predicate(file.document), ""
+        match value:
+            case VerifyResult():
+                content, created = _encode(without_private_facts(value, digest, platform)), value.started
+            case Report():
+                kept = tuple(without_private_facts(v, digest, platform) for v in value.verifications)
+                public = value.without_hosts().model_copy(update={"verifications": kept})
+                content, created = _encode(public), value.about.created
+            case ScanResult():
+                created = value.started
+        attachments.add(NewAttachment(KINDS_OF_FILES[type(value)], content, created))
+    return sorted(attachments)
 
 
 def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:
@@ -235,9 +229,5 @@ def checks_on_platform(result: VerifyResult, platform: str) -> Iterator[CheckRes
             yield check
 
 
-def _canonical(file: EvidenceFile[Any]) -> bytes:
-    return encode_predicate(json.loads(file.content))
-
-
-def _encode(model: VerifyResult | Results) -> bytes:
+def _encode(model: Model) -> bytes:
     return encode_predicate(model.model_dump(mode="json", exclude_defaults=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from imagebuild import __version__
 from imagebuild.core.errors import ResultError
@@ -153,6 +154,46 @@ BUILDER = "urn:imagebuild:builder:"
 LEVEL = "none claimed: the builder describes its own work, and whoever may start it may change what it writes"
 DIRTY = "-dirty"
 """Suffix of a revision that stands for a commit with uncommitted changes."""
+PROJECT = "project"
+
+
+class Resource(BaseModel):
+    """Describe a resource as in-toto does, by its address, its digest or both."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    name: str = ""
+    uri: str = ""
+    digest: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    downloadLocation: str = ""  # noqa: N815 - in-toto's name
+
+
+class Provenance(BaseModel):
+    """Hold what is read of a provenance of SLSA, which may be another builder's."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    platform: str | None = Field(None, validation_alias=AliasPath("buildDefinition", "externalParameters", "platform"))
+    dependencies: tuple[Resource, ...] = Field(validation_alias=AliasPath("buildDefinition", "resolvedDependencies"))
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Return the URIs of the lock's dependencies for which the build used something else."""
+        return tuple(item.annotations[INSTEAD_OF] for item in self.dependencies if INSTEAD_OF in item.annotations)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Return the names of dependencies that were folders of the building machine."""
+        return tuple(item.name for item in self.dependencies if item.uri.startswith(FOLDER_URI))
+
+    @property
+    def sources(self) -> str:
+        """Say how many sources there are, and which commit of the project."""
+        project = next((item for item in self.dependencies if item.name == PROJECT), Resource())
+        commit = project.digest.get("gitCommit", "")[:12]
+        changed = " and files that differ from it" if project.annotations else ""
+        return f"{len(self.dependencies)} sources, {f'commit {commit}{changed}' if commit else 'an unknown commit'}"
 
 
 def provenance_of(
@@ -169,10 +210,13 @@ def provenance_of(
             f"{result.target}: was built from another Dockerfile than this checkout renders; take the checkout of the "
             f"build ({result.revision or 'its commit is unknown'}), with the same options"
         )
-    dependencies = resolved_dependencies(recipe, lock, platform, result.replaced)
+    by_uri: dict[str, list[Dependency]] = {}
+    for dependency in resolved_dependencies(recipe, lock, platform, result.replaced):
+        by_uri.setdefault(dependency.uri, []).append(dependency)
     # CI systems name their builders by an https address.
     is_address = result.builder.startswith("https://")
     builder = result.builder if is_address else BUILDER + quote(result.builder or "unknown", safe="")
+    resources = (*_own_resources(result), *map(_resource, by_uri.values()))
     return {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
@@ -183,7 +227,7 @@ def provenance_of(
                 "components": recipe.target.components,
             },
             "internalParameters": {"imagebuild": __version__, "slsaLevel": LEVEL},
-            "resolvedDependencies": [*_project_descriptors(result), *_descriptors(dependencies)],
+            "resolvedDependencies": [resource.model_dump(exclude_defaults=True) for resource in resources],
         },
         "runDetails": {
             "builder": {"id": builder},
@@ -193,35 +237,24 @@ def provenance_of(
     }
 
 
-def _descriptors(dependencies: Iterable[Dependency]) -> list[dict[str, Any]]:
-    """Return in-toto's ResourceDescriptor of each dependency, once for all of its owners."""
-    by_uri: dict[str, list[Dependency]] = {}
-    for dependency in dependencies:
-        by_uri.setdefault(dependency.uri, []).append(dependency)
-    descriptors = []
-    for uri, same in by_uri.items():
-        first = same[0]
-        annotations = {"for": ", ".join(dependency.owner for dependency in same), **first.annotations}
-        descriptor: dict[str, Any] = {"name": first.name, "uri": uri, "annotations": annotations}
-        if first.digest:
-            descriptor["digest"] = dict(first.digest)
-        if first.kind == "archive":
-            descriptor["downloadLocation"] = first.address
-        descriptors.append(descriptor)
-    return descriptors
+def _resource(same: Sequence[Dependency]) -> Resource:
+    """Return the description of a dependency that stands for all of its owners."""
+    first = same[0]
+    return Resource(
+        name=first.name, uri=first.uri, digest=dict(first.digest),
+        annotations={"for": ", ".join(dependency.owner for dependency in same), **first.annotations},
+        downloadLocation=first.address if first.kind == "archive" else "",
+    )  # fmt: skip
 
 
-def _project_descriptors(result: BuildResult) -> list[dict[str, Any]]:
-    """Return the descriptors of the project's commit and of the Dockerfile, which holds all that the build read."""
-    descriptors: list[dict[str, Any]] = []
+def _own_resources(result: BuildResult) -> Iterator[Resource]:
+    """Yield the project's commit and the Dockerfile, which holds all that the build read."""
     if result.revision:
         commit = result.revision.removesuffix(DIRTY)
-        descriptors.append({"name": "project", "digest": {"gitCommit": commit}})
-        if commit != result.revision:
-            descriptors[-1]["annotations"] = {"changed": "files differed from the commit"}
+        changed = {} if commit == result.revision else {"changed": "files differed from the commit"}
+        yield Resource(name=PROJECT, digest={"gitCommit": commit}, annotations=changed)
     if result.dockerfile:
-        descriptors.append({"name": "Dockerfile", "digest": {"sha256": result.dockerfile}})
-    return descriptors
+        yield Resource(name="Dockerfile", digest={"sha256": result.dockerfile})
 
 
 def _metadata(result: BuildResult) -> dict[str, str]:
@@ -235,22 +268,3 @@ def _metadata(result: BuildResult) -> dict[str, str]:
 
 def _digest_set(digest: str) -> dict[str, str]:
     return {"sha256": digest.removeprefix("sha256:")}
-
-
-# What a provenance says. These functions raise KeyError or TypeError for a document that is none.
-
-
-def replaced_dependencies(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the URIs of the lock's dependencies for which the build used something else."""
-    annotations = (item.get("annotations", {}) for item in _resolved(document))
-    return tuple(str(notes[INSTEAD_OF]) for notes in annotations if INSTEAD_OF in notes)
-
-
-def unpinned_dependencies(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of dependencies that were folders of the building machine."""
-    return tuple(str(item["name"]) for item in _resolved(document) if str(item["uri"]).startswith(FOLDER_URI))
-
-
-def _resolved(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the dependencies with a URI: all but the project and the Dockerfile."""
-    return [item for item in document["buildDefinition"]["resolvedDependencies"] if "uri" in item]

@@ -32,11 +32,11 @@ from imagebuild.oci.registry import Registry, RepositoryAt, copy_image
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
-from imagebuild.project.records import Published, PublishResult
+from imagebuild.project.records import Published, PublishResult, VerifyResult
 from imagebuild.publish.attest import Signer, attach, is_signed
 from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, objections, rules_of
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
-from imagebuild.publish.provenance import provenance_of, unpinned_dependencies
+from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify.rules import IMAGE_CHECKS
 
@@ -54,7 +54,6 @@ class PublishRequest:
     """Folders with results of builds, verifications, scans and benchmarks."""
     platforms: Sequence[Platform] = ()
     """If empty, all platforms of a target."""
-    jobs: int = JOBS
     allow_dirty: bool = False
     """Whether builds of uncommitted files may be published; their tags say so."""
     dry_run: bool = False
@@ -110,37 +109,32 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
     names += [build.value.repository for build in evidence.builds if build.value.repository]
     registries = [tools.registry(host) for host in sorted({parse_reference(name).host for name in names})]
 
-    def publish(target: Target) -> tuple[Draft | None, Published]:
+    def publish(target: Target) -> Published:
         platforms = tuple(p for p in target.platforms if not request.platforms or p in request.platforms)
-        terms = Terms(
-            evidence, project.matrix.model.publish, rules_of(project, target, IMAGE_CHECKS),
-            created=frozenset({"provenance"}) if tools.provenance else frozenset(),
-        )  # fmt: skip
+        terms = Terms(evidence, project.matrix.model.publish, rules_of(project, target, IMAGE_CHECKS))
         try:
             draft = make_draft(target, platforms, terms, tools, allow_dirty=request.allow_dirty)
-            return draft, publish_draft(draft, tools, dry_run=request.dry_run)
+            return publish_draft(draft, tools, dry_run=request.dry_run)
         except ImagebuildError as error:
-            return None, Published(target=target.id, state="failed", reasons=(str(error),))
+            return Published(target=target.id, state="failed", reasons=(str(error),))
 
-    def check_again(pair: tuple[Draft | None, Published]) -> Published:
+    def check_again(published: Published) -> Published:
         """See whether another publisher moved a tag that was just given."""
-        draft, published = pair
-        if draft is None or draft.index is None or published.state != "published":
-            return published
+        names = (*published.given, *published.moved) if published.state == "published" else ()
         try:
-            for name in draft.missing:
+            for name in map(parse_reference, names):
                 now = tools.registry(name.host).digest(name.repository, name.wanted)
-                if now != draft.index.digest:
-                    raise _overtaken(name, draft.index.digest, now)
+                if now != published.digest:
+                    raise _overtaken(name, str(published.digest), now)
         except CommandError as error:
             return published.model_copy(update={"state": "failed", "reasons": (str(error),)})
         return published
 
-    pairs = for_each(publish, targets, *registries, jobs=request.jobs)
+    done = for_each(publish, targets, *registries, jobs=JOBS)
     return PublishResult(
-        targets=tuple(for_each(check_again, pairs, *registries, jobs=request.jobs)),
+        targets=tuple(for_each(check_again, done, *registries, jobs=JOBS)),
         ignored=len(evidence.ignored),
-        unnamed=tuple(str(v.path) for v in evidence.verifications if not v.value.digest),
+        unnamed=tuple(str(v.path) for v in evidence.of_type(VerifyResult) if not v.value.digest),
     )
 
 
@@ -185,6 +179,21 @@ def make_draft(
         for choice in choices
         for reason in objections(target, choice, images.get(choice.platform), terms)
     ]
+    attachments: dict[Platform, list[NewAttachment]] = {}
+    for choice in (choice for choice in choices if choice.platform in present):
+        attachments[choice.platform] = attachments_of(choice.digest, choice.platform, terms.evidence)
+        kinds = {attachment.kind for attachment in attachments[choice.platform]}
+        if tools.provenance:
+            kinds.add("provenance")
+            try:
+                attachments[choice.platform].append(NewAttachment("provenance", tools.provenance(target, choice)))
+            except ImagebuildError as error:
+                reasons.append(f"{choice.platform}: provenance: {error}")
+        reasons += [
+            f"{choice.platform}: no {kind} of this digest; publish.require-attachments asks for it"
+            for kind in terms.policy.require_attachments
+            if kind not in kinds
+        ]
     revisions: dict[str, list[str | None]] = {
         choice.platform: [build.value.revision for build in choice.builds] for choice in choices if choice.builds
     }
@@ -192,15 +201,6 @@ def make_draft(
     reasons += filter(None, [no_tags if revisions else ""])
     if reasons or index is None:
         return Draft(target, tuple(reasons), choices, index)
-
-    attachments: dict[Platform, list[NewAttachment]] = {}
-    for choice in choices:
-        attachments[choice.platform] = attachments_of(choice.digest, choice.platform, terms.evidence)
-        try:
-            if tools.provenance:
-                attachments[choice.platform].append(NewAttachment("provenance", tools.provenance(target, choice)))
-        except ImagebuildError as error:
-            reasons.append(f"{choice.platform}: provenance: {error}")
 
     tags, aliases = tuple(map(parse_reference, names)), tuple(map(parse_reference, target.aliases))
     current = {name: tools.registry(name.host).digest(name.repository, name.wanted) for name in (*tags, *aliases)}
@@ -405,7 +405,7 @@ def provenance_maker(renderer: Renderer, *, allow_dirty: bool) -> Callable[[Targ
         with lock:
             recipe, text = renderer.recipe(target), renderer.dockerfile(target).text
         provenance = provenance_of(build, choice.platform, recipe, renderer.project.lock, text)
-        if (folders := unpinned_dependencies(provenance)) and not allow_dirty:
+        if (folders := Provenance.model_validate(provenance).folders) and not allow_dirty:
             listed = ", ".join(folders)
             raise ConfigError(f"{listed} came from a folder that nobody can compare; build without --source")
         return encode_predicate(provenance)
@@ -436,10 +436,6 @@ def print_published(result: PublishResult, plan: Plan) -> None:
     public = {target.target for target in result.targets if target.state not in ("refused", "failed")}
     for name, text in restricted_components(plan, [t for t in plan.targets if t.id in public]).items():
         err.print(f"restricted: {name}: {text}", markup=False)
-    if result.requests:
-        methods = ", ".join(f"{number} {method}" for method, number in result.requests.items() if method.isupper())
-        bodies = " and ".join(f"{format_size(result.requests.get(k, 0))} {k}" for k in ("sent", "received"))
-        err.print(f"requests: {methods}; bodies: {bodies}")
     for path in result.unnamed:
         err.print(f"{path}: not used, as it names no digest; verify the image as NAME@DIGEST", markup=False)
     if result.ignored:

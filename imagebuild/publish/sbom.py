@@ -7,14 +7,16 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote
 
 from packageurl import PackageURL
+from pydantic import BaseModel, ConfigDict, Field
 
 from imagebuild import __version__
 from imagebuild.core import debian
@@ -50,52 +52,25 @@ OWN_ROOTS = ("/opt/", "/usr/local/")
 EPOCH = "SOURCE_DATE_EPOCH"
 
 
-@dataclass(frozen=True)
-class SbomSubject:
-    """Describe the image that a document is about, by what the image says itself."""
-
-    digest: str
-    """Digest of the manifest of its platform."""
-    platform: Platform
-    created: str
-    """Time in the notation of SPDX."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    history: str = ""
-    """Command in the first entry of its history."""
-
-    @property
-    def name(self) -> str:
-        """Return the id of its target; without one, its title."""
-        return self.labels.get("imagebuild.target") or self.labels.get("org.opencontainers.image.title") or "image"
-
-
 def make_sbom(
-    image: PlatformImage, plan: Plan, renderer: Renderer | None, environ: Mapping[str, str] | None = None
+    image: PlatformImage, plan: Plan, renderer: Renderer | None, environ: Mapping[str, str] = os.environ
 ) -> Document:
     """Return the SPDX document of an image: always the same for the same image and lock.
 
-    Raises ConfigError for an image without a manifest, CommandError if syft is missing or fails, and ResultError if
+    Raises ConfigError for a time that is none, CommandError if syft is missing or fails, and ResultError if
     syft writes something else than a document.
     """
-    subject = sbom_subject(image, os.environ if environ is None else environ)
+    created = creation_time(image, environ)
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
-        folder = Path(name)
-        document = run_syft(image.as_layout(folder / "layout"), folder)
-    parts = image_parts(subject.labels, subject.platform, plan, renderer)
-    try:
-        return complete_document(document, subject, parts)
-    except (LookupError, TypeError, AttributeError, StopIteration) as error:
-        raise ResultError(f"syft wrote a document that cannot be read: {type(error).__name__}: {error}") from None
+        document = run_syft(image.as_layout(Path(name, "layout")), Path(name))
+    return complete_document(document, image, created, image_parts(image, plan, renderer))
 
 
-def sbom_subject(image: PlatformImage, environ: Mapping[str, str]) -> SbomSubject:
-    """Return what an image says about itself; the time is SOURCE_DATE_EPOCH or, without it, that of the image.
+def creation_time(image: PlatformImage, environ: Mapping[str, str]) -> str:
+    """Return SOURCE_DATE_EPOCH or, without it, the time of the image, in the notation of SPDX.
 
-    Raises ConfigError for an image of another platform, or with a time that is none.
+    Raises ConfigError for a time that is none.
     """
-    platform: Platform = "linux/arm64" if image.architecture == "arm64" else "linux/amd64"
-    if image.platform != platform:
-        raise ConfigError(f"{image.name}: is for {image.platform}; images are for linux/amd64 and linux/arm64")
     epoch = environ.get(EPOCH)
     try:
         if epoch:
@@ -105,9 +80,7 @@ def sbom_subject(image: PlatformImage, environ: Mapping[str, str]) -> SbomSubjec
     except (ValueError, OverflowError) as error:
         source = f"{EPOCH}={epoch}" if epoch else f"{image.name}: its creation time"
         raise ConfigError(f"{source}: not a time: {error}") from None
-    created = time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    history = image.config.get("history") or [{}]
-    return SbomSubject(image.digest, platform, created, image.labels, str(history[0].get("created_by", "")))
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 SYFT_FORMAT = "spdx-json@2.3"
@@ -158,37 +131,37 @@ class ComponentPart:
     """What it was made from."""
 
     @property
-    def folders(self) -> tuple[str, ...]:
-        """Return the folders that hold only its files: `/opt/ucx`, `/usr/local/cuda`."""
-        if not self.component:
-            return ()
-        folders = []
-        for path in (*self.component.libraries, *self.component.license_files):
-            if path.startswith(OWN_ROOTS):
-                depth = 3 if path.startswith("/usr/local/") else 2
-                folders.append("/".join(path.split("/")[: depth + 1]))
-        return tuple(dict.fromkeys(folders))
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Return the names that a scanner of its files may give it, in lower case."""
-        provided = self.component.provides if self.component else ()
-        return frozenset(n.lower() for n in (self.name, *provided, *(d.name for d in self.dependencies)))
-
-    @property
     def spdx_id(self) -> str:
         """Return its id in the document."""
         return identifier("Component", self.name)
 
     @property
     def sources(self) -> tuple[Dependency, ...]:
-        """Return the dependencies that are packages of the document: all but repositories and images."""
+        """Return the dependencies that are packages of the document: all but repositories."""
         return tuple(dependency for dependency in self.dependencies if dependency.kind in PURPOSE)
 
     @property
     def repositories(self) -> tuple[Dependency, ...]:
         """Return the package repositories among its dependencies."""
         return tuple(dependency for dependency in self.dependencies if dependency.kind == "repository")
+
+    def has(self, package: Package) -> bool:
+        """Return whether it brings a package: by name, or as what was found in its own folders and nowhere else."""
+        if _is_deb(package):
+            return package["name"] in self.packages
+        paths = str(package.get("sourceInfo", "")).rpartition(": ")[2].split(", ")
+        folders = []
+        for path in (*self.component.libraries, *self.component.license_files) if self.component else ():
+            if path.startswith(OWN_ROOTS):  # of /opt/ucx/lib, /opt/ucx
+                depth = 3 if path.startswith("/usr/local/") else 2
+                folders.append("/".join(path.split("/")[: depth + 1]) + "/")
+        return bool(folders) and all(path.startswith(tuple(folders)) for path in paths)
+
+    def is_called(self, name: str) -> bool:
+        """Return whether a scanner of its files may give it this name."""
+        provided = self.component.provides if self.component else ()
+        names = {known.lower() for known in (self.name, *provided, *(d.name for d in self.dependencies))}
+        return name.lower().removeprefix("lib") in names
 
 
 @dataclass(frozen=True)
@@ -202,13 +175,13 @@ class ImageParts:
     """Why sources are unknown; empty if they are known."""
 
 
-def image_parts(labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: Renderer | None) -> ImageParts:
+def image_parts(image: PlatformImage, plan: Plan, renderer: Renderer | None) -> ImageParts:
     """Return the components that an image's labels name.
 
     Their sources are known only if this checkout has the target with the same versions and pins: then the image's
     label has the same hash of the lock.
     """
-    versions = components_of(labels)
+    versions = components_of(image.labels)
     if not versions:
         return ImageParts((), reason="the image has no labels of imagebuild: only what package managers know is listed")
     if renderer is None:
@@ -216,7 +189,8 @@ def image_parts(labels: Mapping[str, str], platform: Platform, plan: Plan, rende
             tuple(ComponentPart(name, version) for name, version in versions.items()),
             reason="made without the project: licences and sources of its components are not listed",
         )
-    recipe, reason = _recipe_of(labels, platform, plan, renderer)
+    platform: Platform = "linux/arm64" if image.architecture == "arm64" else "linux/amd64"
+    recipe, reason = _recipe_of(image, plan, renderer)
     dependencies = resolved_dependencies(recipe, renderer.project.lock, platform) if recipe else ()
     parts = []
     for name, version in versions.items():
@@ -237,23 +211,19 @@ def image_parts(labels: Mapping[str, str], platform: Platform, plan: Plan, rende
     return ImageParts(tuple(parts), next((d for d in dependencies if d.kind == "image"), None), reason)
 
 
-def _recipe_of(
-    labels: Mapping[str, str], platform: Platform, plan: Plan, renderer: Renderer
-) -> tuple[Recipe | None, str]:
+def _recipe_of(image: PlatformImage, plan: Plan, renderer: Renderer) -> tuple[Recipe | None, str]:
     """Return the recipe that an image was built by, or None and the reason why this checkout does not have it."""
-    name = labels.get("imagebuild.target", "")
+    name = image.labels.get("imagebuild.target", "")
     target = next((t for t in plan.targets if t.id == name), None)
     unknown = "what its components were made from is not listed"
-    if target is None:
-        return None, f"this checkout has no target {name}: {unknown}"
-    if platform not in target.platforms:
-        return None, f"{name} is not for {platform}: {unknown}"
+    if target is None or image.platform not in target.platforms:
+        return None, f"this checkout has no target {name} for {image.platform}: {unknown}"
     recipe = renderer.recipe(target)
     try:
         locked = hash_of_lock(recipe, renderer.project.lock)
     except ConfigError as error:
         return None, f"{error}: {unknown}"
-    if labels.get("imagebuild.lock") != locked or components_of(labels) != target.components:
+    if image.labels.get("imagebuild.lock") != locked or components_of(image.labels) != target.components:
         return None, f"the lock of this checkout is not the one that {name} was built with: {unknown}"
     return recipe, ""
 
@@ -261,93 +231,96 @@ def _recipe_of(
 # The document
 
 
-def complete_document(syft: Document, subject: SbomSubject, known: ImageParts) -> Document:
-    """Return the document of an image, made from the one that syft wrote.
+def complete_document(syft: Document, image: PlatformImage, created: str, known: ImageParts) -> Document:
+    """Return the document of an image, made from the one that syft wrote, in a fixed order.
 
-    Raises KeyError, TypeError or StopIteration if syft's document lacks what it always has.
+    Its namespace depends on nothing but its content.
     """
-    document = _without_files(syft)
-    root = next(
-        relation["relatedSpdxElement"]
-        for relation in document["relationships"]
-        if relation["relationshipType"] == "DESCRIBES" and relation["spdxElementId"] == DOCUMENT
-    )
-    found = [package for package in document["packages"] if package["SPDXID"] != root]
-    own = _own_packages(known)
-    ids = {root: IMAGE, **_duplicates(found, known, own)}
-    kept = [package for package in found if package["SPDXID"] not in ids]
-    base = list(_base_package(subject, known))
-    relations = [
-        *document["relationships"],
-        *(relationship(IMAGE, "DESCENDANT_OF", package["SPDXID"]) for package in base),
-        *(relation for part in known.parts for relation in _relationships(part, kept)),
+    # Files are left out: the image's package database has them, and they are ten times as long as all else.
+    files = {item["SPDXID"] for item in syft.get("files", ())}
+    relations = [r for r in syft["relationships"] if not files & {r["spdxElementId"], r["relatedSpdxElement"]}]
+    (root,) = (r["relatedSpdxElement"] for r in relations if r["relationshipType"] == "DESCRIBES")
+    found = [
+        {key: value for key, value in package.items() if key != "packageVerificationCode"} | {"filesAnalyzed": False}
+        for package in syft["packages"]
+        if package["SPDXID"] != root
     ]
-    completed = {
-        "packages": [
-            _image_package(subject), *base, *own.values(), *(_with_repository(package, known) for package in kept)
-        ],
-        "relationships": _replace_ids(relations, ids),
-        "hasExtractedLicensingInfos": [*document.get("hasExtractedLicensingInfos", ()), *_licenses(known)],
-        "comment": known.reason,
-    }  # fmt: skip
-    creators = [creator for creator in syft["creationInfo"]["creators"] if creator.startswith("Tool: ")]
-    tools = [creator.removeprefix("Tool: ") for creator in creators]
-    return finish_document(completed, f"{subject.name} {subject.platform}", subject.created, tools)
+    packages = {IMAGE: _image_package(image)}
+    if base := _base_package(image, known):
+        packages[BASE] = base
+        relations.append(relationship(IMAGE, "DESCENDANT_OF", BASE))
+    for part in known.parts:
+        packages[part.spdx_id] = _component_package(part)
+        relations.append(relationship(IMAGE, "CONTAINS", part.spdx_id))
+        for source in part.sources:
+            packages.setdefault(_source_id(source), _source_package(part, source))
+            relations.append(relationship(part.spdx_id, "GENERATED_FROM", _source_id(source)))
+    ids = {root: IMAGE, **_duplicates(found, known, packages)}
+    for package in (package for package in found if package["SPDXID"] not in ids):
+        packages[package["SPDXID"]] = package
+        for part in known.parts:
+            if part.has(package):
+                relations.append(relationship(part.spdx_id, "CONTAINS", package["SPDXID"]))
+                if part.repositories and _is_deb(package):
+                    package["downloadLocation"] = part.repositories[0].address
+
+    licenses = {item["licenseId"]: item for item in (*syft.get("hasExtractedLicensingInfos", ()), *_licenses(known))}
+    tools = sorted(creator for creator in syft["creationInfo"]["creators"] if creator.startswith("Tool: "))
+    document: Document = {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": DOCUMENT,
+        "name": f"{_name(image)} {image.platform}",
+        "creationInfo": {"created": created, "creators": [f"Tool: imagebuild-{__version__}", *tools]},
+        "packages": [packages[key] for key in sorted(packages)],
+        "relationships": _renamed(relations, ids),
+        "hasExtractedLicensingInfos": [licenses[key] for key in sorted(licenses)],
+        **({"comment": known.reason} if known.reason else {}),
+    }
+    digest = hashlib.sha256(encode_predicate(document)).hexdigest()[:16]
+    return {**document, "documentNamespace": f"{NAMESPACE}{image.digest}:{digest}"}
 
 
-def _without_files(document: Document) -> Document:
-    """Leave out files: the image's package database has them, and they are ten times as long as all else."""
-    files = {item["SPDXID"] for item in document.get("files", ())}
-    kept = [r for r in document["relationships"] if not files & {r["spdxElementId"], r["relatedSpdxElement"]}]
-    packages = [
-        {k: v for k, v in p.items() if k != "packageVerificationCode"} | {"filesAnalyzed": False}
-        for p in document["packages"]
-    ]
-    return {k: v for k, v in document.items() if k != "files"} | {"packages": packages, "relationships": kept}
+def _name(image: PlatformImage) -> str:
+    """Return the id of an image's target; without one, its title."""
+    return image.labels.get("imagebuild.target") or image.labels.get("org.opencontainers.image.title") or "image"
 
 
-def _image_package(subject: SbomSubject) -> Package:
-    arch = subject.platform.removeprefix("linux/")
-    title = subject.labels.get("org.opencontainers.image.title") or "image"
-    return package(
-        IMAGE, subject.name, subject.digest, url=package_url("oci", title.lower(), subject.digest, arch=arch),
-        sha256=subject.digest.removeprefix("sha256:"), purpose="CONTAINER",
-        summary=subject.labels.get("org.opencontainers.image.description", ""),
+def _image_package(image: PlatformImage) -> Package:
+    digest = image.digest
+    title = image.labels.get("org.opencontainers.image.title") or "image"
+    return spdx_package(
+        IMAGE, _name(image), digest, url=package_url("oci", title.lower(), digest, arch=image.architecture),
+        sha256=digest.removeprefix("sha256:"), purpose="CONTAINER",
+        summary=image.labels.get("org.opencontainers.image.description", ""),
     )  # fmt: skip
 
 
-def _base_package(subject: SbomSubject, known: ImageParts) -> Iterator[Package]:
-    """Yield the base image that the labels name, or a bootstrapped one in its place; nothing without labels."""
-    name = subject.labels.get("org.opencontainers.image.base.name", "")
-    digest = subject.labels.get("org.opencontainers.image.base.digest", "")
-    if BOOTSTRAPPED in subject.history:
-        yield package(
+def _base_package(image: PlatformImage, known: ImageParts) -> Package | None:
+    """Return the base image that the labels name, or a bootstrapped one in its place; None without labels."""
+    name = image.labels.get("org.opencontainers.image.base.name", "")
+    digest = image.labels.get("org.opencontainers.image.base.digest", "")
+    history = str((image.config.get("history") or [{}])[0].get("created_by", ""))
+    if BOOTSTRAPPED in history:
+        return spdx_package(
             BASE, f"{name or 'base'} (bootstrapped)", purpose="OPERATING-SYSTEM",
-            comment=f"{subject.history}; in place of {name}@{digest}",
+            comment=f"{history}; in place of {name}@{digest}",
         )  # fmt: skip
-    elif digest.startswith("sha256:"):
+    if digest.startswith("sha256:"):
         sha256, url = digest.removeprefix("sha256:"), image_purl(name, digest)
         if known.base and known.base.digest.get("sha256") == sha256:
             url = known.base.uri
-        yield package(
+        return spdx_package(
             BASE, name, digest, url=url, sha256=sha256, purpose="CONTAINER",
             comment="As the label org.opencontainers.image.base.digest says.",
         )  # fmt: skip
-
-
-def _own_packages(known: ImageParts) -> dict[str, Package]:
-    """Return SPDX id → package, for every component and what it was made from."""
-    packages = {part.spdx_id: _component_package(part) for part in known.parts}
-    for part in known.parts:
-        for source in part.sources:
-            packages.setdefault(_source_id(source), _source_package(part, source))
-    return packages
+    return None
 
 
 def _component_package(part: ComponentPart) -> Package:
     component = part.component
     signed = "; ".join(f"packages of {r.address}, signed by {r.annotations['fingerprint']}" for r in part.repositories)
-    return package(
+    return spdx_package(
         part.spdx_id, part.name, part.version,
         # A component without sources only brings packages of a repository, which have URLs of their own.
         url=package_url("generic", part.name, part.version) if part.sources else "",
@@ -359,7 +332,7 @@ def _component_package(part: ComponentPart) -> Package:
 
 
 def _source_package(part: ComponentPart, source: Dependency) -> Package:
-    return package(
+    return spdx_package(
         _source_id(source), source.name, source.version or part.version,
         url=source.uri if source.uri.startswith("pkg:") else "", download=source.address,
         sha256=source.digest.get("sha256", ""), license_=part.component.license if part.component else "",
@@ -372,73 +345,47 @@ def _source_id(source: Dependency) -> str:
     return identifier("Source", source.name, *([pin[:16]] if pin else []))
 
 
-def _relationships(part: ComponentPart, packages: Sequence[Package]) -> Iterator[dict[str, str]]:
-    yield relationship(IMAGE, "CONTAINS", part.spdx_id)
-    for source in part.sources:
-        yield relationship(part.spdx_id, "GENERATED_FROM", _source_id(source))
-    for package in packages:
-        belongs = package["name"] in part.packages if _is_deb(package) else _is_inside(package, part)
-        if belongs:
-            yield relationship(part.spdx_id, "CONTAINS", package["SPDXID"])
-
-
-def _duplicates(found: Sequence[Package], known: ImageParts, own: Mapping[str, Package]) -> dict[str, str]:
+def _duplicates(found: Iterable[Package], known: ImageParts, own: Mapping[str, Package]) -> dict[str, str]:
     """Return id of a package that syft found → id of our package for the same thing."""
-    by_identity = {_identity(url): spdx_id for spdx_id, p in own.items() if (url := purl_of(p))}
+
+    def identity(package: Package) -> str:
+        """Return type, name and version of the package URL, without qualifiers and without percent-encoding."""
+        return unquote(purl_of(package.get("externalRefs", ())).partition("?")[0].partition("#")[0])
+
+    by_identity = {identity(p): spdx_id for spdx_id, p in own.items() if identity(p)}
     ids = {}
     for package in found:
-        if (url := purl_of(package)) and _identity(url) in by_identity:
-            ids[package["SPDXID"]] = by_identity[_identity(url)]
+        if identity(package) in by_identity:
+            ids[package["SPDXID"]] = by_identity[identity(package)]
         elif not _is_deb(package):
             for part in known.parts:
-                if _is_inside(package, part) and str(package["name"]).lower().removeprefix("lib") in part.names:
+                if part.has(package) and part.is_called(str(package["name"])):
                     ids[package["SPDXID"]] = part.spdx_id
     return ids
 
 
-def _identity(url: str) -> str:
-    """Return type, name and version of a package URL, without qualifiers and without percent-encoding."""
-    return unquote(url.partition("?")[0].partition("#")[0])
-
-
-def _is_inside(package: Package, part: ComponentPart) -> bool:
-    """Return whether a package was found in files of the component and nowhere else."""
-    paths = str(package.get("sourceInfo", "")).rpartition(": ")[2].split(", ")
-    return bool(part.folders) and all(any(p.startswith(f"{f}/") for f in part.folders) for p in paths)
-
-
 def _is_deb(package: Package) -> bool:
-    return (purl_of(package) or "").startswith("pkg:deb/")
-
-
-def _with_repository(package: Package, known: ImageParts) -> Package:
-    """Name the signed repository that a package came from."""
-    for part in known.parts:
-        if part.repositories and _is_deb(package) and package["name"] in part.packages:
-            return {**package, "downloadLocation": part.repositories[0].address}
-    return package
+    return purl_of(package.get("externalRefs", ())).startswith("pkg:deb/")
 
 
 def _licenses(known: ImageParts) -> Iterator[dict[str, str]]:
     """Yield an entry for each licence of a component that is not in the list of SPDX."""
-    for part in known.parts:
-        if part.component:
-            files = ", ".join(part.component.license_files)
-            text = f"The text is in the image: {files}" if files else f"The text is at {part.component.homepage}"
-            for reference in LICENSE_REF.findall(part.component.license):
-                yield {"licenseId": reference, "name": reference, "extractedText": text}
+    for component in filter(None, (part.component for part in known.parts)):
+        files = ", ".join(component.license_files)
+        text = f"The text is in the image: {files}" if files else f"The text is at {component.homepage}"
+        for reference in LICENSE_REF.findall(component.license):
+            yield {"licenseId": reference, "name": reference, "extractedText": text}
 
 
-def _replace_ids(relationships: Iterable[Mapping[str, Any]], ids: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Rename elements in relationships; leave out duplicates, and relationships of an element with itself."""
+def _renamed(relationships: Iterable[Mapping[str, Any]], ids: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rename elements in relationships and sort these; leave out duplicates, and those of an element with itself."""
     result: dict[tuple[str, ...], dict[str, Any]] = {}
     for relation in relationships:
         a, b = (ids.get(relation[key], relation[key]) for key in ("spdxElementId", "relatedSpdxElement"))
         if a != b:
-            result[a, str(relation["relationshipType"]), b] = {
-                **relation, "spdxElementId": a, "relatedSpdxElement": b
-            }  # fmt: skip
-    return list(result.values())
+            kind = str(relation["relationshipType"])
+            result[a, kind, b] = {**relation, **relationship(a, kind, b)}
+    return [result[key] for key in sorted(result)]
 
 
 # SPDX
@@ -449,7 +396,7 @@ def identifier(*words: str) -> str:
     return "SPDXRef-" + "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in words)
 
 
-def package(
+def spdx_package(
     spdx_id: str, name: str, version: str = "", *, url: str = "", download: str = "", sha256: str = "",
     license_: str = "", homepage: str = "", purpose: str = "", summary: str = "", comment: str = "",
 ) -> Package:  # fmt: skip
@@ -480,80 +427,56 @@ def relationship(subject: str, kind: str, related: str) -> dict[str, str]:
     return {"spdxElementId": subject, "relationshipType": kind, "relatedSpdxElement": related}
 
 
-def finish_document(document: Document, name: str, created: str, tools: Iterable[str]) -> Document:
-    """Return a document in a fixed order, with a namespace that depends on nothing but its content."""
-    licenses = {item["licenseId"]: item for item in document.get("hasExtractedLicensingInfos", ())}
-
-    def order(relation: Mapping[str, Any]) -> tuple[str, ...]:
-        return tuple(str(relation[key]) for key in ("spdxElementId", "relationshipType", "relatedSpdxElement"))
-
-    content: Document = {
-        "spdxVersion": "SPDX-2.3",
-        "dataLicense": "CC0-1.0",
-        "SPDXID": DOCUMENT,
-        "name": name,
-        "creationInfo": {
-            "created": created,
-            "creators": [f"Tool: imagebuild-{__version__}", *(f"Tool: {tool}" for tool in sorted(tools))],
-        },
-        "packages": sorted(document["packages"], key=lambda package: str(package["SPDXID"])),
-        "relationships": sorted(document["relationships"], key=order),
-        "hasExtractedLicensingInfos": [licenses[key] for key in sorted(licenses)],
-    }
-    if comment := document.get("comment"):
-        content["comment"] = comment
-    image = next(package for package in content["packages"] if package["SPDXID"] == IMAGE)
-    digest = hashlib.sha256(encode_predicate(content)).hexdigest()[:16]
-    return {**content, "documentNamespace": f"{NAMESPACE}{image['versionInfo']}:{digest}"}
+def purl_of(references: Iterable[Mapping[str, str]]) -> str:
+    """Return the package URL among the references of a package; empty if there is none."""
+    return next((r["referenceLocator"] for r in references if r.get("referenceType") == "purl"), "")
 
 
-# Reading a document, also one of another tool. These functions raise LookupError, TypeError or AttributeError for
-# what is no SPDX as JSON.
+class SpdxPackage(BaseModel):
+    """Hold what is read of a package."""
+
+    SPDXID: str
+    checksums: tuple[dict[str, str], ...] = ()
+    externalRefs: tuple[dict[str, str], ...] = ()  # noqa: N815 - a name of SPDX
 
 
-def purl_of(package: Package) -> str | None:
-    """Return the package URL of a package."""
-    references = package.get("externalRefs") or ()
-    return next((str(r["referenceLocator"]) for r in references if r.get("referenceType") == "purl"), None)
+class SpdxDocument(BaseModel):
+    """Hold what is read of an SPDX document, also of one that another tool wrote."""
 
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
-def image_digests(document: Mapping[str, Any]) -> frozenset[str]:
-    """Return the digests of the images that a document describes."""
-    described = _described(document)
-    return frozenset(
-        f"sha256:{checksum['checksumValue']}"
-        for package in document["packages"]
-        if package["SPDXID"] in described
-        for checksum in package.get("checksums", ())
-        if checksum["algorithm"] == "SHA256"
-    )
+    spdxVersion: Annotated[str, Field(pattern=r"^SPDX-2\.")]  # noqa: N815 - names of SPDX
+    packages: tuple[SpdxPackage, ...]
+    relationships: tuple[dict[str, Any], ...] = ()
+    documentDescribes: frozenset[str] = frozenset()  # noqa: N815
 
+    @cached_property
+    def described(self) -> frozenset[str]:
+        """Return the ids of what the document is about."""
+        subject = (DOCUMENT, "DESCRIBES")
+        related = [r for r in self.relationships if (r.get("spdxElementId"), r.get("relationshipType")) == subject]
+        return self.documentDescribes | {str(relation.get("relatedSpdxElement")) for relation in related}
 
-def listed_packages(document: Mapping[str, Any]) -> tuple[Package, ...]:
-    """Return what the described image consists of."""
-    described = _described(document)
-    return tuple(package for package in document["packages"] if package.get("SPDXID") not in described)
+    @property
+    def digests(self) -> frozenset[str]:
+        """Return the digests of the images that it describes."""
+        sums = (sum_ for package in self.packages if package.SPDXID in self.described for sum_ in package.checksums)
+        return frozenset(f"sha256:{s.get('checksumValue')}" for s in sums if s.get("algorithm") == "SHA256")
 
+    @property
+    def contents(self) -> tuple[SpdxPackage, ...]:
+        """Return what the described image consists of."""
+        return tuple(package for package in self.packages if package.SPDXID not in self.described)
 
-def debian_packages(document: Mapping[str, Any]) -> tuple[debian.Package, ...]:
-    """Return the packages of dpkg that a document lists."""
-    packages = []
-    for url in filter(None, map(purl_of, listed_packages(document))):
-        if url.startswith("pkg:deb/"):
-            read = PackageURL.from_string(url)
-            qualifiers = dict(read.qualifiers)
-            source, _, version = qualifiers.get("upstream", "").partition("@")
-            source = f"{source} ({version})" if version else source
-            packages.append(debian.Package(read.name, read.version or "", qualifiers.get("arch", ""), source))
-    return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
-
-
-def _described(document: Mapping[str, Any]) -> set[str]:
-    if "spdxVersion" not in document:
-        raise LookupError("is no SPDX document: it has no spdxVersion")
-    related = document.get("relationships") or ()
-    return set(document.get("documentDescribes") or ()) | {
-        relation["relatedSpdxElement"]
-        for relation in related
-        if relation["relationshipType"] == "DESCRIBES" and relation["spdxElementId"] == DOCUMENT
-    }
+    @property
+    def debian_packages(self) -> tuple[debian.Package, ...]:
+        """Return the packages of dpkg that it lists."""
+        packages = []
+        for url in (purl_of(package.externalRefs) for package in self.contents):
+            if url.startswith("pkg:deb/"):
+                read = PackageURL.from_string(url)
+                qualifiers = dict(read.qualifiers)
+                source, _, version = qualifiers.get("upstream", "").partition("@")
+                source = f"{source} ({version})" if version else source
+                packages.append(debian.Package(read.name, read.version or "", qualifiers.get("arch", ""), source))
+        return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))

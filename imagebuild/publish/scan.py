@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
@@ -49,15 +49,17 @@ def scan_result(image: PlatformImage, file: Path, policy: YamlFile[Policy], toda
             raise ConfigError(f"{file}: is by debsecan, which knows packages of Debian only; use grype or trivy")
     elif not report.digests:
         raise ConfigError(f"{file}: names no digest of an image; let {report.scanner} scan NAME@{image.digest}")
-    verdict = judge_vulnerabilities(report, policy, today or datetime.now(UTC).date())
-    notes += verdict.notes
+    findings, more = judge_vulnerabilities(report, policy, today or datetime.now(UTC).date())
+    notes += more
     if not policy.path.exists():
         notes.append(f"{policy.path}: does not exist, so {policy.model.fail.severity} fails and nothing is ignored")
+    count = sum(finding.fails for finding in findings)
     written = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec="seconds")
     return ScanResult(
         image=image.name, digest=image.digest, platform=image.platform, scanner=report.scanner,
-        database=report.database or "not named", started=report.started or written, findings=verdict.findings,
-        verdict="failed" if verdict.reason else "passed", reason=verdict.reason, notes=tuple(notes),
+        database=report.database or "not named", started=report.started or written, findings=findings,
+        verdict="failed" if count else "passed", notes=tuple(notes),
+        reason=f"{count} finding{'s' * (count != 1)} that the policy does not allow" if count else "",
     )  # fmt: skip
 
 
@@ -115,7 +117,7 @@ def _read_grype(document: Mapping[str, Any]) -> ScanReport:
         notes.append("grype recognised no distribution, so it did not scan the packages of one")
     target = (document.get("source") or {}).get("target") or {}
     return ScanReport(
-        f"grype {descriptor.get('version', '')}".strip(), _distinct(findings),
+        f"grype {descriptor.get('version', '')}".strip(), tuple(findings),
         _digests(target.get("manifestDigest"), *(target.get("repoDigests") or ())),
         f"of {built}" if built else "", str(descriptor.get("timestamp") or ""), notes=tuple(notes),
     )  # fmt: skip
@@ -134,7 +136,7 @@ def _read_trivy(document: Mapping[str, Any]) -> ScanReport:
     ]  # fmt: skip
     unknown = not (metadata.get("OS") or {}).get("Family")
     return ScanReport(
-        "trivy", _distinct(findings), _digests(*(metadata.get("RepoDigests") or ())),
+        "trivy", tuple(findings), _digests(*(metadata.get("RepoDigests") or ())),
         started=str(document.get("CreatedAt") or ""),
         notes=("trivy recognised no distribution, so it did not scan the packages of one",) if unknown else (),
     )  # fmt: skip
@@ -164,7 +166,7 @@ def _read_debsecan(text: str) -> ScanReport:
         "debsecan names no image: that this is about it, is believed",
         "debsecan knows only packages of Debian; wheels, CUDA, HPC-X and what was compiled were not scanned",
     )
-    return ScanReport(DEBSECAN, _distinct(findings), worst="high", notes=notes)
+    return ScanReport(DEBSECAN, tuple(findings), worst="high", notes=notes)
 
 
 def _severity(word: object) -> Severity:
@@ -173,11 +175,6 @@ def _severity(word: object) -> Severity:
 
 def _digests(*names: object) -> frozenset[str]:
     return frozenset(match[0] for name in names if (match := DIGEST.search(str(name))))
-
-
-def _distinct(findings: Iterable[Vulnerability]) -> tuple[Vulnerability, ...]:
-    """Return each finding once: a package that lies in two places is reported twice."""
-    return tuple(dict.fromkeys(findings))
 
 
 # The policy
@@ -214,17 +211,6 @@ class Policy(Model):
     ignore: tuple[Ignore, ...] = ()
 
 
-@dataclass(frozen=True)
-class PolicyVerdict:
-    """Say which findings fail the image."""
-
-    findings: tuple[Vulnerability, ...]
-    """All findings; those that fail the image come first, then the worst."""
-    reason: str
-    """Why the image fails; empty if it does not."""
-    notes: tuple[str, ...]
-
-
 def load_policy(path: Path) -> YamlFile[Policy]:
     """Load a policy. Raises ConfigError with all mistakes, each with file and line."""
     mistakes = Mistakes()
@@ -234,44 +220,39 @@ def load_policy(path: Path) -> YamlFile[Policy]:
     return document
 
 
-def judge_vulnerabilities(report: ScanReport, policy: YamlFile[Policy], today: date) -> PolicyVerdict:
-    """Judge each finding. A rule to ignore one that has ended ignores nothing, and is named."""
+def judge_vulnerabilities(
+    report: ScanReport, policy: YamlFile[Policy], today: date
+) -> tuple[tuple[Vulnerability, ...], list[str]]:
+    """Judge each finding; those that fail come first, then the worst. Return them, and notes on the policy.
+
+    A rule to ignore one that has ended ignores nothing, and is named.
+    """
     fail = policy.model.fail
     limit = min(SEVERITIES.index(fail.severity), SEVERITIES.index(report.worst))
     notes = []
     if SEVERITIES[limit] != fail.severity:
         notes.append(f"{report.scanner} reports nothing worse than {report.worst}, so that fails, not {fail.severity}")
-    used: set[int] = set()
+    used: set[Ignore] = set()
     judged = []
-    for finding in report.findings:
-        ignored = [(i, rule) for i, rule in enumerate(policy.model.ignore) if _ignores(rule, finding)]
-        used.update(i for i, _ in ignored)
-        valid = next((rule for _, rule in ignored if today <= rule.until), None)
-        fails = not valid and _fails(fail, finding, limit)
+    for finding in dict.fromkeys(report.findings):  # a package that lies in two places is reported twice
+        ignored = [
+            rule for rule in policy.model.ignore
+            if rule.id == finding.id and fnmatchcase(finding.package, rule.package or "*")
+        ]  # fmt: skip
+        used.update(ignored)
+        valid = next((rule for rule in ignored if today <= rule.until), None)
+        severe = SEVERITIES.index(finding.severity) >= limit if finding.severity != "unknown" else fail.unknown_severity
+        fails = severe and not valid and (finding.fixed_in is not None or not fail.only_fixed)
         waived = f"until {valid.until}: {valid.reason}" if valid else None
         judged.append(finding.model_copy(update={"waived": waived, "fails": fails}))
     for i, rule in enumerate(policy.model.ignore):
         name = f"{policy.at('ignore', i)}: the rule for {rule.id}"
         if today > rule.until:
             notes.append(f"{name} ended on {rule.until}; remove it, or give a new date and reason")
-        elif i not in used:
+        elif rule not in used:
             notes.append(f"{name} matches nothing in this image")
-    count = sum(finding.fails for finding in judged)
-    reason = f"{count} finding{'s' * (count != 1)} that the policy does not allow" if count else ""
     judged.sort(key=lambda f: (not f.fails, -SEVERITIES.index(f.severity), f.id, f.package, f.version))
-    return PolicyVerdict(tuple(judged), reason, tuple(notes))
-
-
-def _ignores(rule: Ignore, finding: Vulnerability) -> bool:
-    return rule.id == finding.id and (rule.package is None or fnmatchcase(finding.package, rule.package))
-
-
-def _fails(fail: Fail, finding: Vulnerability, limit: int) -> bool:
-    if fail.only_fixed and finding.fixed_in is None:
-        return False
-    if finding.severity == "unknown":
-        return fail.unknown_severity
-    return SEVERITIES.index(finding.severity) >= limit
+    return tuple(judged), notes
 
 
 # Print
@@ -280,20 +261,20 @@ def _fails(fail: Fail, finding: Vulnerability, limit: int) -> bool:
 COLOURS: dict[Severity, str] = {"critical": "red", "high": "red", "medium": "yellow"}
 LISTED: tuple[Severity, ...] = ("critical", "high")
 """Severities that are listed even if they do not fail the image."""
-MOST_NAMES = 4
-"""Packages that a row names."""
 
 
 def print_scan(result: ScanResult, *, every: bool) -> None:
     """Print the findings as a table; without `every`, only count those that are less than high and fail nothing."""
     listed = [f for f in result.findings if every or f.fails or f.waived or f.severity in LISTED]
-    groups: dict[tuple[object, ...], list[Vulnerability]] = {}
-    for finding in listed:  # one row for all packages with the same vulnerability and versions
-        key = (finding.id, finding.severity, finding.version, finding.fixed_in, finding.waived, finding.fails)
-        groups.setdefault(key, []).append(finding)
-    if groups:
-        columns = ("severity", "vulnerability", "packages", "installed", "fixed in", "policy")
-        console.print_table(columns, [_row(group) for group in groups.values()])
+    rows = []
+    for finding in listed:
+        colour = COLOURS.get(finding.severity)
+        severity = f"[{colour}]{finding.severity}[/]" if colour else finding.severity
+        policy = "[red]fails[/]" if finding.fails else escape(f"ignored {finding.waived}") if finding.waived else ""
+        texts = map(escape, (finding.id, finding.package, finding.version, finding.fixed_in or ""))
+        rows.append((severity, *texts, policy))
+    if rows:
+        console.print_table(("severity", "vulnerability", "package", "installed", "fixed in", "policy"), rows)
     rest = [finding for finding in result.findings if finding not in set(listed)]
     if rest:
         out.print(f"and {len(rest)} more that fail nothing ({_counts(rest)}); --all lists them", markup=False)
@@ -303,18 +284,6 @@ def print_scan(result: ScanResult, *, every: bool) -> None:
     counts = _counts(result.findings) or "nothing known"
     reason = f" ({escape(result.reason)})" if result.reason else ""
     out.print(f"{escape(result.image)}, {result.platform}: {counts}: {console.MARKS[result.verdict]}{reason}")
-
-
-def _row(group: Sequence[Vulnerability]) -> tuple[str, ...]:
-    first = group[0]
-    colour = COLOURS.get(first.severity)
-    severity = f"[{colour}]{first.severity}[/]" if colour else first.severity
-    names = sorted({finding.package for finding in group})
-    packages = ", ".join(names[:MOST_NAMES])
-    if len(names) > MOST_NAMES:
-        packages += f" and {len(names) - MOST_NAMES} more"
-    policy = "[red]fails[/]" if first.fails else escape(f"ignored {first.waived}") if first.waived else ""
-    return severity, escape(first.id), escape(packages), escape(first.version), escape(first.fixed_in or ""), policy
 
 
 def _counts(findings: Iterable[Vulnerability]) -> str:

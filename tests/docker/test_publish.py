@@ -141,16 +141,6 @@ def test_from_build_to_pull_over_a_bad_network(shop: Shop, client: DockerClient)
     shop.tiny.imagebuild("attest", "verify", name, "--require", "provenance,verification")
 
 
-def test_again_it_writes_nothing(shop: Shop) -> None:
-    shop.publish("again")
-    tags = shop.tags("again")
-    shop.faulty.clear()
-    again = shop.publish("again")
-    assert {target.state for target in again.values()} == {"unchanged"}
-    assert [r for r in shop.faulty.requests if r.method in WRITES] == []
-    assert shop.tags("again") == tags
-
-
 def test_to_another_registry_blobs_pass_through(shop: Shop) -> None:
     """Nothing can be mounted there, so all that the images are is uploaded, once, whatever breaks on the way.
 
@@ -201,19 +191,6 @@ def test_signed_before_it_has_a_tag(shop: Shop, tmp_path: Path) -> None:
     shop.faulty.clear()
     assert shop.publish("signed", NEW, *key, environ=environ)[NEW].state == "unchanged"
     assert [r for r in shop.faulty.requests if r.method in WRITES] == []
-
-
-def test_what_failed_a_check_gets_no_tag(shop: Shop, tmp_path: Path) -> None:
-    shutil.copytree(shop.evidence, tmp_path / "evidence")
-    path = tmp_path / "evidence" / NEW / "verify.json"
-    result = json.loads(path.read_text())
-    next(check for check in result["checks"] if check["check"] == "made").update(outcome="failed", reason="not there")
-    path.write_text(json.dumps(result))
-    done = shop.publish("failed", expect=1, evidence=tmp_path / "evidence")
-    assert [done[OLD].state, done[NEW].state] == ["published", "refused"]
-    assert "library/made failed" in shop.said
-    assert "latest" not in shop.tags("failed")
-    assert list(shop.tags("failed").values()) == [done[OLD].digest]
 
 
 def other_build(shop: Shop, folder: Path) -> Path:

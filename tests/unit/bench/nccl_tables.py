@@ -85,7 +85,7 @@ class Table:
         if self.collective in DIVIDED:
             size = count * 4 * self.ranks
         redop = "sum" if self.collective in REDUCING else "none"
-        root = source.randrange(self.ranks) if self.collective in ROOTED else -1
+        root = self.seed % self.ranks if self.collective in ROOTED else -1
         text = f"{size:12d}  {count:12d}  {'float':>{6 if self.number < (2, 10) else 8}}"
         if self.modern:
             text += f"  {redop:>6}  {root:>6}"

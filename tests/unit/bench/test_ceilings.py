@@ -89,7 +89,7 @@ def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
         assert class_ceilings(collective, 1, 1, HGX) == ()
         assert class_ceilings(collective, 16, 2, Hardware(450)) == ()
         assert class_ceilings(collective, 7, 2, HGX) == ()
-    assert class_ceilings("alltoallv", 8, 1, HGX) == ()
+    assert class_ceilings("unheard-of", 8, 1, HGX) == ()
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import random
 import time
 import tracemalloc
@@ -37,6 +39,12 @@ def texts(text: str) -> list[str]:
     ("2026-11-21T07:26:50.1+01:00 stderr F x", "", "x"),
     ("> # x", "", "# x"),
     ("node7: #  size", "node7", "#  size"),
+    ("[1,0]<stdout>: 8 2 float sum -1[1,0]<stdout>:    85.14", "1,0", "8 2 float sum -1     85.14"),
+    ("[0]  8 2 float sum -1[0]  85.14    0.01", "0", " 8 2 float sum -1   85.14    0.01"),
+    ("nccl-launcher-x7 mpi #  size", "nccl-launcher-x7 mpi", "#  size"),
+    ("worker-0  | #  size", "worker-0", "#  size"),
+    ("Nov 21 07:26:50 node7 nccl[812]:   8  2", "node7 nccl", "  8  2"),
+    ('        "#  size  count",', "", "#  size  count"),
 ])  # fmt: skip
 def test_prefixes(line: str, process: str, rest: str) -> None:
     assert [(clean.process, clean.text) for clean in log_from_text("log", line).lines] == [(process, rest)]
@@ -114,6 +122,19 @@ def test_lines_that_docker_wrapped() -> None:
         '{"log":5}',
         '{"log":"',
     ]
+
+
+def test_files_that_gzip_wrote(tmp_path: Path) -> None:
+    (tmp_path / "log.gz").write_bytes(gzip.compress(b"a\nb\n"))
+    assert [line.text for line in read_log(tmp_path / "log.gz").lines] == ["a", "b"]
+    (tmp_path / "log.gz").write_bytes(gzip.compress(b"a\nb\n")[:-9])
+    with pytest.raises(OSError, match="cannot be decompressed"):
+        read_log(tmp_path / "log.gz")
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
+    assert [line.text for line in read_log("-").lines] == ["a", "b"]
 
 
 def test_a_file_without_line_ends_does_not_fill_the_memory(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_numbers_that_are_none() -> None:
         run = only(dump(document()).replace(f'"bus_bw":{value}', f'"bus_bw":{bare}', 1))
         assert run.rows[0].out_of_place.busbw_gb_s is None
         assert list(run.rows[1:]) == TABLE.rows()[1:]
-        assert run.verdict == "ok"
+        assert run.verdict == "damaged"
     nothing = document()
     nothing["results"][0]["out_of_place"] = None
     nothing["results"][1]["in_place"] = {"time": 1.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": None}

@@ -221,3 +221,26 @@ def test_foreign_lines_are_nothing() -> None:
     )
     assert parse(foreign).items == ()
     assert parse_json({"nvbandwidth": 1}) == parse_json({"results": []}) == NOTHING
+
+
+def test_the_names_of_devices_are_read() -> None:
+    assert facts(read_part("tests", HOST).items, "devices")[0] == ("NVIDIA H100 80GB HBM3",) * 2
+    remote = HOST.replace("Device 0: ", "Process 0 (node17): device 0: ")
+    assert facts(read_part("tests", remote).items, "devices")[0] == ("NVIDIA H100 80GB HBM3",) * 2
+    assert facts(read_json("tests", DOCUMENT).items, "devices")[0] == ("NVIDIA H100 80GB HBM3",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("395.10", "nan"), ("395.10", "39.51"), (" 1    394.90       N/A\n", ""), ("394.90", "N/A")]
+)
+def test_a_matrix_with_a_damaged_cell_is_no_measurement(old: str, new: str) -> None:
+    (status,) = facts(
+        read_part("tests", HOST.split("Running", maxsplit=1)[0] + PAIRS.replace(old, new)).items, "status"
+    )
+    assert status == "truncated"
+
+
+@pytest.mark.parametrize("cell", ["NaN", "1e400", "inf"])
+def test_a_cell_of_json_that_is_no_number(cell: str) -> None:
+    case = {"name": "device_to_device_memcpy_read_ce", "status": "Passed", "bandwidth_matrix": [["N/A", cell]]}
+    assert facts(read_json("tests", {"nvbandwidth": {"testcases": [case]}}).items, "status") == ["truncated"]

@@ -1,34 +1,54 @@
+"""What bake is told: the file of this project, and what each option changes in it."""
+
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from imagebuild.build import BakeRequest, LayerFormat, bake_file, platforms_of
+from imagebuild.build import (
+    BuildInputs,
+    BuildRequest,
+    BuildRun,
+    CacheEntry,
+    LayerFormat,
+    bake_file,
+    epoch_of,
+    parse_compression,
+    platforms_of,
+)
 from imagebuild.core import ConfigError
-from imagebuild.oci import Endpoint
-from imagebuild.project import Plan
+from imagebuild.oci import EPOCH, Endpoint
+from imagebuild.project import Plan, Project, Target
 
-REQUEST = BakeRequest((), {}, Path("/build"), Endpoint("unix:///x", "private"), output="push")
 PACKED = (
     "compression=zstd,compression-level=19,force-compression=true,rewrite-timestamp=true,source-date-epoch=1763683200"
 )
+CA = BuildInputs(secrets={"ca": Path("/etc/ca.crt")})
 
 
-def test_the_bake_file_of_this_project(full_plan: Plan, golden: Callable[[str, str], None]) -> None:
+@pytest.fixture
+def run(project: Project, full_plan: Plan) -> BuildRun:
     targets = tuple(t for t in full_plan.targets if t.axes["cuda"] == "13.5")
-    request = replace(
-        REQUEST,
-        targets=targets,
-        replaced={"ucx-source": "/src/ucx", "debian:13-slim": "oci-layout:///cache@sha256:0"},
-        secrets={"ca": Path("/etc/ca.crt")},
-    )
-    golden("tests/golden/bake.json", json.dumps(bake_file(request), indent=1) + "\n")
+    request = BuildRequest(targets, output="push", folder=Path("/build"))
+    return BuildRun(request, project, {}, Endpoint("unix:///x", "private"))
 
 
-def test_bake_names_have_no_dots(full_plan: Plan) -> None:
-    assert not any("." in name for name in bake_file(replace(REQUEST, targets=full_plan.targets))["target"])
+def entry(run: BuildRun, target: Target, **asked: Any) -> dict[str, Any]:
+    found: dict[str, Any] = bake_file(replace(run, request=replace(run.request, **asked)))["target"][target.bake_name]
+    return found
+
+
+def test_the_bake_file_of_this_project(run: BuildRun, golden: Callable[[str, str], None]) -> None:
+    images = {"ucx-source": "/src/ucx", "debian:13-slim": "oci-layout:///cache@sha256:0"}
+    file = bake_file(replace(run, inputs=replace(CA, images=images)))
+    golden("tests/golden/bake.json", json.dumps(file, indent=1) + "\n")
+    assert not any("." in name for name in file["target"])
 
 
 @pytest.mark.parametrize(
@@ -40,13 +60,53 @@ def test_bake_names_have_no_dots(full_plan: Plan) -> None:
         ("/out", f"type=oci,tar=false,dest=/out/{{id}},{PACKED}"),
     ],
 )
-def test_outputs(full_plan: Plan, output: str, written: str) -> None:
-    target = full_plan.targets[0]
-    request = replace(REQUEST, targets=(target,), output=output, layer_format=LayerFormat(1763683200, "zstd", 19))
-    entry = bake_file(request)["target"][target.bake_name]
-    assert entry["output"] == [written.format(id=target.id)]
+def test_outputs(run: BuildRun, output: str, written: str) -> None:
+    target = run.request.targets[0]
+    packed = LayerFormat(1763683200, "zstd", 19)
+    assert entry(run, target, output=output, layer_format=packed)["output"] == [written.format(id=target.id)]
+    staged = entry(run, target, output=output, stage="ucx")
+    assert (staged["output"], staged["tags"], staged["target"]) == (["type=cacheonly"], [], "ucx")
+
+
+def test_contexts_and_caches_of_one_target(run: BuildRun) -> None:
+    first, second = run.request.targets[:2]
+    inputs = BuildInputs(images={"x": "/mine"}, stages={first.id: {"x": "/a", "y": "/b"}})
+    caches = {first.id: [CacheEntry("ucx", "linux/amd64", "0123")]}
+    run = replace(run, inputs=inputs, caches=caches)
+    one, other = (entry(run, target, cache="r.test/cache") for target in (first, second))
+    assert one["contexts"] == {"x": "/mine", "y": "/b"}
+    assert other["contexts"] == {"x": "/mine"}
+    assert one["cache-from"] == ["type=registry,ref=r.test/cache:ucx-amd64-0123"]
+    assert "cache-from" not in other
 
 
 def test_a_platform_that_the_target_is_not_for(full_plan: Plan) -> None:
     with pytest.raises(ConfigError, match="it is for linux/amd64, linux/arm64"):
         platforms_of(full_plan.targets[0], ["linux/riscv64"])
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"), [("gzip", ("gzip", None)), ("gzip:9", ("gzip", 9)), ("zstd:22", ("zstd", 22))]
+)
+def test_compressions(text: str, parsed: tuple[str, int | None]) -> None:
+    assert parse_compression(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["", "xz", "gzip:", "gzip:10", "zstd:23", "zstd:-1", "zstd:19:1", "zstd,x=y"])
+def test_compressions_that_there_are_not(text: str) -> None:
+    with pytest.raises(ConfigError, match="--compression"):
+        parse_compression(text)
+
+
+def test_without_a_level_buildkit_chooses_it() -> None:
+    assert "level" not in LayerFormat().attributes
+    assert "compression=zstd,compression-level=0," in LayerFormat(1, "zstd", 0).attributes
+
+
+def test_the_epoch_is_the_environments_the_locks_or_the_oldest_base_images() -> None:
+    day = date(2026, 11, 21)
+    assert epoch_of({"SOURCE_DATE_EPOCH": "12"}, day) == 12
+    assert epoch_of({}, day) == epoch_of({"SOURCE_DATE_EPOCH": ""}, day) == 1795219200
+    assert epoch_of({}, None) == int(EPOCH)
+    with pytest.raises(ConfigError, match="SOURCE_DATE_EPOCH=now: must be seconds since 1970"):
+        epoch_of({"SOURCE_DATE_EPOCH": "now"}, day)

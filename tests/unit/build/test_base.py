@@ -1,10 +1,9 @@
-import fcntl
-import json
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 
@@ -12,18 +11,26 @@ import pytest
 
 from imagebuild.build import (
     DAY,
+    DIE_WITH_US,
     KEYRING,
+    PACKAGES,
     VERSION,
     BootstrappedBase,
     BootstrapTools,
     Log,
+    RootfsRecipe,
     base,
     bootstrap,
+    ensure_mmdebstrap,
     image_settings,
     load_into_engine,
+    log_nothing,
+    make_rootfs,
+    private,
+    signed_source,
 )
-from imagebuild.core import AptSource, CommandError, ConfigError, ResultError
-from imagebuild.oci import add_image, blob_path, images_in, write_index
+from imagebuild.core import AptSource, CommandError, ConfigError, ResultError, RunProgram
+from imagebuild.oci import EPOCH, add_image, blob_path, images_in, write_index
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 SOURCE = AptSource("http://archive.example/debian", "trixie", ("main",), KEYRING)
@@ -85,27 +92,25 @@ def test_one_image_of_all_platforms(machine: Machine, tmp_path: Path) -> None:
     assert lines[:2] == ["bootstrapping trixie for linux/amd64", "I: running"]
 
 
+@pytest.mark.parametrize("version", ["13.1", "13.2"])
+def test_what_is_too_old_is_made_anew_and_the_same_packages_make_the_same(
+    machine: Machine, tmp_path: Path, version: str
+) -> None:
+    first = bootstrap([AMD64], tmp_path, tools=machine.tools)
+    machine.time += 8 * DAY
+    machine.version = version
+    assert (bootstrap([AMD64], tmp_path, tools=machine.tools) == first) is (version == "13.1")
+    assert len(machine.commands) == 2
+
+
 def test_what_was_made_is_used_again(machine: Machine, tmp_path: Path) -> None:
     first = bootstrap([AMD64], tmp_path, tools=machine.tools)
     both = bootstrap([AMD64, ARM64], tmp_path, tools=machine.tools)
     assert bootstrap([AMD64], tmp_path, tools=machine.tools) == first
     assert bootstrap([ARM64, AMD64], tmp_path, tools=machine.tools).digest == both.digest
     assert len(machine.commands) == 2
-
-
-def test_what_is_too_old_is_made_anew(machine: Machine, tmp_path: Path) -> None:
-    first = bootstrap([AMD64], tmp_path, tools=machine.tools)
-    machine.time += 8 * DAY
-    machine.version = "13.2"
-    assert bootstrap([AMD64], tmp_path, tools=machine.tools).digest != first.digest
-    assert len(machine.commands) == 2
-
-
-def test_made_anew_from_the_same_packages_it_is_the_same(machine: Machine, tmp_path: Path) -> None:
-    first = bootstrap([AMD64], tmp_path, tools=machine.tools)
-    machine.time += 8 * DAY
-    assert bootstrap([AMD64], tmp_path, tools=machine.tools) == first
-    assert len(machine.commands) == 2
+    bootstrap([AMD64], tmp_path, tools=machine.tools, release="bookworm")
+    assert len(machine.commands) == 3
 
 
 @pytest.mark.parametrize("damage", ["record", "blob"])
@@ -117,13 +122,6 @@ def test_a_damaged_cache_is_repaired(machine: Machine, tmp_path: Path, damage: s
         blob_path(first.layout, images_in(first.layout, tmp_path)[0].digest).write_bytes(b"")
     assert bootstrap([AMD64], tmp_path, tools=machine.tools) == first
     assert len(machine.commands) == 2
-
-
-def test_another_release_or_archive_is_another_base(machine: Machine, tmp_path: Path) -> None:
-    bootstrap([AMD64], tmp_path, tools=machine.tools)
-    bootstrap([AMD64], tmp_path, tools=machine.tools, release="bookworm")
-    assert len(machine.commands) == 2
-    assert "bookworm" in machine.commands[1]
 
 
 def test_what_was_made_long_ago_is_forgotten(machine: Machine, tmp_path: Path) -> None:
@@ -162,33 +160,12 @@ def test_a_result_without_a_system_is_reported(machine: Machine, tmp_path: Path)
         bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
 
 
-def test_the_lock_excludes_others(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modes: list[int] = []
-
-    def flock(_file: object, mode: int) -> None:
-        modes.append(mode)
-        if mode & fcntl.LOCK_NB:
-            raise BlockingIOError
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    lines: list[str] = []
-    with base._locked(tmp_path, lines.append):
-        assert modes == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
-    assert "waiting for another" in lines[0]
-
-
 def test_what_cannot_be_made_is_refused(machine: Machine, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'linux/s390x'; possible: linux/amd64, linux/arm64"):
         bootstrap(["linux/s390x"], tmp_path, tools=machine.tools)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file: cannot be written"):
         bootstrap([AMD64], tmp_path / "file", tools=machine.tools)
-
-
-def test_labels_hold_no_time_and_no_place() -> None:
-    text = json.dumps(dict(image_settings("trixie", "13.1").labels))
-    assert "13.1" in text
-    assert "http" not in text
 
 
 def test_a_classic_image_store_gets_the_layer_of_its_one_platform(tmp_path: Path) -> None:
@@ -212,3 +189,80 @@ def test_a_classic_image_store_gets_the_layer_of_its_one_platform(tmp_path: Path
     two = BootstrappedBase(tmp_path / "layout", digest, (AMD64, ARM64))
     with pytest.raises(ConfigError, match="one platform at a time"):
         load_into_engine(two, {}, run)
+
+
+SITE_KEY = "/etc/apt/keyrings/site.gpg"
+
+
+def _make(run: RunProgram) -> tuple[Sequence[str], Mapping[str, str]]:
+    started: list[tuple[Sequence[str], Mapping[str, str]]] = []
+    make_rootfs(
+        RootfsRecipe("trixie", AMD64, (SOURCE,)), Path("/tmp/x/root.tar"), run,
+        lambda command, log, name, env: started.append((command, env)), log_nothing,
+    )  # fmt: skip
+    return started[0]
+
+
+def test_the_file_system_is_minimal_and_reproducible() -> None:
+    command, env = _make(lambda *command: "")
+    line = f"deb [signed-by={KEYRING}] http://archive.example/debian trixie main"
+    assert command[-3:] == ("trixie", "/tmp/x/root.tar", line)
+    assert {"--variant=minbase", "--architectures=amd64"} <= set(command)
+    assert not [word for word in command if word.startswith("--include")]
+    assert "--dpkgopt=path-include=/usr/share/doc/*/copyright" in command
+    assert (env["SOURCE_DATE_EPOCH"], env["TMPDIR"]) == (EPOCH, "/tmp/x")
+
+
+def test_an_archive_behind_https_needs_certificates_and_a_private_one_its_key() -> None:
+    source = replace(SOURCE, uri="https://archive.example/debian", signed_by=SITE_KEY)
+    command = RootfsRecipe("trixie", AMD64, (source,)).command("root", "x.tar")
+    assert "--include=ca-certificates" in command
+    assert f'--setup-hook=install -D -m 644 {SITE_KEY} "$1"{SITE_KEY}' in command
+
+
+@pytest.mark.parametrize(
+    ("key", "signed_by"),
+    [
+        (None, KEYRING),
+        (KEYRING.replace("keyring.gpg", "trixie-automatic.pgp"), KEYRING),
+        ("-----BEGIN PGP PUBLIC KEY BLOCK-----\n abc", KEYRING),
+        (SITE_KEY, SITE_KEY),
+    ],
+)
+def test_every_source_names_a_key_that_the_image_has(key: str | None, signed_by: str) -> None:
+    assert signed_source(replace(SOURCE, signed_by=key)) == replace(SOURCE, signed_by=signed_by)
+
+
+def test_a_password_does_not_get_into_an_image() -> None:
+    with pytest.raises(ConfigError, match="has a password in its address") as error:
+        signed_source(replace(SOURCE, uri="http://user:geheim@archive.example/debian"))
+    assert "geheim" not in str(error.value)
+
+
+@pytest.mark.parametrize(("uid", "mode", "contained"), [(0, "root", True), (1000, "unshare", False)])
+def test_who_runs_it_decides_on_the_mode(monkeypatch: pytest.MonkeyPatch, uid: int, mode: str, contained: bool) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    command = _make(lambda *command: "")[0]
+    assert f"--mode={mode}" in command
+    assert command[:3] == DIE_WITH_US
+    assert ("--kill-child" in command) == contained
+
+
+def test_a_root_without_namespaces_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*command: str, **options: object) -> str:
+        raise CommandError("Operation not permitted")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert _make(run)[0][:4] == (*DIE_WITH_US, "mmdebstrap")
+
+
+def test_a_missing_mmdebstrap_is_installed_by_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[Sequence[str]] = []
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(private, "install", lambda packages, run: installed.append(packages))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    ensure_mmdebstrap(lambda *command: "", log_nothing)
+    assert installed == [PACKAGES]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(CommandError, match="as root: apt-get install mmdebstrap"):
+        ensure_mmdebstrap(lambda *command: "", log_nothing)

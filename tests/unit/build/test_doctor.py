@@ -7,7 +7,7 @@ import pytest
 
 from imagebuild.build import DoctorFinding, MachineFacts, collect_facts, doctor, examine_machine, judge_machine
 from imagebuild.oci import Endpoint, engine
-from tests.unit.conftest import Runner
+from tests.unit.conftest import BUILDX, Runner
 
 INSPECTED = """\
 Name:          default
@@ -91,21 +91,13 @@ def _bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "STATE", tmp_path / "state")
 
 
-def test_examine_never_raises() -> None:
-    found = examine_machine({"IMAGEBUILD_STATE": "/nowhere"}, Runner({}))
-    assert all(finding.ok is not True for finding in found)
-
-
 @pytest.mark.parametrize("info", ["not json", "null", "[]"])
-def test_an_engine_that_talks_nonsense(info: str) -> None:
-    answers = {
-        "docker buildx version": "github.com/docker/buildx v0.24.0",
-        "docker --host tcp://192.0.2.1:1 version": "28.0.0",
-        "docker info": info,
-    }
-    found = {f.name: f.ok for f in examine_machine({"DOCKER_HOST": "tcp://192.0.2.1:1"}, Runner(answers))}
-    assert found["engine"] is True
-    assert found["image store"] is False
+def test_neither_a_bare_machine_nor_an_engine_that_talks_nonsense_is_a_bug(info: str) -> None:
+    bare = examine_machine({"IMAGEBUILD_STATE": "/nowhere"}, Runner({}))
+    assert all(finding.ok is not True for finding in bare)
+    answers = {"docker --host tcp://192.0.2.1:1 version": "28.0.0", "docker info": info}
+    found = {f.name: f.ok for f in examine_machine({"DOCKER_HOST": "tcp://192.0.2.1:1"}, Runner({**BUILDX, **answers}))}
+    assert (found["engine"], found["image store"]) == (True, False)
 
 
 def test_the_engine_that_was_found_is_asked(tmp_path: Path) -> None:
@@ -114,15 +106,9 @@ def test_the_engine_that_was_found_is_asked(tmp_path: Path) -> None:
     (devices / "nvidia.yaml").touch()
     info = {**INFO, "DockerRootDir": str(tmp_path / "hidden" / "data"), "CDISpecDirs": [str(devices)]}
     host = f"unix://{tmp_path}"
-    run = Runner(
-        {
-            "docker buildx version": "github.com/docker/buildx v0.24.0",
-            f"docker --host {host} version": "28.0.0",
-            "docker info": json.dumps(info),
-            "docker buildx inspect": INSPECTED,
-        }
-    )
+    answers = {f"docker --host {host} version": "28.0.0", "docker info": json.dumps(info)}
+    run = Runner({**BUILDX, **answers, "docker buildx inspect": INSPECTED})
     facts = collect_facts({"DOCKER_HOST": host}, run)
     assert facts.gpu_spec
     assert facts.free
-    assert facts.buildx == (0, 24, 0)
+    assert facts.buildx == (0, 13, 1)

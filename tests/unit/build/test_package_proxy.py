@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from imagebuild.build import (
+    BuildInputs,
     DownloadStore,
     InputsRequest,
     NeededInputs,
@@ -119,7 +120,14 @@ def test_wheels_are_fetched_for_both_architectures(
     wheels = {WheelFiles(arch, (f"my-lib==1.0 --hash=sha256:{file_sha256(p)}",)) for arch, p in made.items()}  # type: ignore[arg-type]
     needs = {"target": NeededInputs({}, frozenset(), frozenset(wheels))}
     request = InputsRequest(
-        needs, {}, Endpoint("unix:///x", "private"), Settings(), None, Trees(tmp_path), tmp_path, lambda _: None
+        needs,
+        BuildInputs(),
+        Endpoint("unix:///x", "private"),
+        Settings(),
+        None,
+        Trees(tmp_path),
+        tmp_path,
+        lambda _: None,
     )
     fetch_wheels(request, store)
     assert {path: file.sha256 for path, file in store.files.items()} == {

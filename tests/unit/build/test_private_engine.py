@@ -6,17 +6,13 @@ from pathlib import Path
 import pytest
 
 from imagebuild.build import (
-    add_network,
     choose_pool,
-    daemon_config,
     engine_processes,
-    engine_status,
     ensure_emulation,
     firewall_rules,
     missing_packages,
     mtu,
     private,
-    remove_network,
     start_engine,
     stop_engine,
 )
@@ -64,17 +60,6 @@ def no_such_rule() -> str:
 def test_only_missing_pieces_are_installed(answers: dict[str, str], there: tuple[str, ...], missing: list[str]) -> None:
     found = missing_packages(Runner(answers), lambda program: program if program in there else None)
     assert found == missing
-
-
-def test_daemon_config_keeps_to_itself(paths: EnginePaths) -> None:
-    config = daemon_config(paths, POOL, 1400)
-    assert config["features"]["containerd-snapshotter"] is True
-    assert config["iptables"] is False
-    assert "bip" not in config  # dockerd refuses it together with a bridge
-    assert "runtimes" not in config
-    (later,) = config["default-address-pools"]
-    assert IPv4Network(later["base"]) == IPv4Network("172.30.16.0/20")
-    assert "nvidia" in daemon_config(paths, POOL, 1400, nvidia=True)["runtimes"]
 
 
 def test_processes_of_this_engine_are_its_descendants_and_no_others(machine: Path, paths: EnginePaths) -> None:
@@ -141,32 +126,24 @@ def test_up_starts_and_a_second_up_does_nothing(machine: Path, private: EnginePa
 
 
 @pytest.mark.usefixtures("_all_tools")
-def test_an_engine_that_ends_at_once_shows_its_log_and_leaves_nothing(machine: Path, private: EnginePaths) -> None:
+def test_what_fails_on_the_way_leaves_nothing(machine: Path, private: EnginePaths) -> None:
     def die() -> str:
         private.log.write_text("starting\nfailed to start daemon: no cgroups\n")
         return ""
 
-    run = installed(machine, private, setsid=die)
-    with pytest.raises(CommandError, match=r"ended; the end of .*dockerd\.log:\n.*starting\n.*no cgroups"):
-        start_engine({}, run)
-    assert not private.run.exists()
-
-
-@pytest.mark.usefixtures("_all_tools")
-def test_ctrl_c_leaves_nothing(machine: Path, private: EnginePaths) -> None:
     def interrupt() -> str:
         raise KeyboardInterrupt
 
+    with pytest.raises(CommandError, match=r"ended; the end of .*dockerd\.log:\n.*starting\n.*no cgroups"):
+        start_engine({}, installed(machine, private, setsid=die))
+    assert not private.run.exists()
     run = installed(machine, private, **{"ip address": interrupt})
     with pytest.raises(KeyboardInterrupt):
         start_engine({}, run)
     assert "ip link delete ib-test" in run.calls
     assert not private.run.exists()
-
-
-@pytest.mark.usefixtures("_all_tools")
-def test_a_full_disk_is_no_bug(machine: Path, private: EnginePaths) -> None:
-    private.config.mkdir(parents=True)
+    private.config.unlink()
+    private.config.mkdir()
     with pytest.raises(CommandError, match=r"daemon\.json: Is a directory"):
         start_engine({}, installed(machine, private))
 
@@ -213,17 +190,6 @@ def test_down_removes_rules_and_bridges_of_its_pool(machine: Path, private: Engi
     assert not private.state.exists()
 
 
-def test_what_another_engine_has_is_left_alone() -> None:
-    run = Runner({})
-    remove_network("ib-test", run)
-    assert run.calls == ["ip link show ib-test"]  # there is none
-
-
-def test_status_of_nothing(private: EnginePaths) -> None:
-    found = engine_status({}, Runner({}))
-    assert (found.running, found.pid, found.version) == (False, None, None)
-
-
 def test_the_pool_overlaps_no_route() -> None:
     everything = [IPv4Network("0.0.0.0/1"), IPv4Network("128.0.0.0/1")]
     assert choose_pool(everything) == POOL
@@ -242,12 +208,6 @@ def test_the_mtu_is_the_smallest_of_the_ways_out(machine: Path) -> None:
     assert mtu([*out, (IPv4Network("0.0.0.0/0"), "tun0")]) == 1280
 
 
-def test_the_bridge_keeps_one_hardware_address() -> None:
-    run = Runner({"ip": "", "iptables": ""})
-    add_network("ib-test", POOL, run)
-    assert run.of("ip link add") == ["ip link add ib-test address 02:42:ac:1e:00:01 type bridge"]
-
-
 CONF = r":qemu-aarch64:M::\x7f\x45:\xff\xff:/usr/libexec/qemu-binfmt/aarch64-binfmt-P:"
 
 
@@ -260,28 +220,28 @@ def binfmt(machine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_native_and_already_emulated_need_nothing(binfmt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flags", ["OP", "OPF"])
+@pytest.mark.parametrize("installed", [True, False])
+def test_emulation_is_registered_with_a_held_interpreter(
+    machine: Path, binfmt: Path, monkeypatch: pytest.MonkeyPatch, flags: str, installed: bool
+) -> None:
+    def install(packages: list[str], run: RunProgram) -> None:
+        assert packages == ["qemu-user-static"]
+        (machine / "qemu-aarch64.conf").write_text(f"# qemu\n{CONF}{flags}\n")
+
+    if installed:
+        install(["qemu-user-static"], Runner({}))
+    monkeypatch.setattr(private, "install", install)
+    (binfmt / "qemu-aarch64").write_text("enabled\nflags: PO\n")  # it finds no interpreter in other root file systems
+    ensure_emulation("arm64", Runner({}))
+    assert (binfmt / "qemu-aarch64").read_text() == "-1"
+    assert (binfmt / "register").read_text() == f"{CONF}OPF"
+
+
+def test_emulation_needs_root_unless_it_works(binfmt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    ensure_emulation("amd64", Runner({}))
+    ensure_emulation("amd64", Runner({}))  # native
     with pytest.raises(ConfigError, match="emulation of arm64 needs root"):
         ensure_emulation("arm64", Runner({}))
     (binfmt / "qemu-aarch64").write_text("enabled\ninterpreter /x\nflags: POF\n")
     ensure_emulation("arm64", Runner({}))
-
-
-@pytest.mark.parametrize("flags", ["OP", "OPF"])
-def test_emulation_is_registered_with_a_held_interpreter(machine: Path, binfmt: Path, flags: str) -> None:
-    (machine / "qemu-aarch64.conf").write_text(f"# qemu\n{CONF}{flags}\n")
-    ensure_emulation("arm64", Runner({}))
-    assert (binfmt / "register").read_text() == f"{CONF}OPF"
-
-
-def test_emulation_installs_the_emulator(machine: Path, binfmt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def install(packages: list[str], run: RunProgram) -> None:
-        assert packages == ["qemu-user-static"]
-        (machine / "qemu-aarch64.conf").write_text(f"{CONF}OPF\n")
-
-    monkeypatch.setattr(private, "install", install)
-    (binfmt / "qemu-aarch64").write_text("enabled\nflags: PO\n")
-    ensure_emulation("arm64", Runner({}))
-    assert (binfmt / "qemu-aarch64").read_text() == "-1"

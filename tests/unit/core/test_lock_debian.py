@@ -11,10 +11,13 @@ from debian.deb822 import Release
 
 from imagebuild.core import (
     CommandError,
+    Package,
     ResultError,
     expired_since,
     flat_repository_folder,
+    installed_packages,
     package_indexes,
+    package_versions,
     run_program,
     verified_index,
     version_key,
@@ -100,3 +103,14 @@ def test_an_index_is_what_the_release_says(path: str, pack: object) -> None:
     broken = b"no archive"
     with pytest.raises(ResultError, match="cannot be unpacked"):
         verified_index(path, "SHA256", hashlib.sha256(broken).hexdigest(), broken)
+
+
+def test_installed_packages() -> None:
+    status = (
+        "Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nSource: glibc (2.41)\nVersion: 2.41-12\n\n"
+        "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\n\n"
+        "Package: libfoo\nArchitecture: i386\nVersion: 1.0\n"  # images without dpkg have no status
+    )
+    found = installed_packages(status)
+    assert found == (Package("libc6", "2.41-12", "amd64", "glibc (2.41)"), Package("libfoo", "1.0", "i386"))
+    assert package_versions(found, "amd64") == {"libc6": "2.41-12", "libfoo:i386": "1.0"}

@@ -47,6 +47,7 @@ def request(line: str) -> JobRequest:
             options["features"] = tuple(words.pop(0).split(","))
         else:
             options[option] = int(words.pop(0)) if option in ("nodes", "racks") else words.pop(0)
+    options.setdefault("fabric", default_fabric(profiles()[options["profile"]], facts().fabrics))
     return JobRequest(**{"image": None if options.get("container") == "none" else IMAGE, **options})
 
 
@@ -76,7 +77,10 @@ def combinations(count: int, seed: int) -> Iterator[str]:
     while count:
         profile = dice.choice(of_nvidia)
         words = [dice.choice(["mpijob", "jobset", "slurm"]), "--profile", profile]
-        words += ["--fabric", dice.choice([default_fabric(profiles()[profile]), dice.choice(sorted(facts().fabrics))])]
+        words += [
+            "--fabric",
+            dice.choice([default_fabric(profiles()[profile], facts().fabrics), dice.choice(sorted(facts().fabrics))]),
+        ]
         words += ["--cluster", dice.choice(sorted(facts().clusters))]
         words += dice.choice([[], ["--nodes", str(dice.choice([1, 2, 3, 4, 8, 16, 18, 32, 36]))], ["--racks", "2"]])
         features = dice.sample(sorted(facts().features), dice.choice([0, 1, 1, 2, 3]))

@@ -46,13 +46,24 @@ MISTAKES = {
     "features/value.yaml": ('title: Bad\nenv:\n  - {name: A, value: "it\'s", why: x}\n', "value.yaml:3: env.0.value"),
     "features/when.yaml": (
         "title: Bad\nenv:\n  - name: X\n    why: x\n    when:\n      nccl: '>>2'\n",
-        "when.yaml:6: env.0.when.nccl: '>>2' is not a version specifier",
+        "when.yaml:6: env.0.when.nccl.0: '>>2' is not a version specifier",
     ),
     "tests/all-reduce.yaml": (
         "title: x\ncollectives: [allreduce]\nmin-bytes: 1M\nmax-bytes: 1M\n",
         "collectives: nccl-tests has no 'allreduce'; did you mean 'all_reduce'",
     ),
 }
+
+
+@pytest.mark.parametrize("content", (ROOT / "tests/data/refused-clusters.txt").read_text().splitlines())
+def test_values_of_clusters_are_refused_with_line_and_reason(content: str, tmp_path: Path) -> None:
+    """Values that Kubernetes, sbatch or a job could not use."""
+    folder = copy_of_facts(tmp_path)
+    (folder / "clusters/mine.yaml").write_text(f"title: Mine\n\n{content}\n")
+    lines = errors(folder).splitlines()
+    key = content.partition(":")[0]
+    assert lines
+    assert all(re.match(rf".*/clusters/mine\.yaml:(3|1): {key}[.:]", line) for line in lines), lines
 
 
 def errors(folder: Path) -> str:

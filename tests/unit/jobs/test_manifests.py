@@ -78,8 +78,8 @@ def test_names_are_unique_and_tell_what_runs() -> None:
 
 
 def test_the_order_of_features_is_nothing() -> None:
-    one = text("mpijob --profile gb300-nvl72 --fabric ib --racks 2 --with debug,dra --set name=it")
-    other = text("mpijob --profile gb300-nvl72 --fabric ib --racks 2 --with dra,debug --set name=it")
+    one = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --with debug,dra --set name=it")
+    other = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --with dra,debug --set name=it")
     assert one.splitlines()[1:] == other.splitlines()[1:]
 
 
@@ -119,7 +119,7 @@ def test_objects(line: str) -> None:
         ranks = spec["mpiReplicaSpecs"]["Worker"]["replicas"] * spec["slotsPerWorker"]
         measured = 2 * spec["slotsPerWorker"] if "--test pairs" in line else ranks
         assert f"-np {measured} " in containers(manifest)["launcher"]["args"][0]
-        assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
+        assert spec["launcherCreationPolicy"] == "AtStartup"
         assert spec["runPolicy"]["backoffLimit"] == 0
     worker = pods(manifest)["worker"]
     selectors = [c["labelSelector"] for c in worker.get("topologySpreadConstraints", [])]
@@ -181,16 +181,14 @@ def test_texts_of_a_cluster_are_read_back_from_yaml(tmp_path: Path) -> None:
     cluster = {
         "title": "Ours",
         "fabrics": {"ib": {"pod": {"annotations": annotations}}},
-        "labels": {value: value for value in HOSTILE},
-        "nodes": {"h100": {"select": {"kind": HOSTILE}}},
+        "kubernetes": {"annotations": annotations},
     }
     (folder / "clusters/ours.yaml").write_text(yaml.safe_dump(cluster))
     manifest = job_text(job("mpijob --profile h100 --fabric ib --cluster ours", load_facts(folder)))
     (document,) = objects(manifest)
-    assert document["metadata"]["labels"] == cluster["labels"]
+    assert document["metadata"]["annotations"] == annotations
     worker = document["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
     assert worker["metadata"]["annotations"] == annotations
-    assert node_terms(manifest)["kind"] == HOSTILE
 
 
 @pytest.mark.programs
@@ -200,7 +198,7 @@ def test_texts_of_facts_are_words_to_a_shell(hostile: str, tmp_path: Path) -> No
     folder = copy_of_facts(tmp_path)
     words = "".join(c for c in hostile if c.isprintable())
     changes = {
-        "clusters/coreweave.yaml": {"title": hostile, "module": words, "images": f"{tmp_path}/{words}"},
+        "clusters/coreweave.yaml": {"title": hostile, "slurm": {"module": words, "images": f"{tmp_path}/{words}"}},
         "fabrics/ib.yaml": {"title": hostile},
         "tests/latency.yaml": {"title": hostile, "iterations": words},
         "stacks/other.yaml": {"programs": f"/p/{words}", "env": [{"name": "X", "value": "1", "why": words}]},

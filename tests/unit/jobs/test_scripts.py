@@ -12,7 +12,7 @@ import yaml
 
 from imagebuild.jobs import job_text, load_facts
 from tests.conftest import ROOT
-from tests.unit.jobs.job_fakes import IMAGE, containers, copy_of_facts, job, rank_exports, text
+from tests.unit.jobs.job_fakes import IMAGE, containers, copy_of_facts, job, pods, rank_exports, text
 from tests.unit.jobs.kubernetes_fields import mistakes
 
 
@@ -177,12 +177,29 @@ def test_examples() -> None:
     assert "-p job=all-reduce-16-h100-ib-2n" in "\n".join(head)
 
 
-def test_the_cluster_of_the_documentation_is_read(tmp_path: Path) -> None:
-    page = (ROOT / "docs/jobs.md").read_text()
-    cluster = re.search(r"```yaml\n(title: Our cluster.*?)```", page, re.DOTALL)
-    assert cluster
+FILES = re.findall(
+    r"```yaml\n# jobs/clusters/(\w+)\.yaml\n(.*?)```", (ROOT / "docs/clusters.md").read_text(), re.DOTALL
+)
+
+
+@pytest.mark.parametrize(("name", "content"), FILES)
+def test_clusters_of_the_documentation(name: str, content: str, tmp_path: Path) -> None:
+    """Each is read, and the commands beside it make a job that says what the file does."""
     folder = copy_of_facts(tmp_path)
-    (folder / "clusters/ours.yaml").write_text(cluster[1])
-    ours = job("slurm --profile gb200-nvl72 --fabric ib --cluster ours --racks 1", load_facts(folder))
-    assert ours.scale.nodes == 16
-    assert "export NCCL_IB_SL=1" in job_text(ours)
+    (folder / f"clusters/{name}.yaml").write_text(content)
+    facts, cluster = load_facts(folder), yaml.safe_load(content)
+    page = (ROOT / "docs/clusters.md").read_text()
+    lines = re.findall(rf"`imagebuild job ([^`]*--cluster {name})\b", page)
+    assert lines
+    for line in lines:
+        image = "a:1" if name == "eks" else "example.com/hpcx:nccl2.28.3"
+        made = job_text(job(f"{line} --image {image}", facts))
+        if "slurm" in cluster:
+            for option, value in {**cluster["slurm"], **cluster["nodes"]["h100"]}.items():
+                assert value in made, option
+            continue
+        for document in yaml.safe_load_all(made):
+            assert not mistakes(document, document["kind"])
+            assert document["metadata"]["namespace"] == cluster["kubernetes"]["namespace"]
+        for secret in cluster["kubernetes"].get("image-pull-secrets", []):
+            assert {"name": secret} in pods(made)["launcher"]["imagePullSecrets"]

@@ -32,7 +32,7 @@ from imagebuild.core import (
     run_program,
 )
 from imagebuild.lock import Upstream
-from imagebuild.project import Archive, Entry, LockedRepository, PackageSource, WheelSet
+from imagebuild.project import Entry, LockedRepository, PackageSource, WheelSet
 from tests.conftest import LIBRARY, ROOT, Files
 from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER, Keys
 from tests.upstream.server import Server
@@ -114,15 +114,6 @@ def versions(server: Server, *packages: str) -> dict[str, str]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
-
-
-def test_a_mirror_is_asked_instead_and_named(server: Server) -> None:
-    real = Upstream(Mirrors(downloads={"https://example.org/": at(server, "")}))
-    assert real.resolve(Archive("x", "https://example.org/host/a.tar"), None, lambda *_: None) == SHA256
-    with pytest.raises(
-        Absent, match=rf"https://example.org/host/b.tar \(as http://127.0.0.1:{server.port}/host/b.tar\)"
-    ):
-        real.resolve(Archive("x", "https://example.org/host/b.tar"), None, lambda *_: None)
 
 
 @pytest.mark.parametrize("key", [f"{CUDA}.asc", f"{CUDA}.gpg"])
@@ -436,6 +427,10 @@ def test_the_users_mirrors_are_asked(command: Command, server: Server, files: Fi
     files.write(component, (files.root / component).read_text().replace(at(server, ""), "https://example.org/"))
     files.write("config.yaml", f"mirrors: {{downloads: {{https://example.org/: '{at(server, '')}'}}}}\n")
     command.environ["IMAGEBUILD_CONFIG"] = str(files.root / "config.yaml")
+    shutil.move(server.root / "host" / "a.tar", server.root / "host" / "kept")
+    gone = rf"https://example.org/host/a.tar \(as http://127.0.0.1:{server.port}/host/a.tar\)"
+    assert re.search(gone, command("lock", expect=4))
+    shutil.move(server.root / "host" / "kept", server.root / "host" / "a.tar")
     command("lock")
     assert command.lock["archives"]["https://example.org/host/a.tar"] == SHA256
     assert "https://example.org/repo/" in command.lock["repositories"]

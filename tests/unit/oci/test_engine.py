@@ -1,20 +1,39 @@
+"""Engines are found where people have them; what the engine says and does is understood, also in bad moments."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from docker import APIClient
+from docker.errors import APIError, NotFound
 
 from imagebuild.core import CommandError
-from imagebuild.oci import Endpoint, EnginePaths, buildx_version, find_engine
+from imagebuild.oci import (
+    Endpoint,
+    EnginePaths,
+    ExecProcess,
+    buildx_version,
+    find_engine,
+    output_frames,
+    remove_patiently,
+    sdk_errors_explained,
+)
 from tests.unit.conftest import BUILDX, Runner
 
-
-def context(host: str) -> dict[str, str]:
-    return {"docker context inspect": f"{host}\n"}
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
+HOST = "tcp://192.0.2.1:1"
+CONTEXT = {"docker context inspect": "tcp://192.0.2.2:1\n"}
 
 
 def test_paths_by_default_and_in_another_place() -> None:
     usual = EnginePaths.of({})
-    assert usual.host == "unix:///run/imagebuild/docker.sock"
-    assert usual.bridge == "imagebuild0"
+    assert (usual.host, usual.bridge) == ("unix:///run/imagebuild/docker.sock", "imagebuild0")
     assert usual.data == Path("/var/lib/imagebuild/engine/data")
     other = EnginePaths.of({"IMAGEBUILD_STATE": "/tmp/" + "long/" * 40})
     assert other.bridge != EnginePaths.of({"IMAGEBUILD_STATE": "/tmp/x"}).bridge
@@ -23,54 +42,120 @@ def test_paths_by_default_and_in_another_place() -> None:
     assert EnginePaths.of({"IMAGEBUILD_STATE": "here"}).state == Path.cwd() / "here"
 
 
-def test_find_prefers_docker_host() -> None:
-    run = Runner({**BUILDX, "docker --host tcp://192.0.2.1:1 version": "26.1.5+dfsg1\n"})
-    found = find_engine({"DOCKER_HOST": "tcp://192.0.2.1:1"}, run)
-    assert (found.host, found.origin) == ("tcp://192.0.2.1:1", "DOCKER_HOST")
-    assert not run.of("docker context")
-
-
-def test_find_does_not_fall_back_from_docker_host() -> None:
-    run = Runner({**BUILDX, **context("tcp://192.0.2.2:1"), "docker version": "28.0.0"})
-    with pytest.raises(CommandError, match=r"DOCKER_HOST=tcp://192\.0\.2\.1:1: .*Cannot connect; .*unset DOCKER_HOST"):
-        find_engine({"DOCKER_HOST": "tcp://192.0.2.1:1"}, run)
-
-
-def test_find_uses_the_context_with_its_keys() -> None:
-    run = Runner({**BUILDX, **context("tcp://192.0.2.2:1"), "docker version": "28.0.0"})
-    found = find_engine({}, run)
-    assert (found.host, found.origin) == ("tcp://192.0.2.2:1", "context")
-    assert not run.of("docker --host")
+@pytest.mark.parametrize(
+    ("environ", "answers", "found", "not_asked"),
+    [
+        ({"DOCKER_HOST": HOST}, {f"docker --host {HOST} version": "26.1.5+dfsg1\n"}, (HOST, "DOCKER_HOST"), "docker context"),
+        # With its keys, which the CLI knows.
+        ({}, {**CONTEXT, "docker version": "28.0.0"}, ("tcp://192.0.2.2:1", "context"), "docker --host"),
+    ],
+)  # fmt: skip
+def test_an_engine_is_found(
+    environ: dict[str, str], answers: dict[str, str], found: tuple[str, str], not_asked: str
+) -> None:
+    run = Runner({**BUILDX, **answers})
+    endpoint = find_engine(environ, run)
+    assert (endpoint.host, endpoint.origin) == found
+    assert not run.of(not_asked)
+    assert endpoint.environment == ({} if endpoint.origin == "context" else {"DOCKER_HOST": endpoint.host})
 
 
 def test_find_ends_at_the_private_engine(private: EnginePaths) -> None:
-    private.run.mkdir()
-    private.socket.touch()
-    answer = {f"docker --host {private.host} version": "26.1.5"}
-    run = Runner({**BUILDX, **context("tcp://192.0.2.2:1"), "docker version": "25.0.3", **answer})
-    assert find_engine({}, run) == Endpoint(private.host, "private")
-
-
-def test_find_says_what_was_tried(private: EnginePaths) -> None:
-    run = Runner({**BUILDX, **context("tcp://192.0.2.2:1"), "docker version": "25.0.3\n"})
+    run = Runner({**BUILDX, **CONTEXT, "docker version": "25.0.3\n", f"docker --host {private.host} version": "26.1.5"})
     with pytest.raises(CommandError) as caught:
         find_engine({}, run)
     first, *tried = str(caught.value).splitlines()
     assert "`imagebuild engine up`" in first
     assert "25.0.3 is too old" in tried[0]
     assert "no socket there" in tried[1]
+    private.run.mkdir()
+    private.socket.touch()
+    assert find_engine({}, run) == Endpoint(private.host, "private")
 
 
-def test_find_without_buildx() -> None:
+def test_find_does_not_fall_back_from_docker_host() -> None:
+    run = Runner({**BUILDX, **CONTEXT, "docker version": "28.0.0"})
+    with pytest.raises(CommandError, match=rf"DOCKER_HOST={HOST}: .*Cannot connect; .*unset DOCKER_HOST"):
+        find_engine({"DOCKER_HOST": HOST}, run)
     with pytest.raises(CommandError, match=r"`docker buildx` cannot be used.*imagebuild engine up"):
-        find_engine({"DOCKER_HOST": "tcp://192.0.2.1:1"}, Runner({}))
+        find_engine({"DOCKER_HOST": HOST}, Runner({}))
+    assert buildx_version(Runner({"docker buildx version": "buildah 1.33.0"})) == ()  # podman's is another program
 
 
-def test_podmans_buildx_is_not_docker_buildx() -> None:
-    assert buildx_version(Runner({"docker buildx version": "buildah 1.33.0"})) == ()
+# What programs in containers print
 
 
-def test_the_cli_is_led_to_the_engine_but_not_past_a_context() -> None:
-    assert Endpoint("unix:///x", "private").environment == {"DOCKER_HOST": "unix:///x"}
-    assert Endpoint("unix:///x", "DOCKER_HOST").environment == {"DOCKER_HOST": "unix:///x"}
-    assert Endpoint("tcp://192.0.2.2:1", "context").environment == {}
+def frame(text: bytes, stream: int = 1) -> bytes:
+    return bytes([stream, 0, 0, 0]) + len(text).to_bytes(4) + text
+
+
+@pytest.fixture
+def engine() -> Iterator[Callable[..., Iterator[bytes]]]:
+    """The output of a program on a stand-in for an engine, which sends these pieces, each by itself, and hangs up."""
+    threads = []
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def answer(pieces: tuple[bytes, ...]) -> None:
+            connection, _ = server.accept()
+            with connection:
+                request = b""
+                while not request.endswith(b"}"):
+                    request += connection.recv(1 << 16)
+                for piece in pieces:
+                    connection.sendall(piece)
+
+        def start(*pieces: bytes) -> Iterator[bytes]:
+            threads.append(threading.Thread(target=answer, args=(pieces,)))
+            threads[-1].start()
+            client = APIClient(f"tcp://127.0.0.1:{server.getsockname()[1]}", version="1.44")
+            return ExecProcess(client, "1").output()
+
+        yield start
+        for thread in threads:
+            thread.join(10)
+
+
+def test_output_in_frames(engine: Callable[..., Iterator[bytes]]) -> None:
+    # Also what comes together with the head of the reply, which the SDK loses now and then.
+    assert list(engine(HEAD + frame(b"out\n") + frame(b"err\n", 2))) == [b"out\n", b"err\n"]
+    whole = frame(b"x" * 100_000) + frame(b"") + frame(b"y")
+    pieces = (whole[n : n + 7777] for n in range(0, len(whole), 7777))
+    assert b"".join(engine(HEAD, *pieces)) == b"x" * 100_000 + b"y"
+
+
+def test_an_engine_that_refuses_or_stops(engine: Callable[..., Iterator[bytes]]) -> None:
+    body = b'{"message": "container is paused"}'
+    with pytest.raises(APIError, match="container is paused"):
+        list(engine(b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n" % len(body) + body))
+    with pytest.raises(CommandError, match="stopped in the middle"), sdk_errors_explained("check"):
+        list(engine(HEAD + frame(b"whole")[:-1]))
+    for missing in range(1, 12):
+        with pytest.raises(ConnectionError):
+            list(output_frames(io.BytesIO(frame(b"abc") + frame(b"abcd")[:-missing])))
+
+
+@pytest.mark.parametrize(
+    ("errors", "left"),
+    [
+        ([APIError("has active endpoints")] * 3, 0),  # a container is still leaving the network
+        ([NotFound("no such network")] * 2, 1),
+        ([ConnectionError("refused")] * 2, 1),  # the engine is gone, and not asked again
+    ],
+)
+def test_what_was_started_is_removed(errors: list[Exception], left: int) -> None:
+    still = list(errors)
+
+    def remove() -> None:
+        if still:
+            raise still.pop(0)
+
+    remove_patiently(remove)
+    assert len(still) == left
+
+
+def test_what_stays_is_said() -> None:
+    def remove() -> None:
+        raise APIError("403", explanation="network imagebuild-1 has active endpoints")
+
+    with pytest.raises(CommandError, match="does not remove what was started: network imagebuild-1 has active"):
+        remove_patiently(remove, within_s=-1)

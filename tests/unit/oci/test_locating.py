@@ -12,12 +12,10 @@ import pytest
 
 from imagebuild.core import CommandError, ConfigError, ResultError
 from imagebuild.oci import (
-    DPKG,
     INDEX,
     MANIFEST,
     Descriptor,
     FoundImage,
-    LayerPart,
     PlatformImage,
     Registry,
     encode_predicate,
@@ -56,7 +54,6 @@ def test_a_layout_and_an_archive(tmp_path: Path) -> None:
             image = found.image(None)
             assert image.settings["User"] == "me"
             assert image.labels == {"a": "b"}
-            assert image.files(DPKG) == STATUS
             assert image.compressed
             again = image.as_layout(tmp_path / f"copy-{Path(name).name}")
             (same,) = images_in(again, tmp_path)
@@ -67,15 +64,6 @@ def test_a_layout_and_an_archive(tmp_path: Path) -> None:
 def _tar(root: Path) -> bytes:
     paths = sorted(path for path in root.rglob("*") if path.is_file())
     return make.layer({path.relative_to(root).as_posix(): path.read_bytes() for path in paths})
-
-
-def test_layers_that_images_share_are_read_once(tmp_path: Path) -> None:
-    make.layout(tmp_path / "a", STATUS, {"x": b"1"})
-    make.layout(tmp_path / "b", STATUS, {"x": b"2"})
-    known: dict[str, LayerPart] = {}
-    with found_at(f"oci:{tmp_path}/a") as a, found_at(f"oci:{tmp_path}/b") as b:
-        assert a.image(None).files(DPKG, known) == b.image(None).files(DPKG, known) == STATUS
-    assert len(known) == 3
 
 
 def test_platforms(tmp_path: Path) -> None:
@@ -113,7 +101,7 @@ def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
             assert found.digest == digest
             image = found.image("linux/arm64")
             assert image.digest == images[1].digest
-            assert image.files(DPKG) == STATUS
+            assert image.fetch(image.layers[0]).read()
             assert image.repository
 
 
@@ -126,8 +114,8 @@ def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: 
     with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
         image = found.image(None)
         assert fetched() == 0
-        image.files(DPKG)
-        assert fetched() == 2  # not the lowest
+        image.fetch(image.layers[1])
+        assert fetched() == 1
         copied = image.as_layout(tmp_path / "layout")
         assert fetched() == 3
         (same,) = images_in(copied, tmp_path)
@@ -141,7 +129,7 @@ def test_a_layer_that_was_damaged_on_its_way_is_not_used(registry: FakeRegistry)
         image = found.image(None)
         registry.repositories["gpu/open"].blobs[str(image.layers[0].digest)] = b"something else"
         with pytest.raises(CommandError, match="the registry sent something else as blob"):
-            image.files(DPKG)
+            image.fetch(image.layers[0])
 
 
 def test_a_layer_that_does_not_fit_is_not_begun(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +139,7 @@ def test_a_layer_that_does_not_fit_is_not_begun(registry: FakeRegistry, monkeypa
         found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found,
         pytest.raises(ResultError, match=r"0.0 GB do not fit in .*; TMPDIR may name another folder"),
     ):
-        found.image(None).files(DPKG)
+        found.image(None).fetch(found.image(None).layers[0])
 
 
 def test_attachments(registry: FakeRegistry) -> None:

@@ -105,7 +105,7 @@ def test_wrong_password(folder: Path, server: FakeRegistry, scheme: str, capfd: 
 
 
 def test_a_token_that_ends_is_replaced(folder: Path, server: FakeRegistry) -> None:
-    server.wants, server.lifetime_s = "bearer", 1000
+    server.wants = "bearer"
     log_in(folder, server.address)
     registry = connect(server)
     assert registry.tags("a") == ()

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from imagebuild.bench import Results, load_profiles
+from imagebuild.bench import load_profiles
 from imagebuild.core import CommandError, ConfigError
 from imagebuild.oci import BUNDLE_MEDIA, MANIFEST, Attachment, Descriptor, digest_of
 from imagebuild.project import (
@@ -30,6 +30,7 @@ from imagebuild.publish import (
     read_registries,
     split_tags,
 )
+from imagebuild.report import Report
 from tests import attached, registry_fake, report_samples
 from tests.conftest import ROOT, Files
 from tests.registry_fake import FakeRegistry
@@ -131,7 +132,7 @@ def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -
                        for n, (s, w) in enumerate([("high", None), ("low", "till then"), ("low", None)])),
     )  # fmt: skip
     attach(registry, amd64, "scan", scan.model_dump())
-    attach(registry, amd64, "provenance", {"_type": "https://in-toto.io/Statement/v1"})
+    attach(registry, amd64, "provenance", {"buildDefinition": {"resolvedDependencies": []}})
     verified = VerifyResult(
         image="x", digest=amd64.digest, target=None, platform="linux/amd64", started="2026-11-20T08:00:00Z",
         version="0.6", surroundings=Surroundings(runner="docker", gpus=8),
@@ -155,7 +156,8 @@ def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -
 def test_curves_stand_beside_the_limits(registry: FakeRegistry, profiled: ProjectFacts) -> None:
     """A benchmark alone is judged by the plainest profile of its GPU; a report says its own."""
     amd64, arm64 = publish(registry)
-    attach(registry, amd64, "benchmark", Results(runs=(report_samples.run(peak=478.0),)).model_dump())
+    alone = report_samples.GOOD.about.model_copy(update={"profile": None})
+    attach(registry, amd64, "benchmark", Report(about=alone, runs=(report_samples.run(peak=478.0),)).model_dump())
     report = report_samples.GOOD.model_dump()
     attach(registry, arm64, "benchmark", report)
     first, second = one(registry, profiled).platforms
@@ -173,7 +175,7 @@ def test_curves_stand_beside_the_limits(registry: FakeRegistry, profiled: Projec
 
 def test_the_same_measurement_twice_is_one_curve(registry: FakeRegistry, ours: ProjectFacts) -> None:
     amd64, _ = publish(registry)
-    attach(registry, amd64, "benchmark", Results(runs=report_samples.GOOD.runs).model_dump())
+    attach(registry, amd64, "benchmark", report_samples.GOOD.model_copy(update={"judgements": ()}).model_dump())
     attach(registry, amd64, "benchmark", report_samples.GOOD.model_dump())
     curves = one(registry, ours).platforms[0].curves
     assert [(c.collective, c.ceiling is not None) for c in curves] == [("all_reduce", True), ("all_gather", True)]
@@ -227,7 +229,7 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, 
     assert len(found.problems) == 4
     for word in (
         "cannot be read: JSONDecodeError",
-        "is not a JSON object",
+        "should be an object",
         "was it written by another version",
         f"{other.digest}: is not there",
     ):

@@ -15,7 +15,6 @@ from imagebuild.publish import (
     END,
     ProjectFacts,
     images_table,
-    is_stale,
     replace_table,
     write_site,
 )
@@ -61,26 +60,6 @@ def test_the_table_says_what_the_plan_says(ours: ProjectFacts, full_plan: Plan) 
     assert "at most 450 MB runtime, 770 MB devel" in images_table(ours)
 
 
-def test_the_table_of_what_is_published(ours: ProjectFacts) -> None:
-    catalog = catalog_samples.catalog(50)
-    table = images_table(ours, catalog)
-    first = next(image for image in catalog.images if image.image == "hpcx")
-    assert f"`{first.tag}` |" in table
-    assert " MB to " in table
-    assert "50 images in `registry.example.org/gpu` on 2026-11-21" in table
-    assert "none yet" in images_table(ours, catalog.model_copy(update={"images": catalog.images[:1]}))
-
-
-def test_only_the_day_of_reading_is_not_stale(ours: ProjectFacts) -> None:
-    catalog = catalog_samples.catalog(9)
-    today, later = (
-        images_table(ours, catalog.model_copy(update={"read": f"2026-11-{day}T10:00:00Z"})) for day in (21, 22)
-    )
-    assert today != later
-    assert not is_stale(today, later)
-    assert is_stale(today, today.replace("hpcx", "other"))
-
-
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", TEXT + BEGIN])
 def test_markers_must_be_there_once(text: str) -> None:
     with pytest.raises(ConfigError, match=r"README.md: put one line <!-- images:begin --> and"):
@@ -107,11 +86,10 @@ def test_check(here: Path) -> None:
 
 def test_a_page_from_a_file(here: Path) -> None:
     write_site(catalog_samples.catalog(5), here / "one")
-    done = call("--catalog", "one/images.json", "-o", "two", "--readme", "README.md")
+    done = call("--catalog", "one/images.json", "-o", "two")
     assert done.exit_code == 0, done.output
     assert "5 images in two/index.html" in done.stdout
     assert (here / "two/index.html").read_text() == (here / "one/index.html").read_text()
-    assert "5 images in `registry.example.org/gpu`" in (here / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -41,16 +40,15 @@ def ready(site: Site, **more: object) -> None:
 
 def test_what_is_printed(site: Site, call: Call) -> None:
     ready(site)
-    status, out, err = call("publish", "--results", str(site.evidence), "--dry-run")
+    status, out, _ = call("publish", "--results", str(site.evidence), "--dry-run")
     assert status == 0
     assert f"would be given  {TAG}" in out
     assert not site.tags()
-    status, out, err = call("publish", "--results", str(site.evidence), "--json", "out.json")
+    status, out, _ = call("publish", "--results", str(site.evidence), "--json", "out.json")
     assert status == 0
     (target,) = json.loads(Path("out.json").read_text())["targets"]
     assert f"✓ published {NEW} {target['digest']}\n    given  {TAG}\n" in out
     assert "attached  2 provenance, 2 verification" in out
-    assert re.search(r"requests: \d+ GET, \d+ HEAD, .*; bodies: 0\.0 MB sent and 0\.0 MB received", err)
     status, out, _ = call("publish", "--results", str(site.evidence))
     assert (status, f"✓ unchanged {NEW}" in out, f"kept   {TAG}" in out) == (0, True, True)
     before = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")], tag="latest")
@@ -96,7 +94,6 @@ def test_a_registry_that_fails(site: Site, call: Call) -> None:
             "--platform linux/arm: unknown platform; use linux/amd64, linux/arm64 or local",
         ),
         (["--sign"], 4, "`cosign` is missing"),
-        (["--jobs", "0"], 2, "'--jobs'"),
         (["nothing"], 3, "no target fits nothing"),
     ],
 )

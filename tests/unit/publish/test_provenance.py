@@ -23,10 +23,9 @@ from imagebuild.project import (
     versions_with,
 )
 from imagebuild.publish import (
+    Provenance,
     provenance_of,
-    replaced_dependencies,
     resolved_dependencies,
-    unpinned_dependencies,
 )
 from imagebuild.render import Renderer
 from tests.conftest import Files
@@ -94,7 +93,7 @@ def test_a_bootstrapped_base_is_not_called_the_official_one(
     assert not [item for item in found if official.rpartition(":")[2] in json.dumps(item.get("digest", {}))]
     (base,) = [item for item in found if item.get("digest") == {"sha256": "9" * 64}]
     assert official.rpartition("@")[2] in base["annotations"]["instead-of"]
-    assert replaced_dependencies(document) == (base["annotations"]["instead-of"],)
+    assert Provenance.model_validate(document).replaced == (base["annotations"]["instead-of"],)
 
 
 def test_an_image_from_a_mirror_is_the_same_image(renderer: Renderer, full_plan: Plan, project: Project) -> None:
@@ -113,7 +112,7 @@ def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_pla
     assert "/home" not in json.dumps(document)
     commit = project.lock.git["https://github.com/openucx/ucx.git"]["v1.22.0"]
     assert item["annotations"]["instead-of"].endswith(commit)
-    assert unpinned_dependencies(document) == ("ucx-source",)
+    assert Provenance.model_validate(document).folders == ("ucx-source",)
     assert commit not in {d.get("digest", {}).get("gitCommit") for d in found}
 
 

@@ -204,19 +204,6 @@ def test_two_publishers_of_the_same_target_never_mix(tmp_path: Path, seed: int) 
         assert one.state == "published" or all(digest in "".join(one.reasons) for digest in digests if digest)
 
 
-def test_publishers_of_different_targets_do_not_disturb_each_other(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.ready(NEW)
-    other = Site(tmp_path / "other", fake=site.fake)
-    other.ready(OLD)
-    with ThreadPoolExecutor(2) as pool:
-        done = [f.result().only for f in [pool.submit(s.publish) for s in (site, other)]]
-    assert [one.state for one in done] == ["published", "published"]
-    assert not incomplete(site.fake)
-    assert site.tags()["latest"] == done[0].digest
-    assert site.tags()["cuda12.9"] == done[1].digest
-
-
 def evidence_of(site: Site) -> Iterator[tuple[str, str, Outcome]]:
     """Digest, check and outcome, read from the files as they are."""
     for path in site.evidence.rglob("verify*.json"):

@@ -1,0 +1,232 @@
+"""What is damaged does not pass: logs as programs print them when something is wrong, and logs that were changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagebuild.bench import Expected, Results, Standing, judge_results, read_text
+from tests.unit.bench.speed_fakes import shipped
+from tests.unit.bench.strict_reader import package_rows, strict_rows
+
+H100 = "NVIDIA H100 80GB HBM3"
+HEADER = """\
+#                                                              out-of-place                       in-place          
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong 
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)         
+"""  # noqa: W291
+PEAKS = {"all_reduce": 482.0, "all_gather": 365.0, "reduce_scatter": 365.0, "alltoall": 348.0, "sendrecv": 367.0}
+LOGS = Path(__file__).parents[2] / "data" / "nccl-logs"
+
+
+def log(
+    collective: str = "all_reduce", ranks: int = 8, peak: float = 0.0, *, nodes: int = 1, device: str = H100,
+    wrong: str = "0", validation: int = 1, first_rank: int = 0, smallest: int = 1 << 20,
+) -> str:  # fmt: skip
+    """A generated log, as nccl-tests 2.17 prints it, with the speeds of a healthy node unless `peak` says otherwise."""
+    peak = peak or PEAKS[collective]
+    factor = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0}.get(collective, (ranks - 1) / ranks)
+    lines = [
+        "# nccl-tests version 2.17.8 nccl-headers=22902 nccl-library=22902",
+        f"# Collective test starting: {collective}_perf",
+        f"# nThread 1 nGpus 1 minBytes {smallest} maxBytes {1 << 34} step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 "
+        f"validation: {validation} graph: 0",
+        "#",
+        "# Using devices",
+        *(
+            f"#  Rank {rank:2d} Group  0 Pid {4711 + rank + first_rank:6d} on "
+            f"node{rank * nodes // ranks + 1:02d} device {(rank + first_rank) % 8:2d} [0000:1b:00] {device}"
+            for rank in range(ranks)
+        ),
+        "#",
+        *HEADER.splitlines(),
+    ]
+    redop = "sum" if collective in ("all_reduce", "reduce_scatter") else "none"
+    size = smallest
+    while size <= 1 << 34:
+        halves = []
+        for off in (1.0, 0.996):
+            busbw = peak * off * size / (size + 6e7)
+            algbw = busbw / factor if factor else 100.0
+            cells = (
+                f"{size / algbw / 1e3:.{2 if size < 1 << 30 else 0}f}",
+                f"{algbw:.2f}",
+                f"{algbw * factor:.2f}",
+                wrong,
+            )
+            halves.append("  ".join(f"{cell:>7}" for cell in cells))
+        lines.append(f"{size:12d}  {size // 4:12d}  {'float':>8}  {redop:>6}  {-1:>6}  {halves[0]}  {halves[1]}")
+        size *= 2
+    footer = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 312.5 ", "#"]
+    return "\n".join([*lines, *footer, f"# Collective test concluded: {collective}_perf", ""])
+
+
+def standing(text: str, profile: str | None = "h100", **expected: object) -> tuple[Standing, str]:
+    """The worst claim of everything that was read of a text: what it counts as, and why."""
+    judged = judge_results(
+        read_text("log", text), shipped(profile) if profile else None, Expected(**expected)  # type: ignore[arg-type]
+    )  # fmt: skip
+    worst = sorted(
+        ("failed", "open", "unasked", "accepted", "passed", "not applicable").index(j.worst().standing())
+        for j in judged
+    )
+    claims = [j.worst() for j in judged]
+    claim = min(claims, key=lambda c: ("failed", "open", "unasked", "accepted", "passed").index(c.standing()))
+    assert worst
+    return claim.standing(), f"{claim.state}: {claim.reason}"
+
+
+NVBANDWIDTH = """\
+nvbandwidth Version: v0.8
+Device 0: {0} (00000000:19:00)
+Device 1: {0} (00000000:3b:00)
+Running device_to_device_memcpy_write_ce.
+memcpy CE GPU(row) <- GPU(column) bandwidth (GB/s)
+           0         1
+ 0       N/A    {1}
+ 1    394.90       N/A
+
+SUM device_to_device_memcpy_write_ce 790.00
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "profile", "expected", "counts_as", "reason"),
+    [
+        (log(), "h100", {}, "passed", "right"),
+        (log(ranks=7), "h100", {}, "failed", "7 of 8 GPUs took part"),
+        (log(ranks=7, device="NVIDIA H200"), "h200", {}, "failed", "7 of 8 GPUs took part"),
+        (log(ranks=4), "h100", {"ranks": 8, "nodes": 1}, "failed", "4 of 8 ranks took part"),
+        ("".join(log(ranks=1, first_rank=n) for n in range(8)), "h100", {}, "failed", "the ranks were not joined"),
+        ("".join(log(ranks=1, first_rank=n) for n in range(8)), None, {}, "failed", "the ranks were not joined"),
+        (log(validation=0, wrong="N/A"), "h100", {}, "open", "data were not validated"),
+        (log(device="NVIDIA H20"), "h100", {}, "failed", "it ran on NVIDIA H20"),
+        (NVBANDWIDTH.format("NVIDIA GeForce RTX 5090", "395.10"), "h200", {}, "failed", "RTX 5090"),
+        (NVBANDWIDTH.format("NVIDIA H200", "nan"), "h200", {"ranks": 2}, "failed", "rows of its matrix could not be"),
+        (NVBANDWIDTH.format("NVIDIA H200", "395.10"), "h200", {"ranks": 2}, "passed", "right"),
+        (log(ranks=16, nodes=2, peak=50), "h100", {}, "failed", "below the floor of 200.0 GB/s"),
+        (log("sendrecv", peak=8.4, ranks=2, nodes=2), "h100", {"ranks": 2}, "failed", "too slow"),
+        ("\n".join(line for line in log().split("\n") if not line.startswith(f"{1 << 30:12d}")), "h100", {}, "failed",
+         f"no row of {1 << 30} bytes"),
+        (log().replace(f"{1 << 30:12d}", f"{1 << 30:12d}x"), "h100", {}, "open", "2 rows could not be read"),
+        (log().replace(log().split()[-28], "nan"), "h100", {}, "failed", "figures that are no numbers"),
+        (log(peak=366), "h100", {}, "failed", "too slow"),
+        ("+ mpirun -x NCCL_ALGO=Ring all_reduce_perf -b 1M\n" + log(peak=366), "h100", {}, "passed", "right"),
+        ("n1:1:1 [0] NCCL INFO NCCL_ALGO set by environment to RING\n" + log(peak=366), "h100", {}, "passed", "right"),
+        (log(peak=366).replace("# Out", "n1:1:1 [0] NCCL INFO AllReduce: 8589934592 Bytes -> Algo RING proto 2\n# Out"),
+         "h100", {}, "passed", "right"),
+    ],
+)  # fmt: skip
+def test_what_counts_as_what(
+    text: str, profile: str | None, expected: dict[str, object], counts_as: str, reason: str
+) -> None:
+    """Generated logs. Where they are like public ones: 7 GPUs, no MPI, H20, pairs at 8.4 GB/s, a ring of 366 GB/s."""
+    found, why = standing(text, profile, **expected)
+    assert (found, reason in why) == (counts_as, True), why
+
+
+@pytest.mark.parametrize("file", ["001.txt", "029.txt", "030.txt"])
+def test_an_independent_reader_reads_the_same(file: str) -> None:
+    text = (LOGS / file).read_text()
+    assert strict_rows(text)
+    assert sorted(strict_rows(text)) == sorted(package_rows(read_text(file, text)))
+
+
+# 200 damages to healthy logs.
+
+
+def rows_of(lines: list[str]) -> list[int]:
+    return [at for at, line in enumerate(lines) if strict_rows(line)]
+
+
+def drop_rows(lines: list[str], source: random.Random) -> None:
+    for at in sorted(source.sample(rows_of(lines), source.choice((1, 1, 2, 3))), reverse=True):
+        del lines[at]
+
+
+def swap_numbers(lines: list[str], source: random.Random) -> None:
+    at = source.choice(rows_of(lines))
+    words = lines[at].split()
+    first, second = source.sample(range(len(words)), 2)
+    words[first], words[second] = words[second], words[first]
+    lines[at] = "  ".join(words)
+
+
+def swap_rows_numbers(lines: list[str], source: random.Random) -> None:
+    first, second = source.sample(rows_of(lines), 2)
+    column = source.randrange(5, 13)
+    one, other = lines[first].split(), lines[second].split()
+    one[column], other[column] = other[column], one[column]
+    lines[first], lines[second] = "  ".join(one), "  ".join(other)
+
+
+def no_number(lines: list[str], source: random.Random) -> None:
+    at = source.choice(rows_of(lines))
+    words = lines[at].split()
+    words[source.choice((5, 6, 7, 9, 10, 11))] = source.choice(("nan", "-nan", "inf"))
+    lines[at] = "  ".join(words)
+
+
+def remove_ranks(lines: list[str], source: random.Random) -> None:
+    ranks = [at for at, line in enumerate(lines) if line.startswith("#  Rank")]
+    for at in sorted(source.sample(ranks, source.choice((1, 1, 2, 4))), reverse=True):
+        del lines[at]
+
+
+def rename_devices(lines: list[str], source: random.Random) -> None:
+    ranks = [at for at, line in enumerate(lines) if line.startswith("#  Rank")]
+    for at in source.sample(ranks, source.choice((1, len(ranks)))):
+        lines[at] = lines[at].replace(H100, source.choice(("NVIDIA H20", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB")))
+
+
+def cut(lines: list[str], source: random.Random) -> None:
+    text = "\n".join(lines)
+    lines[:] = text[: source.randrange(len(text) // 20, len(text) - 60)].split("\n")
+
+
+def interleave(lines: list[str], source: random.Random) -> None:
+    other = log(source.choice(sorted(PEAKS))).splitlines()
+    for line in other:
+        lines.insert(source.randrange(len(lines) + 1), line)
+
+
+def wrong_elements(lines: list[str], source: random.Random) -> None:
+    at = source.choice(rows_of(lines))
+    words = lines[at].split()
+    words[source.choice((8, 12))] = str(source.randrange(1, 10**6))
+    lines[at] = "  ".join(words)
+
+
+DAMAGES: tuple[Callable[[list[str], random.Random], None], ...] = (
+    drop_rows, swap_numbers, swap_rows_numbers, no_number, remove_ranks, rename_devices, cut, interleave, wrong_elements,
+)  # fmt: skip
+
+
+def test_no_damage_passes_that_matters() -> None:
+    """What survives changed nothing that anybody reads: equal numbers were swapped, or a line of text was cut."""
+    survivors = []
+    for seed in range(200):
+        source = random.Random(seed)
+        healthy = log(source.choice(sorted(PEAKS)))
+        damage = DAMAGES[seed % len(DAMAGES)]
+        lines = healthy.splitlines()
+        damage(lines, source)
+        text = "\n".join(lines)
+        results = read_text("log", text)
+        judged = judge_results(results, shipped("h100"))
+        if judged and all(j.worst().standing() == "passed" for j in judged) and not is_same(results, healthy):
+            survivors.append(f"{seed} {damage.__name__}")
+    assert survivors == []
+
+
+def is_same(results: Results, healthy: str) -> bool:
+    """Whether the figures are those of the healthy log, but for a few that differ by rounding."""
+    before, after = strict_rows(healthy), package_rows(results)
+    return len(before) == len(after) and all(
+        one == other if isinstance(one, str) else other == pytest.approx(one, rel=0.06, abs=0.02)
+        for first, second in zip(before, after, strict=True)
+        for one, other in zip(first, second, strict=True)
+    )
