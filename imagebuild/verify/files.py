@@ -111,6 +111,10 @@ class Tree:
     def __iter__(self) -> Iterator[FileEntry]:
         return iter(self._entries.values())
 
+    def get(self, path: str) -> FileEntry | None:
+        """Return the entry of a path; links are not followed."""
+        return self._entries.get(path)
+
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, sorted."""
         return sorted(self._names.get(path, ()))
