@@ -171,6 +171,7 @@ def test_sizes() -> None:
     assert judge(rounded_down).speed.state == "fast enough"
     collapsed = judge(run((GIB, 480.0, 480.0), (2 * GIB, 52.0, 50.0))).speed
     assert (collapsed.state, collapsed.measured) == ("too slow", 480.0)
+    assert judge(run((GIB, 52.0, 50.0), (2 * GIB, 480.0, 480.0))).speed.state == "fast enough"
     assert collapsed.reason == f"only 52 GB/s at {2 * GIB} bytes, less than half of the best"
 
 
