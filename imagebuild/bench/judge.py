@@ -261,6 +261,8 @@ def _floor(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceilin
         return None
     lowest = min(known, key=lambda ceiling: ceiling.value)
     own = profile.network.floor if profile.network and layout.domains > 1 else None
+    if own is None and layout.domains > 1 and profile.hosts_per_domain > 1:
+        return None  # the network of a whole rack is far more than collectives reach between racks
     fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor, "")
     what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
     return Limit(value=round(fraction * lowest.value, 3), unit="GB/s", what=what)

@@ -205,6 +205,20 @@ def test_variables_may_force_classes(variables: dict[str, str], classes: tuple[s
     assert forced_classes(variables) == classes
 
 
+@pytest.mark.parametrize(
+    ("profile", "device", "rate", "state"),
+    [
+        ("gb200-nvl72", "NVIDIA GB200", 405.0, "fast enough"),  # the floor of its own: 0.4 * 900
+        ("gb200-nvl72", "NVIDIA GB200", 300.0, "too slow"),
+        ("coreweave-gb300-roce", "NVIDIA GB300", 405.0, "not judged"),
+    ],
+)
+def test_floors_between_racks(profile: str, device: str, rate: float, state: str) -> None:
+    racks = run((16 * GIB, rate, rate), ranks=720, nodes=180, device=device)
+    claim = judge(racks, profile).speed
+    assert (claim.state, claim.allow) == (state, "unjudged" if state == "not judged" else None)
+
+
 def test_a_rack_is_not_measured_by_its_trays() -> None:
     rack = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, device="NVIDIA GB200")
     speed = judge(rack, "coreweave-gb200").speed
