@@ -303,15 +303,12 @@ def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
     """Return what is known of data, participation and speed: `data right, speed not judged for 3 of 8`."""
     parts = []
     for kind in CLAIMS:
-        words = Counter(assertion.word for assertion in assertions if assertion.kind == kind)
-        if set(words) == {"not applicable"}:
-            words.clear()
-        weak = Counter(a.word for a in assertions if a.kind == kind and a.state != "passed" and a.word in words)
-        weak.pop("not applicable", None)
+        words = Counter((a.state, a.word) for a in assertions if a.kind == kind and a.word != "not applicable")
+        weak = {word: count for (state, word), count in words.items() if state != "passed"}
         total = words.total()
         parts += [f"{kind} {word}" + (f" for {n} of {total}" if n < total else "") for word, n in weak.items()]
         if words and not weak:
-            parts.append(f"{kind} {words.most_common(1)[0][0]}")
+            parts.append(f"{kind} {next(iter(words))[1]}")
     return ", ".join(parts) or "nothing says whether it is right and fast enough"
 
 
