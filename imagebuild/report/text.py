@@ -44,17 +44,17 @@ def print_report(report: Report) -> None:
     More than a terminal shows is cut. A sweep is one line, and what is wrong in it is named among the problems.
     """
     several_sources = len({assertion.source for assertion in report.assertions}) > 1
-    problems, skips = [], []
-    for problem, subjects in group_alike(report.problems):
-        parts = [_plain(problem.subject), _coloured(problem), _plain(problem.reason)]
-        if len(subjects) > 1:
-            parts[:2] = [_coloured(problem), _plain(", ".join(subjects))]
-        elif several_sources and problem.source != problem.subject and problem.kind != "sweep":
-            parts[0] = _plain(f"{problem.subject} ({problem.source})")
-        problems.append(_line(problem.state, *parts))
-    for skip, subjects in group_alike(report.skips):
-        skips.append(_line("skipped", _coloured(skip), _plain(", ".join(subjects)), _plain(skip.reason)))
-    notes = _cut(problems, MOST_PROBLEMS) + _cut(skips, MOST_SKIPS)
+    notes: list[str] = []
+    for assertions, most in ((report.problems, MOST_PROBLEMS), (report.skips, MOST_SKIPS)):
+        lines = []
+        for first, subjects in group_alike(assertions):
+            parts = [_coloured(first), _plain(", ".join(subjects)), _plain(first.reason)]
+            if first.state != "skipped" and len(subjects) == 1:
+                shows_source = several_sources and first.source != first.subject and first.kind != "sweep"
+                parts[:2] = [_plain(subjects[0] + (f" ({first.source})" if shows_source else "")), _coloured(first)]
+            lines.append(f"{_mark(first.state)} {': '.join(filter(None, parts))}")
+        more = f"… and {len(lines) - most + 1} more like these"
+        notes += lines if len(lines) <= most else [*lines[: most - 1], more]
     unread = [source for source in report.sources if source.unread]
     for source in unread[:MOST_SOURCES]:
         lines = "1 line looks" if source.unread == 1 else f"{source.unread} lines look"
@@ -91,15 +91,6 @@ def print_report(report: Report) -> None:
 
 def _mark(state: State) -> str:
     return f"[{STATE_COLOURS[state]}]{MARKS[state]}[/]"
-
-
-def _line(state: State, *parts: str) -> str:
-    return f"{_mark(state)} {': '.join(filter(None, parts))}"
-
-
-def _cut(lines: list[str], most: int) -> list[str]:
-    """Return the lines; if they are more than `most`, the last one says how many are left out."""
-    return lines if len(lines) <= most else [*lines[: most - 1], f"… and {len(lines) - most + 1} more like these"]
 
 
 def _coloured(assertion: Assertion) -> str:
