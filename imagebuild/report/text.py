@@ -57,8 +57,8 @@ def print_report(report: Report) -> None:
         notes += lines if len(lines) <= most else [*lines[: most - 1], more]
     unread = [source for source in report.sources if source.unread]
     for source in unread[:MOST_SOURCES]:
-        lines = "1 line looks" if source.unread == 1 else f"{source.unread} lines look"
-        notes.append(f"{_plain(source.path)}: {lines} like results and could not be read, for example:")
+        looks = "1 line looks" if source.unread == 1 else f"{source.unread} lines look"
+        notes.append(f"{_plain(source.path)}: {looks} like results and could not be read, for example:")
         examples = source.examples[: 3 if len(unread) == 1 else 1]
         notes += [f"    {escape(one_line(example, 160))}" for example in examples]
     if len(unread) > MOST_SOURCES:
