@@ -164,16 +164,6 @@ class Report(Results):
         """Return everything that was measured: collectives, matrices, tables of perftest, results of ucx_perftest."""
         return tuple(_entries(self))
 
-    def summary_of(self, sweep: Sweep) -> tuple[State, tuple[str, ...]]:
-        """Return what a sweep counts as, and the words of its entries with numbers: `right, 2 wrong`."""
-        members = [entry for entry in self.entries if entry.sweep is sweep]
-        counts = [Counter(entry.words[place] for entry in members) for place in range(len(CLAIMS))]
-        words = [", ".join(w if n == len(members) else f"{n} {w}" for w, n in c.most_common()) for c in counts]
-        words[-1] += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even"
-        order: tuple[State, ...] = ("failed", "open", "skipped")
-        states = {"failed" if sweep.outliers else "passed", *(entry.state for entry in members)}
-        return next((state for state in order if state in states), "passed"), tuple(words)
-
     @property
     def assertions(self) -> tuple[Assertion, ...]:
         """Return all assertions, failed and open ones first, otherwise in the order of the files.
@@ -267,6 +257,17 @@ def assertions_on_sweeps(sweeps: Sequence[Sweep]) -> list[Assertion]:
         for sweep in sweeps
         if not sweep.outliers
     ]
+
+
+def summary_of(sweep: Sweep, entries: Sequence[Entry]) -> tuple[State, tuple[str, ...]]:
+    """Return what a sweep counts as, and the claims about its entries with numbers: `134 right, 2 wrong`."""
+    members = [entry for entry in entries if entry.sweep is sweep]
+    counts = [Counter(entry.words[place] for entry in members) for place in range(len(CLAIMS))]
+    words = [", ".join(w if n == len(members) else f"{n} {w}" for w, n in c.most_common()) for c in counts]
+    words[-1] += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even"
+    states = {"failed" if sweep.outliers else "passed", *(entry.state for entry in members)}
+    order: tuple[State, ...] = ("failed", "open", "skipped")
+    return next((state for state in order if state in states), "passed"), tuple(words)
 
 
 def assertions_on_claims(judgement: Judgement, allowed: Sequence[Openness]) -> list[Assertion]:

@@ -23,6 +23,7 @@ from imagebuild.report.document import (
     State,
     group_alike,
     one_line,
+    summary_of,
     visible,
 )
 
@@ -68,12 +69,13 @@ def print_report(report: Report) -> None:
         notes.insert(0, "image checks: " + ", ".join(f"{numbers[state]} {state}" for state in OUTCOMES))
 
     rows: list[tuple[str, ...]] = []
+    entries = report.entries
     for sweep in report.sweeps:
-        state, words = report.summary_of(sweep)
+        state, words = summary_of(sweep, entries)
         rows.append((_mark(state), *map(_plain, (f"{sweep.subject}: {sweep.scope}", *words, sweep.range))))
     rows += [
         (_mark(entry.state), *map(_plain, (entry.name, *entry.words, entry.best)))
-        for entry in report.entries
+        for entry in entries
         if not entry.sweep
     ]
     diagnostics = [one for one in report.assertions if one.kind == "diagnostic"]
@@ -121,11 +123,12 @@ def report_markdown(report: Report) -> str:
     if report.problems:
         problems = [(f"**{_cell(p.subject)}**", _cell(p.word), _cell(p.reason)) for p in report.problems]
         parts.append("### Problems\n\n" + _markdown_list(problems))
+    entries = report.entries
     if report.sweeps:
-        sweeps = [(sweep.subject, sweep.scope, *report.summary_of(sweep)[1], sweep.range) for sweep in report.sweeps]
+        sweeps = [(sweep.subject, sweep.scope, *summary_of(sweep, entries)[1], sweep.range) for sweep in report.sweeps]
         parts.append("### Sweeps\n\n" + _markdown_table(("sweep", "runs", *CLAIMS, "median and range"), sweeps))
     runs, others = [], []
-    for entry in report.entries:
+    for entry in entries:
         row = (entry.name, *entry.words, entry.best)
         if not isinstance(entry.result, Run):
             others.append(row)
