@@ -222,6 +222,11 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected, names: Seq
     reference = max(fitting, key=lambda r: r.algorithm in used, default=None)
     notes = [f"as {' or '.join(sorted(used))}" if len(used) == 1 else ""]
     notes.append("" if any(map(_names_gpu, names)) else f"the output does not name the GPU, taken for {profile.name}'s")
+    notes += [
+        f"what NCCL chooses itself reaches {r.rate:g} GB/s with {r.algorithm}"
+        for r in references
+        if used and reference and not r.forced and r.algorithm and r.algorithm not in used
+    ][:1]
     missing, floor = "", None
     if size < _least_size(run):
         reference, missing = None, f"the largest size is {size} bytes; speed is judged at 1 GiB or more"
