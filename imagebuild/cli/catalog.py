@@ -70,7 +70,7 @@ def catalog(
 
 @options.example(
     "imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new",
-    "imagebuild diff old.tar new.tar --results old-results new-results --markdown",
+    "imagebuild diff old.tar new.tar --results old-results new-results",
 )
 def diff(
     project: options.ProjectFiles,
@@ -81,25 +81,18 @@ def diff(
         tuple[Path, Path] | None, option("--results A B", "Results of verify or benchmarks of both; files or folders.")
     ] = None,
     json_file: options.JsonOption = None,
-    markdown: options.MarkdownOption = False,
     exit_code: Annotated[bool, option("--exit-code", "End with exit status 1 if anything differs.")] = False,
     offline: options.OfflineOption = False,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
     """Say what differs between two images: components, packages, settings, layers, checks and bandwidth."""
-    from imagebuild.publish.diff import DiffRequest, compare_images, comparison_markdown, print_comparison
+    from imagebuild.publish.diff import DiffRequest, compare_images, print_comparison
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
     workspace = project.open_if_there()
     finder = ImageFinder(workspace.plan if workspace else NO_PLAN, folder, offline)
     comparison = compare_images(DiffRequest(a, b, platform, results), finder)
 
-    def show() -> None:
-        if markdown:
-            out.file.write(comparison_markdown(comparison))
-        else:
-            print_comparison(comparison)
-
-    options.print_result(json_file, comparison, show)
+    options.print_result(json_file, comparison, lambda: print_comparison(comparison))
     if exit_code and comparison.differs:
         raise typer.Exit(1)
