@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from imagebuild.bench import Limit
 from imagebuild.core import ResultError
-from imagebuild.project import AttachedFile, Bound, Catalog, Checks, Curve, PublishedImage, Scan
+from imagebuild.project import AttachedFile, Catalog, Checks, Curve, PublishedImage, Scan
 from imagebuild.publish import (
     ABSENT,
     PLATFORM,
@@ -44,7 +45,7 @@ def few() -> Catalog:
 
 def spoiled(one: PublishedImage) -> PublishedImage:
     """The image with hostile text wherever a registry may have put it."""
-    bound = Bound(gb_s=450.0, what=HOSTILE)
+    bound = Limit(value=450.0, unit="GB/s", what=HOSTILE)
     drawn = Curve(
         evidence=HOSTILE, collective=HOSTILE, ranks=8, nodes=2, device=HOSTILE, points=((1, 1.0), (1 << 33, 2.0)),
         best_gb_s=2.0, best_bytes=1 << 33, verdict=HOSTILE, outcome=HOSTILE, reason=HOSTILE, profile=HOSTILE,
