@@ -20,9 +20,6 @@ from imagebuild.core.errors import ConfigError
 def catalog(
     project: options.ProjectFiles,
     registry: options.RegistryOption = None,
-    from_file: Annotated[
-        Path | None, option("--catalog FILE", "Read this images.json instead of the registry.")
-    ] = None,
     output: Annotated[Path | None, option("-o, --output DIR", "Write the page and images.json into a folder.")] = None,
     readme: Annotated[Path | None, option("--readme FILE", "Write the table of images between its markers.")] = None,
     check: options.CheckOption = False,
@@ -36,7 +33,6 @@ def catalog(
         ProjectFacts,
         catalog_from_registry,
         images_table,
-        read_catalog,
         replace_table,
     )
     from imagebuild.publish.site import write_site
@@ -45,13 +41,11 @@ def catalog(
         raise ConfigError("catalog: give -o DIR for the page, --readme FILE for the table of images, or --json FILE")
     if check and readme is None:
         raise ConfigError("--check: needs --readme FILE")
-    if from_file and registry:
-        raise ConfigError("--catalog and --registry exclude each other")
     workspace = project.open(options.PlanChanges().parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     facts = ProjectFacts(workspace.project.matrix.model, workspace.plan, provides)
     if output or json_file:
-        made = read_catalog(from_file) if from_file else catalog_from_registry(facts)
+        made = catalog_from_registry(facts)
         for problem in made.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")
         options.print_result(json_file, made, lambda: None)
