@@ -15,10 +15,12 @@ from pydantic import BaseModel
 from imagebuild import __version__
 from imagebuild.bench.judge import describe_run
 from imagebuild.bench.models import SpeedClaim
+from imagebuild.core import files
 from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference
 from imagebuild.core.run import for_each
+from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import CREATED, SIGNATURE, Attestation, read_attestations
 from imagebuild.oci.image import PlatformImage, image_in_registry
 from imagebuild.oci.reference import ImageReference, parse_reference
@@ -58,6 +60,11 @@ class ProjectFacts:
     plan: Plan
     provides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Component → other components that it stands for."""
+
+
+def read_catalog(path: Path) -> Catalog:
+    """Read an `images.json`. Raises ConfigError without a file, ResultError if it is something else."""
+    return read_written(Catalog, files.read_text(path), str(path))
 
 
 def catalog_from_registry(project: ProjectFacts) -> Catalog:
