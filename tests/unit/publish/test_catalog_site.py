@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from imagebuild.bench import Limit
+from imagebuild.core import ResultError
 from imagebuild.project import AttachedFile, Catalog, Checks, Curve, PublishedImage, Scan
 from imagebuild.publish import (
     ABSENT,
@@ -199,6 +200,9 @@ def test_the_same_catalogue_gives_the_same_files(tmp_path: Path, few: Catalog) -
     assert again == few
     assert page.read_text() == catalog_page(again)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["CNAME", "images.json", "index.html"]
+    (tmp_path / "images.json").write_text('{"images": []}')
+    with pytest.raises(ResultError, match=r"images.json: repository: Field required; was it written by"):
+        read_catalog(tmp_path / "images.json")
 
 
 @pytest.mark.parametrize("tag", ["../../x", "..", "a/b", "", "-a", "a b"])
