@@ -24,7 +24,6 @@ from imagebuild.build import (
     ensure_mmdebstrap,
     image_settings,
     load_into_engine,
-    log_nothing,
     make_rootfs,
     private,
     signed_source,
@@ -140,7 +139,7 @@ def test_a_failure_leaves_nothing(machine: Machine, tmp_path: Path, failure: Bas
     machine.failure = failure
     with pytest.raises(type(failure)):
         bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
+    assert list((tmp_path / "cache").iterdir()) == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -152,6 +151,14 @@ def test_leftovers_of_a_killed_process_are_removed(machine: Machine, tmp_path: P
     other.mkdir()
     bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
     assert list((tmp_path / "tmp").iterdir()) == [other]
+
+
+def test_another_process_with_the_same_cache_is_waited_for(tmp_path: Path) -> None:
+    def wait() -> None:
+        raise TimeoutError
+
+    with private.alone(tmp_path, wait), pytest.raises(TimeoutError), private.alone(tmp_path, wait):
+        pytest.fail("both are in it")
 
 
 def test_a_result_without_a_system_is_reported(machine: Machine, tmp_path: Path) -> None:
@@ -198,7 +205,7 @@ def _make(run: RunProgram) -> tuple[Sequence[str], Mapping[str, str]]:
     started: list[tuple[Sequence[str], Mapping[str, str]]] = []
     make_rootfs(
         RootfsRecipe("trixie", AMD64, (SOURCE,)), Path("/tmp/x/root.tar"), run,
-        lambda command, log, name, env: started.append((command, env)), log_nothing,
+        lambda command, log, name, env: started.append((command, env)), lambda _: None,
     )  # fmt: skip
     return started[0]
 
@@ -261,8 +268,8 @@ def test_a_missing_mmdebstrap_is_installed_by_root(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(private, "install", lambda packages, run: installed.append(packages))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    ensure_mmdebstrap(lambda *command: "", log_nothing)
+    ensure_mmdebstrap(lambda *command: "", lambda _: None)
     assert installed == [PACKAGES]
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CommandError, match="as root: apt-get install mmdebstrap"):
-        ensure_mmdebstrap(lambda *command: "", log_nothing)
+        ensure_mmdebstrap(lambda *command: "", lambda _: None)

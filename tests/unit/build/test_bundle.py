@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from imagebuild.build import (
-    ArchiveFile,
     Bundle,
     BundleManifest,
-    GitCommit,
-    KeyFile,
+    Download,
     NeededInputs,
     Recording,
     StoredFile,
@@ -61,16 +59,16 @@ def test_what_a_bundle_serves(bundle: Bundle, keys: dict[str, str], platforms: l
 
 def test_what_contradicts_the_lock(bundle: Bundle) -> None:
     good = NeededInputs(
-        {"a": ArchiveFile("https://a.b/x.tar", SHA), "b": GitCommit("https://a.b/x.git", COMMIT)},
+        {"a": Download("archive", "https://a.b/x.tar", SHA), "b": Download("git", "https://a.b/x.git", COMMIT)},
         frozenset({"debian:13@sha256:1"}),
         frozenset({WheelFiles("amd64", (f"x==1 --hash=sha256:{'e' * 64}",))}),
     )
     assert bundle.missing_inputs(good) == []
     bad = NeededInputs(
         {
-            "a": ArchiveFile("https://a.b/x.tar", "0" * 64),
-            "b": GitCommit("https://a.b/x.git", "0" * 40),
-            "c": KeyFile("https://a.b/key"),
+            "a": Download("archive", "https://a.b/x.tar", "0" * 64),
+            "b": Download("git", "https://a.b/x.git", "0" * 40),
+            "c": Download("key", "https://a.b/key"),
         },
         frozenset({"debian:12@sha256:1"}),
         frozenset({WheelFiles("amd64", (f"x==1 --hash=sha256:{'f' * 64}",))}),
@@ -87,7 +85,7 @@ def test_what_contradicts_the_lock(bundle: Bundle) -> None:
 def test_a_base_is_copied_and_damage_is_found(tmp_path: Path) -> None:
     trees = Trees(tmp_path / "trees")
     (tmp_path / "file").write_text("content")
-    context = trees.add_file("key", "file", tmp_path / "file")
+    context = trees.add("key", tmp_path / "file", "file")
     digest = context.rpartition("@")[2]
     recording = Recording.start(tmp_path / "b", {})
     recording.images["debian:13@sha256:1"] = digest
@@ -118,7 +116,7 @@ def test_a_tree_is_like_what_add_makes(tmp_path: Path) -> None:
     trees = Trees(tmp_path / "trees")
     (tmp_path / "file").write_text("content")
     assert trees.find("key") is None
-    context = trees.add_file("key", "x.tar", tmp_path / "file")
+    context = trees.add("key", tmp_path / "file", "x.tar")
     assert trees.find("key") == context
     for platform in ("amd64", "arm64"):
         root, file = layer_of(context, platform)
@@ -139,7 +137,7 @@ def test_a_tree_does_not_depend_on_this_machine(tmp_path: Path) -> None:
         (folder / "script").chmod(mode | 0o100)
         (folder / ".dockerignore").write_text("*")
         (folder / "link").symlink_to("file")
-        found.append(Trees(tmp_path / f"trees-{name}").add_folder("key", folder))
+        found.append(Trees(tmp_path / f"trees-{name}").add("key", folder))
     assert found[0].rpartition("@")[2] == found[1].rpartition("@")[2]
     modes = {m.name.removeprefix("./"): m.mode for m in layer_of(found[0], "amd64") if not m.issym()}
     assert modes == {".": 0o755, "file": 0o644, "script": 0o755, ".dockerignore": 0o644}
@@ -160,9 +158,9 @@ def test_inputs_of_this_project_are_those_of_its_dockerfiles(
                 stage = words[-1]
             elif words[:1] == ["ADD"] and "://" in line:
                 item = found.stages[stage]
-                seen.add(type(item))
+                seen.add(item.kind)
                 assert item.url == next(w for w in words if "://" in w).partition("#")[0]
-    assert seen == {ArchiveFile, GitCommit, KeyFile}
+    assert seen == {"archive", "git", "key"}
 
 
 def test_pip_is_told_the_index() -> None:
