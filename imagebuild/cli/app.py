@@ -17,7 +17,7 @@ from imagebuild.core.errors import ImagebuildError
 
 
 class Entry(NamedTuple):
-    """A command: the module of this package that has a function or group of its name, and its line in the help."""
+    """Name the module of this package that has a command's function or group, and its line in the help."""
 
     module: str
     summary: str
@@ -57,7 +57,7 @@ COMMANDS: Mapping[str, Mapping[str, Entry]] = {
 
 
 class Completion(NamedTuple):
-    """A word that completes what is typed, with the fields that typer's writers of completions read."""
+    """Describe a word that completes what is typed, with the fields that typer's writers of completions read."""
 
     value: str
     help: str
@@ -65,7 +65,7 @@ class Completion(NamedTuple):
 
 
 class LazyCommands(TyperGroup):
-    """The commands of `imagebuild`, each imported when it is called; the help needs none of them."""
+    """Import each command of `imagebuild` when it is called; the help needs none of them."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -108,13 +108,9 @@ def load_command(name: str, entry: Entry) -> Any:
     for subcommand in getattr(command, "commands", {name: command}).values():
         for parameter in subcommand.params:
             if parameter.param_type_name == "argument":
-                parameter.display_type_rich = _no_type
+                # The metavar says more than Python's name of the type.
+                parameter.display_type_rich = lambda _: ""
     return command
-
-
-def _no_type(ctx: Any) -> str:
-    """Stand for the type of an argument in the help: the metavar says more than Python's name of it."""
-    return ""
 
 
 app = typer.Typer(cls=LazyCommands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)

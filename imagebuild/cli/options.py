@@ -116,12 +116,7 @@ def example(*lines: str) -> Callable[[Command], Command]:
 
 def subcommand(group: typer.Typer, name: str, *lines: str) -> Callable[[Command], Command]:
     """Return a decorator that adds a command with `examples` to a group of commands."""
-
-    def add(command: Command) -> Command:
-        group.command(name, epilog=examples(*lines))(expand_groups(command))
-        return command
-
-    return add
+    return lambda command: group.command(name, epilog=examples(*lines))(expand_groups(command))
 
 
 def expand_groups(command: Command) -> Command:
@@ -151,7 +146,7 @@ def expand_groups(command: Command) -> Command:
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands whose help says the whole first line of each, where typer would cut it."""
+    """Show the whole first line of each command's help, where typer would cut it."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with the first line of their help."""
@@ -168,7 +163,7 @@ def command_group(summary: str) -> typer.Typer:
 
 @dataclass(frozen=True)
 class Workspace:
-    """A project that was read, its plan, and the pins that the plan was made with."""
+    """Hold a project that was read, its plan, and the pins that the plan was made with."""
 
     project: Project
     versions: Pins
@@ -184,7 +179,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class ProjectFiles:
-    """The options that say where the project is."""
+    """Hold the options that say where the project is."""
 
     matrix: Annotated[Path, option("--matrix FILE", "Matrix to read.", envvar="IMAGEBUILD_MATRIX")] = MATRIX
     dockerfiles: Annotated[Path, option("--dockerfiles DIR", "Folder of templates and components.")] = Path(
@@ -221,7 +216,7 @@ class ProjectFiles:
 
 @dataclass(frozen=True)
 class PlanChanges:
-    """The options that change the project without editing its files."""
+    """Hold the options that change the project without editing its files."""
 
     settings: Annotated[
         list[str] | None, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")

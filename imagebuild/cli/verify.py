@@ -11,7 +11,7 @@ import typer
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import CommandError, ConfigError
 
 if TYPE_CHECKING:
     from imagebuild.project.records import VerifyResult
@@ -53,7 +53,7 @@ def verify(
 ) -> None:
     """Run the checks of an image, and say of each whether it passed.
 
-    Exit status 1 if a check fails.
+    Exit status 1 if a check fails, 4 if nothing could be started in the image.
     """
     from imagebuild.verify.verify import VerifyRequest, list_checks, verify_image
 
@@ -61,12 +61,13 @@ def verify(
     if list_checks_:
         from imagebuild.core.console import print_table
 
-        rows = [
-            (entry.name, ", ".join(entry.check.needs) if entry.check else "", entry.description)
-            for entry in list_checks(workspace.project, workspace.plan, image, only or ())
+        entries = list_checks(workspace.project, workspace.plan, image, only or ())
+        listed = [
+            {"check": e.name, "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
+            for e in entries
         ]
-        listed = [dict(zip(("check", "needs", "proves"), row, strict=True)) for row in rows]
-        options.print_result(json_file, listed, lambda: print_table(("check", "needs", "what passing proves"), rows))
+        columns = ("check", "needs", "what passing proves")
+        options.print_result(json_file, listed, lambda: print_table(columns, (row.values() for row in listed)))
         return
     hardware = None
     if profile:
@@ -77,10 +78,13 @@ def verify(
         image, runner, tuple(only or ()), tuple(filter(None, (hosts or "").split(","))), layout, pull, output,
         _variables(env or ()), hardware,
     )  # fmt: skip
-    result = verify_image(workspace.project, workspace.plan, workspace.versions, request)
+    result = verify_image(workspace.renderer, workspace.plan, request)
     options.print_result(json_file, result, lambda: _print_results(result))
     if any(check.outcome == "failed" for check in result.checks):
         raise typer.Exit(1)
+    unstarted = [check for check in result.checks if check.component != "image"]
+    if unstarted and not result.surroundings:
+        raise CommandError(f"no check was started: {unstarted[0].reason}; --only image reads the files alone")
 
 
 def _print_results(result: VerifyResult) -> None:

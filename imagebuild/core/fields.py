@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -67,7 +67,15 @@ def _one_or_more(value: Any) -> Any:
 
 OneOrMore = Annotated[tuple[str, ...], BeforeValidator(_one_or_more), Field(min_length=1)]
 """One string, or a list of them."""
-Condition = dict[str, Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]]
+
+
+def _readable(wanted: str) -> str:
+    satisfies("0", wanted)  # raises what satisfies nothing at any time
+    return wanted
+
+
+Wanted = Annotated[str, AfterValidator(_readable)]
+Condition = dict[str, Annotated[tuple[Wanted, ...], BeforeValidator(_one_or_more)]]
 """Axis → what its value must be: a value, a version specifier such as `>=13,<13.4`, or a list of those (any).
 
 Every axis named has to match. Besides the axes there is `image`, the name of the image.

@@ -17,7 +17,7 @@ NEED = r"^(gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*)$"
 
 @dataclass(frozen=True)
 class Facilities:
-    """What there is where a runner's commands run."""
+    """Hold what there is where a runner's commands run."""
 
     gpus: int = 0
     """GPUs that a command in the image can use."""
@@ -71,7 +71,7 @@ NeedText = Annotated[str, AfterValidator(_checked_need), Field(json_schema_extra
 
 
 class Check(Model):
-    """A statement about an image that can be run."""
+    """Describe a statement about an image that can be run."""
 
     name: Name
     description: str
@@ -108,21 +108,21 @@ class Check(Model):
 
 
 class Support(Model):
-    """What a component can, or cannot, be combined with: conditions on axes and its own `version`, and why."""
+    """Hold what a component can, or cannot, be combined with: conditions on axes and its own `version`, and why."""
 
     when: Condition
     reason: str
 
 
 class ConditionalRow(Model):
-    """Values that vary by axis, version or arch."""
+    """Hold values that vary by axis, version or arch."""
 
     when: Condition = Field(default_factory=dict)
     values: dict[str, str]
 
 
 class Repository(Model):
-    """A signed repository of packages, beside the distribution's own. Templates as in `archive`."""
+    """Describe a signed repository of packages, beside the distribution's own. Templates as in `archive`."""
 
     name: Name
     url: str
@@ -134,7 +134,7 @@ class Repository(Model):
 
 
 class Packages(Model):
-    """Packages of the distribution, or of the component's `repository`.
+    """Name packages of the distribution, or of the component's `repository`.
 
     `name={version}` pins a package; other packages of a `repository` get their exact version from the lock.
     """
@@ -149,7 +149,7 @@ class Packages(Model):
 
 
 class Component(Model):
-    """The file `component.yaml` of a component."""
+    """Describe the file `component.yaml` of a component."""
 
     title: str
     description: str

@@ -15,7 +15,7 @@ from imagebuild.project.matrix import Matrix
 
 @dataclass(frozen=True)
 class Project:
-    """The files of a project: the matrix, the components and the lock."""
+    """Hold the files of a project: the matrix, the components and the lock."""
 
     matrix: YamlFile[Matrix]
     components: Mapping[str, YamlFile[Component]]
@@ -29,28 +29,19 @@ class Project:
         return replace(self, matrix=replace(self.matrix, model=model))
 
 
-def load_lock(path: Path) -> Lock:
-    """Read the lock; a missing file is an empty lock. Raises ConfigError."""
-    if not path.exists():
-        return Lock()
-    mistakes = Mistakes()
-    document = load_yaml(path, Lock, mistakes)
-    mistakes.stop_if_any()
-    assert document is not None
-    return document.model
-
-
 def load_project(matrix: Path, dockerfiles: Path, lock: Path) -> Project:
-    """Read the matrix, all components and the lock. Raises ConfigError with every mistake found."""
+    """Read the matrix, all components and the lock; a missing lock is empty. Raises ConfigError with every mistake."""
     mistakes = Mistakes()
     document = load_yaml(matrix, Matrix, mistakes)
     paths = sorted(dockerfiles.glob("components/*/component.yaml"))
     if not paths:
         mistakes.add(str(dockerfiles), "no components/*/component.yaml here; give the folder with --dockerfiles")
     components = {path.parent.name: load_yaml(path, Component, mistakes) for path in paths}
+    locked = load_yaml(lock, Lock, mistakes) if lock.exists() else None
     mistakes.stop_if_any()
-    assert document is not None
-    return Project(document, {name: file for name, file in components.items() if file}, load_lock(lock), dockerfiles)
+    assert document
+    known = {name: file for name, file in components.items() if file}
+    return Project(document, known, locked.model if locked else Lock(), dockerfiles)
 
 
 def script_of(project: Project, component: str, check: Check) -> str:

@@ -21,7 +21,7 @@ UNRESOLVED: Unresolved = "unresolved"
 
 
 class Wheel(Model):
-    """A wheel of the Python package index, pinned by content for each architecture."""
+    """Describe a wheel of the Python package index, pinned by content for each architecture."""
 
     name: str
     version: str
@@ -29,7 +29,7 @@ class Wheel(Model):
 
 
 class LockedImage(Model):
-    """An image of a registry, pinned."""
+    """Describe an image of a registry, pinned."""
 
     digest: Digest
     """Of the index of all platforms, or of the manifest if there is only one."""
@@ -37,7 +37,7 @@ class LockedImage(Model):
 
 
 class LockedRepository(Model):
-    """A signed repository of packages, as it was when locked."""
+    """Describe a signed repository of packages, as it was when locked."""
 
     fingerprint: Fingerprint
     """Of the key that signed it."""
@@ -47,7 +47,7 @@ class LockedRepository(Model):
 
 
 class Lock(Model):
-    """The file `imagebuild.lock`: sources pinned by content."""
+    """Describe the file `imagebuild.lock`: sources pinned by content."""
 
     archives: dict[str, Sha256 | Unresolved] = Field(default_factory=dict)
     """Address → sha256."""
@@ -66,7 +66,7 @@ class Lock(Model):
 
 @dataclass(frozen=True)
 class BaseImage:
-    """An image of a registry."""
+    """Describe an image of a registry."""
 
     reference: str
     """With a tag, as in FROM."""
@@ -74,7 +74,7 @@ class BaseImage:
 
 @dataclass(frozen=True)
 class Archive:
-    """A file that a component is unpacked from."""
+    """Describe a file that a component is unpacked from."""
 
     component: str
     url: str
@@ -82,7 +82,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class GitRef:
-    """A tag or a commit of a git repository."""
+    """Describe a tag or a commit of a git repository."""
 
     url: str
     tag: str
@@ -102,7 +102,7 @@ class WheelSet:
 
 @dataclass(frozen=True)
 class PackageSource:
-    """A signed repository of packages."""
+    """Describe a signed repository of packages."""
 
     url: str
     suite: str
@@ -117,17 +117,7 @@ Source = BaseImage | Archive | GitRef | WheelSet | PackageSource
 
 def source_title(source: Source) -> str:
     """Return a source in one line."""
-    match source:
-        case BaseImage(reference):
-            return f"image {reference}"
-        case Archive(_, url):
-            return f"archive {url}"
-        case GitRef(url, tag, _):
-            return f"git {url} {tag}"
-        case WheelSet(component, version, _):
-            return f"wheels {component} {version}"
-        case PackageSource(url):
-            return f"packages {url}"
+    return describe_key(key_of(source))
 
 
 def entry_of(lock: Lock, source: Source) -> Any:
@@ -240,3 +230,10 @@ def key_of(source: Source) -> Key:
             return ("wheels", component, version)
         case PackageSource(url):
             return ("repositories", url)
+
+
+def describe_key(key: Key) -> str:
+    """Return an entry's key in one line."""
+    kind, *names = key
+    words = {"archives": "archive", "images": "image", "repositories": "packages"}
+    return " ".join((words.get(kind, kind), *names))

@@ -22,7 +22,7 @@ class Requirement(Model):
 
 
 class Publish(Model):
-    """What an image must have shown before it gets a tag.
+    """Hold what an image must have shown before it gets a tag.
 
     Always: on every platform no check failed, and each that needs nothing special of the place passed.
     """
@@ -41,7 +41,7 @@ def _pins(value: Any) -> Any:
 
 
 class Pin(Model):
-    """The version of a component; of several, the first whose condition holds counts."""
+    """Hold the version of a component; of several, the first whose condition holds counts."""
 
     when: Condition = Field(default_factory=dict)
     version: str
@@ -50,7 +50,7 @@ class Pin(Model):
 
 
 class Base(Model):
-    """A distribution release: a value of the axis `os`."""
+    """Describe a distribution release: a value of the axis `os`."""
 
     image: str
     """Official image of the release in a registry, with a tag; the lock has its digest."""
@@ -61,7 +61,7 @@ class Base(Model):
 
 
 class GpuArchitecture(Model):
-    """A compute capability to compile for."""
+    """Describe a compute capability to compile for."""
 
     gpus: str
     """Products that have it."""
@@ -80,7 +80,7 @@ class ExclusionRule(Model):
 
 
 class CheckWaiver(Model):
-    """Something that a rule of the image checks objects to, and that is right here."""
+    """Describe something that a rule of the image checks objects to, and that is right here."""
 
     rule: Name
     """Name of the rule, as `imagebuild verify` prints it."""
@@ -96,7 +96,7 @@ def _alias(value: Any) -> Any:
 
 
 class Alias(Model):
-    """A tag that publishing moves. Of several targets that render the same one, the last in the matrix gets it."""
+    """Describe a tag that publishing moves; of several targets with the same one, the last in the matrix gets it."""
 
     tag: str
     """Template as of `tags`; also `<axis>-major` and `<axis>-minor`: `13` and `13.2` of `13.2.1`."""
@@ -105,7 +105,7 @@ class Alias(Model):
 
 
 class Image(Model):
-    """An image: its axes, components, platforms and tags."""
+    """Describe an image: its axes, components, platforms and tags."""
 
     description: str
     base: str | None = None
@@ -128,7 +128,7 @@ class Image(Model):
 
 
 class Matrix(Model):
-    """The file `matrix.yaml`."""
+    """Describe the file `matrix.yaml`."""
 
     repository: str
     """Where images are named and pushed, for example `ghcr.io/acme` or `imagebuild`."""
@@ -176,7 +176,7 @@ class Target(Model):
 
 
 class Excluded(Model):
-    """A combination that is not built."""
+    """Describe a combination that is not built."""
 
     image: Name
     axes: dict[Name, str]
@@ -190,7 +190,7 @@ class Excluded(Model):
 
 
 class Plan(Model):
-    """What `imagebuild plan --json` prints."""
+    """Hold what `imagebuild plan --json` prints."""
 
     targets: tuple[Target, ...]
     excluded: tuple[Excluded, ...]

@@ -17,7 +17,6 @@ from imagebuild.core.fields import axis_facts, major, matches, minor
 from imagebuild.project.matrix import Excluded, Pin, Plan, Target, combination_id
 
 if TYPE_CHECKING:
-    from imagebuild.core.fields import Condition
     from imagebuild.core.yaml import YamlFile
     from imagebuild.project.load import Project  # which reads YAML
 
@@ -45,7 +44,14 @@ def named(project: Project, image: str, axes: dict[str, str], components: dict[s
     known = {**axis_facts(axes), "image": image}
 
     def filled(field: str, i: int, template: str, values: Mapping[str, str]) -> str:
-        return _filled(project, (image, field, i), template, values, mistakes)
+        """Return a template of a tag with its values; note names without a value, and what is not a tag."""
+        where, what = project.matrix.at("images", image, field, i), f"images.{image}.{field}.{i}"
+        for name in [name for name in FIELD.findall(template) if name not in values]:
+            mistakes.add(where, f"{what}: no value for {{{name}}}{suggestion(name, values)}")
+        tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
+        if not TAG.match(tag.replace(REVISION, "0" * REVISION_DIGITS)):
+            mistakes.add(where, f"{what}: {tag!r} is not a valid image name and tag")
+        return tag
 
     identity = combination_id(image, axes)
     return Target(
@@ -66,26 +72,11 @@ def named(project: Project, image: str, axes: dict[str, str], components: dict[s
     )
 
 
-def with_own_aliases(targets: Iterable[Target]) -> tuple[Target, ...]:
+def with_own_aliases(targets: Collection[Target]) -> tuple[Target, ...]:
     """Return the targets, each with only those aliases that no later one has too."""
-    listed = list(targets)
-    owner = {alias: target.id for target in listed for alias in target.aliases}
-    kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in listed}
-    return tuple(target.model_copy(update={"aliases": kept[target.id]}) for target in listed)
-
-
-def _filled(
-    project: Project, place: tuple[str, str, int], template: str, values: Mapping[str, str], mistakes: Mistakes
-) -> str:
-    """Return a template of a tag with its values; note names without a value, and what is not a tag."""
-    image, field, i = place
-    where, what = project.matrix.at("images", *place), f"images.{image}.{field}.{i}"
-    for name in [name for name in FIELD.findall(template) if name not in values]:
-        mistakes.add(where, f"{what}: no value for {{{name}}}{suggestion(name, values)}")
-    tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
-    if not TAG.match(tag.replace(REVISION, "0" * REVISION_DIGITS)):
-        mistakes.add(where, f"{what}: {tag!r} is not a valid image name and tag")
-    return tag
+    owner = {alias: target.id for target in targets for alias in target.aliases}
+    kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in targets}
+    return tuple(target.model_copy(update={"aliases": kept[target.id]}) for target in targets)
 
 
 def repository_name(project: Project, image: str) -> str:
@@ -123,12 +114,6 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
             mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
 
 
-def known_axes(project: Project) -> set[str]:
-    """Return the names that conditions of rules may use: axes of all images, `<axis>-major`, and `image`."""
-    images = project.matrix.model.images.values()
-    return {"image", *(name for image in images for name in axis_facts(dict.fromkeys(image.axes, "")))}
-
-
 Reference = tuple["YamlFile[Any]", tuple[str | int, ...], str, str, Collection[str]]
 """File, place in it, what an unknown name is there, the name, and the names that there are."""
 
@@ -136,7 +121,7 @@ Reference = tuple["YamlFile[Any]", tuple[str | int, ...], str, str, Collection[s
 def _references(project: Project) -> Iterator[Reference]:
     """Yield where files name what other files have."""
     matrix, file, known = project.matrix.model, project.matrix, project.components
-    axes = known_axes(project)
+    axes = {"image", *(name for image in matrix.images.values() for name in axis_facts(dict.fromkeys(image.axes, "")))}
     for name, image in matrix.images.items():
         for i, component in enumerate(image.components):
             yield file, ("images", name, "components", i), "unknown component", component, known
@@ -165,7 +150,7 @@ def _references(project: Project) -> Iterator[Reference]:
 
 
 def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
-    """Note names in one file that another file does not know, and conditions that cannot be read."""
+    """Note names in one file that another file does not know."""
     matrix, at = project.matrix.model, project.matrix.at
     for file, place, problem, name, known in _references(project):
         if name not in known:
@@ -183,28 +168,6 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
             users = [image_name for image_name, image in matrix.images.items() if name in image.components]
             if users:
                 mistakes.add(at("versions"), f"versions: no version for {name}, which {users[0]} uses")
-    for file, place, condition in _conditions(project):
-        for axis, alternatives in condition.items():
-            try:
-                matches({axis: alternatives}, {axis: "0"})
-            except ValueError as error:
-                mistakes.add(file.at(*place), f"{axis}: {error}")
-
-
-def _conditions(project: Project) -> Iterator[tuple[YamlFile[Any], tuple[str | int, ...], Condition]]:
-    """Yield the conditions of all files, and where they are."""
-    matrix = project.matrix.model
-    for i, rule in enumerate(matrix.rules):
-        yield project.matrix, ("rules", i, "when"), rule.when
-    for name, pins in matrix.versions.items():
-        for i, pin in enumerate(pins):
-            yield project.matrix, ("versions", name, i), pin.when
-    for i, required in enumerate(matrix.publish.require):
-        yield project.matrix, ("publish", "require", i, "when"), required.when
-    for document in project.components.values():
-        for key in ("supports", "excludes", "facts", "env", "checks"):
-            for i, row in enumerate(getattr(document.model, key)):
-                yield document, (key, i), row.when
 
 
 def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
@@ -228,7 +191,7 @@ Pins = Mapping[str, tuple[Pin, ...]]
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes of the matrix by the command line."""
+    """Hold changes of the matrix by the command line."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     """Axis → its values, with commas between, or pin → version (`version@commit` for a commit that is no tag)."""

@@ -11,7 +11,7 @@ from imagebuild.core.fields import Model, Name, Platform
 
 
 class Step(Model):
-    """A step that BuildKit executed or took from its cache."""
+    """Describe a step that BuildKit executed or took from its cache."""
 
     name: str
     target: str
@@ -23,7 +23,7 @@ class Step(Model):
 
 
 class BuildResult(Model):
-    """The file `result.json` of a target."""
+    """Describe the file `result.json` of a target."""
 
     target: str
     digest: str | None
@@ -54,7 +54,7 @@ Outcome = Literal["passed", "failed", "skipped"]
 
 
 class CheckResult(Model):
-    """What a check said about an image."""
+    """Hold what a check said about an image."""
 
     component: str
     check: str
@@ -83,7 +83,7 @@ class CheckResult(Model):
 
 
 class Surroundings(Model):
-    """Where the checks ran."""
+    """Describe where the checks ran."""
 
     runner: str
     gpus: int = 0
@@ -102,7 +102,7 @@ class Surroundings(Model):
 
 
 class VerifyResult(Model):
-    """What `imagebuild verify --json` writes, and `verify.json` of the evidence folder."""
+    """Hold what `imagebuild verify --json` writes, and `verify.json` of the evidence folder."""
 
     image: str
     digest: str | None
@@ -122,7 +122,7 @@ Severity = Literal["unknown", "negligible", "low", "medium", "high", "critical"]
 
 
 class Vulnerability(Model):
-    """Something that a scanner found in a package of an image."""
+    """Describe something that a scanner found in a package of an image."""
 
     id: str
     """CVE or other identifier."""
@@ -139,7 +139,7 @@ class Vulnerability(Model):
 
 
 class ScanResult(Model):
-    """What `imagebuild scan --json` writes."""
+    """Hold what `imagebuild scan --json` writes."""
 
     image: str
     digest: str
@@ -163,7 +163,7 @@ between."""
 
 
 class Published(Model):
-    """What became of a target."""
+    """Hold what became of a target."""
 
     target: str
     state: State
@@ -190,7 +190,7 @@ class Published(Model):
 
 
 class PublishResult(Model):
-    """What was published, target by target."""
+    """Hold what was published, target by target."""
 
     targets: tuple[Published, ...]
     ignored: int = 0
@@ -211,7 +211,7 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 class AttachedFile(Model):
-    """Something that refers to an image."""
+    """Describe something that refers to an image."""
 
     kind: str
     """`sbom`, `provenance`, `verification`, `benchmark`, `scan`, `signature`, or the type of what is none of these."""
@@ -222,7 +222,7 @@ class AttachedFile(Model):
 
 
 class Sbom(Model):
-    """What a list of packages says."""
+    """Hold what a list of packages says."""
 
     evidence: str
     """Digest of what it was read from."""
@@ -230,7 +230,7 @@ class Sbom(Model):
 
 
 class Scan(Model):
-    """What a scanner found."""
+    """Hold what a scanner found."""
 
     evidence: str
     verdict: Literal["passed", "failed"]
@@ -245,7 +245,7 @@ class Scan(Model):
 
 
 class Checks(Model):
-    """What a verification found."""
+    """Hold what a verification found."""
 
     evidence: str
     passed: int
@@ -266,7 +266,7 @@ class Checks(Model):
 
 
 class Bound(Model):
-    """A number that a curve is compared with."""
+    """Describe a number that a curve is compared with."""
 
     gb_s: float
     what: str
@@ -302,7 +302,7 @@ class Curve(Model):
 
 
 class PublishedPlatform(Model):
-    """What runs on one platform."""
+    """Hold what runs on one platform."""
 
     platform: str
     digest: Digest
@@ -323,7 +323,7 @@ class PublishedPlatform(Model):
 
 
 class PublishedImage(Model):
-    """What tags name."""
+    """Hold what tags name."""
 
     target: str
     """The target's id, as the image says; empty for an image that was not built from this matrix."""
@@ -363,7 +363,7 @@ class PublishedImage(Model):
 
 
 class Catalog(Model):
-    """The file `images.json`."""
+    """Describe the file `images.json`."""
 
     repository: str
     """Where all images are, with the registry."""

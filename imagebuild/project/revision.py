@@ -14,7 +14,7 @@ from imagebuild.core.run import RunProgram, run_program
 
 @dataclass(frozen=True)
 class ProjectPaths:
-    """Where a project's files are."""
+    """Describe where a project's files are."""
 
     matrix: Path
     dockerfiles: Path

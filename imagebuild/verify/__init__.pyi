@@ -1,12 +1,10 @@
 from .checks import UNCOMPARED as UNCOMPARED
 from .checks import ListedCheck as ListedCheck
-from .checks import axes_of as axes_of
-from .checks import command_of as command_of
-from .checks import components_of as components_of
+from .checks import PlannedCheck as PlannedCheck
 from .checks import correctness_problem as correctness_problem
 from .checks import judge_check as judge_check
 from .checks import judged_speed as judged_speed
-from .checks import planned_checks as planned_checks
+from .checks import plan_checks as plan_checks
 from .checks import read_results as read_results
 from .checks import run_check as run_check
 from .checks import select_checks as select_checks
@@ -31,6 +29,7 @@ from .layers import scan as scan
 from .layers import scan_all as scan_all
 from .prefix import ExecRunner as ExecRunner
 from .prefix import ExecSession as ExecSession
+from .prefix import as_user as as_user
 from .prefix import command_line as command_line
 from .prefix import with_ranks as with_ranks
 from .prefix import with_user as with_user
@@ -41,11 +40,8 @@ from .rules import inspect as inspect
 from .rules import runs as runs
 from .runner import Command as Command
 from .runner import Execution as Execution
-from .runner import HostFacts as HostFacts
+from .runner import Host as Host
 from .runner import Session as Session
-from .runner import as_user as as_user
-from .runner import host_facts as host_facts
-from .runner import probed_facilities as probed_facilities
 from .runner import read_probe as read_probe
 from .runner import wrapped_script as wrapped_script
 from .subject import ImageFinder as ImageFinder

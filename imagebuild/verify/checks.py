@@ -17,9 +17,9 @@ from imagebuild.bench.judge import Expected
 from imagebuild.bench.models import Results
 from imagebuild.bench.profiles import Profile
 from imagebuild.core import console
-from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, suggestion
+from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, matches
-from imagebuild.project.component import Check, Facilities, missing_needs, nodes_needed
+from imagebuild.project.component import Check, missing_needs, nodes_needed
 from imagebuild.project.load import Project, script_of
 from imagebuild.project.records import CheckResult, Outcome
 from imagebuild.verify.runner import Command, Execution, Session
@@ -39,15 +39,13 @@ SPEED = "-speed"
 
 def components_of(labels: Mapping[str, str]) -> dict[str, str]:
     """Return component → version by the labels of an image."""
-    return _labels_with(labels, "imagebuild.component.")
+    prefix = "imagebuild.component."
+    return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
 
 
 def axes_of(labels: Mapping[str, str]) -> dict[str, str]:
     """Return axis → value of an image's target by its labels."""
-    return _labels_with(labels, "imagebuild.axis.")
-
-
-def _labels_with(labels: Mapping[str, str], prefix: str) -> dict[str, str]:
+    prefix = "imagebuild.axis."
     return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
 
 
@@ -55,6 +53,7 @@ def _labels_with(labels: Mapping[str, str], prefix: str) -> dict[str, str]:
 class ListedCheck:
     """Describe a check that can be chosen."""
 
+    component: str
     name: str
     """`COMPONENT/CHECK`"""
     description: str
@@ -74,39 +73,41 @@ def select_checks(
     component alone as a glob means all of its checks. Raises ConfigError for a glob that fits no check of any image,
     NothingSelected if none fits this one's.
     """
-    listed = [ListedCheck(f"{IMAGE}/{name}", text, None) for name, text in image_checks.items()]
+    listed = [ListedCheck(IMAGE, f"{IMAGE}/{name}", text, None) for name, text in image_checks.items()]
     for component, document in project.components.items():
-        named = ((f"{component}/{check.name}", check) for check in document.model.checks)
-        listed += [ListedCheck(name, check.description, check) for name, check in named]
+        checks = document.model.checks
+        listed += [ListedCheck(component, f"{component}/{check.name}", check.description, check) for check in checks]
     owners = {IMAGE, *(project.components if components is None else components)}
     chosen = set()
     for pattern in patterns or ["*/*"]:
         glob = pattern if "/" in pattern else f"{pattern}/*"
         fitting = {entry.name for entry in listed if fnmatchcase(entry.name, glob)}
         if not fitting:
-            names = {entry.name for entry in listed}
-            if glob.endswith("/*"):
-                near = suggestion(glob.removesuffix("/*"), {name.partition("/")[0] for name in names})
-            else:
-                near = suggestion(glob, names)
-            raise ConfigError(f"--only {glob}: no such check{near or '; see `imagebuild verify --list`'}")
-        chosen |= {name for name in fitting if name.partition("/")[0] in owners}
-    if not chosen:
-        raise NothingSelected(f"--only {' '.join(patterns)}: the image has no component with these checks")
-    return [entry for entry in listed if entry.name in chosen]
+            component = glob.removesuffix("/*")
+            near = suggestion(component, {entry.component if glob != component else entry.name for entry in listed})
+            hint = near if "did you mean" in near else "; see `imagebuild verify --list`"
+            raise ConfigError(f"--only {pattern}: no such check{hint}")
+        chosen |= fitting
+    selected = [entry for entry in listed if entry.name in chosen and entry.component in owners]
+    if not selected:
+        raise NothingSelected(
+            f"--only {' '.join(patterns)}: the image has no component with these checks; `imagebuild verify --list "
+            "IMAGE` lists its checks"
+        )
+    return selected
 
 
 @dataclass(frozen=True)
 class PlannedCheck:
-    """Hold a check whose script is read, and for which it is decided whether it is skipped."""
+    """Hold a check of a component whose script is read."""
 
     component: str
     version: str | None
     """Version of the component; None if the image does not tell it."""
     check: Check
     script: str
-    skip: str
-    """Why the check is skipped; empty if it is not."""
+    unfit: str = ""
+    """Why it is not for an image with these axes; empty if it is."""
 
     @property
     def name(self) -> str:
@@ -114,85 +115,71 @@ class PlannedCheck:
         return f"{self.component}/{self.check.name}"
 
 
-def require_known(project: Project, components: Iterable[str]) -> None:
-    """Raise ConfigError if the project lacks one of an image's components."""
-    unknown = [name for name in components if name not in project.components]
-    if unknown:
-        raise ConfigError(
-            f"{', '.join(unknown)}: a component of the image, but no such component is known here; "
-            "verify it in the project that built it"
-        )
-
-
-def planned_checks(
-    project: Project, components: Mapping[str, str | None], axes: Mapping[str, str], have: Facilities
+def plan_checks(
+    project: Project, chosen: Iterable[ListedCheck], components: Mapping[str, str | None], axes: Mapping[str, str]
 ) -> list[PlannedCheck]:
-    """Return the checks of the components. Raises ConfigError if a component is unknown or a script cannot be read.
+    """Return those of the chosen checks that start something in an image of these components and axes.
 
-    Without axes, as for an image that does not name them, conditions on axes skip nothing.
+    Without axes, as for an image that does not name them, conditions on axes skip nothing. Raises ConfigError if a
+    script cannot be read.
     """
-    require_known(project, components)
     planned = []
-    for name, version in components.items():
-        for check in project.components[name].model.checks:
-            if axes and not matches(check.when, axis_facts(axes)):
-                skip = "only for " + ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
-            else:
-                skip = missing_needs(check.needs, have)
-            planned.append(PlannedCheck(name, version, check, script_of(project, name, check), skip))
+    for entry in chosen:
+        if check := entry.check:
+            fits = not axes or matches(check.when, axis_facts(axes))
+            conditions = ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
+            script = script_of(project, entry.component, check)
+            version = components[entry.component]
+            planned.append(
+                PlannedCheck(entry.component, version, check, script, "" if fits else f"only for {conditions}")
+            )
     return planned
 
 
 def skipped_result(planned: PlannedCheck, reason: str) -> CheckResult:
-    """Return the result of a check that could not begin, for this reason if it has none of its own."""
-    return CheckResult(
-        component=planned.component, check=planned.check.name, outcome="skipped", reason=planned.skip or reason
-    )
-
-
-def command_of(planned: PlannedCheck, log: Path | None = None, environment: Mapping[str, str] | None = None) -> Command:
-    """Return the command of a check; its own variables count more than those of `environment`."""
-    check = planned.check
-    return Command(
-        script=planned.script, user=check.user, timeout_s=check.timeout_s,
-        environment={**(environment or {}), **check.environment},
-        nodes=nodes_needed(check.needs), ranks=check.ranks, log=log,
-    )  # fmt: skip
+    """Return the result of a check that could not begin."""
+    return CheckResult(component=planned.component, check=planned.check.name, outcome="skipped", reason=reason)
 
 
 def run_check(
     planned: PlannedCheck, session: Session, log: Path, environment: Mapping[str, str] | None = None
 ) -> CheckResult:
-    """Run a check with these variables beside its own, or say why it cannot run.
+    """Run a check with these variables beside its own, which count more, or say why it cannot run.
 
     A failed check is a result; raises CommandError if the runner fails.
     """
-    command = command_of(planned, log, environment)
-    if obstacle := planned.skip or session.obstacle(command):
-        return skipped_result(planned, obstacle)
+    check = planned.check
+    command = Command(
+        script=planned.script, user=check.user, timeout_s=check.timeout_s,
+        environment={**(environment or {}), **check.environment},
+        nodes=nodes_needed(check.needs), ranks=check.ranks, log=log,
+    )  # fmt: skip
+    missing = planned.unfit or missing_needs(check.needs, session.facilities) or session.obstacle(command)
+    if missing:
+        return skipped_result(planned, missing)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     hung = 0
-    while (execution := session.run(command)).timed_out and hung + 1 < planned.check.attempts:
+    while (execution := session.run(command)).timed_out and hung + 1 < check.attempts:
         hung += 1
     results = None
     outcome: Outcome = "skipped"
     if execution.status == SKIPPED_STATUS and execution.output.strip():
         reason = execution.output.strip().splitlines()[-1]
     else:
-        reason = judge_check(planned.check, planned.version, execution, log)
-        if tool := planned.check.results:
+        reason = judge_check(check, planned.version, execution, log)
+        if tool := check.results:
             results = read_results(log, planned.name)
             if execution.status is not None:
                 reason = "; ".join(filter(None, (reason, correctness_problem(results, tool))))
         outcome = "failed" if reason else "passed"
-        if not reason and planned.version is None and "{version}" in (planned.check.expect or ""):
+        if not reason and planned.version is None and "{version}" in (check.expect or ""):
             reason = UNCOMPARED
     if hung:
         late = f"{hung + execution.timed_out} of {hung + 1} attempts did not end within {command.timeout_s} s"
         reason = "; ".join(filter(None, ("" if execution.timed_out else reason, late)))
     return CheckResult(
         component=planned.component,
-        check=planned.check.name,
+        check=check.name,
         outcome=outcome,
         reason=reason,
         output=console.redacted_text(execution.output[-OUTPUT_LIMIT:]),
@@ -225,18 +212,10 @@ def judge_check(check: Check, version: str | None, execution: Execution, log: Pa
     return "" if as_expected else f"the output has no {pattern!r}"
 
 
-def read_results(log: Path, source: str) -> Results:
-    """Read what a benchmark printed, as far as it can be read; `source` replaces the log's path in the results."""
-    try:
-        results = read.read_files([log])
-    except ResultError:
-        return Results()
-    renamed = {
-        part: tuple(item.model_copy(update={"source": source}) for item in getattr(results, part))
-        for part in ("runs", "tests", "tables", "ucx", "diagnostics")
-    }
-    sources = tuple(item.model_copy(update={"path": source}) for item in results.sources)
-    return results.model_copy(update={**renamed, "sources": sources})
+def read_results(log: Path, name: str) -> Results:
+    """Read what a benchmark printed, as far as it can be read; `name` is the check's, and stands for the log in it."""
+    results = read.read_text(name, log.read_text(errors="replace")) if log.exists() else Results()
+    return results if any(source.tools for source in results.sources) else Results()
 
 
 def correctness_problem(results: Results, tool: str) -> str:

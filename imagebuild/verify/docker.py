@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shlex
@@ -13,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +27,7 @@ from imagebuild.oci import engine
 from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import blob_name, digest_of, index_json
 from imagebuild.verify import runner
-from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Runner, Session
+from imagebuild.verify.runner import CannotRun, Command, Execution, Host, Runner, Session
 
 USERS = {"root": ("/root", 0), "mpiuser": ("/home/mpiuser", 1000)}
 """Users that log in to nodes → home and number. An image that was not built here may lack the second."""
@@ -150,8 +149,8 @@ def _execute(
 
 
 @contextmanager
-def loaded_layout(client: DockerClient, layout: Path) -> Iterator[str]:
-    """Load a layout into the engine's store, under a name of its own that goes with the context; return the name.
+def loaded_layout(client: DockerClient, path: Path) -> Iterator[str]:
+    """Load a layout, or an archive of one, into the engine's store. Yield its name there, which goes with the context.
 
     Names that the layout has for its images are not used: they may be those of other images there. Of several platforms
     the engine's is loaded, or the first. Raises ConfigError or ResultError if there is no image, CommandError if the
@@ -160,43 +159,38 @@ def loaded_layout(client: DockerClient, layout: Path) -> Iterator[str]:
     name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
     with engine.sdk_errors_explained("docker version"):
         arch = client.version()["Arch"]
-    image = min(images_in(layout, layout), key=lambda image: image.architecture != arch)
-    names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
-    layers = {blob_name(layer.digest or ""): layer.file for layer in image.layers}
-    documents: dict[str, Any] = {
-        "oci-layout": {"imageLayoutVersion": "1.0.0"},
-        "index.json": index_json([replace(image.descriptor, annotations=names)]),
-        # Engines that keep images unpacked read this, and no index.
-        "manifest.json": [
-            {
-                "Config": blob_name(digest_of(image.documents[1])),
-                "RepoTags": [name],
-                "Layers": [blob_name(layer.digest or "") for layer in image.layers],
-            }
-        ],
-    }
-    texts = {path: json.dumps(document).encode() for path, document in documents.items()}
-    texts |= {blob_name(digest_of(content)): content for content in image.documents}
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, tempfile.TemporaryFile() as file:
+        image = min(images_in(path, Path(folder)), key=lambda image: image.architecture != arch)
+        layout = image.as_layout(Path(folder, "layout"))
+        names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
+        documents: dict[str, Any] = {
+            "index.json": index_json([replace(image.descriptor, annotations=names)]),
+            # Engines that keep images unpacked read this, and no index.
+            "manifest.json": [
+                {
+                    "Config": blob_name(digest_of(image.documents[1])),
+                    "RepoTags": [name],
+                    "Layers": [blob_name(layer.digest or "") for layer in image.layers],
+                }
+            ],
+        }
+        for file_name, document in documents.items():
+            (layout / file_name).write_text(json.dumps(document))
         try:
-            with tarfile.open(fileobj=file, mode="w") as archive:
-                for path, blob in layers.items():
-                    archive.add(blob, path)
-                for path, text in texts.items():
-                    member = tarfile.TarInfo(path)
-                    member.size = len(text)
-                    archive.addfile(member, io.BytesIO(text))
+            # Layers are symbolic links in there.
+            with tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
+                archive.add(layout, "")
         except OSError as error:
             raise CommandError(
-                f"{layout}: cannot be packed for the engine: {error.strerror}; TMPDIR may name a folder with more room"
+                f"{path}: cannot be packed for the engine: {error.strerror}; TMPDIR may name a folder with more room"
             ) from None
         file.seek(0)
         try:
-            with engine.sdk_errors_explained(f"docker load {layout}"):
+            with engine.sdk_errors_explained(f"docker load {path}"):
                 # Not by `client.images`, which then asks for the image by a name without its registry.
                 for line in cast(Any, client.api).load_image(file):
                     if "error" in line:
-                        raise CommandError(f"docker load {layout}: {line['error']}")
+                        raise CommandError(f"docker load {path}: {line['error']}")
             yield name
         finally:
             with suppress(DockerException, OSError):
@@ -235,11 +229,11 @@ def initial_options(info: Mapping[str, Any]) -> list[Options]:
     return [{**options, **devices} for devices in [*gpus, {}] for options in ({**modest, "ulimits": ulimits}, modest)]
 
 
-def better_options(options: Options, info: Mapping[str, Any], probe: Probe) -> list[Options]:
-    """Return options to try after a container that got less than the probe finds on the host; [] if it got all."""
+def better_options(options: Options, info: Mapping[str, Any], host: Host) -> list[Options]:
+    """Return options to try after a container that got less than its host has; [] if it got all."""
     rdma: Options = {"devices": ["/dev/infiniband:/dev/infiniband:rwm"]}
-    lacks_rdma = bool(probe.get("port")) and not probe.get("verbs")
-    lacks_gpus = bool(probe.get("driver", [""])[0]) and probe.get("gpus") == ["0"]
+    lacks_rdma = host.ports and not host.has_verbs
+    lacks_gpus = "driver" in host.facts and not host.gpus
     requests = [CDI, GPU] if lacks_gpus and info.get("CDISpecDirs") else [GPU] if lacks_gpus else []
     with_gpus = [{**options, "device_requests": [request]} for request in requests]
     return [{**tried, **rdma} for tried in [*with_gpus, options]] + with_gpus if lacks_rdma else with_gpus
@@ -255,15 +249,6 @@ def with_share_of_gpus(options: Options, number: int, nodes: int, gpus: int) -> 
     else:
         request = DeviceRequest(device_ids=[str(gpu) for gpu in own], capabilities=[["gpu"]])
     return {**options, "device_requests": [request]}
-
-
-@dataclass(frozen=True)
-class StartedContainer:
-    """Hold a container that runs, what it was started with, and what the probe printed in it."""
-
-    container: Container
-    options: Options
-    probe: Probe
 
 
 class DockerRunner(Runner):
@@ -284,18 +269,18 @@ class DockerRunner(Runner):
                 reference = stack.enter_context(loaded_layout(self.client, layout))
             with engine.sdk_errors_explained("docker info"):
                 info = self.client.info()
-            started = self._start(stack, reference, initial_options(info))
-            if options := better_options(started.options, info, started.probe):
+            session = self._start(stack, reference, initial_options(info))
+            if options := better_options(session.options, info, session.host):
                 # If none of these starts, the container that runs already is as good as it gets here.
                 with suppress(CannotRun):
-                    started = self._start(stack, reference, options)
-            yield DockerSession(self.client, reference, started, stack)
+                    session = self._start(stack, reference, options)
+            yield session
 
     def archive(self, reference: str | None) -> Iterator[bytes] | None:
         """Return the image as the engine saves it; None for an image that is not in its store."""
         return engine.save_image(self.client, reference) if reference else None
 
-    def _start(self, stack: ExitStack, image: str, options_to_try: list[Options]) -> StartedContainer:
+    def _start(self, stack: ExitStack, image: str, options_to_try: list[Options]) -> DockerSession:
         problem = ""
         for options in options_to_try:
             with ExitStack() as attempt:
@@ -306,28 +291,28 @@ class DockerRunner(Runner):
                     if not REFUSED.search(problem):
                         break
                     continue
-                started = StartedContainer(container, options, run_probe(container, image))
+                host = run_probe(container, image)
                 stack.push(attempt.pop_all())
-                return started
+                return DockerSession(image, container, options, host, stack)
         raise CannotRun(problem)
 
 
-def run_probe(container: Container, image: str) -> Probe:
-    """Return what the probe prints in a container of the image. Raises CannotRun if it does not reach its end."""
+def run_probe(container: Container, image: str) -> Host:
+    """Return what there is in a container of the image. Raises CannotRun if the probe does not reach its end there."""
     with OutputSink(None) as sink:
         try:
             status = execute(container, ["sh", "-c", runner.PROBE], "root", sink=sink, timeout_s=runner.PROBE_TIMEOUT_S)
             how = "did not end" if status is None else f"ended with {status}"
         except CommandError as error:  # the container has ended, because it has no `sleep`
             how = str(error)
-    probe = runner.read_probe(sink.text)
-    if probe is None:
+    host = runner.read_probe(sink.text)
+    if host is None:
         with engine.sdk_errors_explained(image):
             output = sink.text.strip() or container.logs(tail=5).decode(errors="replace").strip()
         raise CannotRun(
             f"{image}: no checks can run in it, for which it needs a shell and `sleep`: {how}: {output[-300:]}"
         )
-    return probe
+    return host
 
 
 def execute(container: Container, argv: list[str], user: str, *, sink: OutputSink, timeout_s: float) -> int | None:
@@ -360,25 +345,24 @@ def execute(container: Container, argv: list[str], user: str, *, sink: OutputSin
 class DockerSession(Session):
     """Run commands in a container of the image, and in more of them where a check needs several nodes."""
 
-    def __init__(self, client: DockerClient, image: str, started: StartedContainer, stack: ExitStack) -> None:
-        self.client, self.image, self.started = client, image, started
+    def __init__(self, image: str, container: Container, options: Options, host: Host, stack: ExitStack) -> None:
+        self.image, self.container, self.options, self.host = image, container, options, host
         self._stack = stack
         self._clusters: dict[int, tuple[ExitStack, tuple[Container, ...]]] = {}
-        self.host = runner.host_facts(started.probe)
         why = {"slurm": "the engine has none", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
-        if "device_requests" not in started.options:
+        if "device_requests" not in options:
             why["gpu"] = "the engine gives the container none"
         nodes = MAX_NODES if self.host.tools >= SSH else 1
-        self.facilities = runner.probed_facilities(started.probe, nodes=nodes, slurm=False, why=why)
+        self.facilities = self.host.facilities(nodes=nodes, slurm=False, why=why)
 
     def run(self, command: Command) -> Execution:
         """Run a command in the container, or in a cluster if it needs several nodes. Raises CommandError."""
         if command.nodes == 1:
-            execution = self._run_in(self.started.container, command)
-            if execution.status is None or has_leftovers(self.started.container):
+            execution = self._run_in(self.container, command)
+            if execution.status is None or has_leftovers(self.container):
                 # It ends everything that runs in it, wherever that hides.
-                with engine.sdk_errors_explained(f"docker restart {self.started.container.name}"):
-                    self.started.container.restart(timeout=0)
+                with engine.sdk_errors_explained(f"docker restart {self.container.name}"):
+                    self.container.restart(timeout=0)
             return execution
         try:
             nodes = self._cluster(command.nodes)
@@ -401,12 +385,14 @@ class DockerSession(Session):
     def _cluster(self, nodes: int) -> tuple[Container, ...]:
         """Return the containers of a cluster of this size; it is started once and used until a command is killed."""
         if nodes not in self._clusters:
+            client = self.container.client
+            assert client, "a container that was started has the client that started it"
 
             def options(number: int) -> Options:
-                return with_share_of_gpus(self.started.options, number, nodes, self.facilities.gpus)
+                return with_share_of_gpus(self.options, number, nodes, self.facilities.gpus)
 
             with ExitStack() as attempt:
-                containers = attempt.enter_context(cluster(self.client, self.image, nodes, options=options))
+                containers = attempt.enter_context(cluster(client, self.image, nodes, options=options))
                 self._clusters[nodes] = (self._stack.enter_context(attempt.pop_all()), containers)
         return self._clusters[nodes][1]
 

@@ -59,7 +59,8 @@ def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
 
 
 MAGIC = b"\x7fELF"
-TYPES = {"ET_NONE": 0, "ET_REL": 1, "ET_EXEC": 2, "ET_DYN": 3, "ET_CORE": 4}
+SYMBOL = struct.Struct("<IBBHQQ")
+"""Symbol of a file of 64 bits: name, binding and type, visibility, section, value, size."""
 WEAK, LOCAL, UNDEFINED, VERSION_IS_WEAK = 2, 0, 0, 2
 """Bindings of a symbol, section of an undefined one, flag of a version that may be absent."""
 LISTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
@@ -80,17 +81,18 @@ def read(file: IO[bytes]) -> Elf:
 
 def _read(file: IO[bytes]) -> Elf:
     elf = ELFFile(file)
-    header = elf.header
+    loadable = elf["e_type"] in ("ET_EXEC", "ET_DYN")
     (machine,) = struct.unpack("<H" if elf.little_endian else ">H", _at(file, 18, 2))
-    values: dict[str, Any] = {"type": TYPES.get(header["e_type"], -1)}
+    values: dict[str, Any] = {}
     for segment in elf.iter_segments():
         if isinstance(segment, InterpSegment):
             values["interpreter"] = segment.get_interp_name()
         elif segment["p_type"] == "PT_DYNAMIC":
             values |= _dynamic(segment)
-    if values["type"] in (2, 3):
+    # Images are for machines of 64 bits that are little-endian; of other files nothing is asked.
+    if loadable and elf.elfclass == 64 and elf.little_endian:
         values |= _sections(elf, file)
-    return Elf(machine=machine, bits=elf.elfclass, little=elf.little_endian, **values)
+    return Elf(machine, loadable, **values)
 
 
 def _dynamic(segment: Any) -> dict[str, Any]:
@@ -123,22 +125,19 @@ def _sections(elf: ELFFile, file: IO[bytes]) -> dict[str, Any]:
             strings = elf.get_section(section["sh_link"])
             names = _at(file, strings["sh_offset"], strings["sh_size"])
             table = _at(file, section["sh_offset"], section["sh_size"])
-            result["undefined"], result["defined"] = _symbols(table, names, elf.elfclass, elf.little_endian)
+            result["undefined"], result["defined"] = _symbols(table, names)
         elif section.name in SECTIONS and section["sh_type"] != "SHT_NOBITS":
             gpu |= gpu_code(file, section["sh_offset"], section["sh_size"])
     return result | {"gpu": tuple(sorted(gpu, key=lambda part: (part.kind, part.capability)))}
 
 
-def _symbols(table: bytes, names: bytes, bits: int, little: bool) -> tuple[bytes, bytes]:
+def _symbols(table: bytes, names: bytes) -> tuple[bytes, bytes]:
     """Return the names of the symbols that a file needs, and of those that it defines, each separated by NUL.
 
     A library has thousands of them, so no objects are made.
     """
-    order = "<" if little else ">"
-    entry = struct.Struct(order + ("IBBHQQ" if bits == 64 else "IIIBBH"))
     needed, defined = [], []
-    for fields in entry.iter_unpack(table[: len(table) // entry.size * entry.size]):
-        name, info, section = (fields[0], fields[1], fields[3]) if bits == 64 else (fields[0], fields[3], fields[5])
+    for name, info, _, section, _, _ in SYMBOL.iter_unpack(table[: len(table) // SYMBOL.size * SYMBOL.size]):
         binding = info >> 4
         if not name or binding == LOCAL:
             continue
@@ -163,8 +162,8 @@ DRIVER = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[\w-]+)\.so(
 """Libraries of the driver, which the container runtime mounts."""
 DRIVER_SYMBOL = re.compile(r"^(cu|nvml|nvcuvid|nvEnc)[A-Z]")
 """Symbols that libraries of the driver define."""
-TRIPLETS = {(62, 64): "x86_64-linux-gnu", (183, 64): "aarch64-linux-gnu", (3, 32): "i386-linux-gnu"}
-"""Machine and bits → where Debian's loader looks first."""
+TRIPLETS = {62: "x86_64-linux-gnu", 183: "aarch64-linux-gnu"}
+"""Machine → name of the folders where Debian's loader looks first."""
 CACHE = b"glibc-ld.so.cache1.1"
 CACHE_HEADER, CACHE_ENTRY = struct.Struct("<20sII20x"), struct.Struct("<iIIIQ")
 
@@ -197,13 +196,14 @@ class Loader:
     def __init__(self, tree: Tree, env: Mapping[str, str]) -> None:
         self._tree = tree
         self._library_path = [part for part in env.get("LD_LIBRARY_PATH", "").split(":") if part]
-        self._found: dict[tuple[str, int, int], str | None] = {}
+        self._closures: dict[str, Closure] = {}
+        self._found: dict[tuple[str, int], str | None] = {}
         self._tables: dict[str, tuple[frozenset[bytes], frozenset[bytes]]] = {}
 
-    def folders(self, machine: int, bits: int = 64) -> list[str]:
+    def folders(self, machine: int) -> list[str]:
         """Return the folders of libraries that are found by name alone: LD_LIBRARY_PATH, the cache's, the defaults."""
         cached = [path.rpartition("/")[0] for paths in self.cache.values() for path in paths]
-        every = [part.strip("/") for part in self._library_path] + cached + self._defaults(machine, bits)
+        every = [part.strip("/") for part in self._library_path] + cached + self._defaults(machine)
         return list(dict.fromkeys(path for part in every if (path := self._tree.resolve(part)) is not None))
 
     @cached_property
@@ -224,12 +224,16 @@ class Loader:
             return {}
         return paths
 
-    def closure(self, path: str, elf: Elf) -> Closure:
+    def closure(self, path: str) -> Closure:
         """Return what is loaded for a program or library."""
+        if path not in self._closures:
+            self._closures[path] = self._load(_LoadedFile(path, self._elf(path), None))
+        return self._closures[path]
+
+    def _load(self, root: _LoadedFile) -> Closure:
         result = Closure()
-        root = _LoadedFile(path, elf, None)
-        loaded = {path: root}
-        sonames: dict[str, _LoadedFile] = {elf.soname or path: root}
+        loaded = {root.path: root}
+        sonames: dict[str, _LoadedFile] = {root.elf.soname or root.path: root}
         queue = [root]
         while queue:
             current = queue.pop(0)
@@ -243,10 +247,7 @@ class Loader:
                     continue
                 real = self._tree.resolve(library) or library
                 if real not in loaded:
-                    entry = self._tree.get(real)
-                    assert entry
-                    assert entry.elf
-                    loaded[real] = _LoadedFile(library, entry.elf, current)
+                    loaded[real] = _LoadedFile(library, self._elf(real), current)
                     queue.append(loaded[real])
                 sonames[name] = loaded[real]
                 if soname := loaded[real].elf.soname:
@@ -270,12 +271,17 @@ class Loader:
     def _symbols(self, path: str) -> tuple[frozenset[bytes], frozenset[bytes]]:
         """Return the symbols that a file needs and those that it defines."""
         if path not in self._tables:
-            entry = self._tree.find(path)
-            elf = entry.elf if entry else None
-            texts = (elf.undefined, elf.defined) if elf else (b"", b"")
-            needed, defined = (frozenset(text.split(b"\0")) - {b""} for text in texts)
+            elf = self._elf(path)
+            needed, defined = (frozenset(text.split(b"\0")) - {b""} for text in (elf.undefined, elf.defined))
             self._tables[path] = (needed, defined)
         return self._tables[path]
+
+    def _elf(self, path: str) -> Elf:
+        """Return a program or library that is there."""
+        entry = self._tree.find(path)
+        assert entry
+        assert entry.elf
+        return entry.elf
 
     def _search(self, name: str, by: _LoadedFile) -> str | None:
         """Return the path of a library that `by` needs, in the order in which glibc looks."""
@@ -291,9 +297,9 @@ class Loader:
         for folder in (*own, *self._library_path, *(self._expand(part, by) for part in by.elf.runpath)):
             if path := self._fits(f"{folder}/{name}", by.elf):
                 return path
-        key = (name, by.elf.machine, by.elf.bits)
+        key = (name, by.elf.machine)
         if key not in self._found:
-            default = [f"{folder}/{name}" for folder in self._defaults(by.elf.machine, by.elf.bits)]
+            default = [f"{folder}/{name}" for folder in self._defaults(by.elf.machine)]
             every = (self._fits(path, by.elf) for path in (*self.cache.get(name, ()), *default))
             self._found[key] = next((path for path in every if path), None)
         return self._found[key]
@@ -302,24 +308,20 @@ class Loader:
         """Return the path if there is a library that this file can load."""
         path = path.strip("/")
         entry = self._tree.find(path)
-        if entry is None or entry.elf is None:
-            return None
-        return path if (entry.elf.machine, entry.elf.bits) == (by.machine, by.bits) else None
+        return path if entry and entry.elf and entry.elf.machine == by.machine else None
 
     def _expand(self, text: str, by: _LoadedFile) -> str:
         """Fill in $ORIGIN, $LIB and $PLATFORM in a run path of a file."""
         # $ORIGIN of a program is the folder that links lead to; that of a library is the folder it was found in.
         path = by.path if by.by else self._tree.resolve(by.path) or by.path
-        triplet = TRIPLETS.get((by.elf.machine, by.elf.bits), "")
+        triplet = TRIPLETS.get(by.elf.machine, "")
         lib = f"lib/{triplet}" if self._tree.is_folder(f"usr/lib/{triplet}") else "lib64"
         values = {"ORIGIN": "/" + path.rpartition("/")[0], "LIB": lib, "PLATFORM": triplet.partition("-")[0]}
         return re.sub(r"\$\{?(ORIGIN|LIB|PLATFORM)\}?", lambda match: values[match[1]], text)
 
-    def _defaults(self, machine: int, bits: int) -> list[str]:
-        triplet = TRIPLETS.get((machine, bits))
-        local = [f"lib/{triplet}", f"usr/lib/{triplet}"] if triplet else []
-        wide = ["lib64", "usr/lib64"] if bits == 64 else []
-        return [*local, *wide, "lib", "usr/lib"]
+    def _defaults(self, machine: int) -> list[str]:
+        triplet = TRIPLETS.get(machine)
+        return [*([f"lib/{triplet}", f"usr/lib/{triplet}"] if triplet else []), "lib64", "usr/lib64", "lib", "usr/lib"]
 
 
 def _string(text: bytes, start: int) -> str:

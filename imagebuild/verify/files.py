@@ -27,10 +27,8 @@ class Elf:
 
     machine: int
     """`e_machine` of the header."""
-    bits: int
-    little: bool
-    type: int
-    """`e_type`: 1 object, 2 program, 3 library or position-independent program."""
+    loadable: bool
+    """Whether it is a program or a library, not an object file or a core dump."""
     interpreter: str | None = None
     soname: str | None = None
     needed: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Run commands by a prefix: `exec:'srun …'`, `exec:'ssh node'`, `exec:''`."""
+"""Run commands by a prefix: `exec:'srun …'`, `exec:'ssh node'`, `exec:env`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from imagebuild.core import console, run
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import OutputSink
 from imagebuild.verify import runner
-from imagebuild.verify.runner import Command, Execution, Probe, Runner, Session
+from imagebuild.verify.runner import Command, Execution, Host, Runner, Session
 
 JOINING = frozenset({"dbclient", "rsh", "slogin", "ssh"})
 """Launchers that join their arguments with blanks and give the line to a shell on the other side."""
 SELF_CLEANING = frozenset({"srun"})
 """Launchers that end what they started when they are ended. A second call of them would lead to another place."""
-
-
-TAKES_NUMBERS = {"crun": True, "docker": False, "nerdctl": False, "podman": False, "runc": True}
-"""Launcher with `exec --user` → whether it takes `UID:GID` instead of a name."""
+ENTERING = frozenset({"crun", "docker", "nerdctl", "podman", "runc"})
+"""Launchers whose `exec` has the option `--user UID:GID`."""
 
 
 def program_names(prefix: Sequence[str]) -> list[str]:
@@ -37,32 +35,39 @@ def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
     return [*prefix, *words]
 
 
-def with_user(prefix: Sequence[str], user: str, account: tuple[int, int, str]) -> list[str] | None:
-    """Return the prefix with the option that sets the user; None if no launcher in it has one.
+def with_user(prefix: Sequence[str], account: tuple[int, int, str]) -> list[str] | None:
+    """Return the prefix with the option that sets user and group; None if no launcher in it has one.
 
     The launcher can be anywhere behind ssh: `ssh node docker exec c1`.
     """
     names = program_names(prefix)
     for position, name in enumerate(names):
-        if name in TAKES_NUMBERS and "exec" in names[position:]:
+        if name in ENTERING and "exec" in names[position:]:
             after = names.index("exec", position) + 1
-            value = f"{account[0]}:{account[1]}" if TAKES_NUMBERS[name] else user
-            return [*prefix[:after], "--user", value, *prefix[after:]]
+            return [*prefix[:after], "--user", f"{account[0]}:{account[1]}", *prefix[after:]]
     return None
 
 
 def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str] | None:
-    """Return the prefix with srun's options for several ranks; None if there is no srun in it."""
+    """Return the prefix with srun's options for ranks that find each other by PMIx; None if there is no srun in it."""
     names = program_names(prefix)
     if "srun" not in names:
         return None
     after = names.index("srun") + 1
-    return [*prefix[:after], *srun_options(ranks, nodes), *prefix[after:]]
+    options = ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
+    return [*prefix[:after], *options, *prefix[after:]]
 
 
-def srun_options(ranks: int, nodes: int) -> list[str]:
-    """Return options that start ranks which find each other through PMIx."""
-    return ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
+def as_user(user: str, account: tuple[int, int, str], tools: frozenset[str], program: str) -> tuple[str, ...] | None:
+    """Return how root starts a program for bash as another user; None if the image has no tool for that."""
+    uid, gid, _ = account
+    bash = ("bash", "-c", program)
+    ways = {
+        "setpriv": ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups", *bash),
+        "runuser": ("runuser", "-u", user, "--", *bash),
+        "su": ("su", user, "-s", "/bin/bash", "-c", program),
+    }
+    return next((argv for tool, argv in ways.items() if tool in tools), None)
 
 
 CONNECT_S = 30
@@ -71,17 +76,19 @@ SWEEP_S = 20
 
 
 class ExecRunner(Runner):
-    """Start commands by a prefix: `exec:'srun --container-image=…'`, `exec:'ssh node'`, `exec:''`."""
+    """Start commands by a prefix."""
 
     def __init__(self, text: str, hosts: Sequence[str] = ()) -> None:
         """Read what follows `exec:`. `hosts` are nodes of checks that use several; the prefix leads to the first.
 
-        Raises ConfigError if quotes do not match.
+        Raises ConfigError if there is no word in it, or if quotes do not match.
         """
         try:
             self.prefix = tuple(shlex.split(text))
         except ValueError as error:
             raise ConfigError(f"--runner exec:{text}: {error}; quote the prefix as a shell does") from None
+        if not self.prefix:
+            raise ConfigError("--runner exec: needs a prefix; `exec:env` runs checks here, inside a container already")
         self.hosts = tuple(hosts)
         self.name = f"exec:{shlex.join(console.redacted_arguments(self.prefix))}"
 
@@ -91,25 +98,25 @@ class ExecRunner(Runner):
         argv = command_line(self.prefix, ["sh", "-c", runner.PROBE])
         with OutputSink(None) as sink:
             status = run.run_with_deadline(argv, sink, runner.PROBE_TIMEOUT_S + CONNECT_S)
-        probe = runner.read_probe(sink.text)
-        if probe is None:
+        host = runner.read_probe(sink.text)
+        if host is None:
             output = sink.text.strip()[-500:] or "nothing"
             how = "did not end" if status is None else f"ended with {status}"
             raise CommandError(f"--runner {self.name}: the first command {how} and printed: {output}")
-        yield ExecSession(self, probe)
+        yield ExecSession(self, host)
 
 
 class ExecSession(Session):
     """Run commands where a prefix leads."""
 
-    def __init__(self, exec_runner: ExecRunner, probe: Probe) -> None:
+    def __init__(self, exec_runner: ExecRunner, host: Host) -> None:
         self.prefix: Sequence[str] = exec_runner.prefix
-        self.host = runner.host_facts(probe)
-        prefix_has_srun = with_ranks(self.prefix, 1, 1) is not None
-        slurm = prefix_has_srun or bool("srun" in self.host.tools and self.host.facts.get("job"))
+        self.host = host
+        inside = "srun" in host.tools and "job" in host.facts
+        slurm = inside or "srun" in program_names(self.prefix)
         why = {"slurm": "no srun in an allocation, and the prefix has none", "nodes": "--hosts names none"}
         self.nodes = exec_runner.hosts or tuple(self.host.facts.get("hostlist", "").split()) or ("localhost",)
-        self.facilities = runner.probed_facilities(probe, nodes=len(self.nodes), slurm=slurm, why=why)
+        self.facilities = host.facilities(nodes=len(self.nodes), slurm=slurm, why=why)
 
     def obstacle(self, command: Command) -> str:
         """Return why this command cannot run here at all; empty if it can."""
@@ -124,9 +131,8 @@ class ExecSession(Session):
     def run(self, command: Command) -> Execution:
         """Run a command. Raises CommandError if it cannot be started."""
         # Where the prefix does not start ranks, srun does so from inside.
-        launcher: list[str] = []
-        if command.ranks > 1 and with_ranks(self.prefix, command.ranks, command.nodes) is None:
-            launcher = ["srun", *srun_options(command.ranks, command.nodes)]
+        inside = command.ranks > 1 and "srun" not in program_names(self.prefix)
+        launcher = (with_ranks(["srun"], command.ranks, command.nodes) if inside else None) or ()
 
         def start(program: str, token: str, sink: OutputSink) -> int | None:
             argv, sweep = self._argv(command, program), self._argv(command, runner.sweep_script(token))
@@ -154,9 +160,9 @@ class ExecSession(Session):
         if command.user == self.host.user:
             return command_line(prefix, plain)
         account = self.host.accounts.get(command.user)
-        if account and (changed := with_user(prefix, command.user, account)) is not None:
+        if account and (changed := with_user(prefix, account)) is not None:
             return command_line(changed, plain)
         if account and self.host.uid == 0:
-            argv = runner.as_user(command.user, account, self.host.tools, program)
+            argv = as_user(command.user, account, self.host.tools, program)
             return command_line(prefix, argv) if argv else None
         return None

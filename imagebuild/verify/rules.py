@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,7 @@ from imagebuild.core.fields import axis_facts, matches
 from imagebuild.oci import image as oci_image
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import CheckWaiver, Plan, Target
-from imagebuild.project.plan import Changes, Pins, versions_with
 from imagebuild.project.records import CheckResult
 from imagebuild.render import renderer
 from imagebuild.render.renderer import Renderer
@@ -30,7 +28,7 @@ from imagebuild.verify.elf import DRIVER, DRIVER_SYMBOL, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
 from imagebuild.verify.layers import scan_all
 
-MACHINES = {"amd64": 62, "arm64": 183, "386": 3, "arm": 40, "ppc64le": 21, "s390x": 22, "riscv64": 243}
+MACHINES = {"amd64": 62, "arm64": 183}
 """Architecture of an image → `e_machine` of its ELF files."""
 
 
@@ -44,48 +42,42 @@ class Inspection:
 
     image: PlatformImage
     layers: tuple[Layer, ...]
-    project: Project | None = None
-    plan: Plan | None = None
-    versions: Pins | None = None
-    """Pins that the plan was made with; by default the matrix's."""
+    renderer: Renderer
+    """Of the project that the image should be of."""
+    plan: Plan
 
     @cached_property
     def tree(self) -> Tree:
         """Return the files that a container sees."""
         return Tree(self.layers)
 
-    @property
-    def arch(self) -> str:
-        """Return the image's architecture: `amd64`."""
-        return self.image.platform.split("/")[1]
+    @cached_property
+    def objects(self) -> dict[str, Elf]:
+        """Return path → content of all ELF files that a container sees."""
+        return {entry.path: entry.elf for entry in self.tree if entry.elf}
 
     @cached_property
+    def loader(self) -> Loader:
+        """Return the loader of a container of the image."""
+        return Loader(self.tree, self.image.env)
+
+    @property
     def machine(self) -> int:
         """Return `e_machine` of the image's ELF files. Raises NotApplicable for an architecture not in MACHINES."""
-        if self.arch not in MACHINES:
+        if self.image.architecture not in MACHINES:
             raise NotApplicable(f"the machine of ELF files for {self.image.platform} is not known here")
-        return MACHINES[self.arch]
+        return MACHINES[self.image.architecture]
 
-    @cached_property
-    def components(self) -> dict[str, str]:
-        """Return component → version by the labels. Raises NotApplicable if they name no component."""
-        components = components_of(self.image.labels)
-        if not components:
+    def components(self) -> list[tuple[str, Component]]:
+        """Return the image's components by its labels, as far as the project has them.
+
+        Raises NotApplicable if the labels name none.
+        """
+        names = components_of(self.image.labels)
+        if not names:
             raise NotApplicable("the image has no labels imagebuild.component.*: it was not built here")
-        return components
-
-    @property
-    def axes(self) -> dict[str, str]:
-        """Return axis → value by the labels."""
-        return axes_of(self.image.labels)
-
-    def known_components(self) -> Iterator[tuple[str, Component]]:
-        """Yield the image's components that the project has. Raises NotApplicable without a project or labels."""
-        if self.project is None:
-            raise NotApplicable("there is no matrix to compare with")
-        for name in self.components:
-            if name in self.project.components:
-                yield name, self.project.components[name].model
+        known = self.renderer.project.components
+        return [(name, known[name].model) for name in names if name in known]
 
     @property
     def target(self) -> Target:
@@ -93,44 +85,10 @@ class Inspection:
         name = self.image.labels.get("imagebuild.target")
         if not name:
             raise NotApplicable("the image has no label imagebuild.target: it was not built here")
-        if self.plan is None or self.project is None:
-            raise NotApplicable("there is no plan to compare with")
         target = next((target for target in self.plan.targets if target.id == name), None)
         if target is None:
             raise NotApplicable(f"the plan has no target {name}")
         return target
-
-    def all_files(self) -> Iterator[FileEntry]:
-        """Yield the entries of all layers, also those that a later layer hides."""
-        for layer in self.layers:
-            yield from layer.entries
-
-    @cached_property
-    def loader(self) -> Loader:
-        """Return the loader of a container of the image."""
-        return Loader(self.tree, self.image.env)
-
-    @cached_property
-    def renderer(self) -> Renderer:
-        """Return the renderer of the image's project. Raises NotApplicable without a project."""
-        if self.project is None:
-            raise NotApplicable("there is no matrix to compare with")
-        return Renderer(self.project, self.versions or versions_with(self.project, Changes()))
-
-    def closure(self, path: str) -> Closure:
-        """Return what the loader loads for a program or library."""
-        if path not in self._closures:
-            self._closures[path] = self.loader.closure(path, self.objects[path])
-        return self._closures[path]
-
-    @cached_property
-    def _closures(self) -> dict[str, Closure]:
-        return {}
-
-    @cached_property
-    def objects(self) -> dict[str, Elf]:
-        """Return path → content of all ELF files that a container sees."""
-        return {entry.path: entry.elf for entry in self.tree if entry.elf}
 
 
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
@@ -146,14 +104,15 @@ def architecture(inspection: Inspection) -> Iterator[Finding]:
         if entry.broken:
             yield Finding(f"/{entry.path}", f"begins like an ELF file, but cannot be read: {entry.broken}")
         elif entry.elf and entry.elf.machine not in (inspection.machine, *DEVICES):
-            yield Finding(f"/{entry.path}", f"is for ELF machine {entry.elf.machine}, not for {inspection.arch}")
+            own = inspection.image.architecture
+            yield Finding(f"/{entry.path}", f"is for ELF machine {entry.elf.machine}, not for {own}")
 
 
 def closures(inspection: Inspection) -> Iterator[tuple[str, Elf, Closure]]:
     """Yield path, content and closure of all programs and libraries for the image's machine."""
     for path, elf in inspection.objects.items():
-        if elf.machine == inspection.machine and elf.type in (2, 3):
-            yield path, elf, inspection.closure(path)
+        if elf.machine == inspection.machine and elf.loadable:
+            yield path, elf, inspection.loader.closure(path)
 
 
 def closure(inspection: Inspection) -> Iterator[Finding]:
@@ -311,7 +270,7 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
 
 def no_site_ca(inspection: Inspection) -> Iterator[Finding]:
     """No layer trusts a certificate that the distribution does not."""
-    trusted = {c for entry in inspection.all_files() if TRUSTED.search(entry.path) for c in entry.certificates}
+    trusted = {c for entry in _contents(inspection) if TRUSTED.search(entry.path) for c in entry.certificates}
     for entry in _contents(inspection):
         if ANCHORS.search(entry.path):
             yield _in_layer(entry, "is a certificate that a site trusts")
@@ -352,7 +311,8 @@ def setuid(inspection: Inspection) -> Iterator[Finding]:
 
 def _contents(inspection: Inspection) -> Iterator[FileEntry]:
     """Yield the files of all layers, without the marks of what a layer removes."""
-    return (e for e in inspection.all_files() if e.kind in ("file", "hardlink") and "/.wh." not in f"/{e.path}")
+    entries = (entry for layer in inspection.layers for entry in layer.entries)
+    return (e for e in entries if e.kind in ("file", "hardlink") and "/.wh." not in f"/{e.path}")
 
 
 def _in_layer(entry: FileEntry, text: str) -> Finding:
@@ -368,8 +328,8 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
     target = inspection.target
     if not inspection.renderer.project.matrix.model.gpu_architectures:
         raise NotApplicable("the matrix lists no GPU architectures")
-    wanted = inspection.renderer.capabilities(target).get(inspection.arch, ())
-    own = [pattern.strip("/") for _, component in inspection.known_components() for pattern in component.gpu_code]
+    wanted = inspection.renderer.capabilities(target).get(inspection.image.architecture, ())
+    own = [pattern.strip("/") for _, component in inspection.components() for pattern in component.gpu_code]
     seen: set[str] = set()
     for path, elf in inspection.objects.items():
         if not elf.gpu:
@@ -443,8 +403,7 @@ PROVIDED = re.compile(r"([\w.+-]+)(?: \(= ([^)]+)\))?(?:, |$)")
 
 def labels(inspection: Inspection) -> Iterator[Finding]:
     """The labels say what it is, from what it was built, and under which licences."""
-    if not inspection.components:
-        return
+    inspection.components()  # of an image that was not built here, nothing is known
     present = inspection.image.labels
     required = [f"{OCI}{name}" for name in REQUIRED] + ["imagebuild.target", "imagebuild.lock"]
     yield from (Finding(label, "the label is missing") for label in required if not present.get(label))
@@ -495,7 +454,7 @@ def installed_packages(inspection: Inspection) -> dict[str, str]:
 
 def licenses(inspection: Inspection) -> Iterator[Finding]:
     """The licence texts of all components are there."""
-    for name, component in inspection.known_components():
+    for name, component in inspection.components():
         for pattern in component.license_files:
             if not inspection.tree.glob(pattern):
                 yield Finding(pattern, f"the licence text of {name} is missing")
@@ -506,21 +465,18 @@ def environment(inspection: Inspection) -> Iterator[Finding]:
     for name, value in inspection.image.env.items():
         if SECRET_NAMES.search(name) and value:
             yield Finding(name, "a variable with the name of a secret has a value")
+        folders: list[str] = []
         if name in renderer.FOLDER_LISTS:
-            parts = value.split(":")
-            if "" in parts:
-                yield Finding(name, "an empty part means the current folder")
-            yield from _missing_folders(inspection, name, [part for part in parts if part])
+            folders = value.split(":")
         elif FOLDER_NAMES.search(name) and value.startswith("/"):
-            yield from _missing_folders(inspection, name, [value])
-
-
-def _missing_folders(inspection: Inspection, name: str, folders: list[str]) -> Iterator[Finding]:
-    for folder in dict.fromkeys(folders):
-        if not folder.startswith("/"):
-            yield Finding(name, f"{folder!r} depends on the current folder")
-        elif inspection.tree.resolve(folder) is None and not MOUNTED.search(folder) and folder not in USUAL:
-            yield Finding(name, f"{folder} does not exist")
+            folders = [value]
+        for folder in dict.fromkeys(folders):
+            if not folder:
+                yield Finding(name, "an empty part means the current folder")
+            elif not folder.startswith("/"):
+                yield Finding(name, f"{folder!r} depends on the current folder")
+            elif inspection.tree.resolve(folder) is None and not MOUNTED.search(folder) and folder not in USUAL:
+                yield Finding(name, f"{folder} does not exist")
 
 
 def user(inspection: Inspection) -> Iterator[Finding]:
@@ -599,63 +555,50 @@ def rule_name(rule: ImageRule) -> str:
 IMAGE_CHECKS = {
     "readable": "Every layer can be read",
     **{rule_name(rule): str(rule.__doc__).partition(".")[0] for rule in RULES},
-    "waivers": "All exceptions that the components and the matrix declare are needed",
 }
 """Name → what passing proves, of all checks that `inspect` makes."""
 SHOWN = 100
 """Findings of a rule that are listed."""
 
 
-@dataclass
-class DeclaredWaiver:
-    """Hold a waiver, and what it was used for."""
-
-    owner: str
-    """Component or image that declares it."""
-    waiver: CheckWaiver
-    used: list[str] = field(default_factory=list)
-
-
 def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
-    """Return the result of every rule, and at last whether all waivers were needed."""
-    declared: list[DeclaredWaiver] = []
+    """Return the result of every rule."""
+    waivers: list[tuple[str, CheckWaiver]] = []
     with suppress(NotApplicable):
-        owned = [(name, waiver) for name, component in inspection.known_components() for waiver in component.waivers]
-        name = inspection.image.labels.get("org.opencontainers.image.title", "")
-        assert inspection.project
-        if image := inspection.project.matrix.model.images.get(name):
-            owned += [(f"images.{name}", waiver) for waiver in image.waivers]
-        conditions = {**axis_facts(inspection.axes), "arch": inspection.arch, "image": name}
-        declared = [DeclaredWaiver(owner, waiver) for owner, waiver in owned if matches(waiver.when, conditions)]
-    results = [
-        _judge_rule(rule, inspection, [d for d in declared if d.waiver.rule == rule_name(rule)]) for rule in RULES
-    ]
-    skipped = {result.check for result in results if result.outcome == "skipped"}
-    needless = [
-        f"{d.owner}: {d.waiver.rule} {d.waiver.subject}: nothing to waive; remove it"
-        for d in declared
-        if not d.used and d.waiver.rule not in skipped
-    ]
-    return (*results, _result("waivers", needless, needless, 0.0))
+        labels = inspection.image.labels
+        waivers = [(name, waiver) for name, component in inspection.components() for waiver in component.waivers]
+        name = labels.get(f"{OCI}title", "")
+        if image := inspection.renderer.project.matrix.model.images.get(name):
+            waivers += [(f"images.{name}", waiver) for waiver in image.waivers]
+        conditions = {**axis_facts(axes_of(labels)), "arch": inspection.image.architecture, "image": name}
+        waivers = [(owner, waiver) for owner, waiver in waivers if matches(waiver.when, conditions)]
+    return tuple(
+        _judge_rule(rule, inspection, [(owner, w) for owner, w in waivers if w.rule == rule_name(rule)])
+        for rule in RULES
+    )
 
 
-def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[DeclaredWaiver]) -> CheckResult:
+def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple[str, CheckWaiver]]) -> CheckResult:
+    """Return the result of a rule; `waivers` are those of this rule with the components or images that declare them."""
     began = time.monotonic()
     try:
         findings = list(dict.fromkeys(rule(inspection)))
     except NotApplicable as reason:
         return CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped", reason=str(reason))
     faults, waived = [], []
+    notes = [f"{finding} (no fault)" for finding in findings if finding.note]
+    unused = [f"{waiver.subject}: {owner} declares this as right, but it is not there" for owner, waiver in waivers]
     for finding in findings:
         if finding.note:
             continue
-        if waiver := next((w for w in waivers if fnmatchcase(finding.subject, w.waiver.subject)), None):
-            waiver.used.append(finding.subject)
-            waived.append(f"{finding} (waived: {waiver.owner}: {waiver.waiver.reason})")
-        else:
+        fitting = (i for i, (_, waiver) in enumerate(waivers) if fnmatchcase(finding.subject, waiver.subject))
+        if (i := next(fitting, None)) is None:
             faults.append(str(finding))
-    notes = [f"{finding} (no fault)" for finding in findings if finding.note]
-    return _result(rule_name(rule), faults, [*faults, *waived, *notes], time.monotonic() - began)
+        else:
+            unused[i] = ""
+            waived.append(f"{finding} (waived: {waivers[i][0]}: {waivers[i][1].reason})")
+    lines = [*faults, *waived, *notes, *filter(None, unused)]
+    return _result(rule_name(rule), faults, lines, time.monotonic() - began)
 
 
 def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: float) -> CheckResult:
@@ -673,20 +616,18 @@ def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: flo
 
 def inspect(
     source: Path | Iterable[bytes],
-    project: Project | None = None,
-    plan: Plan | None = None,
+    renderer: Renderer,
+    plan: Plan,
     *,
-    versions: Pins | None = None,
     platform: str | None = None,
     workers: int | None = None,
 ) -> tuple[CheckResult, ...]:
     """Read an image, and return the result of every rule.
 
     `source` is a folder with an OCI layout, a tar of one, as `docker save` writes it, or the chunks that an engine
-    saves. Without `project` and `plan`, rules about what the image should be are skipped; `versions` are the pins that
-    the plan was made with, by default the matrix's. Of an image for several platforms, `platform` chooses one;
-    otherwise all are checked, and the names of results end with theirs. Layers are read by `workers` processes, by
-    default as many as there are CPUs.
+    saves. `renderer` and `plan` are of the project that it should be of. Of an image for several platforms, `platform`
+    chooses one; otherwise all are checked, and the names of results end with theirs. Layers are read by `workers`
+    processes, by default as many as there are CPUs.
 
     Raises ConfigError if the source is no image or lacks the platform, ResultError if it cannot be read.
     """
@@ -705,7 +646,7 @@ def inspect(
                 suffix = f" {image.platform}" if len(chosen) > 1 else ""
                 results += [
                     result.model_copy(update={"check": f"{result.check}{suffix}"})
-                    for result in (readable, *judge_image(Inspection(image, read, project, plan, versions)))
+                    for result in (readable, *judge_image(Inspection(image, read, renderer, plan)))
                 ]
             return tuple(results)
     except OSError as error:

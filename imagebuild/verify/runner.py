@@ -64,7 +64,7 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class HostFacts:
+class Host:
     """Describe the place where commands run."""
 
     user: str = "root"
@@ -73,8 +73,32 @@ class HostFacts:
     """Those of TOOLS that are on the PATH."""
     accounts: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
     """User → uid, gid, home."""
+    gpus: int = 0
+    ports: tuple[str, ...] = ()
+    """Ports of RDMA devices with their states."""
+    has_verbs: bool = False
+    """Whether there is a device file for RDMA."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """`kernel`, `machine`, `cpus`, `memory`, `host`, `os`, …"""
+
+    def facilities(self, *, nodes: int, slurm: bool, why: Mapping[str, str]) -> Facilities:
+        """Return what checks may need, with the nodes and Slurm that the runner knows of.
+
+        `why` gives the runner's reasons for what may be absent: `gpu`, `nodes`, `slurm`.
+        """
+        absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not self.gpus}
+        reasons = {name: reason for name, reason in why.items() if absent[name]}
+        if not self.gpus and "gpu" not in reasons:
+            has_program = "nvidia-smi" in self.tools
+            reasons["gpu"] = "nvidia-smi finds none" if has_program else "no nvidia-smi, which a driver brings"
+        has_active_port = any("ACTIVE" in port for port in self.ports)
+        if not self.ports:
+            reasons["rdma"] = "no port in /sys/class/infiniband"
+        elif not has_active_port:
+            reasons["rdma"] = "no port is active"
+        elif not self.has_verbs:
+            reasons["rdma"] = "no /dev/infiniband/uverbs* in the container"
+        return Facilities(self.gpus, "rdma" not in reasons, nodes, slurm, reasons)
 
 
 TOOLS = ("bash", "nvidia-smi", "runuser", "scontrol", "setpriv", "srun", "ssh", "ssh-keygen", "sshd", "su", "timeout")
@@ -116,65 +140,36 @@ fact end .
 FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os", "job", "hostlist")
 """Names of the probe's facts that are kept as they are."""
 
-Probe = Mapping[str, list[str]]
-"""What the probe printed: name → values."""
 
-
-def read_probe(output: str) -> Probe | None:
+def read_probe(output: str) -> Host | None:
     """Read what the probe printed, whatever else was printed between. Return None if it did not reach its end."""
-    probe = defaultdict(list)
+    probe: dict[str, list[str]] = defaultdict(list)
     for line in output.splitlines():
         _, prefix, rest = line.partition(PROBE_PREFIX)
         if prefix:
             name, _, value = rest.partition("=")
-            probe[name].append(value.strip())
-    return dict(probe) if "end" in probe else None
-
-
-def host_facts(probe: Probe) -> HostFacts:
-    """Return user, tools, accounts and facts of the probed host."""
-    uid = _number(probe, "uid")
+            probe[name] += [value.strip()] if value.strip() else []
+    if "end" not in probe:
+        return None
+    first = {name: values[0] for name, values in probe.items() if values}
     accounts = {}
-    for line in probe.get("account", ()):
+    for line in probe["account"]:
         name, _, user, group, _, home, *_ = [*line.split(":"), *[""] * 6]
         if name and user.isdigit() and group.isdigit():
             accounts[name] = (int(user), int(group), home or "/")
+    # What a launcher prints between may have cut a line in two.
+    uid, gpus = (int(first[name]) if first.get(name, "").isdigit() else 0 for name in ("uid", "gpus"))
     names = {number: name for name, (number, _, _) in accounts.items()}
-    return HostFacts(
-        user=(probe.get("user") or [""])[0] or names.get(uid, str(uid)),
+    return Host(
+        user=first.get("user") or names.get(uid, str(uid)),
         uid=uid,
-        tools=frozenset(probe.get("tool", ())),
+        tools=frozenset(probe["tool"]),
         accounts=accounts,
-        facts={name: probe[name][0].strip('"') for name in FACTS if probe.get(name, [""])[0]},
+        gpus=gpus,
+        ports=tuple(probe["port"]),
+        has_verbs=bool(probe["verbs"]),
+        facts={name: first[name].strip('"') for name in FACTS if name in first},
     )
-
-
-def probed_facilities(probe: Probe, *, nodes: int, slurm: bool, why: Mapping[str, str]) -> Facilities:
-    """Return GPUs and RDMA as probed, with the nodes and Slurm that the runner knows of.
-
-    `why` gives the runner's reasons for what may be absent: `gpu`, `nodes`, `slurm`.
-    """
-    gpus = _number(probe, "gpus")
-    absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not gpus}
-    reasons = {name: reason for name, reason in why.items() if absent[name]}
-    if not gpus and not reasons.get("gpu"):
-        has_program = "nvidia-smi" in probe.get("tool", ())
-        reasons["gpu"] = "nvidia-smi finds none" if has_program else "no nvidia-smi, which a driver brings"
-    ports = probe.get("port", ())
-    active = any("ACTIVE" in port for port in ports)
-    rdma = active and bool(probe.get("verbs"))
-    if not rdma:
-        reasons["rdma"] = (
-            "no port in /sys/class/infiniband" if not ports
-            else "no port is active" if not active
-            else "no /dev/infiniband/uverbs* in the container"
-        )  # fmt: skip
-    return Facilities(gpus, rdma, nodes, slurm, reasons)
-
-
-def _number(probe: Probe, name: str) -> int:
-    text = (probe.get(name) or ["0"])[0]
-    return int(text) if text.isdigit() else 0
 
 
 GRACE_S = 5
@@ -200,18 +195,12 @@ members() {
   done
 }
 signal_members() {
-  local pids
-  pids=$(members)
-  pids=${pids//unknown/}
-  [ -z "${pids//[[:space:]]/}" ] || kill -"$1" $pids
-}
-kill_members() {
   local round pids
-  for round in 1 2 3 4 5 6 7 8 9 10; do
+  for ((round = 0; round < $2; round++)); do
     pids=$(members)
     [ -n "$pids" ] || break
     pids=${pids//unknown/}
-    [ -z "${pids//[[:space:]]/}" ] || kill -KILL $pids
+    [ -z "${pids//[[:space:]]/}" ] || kill -"$1" $pids
     nap 0.05
   done
 }
@@ -228,24 +217,24 @@ parent=$$
   exec 3>&- > /dev/null < /dev/null
   nap {seconds}
   kill -USR1 "$parent"
-  signal_members TERM
+  signal_members TERM 1
   nap {grace}
-  kill_members
+  signal_members KILL 10
 ) &
 watch=$!
 {name}="${{mark#*=}}" {start}bash -euo pipefail -c {script} < /dev/null >&3 2>&3 3>&-
 status=$?
 kill "$watch"
-kill_members
+signal_members KILL 10
 [ -z "$late" ] || exit {late}
 exit "$status"
 """
 _SWEEP = """\
 exec 2>/dev/null
 mark={mark}
-{functions}signal_members TERM
+{functions}signal_members TERM 1
 nap 2
-kill_members
+signal_members KILL 10
 """
 
 
@@ -278,7 +267,7 @@ def sweep_script(token: str) -> str:
 class Session(ABC):
     """Run commands in an image that is ready for them."""
 
-    host: HostFacts
+    host: Host
     facilities: Facilities
     """GPUs, nodes and other facilities that checks may need."""
 
@@ -362,16 +351,3 @@ class NoRunner(Runner):
     def session(self, reference: str | None, layout: Path | None) -> AbstractContextManager[Session]:  # noqa: ARG002
         """Raise CannotRun."""
         raise CannotRun(self.reason)
-
-
-def as_user(user: str, account: tuple[int, int, str], tools: frozenset[str], program: str) -> tuple[str, ...] | None:
-    """Return how root starts a program for bash as another user; None if the image has no tool for that."""
-    uid, gid, _ = account
-    bash = ("bash", "-c", program)
-    if "setpriv" in tools:
-        return ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups", *bash)
-    if "runuser" in tools:
-        return ("runuser", "-u", user, "--", *bash)
-    if "su" in tools:
-        return ("su", user, "-s", "/bin/bash", "-c", program)
-    return None

@@ -17,7 +17,7 @@ from imagebuild.core.files import read_text
 from imagebuild.oci import engine, image
 from imagebuild.oci.image import FoundImage
 from imagebuild.oci.reference import parse_reference
-from imagebuild.oci.registry import Registry
+from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.records import BuildResult
 from imagebuild.verify.checks import axes_of, components_of
@@ -113,12 +113,6 @@ ENGINE, REGISTRY = "engine:", "registry:"
 """Prefixes of names that are looked for in one place; without one, the engine comes before the registry."""
 
 
-def _connect(host: str) -> Registry:
-    from imagebuild.oci import registry  # noqa: PLC0415 - most images are found without a registry
-
-    return registry.connect_registry(host)
-
-
 @dataclass(frozen=True)
 class ImageFinder:
     """Find images in files, in the engine's store, in the folder of builds and in registries."""
@@ -128,7 +122,7 @@ class ImageFinder:
     """Folder in which builds leave layouts and results of targets."""
     offline: bool = False
     """Ask no registry."""
-    connect: Callable[[str], Registry] = field(default=_connect)
+    connect: Callable[[str], Registry] = field(default=connect_registry)
 
     @contextmanager
     def find(self, name: str) -> Iterator[FoundImage | Target]:

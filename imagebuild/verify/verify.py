@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -15,19 +15,18 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core import console, files
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.oci import engine
-from imagebuild.project.component import Facilities, missing_needs
+from imagebuild.project.component import missing_needs
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Pins
 from imagebuild.project.records import CheckResult, Surroundings, VerifyResult
+from imagebuild.render.renderer import Renderer
 from imagebuild.verify import subject
 from imagebuild.verify.checks import (
     IMAGE,
     ListedCheck,
     PlannedCheck,
     judged_speed,
-    planned_checks,
-    require_known,
+    plan_checks,
     run_check,
     select_checks,
     skipped_result,
@@ -62,27 +61,25 @@ class VerifyRequest:
     """Hardware that the speed of benchmarks is compared with."""
 
 
-def verify_image(project: Project, plan: Plan, versions: Pins, request: VerifyRequest) -> VerifyResult:
-    """Run the checks of an image; `versions` are the pins that the plan was made with.
+def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> VerifyResult:
+    """Run the checks of an image of the renderer's project, or of any other image.
 
     Raises ConfigError for an image that cannot be found, CommandError if the runner fails. Results until then are in
     the evidence folder also if something is raised.
     """
+    project = renderer.project
     image, runner = find_image_and_runner(plan, request)
     components = components_to_check(project, image, request)
     chosen = select_checks(project, IMAGE_CHECKS, components, request.checks)
-    names = {entry.name for entry in chosen}
-
-    def checks_to_run(have: Facilities) -> list[PlannedCheck]:
-        return [check for check in planned_checks(project, components, image.axes, have) if check.name in names]
-
+    planned = plan_checks(project, chosen, components, image.axes)
+    rules = [entry.name.removeprefix(f"{IMAGE}/") for entry in chosen if entry.component == IMAGE]
     with tempfile.TemporaryDirectory(prefix="imagebuild-verify-") as folder, ThreadPoolExecutor(1) as pool:
         evidence = Evidence(image, request.output or Path(folder), kept=request.output is not None)
         # Files are read while commands run.
-        results_of_files = pool.submit(check_files, image, runner, names, project=project, plan=plan, versions=versions)
+        results_of_files = pool.submit(check_files, image, runner, rules, renderer, plan)
         try:
-            if any(entry.check for entry in chosen):
-                run_commands(image, runner, checks_to_run, request, evidence)
+            if planned:
+                run_commands(image, runner, planned, request, evidence)
             evidence.add(*results_of_files.result())
         finally:
             evidence.write()
@@ -90,18 +87,14 @@ def verify_image(project: Project, plan: Plan, versions: Pins, request: VerifyRe
 
 
 def run_commands(
-    image: Subject,
-    runner: Runner,
-    checks_to_run: Callable[[Facilities], list[PlannedCheck]],
-    request: VerifyRequest,
-    evidence: Evidence,
+    image: Subject, runner: Runner, planned: Sequence[PlannedCheck], request: VerifyRequest, evidence: Evidence
 ) -> None:
     """Run checks in a session of the runner, one after the other: a second command would disturb a benchmark."""
     try:
         with runner.session(image.reference, image.layout) as session:
             evidence.surroundings = observe_surroundings(session, runner.name, evidence)
             variables = {**evidence.surroundings.environment, **request.environment}
-            for check in checks_to_run(session.facilities):
+            for check in planned:
                 log = evidence.log(check.component, check.check.name)
                 result = run_check(check, session, log, request.environment)
                 evidence.add(result)
@@ -110,7 +103,7 @@ def run_commands(
                         *judged_speed(result, check.check, request.profile, variables, one_host=runner.one_host)
                     )
     except CannotRun as error:
-        evidence.add(*(skipped_result(check, str(error)) for check in checks_to_run(Facilities())))
+        evidence.add(*(skipped_result(check, str(error)) for check in planned))
 
 
 def find_image_and_runner(plan: Plan, request: VerifyRequest) -> tuple[Subject, Runner]:
@@ -133,10 +126,6 @@ def find_image_and_runner(plan: Plan, request: VerifyRequest) -> tuple[Subject, 
         image = subject.subject_in_engine(client, plan, request.image, pull=request.pull)
         return replace(image, layout=request.layout), DockerRunner(client)
     image = subject.subject_in_files(path)
-    if not path.is_dir():
-        return image, NoRunner(
-            f"{path}: the image of an archive is not started; unpack the archive into a folder and verify that"
-        )
     try:
         return image, DockerRunner(engine.connect_engine(engine.find_engine()))
     except CommandError as error:
@@ -148,8 +137,12 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
 
     Raises ConfigError if there is nothing to choose checks by, or if a component is unknown.
     """
+    if unknown := ", ".join(name for name in image.components if name not in project.components):
+        raise ConfigError(
+            f"{unknown}: a component of the image, but no such component is known here; "
+            "verify it in the project that built it"
+        )
     if image.components:
-        require_known(project, image.components)
         return image.components
     if not request.checks:
         raise ConfigError(
@@ -160,10 +153,9 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
 
 
 def check_files(
-    image: Subject, runner: Runner, names: Collection[str], *, project: Project, plan: Plan, versions: Pins
+    image: Subject, runner: Runner, rules: Collection[str], renderer: Renderer, plan: Plan
 ) -> list[CheckResult]:
     """Return the results of the chosen checks that read the image without starting it."""
-    rules = [name for name in IMAGE_CHECKS if f"{IMAGE}/{name}" in names]
     if not rules:
         return []
     source = image.layout or runner.archive(image.reference)
@@ -171,7 +163,7 @@ def check_files(
         reason = "not through this runner; give an OCI layout of the image with --layout"
         return [CheckResult(component=IMAGE, check=name, outcome="skipped", reason=reason) for name in rules]
     platform = None if image.layout else image.platform
-    results = inspect(source, project, plan, versions=versions, platform=platform)
+    results = inspect(source, renderer, plan, platform=platform)
     # Of an image for several platforms, the name of a check is followed by the platform.
     return [result for result in results if result.check.partition(" ")[0] in rules]
 
@@ -183,9 +175,10 @@ def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence
     """
     components: Mapping[str, str | None] = {}
     if image is not None:
+        path = subject.path_of_image(image)
         if target := subject.target_with_id(plan, image):
             components = target.components
-        elif path := subject.path_of_image(image):
+        elif path:
             components = subject.subject_in_files(path).components
         else:
             client = engine.connect_engine(engine.find_engine())
@@ -259,11 +252,10 @@ class Evidence:
         """Add results with the names of their logs, and print a line for each check that failed or took long."""
         for result in results:
             path = self.log(result.component, result.check)
-            if not self.kept:
-                path.unlink(missing_ok=True)
-            elif result.output and not path.exists():
+            if self.kept and result.output and not path.exists():
                 files.write_text(path, result.output)
-            self.results.append(result.model_copy(update={"log": path.name}) if path.exists() else result)
+            kept = self.kept and path.exists()
+            self.results.append(result.model_copy(update={"log": path.name}) if kept else result)
             if result.outcome == "failed" or result.seconds >= SLOW_S:
                 name = f"{result.component}/{result.check}"
                 console.err.print(f"{console.MARKS[result.outcome]} {name} ({result.seconds:.1f} s)")

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import execute_script, sleeping_container
+from imagebuild.oci import execute_script
 from imagebuild.project import CheckResult, VerifyResult
 from imagebuild.verify import NodesUnreachable, cluster
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild, containers, until, unused_networks
 from tests.docker.test_quickstart import docker_build
-from tests.docker.test_slurm import SUM
 
 pytestmark = pytest.mark.docker
 
@@ -88,26 +87,6 @@ def test_checks_find_what_is_broken(quickstart: Built, imagebuild: Imagebuild, t
     (result,) = verify(imagebuild, tag, tmp_path, check, expect=1)
     assert result.outcome == "failed"
     assert reason in f"{result.reason}\n{result.output}"
-
-
-def test_compiled_in_the_devel_image_run_in_the_runtime_image(
-    quickstart: Built, devel: Built, client: DockerClient
-) -> None:
-    with sleeping_container(client, devel.tag) as compiler:
-        status, text = execute_script(
-            compiler, f"cat > /tmp/sum.c <<'C'\n{SUM}\nC\nmpicc /tmp/sum.c -o /tmp/sum && base64 -w 0 /tmp/sum",
-            user="root", timeout_s=60, environment={},
-        )  # fmt: skip
-    assert status == 0, text
-    with cluster(client, quickstart.tag, 2) as nodes:
-        for node in nodes:
-            put = f"echo {text} | base64 -d > /tmp/sum && chmod +x /tmp/sum"
-            assert execute_script(node, put, user="root", timeout_s=60, environment={})[0] == 0
-        # mpirun may warn on stderr that a child was faster than its own setpgid, which harms nothing.
-        start = "mpirun -n 4 --host node-1:2,node-2:2 /tmp/sum 2>/tmp/stderr || { cat /tmp/stderr; exit 1; }"
-        status, text = execute_script(nodes[0], start, user="mpiuser", timeout_s=60, environment={})
-    assert status == 0, text
-    assert sorted(text.splitlines()) == [f"user 1000: rank {rank} of 4, sum 6" for rank in range(4)]
 
 
 def test_nothing_is_left_of_nodes_that_do_not_reach_each_other(

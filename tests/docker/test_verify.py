@@ -15,7 +15,6 @@ from docker import DockerClient
 from docker.models.containers import Container
 from pytest_docker.plugin import get_docker_services
 
-from imagebuild.core import run_program
 from imagebuild.oci import sleeping_container
 from imagebuild.project import CheckResult, VerifyResult
 from imagebuild.verify import cluster, cluster_names
@@ -25,7 +24,6 @@ from tests.docker.conftest import (
     Built,
     Imagebuild,
     compose_command,
-    containers,
     copy_of_project,
     finish,
     sleeping,
@@ -82,15 +80,6 @@ def without_nodes(result: dict[str, str], single: VerifyResult) -> dict[str, str
     return {name: outcome for name, outcome in result.items() if name not in alone}
 
 
-def test_docker_exec_as_a_prefix_says_the_same(by_docker: VerifyResult, started: Container, verify: Verify) -> None:
-    result = verify(TARGET, "--runner", f"exec:docker exec {started.name}")
-    assert without_nodes(outcomes(by_docker), result) == without_nodes(outcomes(result), result)
-    assert len(without_nodes(outcomes(result), result)) > 30
-    assert all("--layout" in c.reason for c in result.checks if c.component == "image")
-    assert (result.target, result.platform) == (TARGET, by_docker.platform)
-    assert the(result, "openmpi-distro/ranks-as-user").command[:4] == ("docker", "exec", str(started.name), "bash")
-
-
 @dataclass(frozen=True)
 class Node:
     """A machine that is reached by ssh."""
@@ -116,10 +105,17 @@ def node(
         yield Node(client.containers.get(f"{project}-node-1"), ssh)
 
 
-def test_ssh_as_a_prefix_says_the_same(by_docker: VerifyResult, node: Node, verify: Verify) -> None:
-    result = verify(TARGET, "--runner", f"exec:{node.ssh}")
+@pytest.mark.parametrize("launcher", ["docker", "ssh"])
+def test_a_prefix_says_the_same(
+    by_docker: VerifyResult, started: Container, node: Node, verify: Verify, launcher: str
+) -> None:
+    prefix = node.ssh if launcher == "ssh" else f"docker exec {started.name}"
+    result = verify(TARGET, "--runner", f"exec:{prefix}")
     assert without_nodes(outcomes(by_docker), result) == without_nodes(outcomes(result), result)
     assert len(without_nodes(outcomes(result), result)) > 30
+    assert all("--layout" in c.reason for c in result.checks if c.component == "image")
+    assert (result.target, result.platform) == (TARGET, by_docker.platform)
+    assert the(result, "openmpi-distro/ranks-as-user").command[: len(prefix.split())] == tuple(prefix.split())
 
 
 def test_hosts_of_a_prefix_are_nodes(
@@ -141,17 +137,12 @@ def test_what_is_kept_as_evidence(quickstart: Built, imagebuild: Imagebuild, tmp
     result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
     assert (result.target, result.digest) == (TARGET, quickstart.result.digest)
     assert result.labels["imagebuild.target"] == TARGET
-    assert re.match(r"20\d\d-\d\d-\d\dT.*\+00:00$", result.started)
     place = result.surroundings
     assert place
     assert (place.runner, place.user) == ("docker", "root")
-    assert place.environment["PATH"].endswith("/bin")
     assert {"kernel", "machine", "cpus", "memory", "os"} <= set(place.facts)
     assert (tmp_path / place.reports["cat /etc/os-release"]).read_text().startswith("PRETTY_NAME")
     version = the(result, "ucx-distro/version")
-    assert version.status == 0
-    assert version.log == "ucx-distro.version.log"
-    assert (tmp_path / version.log).read_text() == version.output
     assert version.environment == {"HOME": "/root", "LC_ALL": "C.UTF-8", "USER": "root"}
     assert "ucx_info" in version.command[-1]
     assert {c.log for c in result.checks if c.log} == {p.name for p in tmp_path.glob("*.log")}
@@ -212,15 +203,6 @@ def test_a_hung_check_ends_with_all_it_started(
     assert done.seconds < 60
 
 
-def test_ctrl_c_ends_the_container(quickstart: Built, hung: tuple[Imagebuild, str], client: DockerClient) -> None:
-    imagebuild, seconds = hung
-    process = imagebuild.start("verify", TARGET, "--only", "pmix/forever")
-    assert until(lambda: sleeping(seconds))
-    process.send_signal(signal.SIGINT)
-    assert finish(process).status == 130
-    assert not containers(client)
-
-
 def test_ctrl_c_ends_what_ssh_started(hung: tuple[Imagebuild, str], node: Node) -> None:
     imagebuild, seconds = hung
     process = imagebuild.start("verify", TARGET, "--runner", f"exec:{node.ssh}", "--only", "pmix/forever")
@@ -259,7 +241,7 @@ def test_what_a_foreign_image_lacks_is_said(imagebuild: Imagebuild, quickstart: 
     assert the(result, "openmpi-distro/ranks-as-user").reason == "the image has no user mpiuser"
     assert the(result, "pmix/loads").outcome == "passed"
     docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
-    result = verify(tag, *chosen)
+    result = verify(tag, *chosen, expect=4)
     assert {c.outcome for c in result.checks if c.component != "image"} == {"skipped"}
     assert "sleep" in the(result, "pmix/loads").reason
 
@@ -288,19 +270,15 @@ def pid(client: DockerClient, running: Container) -> int:
 
 
 @pytest.fixture
-def layout(quickstart: Built, client: DockerClient, tmp_path: Path) -> Path:
-    saved, folder = tmp_path / "image.tar", tmp_path / "layout"
-    with saved.open("wb") as file:
+def archive(quickstart: Built, client: DockerClient, tmp_path: Path) -> Path:
+    with (tmp_path / "image.tar").open("wb") as file:
         file.writelines(client.images.get(quickstart.tag).save(named=True))
-    folder.mkdir()
-    run_program("tar", "--extract", "--file", str(saved), "--directory", str(folder))
-    saved.unlink()
-    return folder
+    return tmp_path / "image.tar"
 
 
-def test_a_layout_is_read_and_started(layout: Path, client: DockerClient, verify: Verify, quickstart: Built) -> None:
+def test_a_file_is_read_and_started(archive: Path, client: DockerClient, verify: Verify, quickstart: Built) -> None:
     before = set(client.images.get(quickstart.tag).tags)
-    result = verify(layout, "--only", "pmix", "--only", "image")
+    result = verify(archive, "--only", "pmix", "--only", "image")
     assert {c.outcome for c in result.checks if c.component == "pmix"} <= {"passed", "skipped"}
     assert the(result, "pmix/loads").outcome == "passed"
     assert the(result, "image/no-keys").outcome == "passed"
@@ -309,8 +287,8 @@ def test_a_layout_is_read_and_started(layout: Path, client: DockerClient, verify
     assert until(lambda: set(client.images.get(quickstart.tag).tags) <= before, 60)
 
 
-def test_a_layout_serves_a_runner_that_cannot_read_images(layout: Path, started: Container, verify: Verify) -> None:
-    result = verify("--runner", f"exec:docker exec {started.name}", "--layout", layout, "--only=pmix", "--only=image")
+def test_a_file_serves_a_runner_that_cannot_read_images(archive: Path, started: Container, verify: Verify) -> None:
+    result = verify("--runner", f"exec:docker exec {started.name}", "--layout", archive, "--only=pmix", "--only=image")
     assert result.target == TARGET
     assert the(result, "pmix/package").reason == ""  # the labels say which version it is
     assert the(result, "image/no-keys").outcome == "passed"
@@ -332,18 +310,3 @@ def test_a_digest_is_pulled_where_that_is_allowed(
         assert the(result, "pmix/loads").outcome == "passed"
     finally:
         client.images.remove(name)
-
-
-def test_names_that_are_wrong(quickstart: Built, imagebuild: Imagebuild) -> None:
-    assert "did you mean 'pmix/loads'" in imagebuild("verify", TARGET, "--only", "pmix/laods", expect=2).err
-    assert "no component with these checks" in imagebuild("verify", TARGET, "--only", "nvbandwidth/*", expect=3).err
-    assert "cannot be run" in imagebuild("verify", TARGET, "--runner", "exec:not-a-program", expect=4).err
-
-
-def test_checks_are_listed_with_their_needs(imagebuild: Imagebuild, quickstart: Built) -> None:
-    every = imagebuild("verify", "--list").out
-    ours = imagebuild("verify", "--list", quickstart.tag).out
-    assert re.search(r"(?m)^nccl-tests/all-reduce +gpu", every)
-    assert "nccl-tests/" not in ours
-    assert "pmix/loads" in ours
-    assert "image/no-keys" in ours

@@ -8,6 +8,8 @@ import hashlib
 import json
 import random
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,21 @@ import zstandard
 
 from imagebuild.core import ConfigError, ResultError
 from imagebuild.oci import Blob, PlatformImage, image, images_in, layer_members
-from imagebuild.verify import inspect, layers, scan, scan_all
+from imagebuild.project import CheckResult, Plan
+from imagebuild.render import Renderer
+from imagebuild.verify import inspect as inspect_image
+from imagebuild.verify import layers, scan, scan_all
 from tests.unit import image_files
 from tests.unit.image_files import Layout, layer
 
 FILES = {"etc/hostname": b"tiny\n"}
 INDEX = "application/vnd.oci.image.index.v1+json"
+Inspect = Callable[..., tuple[CheckResult, ...]]
+
+
+@pytest.fixture
+def inspect(renderer: Renderer, full_plan: Plan) -> Inspect:
+    return partial(inspect_image, renderer=renderer, plan=full_plan)
 
 
 def paths(image: PlatformImage, workers: int = 1) -> list[str]:
@@ -61,7 +72,7 @@ def test_folder_tar_compressed_tar_and_stream_are_the_same(tmp_path: Path) -> No
         assert read(source, tmp_path / "spool") == [["etc/hostname"]]
 
 
-def test_several_platforms(tmp_path: Path) -> None:
+def test_several_platforms(inspect: Inspect, tmp_path: Path) -> None:
     made = Layout(tmp_path / "x")
     made.image([layer({"a": b""})])
     made.image([layer({"b": b""})], platform="linux/arm64")
@@ -144,7 +155,7 @@ def test_a_layer_that_makes_no_sense_is_an_error_and_no_crash(tmp_path: Path) ->
     assert refused > 50
 
 
-def test_a_layer_with_other_content_is_an_error(tmp_path: Path) -> None:
+def test_a_layer_with_other_content_is_an_error(inspect: Inspect, tmp_path: Path) -> None:
     made = Layout(tmp_path / "x")
     other = gzip.compress(layer({"etc/hostname": b"evil\n"}))
     image = made.image([gzip.compress(layer(FILES))])
@@ -168,7 +179,7 @@ def test_an_index_that_makes_no_sense(tmp_path: Path, index: str) -> None:
         images_in(made.root, tmp_path)
 
 
-def test_a_path_that_leads_out_of_the_image(tmp_path: Path) -> None:
+def test_a_path_that_leads_out_of_the_image(inspect: Inspect, tmp_path: Path) -> None:
     made = Layout(tmp_path / "x")
     made.image([layer({"../../etc/passwd": b"x"})])
     with pytest.raises(ResultError, match="leads out"):
@@ -188,7 +199,7 @@ def test_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pytest.Monke
         scan_all(image.layers, 2)
 
 
-def test_no_room_for_an_archive_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_an_archive_is_said(inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -455,7 +455,10 @@ def test_other_files_are_counted(site: Site) -> None:
         ("{require: [{checks: [library/on-cpu]}]}", "no check library/on-cpu; did you mean 'library/on-gpu'?"),
         ("{require: [{checks: [other]}]}", "no check other; see `imagebuild verify --list`"),
         ("{require: [{when: {cud: '13'}, checks: [library]}]}", "unknown axis 'cud'; did you mean 'cuda'?"),
-        ("{require: [{when: {cuda: '>=x'}, checks: [library]}]}", "cuda: '>=x' is not a version specifier"),
+        (
+            "{require: [{when: {cuda: '>=x'}, checks: [library]}]}",
+            "publish.require.0.when.cuda.0: '>=x' is not a version specifier",
+        ),
         ("{require: [{checks: []}]}", "publish.require.0.checks: "),
         ("{require-attachments: [bom]}", "publish.require-attachments.0: "),
     ],

@@ -9,14 +9,13 @@ from imagebuild.verify import (
     UNCOMPARED,
     Command,
     Execution,
-    HostFacts,
+    Host,
+    PlannedCheck,
     Session,
-    axes_of,
-    command_of,
-    components_of,
     judge_check,
-    planned_checks,
+    plan_checks,
     run_check,
+    select_checks,
 )
 from tests.conftest import LIBRARY, Files
 
@@ -41,10 +40,10 @@ class Answers(Session):
     """A session that answers from a table."""
 
     facilities = Facilities()
-    host = HostFacts()
+    host = Host()
 
-    def __init__(self, answers: Mapping[str, tuple[int, str]]) -> None:
-        self.answers = answers
+    def __init__(self, answers: Mapping[str, tuple[int, str]], hangs: int = 0) -> None:
+        self.answers, self.hangs = answers, hangs
         self.commands: list[Command] = []
 
     def obstacle(self, command: Command) -> str:
@@ -53,6 +52,8 @@ class Answers(Session):
     def run(self, command: Command) -> Execution:
         assert command.log
         self.commands.append(command)
+        if len(self.commands) <= self.hangs:
+            return execution(None, "half")
         status, output = self.answers[command.log.stem]
         command.log.write_text(output)
         return execution(status, output[-20:])
@@ -70,10 +71,9 @@ def outcomes(
     have: Facilities = NOTHING, axes: dict[str, str] = RUNTIME,
 ) -> dict[str, tuple[str, str]]:  # fmt: skip
     session = Answers(answers)
-    results = [
-        run_check(p, session, folder / f"{p.check.name}.log")
-        for p in planned_checks(project, {"library": version}, axes, have)
-    ]
+    session.facilities = have
+    planned = plan_checks(project, select_checks(project, {}), {"library": version}, axes)
+    results = [run_check(p, session, folder / f"{p.check.name}.log") for p in planned]
     return {r.check: (r.outcome, r.reason) for r in results}
 
 
@@ -90,9 +90,10 @@ def test_a_check_that_cannot_run_is_skipped_with_its_reason(project: Project, tm
 
 
 def test_needs_that_are_there_are_no_reason_to_skip(project: Project, tmp_path: Path) -> None:
-    answers = dict.fromkeys(("version", "devices", "many", "long"), (0, "library 1.2\n"))
+    # The version stands before the end that is in memory.
+    answers = dict.fromkeys(("version", "devices", "many", "long"), (0, "library 1.2\n" + "noise\n" * 1000))
     found = outcomes(project, tmp_path, answers, have=Facilities(gpus=2, rdma=True, nodes=2))
-    assert found["many"] == found["devices"] == ("passed", "")
+    assert found["many"] == found["devices"] == found["version"] == ("passed", "")
     found = outcomes(project, tmp_path, answers, have=Facilities(gpus=1, rdma=True, nodes=2, why={"gpu": "a reason"}))
     assert found["many"] == ("skipped", "needs 2 GPUs, 1 here: a reason")
 
@@ -106,11 +107,6 @@ def test_without_a_version_any_is_accepted_and_that_is_said(project: Project, tm
     assert found["compiles"] == found["long"] == ("passed", "")
     answers["version"] = (0, "library of no version\n")
     assert outcomes(project, tmp_path, answers, version=None, axes={})["version"][0] == "failed"
-
-
-def test_what_is_expected_may_stand_before_the_end_that_is_in_memory(project: Project, tmp_path: Path) -> None:
-    answers = {"version": (0, "library 1.2\n" + "noise\n" * 1000), "long": (0, "")}
-    assert outcomes(project, tmp_path, answers)["version"] == ("passed", "")
 
 
 @pytest.mark.parametrize(
@@ -131,26 +127,22 @@ def test_judge(done: Execution, reason: str) -> None:
     assert bool(judge_check(check, "1.2", done)) is bool(reason)
 
 
-def test_a_check_says_what_it_starts(project: Project, tiny: Files) -> None:
-    tiny.component(
-        "library",
-        LIBRARY + "checks:\n  - {name: a, description: d, run: x, needs: [slurm, nodes>=3], ranks: 6, user: me, "
-        "timeout-s: 9, environment: {SIZE: 1G}}\n",
-    )
-    (planned,) = [p for p in planned_checks(tiny.load(), {"library": "1"}, {}, Facilities()) if p.check.name == "a"]
-    assert command_of(planned) == Command("x", "me", 9, {"SIZE": "1G"}, nodes=3, ranks=6)
+def one_check(tiny: Files, text: str) -> PlannedCheck:
+    """The only check of a component of version 1."""
+    tiny.component("library", f"{LIBRARY}checks:\n  - {{name: a, description: d, run: x, {text}}}\n")
+    project = tiny.load()
+    (planned,) = plan_checks(project, select_checks(project, {}), {"library": "1"}, {})
+    return planned
 
 
-class Hangs(Answers):
-    """A session whose commands hang some times before they answer."""
-
-    def __init__(self, answers: Mapping[str, tuple[int, str]], times: int) -> None:
-        super().__init__(answers)
-        self.times = times
-
-    def run(self, command: Command) -> Execution:
-        self.times -= 1
-        return execution(None, "half") if self.times >= 0 else super().run(command)
+def test_a_check_says_what_it_starts(tiny: Files, tmp_path: Path) -> None:
+    text = "needs: [slurm, nodes>=3], ranks: 6, user: root, timeout-s: 9, environment: {SIZE: 1G}"
+    session = Answers({"a": (0, "")})
+    session.facilities = Facilities(nodes=3, slurm=True)
+    log = tmp_path / "a.log"
+    run_check(one_check(tiny, text), session, log, {"SIZE": "2G", "MORE": "1"})
+    variables = {"SIZE": "1G", "MORE": "1"}
+    assert session.commands == [Command("x", "root", 9, variables, nodes=3, ranks=6, log=log)]
 
 
 @pytest.mark.parametrize(
@@ -166,9 +158,8 @@ class Hangs(Answers):
 def test_a_check_that_hangs_may_be_started_again(
     tiny: Files, tmp_path: Path, times: int, answer: tuple[int, str], expected: tuple[str, str, bool]
 ) -> None:
-    tiny.component("library", LIBRARY + "checks:\n  - {name: a, description: d, run: x, attempts: 3}\n")
-    (planned,) = [p for p in planned_checks(tiny.load(), {"library": "1"}, {}, NOTHING) if p.check.name == "a"]
-    result = run_check(planned, Hangs({"a": answer}, times), tmp_path / "a.log")
+    session = Answers({"a": answer}, hangs=times)
+    result = run_check(one_check(tiny, "attempts: 3"), session, tmp_path / "a.log")
     assert (result.outcome, result.reason, result.timeout) == expected
 
 
@@ -183,24 +174,15 @@ def test_a_check_that_hangs_may_be_started_again(
     ],
 )
 def test_mistakes_in_needs_are_found_when_they_are_read(tiny: Files, text: str, mistake: str) -> None:
-    tiny.component("library", f"{LIBRARY}checks:\n  - {{name: a, description: d, run: x, {text}}}\n")
     with pytest.raises(ConfigError) as error:
-        tiny.load()
+        one_check(tiny, text)
     assert mistake in str(error.value)
 
 
-def test_labels_name_components_and_axes() -> None:
-    labels = {"imagebuild.component.nccl": "2", "imagebuild.axis.cuda": "13.0", "other": "x"}
-    assert components_of(labels) == {"nccl": "2"}
-    assert axes_of(labels) == {"cuda": "13.0"}
-
-
-def test_an_unknown_component_and_a_missing_script_are_errors(project: Project, tiny: Files) -> None:
-    with pytest.raises(ConfigError, match="no such component is known"):
-        planned_checks(project, {"gone": "1"}, {}, Facilities())
+def test_a_missing_script_is_an_error(project: Project, tiny: Files, tmp_path: Path) -> None:
     (tiny.root / "dockerfiles/components/library/checks/long.sh").unlink()
     with pytest.raises(ConfigError, match=r"checks.long: .*long\.sh"):
-        planned_checks(project, {"library": "1.2"}, {}, Facilities())
+        outcomes(project, tmp_path, {})
 
 
 def test_a_benchmark_s_results_must_be_good(tiny: Files, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from imagebuild.project import VerifyResult
 from tests.conftest import LIBRARY, Files
+from tests.unit import image_files
 from tests.unit.conftest import Call
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -27,6 +28,7 @@ checks:
 def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     tiny.component("library", LIBRARY + CHECKS)
     monkeypatch.chdir(tiny.root)
+    image_files.layout(tiny.root / "foreign", {}, Labels={"imagebuild.component.gone": "1"})
     return partial(command, "verify")
 
 
@@ -35,16 +37,22 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     [
         (("x", "--runner", "podman"), 2, "--runner podman: unknown runner; use docker or exec:PREFIX"),
         (("x", "--hosts", "a,b"), 2, "--hosts: only with --runner exec"),
-        (("x", "--runner", "exec:", "--pull"), 2, "--pull: only the docker runner"),
+        (("x", "--runner", "exec:env", "--pull"), 2, "--pull: only the docker runner"),
         (("x", "--runner", "exec:'a"), 2, "No closing quotation"),
+        (("x", "--runner", "exec:"), 2, "needs a prefix; `exec:env` runs checks here"),
         (("x", "--env", "a b"), 2, "write NAME=VALUE"),
         ((), 2, "no image given; name a tag"),
-        (("--runner", "exec:"), 2, "choose checks with --only"),
-        (("--runner", "exec:", "--only", "library/verison"), 2, "did you mean 'library/version'?"),
-        (("tiny-cuda13.0-debian13-runtime", "--runner", "exec:", "--only", "tool/*"), 2, "no such check"),
-        (("--runner", "exec:", "--only", "x", "--profile", "y"), 2, "no profiles"),
+        (("--runner", "exec:env"), 2, "choose checks with --only"),
+        (("--runner", "exec:env", "--only", "library/verison"), 2, "did you mean 'library/version'?"),
+        (("tiny-cuda13.0-debian13-runtime", "--runner", "exec:env", "--only", "tool/*"), 2, "no such check"),
+        (("--runner", "exec:env", "--only", "x", "--profile", "y"), 2, "no profiles"),
         (("oci:absent", "--only", "image"), 2, "absent: does not exist"),
         (("./absent", "--only", "image"), 2, "absent: does not exist"),
+        (
+            ("--runner", "exec:env", "--layout", "foreign"),
+            2,
+            "gone: a component of the image, but no such component is known here",
+        ),
     ],
 )
 def test_what_is_refused(call: Call, arguments: tuple[str, ...], status: int, said: str) -> None:
@@ -64,15 +72,19 @@ def test_the_list_says_what_checks_need(call: Call) -> None:
 def test_the_list_shows_only_checks_that_were_chosen(call: Call) -> None:
     status, out, _ = call("--list", "--only", "image/no-*")
     assert (status, "image/no-keys" in out, "library/large" in out) == (0, True, False)
-    status, _, err = call("--list", "--only", "libary")
-    assert (status, "did you mean" in err) == (2, True)
+
+
+def test_the_list_of_an_image_is_its_own(call: Call, tiny: Files) -> None:
+    image_files.layout(tiny.root / "layout", {}, Labels={"imagebuild.component.library": "1.2"})
+    status, out, _ = call("--list", "./layout")
+    assert (status, "image/no-keys" in out, "library/large" in out, "tool/" in out) == (0, True, True, False)
 
 
 @pytest.mark.programs
 def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "evidence"
     status, out, _ = call(
-        "tiny-cuda13.0-debian13-runtime", "--runner", "exec:", "--only", "library", "--output", str(folder),
+        "tiny-cuda13.0-debian13-runtime", "--runner", "exec:env", "--only", "library", "--output", str(folder),
         "--env", "EXTRA=given",
     )  # fmt: skip
     assert status == 1
@@ -90,13 +102,13 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     assert checks["other"].reason == "the image has no user nobody-like-this"
     assert (folder / "library.version.log").read_text() == "library 1.2\ngiven\n"
     assert result.surroundings
-    assert result.surroundings.runner == "exec:"
+    assert result.surroundings.runner == "exec:env"
     assert result.surroundings.environment["HOME"]
 
 
 @pytest.mark.programs
 def test_a_foreign_place_is_checked_by_name(call: Call, tmp_path: Path) -> None:
-    status, _, _ = call("--runner", "exec:", "--only", "library/version", "--json", str(tmp_path / "r.json"))
+    status, _, _ = call("--runner", "exec:env", "--only", "library/version", "--json", str(tmp_path / "r.json"))
     assert status == 0
     (check,) = json.loads((tmp_path / "r.json").read_text())["checks"]
     assert "any version accepted" in check["reason"]

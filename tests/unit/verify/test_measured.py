@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 
 from imagebuild.bench import (
-    BandwidthTest,
-    Diagnostic,
     Half,
     NcclRow,
     Profile,
@@ -19,6 +17,18 @@ from imagebuild.bench import (
 from imagebuild.project import Check, CheckResult
 from imagebuild.verify import correctness_problem, judged_speed, read_results
 from tests.conftest import ROOT
+
+
+def copy(status: str) -> Results:
+    test = {"source": "s", "name": "copy", "unit": "GB/s", "status": status, "matrix": None, "sum": 1}
+    return Results.model_validate({"tests": [test]})
+
+
+def memory(status: str) -> Results:
+    return Results.model_validate(
+        {"diagnostics": [{"source": "s", "category": None, "test": "memory", "status": status}]}
+    )
+
 
 HALF = Half(time_us=1, algbw_gb_s=1, busbw_gb_s=300, wrong=0)
 CHECK = Check(name="all-reduce", description="d", run="x", results="nccl-tests")
@@ -53,20 +63,15 @@ def h100() -> Profile:
         ("nccl-tests", Results(runs=(run(),)), ""),
         ("nccl-tests", Results(runs=(run(), run(verdict="wrong-data", reason="3 wrong"))), "wrong-data: 3 wrong"),
         ("nccl-tests", Results(), "no result of nccl-tests in the output"),
-        ("nvbandwidth", Results(tests=(BandwidthTest(source="s", name="copy", unit="GB/s", status="passed", matrix=None,
-                                                     sum=1),)), ""),
-        ("nvbandwidth", Results(tests=(BandwidthTest(source="s", name="copy", unit="GB/s", status="error", matrix=None,
-                                                     sum=1),)), "copy: error"),
-        ("nvbandwidth", Results(tests=(BandwidthTest(source="s", name="copy", unit="GB/s", status="waived", matrix=None,
-                                                     sum=1),)), "no result of nvbandwidth"),
-        ("dcgmi", Results(diagnostics=(Diagnostic(source="s", category=None, test="memory", status="pass"),)), ""),
-        ("dcgmi", Results(diagnostics=(Diagnostic(source="s", category=None, test="memory", status="fail"),)),
-         "memory: fail"),
-        ("dcgmi", Results(diagnostics=(Diagnostic(source="s", category=None, test="memory", status="skip"),)),
-         "no result of dcgmi"),
+        ("nvbandwidth", copy("passed"), ""),
+        ("nvbandwidth", copy("error"), "copy: error"),
+        ("nvbandwidth", copy("waived"), "no result of nvbandwidth"),
+        ("dcgmi", memory("pass"), ""),
+        ("dcgmi", memory("fail"), "memory: fail"),
+        ("dcgmi", memory("skip"), "no result of dcgmi"),
         ("ucx_perftest", Results(ucx=(UcxResult(source="s", title="t", final=False),)), "no final result"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_results_bad(tool: str, results: Results, said: str) -> None:
     assert said in correctness_problem(results, tool)
     assert bool(correctness_problem(results, tool)) is bool(said)
@@ -86,31 +91,28 @@ def test_a_log_is_read_under_the_check_s_name(tmp_path: Path) -> None:
     assert [s.path for s in found.sources] == ["nccl-tests/all-reduce"]
 
 
-def test_speed_is_a_result_of_its_own(h100: Profile) -> None:
-    (fast,) = judged_speed(result(run(480.0)), CHECK, h100, {})
-    assert (fast.check, fast.outcome) == ("all-reduce-speed", "passed")
-    assert [j.speed.state for j in fast.judgements] == ["fast enough"]
-    (slow,) = judged_speed(result(run(100.0)), CHECK, h100, {})
-    assert slow.outcome == "failed"
-    assert "all_reduce, 8 ranks, 1 node: too slow" in slow.reason
-    (impossible,) = judged_speed(result(run(2000.0)), CHECK, h100, {})
-    assert impossible.outcome == "failed"
-    assert "impossible" in impossible.reason
+SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
 
 
-def test_other_hardware_fails_and_what_cannot_be_compared_is_skipped(h100: Profile) -> None:
-    (other,) = judged_speed(result(run(device="NVIDIA A40")), CHECK, h100, {})
-    assert other.outcome == "failed"
-    assert "it ran on NVIDIA A40" in other.reason
-    (fewer,) = judged_speed(result(run(ranks=4, busbw=300.0)), CHECK, h100, {})
-    assert fewer.outcome == "passed"
-    (wrong,) = judged_speed(result(run(), outcome="failed"), CHECK, h100, {})
-    assert wrong.outcome == "skipped"
+@pytest.mark.parametrize(
+    ("checked", "check", "outcome", "said"),
+    [
+        (result(run(480.0)), CHECK, "passed", ""),
+        (result(run(100.0)), CHECK, "failed", "all_reduce, 8 ranks, 1 node: too slow"),
+        (result(run(2000.0)), CHECK, "failed", "impossible"),
+        (result(run(device="NVIDIA A40")), CHECK, "failed", "it ran on NVIDIA A40"),
+        (result(run(ranks=4)), CHECK, "passed", ""),
+        (result(run(), outcome="failed"), CHECK, "skipped", "its data are not right"),
+        (result(run(30.0, nodes=2)), SEVERAL, "skipped", "its nodes are containers of one host"),
+    ],
+)
+def test_speed_is_a_result_of_its_own(
+    h100: Profile, checked: CheckResult, check: Check, outcome: str, said: str
+) -> None:
+    (speed,) = judged_speed(checked, check, h100, {}, one_host=True)
+    assert (speed.check, speed.outcome, said in speed.reason) == ("all-reduce-speed", outcome, True)
+
+
+def test_what_was_not_measured_has_no_speed(h100: Profile) -> None:
     assert not list(judged_speed(result(run(), outcome="skipped"), CHECK, h100, {}))
     assert not list(judged_speed(result(run()), Check(name="x", description="d", run="x"), h100, {}))
-
-
-def test_containers_of_one_host_are_no_nodes(h100: Profile) -> None:
-    several = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
-    (judged,) = judged_speed(result(run(30.0, nodes=2)), several, h100, {}, one_host=True)
-    assert (judged.outcome, judged.reason) == ("skipped", "its nodes are containers of one host")
