@@ -95,10 +95,10 @@ def test_collect_adds_comments_that_tell_how_to_get_the_result(scheduler: str) -
 def test_a_thousand_jobs_take_seconds() -> None:
     lines = list(REFERENCE.values()) * 32
     text(lines[0])
-    start = time.perf_counter()
+    start = time.process_time()
     for line in lines[:1000]:
         text(line)
-    assert time.perf_counter() - start < 8  # a quarter of this on a machine that does nothing else
+    assert time.process_time() - start < 2
 
 
 # Objects of Kubernetes
