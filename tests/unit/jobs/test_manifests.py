@@ -163,16 +163,8 @@ def test_fabrics_have_nodes_of_their_own(fabric: str) -> None:
 HOSTILE = ["", "yes", "No", "null", "1", "1.5", "0x1", "1:30", "-c", "a: b", "a #b", "*a", "&a", "{a}", "[a, b]", "é",
            "a'b", 'a"b', "a\\b", "$(echo > x)", "`echo > x`", "{{ name }}", "{% raw %}", "a\u2028kind: Pod", "\ufeffa", "\x85b",
            "a\tb", "'; echo > x; '", '"; echo > x; "']  # fmt: skip
-SEVERAL_LINES = [
-    "a\n\n  more\n",
-    "two\nlines",
-    "\n#SBATCH --uid=0\necho > x\n",
-    " first\nis indented",
-    "ends\n\n",
-    "a\u2028b\nc",
-    "\n",
-    "tab\tin\nlines\n",
-]
+SEVERAL_LINES = ["a\n\n  more\n", "two\nlines", "\n#SBATCH --uid=0\necho > x\n", " first\nis indented", "ends\n\n", "a\u2028b\nc",
+                 "\n", "tab\tin\nlines\n"]  # fmt: skip
 
 
 def test_texts_of_a_cluster_are_read_back_from_yaml(tmp_path: Path) -> None:
