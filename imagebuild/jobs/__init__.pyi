@@ -8,7 +8,6 @@ from .facts import Feature as Feature
 from .facts import JobFacts as JobFacts
 from .facts import JobRequest as JobRequest
 from .facts import JobTest as JobTest
-from .facts import NodeFacts as NodeFacts
 from .facts import Scheduler as Scheduler
 from .facts import SchedulerFacts as SchedulerFacts
 from .facts import Stack as Stack

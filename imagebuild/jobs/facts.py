@@ -428,13 +428,7 @@ class JobTest(Model):
 
 
 class SchedulerFacts(FactLayer):
-    """Variables that a scheduler needs; a file of `schedulers/`."""
-
-    title: str
-
-
-class NodeFacts(FactLayer):
-    """Variables that the hardware of a node needs; the file `node.yaml`."""
+    """Variables that a scheduler needs, a file of `schedulers/`, or every node, the file `node.yaml`."""
 
     title: str
 
@@ -468,7 +462,7 @@ class JobFacts:
     clusters: Mapping[str, YamlFile[Cluster]]
     tests: Mapping[str, YamlFile[JobTest]]
     schedulers: Mapping[str, YamlFile[SchedulerFacts]]
-    node: YamlFile[NodeFacts]
+    node: YamlFile[SchedulerFacts]
     nccl_variables: NcclVariables
 
 
@@ -484,7 +478,7 @@ def load_facts(folder: Path) -> JobFacts:
     clusters = _load_folder(folder / "clusters", Cluster, mistakes)
     tests = _load_folder(folder / "tests", JobTest, mistakes)
     schedulers = _load_folder(folder / "schedulers", SchedulerFacts, mistakes)
-    node = load_yaml(folder / "node.yaml", NodeFacts, mistakes)
+    node = load_yaml(folder / "node.yaml", SchedulerFacts, mistakes)
     nccl_variables = load_yaml(folder / "nccl-params.json", NcclVariables, mistakes)
     for cluster in clusters.values():
         for name in set(cluster.model.fabrics) - set(fabrics):

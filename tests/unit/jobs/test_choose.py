@@ -165,7 +165,7 @@ def test_an_unknown_version_of_nccl_is_assumed() -> None:
         ("h100 --fabric ethernet", False, None),
         ("h100 --fabric ethernet --set min-bw=50", False, "by --set min-bw"),
         ("a4 --fabric gib", True, "of the lowest ceiling"),
-        ("h100 --fabric ib --test pairs", True, "of the lowest ceiling"),
+        ("h100 --fabric ib --test pairs", True, "h100 asks of the best size"),
     ],
 )
 def test_speed_is_judged_only_by_numbers_about_the_job(arguments: str, judged: bool, least: str | None) -> None:

@@ -17,7 +17,6 @@ from imagebuild.jobs import (
     Fabric,
     Feature,
     JobTest,
-    NodeFacts,
     SchedulerFacts,
     Stack,
     load_facts,
@@ -96,7 +95,7 @@ def test_the_table_of_nccl_variables() -> None:
     assert len(table) > 250
 
 
-@pytest.mark.parametrize("model", [Stack, Fabric, Feature, Cluster, JobTest, SchedulerFacts, NodeFacts])
+@pytest.mark.parametrize("model", [Stack, Fabric, Feature, Cluster, JobTest, SchedulerFacts])
 def test_schemas(model: type[Model], golden: Callable[[str, str], None]) -> None:
     name = model.__name__.removesuffix("Facts").removeprefix("Job").lower()
     golden(f"schemas/job-{name}.json", json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n")

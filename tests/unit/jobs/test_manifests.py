@@ -95,10 +95,10 @@ def test_collect_adds_comments_that_tell_how_to_get_the_result(scheduler: str) -
 def test_a_thousand_jobs_take_seconds() -> None:
     lines = list(REFERENCE.values()) * 32
     text(lines[0])
-    start = time.perf_counter()
+    start = time.process_time()
     for line in lines[:1000]:
         text(line)
-    assert time.perf_counter() - start < 8  # a quarter of this on a machine that does nothing else
+    assert time.process_time() - start < 2
 
 
 # Objects of Kubernetes
@@ -163,16 +163,8 @@ def test_fabrics_have_nodes_of_their_own(fabric: str) -> None:
 HOSTILE = ["", "yes", "No", "null", "1", "1.5", "0x1", "1:30", "-c", "a: b", "a #b", "*a", "&a", "{a}", "[a, b]", "é",
            "a'b", 'a"b', "a\\b", "$(echo > x)", "`echo > x`", "{{ name }}", "{% raw %}", "a\u2028kind: Pod", "\ufeffa", "\x85b",
            "a\tb", "'; echo > x; '", '"; echo > x; "']  # fmt: skip
-SEVERAL_LINES = [
-    "a\n\n  more\n",
-    "two\nlines",
-    "\n#SBATCH --uid=0\necho > x\n",
-    " first\nis indented",
-    "ends\n\n",
-    "a\u2028b\nc",
-    "\n",
-    "tab\tin\nlines\n",
-]
+SEVERAL_LINES = ["a\n\n  more\n", "two\nlines", "\n#SBATCH --uid=0\necho > x\n", " first\nis indented", "ends\n\n", "a\u2028b\nc",
+                 "\n", "tab\tin\nlines\n"]  # fmt: skip
 
 
 def test_texts_of_a_cluster_are_read_back_from_yaml(tmp_path: Path) -> None:
@@ -384,6 +376,7 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
          ["kind: PodGroup", "minMember: 33", "queue: q", "schedulerName: volcano", "scheduling.k8s.io/group-name: all-reduce"]),
         ("jobset --profile h100", {"gang": "coscheduling", "scheduler": "cs"},
          ["scheduling.x-k8s.io/v1alpha1", "pod-group: all-reduce", "schedulerName: cs", "scheduleTimeoutSeconds: 1800"]),
+        ("mpijob --profile h100 --collect", {"namespace": "n"}, ["until kubectl -n n get mpijob all-reduce", "kubectl -n n exec"]),
         ("mpijob --profile h100", {"host-network": True}, ["hostNetwork: true", "port: 2222", "Port 2222", '"-p", "2222"]']),
         ("mpijob --profile h100 --set minutes=50", {"start-minutes": 5, "keep-minutes": 60},
          ["activeDeadlineSeconds: 3600", "ttlSecondsAfterFinished: 3600", "SECONDS > 300"]),

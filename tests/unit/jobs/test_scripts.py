@@ -140,7 +140,7 @@ def test_what_collect_says_ends_with_the_job_and_reads_all_logs(scheduler: str, 
     """The commands of the header, with a stand-in for kubectl whose job ends at the third look."""
     kubectl = f"""
 case "$*" in
-  "get {scheduler}/it"*) echo . >> looks; if [ "$(wc -l < looks)" = 3 ]; then echo Created {end}; else echo Created Running; fi ;;
+  "get {scheduler} it"*) echo . >> looks; if [ "$(wc -l < looks)" = 3 ]; then echo Created {end}; else echo Created Running; fi ;;
   "get pods -o name"*=worker) if [ ! -e looks ] || [ "$(wc -l < looks)" = 1 ]; then echo pod/w-0; echo pod/w-1; fi ;;
   "logs --all-containers"*) echo "sshd of ${{@: -1}}" ;;
   "logs --tail=-1"*=launcher) echo "the result" ;;
