@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import combinations
+
 from imagebuild.bench import (
     BandwidthTest,
     DataClaim,
@@ -19,7 +22,7 @@ from imagebuild.bench import (
     UcxResult,
 )
 from imagebuild.project import CheckResult, VerifyResult
-from imagebuild.report import Report, ReportOrigin
+from imagebuild.report import Report, ReportOrigin, judge_rest
 
 HOSTILE = (
     '<script>document.title="owned"</script><img src=x onerror=alert(1)>\x1b[31m red\x00 \u202e ]]> {{ 7*7 }} | `@all`'
@@ -39,10 +42,15 @@ def row(size: int, busbw: float | None, in_place: float | None = None, **values:
     return NcclRow(size_bytes=size, out_of_place=half(busbw, size), in_place=inner, **known)
 
 
-def curve(peak: float) -> tuple[NcclRow, ...]:
-    """Rows from 1 KiB to 8 GiB that approach a peak, as real ones do."""
+def curve(peak: float, factor: float) -> tuple[NcclRow, ...]:
+    """Rows from 1 KiB to 8 GiB that approach a peak, as real ones do; `factor` is bus bandwidth / bandwidth."""
     sizes = [1 << power for power in range(10, 34)]
-    return tuple(row(s, round(peak * s / (s + 6e7), 3), round(peak * s / (s + 6.3e7), 3)) for s in sizes)
+    return tuple(
+        NcclRow(size_bytes=s, count=s // 4, dtype="float", redop="sum", root=-1,
+                out_of_place=half(round(peak * s / (s + 6e7), 3), s, factor),
+                in_place=half(round(peak * s / (s + 6.3e7), 3), s, factor))
+        for s in sizes
+    )  # fmt: skip
 
 
 def run(collective: str | None = "all_reduce", peak: float = 480.0, **values: object) -> Run:
@@ -50,7 +58,20 @@ def run(collective: str | None = "all_reduce", peak: float = 480.0, **values: ob
         "source": f"logs/{collective}.log", "tool_version": "2.19.6", "ranks": 8, "nodes": 1,
         "device": "NVIDIA H100 80GB HBM3", "out_of_bounds": 0, "wrong_total": 0, "verdict": "ok", "reason": "complete",
     }  # fmt: skip
-    return Run(collective=collective, **({"rows": curve(peak)} | known | values))
+    return Run(
+        collective=collective,
+        **({"rows": curve(peak, {"all_reduce": 1.75, "sendrecv": 1}.get(str(collective), 0.875))} | known | values),
+    )
+
+
+def pairs(slow: Mapping[tuple[str, ...], float], hosts: int = 6, speed: float = 13.5) -> tuple[Run, ...]:
+    """A run of each pair of hosts; one that holds all hosts of a key of `slow` has that bandwidth."""
+    runs = []
+    for number, pair in enumerate(combinations([f"n{number}" for number in range(1, hosts + 1)], 2)):
+        peak = next((value for key, value in slow.items() if set(key) <= set(pair)), speed + number % 5 / 50)
+        rows = (row(GIB, peak * 0.9), row(8 * GIB, peak))
+        runs.append(run("sendrecv", source=f"{'_'.join(pair)}.log", ranks=2, nodes=2, hosts=pair, rows=rows))
+    return tuple(runs)
 
 
 def judgement(
@@ -85,8 +106,13 @@ ABOUT = ReportOrigin(
     title="8 x H100", created="2026-11-21T08:00:00+00:00", imagebuild="0.4.0", files=("logs",), profile="h100-sxm"
 )
 
-GOOD = Report(
-    about=ABOUT,
+
+def report(**content: object) -> Report:
+    """A report in which every result has a judgement, as those that are read from files."""
+    return judge_rest(Report.model_validate({"about": ABOUT} | content))
+
+
+GOOD = report(
     runs=(run(), run("all_gather", 362.0)),
     judgements=(judgement("all_reduce", 477.1, 700.0, 482.0), judgement("all_gather", 361.2, 450.0, 364.0)),
     sources=(Source(path="logs/all_reduce.log", tools=("nccl-tests",), lines=60, unread=0),),
@@ -109,7 +135,7 @@ def verification() -> VerifyResult:
     )  # fmt: skip
 
 
-BAD = Report(
+BAD = report(
     about=ABOUT.model_copy(update={"title": "Everything at once", "baseline": "old.json"}),
     runs=(
         run(),

@@ -14,8 +14,9 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO, cast
 
@@ -99,23 +100,33 @@ _LONGEST_CUT_ROW = 2000
 _GLUED_NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d\d)?(?=[A-Za-z])|-(?=[A-Za-z])")
 
 
-def read_log(path: Path | str) -> Log:
-    """Read a file, also one that gzip compressed, or the standard input if the path is `-`. Raises OSError."""
+@contextmanager
+def open_log(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, also one that gzip compressed, or the standard input if the path is `-`. Raises OSError."""
     with ExitStack() as opened:
-        content: BinaryIO = sys.stdin.buffer if str(path) == "-" else opened.enter_context(Path(path).open("rb"))
-        if not content.seekable():  # a pipe cannot be read twice
-            content = io.BytesIO(content.read())
+        is_input = str(path) == "-"
+        file = io.BytesIO(_standard_input(sys.stdin)) if is_input else opened.enter_context(path.open("rb"))
+        content: BinaryIO = file if file.seekable() else io.BytesIO(file.read())
         if content.read(2) == b"\x1f\x8b":
             content.seek(0)
             content = cast(BinaryIO, opened.enter_context(gzip.open(content)))
         content.seek(0)
+        yield content
+
+
+@cache
+def _standard_input(stream: TextIO) -> bytes:
+    """Return what there is to read, each time that it is asked for."""
+    return stream.buffer.read()
+
+
+def read_log(path: Path | str) -> Log:
+    """Read a file as `open_log` opens it; one that is compressed and cut ends where it is cut. Raises OSError."""
+    with open_log(Path(path)) as content:
         encoding = "utf-16" if content.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         content.seek(0)
-        file = opened.enter_context(io.TextIOWrapper(content, encoding, errors="replace", newline="\n"))
-        try:
+        with io.TextIOWrapper(content, encoding, errors="replace", newline="\n") as file:
             return _read(str(path), file)
-        except (EOFError, zlib.error) as error:
-            raise OSError(f"cannot be decompressed: {error}") from None
 
 
 def log_from_text(name: str, text: str) -> Log:
@@ -133,7 +144,7 @@ def _read(path: str, file: TextIO) -> Log:
     log = Log(path)
     hosts: set[str] = set()
     cut: dict[str, str] = {}
-    while row := file.readline(_LONGEST_LINE):
+    for row in _rows(file):
         log.line_count += 1
         if "NCCL_ALGO" in row or "NCCL_NVLS" in row or "-> Algo " in row:
             log.settings += _settings(row, log.line_count)
@@ -170,6 +181,12 @@ def _settings(row: str, number: int) -> Iterator[Setting]:
         if match["algo"] and value.isdigit():
             value = _ALGORITHMS[int(value)] if int(value) < len(_ALGORITHMS) else ""
         yield Setting(number, match["name"] or "NCCL_ALGO", value)
+
+
+def _rows(file: TextIO) -> Iterator[str]:
+    with suppress(EOFError, zlib.error):  # compressed, and without its end
+        while row := file.readline(_LONGEST_LINE):
+            yield row
 
 
 def _glued(before: str, host: str, hosts: set[str]) -> str:

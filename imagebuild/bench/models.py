@@ -124,13 +124,16 @@ class TableRow(Model):
 
 
 class PerftestTable(Model):
-    """One table that a program of perftest printed."""
+    """One table that a program of perftest or of the OSU micro-benchmarks printed."""
 
     source: str
+    tool: str = "perftest"
+    """`perftest` or `osu`."""
     test: str | None
     """As printed, for example `RDMA_Write BW`."""
     unit: str | None
-    """`MB/sec` (older, 2^20 bytes), `MiB/sec`, `Gb/sec` (10^9 bits), `usec`; `None` if not printed, as in JSON."""
+    """`MB/sec` (older, 2^20 bytes), `MiB/sec`, `Gb/sec` (10^9 bits), `usec`; `None` if not printed, as in JSON. Of
+    OSU: `MB/s` of 10^6 bytes."""
     rows: tuple[TableRow, ...] = ()
     verdict: TableVerdict = "ok"
     reason: str = ""

@@ -11,7 +11,6 @@ from .bake import replaced_contexts as replaced_contexts
 from .base import DAY as DAY
 from .base import DIE_WITH_US as DIE_WITH_US
 from .base import KEYRING as KEYRING
-from .base import NAMESPACES as NAMESPACES
 from .base import PACKAGES as PACKAGES
 from .base import VERSION as VERSION
 from .base import BootstrappedBase as BootstrappedBase
@@ -44,7 +43,6 @@ from .bundle import gateway_address as gateway_address
 from .bundle import index_page as index_page
 from .bundle import package_proxy as package_proxy
 from .change import Build as Build
-from .change import ChangeRequest as ChangeRequest
 from .change import Cost as Cost
 from .change import CostStep as CostStep
 from .change import ProjectState as ProjectState
@@ -53,7 +51,6 @@ from .change import cache_entries as cache_entries
 from .change import compare_states as compare_states
 from .change import group_builds as group_builds
 from .change import job_matrix as job_matrix
-from .change import predict_cost as predict_cost
 from .change import read_state as read_state
 from .change import write_caches as write_caches
 from .doctor import DoctorFinding as DoctorFinding
@@ -78,16 +75,12 @@ from .inputs import apt_get_for_proxy as apt_get_for_proxy
 from .inputs import needed_inputs as needed_inputs
 from .inputs import parse_modules as parse_modules
 from .inputs import stored_path as stored_path
-from .private import add_network as add_network
 from .private import choose_pool as choose_pool
-from .private import daemon_config as daemon_config
 from .private import engine_processes as engine_processes
-from .private import engine_status as engine_status
 from .private import ensure_emulation as ensure_emulation
 from .private import firewall_rules as firewall_rules
 from .private import install as install
 from .private import missing_packages as missing_packages
 from .private import mtu as mtu
-from .private import remove_network as remove_network
 from .private import start_engine as start_engine
 from .private import stop_engine as stop_engine

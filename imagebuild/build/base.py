@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shlex
@@ -211,7 +210,9 @@ def bootstrap(
     cache = cache.absolute()
     oldest = tools.now() - RENEW_DAYS * DAY
     try:
-        with _locked(cache, log):
+        cache.mkdir(parents=True, exist_ok=True)
+        # Only one process at a time adds to the cache or removes from it.
+        with private.alone(cache, lambda: log("waiting for another imagebuild that uses the same cache of bases")):
             manifests = [_cached(cache, recipe, oldest) or _make(cache, recipe, tools, log) for recipe in recipes]
             digest = layout.write_index(cache / LAYOUT, manifests)
             _forget(cache, tools.now() - KEEP_DAYS * DAY)
@@ -291,19 +292,6 @@ def _forget(cache: Path, before: float) -> None:
         del records[path]
     manifests = [record.manifest for record in records.values()]
     layout.prune_blobs(cache / LAYOUT, manifests, older_than=time.time() - DAY)
-
-
-@contextmanager
-def _locked(cache: Path, log: Log) -> Iterator[None]:
-    """Let only one process at a time add to the cache or remove from it."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log("waiting for another imagebuild that uses the same cache of base images")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

@@ -43,8 +43,8 @@ from imagebuild.core.http import Downloads
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import pip_conf_text
 from imagebuild.oci.engine import Endpoint
-from imagebuild.oci.layout import Layout, check_image, start_layout
-from imagebuild.oci.registry import copy_image, pull_image
+from imagebuild.oci.layout import check_image, start_layout
+from imagebuild.oci.registry import Layout, copy_image, pull_image
 from imagebuild.project.lockfile import Digest
 from imagebuild.render.recipe import pip_platforms
 

@@ -315,10 +315,6 @@ def git_environment(ca: Path | None, netrc: Path | None) -> Iterator[dict[str, s
         yield result
 
 
-ADDED_FILE_MODE = 0o600
-"""Mode that BuildKit's ADD gives a file that it downloads."""
-
-
 @dataclass(frozen=True)
 class Trees:
     """Keep file trees as images that BuildKit takes as contexts, each under a key that says what it holds."""
@@ -343,50 +339,36 @@ class Trees:
             return None
         return f"oci-layout://{self.layout}@{digest}" if has_image(self.layout, digest) else None
 
-    def add_file(self, key: str, name: str, path: Path) -> str:
-        """Add a tree of one file, as ADD makes it; return its context."""
+    def add(self, key: str, path: Path, name: str = "") -> str:
+        """Add the files of a folder, or one file under a name, as ADD makes it; return their context.
 
-        def fill(archive: tarfile.TarFile) -> None:
-            root = tarfile.TarInfo("./")
-            root.type, root.mode = tarfile.DIRTYPE, 0o755
-            archive.addfile(_without_origin(root))
-            entry = archive.gettarinfo(path, name)
-            entry.mode = ADDED_FILE_MODE
-            with path.open("rb") as file:
-                archive.addfile(_without_origin(entry), file)
+        What is added does not depend on this machine: neither owners nor times do, nor modes on its umask.
+        """
 
-        return self._add(key, fill)
-
-    def add_folder(self, key: str, folder: Path) -> str:
-        """Add the files of a folder; return their context."""
-
-        def with_usual_mode(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-            # The modes that git gives files with the usual umask, whatever it is here.
+        def usual(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+            entry.uid = entry.gid = 0
+            entry.uname = entry.gname = ""
+            entry.mtime = int(layout.EPOCH)
             if not entry.issym():
                 entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
-            return _without_origin(entry)
+            if name and entry.isfile():
+                entry.mode = 0o600  # BuildKit's ADD gives it to what it downloads
+            return entry
 
-        return self._add(key, lambda archive: archive.add(folder, "./", filter=with_usual_mode))
-
-    def _add(self, key: str, fill: Callable[[tarfile.TarFile], None]) -> str:
         with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=self.made()) as scratch:
             tar = Path(scratch) / "tar"
             with tarfile.open(tar, "w") as archive:
-                fill(archive)
+                if name:
+                    root = tarfile.TarInfo("./")
+                    root.type = tarfile.DIRTYPE
+                    archive.addfile(usual(root))
+                archive.add(path, name or "./", filter=usual)
             digest = add_tree(self.layout, tar, get_args(Platform), ImageSettings(CREATED))
         write_text(self._record(key), json.dumps({"key": key, "digest": digest}))
         return f"oci-layout://{self.layout}@{digest}"
 
     def _record(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-
-
-def _without_origin(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Remove owner and time, so that trees do not depend on this machine."""
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    entry.mtime = int(layout.EPOCH)
-    return entry
 
 
 APT_LISTS = "/var/lib/apt/lists/*"
@@ -507,13 +489,13 @@ def contexts_of(
                 git.fetch(download.url, download.commit)
             with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=trees.made()) as folder:
                 git.checkout(download.url, download.commit, Path(folder))
-                return trees.add_folder(key, Path(folder))
+                return trees.add(key, Path(folder))
         note(f"fetching {download.url}")
         path = file(download.url)
         if isinstance(download, ArchiveFile) and (actual := file_sha256(path)) != download.sha256:
             raise ResultError(f"{download.url}: its sha256 is {actual}, but imagebuild.lock has {download.sha256}")
         # ADD gives a file that it downloads the last part of its path as name.
-        return trees.add_file(key, urlsplit(download.url).path.rpartition("/")[2], path)
+        return trees.add(key, path, urlsplit(download.url).path.rpartition("/")[2])
 
     return {
         target: {stage: context_of(item) for stage, item in need.stages.items() if wanted(item.url)}

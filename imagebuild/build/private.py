@@ -39,11 +39,15 @@ FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "docker-compo
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in such a block with this folder."""
+def alone(folder: Path, wait: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Wait until no other process is in such a block with this folder; `wait` is called if there is one."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            wait()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
@@ -107,7 +111,7 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
         raise CommandError(f"packages are installed on Debian 12+ and Ubuntu only; install by hand: {names}")
     later = NEXT_RELEASE.get(here.codename) if here.id == "debian" and FROM_NEXT.intersection(packages) else None
     # apt does not wait for another one, and the policy would go when the first of two ends.
-    with _alone(POLICY.parent), _services_held(run):
+    with alone(POLICY.parent), _services_held(run):
         if later:
             _add_next_release(later, here.codename)
         try:
@@ -378,7 +382,7 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
         require_root("`imagebuild engine up`")
         with os_errors_as_command_errors():
             paths.data.mkdir(parents=True, exist_ok=True)
-            with _alone(paths.state):  # a second `up` or `down` would remove a half-made engine
+            with alone(paths.state):  # a second `up` or `down` would remove a half-made engine
                 if dockerd_of(engine_processes(paths)) is None:
                     _install_missing(run)
                     _launch(paths, run)
@@ -430,7 +434,7 @@ def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
         return
     require_root("`imagebuild engine down`")
     paths.state.mkdir(parents=True, exist_ok=True)
-    with os_errors_as_command_errors(), _alone(paths.state):
+    with os_errors_as_command_errors(), alone(paths.state):
         _clear(paths, run)
         if purge:
             shutil.rmtree(paths.data, ignore_errors=not paths.data.exists())

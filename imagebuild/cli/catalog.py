@@ -27,7 +27,6 @@ def catalog(
     readme: Annotated[Path | None, option("--readme FILE", "Write the table of images between its markers.")] = None,
     check: options.CheckOption = False,
     json_file: options.JsonOption = None,
-    profiles: options.ProfilesOption = options.PROFILES,
 ) -> None:
     """Make a page of all published images, and the table in the README."""
     from rich.markup import escape
@@ -52,7 +51,7 @@ def catalog(
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     facts = ProjectFacts(workspace.project.matrix.model, workspace.plan, provides)
     if output or json_file:
-        made = read_catalog(from_file) if from_file else catalog_from_registry(facts, profiles)
+        made = read_catalog(from_file) if from_file else catalog_from_registry(facts)
         for problem in made.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")
         options.print_result(json_file, made, lambda: None)

@@ -1,4 +1,3 @@
-from .console import Progress as Progress
 from .console import markdown_table as markdown_table
 from .console import redacted_arguments as redacted_arguments
 from .console import redacted_environment as redacted_environment
@@ -45,7 +44,6 @@ from .run import OutputSink as OutputSink
 from .run import RunProgram as RunProgram
 from .run import for_each as for_each
 from .run import native_platform as native_platform
-from .run import process_table as process_table
 from .run import run_logged as run_logged
 from .run import run_program as run_program
 from .run import version_numbers as version_numbers

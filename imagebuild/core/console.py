@@ -6,11 +6,9 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
@@ -23,24 +21,22 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 SHOWN_ITEMS = 8
+LONGEST_LINE = 1 << 16
 MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skipped": "[yellow]- skipped[/]"}
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     """Print a table; in a terminal that is too narrow, cells wrap. Elsewhere lines are as long as they need."""
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
     if out.is_terminal:
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-        for row in rows:
-            table.add_row(*row)
         out.print(table)
-        return
-    texts = [[Text.from_markup(cell).plain if "[" in cell else cell for cell in row] for row in (tuple(columns), *rows)]
-    lines = [line for row in texts for line in zip_longest(*(c.splitlines() or [""] for c in row), fillvalue="")]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    padded = (
-        [cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)] for line in lines
-    )
-    out.print("\n".join("  ".join(line).rstrip() for line in padded), markup=False)
+    else:
+        wide = Console(width=LONGEST_LINE, highlight=False)
+        with wide.capture() as captured:
+            wide.print(table)
+        out.print("\n".join(line.rstrip() for line in captured.get().splitlines()), markup=False)
 
 
 class Progress:

@@ -40,36 +40,30 @@ def line_of(lines: Mapping[Loc, int], loc: Loc) -> int:
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
     """Read a YAML or JSON file. Return None if anything is wrong, and add it to `mistakes`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        mistakes.add(str(path), f"cannot be read: {error.strerror}")
-        return None
-    except UnicodeDecodeError as error:
-        mistakes.add(str(path), f"cannot be read: not UTF-8 text, at byte {error.start}")
-        return None
     lines: dict[Loc, int] = {}
     try:
+        text = path.read_text(encoding="utf-8")
         # JSON is YAML, but its own reader is a hundred times faster, and a lock is long and generated.
         if text.startswith("{"):
             data = json.loads(text)
         else:
             node = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             data = _value(node, (), lines, path, mistakes)
+        return YamlFile(path, model.model_validate(data), lines)
+    except OSError as error:
+        mistakes.add(str(path), f"cannot be read: {error.strerror}")
+    except UnicodeDecodeError as error:
+        mistakes.add(str(path), f"cannot be read: not UTF-8 text, at byte {error.start}")
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         mistakes.add(f"{path}:{line}", f"not YAML: {error.problem}")
-        return None
-    except ValueError as error:
-        mistakes.add(str(path), f"not JSON: {error}")
-        return None
-    try:
-        return YamlFile(path, model.model_validate(data), lines)
     except ValidationError as error:
         for detail in error.errors():
             loc = tuple(part for part in detail["loc"] if part != "[key]")
             mistakes.add(f"{path}:{line_of(lines, loc)}", f"{dotted_key(loc)}: {_explain(detail, model, loc)}")
-        return None
+    except ValueError as error:
+        mistakes.add(str(path), f"not JSON: {error}")
+    return None
 
 
 def read_written(model: type[M], content: str | bytes | Mapping[str, Any], name: str) -> M:

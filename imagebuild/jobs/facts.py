@@ -65,7 +65,11 @@ Quantity = Annotated[str, Form(QUANTITY, "a quantity of Kubernetes such as 110, 
 Count = Annotated[
     str, Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number, such as 8 or 5120Mi, or {cards}")
 ]
-Folder = Annotated[str, Form(r"/[^\n\r\x00:]*", "a path that begins with / and has no colon")]
+Folder = Annotated[str, Form(r"(?!.*/\.\.(/|$))/[^\n\r\x00:]*", "a path that begins with / and has no colon and no ..")]
+Resource = Annotated[
+    str,
+    Form(f"cpu|memory|hugepages-{QUANTITY}|{DOMAIN.replace('$', '/')}/{VALUE}", "a resource such as rdma/ib or cpu"),
+]
 Gpu = Annotated[str, Form(r"[a-z]{1,3}[0-9]{2,4}", "a GPU as in names of jobs, such as h100")]
 Word = Annotated[str, Form(WORD, "a word of sbatch without blanks or quotes")]
 HostType = Literal["Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"]
@@ -144,7 +148,7 @@ class Sidecar(Model):
     command: tuple[Text, ...]
     env: dict[EnvName, Text] = Field(default_factory=dict)
     capabilities: tuple[str, ...] = ()
-    resources: dict[Key, Quantity] = Field(default_factory=dict)
+    resources: dict[Resource, Quantity] = Field(default_factory=dict)
     """Resource → its amount, which is both request and limit; a namespace with a quota demands `cpu` and `memory`."""
     mounts: dict[Label, Folder] = Field(default_factory=dict)
     """Name of a volume → path where it is mounted."""
@@ -164,7 +168,7 @@ class CardNetworks(Model):
 class Pod(Model):
     """Resources, networks, volumes and sidecars that a worker pod needs to use a fabric."""
 
-    resources: dict[Key, Count] = Field(default_factory=dict)
+    resources: dict[Resource, Count] = Field(default_factory=dict)
     """Resource → its amount, which is both request and limit. `cpu` and `memory` of a cluster's nodes go first."""
     annotations: dict[Key, str] = Field(default_factory=dict)
     networks: tuple[Annotated[str, Form(rf"({LABEL}/)?{DOMAIN}", "NAMESPACE/NAME or NAME")], ...] = ()
@@ -329,7 +333,7 @@ class Kubernetes(Model):
     """Name of the scheduler that places the pods."""
     gang: Literal["kueue", "volcano", "coscheduling"] | None = None
     """Who starts a job only when all of its pods have a place."""
-    queue: DomainName | None = None
+    queue: Label | None = None
     """Queue of Kueue or Volcano."""
     kueue_topology: bool = False
     """Kueue has a Topology with `rack-key` as a level, and places jobs by racks."""

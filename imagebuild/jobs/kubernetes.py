@@ -62,10 +62,14 @@ def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
     if resource:
         name, _, count = resource.rpartition(":")
         amounts = {key: amount for key, amount in amounts.items() if "/" not in key} | {name: count}
-    own = {name: getattr(nodes, name) or amounts.pop(name, None) for name in ("cpu", "memory")}
+    least = {name: amounts.pop(name, None) for name in ("cpu", "memory")}
+    own = {name: getattr(nodes, name) or amount for name, amount in least.items()}
     own["nvidia.com/gpu"] = str(choices.profile.node.gpus)
     sidecars = (*fabric.sidecars, *site.sidecars)
-    for container, has in [("", own), *((f" of sidecar {s.name}", s.resources) for s in sidecars)]:
+    containers: dict[str, Mapping[str, str | None]] = {"": own} | {
+        f" of sidecar {s.name}": s.resources for s in sidecars
+    }
+    for container, has in containers.items():
         if kube.quota and (lacking := [name for name in ("cpu", "memory") if not has.get(name)]):
             where = f"cluster {choices.request.cluster} has a quota, and nobody says {' and '.join(lacking)}{container}"
             raise ConfigError(f"{where}; add it to nodes.{choices.gpu} in the cluster's file")
@@ -85,9 +89,9 @@ def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
     select = {**nodes.select, **fabric.select, **site.select}
     if names := rack_names(choices):
         select[choices.cluster.rack_key] = names
-    return Pod(
-        resources={name: amount for name, amount in own.items() if amount}
-        | {name: fill_placeholders(amounts[name], placeholders, name) for name in sorted(amounts)},
+    resources = {name: fill_placeholders(amounts[name], placeholders, name) for name in sorted(amounts)}
+    return Pod.model_construct(  # of parts that were checked; nodes' cpu may be 500m, which no count may
+        resources={name: amount for name, amount in own.items() if amount} | resources,
         annotations=dict(sorted(annotations.items())),
         select=dict(sorted(select.items())),
         volumes=(*fabric.volumes, *kube.volumes, *site.volumes),

@@ -127,11 +127,16 @@ def comment(text: object) -> Markup:
 def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: str) -> str:
     kube = job.cluster.kubernetes
     more = {
-        "claim": f"{job.name}-channel", "command": command(job.request), "report_options": report_options(job),
-        "kube": kube, "no_security": Security(), "deadline": 60 * (kube.start_minutes + job.test.minutes + 5),
+        "claim": f"{job.name}-channel",
+        "command": command(job.request),
+        "report_options": report_options(job),
+        "kube": kube,
+        "grouped": kube.gang in ("volcano", "coscheduling"),
+        "no_security": Security(),
+        "deadline": 60 * (kube.start_minutes + job.test.minutes + 5),
         # With the network of the node, port 22 is the node's. JobSet's workers choose a port that needs no root.
         "ssh_port": 2222 if kube.host_network or job.request.scheduler == "jobset" else 22,
-    }  # fmt: skip
+    }
     environment = _environment(quote)
     return environment.get_template(template).render(**{**vars(job), **scripts, **more}, job=job)
 

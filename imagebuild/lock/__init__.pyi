@@ -5,17 +5,13 @@ from .bump import newer as newer
 from .bump import propose as propose
 from .bump import versions_in as versions_in
 from .bump import with_pins as with_pins
-from .lock import BumpResult as BumpResult
-from .lock import LockCheck as LockCheck
 from .lock import LockFile as LockFile
 from .lock import bump_pins as bump_pins
 from .lock import check_lock as check_lock
 from .lock import redate_lock as redate_lock
 from .repositories import PackageIndex as PackageIndex
-from .repositories import check_key as check_key
 from .repositories import choose as choose
 from .repositories import locked_repository as locked_repository
-from .repositories import read_index as read_index
 from .resolve import check_entries as check_entries
 from .resolve import compare_entries as compare_entries
 from .resolve import incomplete as incomplete

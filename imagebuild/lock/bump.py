@@ -47,7 +47,7 @@ Changes = Mapping[Row, str]
 
 @dataclass(frozen=True)
 class Question:
-    """A list upstream that versions are read from."""
+    """Name a list upstream that versions are read from."""
 
     listing: GitRef | WheelSet | PackageSource
     """Tags of a form, the one wheel that is named like the component, or one package of a repository."""
@@ -68,7 +68,7 @@ class Question:
 
 @dataclass
 class Inquiry:
-    """What to ask upstream about one row of a pin, or why nobody can be asked."""
+    """Say what to ask upstream about one row of a pin, or why nobody can be asked."""
 
     questions: set[Question] = field(default_factory=set)
     obstacles: list[str] = field(default_factory=list)
@@ -213,7 +213,7 @@ def _replaced(line: str, name: str, old: str, new: str) -> str | None:
 
 @dataclass
 class Proposals:
-    """Newer versions of pins, and why others stay."""
+    """Hold newer versions of pins, and why others stay."""
 
     changes: dict[Row, str] = field(default_factory=dict)
     kept: list[tuple[str, str, str]] = field(default_factory=list)

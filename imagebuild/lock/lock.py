@@ -42,7 +42,7 @@ from imagebuild.render.renderer import Renderer
 
 
 class LockCheck(Model):
-    """What `imagebuild lock --check --json` writes."""
+    """Describe what `imagebuild lock --check --json` writes."""
 
     lock: str
     """File of the lock."""
@@ -55,7 +55,7 @@ class LockCheck(Model):
 
     @property
     def unchecked(self) -> int:
-        """Number of sources that could not be compared with upstream."""
+        """Return the number of sources that could not be compared with upstream."""
         return sum(finding.state == "not checked" for finding in self.findings)
 
     @property
@@ -65,7 +65,7 @@ class LockCheck(Model):
 
 
 class NewVersion(Model):
-    """A newer version of a pin."""
+    """Describe a newer version of a pin."""
 
     pin: str
     row: int
@@ -76,7 +76,7 @@ class NewVersion(Model):
 
 
 class KeptVersion(Model):
-    """A version that stays, and why."""
+    """Describe a version that stays, and why."""
 
     pin: str
     version: str
@@ -84,7 +84,7 @@ class KeptVersion(Model):
 
 
 class BumpResult(Model):
-    """What `imagebuild bump --json` writes."""
+    """Describe what `imagebuild bump --json` writes."""
 
     changes: tuple[NewVersion, ...]
     kept: tuple[KeptVersion, ...]
@@ -96,7 +96,7 @@ class BumpResult(Model):
 
 @dataclass(frozen=True)
 class LockFile:
-    """The lock of a project, and what the chosen targets need of it."""
+    """Hold the lock of a project, and what the chosen targets need of it."""
 
     project: Project
     renderer: Renderer

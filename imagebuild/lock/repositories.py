@@ -100,7 +100,7 @@ def _listed_keys(listing: str) -> list[str]:
 
 @dataclass(frozen=True)
 class PackageIndex:
-    """The versions of some packages that a signed repository has."""
+    """Hold the versions of some packages that a signed repository has."""
 
     fingerprints: tuple[str, ...]
     """Fingerprints of the keys that signed it."""

@@ -33,6 +33,7 @@ from imagebuild.project.lockfile import (
     Source,
     Table,
     WheelSet,
+    describe_key,
     key_of,
     source_title,
 )
@@ -195,13 +196,6 @@ def keys_of(names: Iterable[str], known: Mapping[str, set[Key]]) -> frozenset[Ke
     return frozenset(result)
 
 
-def describe_key(key: Key) -> str:
-    """Return an entry's key in the words of `source_title`."""
-    kind, *names = key
-    words = {"archives": "archive", "images": "image", "repositories": "packages"}
-    return " ".join((words.get(kind, kind), *names))
-
-
 def describe_entry(entry: Entry) -> str:
     """Return an entry in few words."""
     match entry:
@@ -261,7 +255,7 @@ def ask_each(
 
 @dataclass
 class Outcome:
-    """What became of the sources that were to be pinned."""
+    """Hold what became of the sources that were to be pinned."""
 
     resolved: list[str] = field(default_factory=list)
     unresolved: dict[str, str] = field(default_factory=dict)
@@ -338,7 +332,7 @@ def resolve_sources(
 
 @dataclass(frozen=True)
 class LockFinding:
-    """Something about one entry that people should know."""
+    """Hold something about one entry that people should know."""
 
     state: str
     """`missing`, `unresolved`, `stale`, `changed`, `gone`, `moved` or `not checked`."""

@@ -1,14 +1,11 @@
 from .attestation import BUNDLE_MEDIA as BUNDLE_MEDIA
 from .attestation import CREATED as CREATED
 from .attestation import KINDS as KINDS
-from .attestation import SIGNATURE as SIGNATURE
 from .attestation import STATEMENT_MEDIA as STATEMENT_MEDIA
 from .attestation import Attestation as Attestation
 from .attestation import attestation_of as attestation_of
 from .attestation import encode_predicate as encode_predicate
-from .attestation import kind_of as kind_of
 from .attestation import list_attestations as list_attestations
-from .attestation import read_attestation as read_attestation
 from .attestation import read_attestations as read_attestations
 from .engine import LABEL as LABEL
 from .engine import Endpoint as Endpoint
@@ -27,7 +24,6 @@ from .image import PlatformImage as PlatformImage
 from .image import images_in as images_in
 from .layout import CHUNK as CHUNK
 from .layout import CONFIG as CONFIG
-from .layout import EMPTY as EMPTY
 from .layout import EPOCH as EPOCH
 from .layout import INDEX as INDEX
 from .layout import MANIFEST as MANIFEST
@@ -38,7 +34,6 @@ from .layout import Descriptor as Descriptor
 from .layout import ImageSettings as ImageSettings
 from .layout import Manifest as Manifest
 from .layout import add_image as add_image
-from .layout import attachment_manifest as attachment_manifest
 from .layout import blob_path as blob_path
 from .layout import blobs_named as blobs_named
 from .layout import blobs_of as blobs_of

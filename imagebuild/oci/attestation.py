@@ -1,4 +1,4 @@
-"""Attestations: in-toto statements that refer to a manifest; signed ones in DSSE envelopes, in sigstore bundles.
+"""Read and make attestations: in-toto statements about a manifest; signed ones in DSSE envelopes, in sigstore bundles.
 
 Bundles are what `cosign attest` stores and `cosign verify-attestation` reads. Whose signature it is, nobody has checked
 here. A statement that nobody signed is stored as it is, and proves nothing.

@@ -179,7 +179,7 @@ NO_IMAGE = "neither an OCI image layout nor an archive of one, as `docker save` 
 
 @dataclass(frozen=True)
 class _StoredFiles:
-    """Files of a layout or an archive, by their names in it."""
+    """Hold the files of a layout or an archive, by their names in it."""
 
     path: Path
     blobs: Mapping[str, Blob]

@@ -5,20 +5,18 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import shutil
 import tarfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 import zstandard
 
-from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.core.errors import ResultError
 from imagebuild.core.files import temporary_file
 
 CHUNK = 1 << 20
@@ -360,64 +358,6 @@ def check_image(layout: Path, digest: str) -> None:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != path.name:
                 raise ResultError(f"{path}: has changed; make the bundle again")
-
-
-class Source(Protocol):
-    """Have blobs that can be fetched: a layout, or a repository."""
-
-    def fetch(self, blob: Descriptor, path: Path) -> None: ...
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Name a layout from which and to which images are copied, as with `RepositoryAt`."""
-
-    folder: Path
-
-    def manifest(self, digest: str) -> Manifest:
-        """Return a manifest or an index. Raises ResultError if it is missing or damaged."""
-        path = blob_path(self.folder, digest)
-        if not path.is_file():
-            raise ResultError(f"{self.folder}: has no manifest {digest}")
-        content = Blob(path, 0, path.stat().st_size, digest).read()
-        return Manifest(content, media_type_of(json.loads(content)), digest)
-
-    def content(self, blob: Descriptor) -> BlobStream:
-        """Return a blob, to be read when it is needed. Raises ResultError if the layout does not have all of it."""
-        path = blob_path(self.folder, blob.digest)
-        if not path.is_file() or path.stat().st_size != blob.size:
-            raise ResultError(f"{self.folder}: does not have all of blob {blob.digest}; build it again")
-
-        def chunks() -> Iterator[bytes]:
-            try:
-                with path.open("rb") as file:
-                    while chunk := file.read(CHUNK):
-                        yield chunk
-            except OSError as error:
-                # An OSError that ends an upload is taken for one of the connection.
-                raise CommandError(f"{path}: cannot be read: {error.strerror}") from None
-
-        return BlobStream(blob.size, chunks)
-
-    def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Copy a blob to a file, if that is not there yet."""
-        if not path.exists():
-            shutil.copyfile(blob_path(self.folder, blob.digest), path)
-
-    def has(self, digest: str) -> bool:
-        """Return whether there is a manifest. It is written after all that it names."""
-        return blob_path(self.folder, digest).is_file()
-
-    def take(self, blob: Descriptor, source: Source) -> Counter[str]:
-        """Get a blob from another place, if it is not there yet. Return how many `blobs` and `bytes` that are."""
-        if self.has(blob.digest):
-            return Counter()
-        source.fetch(blob, blob_path(self.folder, blob.digest))
-        return Counter(blobs=1, bytes=blob.size)
-
-    def put_manifest(self, manifest: Manifest) -> None:
-        """Store a manifest by its digest."""
-        blob_path(self.folder, manifest.digest).write_bytes(manifest.content)
 
 
 # Writing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -39,15 +40,17 @@ from imagebuild.oci.layout import (
     INDEX,
     MANIFEST_TYPES,
     Attachment,
+    Blob,
     BlobStream,
     Descriptor,
-    Layout,
     Manifest,
     attachment_manifest,
+    blob_path,
     blobs_of,
     digest_of,
     index_document,
     manifests_of,
+    media_type_of,
     referrer_descriptor,
     referrers_tag,
     start_layout,
@@ -687,11 +690,12 @@ class Registry:
         self.put_manifest(repository, own.digest, content, own.media_type)
         for _ in range(MOST_LISTINGS):
             start = time.monotonic()
-            if own.digest in {item.digest for item in self.referrers(repository, subject.digest)}:
+            by_registry = self.referrers(repository, subject.digest)
+            by_tag = self._referrers_by_tag(repository, subject.digest)
+            if own.digest in {item.digest for item in (*by_registry, *by_tag)}:
                 return own.digest
             # Sorted, so that it does not depend on who came first. Another publisher may overwrite it at the same time.
-            items = {item.digest: item for item in (*self._referrers_by_tag(repository, subject.digest), own)}
-            index = index_document(item for _, item in sorted(items.items()))
+            index = index_document(sorted((*by_tag, own), key=lambda item: item.digest))
             self.put_manifest(repository, referrers_tag(subject.digest), index, INDEX)
             self.stopped.wait(max(SETTLED_S, 2 * (time.monotonic() - start)) * (1 + random.random()))  # noqa: S311
         raise CommandError(f"{self.host}/{repository}: other publishers write the list of attachments all the time")
@@ -740,6 +744,60 @@ def _insecure_registries(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 # Copies
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Name a layout from which and to which images are copied, as with `RepositoryAt`."""
+
+    folder: Path
+
+    def manifest(self, digest: str) -> Manifest:
+        """Return a manifest or an index. Raises ResultError if it is missing or damaged."""
+        path = blob_path(self.folder, digest)
+        if not path.is_file():
+            raise ResultError(f"{self.folder}: has no manifest {digest}")
+        content = Blob(path, 0, path.stat().st_size, digest).read()
+        return Manifest(content, media_type_of(json.loads(content)), digest)
+
+    def content(self, blob: Descriptor) -> BlobStream:
+        """Return a blob, to be read when it is needed. Raises ResultError if the layout does not have all of it."""
+        path = blob_path(self.folder, blob.digest)
+        if not path.is_file() or path.stat().st_size != blob.size:
+            raise ResultError(f"{self.folder}: does not have all of blob {blob.digest}; build it again")
+
+        def chunks() -> Iterator[bytes]:
+            try:
+                with path.open("rb") as file:
+                    while chunk := file.read(CHUNK):
+                        yield chunk
+            except OSError as error:
+                # An OSError that ends an upload is taken for one of the connection.
+                raise CommandError(f"{path}: cannot be read: {error.strerror}") from None
+
+        return BlobStream(blob.size, chunks)
+
+    def fetch(self, blob: Descriptor, path: Path) -> None:
+        """Copy a blob to a file, if that is not there yet; it appears under its name when it is whole."""
+        if not path.exists():
+            with temporary_file(path.parent) as temporary:
+                shutil.copyfile(blob_path(self.folder, blob.digest), temporary)
+                temporary.rename(path)
+
+    def has(self, digest: str) -> bool:
+        """Return whether there is a manifest. It is written after all that it names."""
+        return blob_path(self.folder, digest).is_file()
+
+    def take(self, blob: Descriptor, source: RepositoryAt | Layout) -> Counter[str]:
+        """Get a blob from another place, if it is not there yet. Return how many `blobs` and `bytes` that are."""
+        if self.has(blob.digest):
+            return Counter()
+        source.fetch(blob, blob_path(self.folder, blob.digest))
+        return Counter(blobs=1, bytes=blob.size)
+
+    def put_manifest(self, manifest: Manifest) -> None:
+        """Store a manifest by its digest."""
+        blob_path(self.folder, manifest.digest).write_bytes(manifest.content)
 
 
 @dataclass(frozen=True)

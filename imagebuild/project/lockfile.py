@@ -117,17 +117,7 @@ Source = BaseImage | Archive | GitRef | WheelSet | PackageSource
 
 def source_title(source: Source) -> str:
     """Return a source in one line."""
-    match source:
-        case BaseImage(reference):
-            return f"image {reference}"
-        case Archive(_, url):
-            return f"archive {url}"
-        case GitRef(url, tag, _):
-            return f"git {url} {tag}"
-        case WheelSet(component, version, _):
-            return f"wheels {component} {version}"
-        case PackageSource(url):
-            return f"packages {url}"
+    return describe_key(key_of(source))
 
 
 def entry_of(lock: Lock, source: Source) -> Any:
@@ -240,3 +230,10 @@ def key_of(source: Source) -> Key:
             return ("wheels", component, version)
         case PackageSource(url):
             return ("repositories", url)
+
+
+def describe_key(key: Key) -> str:
+    """Return an entry's key in one line."""
+    kind, *names = key
+    words = {"archives": "archive", "images": "image", "repositories": "packages"}
+    return " ".join((words.get(kind, kind), *names))

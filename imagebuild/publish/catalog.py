@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
@@ -13,9 +13,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from imagebuild import __version__
-from imagebuild.bench.judge import describe_run, judge_run
-from imagebuild.bench.models import Judgement, Limit, Run
-from imagebuild.bench.profiles import Profile, load_profiles
+from imagebuild.bench.judge import describe_run
+from imagebuild.bench.models import Limit, SpeedClaim
 from imagebuild.core import files
 from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
@@ -62,7 +61,6 @@ class ProjectFacts:
     plan: Plan
     provides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Component → other components that it stands for."""
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
 
 
 def read_catalog(path: Path) -> Catalog:
@@ -70,8 +68,8 @@ def read_catalog(path: Path) -> Catalog:
     return read_written(Catalog, files.read_text(path), str(path))
 
 
-def catalog_from_registry(project: ProjectFacts, profiles: Path) -> Catalog:
-    """Read what the registries of the plan have, and compare benchmarks with the profiles of a folder, if there is one.
+def catalog_from_registry(project: ProjectFacts) -> Catalog:
+    """Read what the registries of the plan have.
 
     Raises ConfigError if a tag names no registry, CommandError if a registry fails.
     """
@@ -80,8 +78,7 @@ def catalog_from_registry(project: ProjectFacts, profiles: Path) -> Catalog:
             if full_reference(tag) != tag:
                 raise ConfigError(f"catalog: {tag} names no registry; give --registry, or `repository:` in the matrix")
     hosts = {name.host for name in published_repositories(project.plan)}
-    known = {name: file.model for name, file in load_profiles(profiles).items()} if profiles.is_dir() else {}
-    return read_registries({host: connect_registry(host) for host in hosts}, replace(project, profiles=known))
+    return read_registries({host: connect_registry(host) for host in hosts}, project)
 
 
 def published_repositories(plan: Plan) -> dict[ImageReference, str]:
@@ -206,11 +203,11 @@ class ImageRepository:
                 case ScanResult():
                     scans.append(scan_summary(item.digest, predicate))
                 case VerifyResult():
-                    drawn = curves_of(item.digest, predicate, self.project.profiles)
+                    drawn = curves_of(item.digest, predicate)
                     checks.append(checks_summary(item.digest, predicate, drawn))
                     curves += drawn
                 case Report():
-                    curves += curves_of(item.digest, predicate, self.project.profiles)
+                    curves += curves_of(item.digest, predicate)
         return PublishedPlatform(
             platform=image.platform,
             digest=digest,
@@ -340,61 +337,37 @@ def checks_summary(digest: str, result: VerifyResult, curves: Iterable[Curve]) -
     )
 
 
-def curves_of(digest: str, result: VerifyResult | Report, profiles: Mapping[str, Profile]) -> list[Curve]:
-    """Return a curve for each run that has a bandwidth; `digest` is that of the attachment.
-
-    A run without a verdict is judged by the profile of the report or, if it ran on one host, by that of its GPU.
-    """
+def curves_of(digest: str, result: VerifyResult | Report) -> list[Curve]:
+    """Return a curve for each run that has a bandwidth, as it was judged; `digest` is that of the attachment."""
     if isinstance(result, Report):
-        runs, verdicts, profile = list(result.runs), result.judgements, result.about.profile
+        runs, judgements, profile = list(result.runs), list(result.judgements), result.about.profile
     else:
         runs = [run for check in result.checks if check.results for run in check.results.runs]
-        verdicts, profile = tuple(verdict for check in result.checks for verdict in check.judgements), None
-    curves = [_curve(digest, run, [v for v in verdicts if v.source == run.source], profiles, profile) for run in runs]
-    return [curve for curve in curves if curve]
-
-
-def _curve(
-    digest: str, run: Run, verdicts: Sequence[Judgement], profiles: Mapping[str, Profile], profile_name: str | None
-) -> Curve | None:
-    points = {row.size_bytes: speed for row in run.rows if row.size_bytes > 0 and (speed := busbw(row))}
-    if not points:
-        return None
-    own = describe_run(run.collective, run.ranks, run.nodes)
-    verdict = next((v for v in verdicts if v.subject == own), verdicts[0] if len(verdicts) == 1 else None)
-    profile = profiles.get(profile_name) if profile_name else _profile_of(run, profiles)
-    if verdict is None and profile and run.verdict == "ok":
-        verdict = judge_run(run, profile)
-    best = max(points, key=lambda size: (points[size], -size))
-    return Curve(
-        evidence=digest,
-        collective=run.collective or "unknown",
-        ranks=run.ranks,
-        nodes=run.nodes,
-        device=run.device,
-        points=tuple(sorted(points.items())),
-        best_gb_s=points[best],
-        best_bytes=best,
-        verdict=run.verdict,
-        outcome=verdict.speed.state if verdict else "",
-        reason=verdict.speed.reason if verdict else "",
-        profile=profile_name or (profile.name if profile and verdict else None),
-        ceiling=_bound(verdict.speed.ceiling) if verdict else None,
-        reference=_bound(verdict.speed.reference) if verdict else None,
-    )
+        judgements, profile = [judgement for check in result.checks for judgement in check.judgements], None
+    curves = []
+    for run in runs:
+        points = {row.size_bytes: speed for row in run.rows if row.size_bytes > 0 and (speed := busbw(row))}
+        if not points:
+            continue
+        own = describe_run(run.collective, run.ranks, run.nodes)
+        same = [judgement for judgement in judgements if judgement.source == run.source]
+        judgement = next((j for j in same if j.subject == own), same[0] if len(same) == 1 else None)
+        claim = judgement.speed if judgement else SpeedClaim(state="not judged")
+        best = max(points, key=lambda size: (points[size], -size))
+        curves.append(
+            Curve(
+                evidence=digest, collective=run.collective or "unknown", ranks=run.ranks, nodes=run.nodes,
+                device=run.device, points=tuple(sorted(points.items())), best_gb_s=points[best], best_bytes=best,
+                verdict=run.verdict, outcome=claim.state if judgement else "", reason=claim.reason,
+                profile=profile, ceiling=_bound(claim.ceiling), reference=_bound(claim.reference),
+            )
+        )  # fmt: skip
+    return curves
 
 
 def _bound(limit: Limit | None) -> Bound | None:
     # Limits of collectives are in GB/s; a limit in another unit cannot be drawn.
     return Bound(gb_s=limit.value, what=limit.what) if limit and limit.unit == "GB/s" else None
-
-
-def _profile_of(run: Run, profiles: Mapping[str, Profile]) -> Profile | None:
-    """Return the plainest profile of the run's GPU; None for several hosts, whose network the output does not name."""
-    if run.device is None or (run.nodes or 1) > 1:
-        return None
-    fitting = [profile for profile in profiles.values() if profile.has(run.device)]
-    return min(fitting, key=lambda p: (p.extends is not None, len(p.name), p.name), default=None)
 
 
 def distinct_curves(curves: Iterable[Curve]) -> tuple[Curve, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagebuild.core.console import err, format_size, out
@@ -77,23 +77,20 @@ class PublishTools:
 
 @dataclass(frozen=True)
 class Draft:
-    """Describe what would be published for a target, or the reasons against it."""
+    """Describe what is published for a target that nothing speaks against."""
 
     target: Target
-    reasons: tuple[str, ...] = ()
-    choices: tuple[Choice, ...] = ()
-    index: Manifest | None = None
-    """None if the image of a platform is missing."""
-    tags: tuple[ImageReference, ...] = ()
-    aliases: tuple[ImageReference, ...] = ()
-    current: Mapping[ImageReference, str | None] = field(default_factory=dict)
+    choices: tuple[Choice, ...]
+    index: Manifest
+    tags: tuple[ImageReference, ...]
+    aliases: tuple[ImageReference, ...]
+    current: Mapping[ImageReference, str | None]
     """Tag or alias → the digest that it names now; None if it does not exist."""
-    attachments: Mapping[Platform, Sequence[NewAttachment]] = field(default_factory=dict)
+    attachments: Mapping[Platform, Sequence[NewAttachment]]
 
     @property
     def missing(self) -> list[ImageReference]:
         """Return the tags and aliases that do not name the index yet."""
-        assert self.index
         return [name for name in (*self.tags, *self.aliases) if self.current[name] != self.index.digest]
 
 
@@ -114,7 +111,7 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
         terms = Terms(evidence, project.matrix.model.publish, rules_of(project, target, IMAGE_CHECKS))
         try:
             draft = make_draft(target, platforms, terms, tools, allow_dirty=request.allow_dirty)
-            return publish_draft(draft, tools, dry_run=request.dry_run)
+            return publish_draft(draft, tools, dry_run=request.dry_run) if isinstance(draft, Draft) else draft
         except ImagebuildError as error:
             return Published(target=target.id, state="failed", reasons=(str(error),))
 
@@ -161,8 +158,11 @@ def requested_targets(plan: Plan, request: PublishRequest, evidence: Evidence) -
 
 def make_draft(
     target: Target, platforms: Sequence[Platform], terms: Terms, tools: PublishTools, *, allow_dirty: bool = False
-) -> Draft:
-    """Find the images of a target, judge them, and look up its tags. Raises CommandError if a registry fails."""
+) -> Draft | Published:
+    """Find the images of a target, judge them, and look up its tags; return a refusal with every reason against them.
+
+    Raises CommandError if a registry fails.
+    """
     choices = tuple(choose_image(target, platform, terms.evidence) for platform in platforms)
     images = {choice.platform: _find_image(choice, target, tools) for choice in choices if choice.digest}
     present = {platform: image for platform, image in images.items() if image}
@@ -199,8 +199,12 @@ def make_draft(
     }
     names, no_tags = fill_tags(target.tags, revisions, allow_dirty=allow_dirty)
     reasons += filter(None, [no_tags if revisions else ""])
+    refused = Published(
+        target=target.id, state="refused", digest=index.digest if index else None,
+        platforms={choice.platform: choice.digest for choice in choices if choice.digest},
+    )  # fmt: skip
     if reasons or index is None:
-        return Draft(target, tuple(reasons), choices, index)
+        return refused.model_copy(update={"reasons": tuple(reasons)})
 
     tags, aliases = tuple(map(parse_reference, names)), tuple(map(parse_reference, target.aliases))
     current = {name: tools.registry(name.host).digest(name.repository, name.wanted) for name in (*tags, *aliases)}
@@ -215,7 +219,9 @@ def make_draft(
         moved = tools.registry(alias.host).manifest(alias.repository, str(others[alias]))
         if taken := sorted(lost & {child.platform for child in manifests_of(moved.document)} if moved else ()):
             reasons.append(f"{alias} would lose {', '.join(taken)}; publish all platforms together")
-    return Draft(target, tuple(reasons), choices, index, tags, aliases, current, attachments)
+    if reasons:
+        return refused.model_copy(update={"reasons": tuple(reasons)})
+    return Draft(target, choices, index, tags, aliases, current, attachments)
 
 
 def _find_image(choice: Choice, target: Target, tools: PublishTools) -> PlatformImage | None:
@@ -268,22 +274,16 @@ def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -
     If a registry fails on the way, the state of the result is `failed`, and no tag names anything incomplete. Raises
     CommandError if a registry fails before anything is stored.
     """
-    published = Published(
-        target=draft.target.id, state="refused", reasons=draft.reasons,
-        platforms={choice.platform: choice.digest for choice in draft.choices if choice.digest},
-        digest=draft.index.digest if draft.index else None,
-    )  # fmt: skip
-    if draft.reasons or not draft.index:
-        return published
-
     places = {name.name: tools.repository(name) for name in (*draft.tags, *draft.aliases)}.values()
     missing = [_find_missing(draft, place, tools) for place in places]
     attached = Counter(attachment.kind for parts in missing for _, attachment in parts.attach)
     signed = sum(len(parts.sign) for parts in missing)
     kept = tuple(str(name) for name, digest in draft.current.items() if digest == draft.index.digest)
-    published = published.model_copy(
-        update={"kept": kept, "attached": dict(sorted(attached.items())), "signed": signed}
-    )
+    published = Published(
+        target=draft.target.id, state="unchanged", digest=draft.index.digest, kept=kept, signed=signed,
+        platforms={choice.platform: choice.digest for choice in draft.choices},
+        attached=dict(sorted(attached.items())),
+    )  # fmt: skip
     changes = bool(draft.missing or attached or signed)
     if dry_run or not changes:
         names = _given_and_moved(draft, draft.missing) if dry_run else {}
@@ -314,7 +314,6 @@ def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str,
 
 
 def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _MissingParts:
-    assert draft.index
     children = manifests_of(draft.index.document)
     missing: list[tuple[Descriptor, NewAttachment]] = []
     for child in children:
@@ -336,7 +335,6 @@ def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _Mi
 
 def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> Counter[str]:
     """Store the images, the index and attachments, check that the registry has them, and sign."""
-    assert draft.index
     registry, repository, traffic = missing.place.registry, missing.place.repository, Counter[str]()
     if registry.digest(repository, draft.index.digest) is None:
         for choice in draft.choices:
@@ -369,7 +367,6 @@ def _check_stored(place: RepositoryAt, index: Manifest) -> None:
 
 def _tag(name: ImageReference, draft: Draft, tools: PublishTools) -> None:
     """Make a tag or an alias name the index. Raises CommandError if another publisher's digest is there."""
-    assert draft.index
     registry = tools.registry(name.host)
     before = registry.digest(name.repository, name.wanted)
     expected = None if name in draft.tags else draft.current[name]

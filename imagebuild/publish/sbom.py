@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -63,7 +63,7 @@ def make_sbom(
     created = creation_time(image, environ)
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         document = run_syft(image.as_layout(Path(name, "layout")), Path(name))
-    return complete_document(document, image, created, image_parts(image, plan, renderer))
+    return complete_document(document, image, created, *image_parts(image, plan, renderer))
 
 
 def creation_time(image: PlatformImage, environ: Mapping[str, str]) -> str:
@@ -164,66 +164,45 @@ class ComponentPart:
         return name.lower().removeprefix("lib") in names
 
 
-@dataclass(frozen=True)
-class ImageParts:
-    """Hold what the project knows of an image."""
+def image_parts(image: PlatformImage, plan: Plan, renderer: Renderer | None) -> tuple[tuple[ComponentPart, ...], str]:
+    """Return the components that an image's labels name, and why it is unknown what they were made from, or nothing.
 
-    parts: tuple[ComponentPart, ...]
-    base: Dependency | None = None
-    """The base image, by this checkout's lock."""
-    reason: str = ""
-    """Why sources are unknown; empty if they are known."""
-
-
-def image_parts(image: PlatformImage, plan: Plan, renderer: Renderer | None) -> ImageParts:
-    """Return the components that an image's labels name.
-
-    Their sources are known only if this checkout has the target with the same versions and pins: then the image's
-    label has the same hash of the lock.
+    That is known only if this checkout has the target with the same versions and pins: then the image's label has the
+    same hash of the lock.
     """
+    recipe, reason = _recipe_of(image, plan, renderer)
+    platform: Platform = "linux/arm64" if image.architecture == "arm64" else "linux/amd64"
+    dependencies = resolved_dependencies(recipe, recipe.project.lock, platform) if recipe else ()
+    known = renderer.project.components if renderer else {}
+    parts = tuple(
+        ComponentPart(
+            name, version, known[name].model if name in known else None,
+            packages=tuple(package.partition("=")[0] for package in recipe.packages(name)) if recipe else (),
+            dependencies=tuple(d for d in dependencies if d.owner == name and d.kind != "image"),
+        )
+        for name, version in components_of(image.labels).items()
+    )  # fmt: skip
+    return parts, reason
+
+
+def _recipe_of(image: PlatformImage, plan: Plan, renderer: Renderer | None) -> tuple[Recipe | None, str]:
+    """Return the recipe that an image was built by, or None and the reason why this checkout does not have it."""
     versions = components_of(image.labels)
     if not versions:
-        return ImageParts((), reason="the image has no labels of imagebuild: only what package managers know is listed")
+        return None, "the image has no labels of imagebuild: only what package managers know is listed"
     if renderer is None:
-        return ImageParts(
-            tuple(ComponentPart(name, version) for name, version in versions.items()),
-            reason="made without the project: licences and sources of its components are not listed",
-        )
-    platform: Platform = "linux/arm64" if image.architecture == "arm64" else "linux/amd64"
-    recipe, reason = _recipe_of(image, plan, renderer)
-    dependencies = resolved_dependencies(recipe, renderer.project.lock, platform) if recipe else ()
-    parts = []
-    for name, version in versions.items():
-        document = renderer.project.components.get(name)
-        component = document.model if document else None
-        if recipe:
-            packages = recipe.packages(name)
-        else:  # names that depend on axes are unknown then
-            listed = (*component.packages.runtime, *component.packages.devel) if component else ()
-            packages = tuple(package for package in listed if "{" not in package.partition("=")[0])
-        parts.append(
-            ComponentPart(
-                name, version, component,
-                packages=tuple(package.partition("=")[0] for package in packages),
-                dependencies=tuple(d for d in dependencies if d.owner == name and d.kind != "image"),
-            )
-        )  # fmt: skip
-    return ImageParts(tuple(parts), next((d for d in dependencies if d.kind == "image"), None), reason)
-
-
-def _recipe_of(image: PlatformImage, plan: Plan, renderer: Renderer) -> tuple[Recipe | None, str]:
-    """Return the recipe that an image was built by, or None and the reason why this checkout does not have it."""
+        return None, "made without the project: licences and sources of its components are not listed"
     name = image.labels.get("imagebuild.target", "")
-    target = next((t for t in plan.targets if t.id == name), None)
+    target = next((t for t in plan.targets if t.id == name and image.platform in t.platforms), None)
     unknown = "what its components were made from is not listed"
-    if target is None or image.platform not in target.platforms:
+    if target is None:
         return None, f"this checkout has no target {name} for {image.platform}: {unknown}"
     recipe = renderer.recipe(target)
     try:
         locked = hash_of_lock(recipe, renderer.project.lock)
     except ConfigError as error:
         return None, f"{error}: {unknown}"
-    if image.labels.get("imagebuild.lock") != locked or components_of(image.labels) != target.components:
+    if image.labels.get("imagebuild.lock") != locked or versions != target.components:
         return None, f"the lock of this checkout is not the one that {name} was built with: {unknown}"
     return recipe, ""
 
@@ -231,7 +210,9 @@ def _recipe_of(image: PlatformImage, plan: Plan, renderer: Renderer) -> tuple[Re
 # The document
 
 
-def complete_document(syft: Document, image: PlatformImage, created: str, known: ImageParts) -> Document:
+def complete_document(
+    syft: Document, image: PlatformImage, created: str, parts: Sequence[ComponentPart], reason: str
+) -> Document:
     """Return the document of an image, made from the one that syft wrote, in a fixed order.
 
     Its namespace depends on nothing but its content.
@@ -246,25 +227,25 @@ def complete_document(syft: Document, image: PlatformImage, created: str, known:
         if package["SPDXID"] != root
     ]
     packages = {IMAGE: _image_package(image)}
-    if base := _base_package(image, known):
+    if base := _base_package(image):
         packages[BASE] = base
         relations.append(relationship(IMAGE, "DESCENDANT_OF", BASE))
-    for part in known.parts:
+    for part in parts:
         packages[part.spdx_id] = _component_package(part)
         relations.append(relationship(IMAGE, "CONTAINS", part.spdx_id))
         for source in part.sources:
             packages.setdefault(_source_id(source), _source_package(part, source))
             relations.append(relationship(part.spdx_id, "GENERATED_FROM", _source_id(source)))
-    ids = {root: IMAGE, **_duplicates(found, known, packages)}
+    ids = {root: IMAGE, **_duplicates(found, parts, packages)}
     for package in (package for package in found if package["SPDXID"] not in ids):
         packages[package["SPDXID"]] = package
-        for part in known.parts:
+        for part in parts:
             if part.has(package):
                 relations.append(relationship(part.spdx_id, "CONTAINS", package["SPDXID"]))
                 if part.repositories and _is_deb(package):
                     package["downloadLocation"] = part.repositories[0].address
 
-    licenses = {item["licenseId"]: item for item in (*syft.get("hasExtractedLicensingInfos", ()), *_licenses(known))}
+    licenses = {item["licenseId"]: item for item in (*syft.get("hasExtractedLicensingInfos", ()), *_licenses(parts))}
     tools = sorted(creator for creator in syft["creationInfo"]["creators"] if creator.startswith("Tool: "))
     document: Document = {
         "spdxVersion": "SPDX-2.3",
@@ -275,7 +256,7 @@ def complete_document(syft: Document, image: PlatformImage, created: str, known:
         "packages": [packages[key] for key in sorted(packages)],
         "relationships": _renamed(relations, ids),
         "hasExtractedLicensingInfos": [licenses[key] for key in sorted(licenses)],
-        **({"comment": known.reason} if known.reason else {}),
+        **({"comment": reason} if reason else {}),
     }
     digest = hashlib.sha256(encode_predicate(document)).hexdigest()[:16]
     return {**document, "documentNamespace": f"{NAMESPACE}{image.digest}:{digest}"}
@@ -296,7 +277,7 @@ def _image_package(image: PlatformImage) -> Package:
     )  # fmt: skip
 
 
-def _base_package(image: PlatformImage, known: ImageParts) -> Package | None:
+def _base_package(image: PlatformImage) -> Package | None:
     """Return the base image that the labels name, or a bootstrapped one in its place; None without labels."""
     name = image.labels.get("org.opencontainers.image.base.name", "")
     digest = image.labels.get("org.opencontainers.image.base.digest", "")
@@ -307,12 +288,9 @@ def _base_package(image: PlatformImage, known: ImageParts) -> Package | None:
             comment=f"{history}; in place of {name}@{digest}",
         )  # fmt: skip
     if digest.startswith("sha256:"):
-        sha256, url = digest.removeprefix("sha256:"), image_purl(name, digest)
-        if known.base and known.base.digest.get("sha256") == sha256:
-            url = known.base.uri
         return spdx_package(
-            BASE, name, digest, url=url, sha256=sha256, purpose="CONTAINER",
-            comment="As the label org.opencontainers.image.base.digest says.",
+            BASE, name, digest, url=image_purl(name, digest), sha256=digest.removeprefix("sha256:"),
+            purpose="CONTAINER", comment="As the label org.opencontainers.image.base.digest says.",
         )  # fmt: skip
     return None
 
@@ -345,7 +323,7 @@ def _source_id(source: Dependency) -> str:
     return identifier("Source", source.name, *([pin[:16]] if pin else []))
 
 
-def _duplicates(found: Iterable[Package], known: ImageParts, own: Mapping[str, Package]) -> dict[str, str]:
+def _duplicates(found: Iterable[Package], parts: Sequence[ComponentPart], own: Mapping[str, Package]) -> dict[str, str]:
     """Return id of a package that syft found → id of our package for the same thing."""
 
     def identity(package: Package) -> str:
@@ -358,7 +336,7 @@ def _duplicates(found: Iterable[Package], known: ImageParts, own: Mapping[str, P
         if identity(package) in by_identity:
             ids[package["SPDXID"]] = by_identity[identity(package)]
         elif not _is_deb(package):
-            for part in known.parts:
+            for part in parts:
                 if part.has(package) and part.is_called(str(package["name"])):
                     ids[package["SPDXID"]] = part.spdx_id
     return ids
@@ -368,9 +346,9 @@ def _is_deb(package: Package) -> bool:
     return purl_of(package.get("externalRefs", ())).startswith("pkg:deb/")
 
 
-def _licenses(known: ImageParts) -> Iterator[dict[str, str]]:
+def _licenses(parts: Sequence[ComponentPart]) -> Iterator[dict[str, str]]:
     """Yield an entry for each licence of a component that is not in the list of SPDX."""
-    for component in filter(None, (part.component for part in known.parts)):
+    for component in filter(None, (part.component for part in parts)):
         files = ", ".join(component.license_files)
         text = f"The text is in the image: {files}" if files else f"The text is at {component.homepage}"
         for reference in LICENSE_REF.findall(component.license):

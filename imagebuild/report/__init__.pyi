@@ -2,6 +2,7 @@ from .document import Report as Report
 from .document import ReportOrigin as ReportOrigin
 from .document import format_bytes as format_bytes
 from .document import format_number as format_number
+from .document import judge_rest as judge_rest
 from .document import one_line as one_line
 from .document import visible as visible
 from .page import LogText as LogText
@@ -9,6 +10,7 @@ from .page import lay_out as lay_out
 from .page import plotly_js as plotly_js
 from .page import read_logs as read_logs
 from .page import report_html as report_html
+from .sweeps import find_sweeps as find_sweeps
 from .text import print_report as print_report
 from .text import report_junit as report_junit
 from .text import report_markdown as report_markdown

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from imagebuild.bench.models import BandwidthTest, Limit, SpeedClaim
+from imagebuild.bench.models import Claim, Limit
 from imagebuild.report.document import GIB, format_bytes, one_line
 
 PALETTE = ("#2f7ed8", "#c2571a", "#178a6b", "#a855c7", "#9a7b00", "#d6336c", "#5b7083", "#7a5cff")
@@ -95,7 +95,7 @@ class Drawing:
     tables: Sequence[NumberTable]
     legend: Sequence[LegendLine] = ()
     limits: Sequence[DrawnLimit] = ()
-    verdicts: Sequence[SpeedClaim] = ()
+    claims: Sequence[Claim] = ()
     note: str = ""
 
 
@@ -163,22 +163,24 @@ def _trace(line: Line, look: LegendLine) -> dict[str, Any]:
 
 
 def _drawn_limits(lines: Sequence[Line], legend: Sequence[LegendLine]) -> tuple[DrawnLimit, ...]:
-    """Return each ceiling once, and each line's reference in its colour."""
-    ceilings: dict[float, DrawnLimit] = {}
-    references: dict[DrawnLimit, None] = {}
-    for line, look in zip(lines, legend, strict=True):
+    """Return each ceiling and each reference once; a reference has the colour of the first line that it is for."""
+    drawn: dict[tuple[str, float, str], DrawnLimit] = {}
+    for line in lines:
         for ceiling in line.ceilings:
-            ceilings.setdefault(round(ceiling.value, 1), DrawnLimit("ceiling", ceiling, CEILING_COLOUR))
-        references |= {DrawnLimit("reference", reference, look.colour): None for reference in line.references}
-    return (*ceilings.values(), *references)
+            drawn.setdefault(("ceiling", round(ceiling.value, 1), ""), DrawnLimit("ceiling", ceiling, CEILING_COLOUR))
+    for line, look in zip(lines, legend, strict=True):
+        for limit in line.references:
+            drawn.setdefault(("reference", limit.value, limit.what), DrawnLimit("reference", limit, look.colour))
+    return tuple(drawn.values())
 
 
 def _limit_shapes(limits: Sequence[DrawnLimit], largest_size: int) -> list[dict[str, Any]]:
     """Return a line over the whole width for each ceiling, and one over the sizes that are judged for each reference.
 
-    Only the highest and the lowest ceiling have room for a label, on their outer side.
+    Every ceiling has a label, alternately at the left and at the right; those of the lower half are below their lines,
+    so that labels of neighbours do not meet.
     """
-    ceilings = [drawn.limit.value for drawn in limits if drawn.kind == "ceiling"]
+    ceilings = sorted(drawn.limit.value for drawn in limits if drawn.kind == "ceiling")
     shapes: list[dict[str, Any]] = []
     for drawn in limits:
         value = drawn.limit.value
@@ -187,51 +189,90 @@ def _limit_shapes(limits: Sequence[DrawnLimit], largest_size: int) -> list[dict[
             shape |= {"x0": GIB, "x1": max(largest_size, 2 * GIB)}
             shape |= {"line": {"color": drawn.colour, "width": 3, "dash": "dot"}}
         else:
+            place = ceilings.index(value)
             shape |= {"xref": "paper", "x0": 0, "x1": 1}
             shape |= {"line": {"color": drawn.colour, "width": 1.5, "dash": "dash"}}
-            if value in {max(ceilings), min(ceilings)}:
-                side = "bottom" if value == max(ceilings) else "top"
-                text = f"ceiling {drawn.text}"
-                shape["label"] = {"text": text, "textposition": "start", "yanchor": side, "font": {"size": 11}}
+            shape["label"] = {
+                "text": f"ceiling {drawn.text}",
+                "textposition": "end" if place % 2 else "start",
+                "yanchor": "top" if place < len(ceilings) // 2 else "bottom",
+                "font": {"size": 11},
+            }
         shapes.append(shape)
     return shapes
 
 
-def heat_map(test: BandwidthTest) -> Figure:
-    """Return the heat map of a matrix. Its colours begin at 0, so that noise does not look like a pattern."""
-    matrix = [[None if cell is None or not math.isfinite(cell) else cell for cell in row] for row in test.matrix or ()]
-    rows, columns = len(matrix), max(map(len, matrix), default=0)
-    unit = _plotly_text(test.unit or "")
+def heat_map(matrix: Sequence[Sequence[float | None]], unit: str, names: Sequence[str] = ()) -> Figure:
+    """Return the heat map of a matrix, whose rows and columns may have `names`.
+
+    Its colours are scaled to the data, but over a quarter of the best value at least, so that noise is no pattern.
+    """
+    cells = [[None if cell is None or not math.isfinite(cell) else cell for cell in row] for row in matrix]
+    rows, columns = len(cells), max(map(len, cells), default=0)
+    values = [cell for row in cells for cell in row if cell is not None] or [1.0]
+    is_time, least, most = unit in {"ns", "us"}, min(values), max(values)
+    what = "%{y} ↔ %{x}" if names else "row %{y}, column %{x}"
     trace: dict[str, Any] = {
         "type": "heatmap",
-        "z": matrix,
-        "x": [str(number) for number in range(columns)],
-        "y": [str(number) for number in range(rows)],
-        "text": [
-            ["" if cell is None else f"{cell:.3g}" if cell < 100 else f"{cell:.0f}" for cell in row] for row in matrix
-        ],
-        "zmin": 0,
-        "zmax": max((cell for row in matrix for cell in row if cell is not None), default=1),
+        "z": cells,
+        "x": [_plotly_text(name) for name in names] or [str(number) for number in range(columns)],
+        "y": [_plotly_text(name) for name in names] or [str(number) for number in range(rows)],
+        "zmin": least if is_time else min(least, 0.75 * most),
+        "zmax": max(most, least / 0.75) if is_time else most,
         "colorscale": HEAT_COLOURS,
         # Of times, the long ones are slow.
-        "reversescale": test.unit in {"ns", "us"},
+        "reversescale": is_time,
         "xgap": 1,
         "ygap": 1,
         "hoverongaps": False,
-        "hovertemplate": "row %{y}, column %{x}<br><b>%{z:.4g} " + unit + "</b><extra></extra>",
+        "hovertemplate": what + "<br><b>%{z:.4g} " + _plotly_text(unit) + "</b><extra></extra>",
         "textfont": {"size": 11},
-        "colorbar": {"title": {"text": unit}, "thickness": 12, "outlinewidth": 0},
+        "colorbar": {"title": {"text": _plotly_text(unit)}, "thickness": 12, "outlinewidth": 0},
     }
     if max(rows, columns) <= MOST_COLUMNS_WITH_NUMBERS:
+        trace["text"] = [
+            ["" if cell is None else f"{cell:.3g}" if cell < 100 else f"{cell:.0f}" for cell in row] for row in cells
+        ]
         trace["texttemplate"] = "%{text}"
-    axis = {"type": "category", "showgrid": False}
+    axis = {"type": "category", "showgrid": False, "automargin": bool(names)}
+    titles = [{} if names else {"title": {"text": title}} for title in ("column", "row")]
     return {
         "data": [trace],
         "layout": {
             "height": max(150, min(640, 90 + 34 * rows)),
             "margin": {"l": 44, "r": 8, "t": 40, "b": 12},
-            "xaxis": {**axis, "title": {"text": "column"}, "side": "top"},
-            "yaxis": {**axis, "title": {"text": "row"}, "autorange": "reversed"},
+            "xaxis": {**axis, **titles[0], "side": "top"},
+            "yaxis": {**axis, **titles[1], "autorange": "reversed"},
+        },
+    }
+
+
+def bar_chart(names: Sequence[str], values: Sequence[float], unit: str, levels: Mapping[str, float]) -> Figure:
+    """Return a bar for each value, in red below the lowest of the `levels`, which are lines with a label."""
+    slow = min(levels.values())
+    trace = {
+        "type": "bar",
+        "x": [_plotly_text(name) for name in names],
+        "y": list(values),
+        "marker": {"color": [CEILING_COLOUR if value < slow else PALETTE[0] for value in values]},
+        "hovertemplate": "%{x}<br><b>%{y:.4g} " + _plotly_text(unit) + "</b><extra></extra>",
+    }
+    shapes = [
+        {
+            "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level,
+            "line": {"color": PALETTE[6], "width": 1.5, "dash": "dash"},
+            "label": {"text": label, "textposition": "end", "yanchor": "top" if level == slow else "bottom"},
+        }
+        for label, level in levels.items()
+    ]  # fmt: skip
+    return {
+        "data": [trace],
+        "layout": {
+            "height": 340,
+            "margin": {"l": 56, "r": 8, "t": 24, "b": 40},
+            "xaxis": {"type": "category", "showgrid": False, "automargin": True},
+            "yaxis": {"title": {"text": _plotly_text(unit)}, "rangemode": "tozero"},
+            "shapes": shapes,
         },
     }
 

@@ -11,19 +11,21 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
 from math import isfinite
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Literal, get_args
 
 from imagebuild import __version__
-from imagebuild.bench.judge import device_pairs
+from imagebuild.bench.judge import best_row, device_pairs, judge_results
+from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import (
+    STANDINGS,
     BandwidthTest,
     Claim,
     Diagnostic,
     Judgement,
     NcclRow,
+    Openness,
     PerftestTable,
     Results,
     Run,
@@ -35,35 +37,53 @@ from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
 from imagebuild.project.records import VerifyResult
+from imagebuild.report.sweeps import Sweep, find_sweeps, host_label
 
 Result = Run | BandwidthTest | PerftestTable | UcxResult
-Kind = Literal["correctness", "participation", "speed", "check", "diagnostic", "reading"]
-State = Literal["passed", "failed", "skipped"]
-Overall = Literal["ok", "failed", "not-verified", "nothing-read"]
+ClaimKind = Literal["data", "participation", "speed"]
+Kind = Literal["sweep", "data", "participation", "speed", "check", "diagnostic", "reading"]
+State = Literal["passed", "failed", "open", "skipped"]
+"""`open` is what was asked for and is not known: no success."""
+Overall = Literal["ok", "limited", "open", "failed", "nothing-read"]
+"""`ok`: all three claims hold for every result. `limited`: nothing failed and nothing that was asked for is open, but
+something was not asked for, or was accepted by name."""
 
-STATES: tuple[State, ...] = ("passed", "failed", "skipped")
-EXIT_STATUS: dict[Overall, int] = {"ok": 0, "failed": 1, "not-verified": 1, "nothing-read": 5}
+CLAIMS: tuple[ClaimKind, ...] = get_args(ClaimKind)
+STATES: tuple[State, ...] = get_args(State)
+OUTCOMES: tuple[State, ...] = ("passed", "failed", "skipped")
+"""States that checks of images can have."""
+EXIT_STATUS: dict[Overall, int] = {"ok": 0, "limited": 0, "open": 1, "failed": 1, "nothing-read": 5}
 
-# Words of benchmarks and judges → the state of an assertion. Every other word is a failure.
-TEST_STATES: dict[str, State] = {"passed": "passed", "waived": "skipped", "not-found": "skipped"}
-DIAGNOSTIC_STATES: dict[str, State] = {"pass": "passed", "warn": "passed", "skip": "skipped", "not-run": "skipped"}
+DIAGNOSTIC_STATES: dict[str, State] = {"pass": "passed", **dict.fromkeys(("warn", "skip", "not-run"), "skipped")}
+"""Words of dcgmi. Every other word is a failure; what was skipped is judged with all of the file's tests."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Hold a result in words, with the verdicts on its speed."""
+    """Hold a result in words, with the claims about it."""
 
     result: Result
     subject: str
     """What was measured, without the file: `all_reduce, 8 ranks`."""
     name: str
-    """The subject, with file and number where several results of a kind have the same."""
-    word: str
-    """The verdict on its data as the tool's reader words it: `ok`, `truncated`, `waived`."""
-    state: State
-    reason: str
+    """The subject, with file (in a sweep: hosts) and number where several results of a kind have the same."""
     best: str
     judgements: tuple[Judgement, ...]
+    """That of the result itself, then comparisons with a baseline."""
+    state: State
+    """What the worst claim counts as."""
+    sweep: Sweep | None = None
+    """The sweep that it belongs to."""
+
+    @property
+    def data(self) -> Claim:
+        """Return the claim about its data."""
+        return self.judgements[0].data
+
+    @property
+    def participation(self) -> Claim:
+        """Return the claim about who took part."""
+        return self.judgements[0].participation
 
     @property
     def speed(self) -> tuple[SpeedClaim, ...]:
@@ -71,9 +91,11 @@ class Entry:
         return tuple(judgement.speed for judgement in self.judgements)
 
     @property
-    def outcomes(self) -> str:
-        """Return what is claimed about its speed."""
-        return "; ".join(claim.state for claim in self.speed) or NONE
+    def words(self) -> tuple[str, str, str]:
+        """Return what is claimed about data, participation and speed, without reasons; a dash for nothing."""
+        speeds = dict.fromkeys(claim.state for claim in self.speed if not_void(claim))
+        data, participation = (claim.state if not_void(claim) else NONE for claim in self.judgements[0].claims[:2])
+        return data, participation, "; ".join(speeds) or NONE
 
     @property
     def judged(self) -> SpeedClaim | None:
@@ -97,7 +119,7 @@ class Assertion:
     subject: str
     state: State
     word: str
-    """The result as the benchmark, judge or check words it: `wrong-data`, `measurement-error`, `waived`."""
+    """The result as the benchmark, judge or check words it: `wrong`, `too slow`, `skip`."""
     reason: str = ""
     seconds: float = 0.0
     output: str = ""
@@ -118,6 +140,8 @@ class ReportOrigin(Model):
     """Profile of the hardware that results were compared with."""
     baseline: str | None = None
     """Earlier report that results were compared with."""
+    allowed: tuple[Openness, ...] = ()
+    """Kinds of claims that were accepted by name."""
     verdict: Overall | None = None
     """Verdict on everything, for programs that read the file."""
 
@@ -130,6 +154,8 @@ class Report(Results):
     """Claims about each result, and about each comparison with a baseline."""
     verifications: tuple[VerifyResult, ...] = ()
     """Results of `imagebuild verify`."""
+    sweeps: tuple[Sweep, ...] = ()
+    """What runs on many groups of hosts say about single hosts."""
     nothing_in: tuple[str, ...] = ()
     """Files that were named and contain no result."""
 
@@ -138,39 +164,37 @@ class Report(Results):
         """Return everything that was measured: collectives, matrices, tables of perftest, results of ucx_perftest."""
         return tuple(_entries(self))
 
+    def summary_of(self, sweep: Sweep) -> tuple[State, tuple[str, ...]]:
+        """Return what a sweep counts as, and the words of its entries with numbers: `right, 2 wrong`."""
+        members = [entry for entry in self.entries if entry.sweep is sweep]
+        counts = [Counter(entry.words[place] for entry in members) for place in range(len(CLAIMS))]
+        words = [", ".join(w if n == len(members) else f"{n} {w}" for w, n in c.most_common()) for c in counts]
+        words[-1] += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even"
+        order: tuple[State, ...] = ("failed", "open", "skipped")
+        states = {"failed" if sweep.outliers else "passed", *(entry.state for entry in members)}
+        return next((state for state in order if state in states), "passed"), tuple(words)
+
     @property
     def assertions(self) -> tuple[Assertion, ...]:
-        """Return all assertions, failed ones first, otherwise in the order of the files.
+        """Return all assertions, failed and open ones first, otherwise in the order of the files.
 
-        Whether the data of a result are right and whether it is fast enough are separate assertions.
+        The three claims about a result are separate assertions.
         """
-        assertions = [
-            Assertion("correctness", entry.result.source, entry.subject, entry.state, entry.word, entry.reason)
-            for entry in self.entries
-        ]
-        assertions += assertions_on_diagnostics(self.diagnostics)
+        assertions = [*assertions_on_sweeps(self.sweeps), *assertions_on_diagnostics(self.diagnostics)]
         for judgement in self.judgements:
-            claims: tuple[tuple[Kind, Claim], ...] = (
-                ("participation", judgement.participation),
-                ("speed", judgement.speed),
-            )
-            for kind, claim in claims:
-                state = claim_state(claim)
-                if claim.state != "not applicable" and (kind == "speed" or state == "failed"):
-                    assertions.append(
-                        Assertion(kind, judgement.source, judgement.subject, state, claim.state, claim.reason)
-                    )
+            assertions += assertions_on_claims(judgement, self.about.allowed)
         for verification in self.verifications:
             assertions += assertions_of_checks(verification)
         for file in self.nothing_in:
             reason = "no output of a known benchmark, result of verify or report was found in it"
             assertions.append(Assertion("reading", file, file, "failed", "no-result", reason))
-        return tuple(sorted(assertions, key=lambda assertion: assertion.state != "failed"))
+        order = {"failed": 0, "open": 1}
+        return tuple(sorted(assertions, key=lambda assertion: order.get(assertion.state, 2)))
 
     @property
-    def failures(self) -> tuple[Assertion, ...]:
-        """Return the assertions that do not hold."""
-        return tuple(assertion for assertion in self.assertions if assertion.state == "failed")
+    def problems(self) -> tuple[Assertion, ...]:
+        """Return the assertions that do not hold, then those that are open."""
+        return tuple(assertion for assertion in self.assertions if assertion.state in ("failed", "open"))
 
     @property
     def skips(self) -> tuple[Assertion, ...]:
@@ -182,12 +206,18 @@ class Report(Results):
         """Return the verdict on everything."""
         if not (self.runs or self.tests or self.tables or self.ucx or self.diagnostics or self.verifications):
             return "nothing-read"
-        states = {assertion.state for assertion in self.assertions}
-        return "failed" if "failed" in states else "ok" if "passed" in states else "not-verified"
+        assertions = self.assertions
+        states = {assertion.state for assertion in assertions}
+        if "failed" in states:
+            return "failed"
+        is_measured = "passed" in states or any(entry.best != NONE for entry in self.entries)
+        if "open" in states or not is_measured:
+            return "open"
+        return "limited" if any(a.state == "skipped" and a.kind in CLAIMS for a in assertions) else "ok"
 
     @property
     def exit_status(self) -> int:
-        """Return 0 if all is well, 1 if something failed or nothing was verified, 5 if nothing could be read."""
+        """Return 0 if nothing failed and nothing that was asked for is open, else 1; 5 if nothing could be read."""
         return EXIT_STATUS[self.overall]
 
     @property
@@ -198,17 +228,25 @@ class Report(Results):
 
     @property
     def headline(self) -> str:
-        """Return the verdict in one sentence."""
-        failures = self.failures
-        if self.overall == "nothing-read":
+        """Return the worst that can be said, in one sentence."""
+        overall, assertions = self.overall, self.assertions
+        if overall == "nothing-read":
             return "No result could be read"
-        if self.overall == "not-verified":
-            return "Nothing was verified: everything was skipped"
-        if not failures:
-            return "All is well"
+        if overall == "ok":
+            return "All is well" + (": data right, all took part, fast enough" if self.judgements else "")
+        if overall != "failed":
+            known = _headline_of_claims(assertions)
+            accepted = f" (accepted: {', '.join(self.about.allowed)})" if self.about.allowed else ""
+            return {"open": f"Not a pass: {known}", "limited": known[:1].upper() + known[1:] + accepted}[overall]
+        failures = [assertion for assertion in assertions if assertion.state == "failed"]
+        first = f"{one_line(failures[0].subject)}: {failures[0].word.replace('-', ' ')}"
         if len(failures) == 1:
-            return f"{one_line(failures[0].subject)}: {failures[0].word.replace('-', ' ')}"
-        return f"{len(failures)} of {len(self.assertions)} assertions failed"
+            return first
+        if failures[0].kind == "sweep":
+            return f"{first}, and {len(failures) - 1} more of {len(assertions)} assertions failed"
+        words = Counter(failure.word.replace("-", " ") for failure in failures)
+        numbers = ", ".join(f"{count} {word}" for word, count in words.most_common(4))
+        return f"{len(failures)} of {len(assertions)} assertions failed: {numbers}{' …' if len(words) > 4 else ''}"
 
     @property
     def unread_lines(self) -> int:
@@ -219,26 +257,77 @@ class Report(Results):
 # Assertions
 
 
-def assertions_on_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Assertion]:
-    """Assert that the hardware passes its tests, and that some test of each file was run."""
+def assertions_on_sweeps(sweeps: Sequence[Sweep]) -> list[Assertion]:
+    """Assert that no host, pair or larger group is slow; slow hosts come first, then what is farthest off."""
+    slow = [(sweep, outlier) for sweep in sweeps for outlier in sweep.outliers]
+    slow.sort(key=lambda item: (len(item[1].hosts), -item[0].shortfall(item[1])))
+    found = [Assertion("sweep", s.subject, outlier.label, "failed", "slow", s.reason(outlier)) for s, outlier in slow]
+    return found + [
+        Assertion("sweep", sweep.subject, sweep.scope, "passed", "even", f"none is below {sweep.limit_gb_s:.4g} GB/s")
+        for sweep in sweeps
+        if not sweep.outliers
+    ]
+
+
+def assertions_on_claims(judgement: Judgement, allowed: Sequence[Openness]) -> list[Assertion]:
+    """Assert each claim that is applicable; one that is skipped if none is."""
+    claims = [(kind, claim) for kind, claim in zip(CLAIMS, judgement.claims, strict=True) if not_void(claim)]
     assertions = []
-    for source, group in groupby(diagnostics, key=lambda diagnostic: diagnostic.source):
-        of_file = [
-            Assertion(
-                "diagnostic",
-                source,
-                diagnostic_name(diagnostic),
-                DIAGNOSTIC_STATES.get(diagnostic.status, "failed"),
-                diagnostic.status,
-                "; ".join(diagnostic.messages),
-            )
-            for diagnostic in group
-        ]
-        if all(assertion.state == "skipped" for assertion in of_file):
-            reason = "every test was skipped, so nothing is known about the hardware"
-            of_file.append(Assertion("diagnostic", source, "dcgmi diag", "failed", "not-verified", reason))
-        assertions += of_file
+    for kind, claim in claims or [("data", judgement.data)]:
+        state, reason = claim_state(claim, allowed), claim.reason
+        if claim.allow:
+            hint = "accepted by" if claim.allow in allowed else "to accept it:"
+            reason += f" ({hint} --allow {claim.allow})"
+        # Each diagnosis has an assertion of its own: what failed and what passed is said there.
+        if judgement.subject != DIAGNOSIS or kind != "data" or state == "open":
+            assertions.append(Assertion(kind, judgement.source, judgement.subject, state, claim.state, reason))
     return assertions
+
+
+DIAGNOSIS = "dcgmi diag"
+"""Subject of judgements on all diagnostics of a file."""
+
+
+def not_void(claim: Claim) -> bool:
+    """Return whether a claim says anything."""
+    return claim.state != "not applicable"
+
+
+def claim_state(claim: Claim, allowed: Sequence[Openness] = ()) -> State:
+    """Return what a claim counts as."""
+    standing = claim.standing(allowed)
+    return standing if standing in ("passed", "failed", "open") else "skipped"
+
+
+def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
+    """Return what is known of data, participation and speed: `data right, speed not judged for 3 of 8`."""
+    parts = []
+    for kind in CLAIMS:
+        words = Counter(assertion.word for assertion in assertions if assertion.kind == kind)
+        if set(words) == {"not applicable"}:
+            words.clear()
+        weak = Counter(a.word for a in assertions if a.kind == kind and a.state != "passed" and a.word in words)
+        weak.pop("not applicable", None)
+        total = words.total()
+        parts += [f"{kind} {word}" + (f" for {n} of {total}" if n < total else "") for word, n in weak.items()]
+        if words and not weak:
+            parts.append(f"{kind} {words.most_common(1)[0][0]}")
+    return ", ".join(parts) or "nothing says whether it is right and fast enough"
+
+
+def assertions_on_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Assertion]:
+    """Assert that the hardware passes its tests."""
+    return [
+        Assertion(
+            "diagnostic",
+            one.source,
+            diagnostic_name(one),
+            DIAGNOSTIC_STATES.get(one.status, "failed"),
+            one.status,
+            "; ".join(one.messages),
+        )
+        for one in diagnostics
+    ]
 
 
 def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
@@ -257,12 +346,6 @@ def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
         for check in verification.checks
         if not check.judgements
     ]
-
-
-def claim_state(claim: Claim) -> State:
-    """Return what a claim counts as."""
-    standing = claim.standing()
-    return standing if standing in ("passed", "failed") else "skipped"
 
 
 def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[str, ...]]]:
@@ -317,6 +400,7 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
     parts = [results, *(check.results for check in checks if check.results), *earlier]
     known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}
     verdicts = [verdict for check in checks for verdict in check.judgements]
+    runs = tuple(run for part in parts for run in part.runs)
     first, *more = named
     title = first.resolve().name or str(first)
     report = Report(
@@ -327,8 +411,10 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
             files=tuple(map(str, named)),
             profile=earlier[0].about.profile if earlier else None,
             baseline=earlier[0].about.baseline if earlier else None,
+            allowed=earlier[0].about.allowed if earlier else (),
         ),
-        runs=tuple(run for part in parts for run in part.runs),
+        runs=runs,
+        sweeps=find_sweeps(runs),
         tests=tuple(test for part in parts for test in part.tests),
         tables=tuple(table for part in parts for table in part.tables),
         ucx=tuple(ucx for part in parts for ucx in part.ucx),
@@ -340,7 +426,7 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
             str(path) for path in named if path not in known and not any(path in file.parents for file in known)
         ),
     )
-    return report, tuple(file for file in others if kept.get(file.resolve(), True))
+    return judge_rest(report), tuple(file for file in others if kept.get(file.resolve(), True))
 
 
 def _files_in(path: Path) -> list[Path]:
@@ -351,7 +437,7 @@ def _files_in(path: Path) -> list[Path]:
             files = [file for file in sorted(path.rglob("*")) if file.is_file()]
             files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
         for file in files:
-            with file.open("rb"):
+            with open_log(file):
                 pass
     except OSError as error:
         where = error.filename or path
@@ -364,14 +450,14 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
     of a file of imagebuild is invalid.
     """
     try:
-        with file.open("rb") as opened:
+        with open_log(file) as opened:
             head = opened.read(HEAD_BYTES)
             # Files of imagebuild begin with one of these keys; files of benchmarks are not read twice.
             if not head.lstrip().startswith(b"{") or not (b'"image"' in head or b'"runs"' in head):
                 return None
             opened.seek(0)
             data = json.loads(opened.read())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, EOFError, ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None
@@ -389,33 +475,57 @@ NONE = "\u2013"
 """Shown for a value that is unknown or absent."""
 
 
-def _entries(report: Report) -> Iterator[Entry]:
-    kinds: tuple[Sequence[Result], ...] = (report.runs, report.tests, report.tables, report.ucx)
-    subjects = {id(result): subject_of(result) for results in kinds for result in results}
-    # Of equal results, the first gets the first verdict: judges keep the order.
+def judge_rest(report: Report) -> Report:
+    """Return the report with a judgement on every result: those without one are judged without a profile."""
+    judged = _judgements_of(report)
+    diagnosed = {judgement.source for judgement in report.judgements if judgement.subject == DIAGNOSIS}
+    rest = Results(
+        runs=tuple(run for run in report.runs if id(run) not in judged),
+        tests=tuple(test for test in report.tests if id(test) not in judged),
+        tables=tuple(table for table in report.tables if id(table) not in judged),
+        ucx=tuple(ucx for ucx in report.ucx if id(ucx) not in judged),
+        diagnostics=tuple(one for one in report.diagnostics if one.source not in diagnosed),
+    )
+    return report.model_copy(update={"judgements": (*report.judgements, *judge_results(rest))})
+
+
+def _judgements_of(report: Report) -> dict[int, list[Judgement]]:
+    """Return id of a result → its judgements. Of equal results, the first gets the first: judges keep the order."""
     equal: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for results in kinds:
-        for result in results:
-            equal[_verdict_key(result.source, subjects[id(result)])].append(id(result))
-    verdicts: defaultdict[int, list[Judgement]] = defaultdict(list)
+    results: tuple[Result, ...] = (*report.runs, *report.tests, *report.tables, *report.ucx)
+    for result in results:
+        equal[_judgement_key(result.source, subject_of(result))].append(id(result))
+    judgements: dict[int, list[Judgement]] = {}
     given: Counter[tuple[str, ...]] = Counter()
-    for verdict in report.judgements:
-        source, name, ranks = _verdict_key(verdict.source, verdict.subject)
+    for judgement in report.judgements:
+        source, name, ranks = _judgement_key(judgement.source, judgement.subject)
         # The number of ranks may have been known to the judge only, from an option.
         key = (source, name, ranks) if (source, name, ranks) in equal else (source, name, "")
         if fitting := equal.get(key):
-            verdicts[fitting[given[key] % len(fitting)]].append(verdict)
+            judgements.setdefault(fitting[given[key] % len(fitting)], []).append(judgement)
             given[key] += 1
+    return judgements
+
+
+def _entries(report: Report) -> Iterator[Entry]:
+    judgements, allowed = _judgements_of(report), report.about.allowed
+    kinds: tuple[Sequence[Result], ...] = (report.runs, report.tests, report.tables, report.ucx)
     for results in kinds:
-        names = unique_names([(subjects[id(result)], result.source) for result in results])
-        for result, name in zip(results, names, strict=True):
-            word, state, reason = _data_verdict(result)
-            judgements = tuple(verdicts[id(result)])
-            yield Entry(result, subjects[id(result)], name, word, state, reason, best_value(result), judgements)
+        sweeps = [next((s for s in report.sweeps if s.holds(result)), None) for result in results]
+        places = [
+            host_label(result.hosts) if sweep and isinstance(result, Run) else result.source
+            for result, sweep in zip(results, sweeps, strict=True)
+        ]
+        subjects = list(map(subject_of, results))
+        names = unique_names(list(zip(subjects, places, strict=True)))
+        for result, subject, name, sweep in zip(results, subjects, names, sweeps, strict=True):
+            own = tuple(judgements[id(result)])
+            worst = min((one.worst(allowed) for one in own), key=lambda c: STANDINGS.index(c.standing(allowed)))
+            yield Entry(result, subject, name, best_value(result), own, claim_state(worst, allowed), sweep)
 
 
-def _verdict_key(source: str, subject: str) -> tuple[str, str, str]:
-    """Return by what a verdict finds its result. What else subjects say may be known to one of the two only."""
+def _judgement_key(source: str, subject: str) -> tuple[str, str, str]:
+    """Return by what a judgement finds its result. What else subjects say may be known to one of the two only."""
     name, *rest = subject.split(", ")
     return source, name, next((part for part in rest if "rank" in part), "")
 
@@ -432,25 +542,6 @@ def subject_of(result: Result) -> str:
         case UcxResult():
             title = f"ucx_perftest {result.title}" if result.title else "ucx_perftest"
             return title if result.thread is None else f"{title}, thread {result.thread}"
-
-
-def _data_verdict(result: Result) -> tuple[str, State, str]:
-    """Return word, state and reason of the verdict on a result's data; speed is not considered."""
-    match result:
-        case Run():
-            word = result.verdict
-            # Readers begin the reason with the verdict, or with its first word.
-            reason = result.reason.removeprefix(f"{word}: ").removeprefix(f"{word.split('-')[0]}: ")
-        case BandwidthTest():
-            state = TEST_STATES.get(result.status, "failed")
-            reason = "" if state == "passed" else result.reason or f"{result.tool} gives no reason"
-            return result.status, state, reason
-        case PerftestTable():
-            word, reason = result.verdict, result.reason
-        case UcxResult():
-            word = "ok" if result.final else "truncated"
-            reason = "" if result.final else "only progress lines were printed, and no final result"
-    return word, "passed" if word == "ok" else "failed", reason
 
 
 def run_name(run: Run) -> str:
@@ -482,15 +573,16 @@ def unique_names(subjects: Sequence[tuple[str, str]]) -> list[str]:
 def best_value(result: Result) -> str:
     """Return the best value of a result.
 
-    * a run of nccl-tests: the highest bus bandwidth, `482.3 GB/s at 8 GiB`
+    * a run of nccl-tests: the bus bandwidth that is judged, `482.3 GB/s at 8 GiB`
     * a matrix: the least and the highest value of its pairs, `374.0 to 395.2 GB/s`
     * a table of perftest: the highest average bandwidth, or the least latency, `1.92 µs at 2 B`
     * ucx_perftest: `10531.2 MiB/s, 0.09 µs, 11.00 million messages/s at 1 MiB`, average bandwidth and typical latency
     """
     match result:
         case Run():
-            if best := best_row(result):
-                return f"{format_number(busbw(best))} GB/s at {format_bytes(best.size_bytes)}"
+            value, size = best_row(result)
+            if value is not None and size is not None:
+                return f"{format_number(value)} GB/s at {format_bytes(size)}"
         case BandwidthTest():
             if pairs := device_pairs(result):
                 least, most = format_number(min(pairs)), format_number(max(pairs))
@@ -513,11 +605,6 @@ def best_value(result: Result) -> str:
             size_text = f" at {format_bytes(result.size_bytes)}" if result.size_bytes is not None else ""
             return (", ".join(parts) or NONE) + size_text
     return NONE
-
-
-def best_row(run: Run) -> NcclRow | None:
-    """Return the fastest row in either placement, None if no bus bandwidth was printed."""
-    return max((row for row in run.rows if busbw(row) is not None), key=lambda row: busbw(row) or 0, default=None)
 
 
 def busbw(row: NcclRow) -> float | None:

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
 from importlib import resources
 from itertools import groupby
@@ -20,12 +21,15 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from imagebuild.bench.judge import best_row as judged_row
+from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import BandwidthTest, PerftestTable, Run, UcxResult
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError
 from imagebuild.project.records import CheckResult, VerifyResult
-from imagebuild.report.charts import DASHES, Drawing, Line, NumberTable, Point, heat_map, line_chart
+from imagebuild.report.charts import DASHES, Drawing, Line, NumberTable, Point, bar_chart, heat_map, line_chart
 from imagebuild.report.document import (
+    CLAIMS,
     GIB,
     NONE,
     STATES,
@@ -33,43 +37,50 @@ from imagebuild.report.document import (
     Overall,
     Report,
     State,
-    best_row,
     busbw,
     claim_state,
     format_bytes,
     format_number,
     group_alike,
+    not_void,
     one_line,
     run_name,
     unique_names,
     visible,
 )
+from imagebuild.report.sweeps import Sweep, host_label, host_order
 
-STATE_MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "skipped": NONE}
-OVERALL_MARKS: dict[Overall, str] = {"ok": "✓", "failed": "✗", "not-verified": NONE, "nothing-read": "✗"}
+STATE_MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": NONE}
+OVERALL_MARKS: dict[Overall, str] = {"ok": "✓", "limited": NONE, "open": "?", "failed": "✗", "nothing-read": "✗"}
 MOST_PROBLEMS = 8
 """Problems that are listed at the top of the page."""
 
 
-def report_html(report: Report, logs: Sequence[LogText] = ()) -> str:
-    """Return the page of a report. Raises ConfigError if a chart is needed and plotly is not installed."""
+def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0) -> str:
+    """Return the page of a report, with these of its `log_count` logs.
+
+    Raises ConfigError if a chart is needed and plotly is not installed.
+    """
     page = lay_out(report)
     numbers = Counter(assertion.state for assertion in report.assertions)
     return render_page(
         "report.html.j2",
         page.drawings,
+        program=template_text(__package__, "tables.js") if report.entries else "",
         report=report,
         about=report.about,
         created=datetime.fromisoformat(report.about.created).strftime("%-d %B %Y, %H:%M UTC"),
         mark=OVERALL_MARKS[report.overall],
         counts=[(state, numbers[state]) for state in STATES],
-        problems=report.failures[:MOST_PROBLEMS],
-        more_problems=max(0, len(report.failures) - MOST_PROBLEMS),
+        problems=report.problems[:MOST_PROBLEMS],
+        more_problems=max(0, len(report.problems) - MOST_PROBLEMS),
+        claim_state=partial(claim_state, allowed=report.about.allowed),
         page=page,
         diagnostics=[assertion for assertion in report.assertions if assertion.kind == "diagnostic"],
         skipped=group_alike(report.skips),
         versions=list(versions_of(report)),
         logs=logs,
+        more_logs=max(0, log_count - len(logs)),
     )
 
 
@@ -108,14 +119,15 @@ def render_page(
         "STATES": STATES,
         "marks": STATE_MARKS,
         "dashes": DASHES,
-        "best_row": best_row,
-        "busbw": busbw,
         "checks_by_component": checks_by_component,
         "shell": shlex.join,
+        "CLAIMS": CLAIMS,
         "claim_state": claim_state,
         "number": format_number,
         "bytes": format_bytes,
         "line": one_line,
+        "host_label": host_label,
+        "judged_row": judged_row,
         "file_size": format_size,
     }
     charts_program = template_text(__package__, "charts.js")
@@ -152,6 +164,8 @@ def plotly_js() -> str:
 
 KEPT_BYTES = 128 * 1024
 """Bytes that are kept of each log. The end tells how a benchmark ended; logs with debug output can have 100 MB."""
+MOST_LOG_BYTES = 1024 * 1024
+"""Bytes that are kept of all logs together."""
 
 
 @dataclass(frozen=True)
@@ -166,18 +180,22 @@ class LogText:
 
 
 def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, ...]:
-    """Return the ends of logs; those that cannot be read any more are left out."""
-    logs = []
+    """Return the ends of logs, until they are `MOST_LOG_BYTES`; those that cannot be read any more are left out."""
+    logs: list[LogText] = []
+    room = MOST_LOG_BYTES
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with open_log(path) as file:
                 total = file.seek(0, 2)
                 file.seek(max(0, total - kept))
                 data = file.read(kept)
-        except OSError:
+        except (OSError, EOFError):
             continue
         if total > kept:
             data = data[data.find(b"\n", 0, 4096) + 1 :]  # without the rest of a line, which could mislead
+        room -= len(data)
+        if room < 0:
+            break
         logs.append(LogText(str(path), data.decode("utf-8", "replace"), total, total - len(data)))
     return tuple(logs)
 
@@ -189,7 +207,10 @@ def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, .
 class Page:
     """Hold the results of a report, as its page shows them."""
 
+    sweeps: Sequence[tuple[Sweep, Drawing, Sequence[Entry]]]
+    """Each sweep with its picture and its runs, the slowest first."""
     runs: Sequence[Entry]
+    """Runs that are no part of a sweep."""
     charts: Sequence[Drawing]
     matrices: Sequence[Drawing]
     copies: Sequence[Sequence[str]]
@@ -201,13 +222,22 @@ class Page:
     @property
     def drawings(self) -> tuple[Drawing, ...]:
         """Return everything that plotly draws."""
-        return (*self.charts, *self.matrices, *self.transfers)
+        return (*(drawing for _, drawing, _ in self.sweeps), *self.charts, *self.matrices, *self.transfers)
 
 
 def lay_out(report: Report) -> Page:
     """Return the parts of the page that show results."""
     entries = report.entries
     runs = [(entry, entry.result) for entry in entries if isinstance(entry.result, Run)]
+    alone = [(entry, run) for entry, run in runs if not entry.sweep]
+    sweeps, curves = [], alone
+    for number, sweep in enumerate(report.sweeps, 1):
+        members = sorted(
+            ((entry, run) for entry, run in runs if entry.sweep is sweep), key=lambda item: judged_row(item[1])[0] or 0
+        )
+        sweeps.append((sweep, _sweep_picture(f"sweep-{number}", sweep), [entry for entry, _ in members]))
+        # The slowest, and a typical one beside them.
+        curves = [*curves, *members[:MOST_CURVES], members[len(members) // 2]]
     messages = [entry for entry in entries if isinstance(entry.result, PerftestTable | UcxResult)]
     matrices: list[Drawing] = []
     copies: list[tuple[str, ...]] = []
@@ -217,23 +247,54 @@ def lay_out(report: Report) -> Page:
             columns = ("", *map(str, range(max(map(len, matrix)))))
             rows = [(str(i), *(format_number(cell, 1) for cell in row)) for i, row in enumerate(matrix)]
             numbers = NumberTable(f"{entry.subject}, {test.unit or 'unit unknown'}", columns, rows)
-            note = ["" if entry.state == "passed" else entry.word, entry.best, test.tool]
+            note = [claim_note(entry), entry.best, test.tool]
             note += [f"sum {format_number(test.sum)}"] if test.sum is not None else []
             text = " · ".join(filter(None, note))
             id_ = f"matrix-{len(matrices) + 1}"
-            matrices.append(Drawing(id_, entry.subject, heat_map(test), [numbers], verdicts=entry.speed, note=text))
-        elif entry.state == "passed":
+            claims = [claim for claim in (entry.data, entry.participation, *entry.speed) if not_void(claim)]
+            picture = heat_map(matrix, test.unit or "")
+            matrices.append(Drawing(id_, entry.subject, picture, [numbers], claims=claims, note=text))
+        else:
             cells = [format_number(cell, 1) for row in matrix for cell in row]
             values = ", ".join(cells[:16]) + (" …" if len(cells) > 16 else "")
-            copies.append((entry.subject, values or NONE, format_number(test.sum), test.unit or NONE, entry.outcomes))
+            copies.append((entry.subject, values or NONE, format_number(test.sum), test.unit or NONE, *entry.words))
     return Page(
-        runs=[entry for entry, _ in runs],
-        charts=list(_bandwidth_charts(runs)),
+        sweeps=sweeps,
+        runs=[entry for entry, _ in alone],
+        charts=list(_bandwidth_charts(curves)),
         matrices=matrices,
         copies=copies,
         transfers=list(_transfer_charts(report.tables)),
-        messages=[(entry.subject, entry.best, entry.outcomes, entry.result.source) for entry in messages],
+        messages=[(entry.subject, entry.best, *entry.words, entry.result.source) for entry in messages],
     )
+
+
+MOST_CURVES = 3
+"""Slowest runs of a sweep whose bandwidth over message size is drawn, beside a typical one."""
+MOST_HOSTS = 150
+"""Hosts up to which a sweep of pairs is a matrix; a larger one is a bar for each host."""
+
+
+def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
+    """Draw pairs as a matrix of hosts, single hosts and larger groups as bars, the slowest first."""
+    title = f"{sweep.subject}: {sweep.scope}"
+    hosts = [(one.label, f"{one.gb_s:.4g}", str(one.runs), str(one.slow_runs)) for one in sweep.hosts]
+    numbers = NumberTable("Hosts", ("host", "median GB/s", "runs", "slow runs"), hosts)
+    if sweep.nodes == 2 and len(sweep.hosts) <= MOST_HOSTS:
+        names = sorted((host.hosts[0] for host in sweep.hosts), key=host_order)
+        speeds = {hosts: group.gb_s for group in sweep.groups for hosts in (group.hosts, group.hosts[::-1])}
+        figure = heat_map([[speeds.get((row, column)) for column in names] for row in names], "GB/s", names)
+    else:
+        shown = sweep.hosts if sweep.nodes == 2 else sweep.groups
+        levels = {"median": sweep.centre_gb_s, "slow below this": sweep.limit_gb_s}
+        figure = bar_chart([one.label for one in shown], [one.gb_s for one in shown], "GB/s", levels)
+    note = f"median {sweep.range}; slow below {sweep.limit_gb_s:.4g} GB/s"
+    return Drawing(id_, title, figure, [numbers], note=note)
+
+
+def claim_note(entry: Entry) -> str:
+    """Return what is said about the data of a result, if they are not right."""
+    return entry.data.state if entry.data.standing() == "failed" else ""
 
 
 RUN_COLUMNS = (
@@ -261,7 +322,7 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
                 Line(
                     name,
                     _run_points(run),
-                    "" if entry.state == "passed" else entry.word,
+                    claim_note(entry),
                     ceilings=[verdict.ceiling for verdict in entry.speed if verdict.ceiling],
                     references=[verdict.reference for verdict in large if verdict.reference],
                 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from imagebuild.bench.baseline import compare_with_baseline
 from imagebuild.bench.judge import Expected, judge_results
-from imagebuild.bench.models import Results
+from imagebuild.bench.models import Openness, Results
 from imagebuild.bench.profiles import find_profile, load_profiles
 from imagebuild.core import console, files
 from imagebuild.core.console import err
@@ -25,8 +26,10 @@ class ReportRequest:
     profile: str | None = None
     profiles: Path = Path("profiles")
     baseline: Path | None = None
-    expected: Expected | None = None
+    expected: Expected = field(default_factory=Expected)
     """Ranks, nodes and classes of algorithms that runs should have."""
+    allowed: tuple[str, ...] = ()
+    """Kinds of claims that are accepted though they are open."""
     junit: Path | None = None
     html: Path | None = None
 
@@ -37,22 +40,28 @@ def make_report(request: ReportRequest) -> Report:
     Its speed is judged by the profile, if there is one, and the baseline. Raises ConfigError if an argument is wrong,
     or if plotly is missing for a page.
     """
+    for kind in set(request.allowed) - set(get_args(Openness)):
+        raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(get_args(Openness))}")
     if request.html:
         page.plotly_js()  # raises before anything is read or written
-    profile = find_profile(load_profiles(request.profiles), request.profile).model if request.profile else None
     baseline = read_baseline(request.baseline) if request.baseline else None
     report, logs = gather_files(request.files)
-    verdicts, about = report.judgements, report.about.model_dump()
-    if profile is not None:
-        verdicts, about["profile"] = judge_results(report, profile, request.expected), request.profile
+    judgements, about = report.judgements, report.about.model_dump()
+    name = request.profile or (about["profile"] if request.expected != Expected() else None)
+    if name or request.expected != Expected():
+        profile = find_profile(load_profiles(request.profiles), name).model if name else None
+        judgements, about["profile"] = judge_results(report, profile, request.expected), name
     if baseline is not None:
-        verdicts, about["baseline"] = verdicts + compare_with_baseline(report, baseline), str(request.baseline)
-    report = report.model_copy(update={"judgements": verdicts})
+        judgements, about["baseline"] = judgements + compare_with_baseline(report, baseline), str(request.baseline)
+    about["allowed"] = tuple(dict.fromkeys((*about["allowed"], *request.allowed)))
+    report = report.model_copy(update={"judgements": judgements, "about": ReportOrigin(**about)})
     report = report.model_copy(update={"about": ReportOrigin(**about | {"verdict": report.overall})})
     if request.junit:
         _write(request.junit, text.report_junit(report))
     if request.html:
-        _write(request.html, page.report_html(report, page.read_logs(logs)))
+        failed = {failure.source for failure in report.problems}
+        logs = tuple(sorted(logs, key=lambda log: str(log) not in failed))
+        _write(request.html, page.report_html(report, page.read_logs(logs), len(logs)))
     return report
 
 

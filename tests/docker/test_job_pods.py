@@ -18,7 +18,7 @@ import yaml
 from docker import DockerClient
 from docker.models.containers import Container
 
-from tests.docker.conftest import Built, until
+from tests.docker.conftest import Built
 from tests.unit.jobs.job_fakes import text
 
 pytestmark = pytest.mark.docker
@@ -131,13 +131,11 @@ def mpijob(pods: Pods, folder: Path) -> Iterator[Container]:
     with ExitStack() as stack:
         env = {"K_MPI_JOB_ROLE": "worker"}
         serve = ["/usr/sbin/sshd", "-De"]
-        started = [
-            pods.start(stack, host, worker, command=serve, volumes=dict(volumes), environment=env) for host in hosts
-        ]
-        # The operator starts the launcher when the workers' probes pass.
-        assert until(lambda: all(b"listening" in one.logs() for one in started))
         launcher = specs["Launcher"]["template"]["spec"]["containers"][0]
-        yield pods.start(stack, f"{name}-launcher.{name}", launcher, volumes=volumes, environment=operator)
+        started = pods.start(stack, f"{name}-launcher.{name}", launcher, volumes=volumes, environment=operator)
+        for host in hosts:  # for which the launcher waits
+            pods.start(stack, host, worker, command=serve, volumes=dict(volumes), environment=env)
+        yield started
 
 
 @pytest.mark.parametrize("kind", ["jobset", "mpijob"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -128,29 +127,6 @@ def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_
         assert client.images.get(name).attrs["Architecture"] == "amd64"
     finally:
         client.images.remove(name, force=True)
-
-
-def test_publishers_attach_at_once(registry: str, faulty: Faulty, layout: layouts.Layout) -> None:
-    direct = connect(registry)
-    push_image(layout.folder, layout.digest, direct, FINAL)
-    subject = Descriptor(MANIFEST, layout.manifests[0].digest, layout.manifests[0].size)
-    faulty.rule("slow", "PUT", "/manifests/sha256-", times=2, seconds=0.3)
-    faulty.rule("drop-after", "PUT", "/manifests/sha256-", times=2)
-    attached = []
-    kinds = [f"application/vnd.kind{number}+json" for number in range(5)]
-
-    def publisher(kind: str) -> None:
-        own = connect(faulty.address)
-        own.host = f"{kind} {faulty.address}"  # as of another process: they share no lock
-        attached.append(own.attach(FINAL, subject, Attachment("f", kind, kind.encode())))
-
-    threads = [threading.Thread(target=publisher, args=(kind,)) for kind in kinds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(attached) == len(kinds)
-    assert {r.digest for r in direct.referrers(FINAL, subject.digest)} == set(attached)
 
 
 def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_failure_leaves_nothing(machine: Machine, tmp_path: Path, failure: Bas
     machine.failure = failure
     with pytest.raises(type(failure)):
         bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
+    assert list((tmp_path / "cache").iterdir()) == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -152,6 +152,14 @@ def test_leftovers_of_a_killed_process_are_removed(machine: Machine, tmp_path: P
     other.mkdir()
     bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
     assert list((tmp_path / "tmp").iterdir()) == [other]
+
+
+def test_another_process_with_the_same_cache_is_waited_for(tmp_path: Path) -> None:
+    def wait() -> None:
+        raise TimeoutError
+
+    with private.alone(tmp_path, wait), pytest.raises(TimeoutError), private.alone(tmp_path, wait):
+        pytest.fail("both are in it")
 
 
 def test_a_result_without_a_system_is_reported(machine: Machine, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_what_contradicts_the_lock(bundle: Bundle) -> None:
 def test_a_base_is_copied_and_damage_is_found(tmp_path: Path) -> None:
     trees = Trees(tmp_path / "trees")
     (tmp_path / "file").write_text("content")
-    context = trees.add_file("key", "file", tmp_path / "file")
+    context = trees.add("key", tmp_path / "file", "file")
     digest = context.rpartition("@")[2]
     recording = Recording.start(tmp_path / "b", {})
     recording.images["debian:13@sha256:1"] = digest
@@ -118,7 +118,7 @@ def test_a_tree_is_like_what_add_makes(tmp_path: Path) -> None:
     trees = Trees(tmp_path / "trees")
     (tmp_path / "file").write_text("content")
     assert trees.find("key") is None
-    context = trees.add_file("key", "x.tar", tmp_path / "file")
+    context = trees.add("key", tmp_path / "file", "x.tar")
     assert trees.find("key") == context
     for platform in ("amd64", "arm64"):
         root, file = layer_of(context, platform)
@@ -139,7 +139,7 @@ def test_a_tree_does_not_depend_on_this_machine(tmp_path: Path) -> None:
         (folder / "script").chmod(mode | 0o100)
         (folder / ".dockerignore").write_text("*")
         (folder / "link").symlink_to("file")
-        found.append(Trees(tmp_path / f"trees-{name}").add_folder("key", folder))
+        found.append(Trees(tmp_path / f"trees-{name}").add("key", folder))
     assert found[0].rpartition("@")[2] == found[1].rpartition("@")[2]
     modes = {m.name.removeprefix("./"): m.mode for m in layer_of(found[0], "amd64") if not m.issym()}
     assert modes == {".": 0o755, "file": 0o644, "script": 0o755, ".dockerignore": 0o644}

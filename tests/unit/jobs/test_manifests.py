@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from imagebuild.core import ConfigError
 from imagebuild.jobs import enroot_reference, job_text, load_facts
 from tests import catalog_samples
 from tests.conftest import ROOT
@@ -333,3 +334,84 @@ def test_scripts_pass_bash_and_shellcheck(tmp_path: Path) -> None:
     command = [str(SHELLCHECK), "--exclude=SC1091", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.stdout
+
+
+# Clusters
+
+
+RACK = "nvidia.com/gpu.clique"
+NVL72 = "--profile gb200-nvl72 --nodes 32"
+
+
+def on_cluster(line: str, kubernetes: dict[str, Any], folder: Path) -> str:
+    """The text of a job on a cluster that says this of Kubernetes."""
+    facts_folder = copy_of_facts(folder)
+    cluster = {"title": "Ours", "kubernetes": kubernetes}
+    (facts_folder / "clusters/ours.yaml").write_text(yaml.safe_dump(cluster))
+    return job_text(job(f"{line} --cluster ours", load_facts(facts_folder)))
+
+
+def test_hugepages_come_with_cpu_and_memory() -> None:
+    """The API server refuses pods that have the one without any of the others."""
+    for profile in ("p4d", "p5", "p6-b300"):
+        amounts = containers(text(f"mpijob --profile {profile} --image a:1"))["worker"]["resources"]["limits"]
+        assert {"hugepages-2Mi", "cpu", "memory", "vpc.amazonaws.com/efa"} <= set(amounts)
+    amounts = containers(text("mpijob --profile p5 --image a:1 --set memory=1e12 --set resource=x.com/y:2"))["worker"]
+    assert amounts["resources"]["limits"] == {
+        "cpu": "64", "memory": "1e12", "nvidia.com/gpu": "8", "hugepages-2Mi": "5120Mi", "x.com/y": "2",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "networks"), [("a3-ultra", 8), ("a4", 8), ("gb200-nvl72 --fabric gib", 4)])
+def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None:
+    replica = objects(text(f"mpijob --profile {line}"))[0]["spec"]["mpiReplicaSpecs"]["Worker"]
+    interfaces = yaml.safe_load(replica["template"]["metadata"]["annotations"]["networking.gke.io/interfaces"])
+    assert interfaces[1:] == [{"interfaceName": f"eth{2 + i}", "network": f"rdma-{i}"} for i in range(networks)]
+
+
+@pytest.mark.parametrize(
+    ("line", "kubernetes", "expected"),
+    [
+        (f"mpijob {NVL72} --set racks=a,b", {}, [f"key: {RACK}, operator: In, values: [a, b]", "minDomains: 2"]),
+        (f"jobset {NVL72}", {}, [f"exclusive-topology: {RACK}", "replicas: 2", "parallelism: 16", "$((i / 16))"]),
+        ("mpijob --profile gb200-nvl72", {}, ["podAffinity:", "To choose the rack, name its nvidia.com/gpu.clique"]),
+        ("mpijob --profile gb200-nvl72", {"gang": "volcano"}, ["volcano sees that there is room for all", "minAvailable: 19", "          activeDeadlineSeconds: "]),
+        (f"mpijob {NVL72}", {"gang": "kueue", "queue": "q", "kueue-topology": True},
+         [f"podset-slice-required-topology: {RACK}", 'podset-slice-size: "16"', "queue-name: q"]),
+        ("jobset --profile gb200-nvl72", {"gang": "kueue", "queue": "q", "kueue-topology": True},
+         [f"podset-required-topology: {RACK}"]),
+        (f"jobset {NVL72} --set racks=a,b", {"gang": "volcano", "queue": "q", "namespace": "n"},
+         ["kind: PodGroup", "minMember: 33", "queue: q", "schedulerName: volcano", "scheduling.k8s.io/group-name: all-reduce"]),
+        ("jobset --profile h100", {"gang": "coscheduling", "scheduler": "cs"},
+         ["scheduling.x-k8s.io/v1alpha1", "pod-group: all-reduce", "schedulerName: cs", "scheduleTimeoutSeconds: 1800"]),
+        ("mpijob --profile h100", {"host-network": True}, ["hostNetwork: true", "port: 2222", "Port 2222", '"-p", "2222"]']),
+        ("mpijob --profile h100 --set minutes=50", {"start-minutes": 5, "keep-minutes": 60},
+         ["activeDeadlineSeconds: 3600", "ttlSecondsAfterFinished: 3600", "SECONDS > 300"]),
+        ("jobset --profile h100 --set minutes=50", {"start-minutes": 5}, ["activeDeadlineSeconds: 3600", "SECONDS > 300"]),
+        ("mpijob --profile h100", {"ipc-lock": False, "security": {"user": 0, "seccomp": "Unconfined"}, "shm-size": "64Gi"},
+         ["runAsUser: 0", "seccompProfile: {type: Unconfined}", "sizeLimit: 64Gi"]),
+    ],
+)  # fmt: skip
+def test_what_a_cluster_says_is_in_its_objects(
+    line: str, kubernetes: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    made = on_cluster(line, kubernetes, tmp_path)
+    for document in objects(made):
+        assert not mistakes(document, document["kind"])
+        assert document["metadata"].get("namespace") == kubernetes.get("namespace")
+    assert [words for words in expected if words not in made] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "kubernetes", "reason"),
+    [
+        (f"jobset {NVL72}", {"gang": "volcano"}, "JobSet creates workers when the first one of their rack has its place"),
+        ("mpijob --profile h100", {"quota": True}, "nobody says cpu and memory; add it to nodes.h100"),
+        ("mpijob --profile a3-mega --set cpu=9 --set memory=9Gi", {"quota": True}, "cpu and memory of sidecar tcpxo-daemon"),
+    ],
+)  # fmt: skip
+def test_what_a_cluster_cannot_run_is_refused(
+    line: str, kubernetes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        on_cluster(line, kubernetes, tmp_path)

@@ -119,6 +119,22 @@ def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tm
 
 
 @pytest.mark.programs
+@pytest.mark.parametrize("role", ["launcher", "worker"])
+def test_pods_do_not_wait_for_others_without_end(role: str, tmp_path: Path) -> None:
+    """The scripts of a JobSet, half an hour after their start, with nobody else there."""
+    programs = tmp_path / "bin"
+    write_programs(programs, {"ssh-keygen": 'echo key > "${@: -1}.pub"\n', "perl": "exit\n"})
+    script = containers(text("jobset --profile h100 --fabric ib"))[role]["args"][0]
+    done = subprocess.run(
+        ["/bin/bash", "-c", script], capture_output=True, text=True, check=False, timeout=30,
+        env={"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path), "SECONDS": "1801"},
+    )  # fmt: skip
+    other = {"launcher": "worker-0-0", "worker": "launcher-0-0"}[role]
+    assert done.returncode == 1
+    assert f"imagebuild: all-reduce-64-h100-ib-8n-{other}.all-reduce-64-h100-ib-8n did not start within" in done.stderr
+
+
+@pytest.mark.programs
 def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) -> None:
     """The part of a Slurm script that imports the image, with stand-ins for srun and enroot."""
     programs = tmp_path / "bin"

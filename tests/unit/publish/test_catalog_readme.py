@@ -40,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def call(*args: str) -> Result:
     project = ["--matrix", str(ROOT / "matrix.yaml"), "--dockerfiles", str(ROOT / "dockerfiles")]
-    return CliRunner().invoke(app, ["catalog", *args, *project, "--profiles", str(ROOT / "profiles")])
+    return CliRunner().invoke(app, ["catalog", *args, *project])
 
 
 def test_the_readme_of_this_project_is_fresh(ours: ProjectFacts) -> None:

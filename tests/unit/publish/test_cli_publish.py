@@ -74,15 +74,6 @@ def test_builds_from_folders_are_refused(site: Site, call: Call) -> None:
     assert call("publish", "--results", str(site.evidence), "--allow-dirty")[0] == 0
 
 
-def test_a_registry_that_fails(site: Site, call: Call) -> None:
-    ready(site)
-    site.fake.mounts = False
-    site.fake.repositories["acme/tiny-staging"].blobs.pop(next(iter(site.fake.repositories["acme/tiny-staging"].blobs)))
-    status, out, _ = call("publish", "--results", str(site.evidence))
-    assert status == 4
-    assert f"✗ failed {NEW}" in out
-
-
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -98,67 +98,69 @@ def test_the_last_push_counts(site: Site) -> None:
     assert [s.pushed for s in site.pruning.survey().staged] == [NOW - timedelta(days=2)]
 
 
-@pytest.mark.parametrize(
-    ("named", "reason"),
-    [
-        ("it", "is tagged keep-this in {place}"),
-        ("a part", "its part {part} is tagged keep-this in {place}"),
-        ("an index of a part", "its part {part} is part of {place}:keep-this"),
-        *((suffix, "its part {part} has {list}" + suffix + " in {place}") for suffix in (".sig", ".att", ".sbom")),
-    ],
-)
-def test_what_another_tag_names_stays(site: Site, named: str, reason: str) -> None:
-    """A tag for the image, for a part, for an index with a part, or one that signatures are found by."""
-    digest, parts = site.push(30)
-    tags = site.registry.repositories[STAGING].tags
-    if named == "an index of a part":
-        index(site.registry, STAGING, [parts[1]], tag="keep-this")
-    elif named.startswith("."):
-        tags[f"{referrers_tag(parts[1].digest)}{named}"] = image(site.registry, STAGING, b"signature").digest
-    else:
-        tags["keep-this"] = digest if named == "it" else parts[1].digest
-    place, part = f"registry.test/{STAGING}", parts[1].digest[:19]
-    assert site.why(digest) == reason.format(place=place, part=part, list=referrers_tag(parts[1].digest))
+def tag(site: Site, name: str, digest: str) -> None:
+    site.registry.repositories[STAGING].tags[name] = digest
 
 
-def test_what_is_published_stays(site: Site) -> None:
-    digest, parts = site.push(30)
+def copy(site: Site, parts: list[Descriptor]) -> None:
     for part in parts:
         copy_image(part.digest, RepositoryAt(site.registry, STAGING), RepositoryAt(site.registry, FINAL))
-    assert site.why(digest) is None  # it is there, but nothing names it
+
+
+def tag_attachment(site: Site, _: str, parts: list[Descriptor]) -> None:
+    tag(site, "the-sbom", site.attach(parts[0]))
+
+
+def attach_twice(site: Site, _: str, parts: list[Descriptor]) -> None:
+    sbom = site.attach(parts[0])
+    site.attach(Descriptor(site.registry.repositories[STAGING].manifests[sbom].media_type, sbom, 1), "a/signature")
+
+
+def publish(site: Site, _: str, parts: list[Descriptor]) -> None:
+    copy(site, parts)
+    assert all(verdict.kept is None for verdict in site.verdicts().values()), "it is there, but nothing names it"
     index(site.registry, FINAL, parts[:1], tag="13.0-abc")
-    assert f"is part of registry.test/{FINAL}:13.0-abc" in str(site.why(digest))
-    del site.registry.repositories[FINAL].tags["13.0-abc"]
-    assert site.why(digest) is None
 
 
-def test_other_referrers_keep_it(site: Site) -> None:
+def attach_to_copy(site: Site, _: str, parts: list[Descriptor]) -> None:
+    copy(site, parts)
+    site.attach(parts[0], repository=FINAL)
+
+
+def sign_by_tag(suffix: str) -> Callable[[Site, str, list[Descriptor]], None]:
+    """What cosign did before version 3."""
+
+    def arrange(site: Site, _: str, parts: list[Descriptor]) -> None:
+        tag(site, f"{referrers_tag(parts[1].digest)}{suffix}", image(site.registry, STAGING, b"signature").digest)
+
+    return arrange
+
+
+STAGED, PUBLISHED = f"registry.test/{STAGING}", f"registry.test/{FINAL}"
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+
+
+@pytest.mark.parametrize(
+    ("arrange", "reason"),
+    [
+        (lambda site, digest, _: tag(site, "keep-this", digest), f"is tagged keep-this in {STAGED}"),
+        (lambda site, _, parts: tag(site, "keep-this", parts[1].digest), f" is tagged keep-this in {STAGED}"),
+        (lambda site, _, parts: index(site.registry, STAGING, [parts[1]], tag="x"), f" is part of {STAGED}:x"),
+        *((sign_by_tag(suffix), f"{suffix} in {STAGED}") for suffix in (".sig", ".att", ".sbom")),
+        (publish, f" is part of {PUBLISHED}:13.0-abc"),
+        (lambda site, _, parts: site.attach(parts[0], BUNDLE), f" is referred to by {BUNDLE} in {STAGED}"),
+        (attach_to_copy, f" is referred to by {STATEMENT} in {PUBLISHED}"),
+        (tag_attachment, "which is tagged the-sbom"),
+        (attach_twice, "which something else refers to"),
+    ],
+)
+def test_what_keeps_an_image(site: Site, arrange: Callable[[Site, str, list[Descriptor]], object], reason: str) -> None:
+    """Other tags for it, for a part or for an index with a part; what refers to it and is not only ours; publishing."""
     digest, parts = site.push(30)
     site.attach(parts[0])
-    signature = site.attach(parts[0], "application/vnd.dev.sigstore.bundle.v0.3+json")
-    assert f"is referred to by application/vnd.dev.sigstore.bundle.v0.3+json in registry.test/{STAGING}" in str(
-        site.why(digest)
-    )
-    site.registry.delete(STAGING, signature)
     assert site.why(digest) is None
-
-
-def test_a_referrer_of_the_published_copy_keeps_it(site: Site) -> None:
-    digest, parts = site.push(30)
-    copy_image(parts[0].digest, RepositoryAt(site.registry, STAGING), RepositoryAt(site.registry, FINAL))
-    site.attach(parts[0], repository=FINAL)
-    assert f"is referred to by {STATEMENT} in registry.test/{FINAL}" in str(site.why(digest))
-
-
-def test_an_attachment_that_others_need_keeps_it(site: Site) -> None:
-    digest, parts = site.push(30)
-    sbom = site.attach(parts[0])
-    held = site.registry.repositories[STAGING]
-    held.tags["the-sbom"] = sbom
-    assert "which is tagged the-sbom" in str(site.why(digest))
-    del held.tags["the-sbom"]
-    site.attach(Descriptor(held.manifests[sbom].media_type, sbom, 1), "a/signature")
-    assert "which something else refers to" in str(site.why(digest))
+    arrange(site, digest, parts)
+    assert reason in str(site.why(digest))
 
 
 def test_shared_parts_stay_with_the_young(site: Site) -> None:
@@ -187,31 +189,22 @@ def test_an_index_and_a_push_that_is_part_of_it_both_go(site: Site, monkeypatch:
     assert digest
 
 
-@pytest.mark.parametrize("name", ["keep-this", "staged"])
-def test_a_tag_that_appears_before_the_deletion(site: Site, name: str) -> None:
-    old, _ = site.push(30)
+@pytest.mark.parametrize("name", ["keep-this", "staged", "published"])
+def test_what_is_needed_after_all_is_not_deleted(site: Site, name: str) -> None:
+    old, parts = site.push(30)
     other, _ = site.push(31)
     pruning = site.pruning
     verdicts = decide_pruning(pruning.survey(), NOW, LIMIT)
     assert [v.kept for v in verdicts] == [None, None]
     if name == "staged":
         site.tag(old, 0)
+    elif name == "published":
+        publish(site, old, parts)
     else:
-        site.registry.repositories[STAGING].tags[name] = old
+        tag(site, name, old)
     gone, [spared] = pruning.delete(verdicts)
     assert gone == 3
     assert (spared.staged.digest, old in site.left(), other in site.left()) == (old, True, False)
-
-
-def test_published_before_the_deletion(site: Site) -> None:
-    old, parts = site.push(30)
-    pruning = site.pruning
-    verdicts = decide_pruning(pruning.survey(), NOW, LIMIT)
-    for part in parts:
-        copy_image(part.digest, RepositoryAt(site.registry, STAGING), RepositoryAt(site.registry, FINAL))
-    index(site.registry, FINAL, parts, tag="latest")
-    assert pruning.delete(verdicts)[0] == 0
-    assert old in site.left()
 
 
 def test_batches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from imagebuild.render import Renderer, hash_of_lock, image_labels
 from tests.attached import spdx
 from tests.conftest import ROOT
 
+Make = Callable[..., dict[str, Any]]
 DATA = ROOT / "tests" / "data" / "sbom" / "syft.json"
 DOCUMENT, IMAGE = "SPDXRef-DOCUMENT", "SPDXRef-Image"
 DIGEST = f"sha256:{'1' * 64}"
@@ -57,13 +57,19 @@ def labels_of(renderer: Renderer, target: Target, base: str = f"debian:13.7-slim
     return image_labels(recipe, hash_of_lock(recipe, renderer.project.lock), base)
 
 
-def document_of(
-    found: dict[str, Any], renderer: Renderer, plan: Plan, name: str, *, platform: Platform = AMD64,
-    labels: Mapping[str, str] | None = None, history: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    said = labels_of(renderer, select_one(plan, name)) if labels is None else labels
-    image = located(platform=platform, config={"config": {"Labels": said}, "history": [{"created_by": history}]})
-    return complete_document(found, image, "2026-01-02T03:04:05Z", image_parts(image, plan, renderer))
+@pytest.fixture
+def made(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> Make:
+    """Make the document of a target's image."""
+
+    def make(
+        name: str, platform: Platform = AMD64, labels: Mapping[str, str] | None = None, history: str = "",
+        by: Renderer | None = renderer, plan: Plan = full_plan,
+    ) -> dict[str, Any]:  # fmt: skip
+        said = labels_of(by or renderer, select_one(plan, name)) if labels is None else labels
+        image = located(platform=platform, config={"config": {"Labels": said}, "history": [{"created_by": history}]})
+        return complete_document(found, image, "2026-01-02T03:04:05Z", *image_parts(image, plan, by))
+
+    return make
 
 
 def named(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -101,8 +107,9 @@ def resolved(project: Project) -> Project:
     return Project(project.matrix, project.components, Lock.model_validate(entries), project.root)
 
 
-def test_the_image_is_named_by_its_digest(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
-    document = document_of(found, renderer, full_plan, QUICKSTART)
+def test_an_image(made: Make) -> None:
+    """It is named by its digest; it has a base, and packages that its components brought."""
+    document = made(QUICKSTART)
     assert SpdxDocument.model_validate(document).digests == {DIGEST}
     (image,) = named(document, QUICKSTART)
     assert purl_of(image["externalRefs"]) == f"pkg:oci/quickstart@{DIGEST}?arch=amd64"
@@ -111,12 +118,24 @@ def test_the_image_is_named_by_its_digest(found: dict[str, Any], renderer: Rende
     assert "anchore" not in document["documentNamespace"]
     assert {"Tool: syft-1.18.1"} < set(document["creationInfo"]["creators"])
 
+    assert related(document, IMAGE, "DESCENDANT_OF") == {"SPDXRef-Base"}
+    (base,) = named(document, "debian:13.7-slim")
+    assert base["checksums"] == [{"algorithm": "SHA256", "checksumValue": "b" * 64}]
+    assert purl_of(base["externalRefs"]).startswith(f"pkg:oci/debian@sha256:{'b' * 64}?")
+
+    names = {p["SPDXID"]: p["name"] for p in document["packages"]}
+    brought = {names[i] for i in related(document, "SPDXRef-Component-openmpi-distro", "CONTAINS")}
+    assert brought == {"openmpi-bin", "libopenmpi40"}
+    # Its packages have names of their own: the component itself is no other package for scanners.
+    (component,) = named(document, "openmpi-distro")
+    assert "externalRefs" not in component
+
 
 @pytest.mark.parametrize("name", [QUICKSTART, OPEN, "open-cuda13.0-debian13-devel"])
 def test_every_component_is_listed_and_the_document_is_valid(
-    found: dict[str, Any], renderer: Renderer, full_plan: Plan, tmp_path: Path, name: str
+    made: Make, renderer: Renderer, full_plan: Plan, tmp_path: Path, name: str
 ) -> None:
-    document = document_of(found, renderer, full_plan, name)
+    document = made(name)
     assert problems(document, tmp_path) == []
     contained = related(document, IMAGE, "CONTAINS")
     for component, version in select_one(full_plan, name).components.items():
@@ -126,10 +145,8 @@ def test_every_component_is_listed_and_the_document_is_valid(
         assert package["SPDXID"] in contained
 
 
-def test_what_was_compiled_names_its_commit(
-    found: dict[str, Any], renderer: Renderer, full_plan: Plan, project: Project
-) -> None:
-    document = document_of(found, renderer, full_plan, OPEN)
+def test_what_was_compiled_names_its_commit(made: Make, project: Project) -> None:
+    document = made(OPEN)
     (source_id,) = related(document, "SPDXRef-Component-ucx", "GENERATED_FROM")
     (source,) = [p for p in document["packages"] if p["SPDXID"] == source_id]
     commit = project.lock.git["https://github.com/openucx/ucx.git"]["v1.22.0"]
@@ -140,10 +157,8 @@ def test_what_was_compiled_names_its_commit(
 
 
 @pytest.mark.parametrize("platform", ["linux/amd64", "linux/arm64"])
-def test_wheels_have_the_hash_of_the_platform(
-    found: dict[str, Any], renderer: Renderer, full_plan: Plan, project: Project, platform: Platform
-) -> None:
-    document = document_of(found, renderer, full_plan, QUICKSTART, platform=platform)
+def test_wheels_have_the_hash_of_the_platform(made: Make, project: Project, platform: Platform) -> None:
+    document = made(QUICKSTART, platform=platform)
     (wheel,) = named(document, "nvidia-nccl-cu13")
     locked = project.lock.wheels["nccl-wheel"]["2.32.3"]
     assert isinstance(locked, tuple)
@@ -152,9 +167,7 @@ def test_wheels_have_the_hash_of_the_platform(
     assert purl_of(wheel["externalRefs"]) == "pkg:pypi/nvidia-nccl-cu13@2.32.3"
 
 
-def test_archives_and_signed_repositories(
-    found: dict[str, Any], project: Project, full_plan: Plan, tmp_path: Path
-) -> None:
+def test_archives_and_signed_repositories(made: Make, found: dict[str, Any], project: Project, tmp_path: Path) -> None:
     known = resolved(project)
     renderer = Renderer(known, versions_with(known, Changes()))
     plan = make_plan(known)
@@ -165,7 +178,7 @@ def test_archives_and_signed_repositories(
                           "referenceLocator": "pkg:deb/ubuntu/libnccl2@2.32.3-1%2Bcuda13.4?arch=amd64"}],
     }  # fmt: skip
     found["packages"].append(libnccl)
-    document = document_of(found, renderer, plan, name)
+    document = made(name, by=renderer, plan=plan)
     (source_id,) = related(document, "SPDXRef-Component-hpcx", "GENERATED_FROM")
     (archive,) = [p for p in document["packages"] if p["SPDXID"] == source_id]
     assert archive["checksums"] == [{"algorithm": "SHA256", "checksumValue": "a" * 64}]
@@ -182,18 +195,8 @@ def test_archives_and_signed_repositories(
     assert problems(document, tmp_path) == []
 
 
-def test_the_base_is_the_one_of_the_label(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
-    document = document_of(found, renderer, full_plan, QUICKSTART)
-    assert related(document, IMAGE, "DESCENDANT_OF") == {"SPDXRef-Base"}
-    (base,) = named(document, "debian:13.7-slim")
-    assert base["checksums"] == [{"algorithm": "SHA256", "checksumValue": "b" * 64}]
-    assert purl_of(base["externalRefs"]).startswith(f"pkg:oci/debian@sha256:{'b' * 64}?")
-
-
-def test_a_bootstrapped_base_has_no_digest_of_an_image(
-    found: dict[str, Any], renderer: Renderer, full_plan: Plan
-) -> None:
-    document = document_of(found, renderer, full_plan, QUICKSTART, history="Debian trixie, bootstrapped with a tool")
+def test_a_bootstrapped_base_has_no_digest_of_an_image(made: Make) -> None:
+    document = made(QUICKSTART, history="Debian trixie, bootstrapped with a tool")
     (base,) = [p for p in document["packages"] if p["SPDXID"] == "SPDXRef-Base"]
     assert "checksums" not in base
     assert "externalRefs" not in base
@@ -211,7 +214,7 @@ def python_package(name: str, version: str, path: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_nothing_is_listed_twice(found: dict[str, Any], renderer: Renderer, full_plan: Plan, tmp_path: Path) -> None:
+def test_nothing_is_listed_twice(made: Make, found: dict[str, Any], tmp_path: Path) -> None:
     root = next(r for r in found["relationships"] if r["relationshipType"] == "DESCRIBES")["relatedSpdxElement"]
     wheel = python_package("nvidia-nccl-cu13", "2.32.3", "/opt/nccl/nvidia_nccl_cu13-2.32.3.dist-info/METADATA")
     binary = python_package("nccl", "2.32", "/opt/nccl/lib/libnccl.so.2")
@@ -220,7 +223,7 @@ def test_nothing_is_listed_twice(found: dict[str, Any], renderer: Renderer, full
     for package in (wheel, binary, inner, elsewhere):
         found["packages"].append(package)
         found["relationships"].append(relationship(root, "CONTAINS", package["SPDXID"]))
-    document = document_of(found, renderer, full_plan, QUICKSTART)
+    document = made(QUICKSTART)
     assert len(named(document, "nvidia-nccl-cu13")) == 1
     assert [p["SPDXID"] for p in named(document, "nccl")] == []
     inside = related(document, "SPDXRef-Component-nccl-wheel", "CONTAINS")
@@ -233,29 +236,20 @@ def test_nothing_is_listed_twice(found: dict[str, Any], renderer: Renderer, full
     assert problems(document, tmp_path) == []
 
 
-def test_packages_belong_to_their_component(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
-    document = document_of(found, renderer, full_plan, QUICKSTART)
-    names = {p["SPDXID"]: p["name"] for p in document["packages"]}
-    brought = {names[i] for i in related(document, "SPDXRef-Component-openmpi-distro", "CONTAINS")}
-    assert brought == {"openmpi-bin", "libopenmpi40"}
-    # Its packages have names of their own: the component itself is no other package for scanners.
-    (component,) = named(document, "openmpi-distro")
-    assert "externalRefs" not in component
-
-
-def test_the_same_image_gives_the_same_bytes(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> None:
+def test_the_same_image_gives_the_same_bytes(made: Make, found: dict[str, Any]) -> None:
     assert found["files"]
-    first = encode_predicate(document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART))
+    first = encode_predicate(made(QUICKSTART))
     assert b"SPDXRef-File" not in first
     assert b"packageVerificationCode" not in first
-    text = json.dumps(found).replace("-Image-layout", "-Image-tmp-abc").replace("image/layout-", "image/tmp-abc-")
-    again = json.loads(text)
-    again["creationInfo"]["created"] = "2031-01-01T00:00:00Z"
-    for part in ("packages", "relationships", "files", "hasExtractedLicensingInfos"):
-        random.Random(7).shuffle(again[part])
-    assert encode_predicate(document_of(again, renderer, full_plan, QUICKSTART)) == first
+    text = json.dumps(found)
     found["packages"].append(python_package("more", "1", "/usr/lib/more"))
-    assert encode_predicate(document_of(found, renderer, full_plan, QUICKSTART)) != first
+    assert encode_predicate(made(QUICKSTART)) != first
+    text = text.replace("-Image-layout", "-Image-tmp-abc").replace("image/layout-", "image/tmp-abc-")
+    found |= json.loads(text)
+    found["creationInfo"]["created"] = "2031-01-01T00:00:00Z"
+    for part in ("packages", "relationships", "files", "hasExtractedLicensingInfos"):
+        random.Random(7).shuffle(found[part])
+    assert encode_predicate(made(QUICKSTART)) == first
 
 
 @pytest.mark.parametrize(
@@ -267,10 +261,10 @@ def test_the_same_image_gives_the_same_bytes(found: dict[str, Any], renderer: Re
     ],
 )
 def test_sources_of_another_lock_are_not_made_up(
-    found: dict[str, Any], renderer: Renderer, full_plan: Plan, tmp_path: Path, changed: dict[str, str], said: str
+    made: Make, renderer: Renderer, full_plan: Plan, tmp_path: Path, changed: dict[str, str], said: str
 ) -> None:
     labels = {**labels_of(renderer, select_one(full_plan, QUICKSTART)), **changed}
-    document = document_of(found, renderer, full_plan, QUICKSTART, labels=labels)
+    document = made(QUICKSTART, labels=labels)
     assert said in document["comment"]
     assert not [r for r in document["relationships"] if r["relationshipType"] == "GENERATED_FROM"]
     (nccl,) = named(document, "nccl-wheel")
@@ -279,18 +273,15 @@ def test_sources_of_another_lock_are_not_made_up(
     assert problems(document, tmp_path) == []
 
 
-def test_images_of_others_and_components_of_others(
-    found: dict[str, Any], renderer: Renderer, full_plan: Plan, tmp_path: Path
-) -> None:
-    nobody = document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART, labels={})
+def test_images_of_others_and_components_of_others(made: Make, tmp_path: Path) -> None:
+    nobody = made(QUICKSTART, labels={})
     assert "no labels of imagebuild" in nobody["comment"]
     assert SpdxDocument.model_validate(nobody).digests == {DIGEST}
     assert problems(nobody, tmp_path) == []
     labels = {"imagebuild.component.theirs": "1.0", "imagebuild.target": "x"}
-    theirs = document_of(copy.deepcopy(found), renderer, full_plan, QUICKSTART, labels=labels)
+    theirs = made(QUICKSTART, labels=labels)
     assert named(theirs, "theirs")[0]["licenseDeclared"] == "NOASSERTION"
-    image = located(platform=AMD64, config={"config": {"Labels": labels}})
-    without = complete_document(found, image, "2026-01-02T03:04:05Z", image_parts(image, full_plan, None))
+    without = made(QUICKSTART, labels=labels, by=None)
     assert "without the project" in without["comment"]
     assert named(without, "theirs")
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from imagebuild.bench import BandwidthTest, Diagnostic, Results
-from imagebuild.report import Report, format_bytes, format_number, one_line, report_markdown, visible
-from tests.report_samples import ABOUT, BAD, GIB, GOOD, judgement, row, run
+from imagebuild.report import Report, find_sweeps, format_bytes, format_number, one_line, report_markdown, visible
+from tests.report_samples import BAD, GIB, GOOD, judgement, pairs, report, row, run
 
 
 def waived(name: str = "x", status: str = "waived") -> BandwidthTest:
@@ -21,22 +21,24 @@ SKIPPED = Diagnostic(source="d.json", category="Stress", test="sm_stress", statu
 @pytest.mark.parametrize(
     ("content", "overall", "status", "failed"),
     [
-        ({"runs": (run(),)}, "ok", 0, []),
+        ({"runs": (run(),)}, "limited", 0, []),
         *(
-            ({"runs": (run(verdict=verdict),)}, "failed", 1, [verdict])
-            for verdict in ("wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "no-data", "failed")
+            ({"runs": (run(verdict=verdict),)}, "failed", 1, ["unfinished"])
+            for verdict in ("comm-failure", "cuda-failure", "timeout", "truncated", "no-data", "failed")
         ),
-        ({"tests": (waived(status="exploded"),)}, "failed", 1, ["exploded"]),
-        ({"tests": (waived(),)}, "not-verified", 1, []),
-        ({"runs": (run(),), "tests": (waived(),)}, "ok", 0, []),
-        ({"runs": (run(),), "diagnostics": (SKIPPED,)}, "failed", 1, ["not-verified"]),
+        ({"runs": (run(verdict="wrong-data"),)}, "failed", 1, ["wrong"]),
+        ({"tests": (waived(status="exploded"),)}, "failed", 1, ["unfinished"]),
+        ({"tests": (waived(),)}, "open", 1, []),
+        ({"runs": (run(),), "tests": (waived(),)}, "limited", 0, []),
+        ({"runs": (run(),), "diagnostics": (SKIPPED,)}, "open", 1, ["not compared"]),
+        ({"ucx": BAD.ucx}, "limited", 0, []),
         ({"runs": (run(),), "nothing_in": ("empty.log",)}, "failed", 1, ["no-result"]),
         ({"nothing_in": ("empty.log",)}, "nothing-read", 5, ["no-result"]),
     ],
 )
 def test_the_verdict_on_everything(content: dict[str, object], overall: str, status: int, failed: list[str]) -> None:
-    report = Report(about=ABOUT, **content)
-    assert (report.overall, report.exit_status, [one.word for one in report.failures]) == (overall, status, failed)
+    made = report(**content)
+    assert (made.overall, made.exit_status, [one.word for one in made.problems]) == (overall, status, failed)
 
 
 @pytest.mark.parametrize(
@@ -49,21 +51,24 @@ def test_the_verdict_on_everything(content: dict[str, object], overall: str, sta
     ],
 )
 def test_speed_is_an_assertion_of_its_own(outcome: str, status: int, state: str) -> None:
-    report = Report(about=ABOUT, runs=(run(),), judgements=(judgement("all_reduce", 470, 700, 482, outcome),))
-    states = {assertion.kind: assertion.state for assertion in report.assertions}
-    assert states == {"correctness": "passed", "speed": state}
-    assert report.exit_status == status
+    made = report(runs=(run(),), judgements=(judgement("all_reduce", 470, 700, 482, outcome),))
+    states = {assertion.kind: assertion.state for assertion in made.assertions}
+    assert states == {"data": "passed", "participation": "passed", "speed": state}
+    assert made.exit_status == status
 
 
 def test_headlines() -> None:
-    assert (GOOD.headline, GOOD.counts) == ("All is well", "4 passed, 0 failed, 0 skipped")
-    assert Report(about=ABOUT, runs=(run(verdict="wrong-data"),)).headline == "all_reduce, 8 ranks: wrong data"
-    assert BAD.headline == "6 of 26 assertions failed"
+    assert GOOD.headline == "All is well: data right, all took part, fast enough"
+    assert GOOD.counts == "6 passed, 0 failed, 0 open, 0 skipped"
+    assert report(runs=(run(verdict="wrong-data"),)).headline == "all_reduce, 8 ranks, 1 node: wrong"
+    assert BAD.headline.startswith("6 of 38 assertions failed: 1 fail, 1 too slow, 1 impossible, ")
+    pair = GOOD.model_copy(update={"sweeps": find_sweeps(pairs({("n1", "n4"): 8.0}))})
+    assert pair.headline == "n1 ↔ n4: slow"
 
 
 def test_json_has_what_was_read_at_the_top_and_null_for_unknown() -> None:
     data = json.loads(BAD.model_dump_json())
-    assert set(Results.model_fields) | {"about", "judgements", "verifications", "nothing_in"} == set(data)
+    assert set(Results.model_fields) | {"about", "judgements", "verifications", "sweeps", "nothing_in"} == set(data)
     first = data["runs"][0]
     assert {"source", "tool", "tool_version", "collective", "ranks", "rows", "partial_rows", "avg_busbw_gb_s",
             "out_of_bounds", "wrong_total", "verdict", "reason"} <= set(first)  # fmt: skip
@@ -75,15 +80,15 @@ def test_json_has_what_was_read_at_the_top_and_null_for_unknown() -> None:
 def test_verdicts_find_their_results() -> None:
     """Of equal runs, in their order; also if the number of ranks is in the verdict only."""
     verdicts = tuple(judgement("all_reduce", speed, 700, 482) for speed in (480.0, 400.0))
-    report = Report(about=ABOUT, runs=(run(), run("all_gather"), run()), judgements=verdicts)
-    assert [[verdict.measured for verdict in entry.speed] for entry in report.entries] == [[480.0], [], [400.0]]
-    (entry,) = Report(about=ABOUT, runs=(run(ranks=None),), judgements=verdicts[:1]).entries
+    made = report(runs=(run(), run("all_gather"), run()), judgements=verdicts)
+    assert [[verdict.measured for verdict in entry.speed] for entry in made.entries] == [[480.0], [476.67], [400.0]]
+    (entry,) = report(runs=(run(ranks=None),), judgements=verdicts[:1]).entries
     assert entry.judgements == verdicts[:1]
 
 
 def test_names_tell_runs_apart() -> None:
     runs = (run(), run(source="b/mpi.log"), run(source="c/mpi.log"), run("sendrecv", ranks=16, nodes=2))
-    assert [entry.name for entry in Report(about=ABOUT, runs=runs).entries] == [
+    assert [entry.name for entry in report(runs=runs).entries] == [
         "all_reduce, 8 ranks, all_reduce.log",
         "all_reduce, 8 ranks, mpi.log #1",
         "all_reduce, 8 ranks, mpi.log #2",
@@ -93,12 +98,12 @@ def test_names_tell_runs_apart() -> None:
 
 def test_the_best_value_is_of_either_placement() -> None:
     runs = (run("a", rows=(row(GIB, 300.0, 301.25), row(2 * GIB, 300.5))), run("b", rows=(row(GIB, None),)))
-    assert [entry.best for entry in Report(about=ABOUT, runs=runs).entries] == ["301.2 GB/s at 1 GiB", "–"]
+    assert [entry.best for entry in report(runs=runs).entries] == ["301.2 GB/s at 1 GiB", "–"]
 
 
 def test_tests_that_were_skipped_for_the_same_reason_are_listed_once() -> None:
-    text = report_markdown(Report(about=ABOUT, tests=tuple(map(waived, "aab"))))
-    assert "\n- waived: a (2 times), b: nvbandwidth gives no reason\n" in text
+    text = report_markdown(report(tests=tuple(map(waived, "aab"))))
+    assert "\n- not applicable: a (2 times), b: waived:" in text
 
 
 def test_numbers() -> None:

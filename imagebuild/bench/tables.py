@@ -1,0 +1,120 @@
+"""Read plain tables: the OSU micro-benchmarks, and all_reduce_bench.py of ml-engineering."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from imagebuild.bench.logs import excerpt, parse_integer, parse_number
+from imagebuild.bench.models import Half, NcclRow, ParsedOutput, PerftestTable, Run, TableRow
+
+# OSU: `# OSU MPI-CUDA Bandwidth Test v7.4`, `# Size      Bandwidth (MB/s)`, rows; MB are 10^6 bytes.
+
+_OSU_TITLE = re.compile(r"#\s*(?P<test>OSU [\w+ /()-]{1,100}?) Test(?: v(?P<version>[\w.]{1,20}))?")
+_OSU_HEADER = re.compile(r"#\s*(?:Size|Message size)\b.*", re.IGNORECASE)
+_OSU_COLUMN = re.compile(
+    r"(?P<bw>Bandwidth \(MB/s\)|(?<!\()MB/s)|(?P<rate>Messages/s)"
+    r"|(?:(?P<kind>Avg|Min|Max) )?(?P<lat>Lat(?:ency)? ?\(us\))|(?P<valid>Validation)|(?P<other>Iterations)",
+    re.IGNORECASE,
+)
+
+
+def parse_osu_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTable]:
+    """Read the tables of OSU micro-benchmarks in cleaned lines; a row whose data were wrong makes a table fail."""
+    tables: list[PerftestTable] = []
+    unread: list[str] = []
+    columns: list[str] = []
+    for line in lines:
+        text = line.strip()
+        if title := _OSU_TITLE.match(text):
+            table = PerftestTable(source=source, tool="osu", test=title["test"], unit=None, verdict="no-data",
+                                  reason="no result was printed")  # fmt: skip
+            tables.append(table)
+            columns = []
+        elif tables and _OSU_HEADER.fullmatch(text):
+            found = _OSU_COLUMN.finditer(text)
+            columns = [
+                f"lat {(match['kind'] or 'avg').lower()}" if match["lat"] else str(match.lastgroup) for match in found
+            ]
+            unit = "MB/s" if "bw" in columns else "usec"
+            tables[-1] = tables[-1].model_copy(update={"unit": unit, "verdict": "truncated", "reason": "no row"})
+        elif columns and text and not text.startswith("#"):
+            words = text.split()
+            if parse_integer(words[0]) is None:
+                continue
+            numbers = [parse_number(word) for word in words[1:]]
+            is_whole = len(words) == len(columns) + 1
+            if not is_whole or any(n is None for n, column in zip(numbers, columns, strict=True) if column != "valid"):
+                unread.append(excerpt(text))
+                tables[-1] = tables[-1].model_copy(update={"verdict": "truncated", "reason": "a row could not be read"})
+                continue
+            tables[-1] = _with_osu_row(tables[-1], words, dict(zip(columns, numbers, strict=True)))
+    return ParsedOutput(tuple(tables), tuple(unread))
+
+
+def _with_osu_row(table: PerftestTable, words: Sequence[str], values: dict[str, float | None]) -> PerftestTable:
+    names = {"lat avg": "average", "lat min": "min", "lat max": "max"}
+    rate = values.get("rate")
+    row = TableRow(
+        size_bytes=int(words[0]),
+        bw_average=values.get("bw"),
+        msg_rate=rate / 1e6 if rate is not None else None,
+        latency_us={ours: v for key, ours in names.items() if (v := values.get(key)) is not None} or None,
+    )
+    verdict, reason = table.verdict, table.reason
+    if "fail" in "".join(words).lower():
+        verdict, reason = "failed", f"the data of {words[0]} bytes were wrong"
+    elif not table.rows:
+        verdict, reason = "ok", ""
+    return table.model_copy(update={"rows": (*table.rows, row), "verdict": verdict, "reason": reason})
+
+
+# all_reduce_bench.py: a Markdown table of payload, busbw and algbw; before 2024, two lines for one payload.
+
+_ARB_TITLE = re.compile(
+    r"The average bandwidth of all_reduce (?:over|with a (?P<size>\S+) payload).*?(?P<ranks>\d+) ranks"
+)
+_ARB_ROW = re.compile(r"\|\s*(?P<size>[\d.]+[KMGT]?i?B)\s*\|\s*(?P<busbw>[\d.]+)GBps\s*\|\s*(?P<algbw>[\d.]+)GBps\s*\|")
+_ARB_LINE = re.compile(r"(?P<kind>algbw|busbw): (?P<rate>[\d.]+) GBps\b.*")
+_ARB_DEVICE = re.compile(r"- hardware: .{0,100}?name='(?P<device>[^']{1,200})'.*")
+_SIZE = re.compile(r"([\d.]+)([KMGT]?)i?B")
+
+
+def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> ParsedOutput[Run]:
+    """Read the runs of all_reduce_bench.py in cleaned lines. It does not compare data, and does not say the nodes."""
+    runs: list[Run] = []
+    device = size = None
+    algbw = 0.0
+    for line in lines:
+        text = line.strip()
+        row = None
+        if match := _ARB_DEVICE.fullmatch(text):
+            device = match["device"]
+        elif match := _ARB_TITLE.match(text):
+            runs.append(
+                Run(source=source, tool="all_reduce_bench", collective="all_reduce", ranks=int(match["ranks"]),
+                    device=device, compared=False, verdict="no-data", reason="no row of results")
+            )  # fmt: skip
+            size = match["size"]
+        elif runs and (match := _ARB_ROW.fullmatch(text)):
+            row = _arb_row(match["size"], float(match["algbw"]), float(match["busbw"]))
+        elif runs and size and (match := _ARB_LINE.fullmatch(text)):
+            if match["kind"] == "algbw":
+                algbw = float(match["rate"])
+            else:
+                row = _arb_row(size, algbw, float(match["rate"]))
+        if row:
+            rows = (*runs[-1].rows, row)
+            reason = "complete; data were not validated"
+            runs[-1] = runs[-1].model_copy(update={"rows": rows, "verdict": "ok", "reason": reason})
+    return ParsedOutput(tuple(runs))
+
+
+def _arb_row(size: str, algbw: float, busbw: float) -> NcclRow:
+    match = _SIZE.fullmatch(size)
+    count = round(float(match[1]) * 1024 ** " KMGT".index(match[2] or " ")) if match else 0
+    time = count / algbw / 1e3 if algbw else None
+    half = Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=None)
+    return NcclRow(
+        size_bytes=count, count=count // 4, dtype="float", redop="sum", root=None, out_of_place=half, in_place=None
+    )
