@@ -109,7 +109,7 @@ def load_command(name: str, entry: Entry) -> Any:
         for parameter in subcommand.params:
             if parameter.param_type_name == "argument":
                 # The metavar says more than Python's name of the type.
-                parameter.display_type_rich = lambda ctx: ""  # noqa: ARG005 - typer names it
+                parameter.display_type_rich = lambda *_, **__: ""
     return command
 
 
