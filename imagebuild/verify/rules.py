@@ -615,19 +615,13 @@ def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: flo
 
 
 def inspect(
-    source: Path | Iterable[bytes],
-    renderer: Renderer,
-    plan: Plan,
-    *,
-    platform: str | None = None,
-    workers: int | None = None,
+    source: Path | Iterable[bytes], renderer: Renderer, plan: Plan, *, platform: str | None = None
 ) -> tuple[CheckResult, ...]:
     """Read an image, and return the result of every rule.
 
     `source` is a folder with an OCI layout, a tar of one, as `docker save` writes it, or the chunks that an engine
     saves. `renderer` and `plan` are of the project that it should be of. Of an image for several platforms, `platform`
-    chooses one; otherwise all are checked, and the names of results end with theirs. Layers are read by `workers`
-    processes, by default as many as there are CPUs.
+    chooses one; otherwise all are checked, and the names of results end with theirs.
 
     Raises ConfigError if the source is no image or lacks the platform, ResultError if it cannot be read.
     """
@@ -641,7 +635,7 @@ def inspect(
             results: list[CheckResult] = []
             for image in chosen:
                 began = time.monotonic()
-                read = scan_all(image.layers, workers)
+                read = scan_all(image.layers)
                 readable = _result("readable", (), (), time.monotonic() - began)
                 suffix = f" {image.platform}" if len(chosen) > 1 else ""
                 results += [

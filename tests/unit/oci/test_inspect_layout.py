@@ -83,9 +83,9 @@ def test_several_platforms(inspect: Inspect, tmp_path: Path) -> None:
     made.manifests = [nested]
     made.write()
     assert read(made.root, tmp_path) == [["a"], ["b"]]
-    names = {result.check for result in inspect(made.root, workers=1)}
+    names = {result.check for result in inspect(made.root)}
     assert {"readable linux/amd64", "readable linux/arm64"} <= names
-    assert "readable" in {result.check for result in inspect(made.root, platform="linux/arm64", workers=1)}
+    assert "readable" in {result.check for result in inspect(made.root, platform="linux/arm64")}
     with pytest.raises(ConfigError, match="not for linux/s390x, but for linux/amd64, linux/arm64"):
         inspect(made.root, platform="linux/s390x")
 
@@ -162,7 +162,7 @@ def test_a_layer_with_other_content_is_an_error(inspect: Inspect, tmp_path: Path
     manifest = json.loads((made.root / "blobs/sha256" / image["digest"][7:]).read_bytes())
     damaged(made, manifest["layers"][0]["digest"], other)
     with pytest.raises(ResultError, match="is damaged: its digest is sha256:"):
-        inspect(made.root, workers=1)
+        inspect(made.root)
     damaged(made, manifest["config"]["digest"], b"{}")
     with pytest.raises(ResultError, match="is damaged"):
         images_in(made.root, tmp_path)
@@ -183,7 +183,7 @@ def test_a_path_that_leads_out_of_the_image(inspect: Inspect, tmp_path: Path) ->
     made = Layout(tmp_path / "x")
     made.image([layer({"../../etc/passwd": b"x"})])
     with pytest.raises(ResultError, match="leads out"):
-        inspect(made.root, workers=1)
+        inspect(made.root)
 
 
 def test_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ class Case:
             [self.pack(layer(files)) for files in self.layers],
             {"config": settings, "history": self.history}, self.platform,
         )  # fmt: skip
-        found = inspect(self.root, Renderer(project, versions_with(project, Changes())), plan, workers=1)
+        found = inspect(self.root, Renderer(project, versions_with(project, Changes())), plan)
         assert [result.check for result in found] == list(IMAGE_CHECKS)
         assert all(result.component == "image" for result in found)
         return {result.check: result for result in found}
