@@ -228,7 +228,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected, names: Seq
     elif reference is None:
         suffix = f" with {' or '.join(sorted(used))}" if used and references else ""
         missing = f"{profile.name} has no reference for {describe_run(*scale)}{suffix}"
-        floor = _floor(profile, layout, known)
+        floor = floor_of(profile, layout, known)
     others = [r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance]
     hints = [f"{measured / r.rate:.0%} of the reference with {r.algorithm}: was NCCL made to use it?" for r in others]
     if reference and measured >= reference.rate * reference.tolerance:
@@ -249,7 +249,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected, names: Seq
     return claim
 
 
-def _floor(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
+def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
     """Return the rate below which no healthy run is, whichever of the classes it used."""
     if not known:
         return None

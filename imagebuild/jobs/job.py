@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from imagebuild.bench.ceilings import NotComparable, class_ceilings, rank_layout
+from imagebuild.bench.judge import floor_of
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import matches
@@ -26,10 +27,6 @@ from imagebuild.jobs.kubernetes import Placement, choose_placement, worker_pod
 NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
 """Longest name of a job. Names of pods have at most 63 characters, of which the MPI operator adds up to 12
 (`-worker-9999`) and JobSet up to 20 (`-worker-0-9999-abcde`)."""
-
-
-FLOOR = 0.5
-"""Fraction of the lowest ceiling below which no healthy run is."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +180,6 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
         if known:
             rate = known[-1].rate * known[-1].tolerance
             least[collective] = Least(f"{rate:.1f}", f"GB/s that {profile.name} asks of the best size")
-        elif ceilings:
-            rate = FLOOR * min(ceiling.value for ceiling in ceilings)
-            least[collective] = Least(f"{rate:.1f}", f"GB/s: half of the lowest ceiling that {profile.name} has")
+        elif floor := floor_of(profile, layout, ceilings):
+            least[collective] = Least(f"{floor.value:.1f}", f"GB/s: {floor.what}")
     return least

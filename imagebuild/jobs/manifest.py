@@ -55,7 +55,8 @@ def command(request: JobRequest) -> str:
 
 def report_options(job: Job) -> list[str]:
     """Return the options with which `imagebuild report` judges the job's log."""
-    profile = ["--profile", job.profile.name] if job.comparable else []
+    by_profile = job.comparable and job.least and "min-bw" not in job.parameters
+    profile = ["--profile", job.profile.name] if by_profile else []
     return [*profile, "--ranks", str(job.run_ranks), "--nodes", str(job.run_nodes)]
 
 

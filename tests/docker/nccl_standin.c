@@ -62,8 +62,11 @@ int main(int argc, char **argv) {
   if (strcmp(fault, "alone")) MPI_Gather(line, sizeof line, MPI_BYTE, lines, sizeof line, MPI_BYTE, 0, MPI_COMM_WORLD);
   else memcpy(lines, line, sizeof line);
   if (rank == 0) {
-    FILE *out = json ? fopen(json, "wx") : NULL;
-    if (out) fprintf(out, "{\"version\":1,\"env\":[\"SECRET=hunter2\"],\"nccl_version\":22803}"), fclose(out);
+    FILE *out = fopen(json ? json : "/dev/null", json ? "wx" : "w");
+    if (!out) return 8;
+    fprintf(out, "{\"version\":1,\"args\":[\"%s\"],\"env\":[\"SECRET=hunter2\"],\"nccl_version\":22803,\"config\":{", argv[0]);
+    fprintf(out, "\"nthreads\":1,\"ngpus\":1,\"minimum_bytes\":%.0f,\"maximum_bytes\":%.0f,\"step_factor\":%.0f,", from, to, factor);
+    fprintf(out, "\"validation\":%d,\"devices\":[", check);
     if (version >= 19) printf("# nccl-tests version 2.19.6 nccl-headers=22803 nccl-library=22803\n");
     if (version >= 17) printf("# Collective test starting: %s\n", program);
     printf("# nThread 1 nGpus 1 minBytes %.0f maxBytes %.0f step: %.0f(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: %d graph: 0\n",
@@ -72,8 +75,12 @@ int main(int argc, char **argv) {
     for (int i = 0; i < ranks; i++) {
       char on[100];
       printf("%s", lines + i * sizeof line);
-      if (sscanf(strstr(lines + i * sizeof line, " on "), " on %99s", on) == 1 && !strcmp(on, slow)) slowed = 1;
+      sscanf(strstr(lines + i * sizeof line, " on "), " on %99s", on);
+      slowed |= !strcmp(on, slow);
+      fprintf(out, "%s{\"rank\":%d,\"group\":0,\"hostname\":\"%s\",\"device\":%d,\"device_info\":\"NVIDIA A100 80GB PCIe\"}",
+              i ? "," : "", i, on, i % 4);
     }
+    fprintf(out, "]},\"results\":[");
     printf("#\n#                                                              out-of-place                       in-place          \n");
     printf("#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n");
     printf("#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       \n");
@@ -85,8 +92,18 @@ int main(int argc, char **argv) {
       if (check) snprintf(wrong, sizeof wrong, "%d", bad && bytes == from ? 7 : 0);
       printf("%12.0f  %12.0f     float     sum      -1  %7.1f  %6.2f  %6.2f  %5s  %7.1f  %6.2f  %6.2f  %5s\n", bytes, bytes / 4,
              bytes / algbw / 1e3, algbw, busbw, wrong, bytes / algbw / 1e3, algbw, busbw, wrong);
+      const char *half = "{\"time\":%f,\"alg_bw\":%f,\"bus_bw\":%f,\"nwrong\":%s}";
+      fprintf(out, "%s{\"size\":%.0f,\"count\":%.0f,\"type\":\"float\",\"redop\":\"sum\",\"root\":\"-1\",\"out_of_place\":",
+              sizes ? "," : "", bytes, bytes / 4);
+      fprintf(out, half, bytes / algbw / 1e3, algbw, busbw, check ? wrong : "null");
+      fprintf(out, ",\"in_place\":");
+      fprintf(out, half, bytes / algbw / 1e3, algbw, busbw, check ? wrong : "null");
+      fprintf(out, "}");
       total += busbw;
     }
+    fprintf(out, "],\"out_of_bounds\":{\"count\":%d,\"okay\":%s},", bad, bad ? "false" : "true");
+    fprintf(out, "\"average_bus_bandwidth\":{\"bandwidth\":%f,\"okay\":\"unchecked\"}}", total / sizes);
+    fclose(out);
     printf("# Out of bounds values : %d %s\n# Avg bus bandwidth    : %g \n#\n", bad, bad ? "FAILED" : "OK", total / sizes);
     if (version >= 17) printf("# Collective test concluded: %s\n", program);
   }

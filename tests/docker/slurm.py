@@ -1,4 +1,4 @@
-"""A Slurm of two nodes on the loopback of this machine: the distribution's daemons, with a folder of their own."""
+"""A Slurm of some nodes on the loopback of this machine: the distribution's daemons, with a folder of their own."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} {node}
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} {node}
+{nodes}
 PartitionName=all Nodes=ALL Default=YES
 GresTypes=gpu
 """
@@ -108,8 +107,8 @@ class Slurm:
 
 
 @contextmanager
-def running(node: str = "CPUs=2", gpus: int = 0) -> Iterator[Slurm]:
-    """munged, slurmctld and two slurmd; they have ended at the end. Nodes may claim what this machine does not have."""
+def running(node: str = "CPUs=2", gpus: int = 0, nodes: int = 2) -> Iterator[Slurm]:
+    """munged, slurmctld and a slurmd each node; they have ended at the end. Nodes may claim what this machine lacks."""
     if os.geteuid():
         pytest.skip("Slurm's daemons, and installing them, need root")
     needed = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
@@ -124,7 +123,8 @@ def running(node: str = "CPUs=2", gpus: int = 0) -> Iterator[Slurm]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-test-")))
         folder.chmod(0o755)
         slurm = Slurm(folder)
-        _configure(slurm, f"{node} Gres=gpu:{gpus}" if gpus else node, gpus)
+        names = [f"n{i + 1}" for i in range(nodes)]
+        _configure(slurm, names, f"{node} Gres=gpu:{gpus}" if gpus else node, gpus)
         log = stack.enter_context((folder / "log").open("a"))
         munge = [
             f"--{name}={folder}/munge/{name}" for name in ("socket", "key-file", "pid-file", "log-file", "seed-file")
@@ -132,7 +132,7 @@ def running(node: str = "CPUs=2", gpus: int = 0) -> Iterator[Slurm]:
         daemons = [
             ["munged", "--foreground", *munge],
             ["slurmctld", "-D"],
-            *(["unshare", "--mount", "sh", "-c", SLURMD, "slurmd", str(folder), node] for node in ("n1", "n2")),
+            *(["unshare", "--mount", "sh", "-c", SLURMD, "slurmd", str(folder), node] for node in names),
         ]
         for daemon in daemons:
             stack.enter_context(_daemon(daemon, slurm.environ, log.fileno()))
@@ -142,15 +142,15 @@ def running(node: str = "CPUs=2", gpus: int = 0) -> Iterator[Slurm]:
         def idle() -> bool:
             words = ["sinfo", "--noheader", "--Node", "--format=%T"]
             done = subprocess.run(words, env=slurm.environ, capture_output=True, text=True, check=False)
-            return done.stdout.split() == ["idle", "idle"]
+            return done.stdout.split() == ["idle"] * nodes
 
         assert until(idle), (folder / "log").read_text()[-5000:]
         yield slurm
 
 
-def _configure(slurm: Slurm, node: str, gpus: int) -> None:
+def _configure(slurm: Slurm, names: Sequence[str], node: str, gpus: int) -> None:
     folder = slurm.folder
-    for name in ("munge", "pmix", "state", "spool-n1", "spool-n2"):
+    for name in ("munge", "pmix", "state", *(f"spool-{name}" for name in names)):
         (folder / name).mkdir(mode=0o755)
     (folder / "tmp").mkdir()
     (folder / "tmp").chmod(0o1777)
@@ -158,7 +158,12 @@ def _configure(slurm: Slurm, node: str, gpus: int) -> None:
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(1024))
     host = socket.gethostname().split(".")[0]
-    text = CONFIGURATION.format(host=host, folder=folder, ports=_free_ports(3), node=node)
+    ports = _free_ports(1 + len(names))
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {node}"
+        for name, port in zip(names, ports[1:], strict=True)
+    )
+    text = CONFIGURATION.format(host=host, folder=folder, ports=ports, nodes=nodes)
     (folder / "slurm.conf").write_text(text)
     for i in range(gpus):
         (folder / f"gpu{i}").touch()

@@ -1,55 +1,34 @@
-"""Jobs on a real Slurm: it takes every script, and one runs to its verdict with a benchmark that needs no GPU."""
+"""Jobs on a real Slurm: it takes every script, and a stand-in for nccl-tests runs in them with a real Open MPI."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.docker import slurm
+from tests.docker.conftest import install
 from tests.docker.slurm import Slurm
 from tests.unit.jobs.job_fakes import IMAGE, REFERENCE, text
 
 pytestmark = pytest.mark.docker
 
 SCRIPTS = {name: line for name, line in REFERENCE.items() if line.startswith("slurm")}
-# What a program of nccl-tests prints, for the ranks that Slurm's PMIx says there are.
-BENCHMARK = """\
-#!/bin/bash
-while [ "$1" != -J ]; do shift; done
-[ -n "$PMIX_NAMESPACE" ] && [ "$PMIX_RANK" = "$SLURM_PROCID" ] || { echo "rank $SLURM_PROCID has no PMIx"; exit 9; }
-echo "rank $SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME has $NCCL_NET and $PMIX_MCA_gds"
-[ "$SLURM_PROCID" = 0 ] || exit 0
-cat <<TABLE
-# nccl-tests version 2.19.6 nccl-headers=22803 nccl-library=22803
-# Collective test starting: all_reduce_perf
-# nThread 1 nGpus 1 minBytes 1073741824 maxBytes 1073741824 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0
-#
-# Using devices
-$(for i in 0 1 2 3 4 5 6 7; do echo "#  Rank  $i Group  0 Pid  10$i on  n$((i / 4 + 1)) device  $((i % 4)) [0000:18:00] NVIDIA A100 80GB PCIe"; done)
-#
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-  1073741824     268435456     float     sum      -1   900000    1.19    2.09      {wrong}   900000    1.19    2.09      0
-# Out of bounds values : {wrong} {verdict}
-# Avg bus bandwidth    : 2.09
-#
-# Collective test concluded: all_reduce_perf
-TABLE
-exit {status}
-"""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Slurm]:
-    """Two nodes that claim to have GPUs and more cores than this machine."""
-    with slurm.running("CPUs=64 RealMemory=1000", gpus=8) as started:
+    """Four nodes that claim to have GPUs and more cores than this machine."""
+    with slurm.running("CPUs=64 RealMemory=1000", gpus=8, nodes=4) as started:
         yield started
 
 
@@ -76,7 +55,7 @@ def test_slurm_takes_the_script(cluster: Slurm, tmp_path: Path, name: str) -> No
 
 def test_slurm_refuses_what_it_does_not_know(cluster: Slurm, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
-    script.write_text(text("slurm --profile h100 --fabric ib --nodes 3"))
+    script.write_text(text("slurm --profile h100 --fabric ib --nodes 5"))
     done = sbatch(cluster, tmp_path, "--test-only", script)
     assert done.returncode != 0
     script.write_text(text("slurm --profile h100 --fabric ib --nodes 2").replace("--mem=0", "--memory=0"))
@@ -87,69 +66,114 @@ def options() -> str:
     return subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=False).stdout
 
 
-def run(
-    cluster: Slurm, folder: Path, *, wrong: int = 0, status: int = 0, judge: bool = True, container: str = "none"
-) -> tuple[int, str, str]:
-    """The job's status, its output and its log."""
-    programs = folder / "programs"
-    programs.mkdir()
-    verdict = "FAILED" if wrong else "OK"
-    benchmark = BENCHMARK.replace("{wrong}", str(wrong)).replace("{verdict}", verdict).replace("{status}", str(status))
-    (programs / "all_reduce_perf").write_text(benchmark)
-    (programs / "imagebuild").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m imagebuild "$@"\n')
-    for file in programs.iterdir():
-        file.chmod(0o755)
+@dataclass(frozen=True)
+class Ended:
+    """What is left of a job."""
+
+    status: int
+    output: str
+    logs: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def programs(cluster: Slurm) -> Path:
+    """A folder with the stand-in for nccl-tests, linked with the distribution's Open MPI, which Slurm's PMIx joins."""
+    folder = cluster.folder / "programs"
+    folder.mkdir()
+    install("openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
+    command = ["mpicc", str(ROOT / "tests/docker/nccl_standin.c"), "-o", str(folder / "all_reduce_perf")]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def run(cluster: Slurm, programs: Path, folder: Path, behaviour: str, *options: str, container: str = "none") -> Ended:
+    """Run a job of four ranks a node to its end. The behaviour is `VERSION FAULT GB/S SLOW-NODE`."""
+    (programs / "behaviour").write_text(behaviour)
+    path = folder / "bin"
+    path.mkdir()
+    if "without-imagebuild" not in options:
+        script = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m imagebuild "$@"\n'
+        (path / "imagebuild").write_text(script)
     if container == "pyxis":
         # Slurm here has no pyxis: its options are taken down and left out, and the image is an empty file.
-        (programs / "srun").write_text(
+        (path / "srun").write_text(
             f'#!/bin/bash\nfor word; do case "$word" in --container-*|--no-container-*) echo "$word" >> {folder}/pyxis ;; '
             f'*) words+=("$word") ;; esac; done\nexec {shutil.which("srun")} "${{words[@]}}"\n'
         )
-        (programs / "enroot").write_text('#!/bin/sh\n[ "$1 $2" = "import --output" ] && echo "$4" > "$3"\n')
-        for name in ("srun", "enroot"):
-            (programs / name).chmod(0o755)
-    if not judge:
-        (programs / "imagebuild").unlink()
-    line = f"slurm --profile a100-pcie --fabric ethernet --nodes 2 --container {container} --nccl 2.28.3"
-    line += f" --set programs={programs} --set images={folder}/images"
-    script = folder / "job.sh"
-    script.write_text(text(line))
-    path = f"{programs}:{cluster.environ['PATH']}"
-    done = sbatch(cluster, folder, "--wait", script, PATH=path, IMAGEBUILD_PROFILES=str(ROOT / "profiles"))
+        (path / "enroot").write_text('#!/bin/sh\n[ "$1 $2" = "import --output" ] && echo "$4" > "$3"\n')
+        options = (*options, "--set", f"images={folder}/images")
+    for file in path.iterdir():
+        file.chmod(0o755)
+    words = [word for word in options if word != "without-imagebuild"]
+    line = (
+        f"slurm --profile a100-pcie --fabric ethernet --container {container} --nccl 2.28.3 --set programs={programs}"
+    )
+    script_file = folder / "job.sh"
+    script_file.write_text(text(shlex.join([*shlex.split(line), "--set", "interface=lo", "--set", "name=it", *words])))
+    # The nodes share a machine and its name, so that Open MPI would take one node's shared memory for the other's.
+    env = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo"}
+    env |= {"PATH": f"{path}:{cluster.environ['PATH']}", "IMAGEBUILD_PROFILES": str(ROOT / "profiles")}
+    done = sbatch(cluster, folder, "--wait", script_file, **env)
     output = "".join(file.read_text() for file in folder.glob("*.out"))
-    return done.returncode, output, "".join(file.read_text() for file in folder.glob("*.log"))
+    return Ended(done.returncode, output, {file.stem: file.read_text() for file in folder.glob("it-*/*.log")})
 
 
-def test_a_job_runs_to_its_verdict(cluster: Slurm, tmp_path: Path) -> None:
-    status, output, log = run(cluster, tmp_path)
-    assert status == 0, output
-    ranks = sorted(re.findall(r"rank \d of 8 on n\d has Socket and \^ds12", log))
-    assert ranks == [f"rank {i} of 8 on n{i // 4 + 1} has Socket and ^ds12" for i in range(8)], log
-    assert re.search(r"all_reduce, 8 ranks, 2 nodes +ok +2\.09 GB/s", output), output
-    assert output.rstrip().endswith("imagebuild: passed")
+@pytest.mark.parametrize("version", ["2.13", "2.17", "2.19"])
+def test_a_job_runs_to_its_verdict(cluster: Slurm, programs: Path, tmp_path: Path, version: str) -> None:
+    ended = run(cluster, programs, tmp_path, f"{version} none 9", "--nodes", "2")
+    assert ended.status == 0, ended.output
+    hosts = re.findall(r"# +Rank +(\d) .* on +(n\d) device", ended.logs["all_reduce"])
+    assert hosts == [(str(i), f"n{i // 4 + 1}") for i in range(8)]
+    assert ("=== imagebuild: json of all_reduce" in ended.output) == (version == "2.19")
+    assert "hunter2" not in ended.output
+    assert "all_reduce, 8 ranks, 2 nodes" in ended.output
+    assert ended.output.rstrip().endswith("imagebuild: passed")
 
 
-def test_a_job_in_an_image_runs_to_its_verdict(cluster: Slurm, tmp_path: Path) -> None:
-    status, output, _ = run(cluster, tmp_path, container="pyxis")
-    assert status == 0, output
-    assert output.rstrip().endswith("imagebuild: passed")
+@pytest.mark.parametrize(
+    ("behaviour", "options", "problem"),
+    [
+        ("2.19 wrong 9", (), "all_reduce: ended with status"),
+        ("2.13 wrong 9", ("without-imagebuild",), "all_reduce: wrong data in 1 of 32 sizes"),
+        ("2.17 crash 9", ("without-imagebuild",), "all_reduce: no result: nothing was measured"),
+        ("2.17 alone 9", ("without-imagebuild",), "all_reduce: 8 results instead of one: the ranks were not joined"),
+        ("2.13 hang 9", ("without-imagebuild", "--set", "minutes=1"), "all_reduce: did not end in time"),
+        ("2.19 none 9", ("without-imagebuild", "--set", "min-bw=20"), "9 GB/s at best, less than the 20 that it must reach"),
+        ("2.19 none 9", ("without-imagebuild", "--set", "suffix=_missing"), "all_reduce: ended with status"),
+    ],
+)  # fmt: skip
+def test_a_job_fails_without_a_result(
+    cluster: Slurm, programs: Path, tmp_path: Path, behaviour: str, options: tuple[str, ...], problem: str
+) -> None:
+    ended = run(cluster, programs, tmp_path, behaviour, "--nodes", "2", *options)
+    assert ended.status not in (0, None)
+    assert problem in ended.output
+    assert ended.output.rstrip().endswith("imagebuild: FAILED")
+    if "without-imagebuild" in options:
+        assert "speed was not judged; elsewhere: imagebuild report" in ended.output
+
+
+def test_pairs_run_side_by_side_and_the_slow_node_is_named(cluster: Slurm, programs: Path, tmp_path: Path) -> None:
+    options = ("--nodes", "4", "--test", "pairs", "--set", "min-bw=5", "without-imagebuild")
+    ended = run(cluster, programs, tmp_path, "2.19 none 9 n3", *options)
+    assert ended.status != 0
+    pairs = {tuple(log.removeprefix("all_reduce-").split(",")) for log in ended.logs}
+    assert {frozenset(pair) for pair in pairs} == {
+        frozenset(pair) for pair in combinations(("n1", "n2", "n3", "n4"), 2)
+    }
+    slow = re.findall(r"all_reduce of (n\d,n\d): .* GB/s at best", ended.output)
+    assert len(slow) == 3, ended.output
+    assert all("n3" in pair for pair in slow)
+    for log in ended.logs.values():
+        assert len(re.findall("# +Rank ", log)) == 8
+
+
+def test_a_job_in_an_image_runs_to_its_verdict(cluster: Slurm, programs: Path, tmp_path: Path) -> None:
+    ended = run(cluster, programs, tmp_path, "2.19 none 9", "--nodes", "2", container="pyxis")
+    assert ended.status == 0, ended.output
+    assert ended.output.rstrip().endswith("imagebuild: passed")
     (image,) = (tmp_path / "images").glob("*.sqsh")
     registry, _, rest = IMAGE.partition("/")
     assert image.read_text() == f"docker://{registry}#{rest}\n"
     told = (tmp_path / "pyxis").read_text().splitlines()
     assert told == [f"--container-image={image}", "--no-container-mount-home", "--container-remap-root"]
-
-
-def test_wrong_data_fails_the_job(cluster: Slurm, tmp_path: Path) -> None:
-    status, output, _ = run(cluster, tmp_path, wrong=7)
-    assert status != 0
-    assert "wrong-data" in output
-    assert output.rstrip().endswith("imagebuild: FAILED")
-
-
-def test_the_status_of_the_benchmark_is_enough(cluster: Slurm, tmp_path: Path) -> None:
-    """Where imagebuild is not installed."""
-    status, output, _ = run(cluster, tmp_path, status=3, judge=False)
-    assert status != 0
-    assert "speed was not judged; elsewhere: imagebuild report" in output
-    assert output.rstrip().endswith("imagebuild: FAILED")

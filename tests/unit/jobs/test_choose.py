@@ -158,13 +158,13 @@ def test_an_unknown_version_of_nccl_is_assumed() -> None:
     [
         ("gb300-nvl72 --fabric ib --nodes 16", True, "asks of the best size"),
         ("gb300-nvl72 --fabric ib --nodes 16 --with debug", True, "asks of the best size"),
-        ("gb300-nvl72 --fabric ib --nodes 17", True, "half of the lowest ceiling"),
-        ("gb300-nvl72 --fabric ib --nodes 16 --test latency", True, None),
+        ("gb300-nvl72 --fabric ib --nodes 17", True, "of the lowest ceiling"),
+        ("gb300-nvl72 --fabric ib --nodes 16 --test latency", False, None),
         ("gb300-nvl72 --fabric ib --nodes 16 --with nics", False, None),
         ("gb300-nvl72 --fabric roce --nodes 16", False, None),
         ("h100 --fabric ethernet", False, None),
         ("h100 --fabric ethernet --set min-bw=50", False, "by --set min-bw"),
-        ("a4 --fabric gib", True, "half of the lowest ceiling"),
+        ("a4 --fabric gib", True, "of the lowest ceiling"),
         ("h100 --fabric ib --test pairs", True, "h100 asks of the best size"),
     ],
 )

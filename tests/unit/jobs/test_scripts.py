@@ -135,6 +135,34 @@ def test_pods_do_not_wait_for_others_without_end(role: str, tmp_path: Path) -> N
 
 
 @pytest.mark.programs
+@pytest.mark.parametrize(("scheduler", "end"), [("mpijob", "Succeeded"), ("jobset", "Completed"), ("jobset", "Failed")])
+def test_what_collect_says_ends_with_the_job_and_reads_all_logs(scheduler: str, end: str, tmp_path: Path) -> None:
+    """The commands of the header, with a stand-in for kubectl whose job ends at the third look."""
+    kubectl = f"""
+case "$*" in
+  "get {scheduler}/it"*) echo . >> looks; if [ "$(wc -l < looks)" = 3 ]; then echo Created {end}; else echo Created Running; fi ;;
+  "get pods -o name"*=worker) if [ ! -e looks ] || [ "$(wc -l < looks)" = 1 ]; then echo pod/w-0; echo pod/w-1; fi ;;
+  "logs --all-containers"*) echo "sshd of ${{@: -1}}" ;;
+  "logs --tail=-1"*=launcher) echo "the result" ;;
+  "create -f"* | "delete -f"*) ;;
+  *) echo "what is $*?" >&2; exit 1 ;;
+esac
+"""
+    programs = tmp_path / "bin"
+    write_programs(programs, {"kubectl": kubectl, "sleep": "", "imagebuild": 'cat "$2"/*; echo "$*"\n'})
+    made = text(f"{scheduler} --profile h100 --fabric ib --set name=it --collect")
+    script = "".join(re.findall(r"^#  ( .*\n)", made, re.MULTILINE))
+    done = subprocess.run(
+        ["/bin/bash", "-c", script], env={"PATH": f"{programs}:/usr/bin:/bin"}, cwd=tmp_path, capture_output=True,
+        text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "the result", "sshd of pod/w-0", "sshd of pod/w-1", "report it --profile h100 --ranks 64 --nodes 8",
+    ]  # fmt: skip
+    assert done.stderr == ""
+
+
+@pytest.mark.programs
 def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) -> None:
     """The part of a Slurm script that imports the image, with stand-ins for srun and enroot."""
     programs = tmp_path / "bin"
