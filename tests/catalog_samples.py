@@ -6,9 +6,9 @@ import hashlib
 import random
 from itertools import count, islice, product
 
+from imagebuild.bench import Limit
 from imagebuild.project import (
     AttachedFile,
-    Bound,
     Catalog,
     Checks,
     Curve,
@@ -35,8 +35,8 @@ def curve(collective: str, peak: float, ceiling: float, evidence: str) -> Curve:
         evidence=evidence, collective=collective, ranks=8, nodes=1, device="NVIDIA H100 80GB HBM3", points=points,
         best_gb_s=best[1], best_bytes=best[0], verdict="ok", outcome="passed", profile="h100",
         reason=f"{best[1] / (ceiling * 0.95):.0%} of the reference",
-        ceiling=Bound(gb_s=ceiling, what=f"NVLS {collective} ceiling: link * 2(N-1)/(N+1)"),
-        reference=Bound(gb_s=ceiling * 0.95, what="8x H100, measured somewhere, 2026-05"),
+        ceiling=Limit(value=ceiling, unit="GB/s", what=f"NVLS {collective} ceiling: link * 2(N-1)/(N+1)"),
+        reference=Limit(value=ceiling * 0.95, unit="GB/s", what="8x H100, measured somewhere, 2026-05"),
     )  # fmt: skip
 
 

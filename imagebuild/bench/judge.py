@@ -47,7 +47,7 @@ loopback on a 200 Gb/s adapter was seen at 201.8 Gb/s."""
 GATE_BYTES = 2**30
 """Smaller messages show latency, not bandwidth."""
 COLLAPSE = 0.5
-"""The least fraction of the best large row that all large rows must reach."""
+"""The least fraction of the best row that rows of larger sizes must reach."""
 RATIO_ERROR = 0.002
 """How far busbw / algbw may be off what the number of ranks makes it, from `RATIO_LEAST` GB/s on."""
 RATIO_LEAST = 20.0
@@ -222,6 +222,11 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected, names: Seq
     reference = max(fitting, key=lambda r: r.algorithm in used, default=None)
     notes = [f"as {' or '.join(sorted(used))}" if len(used) == 1 else ""]
     notes.append("" if any(map(_names_gpu, names)) else f"the output does not name the GPU, taken for {profile.name}'s")
+    notes += [
+        f"what NCCL chooses itself reaches {r.rate:g} GB/s with {r.algorithm}"
+        for r in references
+        if used and reference and not r.forced and r.algorithm and r.algorithm not in used
+    ][:1]
     missing, floor = "", None
     if size < _least_size(run):
         reference, missing = None, f"the largest size is {size} bytes; speed is judged at 1 GiB or more"
@@ -242,7 +247,8 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected, names: Seq
         notes=(*notes, *hints[:1]),
         asked="unjudged",
     )
-    slowest = min(_large_speeds(run), default=None)
+    # Many ranks reach their best speed at large sizes only, so smaller ones may be far below it.
+    slowest = min((speed for speed in _large_speeds(run) if speed[1] > size), default=None)
     if claim.state == "fast enough" and slowest and slowest[0] < COLLAPSE * measured:
         reason = f"only {slowest[0]:g} GB/s at {slowest[1]} bytes, less than half of the best"
         return claim.model_copy(update={"state": "too slow", "reason": reason})
@@ -255,6 +261,8 @@ def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceil
         return None
     lowest = min(known, key=lambda ceiling: ceiling.value)
     own = profile.network.floor if profile.network and layout.domains > 1 else None
+    if own is None and layout.domains > 1 and profile.hosts_per_domain > 1:
+        return None  # the network of a whole rack is far more than collectives reach between racks
     fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor, "")
     what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
     return Limit(value=round(fraction * lowest.value, 3), unit="GB/s", what=what)

@@ -21,7 +21,6 @@ from .base import bootstrap as bootstrap
 from .base import ensure_mmdebstrap as ensure_mmdebstrap
 from .base import image_settings as image_settings
 from .base import load_into_engine as load_into_engine
-from .base import log_nothing as log_nothing
 from .base import make_rootfs as make_rootfs
 from .base import signed_source as signed_source
 from .buildx import STEP_NAME as STEP_NAME
@@ -58,12 +57,10 @@ from .doctor import MachineFacts as MachineFacts
 from .doctor import collect_facts as collect_facts
 from .doctor import examine_machine as examine_machine
 from .doctor import judge_machine as judge_machine
-from .inputs import ArchiveFile as ArchiveFile
+from .inputs import Download as Download
 from .inputs import DownloadStore as DownloadStore
-from .inputs import GitCommit as GitCommit
 from .inputs import GitStore as GitStore
 from .inputs import InputsRequest as InputsRequest
-from .inputs import KeyFile as KeyFile
 from .inputs import NeededInputs as NeededInputs
 from .inputs import StoredFile as StoredFile
 from .inputs import Submodule as Submodule

@@ -59,10 +59,6 @@ DIE_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-def log_nothing(_line: str) -> None:
-    """Drop a line of a log."""
-
-
 @dataclass(frozen=True)
 class RootfsRecipe:
     """Hold all that decides what a root file system has, besides the state of the archive."""
@@ -194,7 +190,7 @@ def bootstrap(
     cache: Path,
     *,
     release: str = "trixie",
-    log: Log = log_nothing,
+    log: Log = lambda _line: None,
     tools: BootstrapTools = BootstrapTools(),
 ) -> BootstrappedBase:
     """Return one image of `platforms`; bootstrap those that the cache lacks, or has from more than RENEW_DAYS ago.

@@ -24,9 +24,7 @@ from pydantic import Field
 
 from imagebuild.build.bake import BuildInputs
 from imagebuild.build.inputs import (
-    ArchiveFile,
     DownloadStore,
-    GitCommit,
     GitStore,
     InputsRequest,
     NeededInputs,
@@ -149,12 +147,12 @@ class Bundle:
         """List what a target needs by the lock and the bundle does not have."""
         missing = []
         for item in need.stages.values():
-            if isinstance(item, GitCommit):
-                if item.commit not in self.manifest.git:
-                    missing.append(f"no commit {item.commit} of {item.url}")
+            if item.kind == "git":
+                if item.pin not in self.manifest.git:
+                    missing.append(f"no commit {item.pin} of {item.url}")
             elif item.url not in self.manifest.files:
                 missing.append(f"no {item.url}")
-            elif isinstance(item, ArchiveFile) and self.manifest.files[item.url].sha256 != item.sha256:
+            elif item.pin not in ("", self.manifest.files[item.url].sha256):
                 missing.append(f"another {item.url}")
         here = {file.sha256 for file in self.manifest.files.values()}
         lines = sorted({line for wheels in need.wheels for line in wheels.requirements})
@@ -195,8 +193,8 @@ class Recording:
             git = GitStore(self.folder / Bundle.GIT, mirrors.download, environ)
             for item in dict.fromkeys(item for need in request.needs.values() for item in need.stages.values()):
                 request.note(f"fetching {item.url}")
-                if isinstance(item, GitCommit):
-                    git.fetch(item.url, item.commit)
+                if item.kind == "git":
+                    git.fetch(item.url, item.pin)
                 else:
                     store.get(item.url)
             stages = contexts_of(request, store.get, git)
@@ -215,7 +213,7 @@ class Recording:
 
     def finish(self, files: Mapping[str, StoredFile], needs: Mapping[str, NeededInputs]) -> None:
         """Write the manifest, which makes the folder a bundle."""
-        commits = {i.commit: i.url for need in needs.values() for i in need.stages.values() if isinstance(i, GitCommit)}
+        commits = {i.pin: i.url for need in needs.values() for i in need.stages.values() if i.kind == "git"}
         manifest = BundleManifest(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             targets=tuple(needs),

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import jinja2
@@ -51,29 +51,13 @@ from imagebuild.render.recipe import ARCHS, Recipe
 
 
 @dataclass(frozen=True)
-class ArchiveFile:
-    """Name an archive, pinned by its sha256."""
+class Download:
+    """Name what a stage downloads."""
 
+    kind: Literal["archive", "git", "key"]
     url: str
-    sha256: str
-
-
-@dataclass(frozen=True)
-class GitCommit:
-    """Name a commit of a git repository."""
-
-    url: str
-    commit: Commit
-
-
-@dataclass(frozen=True)
-class KeyFile:
-    """Name the signing key of a package repository. Builds check its fingerprint, which the lock has."""
-
-    url: str
-
-
-Download = ArchiveFile | GitCommit | KeyFile
+    pin: str = ""
+    """An archive's sha256, or a commit. Builds check the fingerprint of a repository's key, which the lock has."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +90,11 @@ def needed_inputs(recipe: Recipe, lock: Lock, stages: Iterable[str], platforms: 
     for name in recipe.stages:
         for arch, url in recipe.archives(name).items():
             if arch in archs:
-                downloads[f"{name}-source-{arch}"] = ArchiveFile(url, hash_of(lock, name, url))
+                downloads[f"{name}-source-{arch}"] = Download("archive", url, hash_of(lock, name, url))
         if git := recipe.git(name):
-            downloads[f"{name}-source"] = GitCommit(git.url, commit_of(lock, git))
+            downloads[f"{name}-source"] = Download("git", git.url, commit_of(lock, git))
         if repository := renderer.package_repository(recipe, name, lock, stage=True):
-            downloads[f"{name}-key"] = KeyFile(repository["key"])
+            downloads[f"{name}-key"] = Download("key", repository["key"])
     sources = tuple(recipe.sources())
     wheel_sets = [wheels_of(lock, source) for source in sources if isinstance(source, WheelSet)]
     return NeededInputs(
@@ -475,27 +459,23 @@ def contexts_of(
 
     @cache
     def context_of(download: Download) -> str:
-        if isinstance(download, KeyFile):
-            key = f"key {download.url} {file_sha256(file(download.url))}"
-        elif isinstance(download, ArchiveFile):
-            key = f"archive {download.url} {download.sha256}"
-        else:
-            key = f"git {download.commit}"
+        kind, url = download.kind, download.url
+        pin = download.pin or file_sha256(file(url))
+        key = f"git {pin}" if kind == "git" else f"{kind} {url} {pin}"
         if context := trees.find(key):
             return context
-        if isinstance(download, GitCommit):
-            if not git.has(download.commit):
-                note(f"fetching {download.url} {download.commit}")
-                git.fetch(download.url, download.commit)
+        note(f"fetching {url} {pin}" if kind == "git" else f"fetching {url}")
+        if kind == "git":
+            if not git.has(pin):
+                git.fetch(url, pin)
             with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=trees.made()) as folder:
-                git.checkout(download.url, download.commit, Path(folder))
+                git.checkout(url, pin, Path(folder))
                 return trees.add(key, Path(folder))
-        note(f"fetching {download.url}")
-        path = file(download.url)
-        if isinstance(download, ArchiveFile) and (actual := file_sha256(path)) != download.sha256:
-            raise ResultError(f"{download.url}: its sha256 is {actual}, but imagebuild.lock has {download.sha256}")
+        path = file(url)
+        if (actual := file_sha256(path)) != pin:
+            raise ResultError(f"{url}: its sha256 is {actual}, but imagebuild.lock has {pin}")
         # ADD gives a file that it downloads the last part of its path as name.
-        return trees.add(key, path, urlsplit(download.url).path.rpartition("/")[2])
+        return trees.add(key, path, urlsplit(url).path.rpartition("/")[2])
 
     return {
         target: {stage: context_of(item) for stage, item in need.stages.items() if wanted(item.url)}

@@ -20,9 +20,6 @@ from imagebuild.core.errors import ConfigError
 def catalog(
     project: options.ProjectFiles,
     registry: options.RegistryOption = None,
-    from_file: Annotated[
-        Path | None, option("--catalog FILE", "Read this images.json instead of the registry.")
-    ] = None,
     output: Annotated[Path | None, option("-o, --output DIR", "Write the page and images.json into a folder.")] = None,
     readme: Annotated[Path | None, option("--readme FILE", "Write the table of images between its markers.")] = None,
     check: options.CheckOption = False,
@@ -36,7 +33,6 @@ def catalog(
         ProjectFacts,
         catalog_from_registry,
         images_table,
-        read_catalog,
         replace_table,
     )
     from imagebuild.publish.site import write_site
@@ -45,13 +41,11 @@ def catalog(
         raise ConfigError("catalog: give -o DIR for the page, --readme FILE for the table of images, or --json FILE")
     if check and readme is None:
         raise ConfigError("--check: needs --readme FILE")
-    if from_file and registry:
-        raise ConfigError("--catalog and --registry exclude each other")
     workspace = project.open(options.PlanChanges().parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     facts = ProjectFacts(workspace.project.matrix.model, workspace.plan, provides)
     if output or json_file:
-        made = read_catalog(from_file) if from_file else catalog_from_registry(facts)
+        made = catalog_from_registry(facts)
         for problem in made.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")
         options.print_result(json_file, made, lambda: None)
@@ -70,7 +64,7 @@ def catalog(
 
 @options.example(
     "imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new",
-    "imagebuild diff old.tar new.tar --results old-results new-results --markdown",
+    "imagebuild diff old.tar new.tar --results old-results new-results",
 )
 def diff(
     project: options.ProjectFiles,
@@ -81,25 +75,18 @@ def diff(
         tuple[Path, Path] | None, option("--results A B", "Results of verify or benchmarks of both; files or folders.")
     ] = None,
     json_file: options.JsonOption = None,
-    markdown: options.MarkdownOption = False,
     exit_code: Annotated[bool, option("--exit-code", "End with exit status 1 if anything differs.")] = False,
     offline: options.OfflineOption = False,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
     """Say what differs between two images: components, packages, settings, layers, checks and bandwidth."""
-    from imagebuild.publish.diff import DiffRequest, compare_images, comparison_markdown, print_comparison
+    from imagebuild.publish.diff import DiffRequest, compare_images, print_comparison
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
     workspace = project.open_if_there()
     finder = ImageFinder(workspace.plan if workspace else NO_PLAN, folder, offline)
     comparison = compare_images(DiffRequest(a, b, platform, results), finder)
 
-    def show() -> None:
-        if markdown:
-            out.file.write(comparison_markdown(comparison))
-        else:
-            print_comparison(comparison)
-
-    options.print_result(json_file, comparison, show)
+    options.print_result(json_file, comparison, lambda: print_comparison(comparison))
     if exit_code and comparison.differs:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""What every package stands on: errors, files, programs, the network, YAML, the console. Knows nothing of images."""
+"""Provide errors, files, programs, the network, YAML, the console: what all packages need. Knows nothing of images."""
 
 import lazy_loader
 

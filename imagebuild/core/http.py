@@ -173,17 +173,13 @@ class Downloads:
 
     def chunks(self, answer: requests.Response) -> Iterator[bytes]:
         """Yield the bytes as they are transferred: what is hashed must be what a builder gets."""
-        total, done = announced_length(answer), 0
         try:
             for chunk in answer.raw.stream(CHUNK, decode_content=False):
                 if self.stopped.is_set():
                     raise Unreachable("interrupted")
-                done += len(chunk)
                 yield chunk
-        except HTTPError as error:
+        except HTTPError as error:  # also if the server announced more bytes
             raise _CutOff(innermost_reason(error)) from None
-        if total is not None and done != total:
-            raise _CutOff(f"ended after {done} of {total} bytes")
 
 
 def announced_length(answer: requests.Response) -> int | None:

@@ -1,4 +1,4 @@
-"""Images wherever they are: references, layouts, registries, engines. Knows nothing of targets."""
+"""Find, read and copy images, wherever they are: layouts, registries, engines. Knows nothing of targets."""
 
 import lazy_loader
 

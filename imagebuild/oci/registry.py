@@ -651,12 +651,10 @@ class Registry:
         return Counter(blobs=1, bytes=len(content))
 
     @retried
-    def referrers(self, repository: str, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
+    def referrers(self, repository: str, digest: str) -> tuple[Descriptor, ...]:
         """Return what refers to a manifest, from the referrers API or, where there is none, the tag schema."""
         items = None if self.lacks_referrers else self._referrers_by_api(repository, digest)
-        if items is None:
-            items = self._referrers_by_tag(repository, digest)
-        return tuple(item for item in items if artifact_type in (None, item.artifact_type))
+        return self._referrers_by_tag(repository, digest) if items is None else items
 
     def _referrers_by_api(self, repository: str, digest: str) -> tuple[Descriptor, ...] | None:
         """Return None if the registry has no such API, and remember that it is not to be asked again."""

@@ -33,7 +33,6 @@ from .plan import select_targets as select_targets
 from .plan import staged_tag as staged_tag
 from .plan import versions_with as versions_with
 from .records import AttachedFile as AttachedFile
-from .records import Bound as Bound
 from .records import BuildResult as BuildResult
 from .records import Catalog as Catalog
 from .records import CheckResult as CheckResult

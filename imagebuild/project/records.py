@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from imagebuild.bench.models import Judgement, Results
+from imagebuild.bench.models import Judgement, Limit, Results
 from imagebuild.core.fields import Model, Name, Platform
 
 
@@ -265,14 +265,6 @@ class Checks(Model):
     """Of imagebuild."""
 
 
-class Bound(Model):
-    """Describe a number that a curve is compared with."""
-
-    gb_s: float
-    what: str
-    """Its formula or source."""
-
-
 class Curve(Model):
     """Bus bandwidth of a collective over message size: the better placement of each size."""
 
@@ -292,13 +284,13 @@ class Curve(Model):
     reason: str = ""
     profile: str | None = None
     """Hardware that it is compared with."""
-    ceiling: Bound | None = None
-    reference: Bound | None = None
+    ceiling: Limit | None = None
+    reference: Limit | None = None
 
     @property
     def ratio(self) -> float | None:
         """Return the best value as a fraction of the ceiling."""
-        return self.best_gb_s / self.ceiling.gb_s if self.ceiling else None
+        return self.best_gb_s / self.ceiling.value if self.ceiling else None
 
 
 class PublishedPlatform(Model):

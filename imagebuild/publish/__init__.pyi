@@ -28,7 +28,6 @@ from .catalog import split_tags as split_tags
 from .diff import Comparison as Comparison
 from .diff import DiffRequest as DiffRequest
 from .diff import compare_images as compare_images
-from .diff import comparison_markdown as comparison_markdown
 from .diff import dpkg_status as dpkg_status
 from .diff import instructions_of as instructions_of
 from .diff import print_comparison as print_comparison

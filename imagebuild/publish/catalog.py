@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from imagebuild import __version__
 from imagebuild.bench.judge import describe_run
-from imagebuild.bench.models import Limit, SpeedClaim
+from imagebuild.bench.models import SpeedClaim
 from imagebuild.core import files
 from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
@@ -28,7 +28,6 @@ from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
 from imagebuild.project.matrix import Matrix, Plan
 from imagebuild.project.records import (
     AttachedFile,
-    Bound,
     Catalog,
     Checks,
     Curve,
@@ -359,15 +358,10 @@ def curves_of(digest: str, result: VerifyResult | Report) -> list[Curve]:
                 evidence=digest, collective=run.collective or "unknown", ranks=run.ranks, nodes=run.nodes,
                 device=run.device, points=tuple(sorted(points.items())), best_gb_s=points[best], best_bytes=best,
                 verdict=run.verdict, outcome=claim.state if judgement else "", reason=claim.reason,
-                profile=profile, ceiling=_bound(claim.ceiling), reference=_bound(claim.reference),
+                profile=profile, ceiling=claim.ceiling, reference=claim.reference,
             )
         )  # fmt: skip
     return curves
-
-
-def _bound(limit: Limit | None) -> Bound | None:
-    # Limits of collectives are in GB/s; a limit in another unit cannot be drawn.
-    return Bound(gb_s=limit.value, what=limit.what) if limit and limit.unit == "GB/s" else None
 
 
 def distinct_curves(curves: Iterable[Curve]) -> tuple[Curve, ...]:

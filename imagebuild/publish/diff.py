@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from html import escape as escape_html
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from rich.markup import escape
 
 from imagebuild.bench.baseline import compare_with_baseline
 from imagebuild.bench.models import Judgement, Results
-from imagebuild.core.console import format_size, markdown_table, out, print_table
+from imagebuild.core.console import format_size, out, print_table
 from imagebuild.core.debian import installed_packages, package_versions
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
@@ -306,36 +305,35 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
 MOST_CHARACTERS = 100
 """Characters of a value in a table; JSON has all of it."""
 
-Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-"""Heading, names of columns, rows."""
-
 
 def print_comparison(comparison: Comparison) -> None:
     """Print a comparison as tables, with the summary last."""
     for letter, side in (("A", comparison.a), ("B", comparison.b)):
-        out.print(f"[bold]{letter}[/] {escape(_side(side))}")
-    for heading, columns, rows in _tables(comparison):
-        out.print(f"\n[bold]{escape(heading)}[/]")
-        print_table(columns, [[escape(cell) for cell in row] for row in rows])
-    for line in _remarks(comparison):
+        origin = f" ({side.origin})" if side.origin != side.name else ""
+        out.print(f"[bold]{letter}[/] {escape(f'{side.name}{origin}, {side.platform}, {side.digest}')}")
+    for section in comparison.sections:
+        if section.changes:
+            count = len(section.changes)
+            names = [f"{_shorten(change.name)} {_shorten(change.made_by)}".rstrip() for change in section.changes]
+            values = [_both_values(change.a, change.b) for change in section.changes]
+            heading = f"{section.title}: {count} {_differ(count)}, {section.same} the same"
+            _print_table(heading, ("", "A", "B"), [(n, *both) for n, both in zip(names, values, strict=True)])
+    rows = []
+    for judgement in comparison.speeds:
+        speed = judgement.speed
+        before, after = speed.reference.value if speed.reference else None, speed.measured
+        texts = [NONE if value is None else f"{format_number(value)} {speed.unit}" for value in (before, after)]
+        rows.append((judgement.subject, *texts, speed.state, speed.reason))
+    if rows:
+        _print_table("speeds: the best of A, and B there; judged at all sizes", ("", "A", "B", "", "why"), rows)
+    for line in (*comparison.notes, *(f"not compared: {text}" for text in comparison.not_compared)):
         out.print(f"[yellow]-[/] {escape(line)}")
     out.print(summarise(comparison), markup=False)
 
 
-def comparison_markdown(comparison: Comparison) -> str:
-    """Return a comparison as Markdown for a pull request: the summary, and tables that unfold."""
-
-    def html(text: str) -> str:
-        return escape_html(text, quote=False)
-
-    lines = [f"**{html(summarise(comparison))}**", ""]
-    lines += [f"* {n}: {html(_side(side))}" for n, side in (("A", comparison.a), ("B", comparison.b))]
-    for heading, columns, rows in _tables(comparison):
-        table = markdown_table(columns, [tuple(map(html, row)) for row in rows])
-        lines += ["", f"<details><summary>{html(heading)}</summary>", "", table, "", "</details>"]
-    if remarks := _remarks(comparison):
-        lines += ["", *(f"* {html(line)}" for line in remarks)]
-    return "\n".join(lines) + "\n"
+def _print_table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    out.print(f"\n[bold]{escape(heading)}[/]")
+    print_table(columns, [[escape(cell) for cell in row] for row in rows])
 
 
 def summarise(comparison: Comparison) -> str:
@@ -357,28 +355,6 @@ def summarise(comparison: Comparison) -> str:
     return text
 
 
-def _remarks(comparison: Comparison) -> list[str]:
-    return [*comparison.notes, *(f"not compared: {text}" for text in comparison.not_compared)]
-
-
-def _tables(comparison: Comparison) -> Iterator[Table]:
-    for section in comparison.sections:
-        if section.changes:
-            count = len(section.changes)
-            names = [f"{_shorten(change.name)} {_shorten(change.made_by)}".rstrip() for change in section.changes]
-            values = [_both_values(change.a, change.b) for change in section.changes]
-            heading = f"{section.title}: {count} {_differ(count)}, {section.same} the same"
-            yield heading, ("", "A", "B"), [(name, *both) for name, both in zip(names, values, strict=True)]
-    if comparison.speeds:
-        rows = []
-        for judgement in comparison.speeds:
-            speed = judgement.speed
-            before, after = speed.reference.value if speed.reference else None, speed.measured
-            texts = [NONE if value is None else f"{format_number(value)} {speed.unit}" for value in (before, after)]
-            rows.append((judgement.subject, *texts, speed.state, speed.reason))
-        yield "speeds: the best of A, and B there; judged at all sizes", ("", "A", "B", "", "why"), rows
-
-
 def _differ(count: int) -> str:
     return "differs" if count == 1 else "differ"
 
@@ -395,8 +371,3 @@ def _both_values(a: str | None, b: str | None) -> tuple[str, str]:
 def _shorten(text: str) -> str:
     text = re.sub(r"^sha256:([0-9a-f]{12})[0-9a-f]{52}", r"\1", text)
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
-
-
-def _side(side: ComparedImage) -> str:
-    origin = f" ({side.origin})" if side.origin != side.name else ""
-    return ", ".join(filter(None, (side.name + origin, side.platform, side.digest)))

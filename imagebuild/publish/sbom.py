@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,38 +48,26 @@ BOOTSTRAPPED = "bootstrapped with"
 """Words in the history of a base image that was made from the distribution's archive."""
 OWN_ROOTS = ("/opt/", "/usr/local/")
 """Folders in which a component has a folder of its own."""
-EPOCH = "SOURCE_DATE_EPOCH"
 
 
-def make_sbom(
-    image: PlatformImage, plan: Plan, renderer: Renderer | None, environ: Mapping[str, str] = os.environ
-) -> Document:
+def make_sbom(image: PlatformImage, plan: Plan, renderer: Renderer | None) -> Document:
     """Return the SPDX document of an image: always the same for the same image and lock.
 
-    Raises ConfigError for a time that is none, CommandError if syft is missing or fails, and ResultError if
-    syft writes something else than a document.
+    Raises CommandError if syft is missing or fails, and ResultError if it writes something else than a document, or if
+    the image was created at no time that can be read.
     """
-    created = creation_time(image, environ)
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         document = run_syft(image.as_layout(Path(name, "layout")), Path(name))
-    return complete_document(document, image, created, *image_parts(image, plan, renderer))
+    return complete_document(document, image, *image_parts(image, plan, renderer))
 
 
-def creation_time(image: PlatformImage, environ: Mapping[str, str]) -> str:
-    """Return SOURCE_DATE_EPOCH or, without it, the time of the image, in the notation of SPDX.
-
-    Raises ConfigError for a time that is none.
-    """
-    epoch = environ.get(EPOCH)
+def creation_time(image: PlatformImage) -> str:
+    """Return when an image was created, in the notation of SPDX. Raises ResultError if that cannot be read."""
+    created = str(image.config.get("created") or "1970-01-01T00:00:00Z")
     try:
-        if epoch:
-            time = datetime.fromtimestamp(int(epoch), UTC)
-        else:
-            time = datetime.fromisoformat(str(image.config.get("created") or "1970-01-01T00:00:00+00:00"))
-    except (ValueError, OverflowError) as error:
-        source = f"{EPOCH}={epoch}" if epoch else f"{image.name}: its creation time"
-        raise ConfigError(f"{source}: not a time: {error}") from None
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return datetime.fromisoformat(created).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except ValueError as error:
+        raise ResultError(f"{image.name}: its creation time cannot be read: {error}") from None
 
 
 SYFT_FORMAT = "spdx-json@2.3"
@@ -210,9 +197,7 @@ def _recipe_of(image: PlatformImage, plan: Plan, renderer: Renderer | None) -> t
 # The document
 
 
-def complete_document(
-    syft: Document, image: PlatformImage, created: str, parts: Sequence[ComponentPart], reason: str
-) -> Document:
+def complete_document(syft: Document, image: PlatformImage, parts: Sequence[ComponentPart], reason: str) -> Document:
     """Return the document of an image, made from the one that syft wrote, in a fixed order.
 
     Its namespace depends on nothing but its content.
@@ -252,7 +237,7 @@ def complete_document(
         "dataLicense": "CC0-1.0",
         "SPDXID": DOCUMENT,
         "name": f"{_name(image)} {image.platform}",
-        "creationInfo": {"created": created, "creators": [f"Tool: imagebuild-{__version__}", *tools]},
+        "creationInfo": {"created": creation_time(image), "creators": [f"Tool: imagebuild-{__version__}", *tools]},
         "packages": [packages[key] for key in sorted(packages)],
         "relationships": _renamed(relations, ids),
         "hasExtractedLicensingInfos": [licenses[key] for key in sorted(licenses)],

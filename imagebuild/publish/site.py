@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import get_args
 
 from imagebuild.bench.judge import describe_run
-from imagebuild.bench.models import Limit
 from imagebuild.core import files
 from imagebuild.jobs.manifest import enroot_reference
-from imagebuild.project.records import Bound, Catalog, Checks, PublishedImage, PublishedPlatform, Scan, Severity
+from imagebuild.project.records import Catalog, Checks, PublishedImage, PublishedPlatform, Scan, Severity
 from imagebuild.publish.catalog import natural_order
 from imagebuild.report.charts import Drawing, Line, NumberTable, Point, line_chart
 from imagebuild.report.document import NONE, State, format_bytes, format_number, unique_names
@@ -251,8 +250,8 @@ def curve_chart(id_: str, platform: PublishedPlatform) -> Drawing:
             name,
             [Point(size, rate) for size, rate in curve.points],
             note="" if curve.verdict == "ok" else curve.verdict,
-            ceilings=_limits(curve.ceiling),
-            references=_limits(curve.reference),
+            ceilings=[curve.ceiling] if curve.ceiling else [],
+            references=[curve.reference] if curve.reference else [],
         )
         for name, curve in zip(names, platform.curves, strict=True)
     ]
@@ -261,7 +260,3 @@ def curve_chart(id_: str, platform: PublishedPlatform) -> Drawing:
     rows = [(format_bytes(size), *(format_number(points.get(size)) for points in rates)) for size in sizes]
     numbers = NumberTable("GB/s by message size", ("size", *names), rows)
     return line_chart(id_, f"Bus bandwidth, {platform.platform}", "bus bandwidth, GB/s", lines, [numbers])
-
-
-def _limits(bound: Bound | None) -> list[Limit]:
-    return [Limit(value=bound.gb_s, unit="GB/s", what=bound.what)] if bound else []

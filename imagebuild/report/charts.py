@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -247,34 +247,26 @@ def heat_map(matrix: Sequence[Sequence[float | None]], unit: str, names: Sequenc
     }
 
 
-def bar_chart(names: Sequence[str], values: Sequence[float], unit: str, levels: Mapping[str, float]) -> Figure:
-    """Return a bar for each value, in red below the lowest of the `levels`, which are lines with a label."""
-    slow = min(levels.values())
+def bar_chart(names: Sequence[str], values: Sequence[float], unit: str, median: float, limit: float) -> Figure:
+    """Return a bar for each value, in red below the limit, and a line for their median."""
     trace = {
         "type": "bar",
         "x": [_plotly_text(name) for name in names],
         "y": list(values),
-        "marker": {"color": [CEILING_COLOUR if value < slow else PALETTE[0] for value in values]},
+        "marker": {"color": [CEILING_COLOUR if value < limit else PALETTE[0] for value in values]},
         "hovertemplate": "%{x}<br><b>%{y:.4g} " + _plotly_text(unit) + "</b><extra></extra>",
     }
-    shapes = [
-        {
-            "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level,
-            "line": {"color": PALETTE[6], "width": 1.5, "dash": "dash"},
-            "label": {"text": label, "textposition": "end", "yanchor": "top" if level == slow else "bottom"},
-        }
-        for label, level in levels.items()
-    ]  # fmt: skip
-    return {
-        "data": [trace],
-        "layout": {
-            "height": 340,
-            "margin": {"l": 56, "r": 8, "t": 24, "b": 40},
-            "xaxis": {"type": "category", "showgrid": False, "automargin": True},
-            "yaxis": {"title": {"text": _plotly_text(unit)}, "rangemode": "tozero"},
-            "shapes": shapes,
-        },
+    line: dict[str, Any] = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": median, "y1": median}
+    line |= {"line": {"color": PALETTE[6], "width": 1.5, "dash": "dash"}}
+    line["label"] = {"text": f"median {median:.4g}", "textposition": "end", "yanchor": "bottom"}
+    layout = {
+        "height": 340,
+        "margin": {"l": 56, "r": 8, "t": 24, "b": 40},
+        "xaxis": {"type": "category", "showgrid": False, "automargin": True},
+        "yaxis": {"title": {"text": _plotly_text(unit)}, "rangemode": "tozero"},
+        "shapes": [line],
     }
+    return {"data": [trace], "layout": layout}
 
 
 def _plotly_text(text: str) -> str:

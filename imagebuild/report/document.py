@@ -164,16 +164,6 @@ class Report(Results):
         """Return everything that was measured: collectives, matrices, tables of perftest, results of ucx_perftest."""
         return tuple(_entries(self))
 
-    def summary_of(self, sweep: Sweep) -> tuple[State, tuple[str, ...]]:
-        """Return what a sweep counts as, and the words of its entries with numbers: `right, 2 wrong`."""
-        members = [entry for entry in self.entries if entry.sweep is sweep]
-        counts = [Counter(entry.words[place] for entry in members) for place in range(len(CLAIMS))]
-        words = [", ".join(w if n == len(members) else f"{n} {w}" for w, n in c.most_common()) for c in counts]
-        words[-1] += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even"
-        order: tuple[State, ...] = ("failed", "open", "skipped")
-        states = {"failed" if sweep.outliers else "passed", *(entry.state for entry in members)}
-        return next((state for state in order if state in states), "passed"), tuple(words)
-
     @property
     def assertions(self) -> tuple[Assertion, ...]:
         """Return all assertions, failed and open ones first, otherwise in the order of the files.
@@ -269,6 +259,17 @@ def assertions_on_sweeps(sweeps: Sequence[Sweep]) -> list[Assertion]:
     ]
 
 
+def summary_of(sweep: Sweep, entries: Sequence[Entry]) -> tuple[State, tuple[str, ...]]:
+    """Return what a sweep counts as, and the claims about its entries with numbers: `134 right, 2 wrong`."""
+    members = [entry for entry in entries if entry.sweep is sweep]
+    counts = [Counter(entry.words[place] for entry in members) for place in range(len(CLAIMS))]
+    words = [", ".join(w if n == len(members) else f"{n} {w}" for w, n in c.most_common()) for c in counts]
+    words[-1] += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even"
+    states = {"failed" if sweep.outliers else "passed", *(entry.state for entry in members)}
+    order: tuple[State, ...] = ("failed", "open", "skipped")
+    return next((state for state in order if state in states), "passed"), tuple(words)
+
+
 def assertions_on_claims(judgement: Judgement, allowed: Sequence[Openness]) -> list[Assertion]:
     """Assert each claim that is applicable; one that is skipped if none is."""
     claims = [(kind, claim) for kind, claim in zip(CLAIMS, judgement.claims, strict=True) if not_void(claim)]
@@ -303,15 +304,12 @@ def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
     """Return what is known of data, participation and speed: `data right, speed not judged for 3 of 8`."""
     parts = []
     for kind in CLAIMS:
-        words = Counter(assertion.word for assertion in assertions if assertion.kind == kind)
-        if set(words) == {"not applicable"}:
-            words.clear()
-        weak = Counter(a.word for a in assertions if a.kind == kind and a.state != "passed" and a.word in words)
-        weak.pop("not applicable", None)
+        words = Counter((a.state, a.word) for a in assertions if a.kind == kind and a.word != "not applicable")
+        weak = {word: count for (state, word), count in words.items() if state != "passed"}
         total = words.total()
         parts += [f"{kind} {word}" + (f" for {n} of {total}" if n < total else "") for word, n in weak.items()]
         if words and not weak:
-            parts.append(f"{kind} {words.most_common(1)[0][0]}")
+            parts.append(f"{kind} {next(iter(words))[1]}")
     return ", ".join(parts) or "nothing says whether it is right and fast enough"
 
 

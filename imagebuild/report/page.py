@@ -286,8 +286,8 @@ def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
         figure = heat_map([[speeds.get((row, column)) for column in names] for row in names], "GB/s", names)
     else:
         shown = sweep.hosts if sweep.nodes == 2 else sweep.groups
-        levels = {"median": sweep.centre_gb_s, "slow below this": sweep.limit_gb_s}
-        figure = bar_chart([one.label for one in shown], [one.gb_s for one in shown], "GB/s", levels)
+        values = [one.gb_s for one in shown]
+        figure = bar_chart([one.label for one in shown], values, "GB/s", sweep.centre_gb_s, sweep.limit_gb_s)
     note = f"median {sweep.range}; slow below {sweep.limit_gb_s:.4g} GB/s"
     return Drawing(id_, title, figure, [numbers], note=note)
 

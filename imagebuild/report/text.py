@@ -23,6 +23,7 @@ from imagebuild.report.document import (
     State,
     group_alike,
     one_line,
+    summary_of,
     visible,
 )
 
@@ -44,21 +45,21 @@ def print_report(report: Report) -> None:
     More than a terminal shows is cut. A sweep is one line, and what is wrong in it is named among the problems.
     """
     several_sources = len({assertion.source for assertion in report.assertions}) > 1
-    problems, skips = [], []
-    for problem, subjects in group_alike(report.problems):
-        parts = [_plain(problem.subject), _coloured(problem), _plain(problem.reason)]
-        if len(subjects) > 1:
-            parts[:2] = [_coloured(problem), _plain(", ".join(subjects))]
-        elif several_sources and problem.source != problem.subject and problem.kind != "sweep":
-            parts[0] = _plain(f"{problem.subject} ({problem.source})")
-        problems.append(_line(problem.state, *parts))
-    for skip, subjects in group_alike(report.skips):
-        skips.append(_line("skipped", _coloured(skip), _plain(", ".join(subjects)), _plain(skip.reason)))
-    notes = _cut(problems, MOST_PROBLEMS) + _cut(skips, MOST_SKIPS)
+    notes: list[str] = []
+    for assertions, most in ((report.problems, MOST_PROBLEMS), (report.skips, MOST_SKIPS)):
+        lines = []
+        for first, subjects in group_alike(assertions):
+            parts = [_coloured(first), _plain(", ".join(subjects)), _plain(first.reason)]
+            if first.state != "skipped" and len(subjects) == 1:
+                shows_source = several_sources and first.source != first.subject and first.kind != "sweep"
+                parts[:2] = [_plain(subjects[0] + (f" ({first.source})" if shows_source else "")), _coloured(first)]
+            lines.append(f"{_mark(first.state)} {': '.join(filter(None, parts))}")
+        more = f"… and {len(lines) - most + 1} more like these"
+        notes += lines if len(lines) <= most else [*lines[: most - 1], more]
     unread = [source for source in report.sources if source.unread]
     for source in unread[:MOST_SOURCES]:
-        lines = "1 line looks" if source.unread == 1 else f"{source.unread} lines look"
-        notes.append(f"{_plain(source.path)}: {lines} like results and could not be read, for example:")
+        looks = "1 line looks" if source.unread == 1 else f"{source.unread} lines look"
+        notes.append(f"{_plain(source.path)}: {looks} like results and could not be read, for example:")
         examples = source.examples[: 3 if len(unread) == 1 else 1]
         notes += [f"    {escape(one_line(example, 160))}" for example in examples]
     if len(unread) > MOST_SOURCES:
@@ -68,12 +69,13 @@ def print_report(report: Report) -> None:
         notes.insert(0, "image checks: " + ", ".join(f"{numbers[state]} {state}" for state in OUTCOMES))
 
     rows: list[tuple[str, ...]] = []
+    entries = report.entries
     for sweep in report.sweeps:
-        state, words = report.summary_of(sweep)
+        state, words = summary_of(sweep, entries)
         rows.append((_mark(state), *map(_plain, (f"{sweep.subject}: {sweep.scope}", *words, sweep.range))))
     rows += [
         (_mark(entry.state), *map(_plain, (entry.name, *entry.words, entry.best)))
-        for entry in report.entries
+        for entry in entries
         if not entry.sweep
     ]
     diagnostics = [one for one in report.assertions if one.kind == "diagnostic"]
@@ -91,15 +93,6 @@ def print_report(report: Report) -> None:
 
 def _mark(state: State) -> str:
     return f"[{STATE_COLOURS[state]}]{MARKS[state]}[/]"
-
-
-def _line(state: State, *parts: str) -> str:
-    return f"{_mark(state)} {': '.join(filter(None, parts))}"
-
-
-def _cut(lines: list[str], most: int) -> list[str]:
-    """Return the lines; if they are more than `most`, the last one says how many are left out."""
-    return lines if len(lines) <= most else [*lines[: most - 1], f"… and {len(lines) - most + 1} more like these"]
 
 
 def _coloured(assertion: Assertion) -> str:
@@ -130,11 +123,12 @@ def report_markdown(report: Report) -> str:
     if report.problems:
         problems = [(f"**{_cell(p.subject)}**", _cell(p.word), _cell(p.reason)) for p in report.problems]
         parts.append("### Problems\n\n" + _markdown_list(problems))
+    entries = report.entries
     if report.sweeps:
-        sweeps = [(sweep.subject, sweep.scope, *report.summary_of(sweep)[1], sweep.range) for sweep in report.sweeps]
+        sweeps = [(sweep.subject, sweep.scope, *summary_of(sweep, entries)[1], sweep.range) for sweep in report.sweeps]
         parts.append("### Sweeps\n\n" + _markdown_table(("sweep", "runs", *CLAIMS, "median and range"), sweeps))
     runs, others = [], []
-    for entry in report.entries:
+    for entry in entries:
         row = (entry.name, *entry.words, entry.best)
         if not isinstance(entry.result, Run):
             others.append(row)

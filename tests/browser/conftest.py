@@ -15,9 +15,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from imagebuild.project import Catalog
 from imagebuild.publish import write_site
-from imagebuild.report import LogText, report_html
+from imagebuild.report import LogText, find_sweeps, report_html
 from tests import catalog_samples
-from tests.report_samples import BAD, HOSTILE
+from tests.report_samples import BAD, HOSTILE, pairs
+from tests.report_samples import report as made
 
 
 @dataclass
@@ -96,9 +97,17 @@ def addresses(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> dic
     log = "\n".join(f"node1:100:{n} NCCL INFO Channel {n % 16:02}/16 : 0 1 2 3" for n in range(2000)) + HOSTILE
     report = folder / "bad.html"
     report.write_text(report_html(BAD, (LogText("logs/hung.log", log, 50_000_000, 49_900_000),)), encoding="utf-8")
+    sweep = folder / "sweep.html"
+    runs = pairs({("n2",): 8.0}, hosts=8)
+    sweep.write_text(report_html(made(runs=runs, sweeps=find_sweeps(runs))), encoding="utf-8")
     index = write_site(catalog, folder).as_uri()
     measured = next(image for image in catalog.images if any(p.curves for p in image.platforms))
-    return {"report": report.as_uri(), "catalog": index, "image": f"{index}#{measured.image}:{measured.tag}"}
+    return {
+        "report": report.as_uri(),
+        "sweep": sweep.as_uri(),
+        "catalog": index,
+        "image": f"{index}#{measured.image}:{measured.tag}",
+    }
 
 
 @pytest.fixture
@@ -121,7 +130,7 @@ def visit(browser: Browser, addresses: dict[str, str]) -> Iterator[Visit]:
         page, _, fragment = name.partition("#")
         opened.page.goto(addresses[page] + (f"#{fragment}" if fragment else ""))
         if options.get("java_script_enabled", True):
-            drawn = {"report": 5, "image": 1, "catalog": 0}[page]
+            drawn = {"report": 5, "sweep": 2, "image": 1, "catalog": 0}[page]
             until(opened.page, f"document.querySelectorAll('.chart .main-svg').length >= {drawn}")
         return opened
 

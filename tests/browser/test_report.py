@@ -110,3 +110,20 @@ def test_charts_fit_the_paper(visit: Visit) -> None:
     until(page, f"{width} === 660")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     until(page, f"{width} > 900")
+
+
+def test_the_runs_of_a_sweep_are_sorted_and_filtered(visit: Visit) -> None:
+    page = visit("sweep").page
+    assert page.locator(".problems li").first.inner_text().startswith("n2 ")
+    assert page.locator("#sweep-1 .heatmaplayer image, #sweep-1 .hm image").count() == 1
+    runs = page.locator("#sweeps details.raw")
+    runs.locator("summary").click()
+    rows = runs.locator("tbody tr")
+    expect(rows.first).to_contain_text("n2")  # the slowest first
+    runs.get_by_role("button", name="GB/s").click()
+    runs.get_by_role("button", name="GB/s").click()
+    expect(runs.locator("thead th").nth(1)).to_have_attribute("aria-sort", "descending")
+    expect(rows.first).not_to_contain_text("n2")
+    runs.get_by_role("searchbox").fill("n2 n5")
+    expect(runs.locator("tbody tr:visible")).to_have_count(1)
+    expect(runs.get_by_role("status")).to_have_text("1 of 28")

@@ -148,7 +148,8 @@ def test_published_and_verified(
     published.attach("sbom", document)
     published.attach("provenance", made)
     assert [(f.kind, f.outcome) for f in wrong(imagebuild, published, status=1)] == [("verification", "missing")]
-    imagebuild("attest", "add", str(published.named(digest)), verified, "--kind", "verification")
+    add = ("attest", "add", str(published.named(digest)), verified, "--kind", "verification")
+    imagebuild(*add)
     assert wrong(imagebuild, published) == []
     shown = tmp_path / "shown.json"
     imagebuild("attest", "show", published.tag, "--kind", "sbom", "-o", shown)
@@ -163,16 +164,7 @@ def test_published_and_verified(
     published.attach("sbom", document, stranger)
     assert {f.kind for f in wrong(imagebuild, published, *ours, status=1)} == attached
     key = ("--sign", "--key", tmp_path / "ours.key", "--no-tlog")
-    imagebuild(
-        "attest",
-        "add",
-        str(published.named(digest)),
-        verified,
-        "--kind",
-        "verification",
-        *key,
-        COSIGN_PASSWORD=cosign.environ["COSIGN_PASSWORD"],
-    )
+    imagebuild(*add, *key, COSIGN_PASSWORD=cosign.environ["COSIGN_PASSWORD"])
     for kind, predicate in (("sbom", document), ("provenance", made)):
         published.attach(kind, predicate, signer)
     assert wrong(imagebuild, published, *ours) == []
@@ -195,18 +187,7 @@ def test_published_and_verified(
     manifest = published.registry.manifest(REPOSITORY, item.digest)
     assert manifest
     hexadecimal = manifest.document["layers"][0]["digest"].removeprefix("sha256:")
-    find = [
-        "find",
-        "/data",
-        "-path",
-        f"*/{hexadecimal}/data",
-        "-exec",
-        "sed",
-        "-i",
-        "s/mediaType/mediaTipe/",
-        "{}",
-        "+",
-    ]
+    find = f"find /data -path */{hexadecimal}/data -exec sed -i s/mediaType/mediaTipe/ {{}} +".split()
     assert published.storage.exec_run(find) == (0, b"")
     (finding,) = wrong(imagebuild, published, status=1)
     assert (finding.kind, finding.outcome) == ("provenance", "broken")

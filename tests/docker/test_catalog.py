@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.oci import Descriptor, manifests_of
-from imagebuild.publish import read_catalog
+from imagebuild.project import Catalog
 from tests.docker.conftest import REPOSITORY
 from tests.docker.test_publish import NEW, OLD, Shop, shop, shops
 
@@ -25,7 +25,7 @@ def test_what_was_published_is_in_the_catalogue(shop: Shop, tmp_path: Path) -> N
     done = shop.tiny.imagebuild("catalog", "--registry", place, "-o", site)
     assert f"2 images in {site}/index.html" in "".join(done.out.split("\n"))
     assert "warning" not in done.err
-    catalog = read_catalog(site / "images.json")
+    catalog = Catalog.model_validate_json((site / "images.json").read_text())
     assert catalog.repository == place
     assert not catalog.problems
     assert [image.target for image in catalog.images] == [NEW, OLD]
@@ -54,7 +54,7 @@ def test_what_the_catalogue_names_is_pulled(shop: Shop, tmp_path: Path) -> None:
     shop.publish("pulled", NEW)
     site = tmp_path / "site"
     shop.tiny.imagebuild("catalog", "--registry", f"{shop.faulty.address}/{REPOSITORY}/pulled", "-o", site)
-    (image,) = read_catalog(site / "images.json").images
+    (image,) = Catalog.model_validate_json((site / "images.json").read_text()).images
     page = (site / "index.html").read_text()
     assert re.findall(r">(docker pull [^<]+)<", page) == [
         f"docker pull {image.repository}:{image.tag}", f"docker pull {image.reference}"

@@ -40,19 +40,9 @@ def test_debsecan_reads_the_real_image(
     rules, out, report = tmp_path / "policy.yaml", tmp_path / "scan.json", tmp_path / "debsecan.txt"
     status = client.containers.run(quickstart.tag, ["/var/lib/dpkg/status"], remove=True, entrypoint="cat")
     (tmp_path / "status").write_bytes(status)
-    command = [
-        "debsecan",
-        "--suite",
-        "trixie",
-        "--status",
-        str(tmp_path / "status"),
-        "--whitelist",
-        "",
-        "--format",
-        "detail",
-    ]
+    command = f"debsecan --suite trixie --format detail --status {tmp_path}/status --whitelist".split()
     source = f"{(tmp_path / 'data').as_uri()}/"
-    report.write_bytes(subprocess.run([*command, "--source", source], check=True, capture_output=True).stdout)
+    report.write_bytes(subprocess.run([*command, "", "--source", source], check=True, capture_output=True).stdout)
     rule = "{id: CVE-2099-0001, package: libssl3t64, until: 2099-12-31, reason: made up for a test}"
     rules.write_text(f"fail: {{severity: high, only-fixed: true}}\nignore: [{rule}]\n")
     done = imagebuild("scan", TARGET, "--report", report, "--policy", rules, "--json", out, expect=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,6 +129,47 @@ def test_what_counts_as_what(
     """Generated logs. Where they are like public ones: 7 GPUs, no MPI, H20, pairs at 8.4 GB/s, a ring of 366 GB/s."""
     found, why = standing(text, profile, **expected)
     assert (found, reason in why) == (counts_as, True), why
+
+
+def in_pieces(text: str) -> str:
+    """As Open MPI tags each piece of a row that is written by itself."""
+    rows = (re.sub(r"(-1|  0)(?=  )", r"\1[1,0]<stdout>:", line) for line in text.splitlines())
+    return "".join(f"[1,0]<stdout>:{line}\n" for line in rows)
+
+
+BYTE_STEPS = "".join(
+    f"{max(0, size // 128 * 128):12d} {size // 128:12d}     float    none      -1   20.00   0.05   0.04      0   20.00   0.05   0.04      0\n"
+    for size in range(8, (1 << 14) + 1, 1024)
+)
+TRACE = "+ srun -l all_reduce_perf -b 1M -e 16G -f 2\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        in_pieces(log()),
+        "".join(f"launcher-7x mpi {line}\n" for line in log().splitlines()),
+        "".join(f"worker-0  | {line}\n" for line in log().splitlines()),
+        "".join(f"Nov 22 10:00:00 node7 nccl[8]: {line}\n" for line in log().splitlines()),
+        "".join(f"<unheard-of@7> {line}\n" for line in log().splitlines()),
+        json.dumps({"plays": [{"tasks": [{"hosts": {"n1": {"stdout": log()}}}]}]}),
+        'n1 | CHANGED => {\n  "stdout_lines": [\n' + "".join(f'    "{line}",\n' for line in log().splitlines()) + "  ]\n}\n",
+        TRACE + "".join(f"0: {line}\n" for line in log().splitlines()),
+        log("all_gather").split("# nThread")[0] + "# nThread 1 nGpus 1 minBytes 8 maxBytes 16384 step: 1024(bytes) warmup iters: 1 "
+        "iters: 1 agg iters: 1 validation: 1 graph: 0\n" + HEADER + BYTE_STEPS + "# Out of bounds values : 0 OK\n",
+    ],
+    ids=["pieces", "stern", "compose", "journald", "unknown", "ansible", "ansible-lines", "trace", "byte-steps"],
+)  # fmt: skip
+def test_healthy_logs_are_read_whole(text: str) -> None:
+    (run,) = read_text("log", text).runs
+    assert (run.verdict, run.partial_rows) == ("ok", 0), run.reason
+    assert len(run.rows) == (16 if "1024(bytes)" in text else 15)
+
+
+def test_a_trace_of_a_command_that_failed_is_one_run() -> None:
+    cut = "".join(f"0: {line}\n" for line in log().splitlines()[:20])
+    (run,) = read_text("log", TRACE + cut + "srun: error: n1: task 0: Exited with exit code 1\n").runs
+    assert (run.verdict, bool(run.rows)) == ("failed", True)
 
 
 @pytest.mark.parametrize("file", ["001.txt", "029.txt", "030.txt"])

@@ -128,7 +128,8 @@ def test_data(changes: dict[str, object], state: str, reason: str, standing: str
         ({}, (720.0, 100.0), "h200", "impossible", "103% of the ceiling"),
         # A ring is not held against NVLS, if the output says that it was one.
         ({}, (366.0, 365.5), "h200", "too slow", "100% of the reference with ring: was NCCL made to use it?"),
-        ({"algorithms": ("ring",)}, (366.0, 365.5), "h200", "fast enough", "as ring; 81% of the ceiling"),
+        ({"algorithms": ("ring",)}, (366.0, 365.5), "h200", "fast enough",
+         "as ring; what NCCL chooses itself reaches 482.26 GB/s with nvls; 81% of the ceiling"),
         ({"algorithms": ("ring",)}, (480.0, None), "h200", "impossible", "107% of the ceiling"),
         ({"algorithms": ("ring",), "device": H100}, (366.0, 365.0), "h100", "fast enough", "as ring"),
         ({"algorithms": ("ring",), "collective": "alltoall", "device": H100}, (348.0, 347.0), "h100", "fast enough", ""),
@@ -170,6 +171,7 @@ def test_sizes() -> None:
     assert judge(rounded_down).speed.state == "fast enough"
     collapsed = judge(run((GIB, 480.0, 480.0), (2 * GIB, 52.0, 50.0))).speed
     assert (collapsed.state, collapsed.measured) == ("too slow", 480.0)
+    assert judge(run((GIB, 52.0, 50.0), (2 * GIB, 480.0, 480.0))).speed.state == "fast enough"
     assert collapsed.reason == f"only 52 GB/s at {2 * GIB} bytes, less than half of the best"
 
 
@@ -201,6 +203,20 @@ def test_what_only_the_caller_knows() -> None:
 )
 def test_variables_may_force_classes(variables: dict[str, str], classes: tuple[str, ...]) -> None:
     assert forced_classes(variables) == classes
+
+
+@pytest.mark.parametrize(
+    ("profile", "device", "rate", "state"),
+    [
+        ("gb200-nvl72", "NVIDIA GB200", 405.0, "fast enough"),  # the floor of its own: 0.4 * 900
+        ("gb200-nvl72", "NVIDIA GB200", 300.0, "too slow"),
+        ("coreweave-gb300-roce", "NVIDIA GB300", 405.0, "not judged"),
+    ],
+)
+def test_floors_between_racks(profile: str, device: str, rate: float, state: str) -> None:
+    racks = run((16 * GIB, rate, rate), ranks=720, nodes=180, device=device)
+    claim = judge(racks, profile).speed
+    assert (claim.state, claim.allow) == (state, "unjudged" if state == "not judged" else None)
 
 
 def test_a_rack_is_not_measured_by_its_trays() -> None:

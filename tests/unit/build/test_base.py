@@ -24,7 +24,6 @@ from imagebuild.build import (
     ensure_mmdebstrap,
     image_settings,
     load_into_engine,
-    log_nothing,
     make_rootfs,
     private,
     signed_source,
@@ -206,7 +205,7 @@ def _make(run: RunProgram) -> tuple[Sequence[str], Mapping[str, str]]:
     started: list[tuple[Sequence[str], Mapping[str, str]]] = []
     make_rootfs(
         RootfsRecipe("trixie", AMD64, (SOURCE,)), Path("/tmp/x/root.tar"), run,
-        lambda command, log, name, env: started.append((command, env)), log_nothing,
+        lambda command, log, name, env: started.append((command, env)), lambda _: None,
     )  # fmt: skip
     return started[0]
 
@@ -269,8 +268,8 @@ def test_a_missing_mmdebstrap_is_installed_by_root(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(private, "install", lambda packages, run: installed.append(packages))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    ensure_mmdebstrap(lambda *command: "", log_nothing)
+    ensure_mmdebstrap(lambda *command: "", lambda _: None)
     assert installed == [PACKAGES]
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CommandError, match="as root: apt-get install mmdebstrap"):
-        ensure_mmdebstrap(lambda *command: "", log_nothing)
+        ensure_mmdebstrap(lambda *command: "", lambda _: None)

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from imagebuild.build import (
-    ArchiveFile,
     Bundle,
     BundleManifest,
-    GitCommit,
-    KeyFile,
+    Download,
     NeededInputs,
     Recording,
     StoredFile,
@@ -61,16 +59,16 @@ def test_what_a_bundle_serves(bundle: Bundle, keys: dict[str, str], platforms: l
 
 def test_what_contradicts_the_lock(bundle: Bundle) -> None:
     good = NeededInputs(
-        {"a": ArchiveFile("https://a.b/x.tar", SHA), "b": GitCommit("https://a.b/x.git", COMMIT)},
+        {"a": Download("archive", "https://a.b/x.tar", SHA), "b": Download("git", "https://a.b/x.git", COMMIT)},
         frozenset({"debian:13@sha256:1"}),
         frozenset({WheelFiles("amd64", (f"x==1 --hash=sha256:{'e' * 64}",))}),
     )
     assert bundle.missing_inputs(good) == []
     bad = NeededInputs(
         {
-            "a": ArchiveFile("https://a.b/x.tar", "0" * 64),
-            "b": GitCommit("https://a.b/x.git", "0" * 40),
-            "c": KeyFile("https://a.b/key"),
+            "a": Download("archive", "https://a.b/x.tar", "0" * 64),
+            "b": Download("git", "https://a.b/x.git", "0" * 40),
+            "c": Download("key", "https://a.b/key"),
         },
         frozenset({"debian:12@sha256:1"}),
         frozenset({WheelFiles("amd64", (f"x==1 --hash=sha256:{'f' * 64}",))}),
@@ -160,9 +158,9 @@ def test_inputs_of_this_project_are_those_of_its_dockerfiles(
                 stage = words[-1]
             elif words[:1] == ["ADD"] and "://" in line:
                 item = found.stages[stage]
-                seen.add(type(item))
+                seen.add(item.kind)
                 assert item.url == next(w for w in words if "://" in w).partition("#")[0]
-    assert seen == {ArchiveFile, GitCommit, KeyFile}
+    assert seen == {"archive", "git", "key"}
 
 
 def test_pip_is_told_the_index() -> None:

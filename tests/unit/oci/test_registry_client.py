@@ -309,7 +309,7 @@ def test_attachments(server: FakeRegistry, api: bool) -> None:
     second = registry.attach(FINAL, subject, Attachment("scan.json", "a/scan", b"{}"))
     found = {item.digest: item for item in registry.referrers(FINAL, subject.digest)}
     assert set(found) == {first, second}
-    assert [i.digest for i in registry.referrers(FINAL, subject.digest, "a/scan")] == [second]
+    assert found[second].artifact_type == "a/scan"
     assert (found[first].artifact_type, dict(found[first].annotations)) == (SBOM.media_type, SBOM.annotations)
     assert (referrers_tag(subject.digest) in registry.tags(FINAL)) is not api
 

@@ -158,7 +158,7 @@ def test_curves_stand_beside_the_limits(registry: FakeRegistry, ours: ProjectFac
     ]  # fmt: skip
     curve = first.curves[0]
     assert curve.ceiling
-    assert curve.ceiling.gb_s == 700.0
+    assert curve.ceiling.value == 700.0
     assert curve.ratio == pytest.approx(curve.best_gb_s / 700.0)
     assert curve.best_gb_s == max(rate for _, rate in curve.points)
     assert [(c.ceiling, c.outcome) for c in second.curves] == [(None, ""), (None, "")]

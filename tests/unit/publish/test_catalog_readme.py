@@ -16,9 +16,7 @@ from imagebuild.publish import (
     ProjectFacts,
     images_table,
     replace_table,
-    write_site,
 )
-from tests import catalog_samples
 from tests.conftest import ROOT
 
 TEXT = f"# Title\n\nbefore\n\n{BEGIN}\nold\n{END}\n\nafter\n"
@@ -66,10 +64,6 @@ def test_markers_must_be_there_once(text: str) -> None:
         replace_table("README.md", text, "table\n")
 
 
-def test_what_is_around_stays() -> None:
-    assert replace_table("x", TEXT, "new\n") == TEXT.replace("old", "new")
-
-
 def test_check(here: Path) -> None:
     assert call("--readme", "README.md", "--check").exit_code == 1
     assert (here / "README.md").read_text() == TEXT
@@ -84,22 +78,12 @@ def test_check(here: Path) -> None:
     assert "is stale; `imagebuild catalog --readme README.md` writes it anew" in " ".join(done.stdout.split())
 
 
-def test_a_page_from_a_file(here: Path) -> None:
-    write_site(catalog_samples.catalog(5), here / "one")
-    done = call("--catalog", "one/images.json", "-o", "two")
-    assert done.exit_code == 0, done.output
-    assert "5 images in two/index.html" in done.stdout
-    assert (here / "two/index.html").read_text() == (here / "one/index.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
         ([], "give -o DIR"),
         (["--check", "-o", "x"], "needs --readme"),
-        (["--catalog", "x", "--registry", "y", "-o", "z"], "exclude each other"),
         (["-o", "x"], "names no registry; give --registry"),
-        (["--catalog", "absent.json", "-o", "x"], "absent.json: cannot be read"),
     ],
 )
 def test_mistakes(args: list[str], problem: str, here: Path) -> None:

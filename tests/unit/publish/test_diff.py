@@ -17,7 +17,6 @@ from imagebuild.publish import (
     Comparison,
     DiffRequest,
     compare_images,
-    comparison_markdown,
     dpkg_status,
     instructions_of,
     print_comparison,
@@ -263,7 +262,7 @@ def test_a_registry_without_sboms() -> None:
 # Showing
 
 
-def test_the_table_and_markdown(layouts: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table(layouts: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     made = compared(*layouts).model_copy(update={"notes": ("a note",)})
     print_comparison(made)
     said = capsys.readouterr().out
@@ -272,12 +271,6 @@ def test_the_table_and_markdown(layouts: tuple[str, str], capsys: pytest.Capture
     assert said.splitlines()[-1].startswith(
         "1 component, 3 packages, 1 variable, 1 setting, 1 label, 2 layers differ; 0.0 MB becomes 0.0 MB ("
     )
-    said = comparison_markdown(made)
-    assert said.startswith("**1 component, 3 packages, ")
-    assert "| new | – | &lt;1&gt; \\| 2 |" in said
-    assert said.count("<details>") == said.count("</details>") == 6
-    # In Markdown, rows that follow each other without an empty line are one table.
-    assert "|  | A | B |\n| --- | --- | --- |\n| nccl | 1 | 2 |\n\n</details>" in said
 
 
 def test_command(layouts: tuple[str, str], command: Call, tmp_path: Path) -> None:
@@ -287,8 +280,6 @@ def test_command(layouts: tuple[str, str], command: Call, tmp_path: Path) -> Non
     assert Comparison.model_validate_json((tmp_path / "diff.json").read_text()).differs
     assert command("diff", a, b, "--exit-code")[0] == 1
     assert command("diff", a, a, "--exit-code")[0] == 0
-    done, out, _ = command("diff", a, b, "--markdown")
-    assert (done, "| libc6 | 1 | 2 |" in out) == (0, True)
     assert command("diff", a)[0] == 2
     done, _, err = command("diff", a, "./absent")
     assert (done, "does not exist" in err) == (2, True)

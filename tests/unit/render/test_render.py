@@ -42,15 +42,6 @@ def test_targets_share_stages_letter_for_letter(renderer: Renderer, full_plan: P
     assert len({k["cuda"] for k in keys}) == len({t.axes["cuda"] for t in open_targets})
 
 
-def test_a_bump_changes_the_keys_of_what_uses_it(project: Project, renderer: Renderer, full_plan: Plan) -> None:
-    changes = parse_changes([f"nccl-tests=9.9@{'0' * 40}"])
-    target = next(t for t in full_plan.targets if t.id == "open-cuda13.5-debian13-runtime")
-    before = renderer.dockerfile(target).stages
-    bumped = next(t for t in make_plan(project, changes).targets if t.id == target.id)
-    after = Renderer(project, versions_with(project, changes)).dockerfile(bumped).stages
-    assert {s for s in before if before[s] != after[s]} == {"nccl-tests-source", "nccl-tests", "image"}
-
-
 def test_what_targets_share_changes_none_of_them(project: Project, renderer: Renderer, full_plan: Plan) -> None:
     for target in full_plan.targets[::3]:
         alone = Renderer(project, versions_with(project, Changes()))

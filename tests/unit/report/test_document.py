@@ -27,6 +27,13 @@ SKIPPED = Diagnostic(source="d.json", category="Stress", test="sm_stress", statu
             for verdict in ("comm-failure", "cuda-failure", "timeout", "truncated", "no-data", "failed")
         ),
         ({"runs": (run(verdict="wrong-data"),)}, "failed", 1, ["wrong"]),
+        ({"runs": (run(),), "judgements": (judgement("all_reduce", 470, 700, 482),)}, "ok", 0, []),
+        (
+            {"runs": (run(),), "judgements": (judgement("all_reduce", 240, 700, 482, "too slow"),)},
+            "failed",
+            1,
+            ["too slow"],
+        ),
         ({"tests": (waived(status="exploded"),)}, "failed", 1, ["unfinished"]),
         ({"tests": (waived(),)}, "open", 1, []),
         ({"runs": (run(),), "tests": (waived(),)}, "limited", 0, []),
@@ -39,22 +46,6 @@ SKIPPED = Diagnostic(source="d.json", category="Stress", test="sm_stress", statu
 def test_the_verdict_on_everything(content: dict[str, object], overall: str, status: int, failed: list[str]) -> None:
     made = report(**content)
     assert (made.overall, made.exit_status, [one.word for one in made.problems]) == (overall, status, failed)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "status", "state"),
-    [
-        ("fast enough", 0, "passed"),
-        ("too slow", 1, "failed"),
-        ("impossible", 1, "failed"),
-        ("not judged", 0, "skipped"),
-    ],
-)
-def test_speed_is_an_assertion_of_its_own(outcome: str, status: int, state: str) -> None:
-    made = report(runs=(run(),), judgements=(judgement("all_reduce", 470, 700, 482, outcome),))
-    states = {assertion.kind: assertion.state for assertion in made.assertions}
-    assert states == {"data": "passed", "participation": "passed", "speed": state}
-    assert made.exit_status == status
 
 
 def test_headlines() -> None:

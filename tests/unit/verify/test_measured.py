@@ -101,7 +101,7 @@ SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
         (result(run(100.0)), CHECK, "failed", "all_reduce, 8 ranks, 1 node: too slow"),
         (result(run(2000.0)), CHECK, "failed", "impossible"),
         (result(run(device="NVIDIA A40")), CHECK, "failed", "it ran on NVIDIA A40"),
-        (result(run(ranks=4)), CHECK, "passed", ""),
+        (result(run(360.0, ranks=4)), CHECK, "passed", ""),
         (result(run(), outcome="failed"), CHECK, "skipped", "its data are not right"),
         (result(run(30.0, nodes=2)), SEVERAL, "skipped", "its nodes are containers of one host"),
     ],
