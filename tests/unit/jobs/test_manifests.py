@@ -366,7 +366,7 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
     [
         (f"mpijob {NVL72} --set racks=a,b", {}, [f"key: {RACK}, operator: In, values: [a, b]", "minDomains: 2"]),
         (f"jobset {NVL72}", {}, [f"exclusive-topology: {RACK}", "replicas: 2", "parallelism: 16", "$((i / 16))"]),
-        ("mpijob --profile gb200-nvl72", {}, ["podAffinity:", "To choose the rack, name its nvidia.com/gpu.clique"]),
+        ("mpijob --profile gb200-nvl72", {}, ["podAffinity:", "# after 30 minutes", "values of the nodes' label nvidia.com/gpu.clique"]),
         ("mpijob --profile gb200-nvl72", {"gang": "volcano"}, ["volcano sees that there is room for all", "minAvailable: 19", "          activeDeadlineSeconds: "]),
         (f"mpijob {NVL72}", {"gang": "kueue", "queue": "q", "kueue-topology": True},
          [f"podset-slice-required-topology: {RACK}", 'podset-slice-size: "16"', "queue-name: q"]),
@@ -376,7 +376,7 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
          ["kind: PodGroup", "minMember: 33", "queue: q", "schedulerName: volcano", "scheduling.k8s.io/group-name: all-reduce"]),
         ("jobset --profile h100", {"gang": "coscheduling", "scheduler": "cs"},
          ["scheduling.x-k8s.io/v1alpha1", "pod-group: all-reduce", "schedulerName: cs", "scheduleTimeoutSeconds: 1800"]),
-        ("mpijob --profile h100 --collect", {"namespace": "n"}, ["until kubectl -n n get mpijob all-reduce", "kubectl -n n exec"]),
+        ("mpijob --profile h100 --collect", {"namespace": "n"}, ["until kubectl -n n get mpijob/all-reduce", "kubectl -n n exec"]),
         ("mpijob --profile h100", {"host-network": True}, ["hostNetwork: true", "port: 2222", "Port 2222", '"-p", "2222"]']),
         ("mpijob --profile h100 --set minutes=50", {"start-minutes": 5, "keep-minutes": 60},
          ["activeDeadlineSeconds: 3600", "ttlSecondsAfterFinished: 3600", "SECONDS > 300"]),
