@@ -376,7 +376,7 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
          ["kind: PodGroup", "minMember: 33", "queue: q", "schedulerName: volcano", "scheduling.k8s.io/group-name: all-reduce"]),
         ("jobset --profile h100", {"gang": "coscheduling", "scheduler": "cs"},
          ["scheduling.x-k8s.io/v1alpha1", "pod-group: all-reduce", "schedulerName: cs", "scheduleTimeoutSeconds: 1800"]),
-        ("mpijob --profile h100 --collect", {"namespace": "n"}, ["until kubectl -n n get mpijob/all-reduce", "kubectl -n n exec"]),
+        ("mpijob --profile h100 --collect", {"namespace": "n"}, ["until kubectl -n n get mpijob all-reduce", "kubectl -n n exec"]),
         ("mpijob --profile h100", {"host-network": True}, ["hostNetwork: true", "port: 2222", "Port 2222", '"-p", "2222"]']),
         ("mpijob --profile h100 --set minutes=50", {"start-minutes": 5, "keep-minutes": 60},
          ["activeDeadlineSeconds: 3600", "ttlSecondsAfterFinished: 3600", "SECONDS > 300"]),
