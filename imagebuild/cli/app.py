@@ -44,8 +44,8 @@ COMMANDS: Mapping[str, Mapping[str, Entry]] = {
         "sbom": Entry("evidence", "List all that is in an image, as SPDX."),
         "scan": Entry("evidence", "Judge what a scanner found in an image by a policy."),
         "attest": Entry("evidence", "Verify, show and add what refers to a published image."),
-        "diff": Entry("catalog", "Say what differs between two images."),
-        "catalog": Entry("catalog", "Make a page of all published images, and the table in the README."),
+        "diff": Entry("evidence", "Say what differs between two images."),
+        "catalog": Entry("evidence", "Make a page of all published images, and the table in the README."),
         "prune": Entry("publish", "List what builds pushed and nobody needs any more, and delete it with --yes."),
     },
     "This machine": {
