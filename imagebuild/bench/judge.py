@@ -329,6 +329,8 @@ def judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expecte
     if test.status != "passed":
         data = DataClaim(state="not applicable" if is_absent else "unfinished", reason=f"{test.status}: {test.reason}")
     pairs = device_pairs(test)
+    if dead := [pair for pair in pairs if pair <= 0]:
+        data = DataClaim(state="unfinished", reason=f"{len(dead)} of {plural(len(pairs), 'figure')} are not above 0")
     participation = NO_PARTICIPATION
     gpus = len(test.devices) or (max(map(len, test.matrix), default=0) if test.matrix else 0)
     if problem := _foreign_devices(test.devices, profile):

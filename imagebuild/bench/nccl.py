@@ -186,7 +186,7 @@ _FAILURES: tuple[tuple[int, RunVerdict, str], ...] = (
         1, "comm-failure",
         r"Test NCCL failure|\bNCCL (?:failure|error)\b|unhandled system error|nccl(?:System|Internal|Remote)Error",
     ),
-    (4, "failed", r"\bTest failure\b"),
+    (4, "failed", r"\bTest failure\b|^imagebuild: FAILED"),
     (
         3, "failed",
         r"non-zero (?:exit )?(?:status|code)|exited on signal|[Ee]xited with (?:exit )?(?:code|status):? [1-9]"

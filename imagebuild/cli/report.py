@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from imagebuild.bench.ceilings import LimitRow, LimitTable
     from imagebuild.bench.profiles import Measured, Profiles
 
+MOST = 1_000_000
+"""More ranks or hosts than anybody has; formulas need not be right beyond."""
+
 
 @options.example(
     "imagebuild report all_reduce.log --profile h200 --algorithm ring",
@@ -32,8 +35,8 @@ def report(
     baseline: Annotated[
         Path | None, option("--baseline FILE", "Earlier report as JSON; what became slower since then fails.")
     ] = None,
-    ranks: Annotated[int | None, option("--ranks NUMBER", "Ranks that every run should have.", min=1)] = None,
-    nodes: Annotated[int | None, option("--nodes NUMBER", "Hosts that every run should have.", min=1)] = None,
+    ranks: Annotated[int | None, option("--ranks NUMBER", "Ranks that every run should have.", min=1, max=MOST)] = None,
+    nodes: Annotated[int | None, option("--nodes NUMBER", "Hosts that every run should have.", min=1, max=MOST)] = None,
     algorithm: Annotated[
         str | None, option("--algorithm NAME", "Class of algorithms that NCCL was made to use, such as ring.")
     ] = None,
@@ -82,7 +85,7 @@ def limits(
         str | None, argument("PROFILE", "Hardware, a file of profiles/; without it all are listed.")
     ] = None,
     nodes: Annotated[
-        int | None, option("--nodes NUMBER", "Hosts; by default those of one NVLink domain.", min=1)
+        int | None, option("--nodes NUMBER", "Hosts; by default those of one NVLink domain.", min=1, max=MOST)
     ] = None,
     check: options.CheckOption = False,
     profiles: options.ProfilesOption = options.PROFILES,

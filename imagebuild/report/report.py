@@ -47,9 +47,11 @@ def make_report(request: ReportRequest) -> Report:
     baseline = read_baseline(request.baseline) if request.baseline else None
     report, logs = gather_files(request.files)
     judgements, about = report.judgements, report.about.model_dump()
-    name = request.profile or (about["profile"] if request.expected != Expected() else None)
-    if name or request.expected != Expected():
-        profile = find_profile(load_profiles(request.profiles), name).model if name else None
+    name = request.profile
+    if name is None and request.expected != Expected():
+        name = about["profile"]
+    if name is not None or request.expected != Expected():
+        profile = find_profile(load_profiles(request.profiles), name).model if name is not None else None
         judgements, about["profile"] = judge_results(report, profile, request.expected), name
     if baseline is not None:
         judgements, about["baseline"] = judgements + compare_with_baseline(report, baseline), str(request.baseline)

@@ -331,3 +331,11 @@ def test_what_is_accepted_by_name() -> None:
     assert part.worst(("partial",)) is part.data
     allowed = ("partial", "unvalidated")
     assert part.worst(allowed).standing(allowed) == "accepted"
+
+
+@pytest.mark.parametrize("profile", ["h100", "h200", None])
+@pytest.mark.parametrize("cell", [0.0, -394.1])
+def test_a_copy_that_moved_nothing_is_no_pass(cell: float, profile: str | None) -> None:
+    data = judged(profile, tests=(matrix(WRITE, (None, 394.1), (cell, None)),)).data
+    assert data.standing() == "failed"
+    assert data.reason == "1 of 2 figures are not above 0"

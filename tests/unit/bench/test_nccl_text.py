@@ -317,6 +317,11 @@ def test_runs_that_did_not_end_well(after: str, verdict: str) -> None:
         assert "Call to connect failed" in run.reason
 
 
+def test_a_job_that_found_a_fault_is_no_pass() -> None:
+    (run,) = read_runs(TABLE.text() + "imagebuild: node3: did not end in time\nimagebuild: FAILED\n")
+    assert (run.verdict, run.reason.partition(": ")[2]) == ("failed", "imagebuild: FAILED")
+
+
 @pytest.mark.parametrize("after", [
     "0 network timeouts\n", "Rank 0: 0 network timeouts\n", "node1:1:1 [0] NCCL INFO comm 0x1 rank 0 nranks 8 - Destroy COMPLETE\n",
     "# error: Call to ibv_create_qp failed with error No space left on device\n", "error obtaining device attributes for mlx5_0\n",

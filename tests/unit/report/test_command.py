@@ -123,6 +123,8 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
     [
         (("absent.log",), "absent.log: cannot be read"),
         (("a.log", "--profile", "h10", "--profiles", ROOT / "profiles"), "h100"),
+        (("a.log", "--profile", "", "--profiles", ROOT / "profiles"), "profile"),
+        (("a.log", "--ranks", "9" * 30), "less than or equal to 1000000"),
         (("a.log", "--baseline", "absent.json"), "absent.json: cannot be read"),
         (("a.log", "--baseline", ROOT / "LICENSE"), "LICENSE: contains no result; name a file"),
         (("a.log", *PROFILE, "--algorithm", "rings"), "rings"),
