@@ -142,7 +142,7 @@ def test_a_file_without_line_ends_does_not_fill_the_memory(tmp_path: Path) -> No
 
 
 def test_twenty_megabytes_of_debug_output(tmp_path: Path) -> None:
-    """100 MB took 0.3 s on the machine where this was written, so the limit is one for slow machines."""
+    """Takes 0.5 s on an idle machine; the limit is for one that does much else."""
     source = random.Random(1)
     sample = [noise(source) for _ in range(500)]
     table = Table()
@@ -155,7 +155,7 @@ def test_twenty_megabytes_of_debug_output(tmp_path: Path) -> None:
     assert size > 15_000_000
     begin = time.process_time()
     results = read_files([tmp_path / "log"])
-    assert time.process_time() - begin < 1
+    assert time.process_time() - begin < 3
     same(results.runs[0], table)
     tracemalloc.start()
     assert read_log(tmp_path / "log").debug_lines == 15 * 500 * len(table.lines())
