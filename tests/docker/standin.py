@@ -16,6 +16,8 @@ COMBINATIONS = {
     "13.4.2-ubuntu26.04": "5",
 }
 """CUDA and Ubuntu of the base images that the stand-in has → series of Open MPI to test there."""
+USUAL = "13.2.1-ubuntu24.04"
+"""What `make docker` builds."""
 
 LEFTOVERS = """\
       - rule: no-leftovers
@@ -24,11 +26,11 @@ LEFTOVERS = """\
 """
 
 
-def make_upstream() -> Upstream:
-    """The stand-in, from the cache that all tests share; nothing is served yet."""
+def make_upstream(*, whole: bool) -> Upstream:
+    """The stand-in, from the cache that all tests share, for all COMBINATIONS or the usual one; nothing is served yet."""
     if lacking := missing():
         install(*lacking)
-    return Upstream.make(CACHE)
+    return Upstream.make(CACHE, COMBINATIONS if whole else [USUAL], sources=whole)
 
 
 def project(folder: Path, configuration: str) -> Path:
