@@ -91,7 +91,7 @@ class Upstream:
             packages.MELLANOX: signed / packages.MELLANOX,
             "github.com": git,
         }
-        root = workshop.cache / "root"
+        root = workshop.cache / "served"
         for host, folder in hosts.items():
             _link(root / host, folder)
         content, compiled = cls._compile(workshop, recipe["hpcx"], sources=sources)
