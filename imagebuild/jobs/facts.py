@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -469,17 +469,20 @@ class JobFacts:
 M = TypeVar("M", bound=Model)
 
 
-def load_facts(folder: Path) -> JobFacts:
-    """Read all facts of a folder. Raises ConfigError with every mistake found, each with its file and line."""
+def load_facts(*folders: Path) -> JobFacts:
+    """Read all facts of folders; of one name, the last folder's.
+
+    Raises ConfigError with every mistake found, each with its file and line.
+    """
     mistakes = Mistakes()
-    stacks = _load_folder(folder / "stacks", Stack, mistakes)
-    fabrics = _load_folder(folder / "fabrics", Fabric, mistakes)
-    features = _load_folder(folder / "features", Feature, mistakes)
-    clusters = _load_folder(folder / "clusters", Cluster, mistakes)
-    tests = _load_folder(folder / "tests", JobTest, mistakes)
-    schedulers = _load_folder(folder / "schedulers", SchedulerFacts, mistakes)
-    node = load_yaml(folder / "node.yaml", SchedulerFacts, mistakes)
-    nccl_variables = load_yaml(folder / "nccl-params.json", NcclVariables, mistakes)
+    stacks = _load_all(folders, "stacks", Stack, mistakes)
+    fabrics = _load_all(folders, "fabrics", Fabric, mistakes)
+    features = _load_all(folders, "features", Feature, mistakes)
+    clusters = _load_all(folders, "clusters", Cluster, mistakes)
+    tests = _load_all(folders, "tests", JobTest, mistakes)
+    schedulers = _load_all(folders, "schedulers", SchedulerFacts, mistakes)
+    node = load_yaml(_last(folders, "node.yaml"), SchedulerFacts, mistakes)
+    nccl_variables = load_yaml(_last(folders, "nccl-params.json"), NcclVariables, mistakes)
     for cluster in clusters.values():
         for name in set(cluster.model.fabrics) - set(fabrics):
             mistakes.add(cluster.at("fabrics", name), f"fabrics.{name}: unknown fabric{suggestion(name, set(fabrics))}")
@@ -497,11 +500,18 @@ def load_facts(folder: Path) -> JobFacts:
     return JobFacts(stacks, fabrics, features, clusters, tests, schedulers, node, nccl_variables.model)
 
 
-def _load_folder(folder: Path, model: type[M], mistakes: Mistakes) -> Mapping[str, YamlFile[M]]:
-    paths = sorted(folder.glob("*.yaml"))
+def _last(folders: Sequence[Path], name: str) -> Path:
+    """Return the file of that name in the last folder that has it; if none does, in the last folder."""
+    return next((folder / name for folder in reversed(folders) if (folder / name).exists()), folders[-1] / name)
+
+
+def _load_all(folders: Sequence[Path], kind: str, model: type[M], mistakes: Mistakes) -> Mapping[str, YamlFile[M]]:
+    """Read the facts of a kind."""
+    paths = {path.stem: path for folder in folders for path in sorted((folder / kind).glob("*.yaml"))}
     if not paths:
-        mistakes.add(str(folder), "no *.yaml in this folder; name the folder that contains the facts with --facts")
-    files = {path.stem: load_yaml(path, model, mistakes) for path in paths}
+        where = str(folders[-1] / kind)
+        mistakes.add(where, "no *.yaml in this folder; name the folder that contains the facts with --facts")
+    files = {name: load_yaml(path, model, mistakes) for name, path in paths.items()}
     return {name: file for name, file in files.items() if file}
 
 
@@ -585,7 +595,8 @@ class JobRequest:
     """Texts of `--set`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
     """The header says how to run the job and how to get its result."""
-    facts: str = "jobs"
-    profiles: str = "profiles"
-    matrix: str = "matrix.yaml"
-    dockerfiles: str = "dockerfiles"
+    facts: str | None = None
+    profiles: str | None = None
+    project: str | None = None
+    matrix: str | None = None
+    dockerfiles: str | None = None

@@ -7,10 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagebuild.core.errors import ConfigError, Mistakes
+from imagebuild.core.settings import shipped_folder
 from imagebuild.core.yaml import YamlFile, load_yaml
 from imagebuild.project.component import Check, Component
 from imagebuild.project.lockfile import Lock
 from imagebuild.project.matrix import Matrix
+
+
+@dataclass(frozen=True)
+class ProjectPaths:
+    """Describe where a project's files are."""
+
+    matrix: Path
+    dockerfiles: Path
+    lock: Path
+
+    @classmethod
+    def beside(cls, matrix: Path) -> ProjectPaths:
+        """Return where the files of a project are by default: beside its matrix."""
+        return cls(matrix, matrix.parent / "dockerfiles", matrix.parent / "imagebuild.lock")
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,15 @@ def load_project(matrix: Path, dockerfiles: Path, lock: Path) -> Project:
     assert document
     known = {name: file for name, file in components.items() if file}
     return Project(document, known, locked.model if locked else Lock(), dockerfiles)
+
+
+def layers(folder: Path, kind: str) -> tuple[Path, ...]:
+    """Return the folders of one kind of facts (`profiles`, `jobs`) that a project uses, its own last.
+
+    What comes with imagebuild is always there. Raises ConfigError if the matrix of the folder cannot be read.
+    """
+    found = [path for layer in (shipped_folder(), folder) if (path := layer / kind).is_dir()]
+    return tuple({path.resolve(): path for path in found}.values())
 
 
 def script_of(project: Project, component: str, check: Check) -> str:

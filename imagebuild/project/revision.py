@@ -5,20 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import RunProgram, run_program
-
-
-@dataclass(frozen=True)
-class ProjectPaths:
-    """Describe where a project's files are."""
-
-    matrix: Path
-    dockerfiles: Path
-    lock: Path
+from imagebuild.project.load import ProjectPaths
 
 
 @contextmanager

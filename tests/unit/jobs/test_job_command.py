@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from imagebuild.cli import ProjectFiles, offer_of_plan
-from imagebuild.jobs import Offer
 from tests.conftest import ROOT
 from tests.unit.conftest import Call
 
@@ -129,5 +128,9 @@ def test_the_command_writes_what_it_would_print(tmp_path: Path, command: Call, m
     assert (tmp_path / "job.sh").read_text() == printed
 
 
-def test_offer_without_a_matrix_is_empty(tmp_path: Path) -> None:
-    assert offer_of_plan(ProjectFiles(matrix=tmp_path / "matrix.yaml")) == Offer()
+def test_without_a_project_the_images_that_come_with_imagebuild_are_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = offer_of_plan(ProjectFiles(root=ROOT))
+    monkeypatch.chdir(tmp_path)
+    assert offer_of_plan(ProjectFiles()) == offered
