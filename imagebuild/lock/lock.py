@@ -174,7 +174,8 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool) -> Loc
 
     If the targets are those of the `whole` matrix, entries that nothing uses are wrong too.
     """
-    findings = list(check_entries(lock.entries, lock.sources, whole=whole))
+    own = lock_table(lock.project.own_lock) if whole else None
+    findings = list(check_entries(lock.entries, lock.sources, own))
     if upstream:
         findings += compare_entries(lock.entries, lock.sources, upstream)
     return LockCheck(lock=str(lock.path), sources=len(lock.sources), upstream=bool(upstream), findings=tuple(findings))
