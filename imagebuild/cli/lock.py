@@ -13,8 +13,7 @@ from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import CommandError, ConfigError
 
 if TYPE_CHECKING:
-    from imagebuild.lock.lock import LockCheck, LockFile
-    from imagebuild.lock.resolve import Outcome
+    from imagebuild.lock.resolve import LockCheck, LockFile, Outcome
     from imagebuild.project.lockfile import Source
 
 
@@ -46,7 +45,7 @@ def lock(
 ) -> None:
     """Pin every source by content: add what the lock lacks, remove what nothing uses."""
     from imagebuild.core.console import out
-    from imagebuild.lock.lock import LockFile, check_lock, complete_lock, network_upstream, redate_lock, update_lock
+    from imagebuild.lock.resolve import LockFile, check_lock, complete_lock, network_upstream, redate_lock, update_lock
     from imagebuild.project.plan import select_targets
 
     if offline and not check:
@@ -123,8 +122,8 @@ def bump(
     from rich.markup import escape
 
     from imagebuild.core.console import out, print_table
-    from imagebuild.lock.bump import diff
-    from imagebuild.lock.lock import LockFile, bump_pins, network_upstream
+    from imagebuild.lock.bump import bump_pins, diff
+    from imagebuild.lock.resolve import LockFile, network_upstream
 
     path = project.own_paths.lock
     workspace = project.open()
