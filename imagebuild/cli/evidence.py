@@ -63,7 +63,7 @@ def scan(
 
     Exit status 1 if one finding fails the image.
     """
-    from imagebuild.core.yaml import YamlFile
+    from imagebuild.core.fields import YamlFile
     from imagebuild.publish.scan import Policy, load_policy, print_scan, scan_result
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
@@ -152,10 +152,10 @@ def add_attachment_to(
     """Attach a file to a published image, such as results that were measured later."""
     from imagebuild.core.files import read_text
     from imagebuild.oci.reference import parse_reference
-    from imagebuild.publish.attest import add_attachment
+    from imagebuild.publish.attest import Signer, add_attachment
 
     reference = parse_reference(image)
-    signer = options.signer_of(key, sign=sign, log=not no_tlog)
+    signer = Signer.of(key, sign=sign, log=not no_tlog)
     digest = add_attachment(
         reference, _connect(reference.host), kind, read_text(file).encode(),
         file=file, platform=platform, signer=signer,

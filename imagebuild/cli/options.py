@@ -18,10 +18,9 @@ from imagebuild.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
-    from imagebuild.project.load import Project, ProjectPaths
+    from imagebuild.project.load import ProjectPaths
     from imagebuild.project.matrix import Plan
-    from imagebuild.project.plan import Changes, Pins
-    from imagebuild.publish.attest import Signer
+    from imagebuild.project.plan import Changes, Pins, Project
     from imagebuild.render.renderer import Renderer
 
 STDOUT = "-"
@@ -289,19 +288,6 @@ def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
         if name not in known:
             raise ConfigError(f"--platform {name}: unknown platform; use {', '.join(known)} or local")
     return cast(tuple[Platform, ...], tuple(platforms))
-
-
-def signer_of(key: str | None, *, sign: bool, log: bool) -> Signer | None:
-    """Return who signs, None without --sign. Raises ConfigError or CommandError if that could not sign anything."""
-    from imagebuild.publish.attest import Signer
-
-    if not sign:
-        if key or not log:
-            raise ConfigError("--key and --no-tlog: need --sign")
-        return None
-    signer = Signer(key, log)
-    signer.check()
-    return signer
 
 
 def print_or_write(text: str, output: str | None) -> None:

@@ -58,6 +58,7 @@ def publish(
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
     from imagebuild.oci.registry import connect_registry
+    from imagebuild.publish.attest import Signer
     from imagebuild.publish.publish import (
         PublishRequest,
         PublishTools,
@@ -66,7 +67,7 @@ def publish(
         publish_targets,
     )
 
-    signer = options.signer_of(key, sign=sign, log=not no_tlog)
+    signer = Signer.of(key, sign=sign, log=not no_tlog)
     workspace = project.open(edits.parse(registry))
     request = PublishRequest(
         select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),

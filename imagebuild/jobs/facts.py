@@ -15,8 +15,8 @@ from pydantic_core import CoreSchema, core_schema
 
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Condition, Model
-from imagebuild.core.yaml import YamlFile, dotted_key, load_yaml
+from imagebuild.core.fields import Condition, Model, YamlFile
+from imagebuild.core.yaml import dotted_key, load_yaml
 from imagebuild.project.component import Support
 
 Scheduler = Literal["mpijob", "jobset", "slurm"]

@@ -93,6 +93,17 @@ class Signer:
     """Whether to write the signature to a public transparency log."""
     cosign: Cosign = field(default_factory=Cosign)
 
+    @classmethod
+    def of(cls, key: str | None, *, sign: bool, log: bool) -> Signer | None:
+        """Return who signs by --key, --sign and --no-tlog; None without --sign. Raises what `check` raises."""
+        if not sign:
+            if key or not log:
+                raise ConfigError("--key and --no-tlog: need --sign")
+            return None
+        signer = cls(key, log)
+        signer.check()
+        return signer
+
     def check(self) -> None:
         """Raise CommandError if cosign is missing, ConfigError if the key has no password or does not exist."""
         self.cosign("version")

@@ -9,10 +9,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Arch, Platform, axis_facts
 from imagebuild.project.component import Component, Repository, first_values
-from imagebuild.project.load import Project
 from imagebuild.project.lockfile import Archive, BaseImage, GitRef, PackageSource, Source, WheelSet
 from imagebuild.project.matrix import Base, Pin, Target
-from imagebuild.project.plan import pin_of, provider_of
+from imagebuild.project.plan import Project, pin_of, provider_of
 
 CPUS: Mapping[Arch, str] = {"amd64": "x86_64", "arm64": "aarch64"}
 """Architecture → the kernel's name of it."""

@@ -16,8 +16,8 @@ from imagebuild.core import console, files
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.oci import engine
 from imagebuild.project.component import missing_needs
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult, Surroundings, VerifyResult
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import subject
