@@ -25,6 +25,7 @@ class Entry(NamedTuple):
 
 COMMANDS: Mapping[str, Mapping[str, Entry]] = {
     "Build": {
+        "init": Entry("plan", "Write a project of your own, on top of what comes with imagebuild."),
         "plan": Entry("plan", "List the targets that a build would build, or what a change makes it execute again."),
         "render": Entry("plan", "Print the self-contained Dockerfile of a target."),
         "build": Entry("build", "Build targets with BuildKit."),
