@@ -224,6 +224,18 @@ class Target(Model):
         return self.id.replace(".", "_")
 
 
+def components_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return component → version by the labels of an image."""
+    prefix = "imagebuild.component."
+    return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
+
+
+def axes_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return axis → value of an image's target by its labels."""
+    prefix = "imagebuild.axis."
+    return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
+
+
 class Excluded(Model):
     """Describe a combination that is not built."""
 
