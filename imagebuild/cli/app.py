@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -25,6 +24,7 @@ class Entry(NamedTuple):
 
 COMMANDS: Mapping[str, Mapping[str, Entry]] = {
     "Build": {
+        "init": Entry("plan", "Write a project of your own, on top of what comes with imagebuild."),
         "plan": Entry("plan", "List the targets that a build would build, or what a change makes it execute again."),
         "render": Entry("plan", "Print the self-contained Dockerfile of a target."),
         "build": Entry("build", "Build targets with BuildKit."),
@@ -78,6 +78,8 @@ class LazyCommands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command, or end with a message that names the nearest one."""
         if cmd_name not in self.entries:
+            from difflib import get_close_matches
+
             if near := get_close_matches(cmd_name, self.entries):
                 ctx.fail(f"No such command {cmd_name!r}. Did you mean {near[0]!r}?")
             return None
@@ -98,14 +100,14 @@ class LazyCommands(TyperGroup):
 
 def load_command(name: str, entry: Entry) -> Any:
     """Import the module of a command, and make the command of the function or group that has its name."""
-    from imagebuild.cli.options import StrictCommand
+    from imagebuild.cli.options import StrictCommand, expand_groups
 
     attribute = getattr(import_module(f"imagebuild.cli.{entry.module}"), name)
     if isinstance(attribute, typer.Typer):
         group = attribute
     else:
         group = typer.Typer(add_completion=False, rich_markup_mode=None)
-        group.command(name, cls=StrictCommand, epilog=vars(attribute).get("epilog"))(attribute)
+        group.command(name, cls=StrictCommand, epilog=vars(attribute).get("epilog"))(expand_groups(attribute))
     command: Any = typer_command(group)
     for subcommand in getattr(command, "commands", {name: command}).values():
         for parameter in subcommand.params:

@@ -102,12 +102,11 @@ def examples(*lines: str) -> str:
 
 
 def example(*lines: str) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command `examples` for its help, and an option for each field of its groups."""
+    """Return a decorator that gives a command `examples` for its help."""
 
     def add(command: Command) -> Command:
-        expanded = expand_groups(command)
-        vars(expanded)["epilog"] = examples(*lines)
-        return expanded
+        vars(command)["epilog"] = examples(*lines)
+        return command
 
     return add
 
@@ -210,7 +209,7 @@ class ProjectFiles:
     @property
     def paths(self) -> ProjectPaths:
         """Return where the project's files are."""
-        from imagebuild.core.settings import shipped_folder
+        from imagebuild.core.files import shipped_folder
         from imagebuild.project.load import ProjectPaths
 
         folder = shipped_folder() if self.is_shipped else self.root or Path()

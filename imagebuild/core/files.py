@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+import imagebuild
 from imagebuild.core.errors import ConfigError
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
@@ -81,3 +82,13 @@ def cache_folder(name: str = "base") -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagebuild" / name
     except RuntimeError:
         raise ConfigError("HOME: not set; set it, or XDG_CACHE_HOME, to a folder that can be written to") from None
+
+
+def shipped_folder() -> Path:
+    """Return the folder of the project that comes with imagebuild: its matrix, lock, components, profiles, job facts.
+
+    A wheel has it inside the package; in a clone it is the repository.
+    """
+    package = Path(imagebuild.__file__).parent
+    installed = package / "data"
+    return installed if installed.is_dir() else package.parent

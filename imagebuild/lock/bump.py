@@ -240,13 +240,17 @@ def propose(
 
     Without `names`, all pins are looked up. Raises ConfigError for a name that is no pin.
     """
-    pins = project.matrix.model.versions
+    versions = project.matrix.model.versions
+    pins = {name: rows for name, rows in versions.items() if ("versions", name) not in project.inherited}
     for name in names:
+        if name in versions and name not in pins:
+            where = project.matrix.at("versions")
+            raise ConfigError(f"{where}: versions: {name} is a pin of what this extends; write it here to change it")
         if name not in pins:
             raise ConfigError(
                 f"{project.matrix.at('versions')}: versions: no pin {name!r}{suggestion(name, dict(pins))}"
             )
-    renderer = Renderer(project, pins)
+    renderer = Renderer(project, versions)
     known = inquiries(renderer.recipe(target) for target in targets)
     result = Proposals()
     asked: dict[Row, Inquiry] = {}

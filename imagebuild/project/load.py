@@ -8,9 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from imagebuild.core.errors import ConfigError, Mistakes
-from imagebuild.core.files import cache_folder
+from imagebuild.core.files import cache_folder, shipped_folder
 from imagebuild.core.run import RunProgram, run_program
-from imagebuild.core.settings import load_settings, shipped_folder
 from imagebuild.core.yaml import load_yaml
 from imagebuild.project.component import Check, Component
 from imagebuild.project.lockfile import Lock, layered_lock
@@ -86,7 +85,7 @@ def layered(own: Project, base: Project) -> Project:
         layered_lock(own.own_lock, base.lock),
         (*own.roots, *base.roots),
         own.own_lock,
-        (*rules, *requirements),
+        (*rules, *requirements, *(("versions", name) for name in under.versions if name not in over.versions)),
     )
 
 
@@ -104,6 +103,8 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
     """Return a folder with the files of a commit, fetched unless it was before, by way of the user's mirrors."""
     folder = cache_folder("projects") / source.commit
     if not folder.is_dir():
+        from imagebuild.core.settings import load_settings  # noqa: PLC0415 - few projects extend one in git
+
         url = load_settings(os.environ).mirrors.download(source.git)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as name:

@@ -43,7 +43,8 @@ class Project:
     own_lock: Lock
     """What the project's own file has."""
     inherited: tuple[object, ...] = ()
-    """Rules and requirements of the matrix that come from what it extends: they need not fit any of its images."""
+    """What comes from the matrix that it extends: rules and requirements, which need not fit any of its images, and
+    pins, as `("versions", name)`, which are not written in this one."""
 
     def in_repository(self, repository: str) -> Project:
         """Return the project with images named and pushed elsewhere."""
