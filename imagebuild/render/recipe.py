@@ -61,6 +61,7 @@ class Recipe:
         """Components that have a build stage."""
         self._axes = axis_facts(target.axes)
         self._identities: dict[str, int] = {}
+        self._providers: dict[str, str] = {}
         self.known: dict[object, Any] = {} if known is None else known
         """What recipes of one project remember together, see `once`."""
 
@@ -96,8 +97,11 @@ class Recipe:
 
     def provider(self, wanted: str) -> str:
         """Return the component whose stage others build with when they require `wanted`."""
-        chosen = self.image.build_with.get(wanted)
-        return chosen or provider_of(self.project, wanted, self.target.components) or wanted
+        if wanted not in self._providers:
+            chosen = self.image.build_with.get(wanted)
+            found = chosen or provider_of(self.project, wanted, self.target.components)
+            self._providers[wanted] = found or wanted
+        return self._providers[wanted]
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -257,9 +261,14 @@ class Recipe:
 
         `every`: the packages of all variants.
         """
+        return self.packages_of(name, devel=every or self.target.axes.get("variant") == "devel")
+
+    @once
+    def packages_of(self, name: str, *, devel: bool) -> tuple[str, ...]:
+        """Return the packages that a component brings into an image, with those of `devel` or without."""
         packages, values = self.component(name).packages, self.values(name)
-        extra = packages.devel if every or self.target.axes.get("variant") == "devel" else ()
-        return tuple(self.fill(name, text, values, "packages") for text in (*packages.runtime, *extra))
+        wanted = (*packages.runtime, *(packages.devel if devel else ()))
+        return tuple(self.fill(name, text, values, "packages") for text in wanted)
 
     def env(self, name: str, variant: str | None = None) -> dict[str, str]:
         """Return the environment that a component gives an image, of the target's variant or of the named one."""
