@@ -74,7 +74,7 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
     planned = plan_checks(project, chosen, components, image.axes)
     rules = [entry.name.removeprefix(f"{IMAGE}/") for entry in chosen if entry.component == IMAGE]
     with tempfile.TemporaryDirectory(prefix="imagebuild-verify-") as folder, ThreadPoolExecutor(1) as pool:
-        evidence = Evidence(image, request.output or Path(folder), kept=request.output is not None)
+        evidence = ResultFolder(image, request.output or Path(folder), kept=request.output is not None)
         # Files are read while commands run.
         results_of_files = pool.submit(check_files, image, runner, rules, renderer, plan)
         try:
@@ -87,7 +87,7 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
 
 
 def run_commands(
-    image: Subject, runner: Runner, planned: Sequence[PlannedCheck], request: VerifyRequest, evidence: Evidence
+    image: Subject, runner: Runner, planned: Sequence[PlannedCheck], request: VerifyRequest, evidence: ResultFolder
 ) -> None:
     """Run checks in a session of the runner, one after the other: a second command would disturb a benchmark."""
     try:
@@ -198,7 +198,7 @@ REPORTS: Mapping[str, tuple[str, str]] = {
 """File in the evidence folder → script that prints it, and what that needs."""
 
 
-def observe_surroundings(session: Session, runner: str, evidence: Evidence) -> Surroundings:
+def observe_surroundings(session: Session, runner: str, evidence: ResultFolder) -> Surroundings:
     """Return what is known of the place where checks run; if evidence is kept, also write reports of programs there."""
     host, have = session.host, session.facilities
     surroundings = Surroundings(
@@ -231,7 +231,7 @@ SLOW_S = 5
 
 
 @dataclass
-class Evidence:
+class ResultFolder:
     """Collect the results of a verification, with logs in a folder."""
 
     image: Subject
