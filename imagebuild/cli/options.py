@@ -203,7 +203,7 @@ class ProjectFiles:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether no project is named and none is here, so that the one that comes with imagebuild is read."""
+        """Return whether no project is named and none is here, so that the one that comes with imagebuild is read."""
         return not (self.root or self.matrix or MATRIX.exists())
 
     @property

@@ -315,7 +315,7 @@ class Nodes(SlurmOptions):
 
 
 class Site(FactLayer):
-    """Additions of a cluster to a fabric."""
+    """Add what a cluster needs to a fabric."""
 
     pod: Pod = Pod()
     plugin: str | None = None
