@@ -262,7 +262,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     mistakes = Mistakes()
     changes = changes or Changes()
     matrix = project.matrix.model
-    versions = _changed_versions(project, changes, mistakes)
+    versions = versions_with(project, changes, mistakes)
     check_names(project, changes, mistakes)
     mistakes.stop_if_any()
     targets: list[Target] = []
@@ -401,29 +401,27 @@ def version_of(project: Project, versions: Pins, name: str, facts: Mapping[str, 
     return pin.version if pin else None
 
 
-def versions_with(project: Project, changes: Changes) -> dict[str, tuple[Pin, ...]]:
-    """Return the pins of the matrix with the changes of the command line. Raises ConfigError."""
-    mistakes = Mistakes()
-    versions = _changed_versions(project, changes, mistakes)
-    mistakes.stop_if_any()
-    return versions
+def versions_with(project: Project, changes: Changes, mistakes: Mistakes | None = None) -> dict[str, tuple[Pin, ...]]:
+    """Return the pins of the matrix with the changes of the command line.
 
-
-def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) -> dict[str, tuple[Pin, ...]]:
-    """Return the pins with the changes of the command line; note names that are neither an axis nor a pin."""
+    Names that are neither an axis nor a pin are added to `mistakes`, or else raised as ConfigError.
+    """
+    found = mistakes or Mistakes()
     versions = dict(project.matrix.model.versions)
     axes = {axis for image in project.matrix.model.images.values() for axis in image.axes}
     for name, value in changes.values.items():
         if name in axes:
             continue
         if name not in versions:
-            mistakes.add(f"--set {name}={value}", f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}")
+            found.add(f"--set {name}={value}", f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}")
             continue
         version, at, commit = value.partition("@")
         if at and not re.fullmatch("[0-9a-f]{40}", commit):
-            mistakes.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")
+            found.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")
             continue
         versions[name] = (Pin(version=version, commit=commit or None),)
+    if mistakes is None:
+        found.stop_if_any()
     return versions
 
 
