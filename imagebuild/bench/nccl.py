@@ -585,7 +585,8 @@ def _wrong_sizes(rows: Sequence[NcclRow], sizes: Sequence[int], unread: int) -> 
     by_kind: dict[object, Counter[int]] = defaultdict(Counter)
     for row in rows:
         by_kind[row.dtype, row.redop, row.root][row.size_bytes] += 1
-    missing, surplus = [], []
+    missing: list[int] = []
+    surplus: list[int] = []
     for found in by_kind.values():
         times = max(1, round(found.total() / len(sizes)))
         # What was asked for from each size on, up to the next one, was rounded to it.
