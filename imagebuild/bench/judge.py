@@ -37,6 +37,7 @@ from imagebuild.bench.models import (
     Run,
     SpeedClaim,
     UcxResult,
+    describe_run,
 )
 from imagebuild.bench.profiles import Measured, Profile
 from imagebuild.core.errors import ConfigError
@@ -103,7 +104,7 @@ def judge_run(run: Run, profile: Profile | None, expected: Expected | None = Non
     data = _data_of_run(run)
     return Judgement(
         source=run.source,
-        subject=describe_run(run.collective, run.ranks, run.nodes),
+        subject=run.subject,
         data=data,
         participation=participation,
         speed=_speed_of_run(run, profile, expected, is_sound=data.standing() != "failed"),
@@ -289,12 +290,6 @@ def best_row(run: Run) -> tuple[float | None, int | None]:
     return max(_large_speeds(run) or values, default=(None, None))
 
 
-def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
-    """Return `all_reduce, 16 ranks, 2 nodes`, without the parts that are unknown."""
-    scale = [plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
-    return ", ".join([collective or "unknown collective", *scale])
-
-
 def _scale_of(run: Run) -> tuple[str, int, int]:
     """Return collective, ranks and nodes of a run. Raises NotComparable if the output does not say one of them."""
     if run.collective and run.ranks and run.nodes:
@@ -322,7 +317,7 @@ def _least_size(run: Run) -> int:
 
 def judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected | None = None) -> Judgement:
     """Judge a matrix: its devices, and in GB/s its worst pair by the reference and its best pair by the ceiling."""
-    name = test.name or "unnamed test"
+    name = test.subject
     # A test that does not fit the machine is waived: that says nothing, and it is no failure.
     is_absent = test.status in ("waived", "not-found")
     data = DataClaim(state="right", reason="the benchmark compared what it copied")
@@ -373,7 +368,7 @@ def device_pairs(test: BandwidthTest) -> list[float]:
 
 def judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     """Judge a table of perftest by its best average, converted to Gb/s."""
-    test = table.test or "unknown test"
+    test = table.subject
     rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
     value, size = max(rows, default=(None, None))
     data, scale = NO_DATA, ceilings.GBIT_UNITS.get(table.unit or "")
@@ -405,9 +400,9 @@ def _judge_ucx(result: UcxResult) -> Judgement:
         reason = result.reason or "only progress was printed, and no final result"
         data = DataClaim(state="unfinished", reason=reason)
     speed = SpeedClaim(state="not applicable", reason="no profile has references for ucx_perftest")
-    subject = f"ucx_perftest {result.title}" if result.title else "ucx_perftest"
-    subject += f", thread {result.thread}" if result.thread is not None else ""
-    return Judgement(source=result.source, subject=subject, data=data, participation=NO_PARTICIPATION, speed=speed)
+    return Judgement(
+        source=result.source, subject=result.subject, data=data, participation=NO_PARTICIPATION, speed=speed
+    )
 
 
 # dcgmi diag

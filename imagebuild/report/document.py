@@ -11,9 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
+from itertools import accumulate
 from math import isfinite
 from pathlib import Path, PurePath
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from imagebuild import __version__
 from imagebuild.bench.judge import best_row, device_pairs, judge_results
@@ -63,8 +65,6 @@ class Entry:
     """Hold a result in words, with the claims about it."""
 
     result: Result
-    subject: str
-    """What was measured, without the file: `all_reduce, 8 ranks`."""
     name: str
     """The subject, with file (in a sweep: hosts) and number where several results of a kind have the same."""
     best: str
@@ -159,12 +159,19 @@ class Report(Results):
     nothing_in: tuple[str, ...] = ()
     """Files that were named and contain no result."""
 
-    @property
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with these fields changed, which computes everything anew."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in copy.__dict__.keys() - type(self).model_fields.keys():
+            del copy.__dict__[name]
+        return copy
+
+    @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """Return everything that was measured: collectives, matrices, tables of perftest, results of ucx_perftest."""
         return tuple(_entries(self))
 
-    @property
+    @cached_property
     def assertions(self) -> tuple[Assertion, ...]:
         """Return all assertions, failed and open ones first, otherwise in the order of the files.
 
@@ -181,7 +188,7 @@ class Report(Results):
         order = {"failed": 0, "open": 1}
         return tuple(sorted(assertions, key=lambda assertion: order.get(assertion.state, 2)))
 
-    @property
+    @cached_property
     def problems(self) -> tuple[Assertion, ...]:
         """Return the assertions that do not hold, then those that are open."""
         return tuple(assertion for assertion in self.assertions if assertion.state in ("failed", "open"))
@@ -191,19 +198,18 @@ class Report(Results):
         """Return the assertions that were skipped."""
         return tuple(assertion for assertion in self.assertions if assertion.state == "skipped")
 
-    @property
+    @cached_property
     def overall(self) -> Overall:
         """Return the verdict on everything."""
         if not (self.runs or self.tests or self.tables or self.ucx or self.diagnostics or self.verifications):
             return "nothing-read"
-        assertions = self.assertions
-        states = {assertion.state for assertion in assertions}
+        states = {assertion.state for assertion in self.assertions}
         if "failed" in states:
             return "failed"
         is_measured = "passed" in states or any(entry.best != NONE for entry in self.entries)
         if "open" in states or not is_measured:
             return "open"
-        return "limited" if any(a.state == "skipped" and a.kind in CLAIMS for a in assertions) else "ok"
+        return "limited" if any(skip.kind in CLAIMS for skip in self.skips) else "ok"
 
     @property
     def exit_status(self) -> int:
@@ -488,20 +494,24 @@ def judge_rest(report: Report) -> Report:
 
 
 def _judgements_of(report: Report) -> dict[int, list[Judgement]]:
-    """Return id of a result → its judgements. Of equal results, the first gets the first: judges keep the order."""
-    equal: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    """Return id of a result → its judgements: of the same file, with a subject that is or begins with the result's.
+
+    Ranks that were asserted, and the type of a comparison with a baseline, come after what the result says. Of equal
+    results, the first gets the first, since judges keep the order.
+    """
+    equal: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     results: tuple[Result, ...] = (*report.runs, *report.tests, *report.tables, *report.ucx)
     for result in results:
-        equal[_judgement_key(result.source, subject_of(result))].append(id(result))
+        equal[result.source, result.subject].append(id(result))
     judgements: dict[int, list[Judgement]] = {}
-    given: Counter[tuple[str, ...]] = Counter()
+    given: Counter[tuple[str, str]] = Counter()
     for judgement in report.judgements:
-        source, name, ranks = _judgement_key(judgement.source, judgement.subject)
-        # The number of ranks may have been known to the judge only, from an option.
-        key = (source, name, ranks) if (source, name, ranks) in equal else (source, name, "")
-        if fitting := equal.get(key):
-            judgements.setdefault(fitting[given[key] % len(fitting)], []).append(judgement)
-            given[key] += 1
+        subjects = accumulate(judgement.subject.split(", "), lambda head, part: f"{head}, {part}")
+        keys = [key for subject in subjects if (key := (judgement.source, subject)) in equal]
+        if keys:
+            fitting = equal[keys[-1]]
+            judgements.setdefault(fitting[given[keys[-1]] % len(fitting)], []).append(judgement)
+            given[keys[-1]] += 1
     return judgements
 
 
@@ -514,42 +524,11 @@ def _entries(report: Report) -> Iterator[Entry]:
             host_label(result.hosts) if sweep and isinstance(result, Run) else result.source
             for result, sweep in zip(results, sweeps, strict=True)
         ]
-        subjects = list(map(subject_of, results))
-        names = unique_names(list(zip(subjects, places, strict=True)))
-        for result, subject, name, sweep in zip(results, subjects, names, sweeps, strict=True):
+        names = unique_names([(result.subject, place) for result, place in zip(results, places, strict=True)])
+        for result, name, sweep in zip(results, names, sweeps, strict=True):
             own = tuple(judgements[id(result)])
             worst = min((one.worst(allowed) for one in own), key=lambda c: STANDINGS.index(c.standing(allowed)))
-            yield Entry(result, subject, name, best_value(result), own, claim_state(worst, allowed), sweep)
-
-
-def _judgement_key(source: str, subject: str) -> tuple[str, str, str]:
-    """Return by what a judgement finds its result. What else subjects say may be known to one of the two only."""
-    name, *rest = subject.split(", ")
-    return source, name, next((part for part in rest if "rank" in part), "")
-
-
-def subject_of(result: Result) -> str:
-    """Return what was measured, without the file. It begins as judges begin the subjects of their verdicts."""
-    match result:
-        case Run():
-            return run_name(result)
-        case BandwidthTest():
-            return result.name or "unnamed test"
-        case PerftestTable():
-            return result.test or "unknown test"
-        case UcxResult():
-            title = f"ucx_perftest {result.title}" if result.title else "ucx_perftest"
-            return title if result.thread is None else f"{title}, thread {result.thread}"
-
-
-def run_name(run: Run) -> str:
-    """Return the collective and its scale: `all_reduce, 8 ranks, 2 nodes`."""
-    parts = [run.collective or "unknown collective"]
-    if run.ranks is not None:
-        parts.append(f"{run.ranks} rank{'s' * (run.ranks != 1)}")
-    if run.nodes is not None and run.nodes > 1:
-        parts.append(f"{run.nodes} nodes")
-    return ", ".join(parts)
+            yield Entry(result, name, best_value(result), own, claim_state(worst, allowed), sweep)
 
 
 def diagnostic_name(diagnostic: Diagnostic) -> str:
