@@ -374,17 +374,27 @@ HEAD_BYTES = 4096
 """Beginning of a file that tells whether imagebuild can have written it; other files are not read whole to find out."""
 
 
-def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
+@dataclass(frozen=True)
+class Gathered:
+    """Hold what some files contain."""
+
+    report: Report
+    """With the verdicts on speed that the files have."""
+    logs: tuple[Path, ...]
+    """Files with output of benchmarks, including those that verify kept."""
+    read: frozenset[Path]
+    """Files that the report is made from, as absolute paths: what is written must not replace them."""
+
+
+def gather_files(named: Iterable[Path]) -> Gathered:
     """Read files, and all files of folders whose names do not begin with a dot.
 
-    Return a report with the verdicts on speed that the files have, and the logs among them: files with output of
-    benchmarks, including those that verify kept. Raises ConfigError if a file cannot be opened, ResultError if it is
-    damaged, or a file that imagebuild wrote cannot be read.
+    A report in a folder that says only what files beside it say is left out. Raises ConfigError if a file cannot be
+    opened, ResultError if it is damaged, or a file that imagebuild wrote cannot be read.
     """
     named = tuple(dict.fromkeys(named))
     contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
     verified = {file: content for file, content in contents.items() if isinstance(content, VerifyResult)}
-    earlier = [content for content in contents.values() if isinstance(content, Report)]
     others = [file for file, content in contents.items() if content is None]
 
     # Files that verify kept beside its result → whether they are output of a benchmark, which was read at that time.
@@ -397,12 +407,21 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
     unread = [file for file in others if file.resolve() not in kept]
     results = read_files(unread)
     checks = [check for verification in verified.values() for check in verification.checks]
-    parts = [results, *(check.results for check in checks if check.results), *earlier]
+    parts = [results, *(check.results for check in checks if check.results)]
+    fresh = Counter(_texts_of(*parts, *verified.values()))
+    repeated = {
+        file
+        for file, content in contents.items()
+        if isinstance(content, Report) and file not in named
+        and Counter(_texts_of(content, *content.verifications)) <= fresh
+    }  # fmt: skip
+    earlier = [content for file, content in contents.items() if isinstance(content, Report) and file not in repeated]
+    parts += earlier
     known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}
     verdicts = [verdict for check in checks for verdict in check.judgements]
     runs = tuple(run for part in parts for run in part.runs)
     first, *more = named
-    title = first.resolve().name or str(first)
+    title = shown_path(Path(first.resolve().name)) if first.resolve().name else str(first)
     report = Report(
         about=ReportOrigin(
             title=f"{title} and {len(more)} more" if more else title,
@@ -426,23 +445,41 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
             str(path) for path in named if path not in known and not any(path in file.parents for file in known)
         ),
     )
-    return judge_rest(report), tuple(file for file in others if kept.get(file.resolve(), True))
+    logs = tuple(file for file in others if kept.get(file.resolve(), True))
+    return Gathered(judge_rest(report), logs, frozenset(file.resolve() for file in contents.keys() - repeated))
+
+
+def _texts_of(*parts: Results | VerifyResult) -> Iterator[str]:
+    """Yield each result without the name of its file, and each result of verify, as text."""
+    for part in parts:
+        if isinstance(part, VerifyResult):
+            yield part.model_dump_json()
+        else:
+            for result in (*part.runs, *part.tests, *part.tables, *part.ucx, *part.diagnostics):
+                yield result.model_copy(update={"source": ""}).model_dump_json()
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Return the file, or all files of the folder. Raises ConfigError if one cannot be opened."""
+    """Return the file, or all files of the folder. Raises ConfigError if one cannot be opened or named in JSON."""
     try:
         files = [path]
         if path.is_dir():
             files = [file for file in sorted(path.rglob("*")) if file.is_file()]
             files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
         for file in files:
+            if shown_path(file) != str(file):
+                raise ConfigError(f"{shown_path(file)}: cannot be read: its name is not UTF-8; rename it")
             with open_log(file):
                 pass
     except OSError as error:
         where = error.filename or path
         raise ConfigError(f"{where}: cannot be read: {error.strerror}; name logs, JSON files or folders") from None
     return files
+
+
+def shown_path(path: Path) -> str:
+    """Return the name of a file with question marks for bytes that are not UTF-8, which JSON cannot have."""
+    return str(path).encode(errors="replace").decode()
 
 
 def read_own_file(file: Path) -> VerifyResult | Report | None:

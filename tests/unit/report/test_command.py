@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -134,7 +136,15 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
         (("a.log", "--algorithm", "ring"), "--algorithm: says nothing without a profile"),
         (("a.log", "--profiles", ROOT / "profiles"), "name one of them with --profile"),
         (("a.log", "--allow", "all"), "--allow all: unknown kind; use one of unvalidated, partial, unjudged"),
+        (("a.log", "--profile", "h100", "--algorithm", ""), "unknown class of algorithms"),
         (("a.log", "--json", "a.log/o.json"), "cannot be written"),
+        (("a.log", "--html", "."), "--html .: is a folder; name a file"),
+        (("a.log", "--json", "./a.log"), "--json a.log: would replace a file that is read"),
+        ((".", "--junit", "a.log"), "--junit a.log: would replace a file that is read"),
+        (("a.log", "--json", "o", "--junit", "o"), "--junit o: --json goes there, too"),
+        (("a.log", "--junit", "-", "--html", "-"), "--html -: --junit goes there, too"),
+        (("a.log", "--json", "-", "--markdown"), "--markdown: the standard output has something else already"),
+        (("bad\udcff.log",), "bad?.log: cannot be read: its name is not UTF-8"),
     ],
 )
 def test_wrong_input_is_2(call: Call, arguments: tuple[object, ...], message: str) -> None:
@@ -142,6 +152,27 @@ def test_wrong_input_is_2(call: Call, arguments: tuple[object, ...], message: st
     status, _, err = call(*arguments)
     assert status == 2
     assert message in err
+    assert Path("a.log").read_text() == nccl_log(480)
+
+
+@pytest.mark.parametrize(("option", "begins"), [("--json", "{"), ("--junit", "<?xml"), ("--html", "<!DOCTYPE html>")])
+def test_a_form_on_the_standard_output_is_alone_there(call: Call, option: str, begins: str) -> None:
+    write("a.log", nccl_log(480))
+    status, out, _ = call("a.log", option, "-")
+    assert (status, out.startswith(begins), "All is well" in out.rstrip().splitlines()[-1]) == (0, True, False)
+    assert not Path("-").exists()
+
+
+@pytest.mark.programs
+def test_a_full_disk_behind_the_standard_output_is_one_line(call: Call) -> None:
+    write("a.log", nccl_log(480))
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "imagebuild", "report", "a.log"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    assert ended.returncode == 2
+    assert ended.stderr == "error: the standard output cannot be written: No space left on device\n"
 
 
 def test_without_plotly_nothing_is_written(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +197,10 @@ def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
     write("c.log", nccl_log(361, collective="all_gather", factor=0.875))
     call("one.json", "c.log", "--json", "three.json")
     assert [run["collective"] for run in read("three.json")["runs"]] == ["all_gather", "all_reduce", "all_reduce"]
+    # Beside the logs that it is about, in a folder, a report says nothing new, and can be written again.
+    for _ in range(2):
+        assert call("logs", "--json", "logs/own.json")[0] == 0
+        assert len(read("logs/own.json")["runs"]) == 2
     write("all.json", BAD.model_dump_json())
     assert call("all.json", "--json", "again.json")[0] == 1
     assert read("again.json")["judgements"] == read("all.json")["judgements"]
