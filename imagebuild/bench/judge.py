@@ -159,11 +159,11 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
     if wrong:
         return ParticipationClaim(state="incomplete", reason="; ".join(wrong))
     asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
-    unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "hosts")) if count is None]
+    unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "nodes")) if count is None]
     if unknown and (asked or not ranks):
-        return ParticipationClaim(
-            state="not known", reason=f"the output does not list the {' and '.join(unknown)}", allow=asked
-        )
+        options = " and ".join(f"--{noun}" for noun in unknown)
+        reason = f"the output does not list the {' and '.join(unknown)}; say how many with {options}"
+        return ParticipationClaim(state="not known", reason=reason, allow=asked)
     assert ranks
     gpus = min(ranks, run.gpus or ranks)
     if gpus < ranks:
