@@ -166,10 +166,26 @@ class Report(Results):
             del copy.__dict__[name]
         return copy
 
+    @property
+    def measured(self) -> tuple[Result, ...]:
+        """Return all results that have bandwidths or times."""
+        return (*self.runs, *self.tests, *self.tables, *self.ucx)
+
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """Return everything that was measured: collectives, matrices, tables of perftest, results of ucx_perftest."""
-        return tuple(_entries(self))
+        judgements, allowed, entries = _judgements_of(self), self.about.allowed, []
+        sweeps = [next((s for s in self.sweeps if s.holds(result)), None) for result in self.measured]
+        places = [
+            host_label(result.hosts) if sweep and isinstance(result, Run) else result.source
+            for result, sweep in zip(self.measured, sweeps, strict=True)
+        ]
+        names = unique_names([(one.subject, place) for one, place in zip(self.measured, places, strict=True)])
+        for result, name, sweep in zip(self.measured, names, sweeps, strict=True):
+            own = tuple(judgements[id(result)])
+            worst = min((one.worst(allowed) for one in own), key=lambda c: STANDINGS.index(c.standing(allowed)))
+            entries.append(Entry(result, name, best_value(result), own, claim_state(worst, allowed), sweep))
+        return tuple(entries)
 
     @cached_property
     def assertions(self) -> tuple[Assertion, ...]:
@@ -201,7 +217,7 @@ class Report(Results):
     @cached_property
     def overall(self) -> Overall:
         """Return the verdict on everything."""
-        if not (self.runs or self.tests or self.tables or self.ucx or self.diagnostics or self.verifications):
+        if not (self.measured or self.diagnostics or self.verifications):
             return "nothing-read"
         states = {assertion.state for assertion in self.assertions}
         if "failed" in states:
@@ -320,18 +336,13 @@ def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
 
 
 def assertions_on_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Assertion]:
-    """Assert that the hardware passes its tests."""
-    return [
-        Assertion(
-            "diagnostic",
-            one.source,
-            diagnostic_name(one),
-            DIAGNOSTIC_STATES.get(one.status, "failed"),
-            one.status,
-            "; ".join(one.messages),
-        )
-        for one in diagnostics
-    ]
+    """Assert that the hardware passes its tests; a subject names what the test was about, if not everything."""
+    assertions = []
+    for one in diagnostics:
+        subject = f"{one.test}, {one.entity}" if one.entity else one.test
+        state = DIAGNOSTIC_STATES.get(one.status, "failed")
+        assertions.append(Assertion("diagnostic", one.source, subject, state, one.status, "; ".join(one.messages)))
+    return assertions
 
 
 def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
@@ -409,36 +420,28 @@ def gather_files(named: Iterable[Path]) -> Gathered:
     checks = [check for verification in verified.values() for check in verification.checks]
     parts = [results, *(check.results for check in checks if check.results)]
     fresh = Counter(_texts_of(*parts, *verified.values()))
-    repeated = {
-        file
-        for file, content in contents.items()
-        if isinstance(content, Report) and file not in named
-        and Counter(_texts_of(content, *content.verifications)) <= fresh
-    }  # fmt: skip
-    earlier = [content for file, content in contents.items() if isinstance(content, Report) and file not in repeated]
+    reports = {file: content for file, content in contents.items() if isinstance(content, Report)}
+    beside = [file for file in reports if file not in named]
+    repeated = {f for f in beside if Counter(_texts_of(reports[f], *reports[f].verifications)) <= fresh}
+    earlier = [report for file, report in reports.items() if file not in repeated]
     parts += earlier
     known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}
     verdicts = [verdict for check in checks for verdict in check.judgements]
-    runs = tuple(run for part in parts for run in part.runs)
+    merged: dict[str, Any] = {
+        kind: tuple(result for part in parts for result in getattr(part, kind)) for kind in Results.model_fields
+    }
     first, *more = named
-    title = shown_path(Path(first.resolve().name)) if first.resolve().name else str(first)
+    title = visible(first.resolve().name or str(first))
     report = Report(
         about=ReportOrigin(
             title=f"{title} and {len(more)} more" if more else title,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             imagebuild=__version__,
             files=tuple(map(str, named)),
-            profile=earlier[0].about.profile if earlier else None,
-            baseline=earlier[0].about.baseline if earlier else None,
-            allowed=earlier[0].about.allowed if earlier else (),
+            **(earlier[0].about.model_dump(include={"profile", "baseline", "allowed"}) if earlier else {}),
         ),
-        runs=runs,
-        sweeps=find_sweeps(runs),
-        tests=tuple(test for part in parts for test in part.tests),
-        tables=tuple(table for part in parts for table in part.tables),
-        ucx=tuple(ucx for part in parts for ucx in part.ucx),
-        diagnostics=tuple(diagnostic for part in parts for diagnostic in part.diagnostics),
-        sources=tuple(source for part in parts for source in part.sources),
+        **merged,
+        sweeps=find_sweeps(merged["runs"]),
         judgements=(*verdicts, *(verdict for one in earlier for verdict in one.judgements)),
         verifications=(*verified.values(), *(verification for one in earlier for verification in one.verifications)),
         nothing_in=tuple(
@@ -456,7 +459,7 @@ def _texts_of(*parts: Results | VerifyResult) -> Iterator[str]:
             yield part.model_dump_json()
         else:
             for result in (*part.runs, *part.tests, *part.tables, *part.ucx, *part.diagnostics):
-                yield result.model_copy(update={"source": ""}).model_dump_json()
+                yield result.model_dump_json(exclude={"source"})
 
 
 def _files_in(path: Path) -> list[Path]:
@@ -467,19 +470,15 @@ def _files_in(path: Path) -> list[Path]:
             files = [file for file in sorted(path.rglob("*")) if file.is_file()]
             files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
         for file in files:
-            if shown_path(file) != str(file):
-                raise ConfigError(f"{shown_path(file)}: cannot be read: its name is not UTF-8; rename it")
+            str(file).encode()
             with open_log(file):
                 pass
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{visible(error.object)}: cannot be read: its name is not UTF-8; rename it") from None
     except OSError as error:
         where = error.filename or path
         raise ConfigError(f"{where}: cannot be read: {error.strerror}; name logs, JSON files or folders") from None
     return files
-
-
-def shown_path(path: Path) -> str:
-    """Return the name of a file with question marks for bytes that are not UTF-8, which JSON cannot have."""
-    return str(path).encode(errors="replace").decode()
 
 
 def read_own_file(file: Path) -> VerifyResult | Report | None:
@@ -516,14 +515,12 @@ def judge_rest(report: Report) -> Report:
     """Return the report with a judgement on every result: those without one are judged without a profile."""
     judged = _judgements_of(report)
     diagnosed = {judgement.source for judgement in report.judgements if judgement.subject == DIAGNOSIS}
-    rest = Results(
-        runs=tuple(run for run in report.runs if id(run) not in judged),
-        tests=tuple(test for test in report.tests if id(test) not in judged),
-        tables=tuple(table for table in report.tables if id(table) not in judged),
-        ucx=tuple(ucx for ucx in report.ucx if id(ucx) not in judged),
-        diagnostics=tuple(one for one in report.diagnostics if one.source not in diagnosed),
-    )
-    return report.model_copy(update={"judgements": (*report.judgements, *judge_results(rest))})
+    rest = {
+        kind: tuple(result for result in getattr(report, kind) if id(result) not in judged)
+        for kind in ("runs", "tests", "tables", "ucx")
+    }
+    rest["diagnostics"] = tuple(one for one in report.diagnostics if one.source not in diagnosed)
+    return report.model_copy(update={"judgements": (*report.judgements, *judge_results(Results(**rest)))})
 
 
 def _judgements_of(report: Report) -> dict[int, list[Judgement]]:
@@ -533,8 +530,7 @@ def _judgements_of(report: Report) -> dict[int, list[Judgement]]:
     results, the first gets the first, since judges keep the order.
     """
     equal: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    results: tuple[Result, ...] = (*report.runs, *report.tests, *report.tables, *report.ucx)
-    for result in results:
+    for result in report.measured:
         equal[result.source, result.subject].append(id(result))
     judgements: dict[int, list[Judgement]] = {}
     given: Counter[tuple[str, str]] = Counter()
@@ -546,27 +542,6 @@ def _judgements_of(report: Report) -> dict[int, list[Judgement]]:
             judgements.setdefault(fitting[given[keys[-1]] % len(fitting)], []).append(judgement)
             given[keys[-1]] += 1
     return judgements
-
-
-def _entries(report: Report) -> Iterator[Entry]:
-    judgements, allowed = _judgements_of(report), report.about.allowed
-    kinds: tuple[Sequence[Result], ...] = (report.runs, report.tests, report.tables, report.ucx)
-    for results in kinds:
-        sweeps = [next((s for s in report.sweeps if s.holds(result)), None) for result in results]
-        places = [
-            host_label(result.hosts) if sweep and isinstance(result, Run) else result.source
-            for result, sweep in zip(results, sweeps, strict=True)
-        ]
-        names = unique_names([(result.subject, place) for result, place in zip(results, places, strict=True)])
-        for result, name, sweep in zip(results, names, sweeps, strict=True):
-            own = tuple(judgements[id(result)])
-            worst = min((one.worst(allowed) for one in own), key=lambda c: STANDINGS.index(c.standing(allowed)))
-            yield Entry(result, name, best_value(result), own, claim_state(worst, allowed), sweep)
-
-
-def diagnostic_name(diagnostic: Diagnostic) -> str:
-    """Return the test, and what it was about if it was not about everything: `memory, GPU 0`."""
-    return f"{diagnostic.test}, {diagnostic.entity}" if diagnostic.entity else diagnostic.test
 
 
 def unique_names(subjects: Sequence[tuple[str, str]]) -> list[str]:

@@ -374,16 +374,13 @@ def _transfer_charts(tables: Sequence[PerftestTable]) -> Iterator[Drawing]:
         names = unique_names([(table.test or "perftest", table.source) for table in same_unit])
         lines, numbers = [], []
         for name, table in zip(names, same_unit, strict=True):
-            rates = ["" if row.msg_rate is None else f"{row.msg_rate:g} million messages/s" for row in table.rows]
-            points = [
-                Point(row.size_bytes, row.bw_average or 0, (rate,))
-                for row, rate in zip(table.rows, rates, strict=True)
-            ]  # fmt: skip
+            points, rows = [], []
+            for row in table.rows:
+                details = () if row.msg_rate is None else (f"{row.msg_rate:g} million messages/s",)
+                points.append(Point(row.size_bytes, row.bw_average or 0, details))
+                values = map(format_number, (row.bw_peak, row.bw_average, row.msg_rate))
+                rows.append((format_bytes(row.size_bytes), *values))
             lines.append(Line(name, points))
-            rows = [
-                (format_bytes(row.size_bytes), *map(format_number, (row.bw_peak, row.bw_average, row.msg_rate)))
-                for row in table.rows
-            ]
             numbers.append(NumberTable(name, ("size", "peak", "average", "million messages/s"), rows))
         shown = unit or "unit unknown"
         yield line_chart(f"transfer-{number}", f"perftest, {shown}", f"average bandwidth, {shown}", lines, numbers)

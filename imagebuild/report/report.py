@@ -10,7 +10,7 @@ from typing import get_args
 
 from imagebuild.bench.baseline import compare_with_baseline
 from imagebuild.bench.judge import Expected, judge_results
-from imagebuild.bench.models import Openness, Results
+from imagebuild.bench.models import Openness
 from imagebuild.bench.profiles import find_profile, load_profiles
 from imagebuild.core import console, files
 from imagebuild.core.console import err
@@ -52,7 +52,10 @@ def make_report(request: ReportRequest) -> Report:
         raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(get_args(Openness))}")
     if request.html:
         page.plotly_js()  # raises before anything is read or written
-    baseline = read_baseline(request.baseline) if request.baseline else None
+    baseline = gather_files([request.baseline]).report if request.baseline else None
+    if baseline and baseline.nothing_in:
+        problem = "contains no result; name a file that `imagebuild report --json` wrote, or a log"
+        raise ConfigError(f"--baseline {request.baseline}: {problem}")
     gathered = gather_files(request.files)
     check_outputs({"--json": request.json_file, "--junit": request.junit, "--html": request.html}, gathered.read)
     report = gathered.report
@@ -74,15 +77,6 @@ def make_report(request: ReportRequest) -> Report:
         failed = {failure.source for failure in report.problems}
         logs = sorted(gathered.logs, key=lambda log: str(log) not in failed)
         _write(request.html, page.report_html(report, page.read_logs(logs), len(logs)))
-    return report
-
-
-def read_baseline(path: Path) -> Results:
-    """Return the results of an earlier report or log. Raises ConfigError if there are none."""
-    report = gather_files([path]).report
-    if report.nothing_in:
-        problem = "contains no result; name a file that `imagebuild report --json` wrote, or a log"
-        raise ConfigError(f"--baseline {path}: {problem}")
     return report
 
 
