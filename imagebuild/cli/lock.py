@@ -56,10 +56,11 @@ def lock(
         raise ConfigError("--check and --update exclude each other")
     if date and (check or update):
         raise ConfigError("--date: excludes --check and --update; it changes nothing else in the lock")
+    path = project.own_paths.lock
     workspace = project.open(edits.parse())
     whole = not (select or edits)
     targets = select_targets(workspace.plan, select or ())
-    file = LockFile(workspace.project, workspace.renderer, targets, project.paths.lock)
+    file = LockFile(workspace.project, workspace.renderer, targets, path)
     if date:
         redate_lock(file, date.date())
         out.print(
@@ -124,8 +125,9 @@ def bump(
     from imagebuild.lock.bump import bump_pins, diff
     from imagebuild.lock.resolve import LockFile, network_upstream
 
+    path = project.own_paths.lock
     workspace = project.open()
-    file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets, project.paths.lock)
+    file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets, path)
     result, texts = bump_pins(file, network_upstream(ca), names or (), write=write, relock=relock, pre=pre)
 
     def show() -> None:

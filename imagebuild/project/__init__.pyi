@@ -3,6 +3,8 @@ from .component import Component as Component
 from .component import Facilities as Facilities
 from .component import Unpacked as Unpacked
 from .load import Project as Project
+from .load import ProjectPaths as ProjectPaths
+from .load import layers as layers
 from .load import load_project as load_project
 from .load import script_of as script_of
 from .lockfile import UNRESOLVED as UNRESOLVED
@@ -57,6 +59,5 @@ from .records import Step as Step
 from .records import Surroundings as Surroundings
 from .records import VerifyResult as VerifyResult
 from .records import Vulnerability as Vulnerability
-from .revision import ProjectPaths as ProjectPaths
 from .revision import current_revision as current_revision
 from .revision import files_at_revision as files_at_revision
