@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -82,8 +82,8 @@ class Downloads:
     _down: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Server → when it could not be connected to, and why."""
 
-    def sha256(self, url: str, advance: Advance = lambda _done, _total: None) -> str:
-        """Return the sha256 of a file whose length the server tells.
+    def sha256(self, url: str, advance: Advance = lambda _done, _total: None, target: Path | None = None) -> str:
+        """Return the sha256 of a file whose length the server tells, and write it to `target` if that is given.
 
         Raises Unreachable or Absent if it cannot be had, CommandError if it is a web page or its length is unknown.
         """
@@ -96,10 +96,13 @@ class Downloads:
                     f"{url}: the server does not say how long the file is, so that it might be cut off unseen"
                 )
             digest, done = hashlib.sha256(), 0
-            for chunk in self.chunks(answer):
-                digest.update(chunk)
-                done += len(chunk)
-                advance(done, announced_length(answer))
+            with target.open("wb") if target else nullcontext() as file:
+                for chunk in self.chunks(answer):
+                    digest.update(chunk)
+                    if file:
+                        file.write(chunk)
+                    done += len(chunk)
+                    advance(done, announced_length(answer))
             return digest.hexdigest()
 
         return self._whole(url, "*/*", read)

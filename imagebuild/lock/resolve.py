@@ -29,6 +29,7 @@ from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Archive,
+    ArchiveTree,
     BaseImage,
     Entry,
     GitRef,
@@ -115,6 +116,8 @@ def what_entry_lacks(source: Source, entry: Entry | None) -> str | None:
     if entry == UNRESOLVED:
         return UNRESOLVED
     match source, entry:
+        case Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None):
+            return "the lock has its hash, but no facts of it"
         case PackageSource(packages=packages), LockedRepository():
             absent = [package for package in packages if package not in entry.packages]
             return f"the lock has no version of {', '.join(absent)}" if absent else None
@@ -425,9 +428,11 @@ def compare_entry(source: Source, entry: Entry, upstream: Upstream, advance: Adv
             if upstream.has_image(reference, digest):
                 return LockFinding("moved", name, f"{problem}; the pinned {digest[:19]} is still there")
             return LockFinding("gone", name, f"{problem}, and the pinned {digest[:19]} is gone")
-        case ((Archive() | GitRef()), str()):
+        case ((Archive() | GitRef()), (str() | LockedArchive())):
             now = upstream.resolve(source, None, advance)
             detail = f"upstream has {describe_entry(now)} now, locked is {describe_entry(entry)}"
+            if describe_entry(now) == describe_entry(entry):
+                detail = f"it is the same archive, but `imagebuild lock --update {source.url}` reads other facts of it"
             return LockFinding("changed", name, detail) if now != entry else None
     raise AssertionError(f"{name}: the lock's entry is of another kind")
 

@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.fields import Arch, Platform
 from imagebuild.core.http import Advance, Downloads
-from imagebuild.core.run import RunProgram, end_children, run_program
+from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
 from imagebuild.core.settings import Mirrors
 from imagebuild.lock import repositories
+from imagebuild.lock.facts import tree_facts, unpack
 from imagebuild.oci.layout import Manifest, platform_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.lockfile import (
+    UNRESOLVED,
     Archive,
     BaseImage,
     Entry,
     GitRef,
+    LockedArchive,
     LockedImage,
     LockedRepository,
     PackageSource,
@@ -66,6 +71,7 @@ class Upstream:
     def __post_init__(self) -> None:
         self.web = Downloads(self.mirrors.download, self.ca, self.netrc, pause_s=self.pause_s)
         self._registries: list[Registry] = []
+        self._unpacking = threading.Lock()
 
     @property
     def stopped(self) -> bool:
@@ -82,11 +88,12 @@ class Upstream:
     def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
         """Return a source's pin as it is upstream.
 
-        `known` is what the lock has: the key of a repository, and the versions in it that stay.
+        `known` is what the lock has: the hash of an archive that is read again, the key of a repository, and the
+        versions in it that stay.
         """
         match source:
-            case Archive(_, url):
-                return self.web.sha256(url, advance)
+            case Archive():
+                return self.archive(source, known, advance)
             case GitRef(url, tag, _):
                 return self.commit(url, tag)
             case BaseImage(reference):
@@ -96,6 +103,25 @@ class Upstream:
             case PackageSource():
                 before = known if isinstance(known, LockedRepository) else None
                 return repositories.locked_repository(source, self.index(source, source.packages), before)
+
+    def archive(self, source: Archive, known: Entry | None, advance: Advance) -> Entry:
+        """Return the hash of an archive, with facts if its component asks for them."""
+        if source.tree is None:
+            return self.web.sha256(source.url, advance)
+        with TemporaryDirectory(prefix="imagebuild-") as name, os_errors_as_command_errors():
+            folder = Path(name)
+            # Where the script runs as nobody, it must find its folder.
+            folder.chmod(0o755)
+            path = folder / "archive"
+            sha256 = self.web.sha256(source.url, advance, path)
+            before = known.sha256 if isinstance(known, LockedArchive) else known
+            if before not in (None, UNRESOLVED, sha256):
+                raise CommandError(f"{source.url}: has the sha256 {sha256}, but the lock says {before}")
+            # One at a time: what is unpacked is several times as large.
+            with self._unpacking:
+                top = unpack(path, folder / "tree")
+                facts = tree_facts(self.run, top, source.tree)
+            return LockedArchive(sha256=sha256, size=path.stat().st_size, facts=facts)
 
     def index(self, source: PackageSource, packages: tuple[str, ...]) -> repositories.PackageIndex:
         """Return the versions of packages in a signed repository."""
