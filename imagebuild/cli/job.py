@@ -68,7 +68,7 @@ def job(
         raise ConfigError(f"--facts {facts}: no such folder")
     folders = options.data_folders(profiles, "profiles", project.root)
     hardware = find_profile(load_profiles(*folders), profile).model
-    known = load_facts(*options.data_folders(facts, "jobs", project.root))
+    known = load_facts(*options.data_folders(facts, "jobs", project.root), only_cluster=cluster)
     request = JobRequest(
         scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
         profile=profile,
@@ -76,7 +76,7 @@ def job(
         cluster=cluster,
         nodes=nodes,
         racks=racks,
-        features=tuple(name for text in with_ or () for name in text.split(",") if name),
+        features=tuple(name for text in with_ or () for name in text.split(",")),
         container=container,
         image=image,
         registry=registry,
@@ -90,6 +90,7 @@ def job(
         project=str(project.root) if project.root else None,
         matrix=str(project.matrix) if project.matrix else None,
         dockerfiles=str(project.dockerfiles) if project.dockerfiles else None,
+        lock=str(project.lock) if project.lock else None,
     )
     offer = offer_of_plan(project, registry or find_facts(known.clusters, cluster, "--cluster", "cluster").registry)
     if catalog:
@@ -106,9 +107,10 @@ def offer_of_plan(project: options.ProjectFiles, registry: str | None = None) ->
     """Return the images of the plan, in that registry, for a job to choose from."""
     from imagebuild.core.fields import full_reference
     from imagebuild.jobs.choose import Offer
+    from imagebuild.jobs.facts import REGISTRY
 
-    if registry and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", registry):
-        raise ConfigError(f"--registry {registry!r}: not a registry and folder such as ghcr.io/acme")
+    if registry and not re.fullmatch(REGISTRY.pattern, registry):
+        raise ConfigError(f"--registry {registry!r}: not {REGISTRY.words}")
     workspace = project.open(options.PlanChanges().parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     matrix = workspace.project.matrix.model

@@ -361,8 +361,11 @@ class LockFinding:
         return self.state not in {"moved", "not checked"}
 
 
-def check_entries(entries: Table, sources: Iterable[Source], *, whole: bool) -> Iterator[LockFinding]:
-    """Yield what the lock lacks, and, if the sources are those of the `whole` matrix, what nothing uses."""
+def check_entries(entries: Table, sources: Iterable[Source], whole: Table | None) -> Iterator[LockFinding]:
+    """Yield what the lock lacks and, if the sources are those of the whole matrix, what nothing uses.
+
+    `whole` has the entries of the project's own file, then; the others come from the project that it extends.
+    """
     sources = tuple(sources)
     for source in sources:
         if problem := what_entry_lacks(source, entries.get(key_of(source))):
@@ -370,8 +373,8 @@ def check_entries(entries: Table, sources: Iterable[Source], *, whole: bool) -> 
                 yield LockFinding("unresolved", source_title(source), "upstream could not be reached yet")
             else:
                 yield LockFinding("missing", source_title(source), f"{problem}; `imagebuild lock` adds it")
-    if whole:
-        for key, package in stale_entries(entries, sources):
+    if whole is not None:
+        for key, package in stale_entries(whole, sources):
             detail = "nothing in the matrix uses it; `imagebuild lock` removes it"
             yield LockFinding("stale", describe_key(key), f"{package}: {detail}" if package else detail)
 
@@ -544,7 +547,8 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool) -> Loc
 
     If the targets are those of the `whole` matrix, entries that nothing uses are wrong too.
     """
-    findings = list(check_entries(lock.entries, lock.sources, whole=whole))
+    own = lock_table(lock.project.own_lock) if whole else None
+    findings = list(check_entries(lock.entries, lock.sources, own))
     if upstream:
         findings += compare_entries(lock.entries, lock.sources, upstream)
     return LockCheck(lock=str(lock.path), sources=len(lock.sources), upstream=bool(upstream), findings=tuple(findings))

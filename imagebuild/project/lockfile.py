@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from typing import Annotated, Any, Literal, cast
@@ -109,6 +109,23 @@ class Lock(Model):
     date: Day | None = None
     """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
     to, because the layers of all images change with it."""
+
+
+def layered_lock(own: Lock, base: Lock) -> Lock:
+    """Return the entries of a lock and, where it has none or an unresolved one, those of the project it extends."""
+
+    def layered(over: Mapping[str, Any], under: Mapping[str, Any]) -> dict[str, Any]:
+        result = dict(under)
+        for key, entry in over.items():
+            if isinstance(entry, dict):
+                result[key] = layered(entry, under.get(key, {}))
+            elif entry != UNRESOLVED or key not in under:
+                result[key] = entry
+        return result
+
+    tables = ("archives", "git", "images", "repositories", "wheels")
+    update: dict[str, Any] = {name: layered(getattr(own, name), getattr(base, name)) for name in tables}
+    return own.model_copy(update=update | {"date": own.date or base.date})
 
 
 class ArchiveTree(Model):

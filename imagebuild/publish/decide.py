@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from imagebuild.core.fields import Platform, axis_facts, matches
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.load import Project
-from imagebuild.project.matrix import Publish, Target
+from imagebuild.project.matrix import Publish, Target, axes_of, components_of
 from imagebuild.project.plan import REVISION, REVISION_DIGITS
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
 from imagebuild.publish.provenance import DIRTY
-from imagebuild.verify.checks import SPEED, axes_of, components_of
+from imagebuild.verify.checks import SPEED
 
 IMAGE = "image"
 READABLE = "readable"

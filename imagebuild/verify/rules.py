@@ -18,12 +18,12 @@ from imagebuild.core.fields import axis_facts, matches
 from imagebuild.oci import image as oci_image
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
-from imagebuild.project.matrix import CheckWaiver, Plan, Target
+from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
 from imagebuild.project.records import CheckResult
 from imagebuild.render import renderer
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import layers
-from imagebuild.verify.checks import IMAGE, axes_of, components_of
+from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER, DRIVER_SYMBOL, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
 from imagebuild.verify.layers import scan_all

@@ -18,9 +18,8 @@ from imagebuild.oci import engine, image
 from imagebuild.oci.image import FoundImage
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
-from imagebuild.project.matrix import Plan, Target
+from imagebuild.project.matrix import Plan, Target, axes_of, components_of
 from imagebuild.project.records import BuildResult
-from imagebuild.verify.checks import axes_of, components_of
 
 
 @dataclass(frozen=True)
