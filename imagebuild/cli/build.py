@@ -282,13 +282,14 @@ def doctor(
     from imagebuild.build.doctor import examine_machine
 
     if upstream:
+        from imagebuild import __version__
         from imagebuild.lock.resolve import LockFile, examine_upstream, network_upstream
         from imagebuild.project.plan import select_targets
 
         workspace = project.open(edits.parse())
         targets = select_targets(workspace.plan, select or ())
         file = LockFile(workspace.project, workspace.renderer, targets, project.paths.lock)
-        report = examine_upstream(file, network_upstream(ca))
+        report = examine_upstream(file, network_upstream(ca), __version__)
         options.print_result(json_file, report, lambda: _show_upstream(report))
         raise typer.Exit(report.exit_status)
     if select or edits:

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from imagebuild import __version__
 from imagebuild.core import settings
 from imagebuild.core.console import Progress, format_size, redacted_text
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Unreachable, suggestion
@@ -583,10 +582,10 @@ class UpstreamReport(Model):
         return 1 if states - {"as locked", "no answer"} else 4 if "no answer" in states else 0
 
 
-def examine_upstream(lock: LockFile, upstream: Upstream) -> UpstreamReport:
+def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> UpstreamReport:
     """Ask every server of the targets whether it has what is wanted, and compare the answer with the lock.
 
-    Archives are not downloaded, images not pulled.
+    Archives are not downloaded, images not pulled. `version` is that of imagebuild, for the report.
     """
     reports: list[SourceReport] = []
     names = tuple(target.id for target in lock.targets)
@@ -620,7 +619,7 @@ def examine_upstream(lock: LockFile, upstream: Upstream) -> UpstreamReport:
     order = {"changed": 0, "gone": 1, "not locked": 2, "no answer": 3, "as locked": 4}
     reports.sort(key=lambda report: (order[report.state], report.source))
     return UpstreamReport(
-        imagebuild=__version__, asked=datetime.now(UTC).replace(microsecond=0), targets=names, sources=tuple(reports)
+        imagebuild=version, asked=datetime.now(UTC).replace(microsecond=0), targets=names, sources=tuple(reports)
     )
 
 

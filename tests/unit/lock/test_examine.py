@@ -91,7 +91,7 @@ def test_a_source(state: str, source: Source, world: dict[str, Any], found: str,
         targets = (SimpleNamespace(id="hpcx-a", platforms=world.get("platforms", ("linux/amd64",))),)
         entries = {key_of(source): entry} if entry is not None else {}
         lock = SimpleNamespace(entries=entries, sources=(source,), targets=targets)
-        report = examine_upstream(cast(LockFile, lock), upstream)
+        report = examine_upstream(cast(LockFile, lock), upstream, "1")
         assert {request.method for request in server.requests} <= {"HEAD"}
     (answer,) = report.sources
     assert answer.state == state
