@@ -119,7 +119,7 @@ def what_entry_lacks(source: Source, entry: Entry | None) -> str | None:
         case Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None):
             return "the lock has its hash, but no facts of it"
         case PackageSource(packages=packages), LockedRepository():
-            absent = [package for package in packages if package not in entry.packages]
+            absent = [package for package in packages if entry.packages.get(package, UNRESOLVED) == UNRESOLVED]
             return f"the lock has no version of {', '.join(absent)}" if absent else None
         case WheelSet(requirements=requirements), tuple():
             versions = {canonicalize_name(wheel.name): wheel.version for wheel in entry}
@@ -320,7 +320,10 @@ def resolve_sources(
         renewed = tuple(p for p in source.packages if p not in before.packages or (*key, p) in anew)
         entry = upstream.resolve(replace(source, packages=renewed), None, advance)
         assert isinstance(entry, LockedRepository)
-        return entry.model_copy(update={"packages": {**before.packages, **entry.packages}})
+        candidates = {**(before.candidates or {}), **(entry.candidates or {})}
+        return entry.model_copy(
+            update={"packages": {**before.packages, **entry.packages}, "candidates": candidates or None}
+        )
 
     def settle(source: Source, answer: Entry | ImagebuildError) -> tuple[str, bool]:
         key, name = key_of(source), source_title(source)
@@ -331,8 +334,15 @@ def resolve_sources(
             outcome.wrong[name] = str(answer)
             return "wrong", False
         else:
-            outcome.resolved.append(name)
-            shown, good, entry = describe_entry(answer), True, answer
+            # Of a repository, a package that is missing costs only what needs it.
+            lacking = ""
+            if isinstance(source, PackageSource) and isinstance(answer, LockedRepository):
+                lacking = repositories.lacking_packages(source, answer)
+            if lacking:
+                outcome.wrong[name] = f"{lacking}; all else of it is pinned"
+            else:
+                outcome.resolved.append(name)
+            shown, good, entry = describe_entry(answer), not lacking, answer
         if entries.get(key) != entry:
             entries[key] = entry
             keep()

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.fields import Arch, Platform
@@ -17,7 +17,7 @@ from imagebuild.core.http import Advance, Downloads
 from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
 from imagebuild.core.settings import Mirrors
 from imagebuild.lock import repositories
-from imagebuild.lock.facts import tree_facts, unpack
+from imagebuild.lock.facts import image_facts, tree_facts, unpack
 from imagebuild.oci.layout import Manifest, platform_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
@@ -27,6 +27,7 @@ from imagebuild.project.lockfile import (
     BaseImage,
     Entry,
     GitRef,
+    ImageFacts,
     LockedArchive,
     LockedImage,
     LockedRepository,
@@ -165,10 +166,30 @@ class Upstream:
             named = {
                 platform_of(entry["platform"]): entry["digest"] for entry in manifest.document.get("manifests", ())
             }
-            platforms: tuple[Platform, ...] = get_args(Platform)
-            return LockedImage(digest=manifest.digest, platforms={p: named[p] for p in platforms if p in named})
+            platforms = {p: named[p] for p in get_args(Platform) if p in named}
+            facts: dict[Platform, ImageFacts] = {}
+            single = (manifest.digest,) if "config" in manifest.document else ()
+            for digest in platforms.values() or single:
+                config = self._config(reference, digest)
+                found = image_facts(config)
+                # Of a distribution's image, which sets nothing but PATH, nothing needs to be known.
+                if found.held or found.environment.keys() - {"PATH"}:
+                    facts[cast(Platform, platform_of(config))] = found
+            return LockedImage(digest=manifest.digest, platforms=platforms, facts=facts or None)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ResultError(f"{reference}: the registry's answer is not a manifest: {error!r}") from None
+
+    def _config(self, reference: str, digest: str) -> dict[str, Any]:
+        """Return the configuration of an image for one platform."""
+        where = parse_reference(reference)
+        manifest = self._manifest(str(where.at(digest)))
+        if manifest is None:
+            raise Absent(f"{reference}: the registry does not have the {digest} that it names")
+        try:
+            content = self._connection(where.host).blob(where.repository, manifest.document["config"]["digest"])
+        except CommandError as error:
+            raise Unreachable(f"{reference}: {error}") from None
+        return dict(json.loads(content))
 
     def has_image(self, reference: str, digest: str) -> bool:
         """Return whether the registry still has a pinned digest."""
@@ -176,12 +197,14 @@ class Upstream:
 
     def _manifest(self, text: str) -> Manifest | None:
         reference = parse_reference(text)
-        registry = connect_registry(reference.host, patience_s=self.registry_patience_s)
-        self._registries.append(registry)
         try:
-            return registry.manifest(reference.repository, reference.wanted)
+            return self._connection(reference.host).manifest(reference.repository, reference.wanted)
         except CommandError as error:  # also when it wants a login: elsewhere, or later, there may be one
             raise Unreachable(f"{text}: {error}") from None
+
+    def _connection(self, host: str) -> Registry:
+        self._registries.append(connect_registry(host, patience_s=self.registry_patience_s))
+        return self._registries[-1]
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
         """Return the newest wheels that fit, each in one version for all architectures."""

@@ -131,9 +131,16 @@ class Repository(Model):
     url: str
     suite: str = "/"
     key: str
-    """Address of the key that signs it; the lock has the fingerprint."""
+    """Address of the key that signs it; the lock has the fingerprint. If the base image trusts it, `package:NAME` is
+    enough: the package of the repository that holds its key."""
     configured: bool = False
     """The base image already trusts it."""
+
+    @model_validator(mode="after")
+    def _image_needs_key(self) -> Repository:
+        if self.key.startswith("package:") and not self.configured:
+            raise ValueError("key: an image that does not trust the repository yet needs the address of its key")
+        return self
 
 
 class Packages(Model):

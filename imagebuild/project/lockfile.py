@@ -184,7 +184,7 @@ class PackageSource:
     url: str
     suite: str
     key: str
-    """Address of the key."""
+    """Address of the key, or `package:NAME`."""
     packages: tuple[str, ...]
     """Names, some with `=version`."""
 
