@@ -657,7 +657,8 @@ def probe_source(
                 problems.append(str(error))
             for package in packages:
                 name, _, version = package.partition("=")
-                version = known_packages.get(package, version)
+                locked = known_packages.get(package, UNRESOLVED)
+                version = version if locked == UNRESOLVED else locked
                 try:
                     chosen.append(f"{name} {repositories.choose(url, index, f'{name}={version}' if version else name)}")
                 except ConfigError as error:
