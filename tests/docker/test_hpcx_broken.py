@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -249,6 +250,40 @@ def test_a_folder_that_one_architecture_lacks(project: Project) -> None:
     project.stage("hpcx", "--platform", "linux/arm64", expect=0)
     project.offer(ARM, change=lambda tree: {p: f for p, f in tree.items() if not p.startswith("clusterkit/")})
     project.stage("hpcx", "--platform", "linux/arm64", expect=0)
+
+
+def test_an_older_release_with_other_orders(project: Project) -> None:
+    older = ("--set", "hpcx=2.25.1")
+    project.run("lock", TARGET, *older)
+    project.run("build", TARGET, "--stage", "hpcx", *older)
+    text = project.run("render", TARGET, *older).out
+    first = "/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/ompi/lib"
+    assert f'LD_LIBRARY_PATH="{first}:' in text
+    assert 'imagebuild.nccl-net="ibext"' in text
+    assert not re.search(r"PMIX_INSTALL_PREFIX|MANPATH|OLD_PATH|/build-result", text.partition(" AS image\n")[2])
+
+
+def test_the_servers_of_a_target(project: Project) -> None:
+    """`doctor --upstream` finds what would stop a build, by asking for little."""
+    report = project.folder / "report.json"
+
+    def ask(expect: int) -> dict[str, str]:
+        project.server.requests.clear()
+        project.run("doctor", "--upstream", TARGET, "--json", report, expect=expect)
+        assert not [r for r in project.server.requests if r.path.endswith(".tbz") and r.method != "HEAD"]
+        answers = json.loads(report.read_text())["sources"]
+        return {answer["source"]: f"{answer['state']}: {answer['found']}" for answer in answers}
+
+    assert all(text.startswith("as locked: ") for text in ask(0).values())
+    project.server.replace(path_of(ARCHIVE), b"another archive")
+    project.server.fail("/github.com/NVIDIA/gdrcopy.git", status=404, times=9)
+    project.resign(CUDA, published=True)
+    found = ask(1)
+    assert found[f"archive {url_of(ARCHIVE)}"].startswith("changed: has 15 bytes, but the lock says ")
+    assert "but imagebuild.lock trusts" in found[f"packages {DOCA_URL}"]
+    nowhere = replace(project.upstream, ports={"server": 9, "registry": 9})
+    (project.folder / "config.yaml").write_text(nowhere.configuration)
+    assert found.keys() == ask(4).keys()
 
 
 def test_a_combination_that_does_not_exist(project: Project) -> None:
