@@ -25,6 +25,7 @@ from .catalog import read_catalog as read_catalog
 from .catalog import read_registries as read_registries
 from .catalog import replace_table as replace_table
 from .catalog import split_tags as split_tags
+from .decide import rules_of as rules_of
 from .diff import Comparison as Comparison
 from .diff import DiffRequest as DiffRequest
 from .diff import compare_images as compare_images

@@ -38,7 +38,6 @@ from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, ob
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify.rules import IMAGE_CHECKS
 
 JOBS = 4
 """Targets that are published at a time."""
@@ -108,7 +107,7 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
 
     def publish(target: Target) -> Published:
         platforms = tuple(p for p in target.platforms if not request.platforms or p in request.platforms)
-        terms = Terms(evidence, project.matrix.model.publish, rules_of(project, target, IMAGE_CHECKS))
+        terms = Terms(evidence, project.matrix.model.publish, rules_of(project, target))
         try:
             draft = make_draft(target, platforms, terms, tools, allow_dirty=request.allow_dirty)
             return publish_draft(draft, tools, dry_run=request.dry_run) if isinstance(draft, Draft) else draft

@@ -12,10 +12,11 @@ import pytest
 
 from imagebuild.core import ConfigError, NothingSelected, ResultError
 from imagebuild.oci import INDEX, manifests_of, read_attestations
-from imagebuild.project import CheckResult
+from imagebuild.project import CheckResult, Outcome
 from imagebuild.publish import PublishTools, Signer, read_evidence
+from tests.conftest import LIBRARY
 from tests.cosign_fake import FakeCosign
-from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site
+from tests.publish_fakes import AMD64, ARM64, CHECKS, COMMIT, HOST, NEW, OLD, Site
 
 TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
 
@@ -107,6 +108,23 @@ def not_built(site: Site) -> None:
     site.verified(digest, ARM64)
 
 
+def of_other_checks(site: Site) -> None:
+    """Since it was verified, the script of a check has changed; the other platform's result is of the new one."""
+    digest = arrange(site, {})[AMD64]
+    old = site.verified(digest)
+    site.files.component("library", LIBRARY + CHECKS.replace('It works, run: "true"', 'It works, run: "exit 0"'))
+    site.read()
+    for platform in (ARM64, AMD64):
+        site.verified(site.stage(NEW, platform, platform.encode()), platform)
+    site.verified(digest, checks=old.checks)
+
+
+def by_prefix(outcome: Outcome | None) -> Callable[[Site], object]:
+    return lambda site: arrange(
+        site, {"runner": "exec:ssh node", "outcomes": {"image/same-files": outcome} if outcome else {}}
+    )
+
+
 READABLE_ONLY = [CheckResult(component="image", check="readable", outcome="passed")]
 FAULTS: dict[str, tuple[Callable[[Site], object], str]] = {
     "failed": (
@@ -132,6 +150,17 @@ FAULTS: dict[str, tuple[Callable[[Site], object], str]] = {
         lambda site: arrange(site, {"outcomes": dict.fromkeys(("image/readable", "image/labels"), "skipped")}),
         "image/labels was skipped",
     ),
+    "skipped between two": (
+        lambda site: arrange(site, {"outcomes": {"library/on-two": "skipped"}}), "library/on-two was skipped",
+    ),
+    "of other checks": (
+        of_other_checks, "library/works was skipped: what ran is another check than this checkout has",
+    ),
+    "elsewhere": (
+        by_prefix(None), "library/works was skipped: it ran through exec:ssh node, but image/same-files was not run",
+    ),
+    "elsewhere, unproven": (by_prefix("skipped"), "but image/same-files was skipped: it was skipped"),
+    "elsewhere, in another image": (by_prefix("failed"), "image/same-files failed"),
     "of another digest": (
         lambda site: (arrange(site), site.verified("sha256:" + "7" * 64)),
         "linux/amd64: not verified: no result names this digest",
@@ -183,8 +212,8 @@ def test_faults_are_refused_with_their_reason(arranged: Callable[[Site], object]
 
 
 def test_the_arranged_site_is_published_where_nothing_is_wrong(site: Site) -> None:
-    """What the faults above are added to; the same image built twice is one."""
-    digests = arrange(site, {})
+    """What the faults above are added to; the same image built twice is one, and a place that was proven counts."""
+    digests = arrange(site, {"runner": "exec:ssh node", "outcomes": {"image/same-files": "passed"}})
     site.built(NEW, {AMD64: digests[AMD64]}, file="again/result.json")
     assert site.publish().states == ["published"]
 
