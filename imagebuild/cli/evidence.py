@@ -93,12 +93,8 @@ KindOption = Annotated[
 def verify_attachments_of(
     image: PublishedArgument,
     key: Annotated[str | None, option("--key FILE", "Public key that a signature has to be made with.")] = None,
-    identity: Annotated[
-        str | None, option("--certificate-identity ID", "Who has to have signed without a key.")
-    ] = None,
-    issuer: Annotated[
-        str | None, option("--certificate-oidc-issuer URL", "Who has to vouch for that identity.")
-    ] = None,
+    identity: options.IdentityOption = None,
+    issuer: options.IssuerOption = None,
     no_tlog: Annotated[bool, option("--no-tlog", "Accept signatures that are not in the transparency log.")] = False,
     require: Annotated[
         str, option("--require KIND,…", "Kinds that have to be there; `signature` is one, too.")

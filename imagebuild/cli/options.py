@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -83,6 +84,14 @@ ProfilesOption = Annotated[Path, option("--profiles DIR", "Folder of profiles.")
 # Signatures
 SignOption = Annotated[bool, option("--sign", "Sign with cosign; in CI without a key.")]
 SigningKeyOption = Annotated[str | None, option("--key FILE", "With --sign: sign with this private key.")]
+IdentityOption = Annotated[
+    str | None, option("--certificate-identity ID", "Who signs, or has to have signed, without a key.")
+]
+IssuerOption = Annotated[
+    str | None, option("--certificate-oidc-issuer URL", "Who vouches, or has to vouch, for that identity.")
+]
+GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
+"""Who vouches for the identity of a job of GitHub."""
 UnloggedOption = Annotated[bool, option("--no-tlog", "With --sign: leave the signature out of the transparency log.")]
 
 # What a command writes
@@ -247,15 +256,22 @@ def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
     return cast(tuple[Platform, ...], tuple(platforms))
 
 
-def signer_of(key: str | None, *, sign: bool, log: bool) -> Signer | None:
-    """Return who signs, None without --sign. Raises ConfigError or CommandError if that could not sign anything."""
+def signer_of(
+    key: str | None, *, sign: bool, log: bool, identity: str | None = None, issuer: str | None = None
+) -> Signer | None:
+    """Return who signs, None without --sign; without key and identity, it is the identity that a job of GitHub has.
+
+    Raises ConfigError or CommandError if that could not sign anything.
+    """
     from imagebuild.publish.attest import Signer
 
     if not sign:
-        if key or not log:
-            raise ConfigError("--key and --no-tlog: need --sign")
+        if key or identity or issuer or not log:
+            raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign")
         return None
-    signer = Signer(key, log)
+    if not key and not identity and (workflow := os.environ.get("GITHUB_WORKFLOW_REF")):
+        identity, issuer = f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", GITHUB_ISSUER
+    signer = Signer(key, log, identity=identity, issuer=issuer)
     signer.check()
     return signer
 

@@ -49,6 +49,8 @@ def publish(
     ] = False,
     sign: options.SignOption = False,
     key: options.SigningKeyOption = None,
+    identity: options.IdentityOption = None,
+    issuer: options.IssuerOption = None,
     no_tlog: options.UnloggedOption = False,
     dry_run: Annotated[bool, option("--dry-run", "Say what would be done, and do nothing.")] = False,
     json_file: options.JsonOption = None,
@@ -66,7 +68,7 @@ def publish(
         publish_targets,
     )
 
-    signer = options.signer_of(key, sign=sign, log=not no_tlog)
+    signer = options.signer_of(key, sign=sign, log=not no_tlog, identity=identity, issuer=issuer)
     workspace = project.open(edits.parse(registry))
     request = PublishRequest(
         select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),

@@ -8,7 +8,6 @@ from .attest import Signer as Signer
 from .attest import Trust as Trust
 from .attest import add_attachment as add_attachment
 from .attest import attach as attach
-from .attest import is_signed as is_signed
 from .attest import judge_predicate as judge_predicate
 from .attest import show_attachment as show_attachment
 from .attest import verify_attachments as verify_attachments
