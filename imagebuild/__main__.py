@@ -1,5 +1,6 @@
 """Entry point. `--version` answers before anything heavy is imported."""
 
+import atexit
 import gc
 import sys
 
@@ -10,8 +11,10 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"imagebuild {__version__}\n")
         return
-    # Imports make objects that stay; the default looks for garbage among them after every 700.
-    gc.set_threshold(50_000)
+    # What a command imports stays until its end. By default, Python looks for garbage among it after every 700 new
+    # objects, and once more at the end.
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
     from imagebuild.cli.app import main as run  # noqa: PLC0415 - see above
 
     run()

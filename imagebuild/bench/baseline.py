@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from imagebuild.bench.ceilings import GBIT_UNITS
-from imagebuild.bench.judge import GATE_BYTES, NO_PARTICIPATION, describe_run
+from imagebuild.bench.judge import GATE_BYTES, NO_PARTICIPATION, WIRE_BYTES, describe_run
 from imagebuild.bench.models import (
     DataClaim,
     Judgement,
@@ -48,8 +48,6 @@ MEDIAN_ERROR = 1.2533
 """Standard error of a median / that of a mean."""
 SMALLEST = 2**20
 """Least size in bytes at which collectives are compared."""
-SMALLEST_WIRE = 2**16
-"""Least size in bytes at which perftest is compared."""
 
 Point = int | tuple[int, int]
 """A size in bytes, or row and column of a cell of a matrix."""
@@ -81,15 +79,29 @@ def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
     judgements = []
     for name in dict.fromkeys((*new_series, *old_series)):
         now, before = new_series.get(name), old_series.get(name)
+        vanished = ""
         if now and before:
-            judgements.append(_compare(name, now, before))
+            judgement, vanished = _compare(name, now, before), _vanished(now, before)
         elif now:
-            judgements.append(_judgement(now, name, "not judged", "the baseline does not have it"))
+            judgement = _judgement(now, name, "not judged", "the baseline does not have it")
         else:
-            vanished = ParticipationClaim(state="incomplete", reason="it is in the baseline, and was not measured now")
-            compared = _judgement(old_series[name], name, "not judged", vanished.reason)
-            judgements.append(compared.model_copy(update={"participation": vanished}))
+            vanished = "it is in the baseline, and was not measured now"
+            judgement = _judgement(old_series[name], name, "not judged", vanished)
+        if vanished:
+            incomplete = ParticipationClaim(state="incomplete", reason=vanished)
+            judgement = judgement.model_copy(update={"participation": incomplete})
+        judgements.append(judgement)
     return tuple(judgements)
+
+
+def _vanished(new: Series, old: Series) -> str:
+    """Return which cells, or sizes above all that were measured now, only the baseline has; empty if none."""
+    largest = max((point for point in new.points() if isinstance(point, int)), default=0)
+    lost = sorted(p for p in old.points() - new.points() if not isinstance(p, int) or p > largest)
+    if not lost:
+        return ""
+    what = f"sizes of {lost[0]} to {lost[-1]} bytes" if isinstance(lost[0], int) else f"{len(lost)} pairs of devices"
+    return f"{what} are in the baseline, and were not measured now"
 
 
 def _compare(name: str, new: Series, old: Series) -> Judgement:
@@ -222,7 +234,7 @@ def _series_of(results: Results) -> dict[str, Series]:
         scale = GBIT_UNITS.get(table.unit or "", 0.0)
         sizes: dict[Point, list[float]] = {}
         for row in table.rows:
-            if scale and row.bw_average and row.size_bytes >= SMALLEST_WIRE:
+            if scale and row.bw_average and row.size_bytes >= WIRE_BYTES:
                 sizes.setdefault(row.size_bytes, []).append(math.log(row.bw_average * scale))
         if sizes:
             problem = "" if table.verdict == "ok" else f"its verdict is {table.verdict}"

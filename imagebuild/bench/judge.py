@@ -44,8 +44,10 @@ from imagebuild.core.errors import ConfigError
 MARGIN = 0.02
 """How far above a ceiling a figure may be before it is called a mistake. Timers start late and figures are rounded: a
 loopback on a 200 Gb/s adapter was seen at 201.8 Gb/s."""
-GATE_BYTES = 2**30
-"""Smaller messages show latency, not bandwidth."""
+GATE_BYTES, WIRE_BYTES = 2**30, 2**16
+"""Smaller messages of collectives, and over one card, show latency, not bandwidth."""
+NEVER_COMPARE = ("all_reduce_bench",)
+"""Tools that cannot compare data, so that nobody can ask for it."""
 COLLAPSE = 0.5
 """The least fraction of the best row that rows of larger sizes must reach."""
 RATIO_ERROR = 0.002
@@ -53,7 +55,7 @@ RATIO_ERROR = 0.002
 RATIO_LEAST = 20.0
 
 NO_PROFILE = "no profile says how fast it should be"
-NO_DATA = DataClaim(state="not applicable", reason="the benchmark does not compare data")
+NO_DATA = DataClaim(state="not compared", reason="this benchmark never compares data")
 NO_PARTICIPATION = ParticipationClaim(state="not applicable", reason="the output says nothing of ranks and GPUs")
 
 
@@ -79,9 +81,13 @@ def judge_results(
     for algorithm in set(expected.algorithms) - set(get_args(AlgorithmName)):
         known = ", ".join(get_args(AlgorithmName))
         raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {known}")
-    alone = Counter((run.source, run.collective) for run in results.runs if run.ranks == 1)
+    alone = [(run.source, run.collective) for run in results.runs if run.ranks == 1]
+    tables, files = Counter(alone), Counter(collective for _, collective in set(alone))
     return (
-        *(judge_run(run, profile, expected, alone[run.source, run.collective]) for run in results.runs),
+        *(
+            judge_run(run, profile, expected, tables[run.source, run.collective], files[run.collective])
+            for run in results.runs
+        ),
         *(judge_matrix(test, profile, expected) for test in results.tests),
         *(judge_table(table, profile) for table in results.tables),
         *(_judge_ucx(result) for result in results.ucx),
@@ -95,10 +101,15 @@ def judge_results(
 # Runs of nccl-tests
 
 
-def judge_run(run: Run, profile: Profile | None, expected: Expected | None = None, alone: int = 0) -> Judgement:
-    """Judge one run of nccl-tests; `alone` is the number of runs in its file that have one rank each."""
+def judge_run(
+    run: Run, profile: Profile | None, expected: Expected | None = None, alone: int = 0, files: int = 0
+) -> Judgement:
+    """Judge one run of nccl-tests.
+
+    `alone` is the number of runs in its file that have one rank each, `files` that of files with such runs.
+    """
     expected = expected or Expected()
-    participation = _participation(run, profile, expected, alone)
+    participation = _participation(run, profile, expected, alone, files)
     run = run.model_copy(update={"ranks": run.ranks or expected.ranks, "nodes": run.nodes or expected.nodes})
     data = _data_of_run(run)
     return Judgement(
@@ -114,13 +125,17 @@ def _data_of_run(run: Run) -> DataClaim:
     if run.verdict == "ok" and run.compared and not run.partial_rows:
         return DataClaim(state="right", reason=run.reason)
     if run.verdict == "ok":
-        return DataClaim(state="not compared", reason=run.reason, allow="unvalidated")
+        return (
+            NO_DATA
+            if run.tool in NEVER_COMPARE
+            else DataClaim(state="not compared", reason=run.reason, allow="unvalidated")
+        )
     state = "wrong" if run.verdict == "wrong-data" else "unfinished"
     begin = run.verdict.split("-")[0]
     return DataClaim(state=state, reason=run.reason if run.reason.startswith(begin) else f"{run.verdict}: {run.reason}")
 
 
-def _participation(run: Run, profile: Profile | None, expected: Expected, alone: int) -> ParticipationClaim:
+def _participation(run: Run, profile: Profile | None, expected: Expected, alone: int, files: int) -> ParticipationClaim:
     """Compare ranks, nodes and devices of a run with what is asserted, with the profile, and with its own figures."""
     names = [name for name in (run.device, *run.other_devices) if name]
     ranks, nodes = run.ranks or expected.ranks, run.nodes or expected.nodes
@@ -131,8 +146,13 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
     ]
     if problem := _foreign_devices(names, profile):
         wrong.append(problem)
-    if alone > 1:
-        wrong.append(f"{alone} tables of one rank each: the ranks were not joined; build nccl-tests with MPI=1")
+    apart = ""
+    if run.ranks == 1 and (alone > 1 or files > 1):
+        tables = f"{alone} tables of one rank each" if alone > 1 else f"{files} files with a table of one rank each"
+        apart = f"{tables}: the ranks were not joined; build nccl-tests with MPI=1"
+        # Files may be of several jobs, unless more ranks were asked for.
+        if alone > 1 or (wanted or 1) > 1:
+            wrong.append(apart)
     if run.ranks and run.ranks > 1 and (ratio := _wrong_ratio(run, run.ranks)):
         wrong.append(f"busbw is {ratio:.4f} * algbw, which is not that of {run.ranks} ranks")
     if wrong:
@@ -144,15 +164,25 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
             state="not known", reason=f"the output does not list the {' and '.join(unknown)}", allow=asked
         )
     assert ranks
-    if wanted and ranks != wanted:
-        reason, allow = f"{ranks} of {wanted} GPUs took part", asked
-        if ranks > wanted:
-            reason, allow = f"{ranks} ranks on {wanted} GPUs", None
-        return ParticipationClaim(state="incomplete", reason=reason, allow=allow)
+    gpus = min(ranks, run.gpus or ranks)
+    if gpus < ranks:
+        reason = f"{ranks} ranks share {plural(gpus, 'GPU')}"
+        return ParticipationClaim(state="incomplete", reason=reason, allow="partial")
+    if wanted and ranks > wanted:
+        return ParticipationClaim(state="incomplete", reason=f"{ranks} ranks on {wanted} GPUs")
     scale = ", ".join(plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count)
     if not asked:
-        return ParticipationClaim(state="not known", reason=f"{scale}; neither a profile nor --ranks says how many")
-    return ParticipationClaim(state="complete", reason=scale)
+        reason = "; ".join(filter(None, (scale, apart, "neither a profile nor --ranks says how many")))
+        return ParticipationClaim(state="not known", reason=reason)
+    return _gpus_claim(ranks, wanted or ranks, "took part", scale)
+
+
+def _gpus_claim(found: int, wanted: int, verb: str, scale: str = "") -> ParticipationClaim:
+    """Return whether as many GPUs took part, or were tested, as should; `scale` says it in other words if so."""
+    counts = f"{found} of {wanted} GPUs {verb}"
+    if found < wanted:
+        return ParticipationClaim(state="incomplete", reason=counts, allow="partial")
+    return ParticipationClaim(state="complete", reason=scale or counts)
 
 
 def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
@@ -328,6 +358,7 @@ def judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expecte
     data = DataClaim(state="right", reason="the benchmark compared what it copied")
     if test.status != "passed":
         data = DataClaim(state="not applicable" if is_absent else "unfinished", reason=f"{test.status}: {test.reason}")
+    cells = _cells_between_devices(test)
     pairs = device_pairs(test)
     if dead := [pair for pair in pairs if pair <= 0]:
         data = DataClaim(state="unfinished", reason=f"{len(dead)} of {plural(len(pairs), 'figure')} are not above 0")
@@ -335,39 +366,56 @@ def judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expecte
     gpus = len(test.devices) or (max(map(len, test.matrix), default=0) if test.matrix else 0)
     if problem := _foreign_devices(test.devices, profile):
         participation = ParticipationClaim(state="incomplete", reason=problem)
+    elif len(pairs) < len(cells):
+        joined = profile and any(link.gpus >= gpus for link in profile.links)
+        participation = ParticipationClaim(
+            state="incomplete" if joined else "not known",
+            reason=f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured: N/A",
+            allow="partial" if profile else None,
+        )
     elif profile and gpus and not is_absent:
         wanted = (expected and expected.ranks) or profile.node.gpus * ((expected and expected.nodes) or 1)
-        state, allow = ("incomplete", "partial") if gpus < wanted else ("complete", None)
-        participation = ParticipationClaim.model_validate(
-            {"state": state, "reason": f"{gpus} of {wanted} GPUs took part", "allow": allow}
-        )
-    if test.unit != "GB/s" or is_absent:
-        speed = SpeedClaim(state="not applicable", reason="" if is_absent else "times are not judged")
+        participation = _gpus_claim(gpus, wanted, "took part")
+    if test.unit != "GB/s" or is_absent or "local" in name:
+        reason = "times are not judged" if test.unit != "GB/s" else "it passes no link between devices"
+        speed = SpeedClaim(state="not applicable", reason="" if is_absent else reason)
     elif profile is None or problem or data.standing() == "failed" or not pairs:
         reason = problem or (NO_PROFILE if not profile else "no pair was measured")
-        speed = SpeedClaim(state="not judged", reason=reason, measured=min(pairs, default=None))
+        asked: Openness | None = "unjudged" if profile else None
+        speed = SpeedClaim(state="not judged", reason=reason, measured=min(pairs, default=None), allow=asked)
     else:
         reference = next((copy for copy in profile.copies if copy.is_for(name)), None)
-        missing = f"{profile.name} has no reference for this test"
-        notes = ["the worst pair" if len(pairs) > 1 else ""]
-        ceiling = ceilings.copy_ceiling(profile, name)
-        speed = _speed(Measurement("GB/s", min(pairs), highest=max(pairs)), ceiling, reference, missing, notes=notes)
+        ceiling, floor = ceilings.copy_limits(profile, name)
+        speed = _speed(
+            Measurement("GB/s", min(pairs), highest=max(pairs)),
+            ceiling,
+            reference,
+            f"{profile.name} has no reference for this test",
+            floor=floor,
+            notes=["the worst pair" if len(pairs) > 1 else ""],
+            asked="unjudged",
+        )
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
 
 def device_pairs(test: BandwidthTest) -> list[float]:
-    """Return the cells between two devices: the diagonal of a matrix between GPUs is a copy within one of them."""
+    """Return the figures of copies between two devices."""
+    return [cell for cell in _cells_between_devices(test) if cell is not None]
+
+
+def _cells_between_devices(test: BandwidthTest) -> list[float | None]:
+    """Return the cells that a test measures: on the diagonal of a matrix between GPUs are copies within one of them."""
     matrix = test.matrix or ()
     width = len(matrix[0]) if matrix else 0
     name = test.name or ""
     if "device_to_device_bidirectional" in name and len(matrix) == 3 * width:
         matrix = matrix[2 * width :]  # two directions and, below them, their total
-    is_between_gpus = "device_to_device" in name
+    is_within, is_between = "local" in name and len(matrix) > 1, "device_to_device" in name
     return [
         cell
         for row, cells in enumerate(matrix)
         for column, cell in enumerate(cells)
-        if cell is not None and not (is_between_gpus and row == column)
+        if (row == column) == is_within or not (is_within or is_between)
     ]
 
 
@@ -376,34 +424,49 @@ def judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     test = table.test or "unknown test"
     rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
     value, size = max(rows, default=(None, None))
-    data, scale = NO_DATA, ceilings.GBIT_UNITS.get(table.unit or "")
+    data, scale = (
+        DataClaim(state="right", reason="validated") if table.compared else NO_DATA,
+        ceilings.GBIT_UNITS.get(table.unit or ""),
+    )
     measured = value * scale if value is not None and scale else None
     if table.verdict != "ok":
         data = DataClaim(state="unfinished", reason=f"{table.verdict}: {table.reason}")
     if any(row.latency_us for row in table.rows):
         speed = SpeedClaim(state="not applicable", unit="Gb/s", reason="times are not judged")
-    elif profile is None or measured is None or table.verdict != "ok":
+    elif table.tool != "perftest" or "Atomic" in test:
+        reason = "8 bytes at a time are no bandwidth" if "Atomic" in test else "OSU does not say what its data pass"
+        speed = SpeedClaim(state="not applicable", unit="Gb/s", measured=measured, size_bytes=size, reason=reason)
+    elif profile is None or measured is None or size is None or table.verdict != "ok":
         reason = NO_PROFILE if profile is None else "no bandwidth was read"
         if value is not None and not scale:
             reason = "the unit was not printed; run with --report_gbits and keep the text"
-        speed = SpeedClaim(state="not judged", unit="Gb/s", measured=measured, size_bytes=size, reason=reason)
+        asked: Openness | None = "unjudged" if profile else None
+        facts = {"measured": measured, "size_bytes": size, "reason": reason, "allow": asked}
+        speed = SpeedClaim(state="not judged", unit="Gb/s", **facts)
     else:
         # The output does not say whether buffers were in GPU memory, so the lower reference counts.
         fitting = [wire for wire in profile.wires if wire.is_for(test)]
         reference = min(fitting, key=lambda wire: wire.rate * wire.tolerance, default=None)
         notes = [f"the reference is for {reference.memory} memory" if reference else ""]
         missing = f"{profile.name} has no reference for this test"
-        # OSU does not say whether its data pass a network card.
-        ceiling = ceilings.wire_ceiling(profile, test) if table.tool == "perftest" else None
-        speed = _speed(Measurement("Gb/s", measured, size), ceiling, reference, missing, notes=notes)
+        ceiling, floor = ceilings.wire_limits(profile, test)
+        if size < WIRE_BYTES:
+            reference = floor = None
+            missing = f"the largest size is {size} bytes; speed is judged at {WIRE_BYTES} bytes or more"
+        speed = _speed(
+            Measurement("Gb/s", measured, size), ceiling, reference, missing, floor=floor, notes=notes, asked="unjudged"
+        )
     return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
 
 
 def _judge_ucx(result: UcxResult) -> Judgement:
+    figures = (result.latency_us, result.bandwidth_mib_s, result.rate_msg_s)
     data = NO_DATA
     if not result.final:
         reason = result.reason or "only progress was printed, and no final result"
         data = DataClaim(state="unfinished", reason=reason)
+    elif any(value is None for values in figures for value in values.values()):
+        data = DataClaim(state="unfinished", reason="it has figures that are no numbers")
     speed = SpeedClaim(state="not applicable", reason="no profile has references for ucx_perftest")
     subject = f"ucx_perftest {result.title}" if result.title else "ucx_perftest"
     subject += f", thread {result.thread}" if result.thread is not None else ""
@@ -434,11 +497,7 @@ def judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: P
         data = DataClaim(state="right", reason=counts)
     participation = NO_PARTICIPATION
     if profile and on_gpus:
-        wanted = profile.node.gpus
-        state, allow = ("incomplete", "partial") if len(on_gpus) < wanted else ("complete", None)
-        participation = ParticipationClaim.model_validate(
-            {"state": state, "reason": f"{len(on_gpus)} of {wanted} GPUs were tested", "allow": allow}
-        )
+        participation = _gpus_claim(len(on_gpus), profile.node.gpus, "were tested")
     speed = SpeedClaim(state="not applicable", reason="dcgmi diag judges speed itself")
     return Judgement(source=source, subject="dcgmi diag", data=data, participation=participation, speed=speed)
 

@@ -102,7 +102,10 @@ _GLUED_NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d\d)?(?=[A-Za-z])|-(?=[A-Za-z])"
 
 @contextmanager
 def open_log(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, also one that gzip compressed, or the standard input if the path is `-`. Raises OSError."""
+    """Open a file, also one that gzip compressed, or the standard input if the path is `-`.
+
+    Raises OSError, also within the block, if the compressed data are damaged.
+    """
     with ExitStack() as opened:
         is_input = str(path) == "-"
         file = io.BytesIO(_standard_input(sys.stdin)) if is_input else opened.enter_context(path.open("rb"))
@@ -111,7 +114,10 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
             content.seek(0)
             content = cast(BinaryIO, opened.enter_context(gzip.open(content)))
         content.seek(0)
-        yield content
+        try:
+            yield content
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise OSError(f"its compressed data are damaged ({error})") from None
 
 
 @cache
@@ -184,7 +190,7 @@ def _settings(row: str, number: int) -> Iterator[Setting]:
 
 
 def _rows(file: TextIO) -> Iterator[str]:
-    with suppress(EOFError, zlib.error):  # compressed, and without its end
+    with suppress(EOFError):  # compressed, and without its end
         while row := file.readline(_LONGEST_LINE):
             yield row
 

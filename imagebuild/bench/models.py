@@ -69,6 +69,8 @@ class Run(Model):
     """Names of the hosts in the order of their ranks, if the list of devices was printed."""
     device: str | None = None
     """Name of the GPUs, if it was printed: of most of them, if they differ."""
+    gpus: int | None = None
+    """Number of different GPUs in the list of devices, if it tells them apart: fewer than ranks if ranks share one."""
     other_devices: tuple[str, ...] = ()
     """Names of GPUs that differ from `device`."""
     algorithms: tuple[AlgorithmName, ...] = ()
@@ -135,6 +137,8 @@ class PerftestTable(Model):
     """`MB/sec` (older, 2^20 bytes), `MiB/sec`, `Gb/sec` (10^9 bits), `usec`; `None` if not printed, as in JSON. Of
     OSU: `MB/s` of 10^6 bytes."""
     rows: tuple[TableRow, ...] = ()
+    compared: bool = False
+    """Whether the program compared the data, as OSU does with `-c`."""
     verdict: TableVerdict = "ok"
     reason: str = ""
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from imagebuild.bench.ceilings import forced_classes
@@ -115,7 +116,7 @@ _PATTERNS = tuple(
         (
             "rank",
             r"Rank\s{1,12}(?P<rank>\d{1,7})(?:\s{1,12}Group\s{1,12}(?P<group>-?\d{1,7}))?(?:\s{1,12}Pid\s{1,12}\d{1,10})?"
-            r"\s{1,12}on\s{1,20}(?P<host>\S{1,300})\s{1,12}device\s{1,12}\d{1,5}\s{1,12}\[[^\]]{0,40}\](?P<name>.{0,200})",
+            r"\s{1,12}on\s{1,20}(?P<host>\S{1,300})\s{1,12}device\s{1,12}(?P<device>\d{1,5})\s{1,12}\[(?P<bus>[^\]]{0,40})\](?P<name>.{0,200})",
         ),
         ("reduced", r"Reducing maxBytes to (?P<max>\d{1,20})"),
         ("header", r"(?:size|bytes)\s{1,40}(?:count|N)\s{1,40}type\b(?P<labels>.{0,400})"),
@@ -493,7 +494,7 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure], settings: M
     asked = parameters.values if parameters else {}
     step, is_factor = int(asked.get("step", 0)), asked.get("by") == "factor"
     last = next((event for event in reversed(run.events) if event.kind in ("row", "partial")), None)
-    ranks, hosts, devices = _devices(run)
+    ranks, hosts, gpus, devices = _devices(run)
     facts = {
         "source": log.path,
         "tool": version.values["tool"] if version else "nccl-tests",
@@ -502,6 +503,7 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure], settings: M
         "ranks": ranks,
         "nodes": len(hosts) or None,
         "hosts": hosts,
+        "gpus": gpus,
         "device": devices[0] if devices else None,
         "other_devices": devices[1:],
         "algorithms": forced_classes(settings),
@@ -527,20 +529,23 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure], settings: M
         has_other_times="cputime" in labels,
         left_out=run.first("elision") is not None,
         reduced_to=int(reduced.values["max"]) if reduced else 0,
-        counts_wrong=_counts_wrong(wrong, labels),
         validated=asked.get("validation") != "0" and not (wrong and set(wrong.split()) == {"N/A"}),
         warning=next((w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= run.begin), ""),
     )
 
 
-def _devices(run: _RunEvents) -> tuple[int | None, tuple[str, ...], tuple[str, ...]]:
-    """Return the number of ranks, all hosts in the order of ranks, and the names of GPUs, as the list of devices says.
+_BUS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?|0x(?!0?[01]$)[\da-f]{1,2}", re.IGNORECASE)
 
-    The name that most GPUs have comes first.
+
+def _devices(run: _RunEvents) -> tuple[int | None, tuple[str, ...], int | None, tuple[str, ...]]:
+    """Return what the list of devices says: ranks, all hosts in the order of ranks, number and names of GPUs.
+
+    The name that most GPUs have comes first. Before 2.15 a bus has no domain, so buses 0 and 1, which machines have in
+    every domain, do not tell GPUs apart.
     """
     listed = {int(event.values["rank"]): event for event in run.events if event.kind == "rank"}
     if not listed:
-        return None, (), ()
+        return None, (), None, ()
     ranks: int | None = max(listed) + 1
     is_complete = len(listed) == ranks
     last = max(event.number for event in listed.values())
@@ -554,7 +559,9 @@ def _devices(run: _RunEvents) -> tuple[int | None, tuple[str, ...], tuple[str, .
         ranks = next(iter(groups.values()))
     hosts = tuple(dict.fromkeys(listed[rank].values["host"] for rank in sorted(listed)))
     names = Counter(name for event in listed.values() if (name := event.values.get("name")))
-    return ranks, hosts if is_complete else (), tuple(name for name, _ in names.most_common())
+    places = {(event.values["host"], event.values["bus"]) for event in listed.values()}
+    gpus = len(places) if is_complete and all(_BUS.fullmatch(bus) for _, bus in places) else None
+    return ranks, hosts if is_complete else (), gpus, tuple(name for name, _ in names.most_common())
 
 
 def _sizes_between(smallest: int, largest: int, factor: int, increment: int) -> Sequence[int]:
@@ -568,22 +575,28 @@ def _sizes_between(smallest: int, largest: int, factor: int, increment: int) -> 
     return sizes
 
 
-def _missing_size(rows: Sequence[NcclRow], sizes: Sequence[int], unread: int) -> int | None:
-    """Return the first size that was asked for and has no row, also none that is unread.
+def _wrong_sizes(rows: Sequence[NcclRow], sizes: Sequence[int], unread: int) -> tuple[int | None, int | None]:
+    """Return a size that was asked for and has no row, also none that is unread, and one that has a row too many.
 
-    Rows of all sizes may come several times.
+    Rows of all sizes may come several times. Sizes are rounded down, the smallest ones to the same.
     """
-    if sizes and unread and (len(rows) + unread) % len(sizes) == 0:
-        return None
-    by_kind: dict[object, list[int]] = defaultdict(list)
+    if not sizes or (unread and (len(rows) + unread) % len(sizes) == 0):
+        return None, None
+    by_kind: dict[object, Counter[int]] = defaultdict(Counter)
     for row in rows:
-        by_kind[row.dtype, row.redop, row.root].append(row.size_bytes)
+        by_kind[row.dtype, row.redop, row.root][row.size_bytes] += 1
+    missing, surplus = [], []
     for found in by_kind.values():
-        if sizes and len(found) % len(sizes):
-            last = found[len(found) // len(sizes) * len(sizes) :]
-            # Sizes are rounded down, so a larger one is the next.
-            return next((size for at, size in enumerate(sizes) if at >= len(last) or last[at] > size), sizes[-1])
-    return None
+        times = max(1, round(found.total() / len(sizes)))
+        # What was asked for from each size on, up to the next one, was rounded to it.
+        limits = [0, *(bisect_left(sizes, size) for size in sorted(found)[1:]), len(sizes)]
+        for size, begin, end in zip(sorted(found), limits, limits[1:], strict=False):
+            expected = times * (end - begin)
+            if found[size] < expected:
+                missing.append(sizes[begin + (found[size] // times if size <= sizes[begin] else 0)])
+            elif found[size] > expected > 0:
+                surplus.append(size)
+    return min(missing, default=None), min(surplus, default=None)
 
 
 def _contradiction(rows: Sequence[NcclRow], collective: str | None, *, has_other_times: bool) -> str:
@@ -608,6 +621,13 @@ def _contradiction(rows: Sequence[NcclRow], collective: str | None, *, has_other
             if abs(ratio / usual - 1) > tolerance:
                 return f"{names} of the row of {size} bytes do not fit each other"
     return ""
+
+
+def _is_other_average(rows: Iterable[NcclRow], printed: float | None) -> bool:
+    """Return whether a printed average bus bandwidth is not that of all rows and halves, but for their rounding."""
+    halves = [half for row in rows for half in (row.out_of_place, row.in_place) if half]
+    speeds = [half.busbw_gb_s for half in halves if half.busbw_gb_s is not None]
+    return bool(speeds) and not math.isclose(fmean(speeds), printed or 0, rel_tol=0.0005, abs_tol=0.01)
 
 
 def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | None:
@@ -666,7 +686,6 @@ def _with_verdict(
     tables: int = 1,
     left_out: bool = False,
     reduced_to: int = 0,
-    counts_wrong: bool = True,
     warning: str = "",
 ) -> Run:
     """Return the run of these facts and rows, with its verdict.
@@ -681,16 +700,23 @@ def _with_verdict(
     kept = tuple(rows) if tables == 1 else ()
     run = Run(rows=kept, wrong_total=wrong_total, compared=validated, verdict="ok", reason="", **facts)
     lacks_bounds = run.out_of_bounds is None
-    absent = None if left_out or run.collective == "alltoallv" else _missing_size(rows, sizes, run.partial_rows)
+    absent = surplus = None
+    if not left_out and run.collective != "alltoallv":
+        absent, surplus = _wrong_sizes(rows, sizes, run.partial_rows)
     contradiction = _contradiction(kept, run.collective, has_other_times=has_other_times)
     missing = (
         (is_cut, "the last row is cut"),
         (lacks_bounds and not concluded, "no footer"),
-        (
-            lacks_bounds and validated and not (counts_wrong and wrong_total == 0),
-            "no line `Out of bounds values`, and the rows do not say whether the data were right",
-        ),
+        (lacks_bounds, "its footer has no line `Out of bounds values`"),
         (absent is not None, f"no row of {absent} bytes, though it was asked for"),
+        (run.avg_busbw_gb_s is None, "its footer has no average bus bandwidth"),
+    )
+    damages = (
+        (surplus is not None, f"more rows of {surplus} bytes than of other sizes"),
+        (
+            not (left_out or run.partial_rows) and _is_other_average(kept, run.avg_busbw_gb_s),
+            f"the average of its rows is not {run.avg_busbw_gb_s} GB/s, as its footer says",
+        ),
     )
     warned = f"; NCCL warned: {warning}" if warning else ""
     causes = [(True, failure.verdict, f"line {failure.number}: {failure.text}") for failure in sorted(failures)]
@@ -700,7 +726,6 @@ def _with_verdict(
         (left_out, "parts are left out where the output has dots"),
         (run.partial_rows, f"{run.partial_rows} row{'s' if run.partial_rows > 1 else ''} could not be read"),
         (not validated, "data were not validated"),
-        (validated and lacks_bounds, "the line `Out of bounds values` is missing"),
     )
     verdicts: tuple[tuple[object, RunVerdict, str], ...] = (
         (
@@ -719,6 +744,7 @@ def _with_verdict(
         (not rows, "no-data", f"no row of results{warned}"),
         (contradiction, "damaged", f"damaged: {contradiction}"),
         *((holds, "truncated", f"truncated: {text}{warned}") for holds, text in missing),
+        *((holds, "damaged", f"damaged: {text}") for holds, text in damages),
         (True, "ok", "; ".join(text for holds, text in notes if holds)),
     )
     verdict, reason = next((verdict, reason) for holds, verdict, reason in verdicts if holds)

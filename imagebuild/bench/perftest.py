@@ -90,6 +90,8 @@ class _Program:
     waits: bool = False
     """Whether it is a server that waits for its client."""
     has_unread_row: bool = False
+    not_measured: list[int] = field(default_factory=list)
+    """Sizes of rows with a figure that is no number."""
     is_closed: bool = False
     """Whether the line of dashes after the table came."""
 
@@ -106,6 +108,8 @@ class _Program:
         if count_decimals(words[-1]) < (_RATE_DECIMALS if pairs[-1][0] == "MsgRate[" else _DECIMALS):
             return None  # the last number is cut
         values = {name: parse_number(word) for name, word in pairs}
+        if None in values.values():
+            self.not_measured.append(int(words[0]))
         latency = {name[4:]: value for name, value in values.items() if name.startswith("lat ") and value is not None}
         return TableRow(
             size_bytes=int(words[0]),
@@ -130,6 +134,7 @@ class _Program:
             (not self.columns, "no-data", "no result was printed"),
             (not self.rows, "truncated", "the output ends before the first row"),
             (negative, "failed", f"a measurement with {min(negative, default=0)} bytes is negative"),
+            (self.not_measured, "failed", f"a figure with {min(self.not_measured, default=0)} bytes is no number"),
             (True, "ok", ""),
         )
         verdict, reason = next((verdict, reason) for holds, verdict, reason in verdicts if holds)
@@ -262,7 +267,11 @@ def parse_perftest_json(source: str, document: JsonDocument) -> ParsedOutput[Per
         msg_rate=values.get("MsgRate"),
         latency_us=latency or None,
     )
+    no_number = next((key for key in (*_JSON_LATENCIES, "BW_average", "MsgRate") if values.get(key, 0) is None), None)
     is_measured = bool(latency) or row.bw_average is not None or row.msg_rate is not None
+    verdict: tuple[TableVerdict, str] = ("ok", "") if is_measured else ("truncated", "a row without a measurement")
+    if no_number:
+        verdict = "failed", f"{no_number} is no number"
     # `RDMA_Write_BW_Test` is `RDMA_Write BW` in text.
     name = (json_text(json_object(top.get("test_info")).get("test")) or "").removesuffix("_Test").removesuffix("_")
     table = PerftestTable(
@@ -270,7 +279,7 @@ def parse_perftest_json(source: str, document: JsonDocument) -> ParsedOutput[Per
         test=_WORD_OF_TITLE.sub(" ", name).replace("Post_List", "Post List") or None,
         unit="usec" if latency else None,
         rows=(row,),
-        verdict="ok" if is_measured else "truncated",
-        reason="" if is_measured else "a row without a measurement",
+        verdict=verdict[0],
+        reason=verdict[1],
     )
     return ParsedOutput((table,))

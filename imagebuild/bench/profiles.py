@@ -198,13 +198,16 @@ Profiles = Mapping[str, YamlFile[Profile]]
 """Profiles by name."""
 
 
-def load_profiles(folder: Path) -> Profiles:
-    """Read all profiles of a folder. Raises ConfigError with every mistake found, each with its file and line."""
+def load_profiles(*folders: Path) -> Profiles:
+    """Read all profiles of folders; of one name, the last folder's.
+
+    Raises ConfigError with every mistake found, each with its file and line.
+    """
     mistakes = Mistakes()
-    files = sorted(folder.glob("*.yaml"))
+    files = {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
     if not files:
-        raise ConfigError(f"{folder}: no profiles (*.yaml) here; give their folder with --profiles")
-    loaded = {file.stem: load_yaml(file, ProfileFile, mistakes) for file in files}
+        raise ConfigError(f"{folders[-1]}: no profiles (*.yaml) here; give their folder with --profiles")
+    loaded = {name: load_yaml(file, ProfileFile, mistakes) for name, file in files.items()}
     documents = {name: document for name, document in loaded.items() if document}
     profiles = {name: _complete_profile(name, documents, set(loaded), mistakes) for name in documents}
     mistakes.stop_if_any()

@@ -45,17 +45,8 @@ _MOST_EXAMPLES = 5
 _LONGEST_EXAMPLE = 160
 
 
-def read_files(paths: Iterable[Path | str]) -> Results:
-    """Read these files, and the files of these directories.
-
-    Raises ResultError if a file cannot be opened, or if none of them holds the output of a known benchmark.
-    """
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            files += sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-        else:
-            files.append(path)
+def read_files(files: Iterable[Path | str]) -> Results:
+    """Read files, which may hold no output of a benchmark. Raises ResultError if one cannot be read."""
     outputs = []
     for file in files:
         try:
@@ -63,11 +54,6 @@ def read_files(paths: Iterable[Path | str]) -> Results:
         except OSError as error:
             raise ResultError(f"{file}: {error.strerror or error}; give a file that can be read") from None
         outputs.append(_parse_log(log))
-    if not any(output.tools for output in outputs):
-        names = ", ".join(map(str, files[:3])) + (" …" if len(files) > 3 else "")
-        unread = [line for output in outputs for line in output.unread]
-        problem = unread[0] if unread else "no output of a known benchmark; give files that hold what one printed"
-        raise ResultError(f"{names or 'no file'}: {problem}")
     return _results_of(outputs)
 
 

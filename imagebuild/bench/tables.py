@@ -37,7 +37,8 @@ def parse_osu_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTa
                 f"lat {(match['kind'] or 'avg').lower()}" if match["lat"] else str(match.lastgroup) for match in found
             ]
             unit = "MB/s" if "bw" in columns else "usec"
-            tables[-1] = tables[-1].model_copy(update={"unit": unit, "verdict": "truncated", "reason": "no row"})
+            facts = {"unit": unit, "compared": "valid" in columns, "verdict": "truncated", "reason": "no row"}
+            tables[-1] = tables[-1].model_copy(update=facts)
         elif columns and text and not text.startswith("#"):
             words = text.split()
             if parse_integer(words[0]) is None:

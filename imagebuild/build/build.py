@@ -45,7 +45,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     if not request.builder and endpoint.host.startswith("unix://"):
         for name in sorted(platforms - {native_platform()}):
             private.ensure_emulation(name.removeprefix("linux/"))
-    commit = revision.current_revision(project.matrix.path, project.root)
+    commit = revision.current_revision(project.matrix.path, project.roots[0])
     run = BuildRun(
         request, project, dockerfiles, endpoint, caches=caches_of(project, request, dockerfiles), revision=commit
     )

@@ -98,12 +98,14 @@ class LazyCommands(TyperGroup):
 
 def load_command(name: str, entry: Entry) -> Any:
     """Import the module of a command, and make the command of the function or group that has its name."""
+    from imagebuild.cli.options import StrictCommand
+
     attribute = getattr(import_module(f"imagebuild.cli.{entry.module}"), name)
     if isinstance(attribute, typer.Typer):
         group = attribute
     else:
         group = typer.Typer(add_completion=False, rich_markup_mode=None)
-        group.command(name, epilog=vars(attribute).get("epilog"))(attribute)
+        group.command(name, cls=StrictCommand, epilog=vars(attribute).get("epilog"))(attribute)
     command: Any = typer_command(group)
     for subcommand in getattr(command, "commands", {name: command}).values():
         for parameter in subcommand.params:

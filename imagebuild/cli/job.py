@@ -48,8 +48,8 @@ def job(
         bool, option("--collect", "Say in the header how the result comes back from the cluster.")
     ] = False,
     output: options.OutputOption = None,
-    facts: Annotated[Path, option("--facts DIR", "Folder of the facts about jobs.")] = Path("jobs"),
-    profiles: options.ProfilesOption = options.PROFILES,
+    facts: Annotated[Path | None, option("--facts DIR", "Read the facts about jobs from this folder alone.")] = None,
+    profiles: options.ProfilesOption = None,
 ) -> None:
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
@@ -64,9 +64,11 @@ def job(
         raise ConfigError(f"job {scheduler}: unknown scheduler{suggestion(scheduler, list(get_args(Scheduler)))}")
     if registry and catalog:
         raise ConfigError("--catalog and --registry exclude each other: a catalogue says where its images are")
-    if not facts.is_dir():
+    if facts and not facts.is_dir():
         raise ConfigError(f"--facts {facts}: no such folder")
-    hardware, known = find_profile(load_profiles(profiles), profile).model, load_facts(facts)
+    folders = options.data_folders(profiles, "profiles", project.root)
+    hardware = find_profile(load_profiles(*folders), profile).model
+    known = load_facts(*options.data_folders(facts, "jobs", project.root), only_cluster=cluster)
     request = JobRequest(
         scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
         profile=profile,
@@ -74,7 +76,7 @@ def job(
         cluster=cluster,
         nodes=nodes,
         racks=racks,
-        features=tuple(name for text in with_ or () for name in text.split(",") if name),
+        features=tuple(name for text in with_ or () for name in text.split(",")),
         container=container,
         image=image,
         registry=registry,
@@ -83,10 +85,12 @@ def job(
         test=test,
         settings=tuple(settings or ()),
         collect=collect,
-        facts=str(facts),
-        profiles=str(profiles),
-        matrix=str(project.matrix),
-        dockerfiles=str(project.dockerfiles),
+        facts=str(facts) if facts else None,
+        profiles=str(profiles) if profiles else None,
+        project=str(project.root) if project.root else None,
+        matrix=str(project.matrix) if project.matrix else None,
+        dockerfiles=str(project.dockerfiles) if project.dockerfiles else None,
+        lock=str(project.lock) if project.lock else None,
     )
     offer = offer_of_plan(project, registry or find_facts(known.clusters, cluster, "--cluster", "cluster").registry)
     if catalog:
@@ -100,14 +104,13 @@ def job(
 
 
 def offer_of_plan(project: options.ProjectFiles, registry: str | None = None) -> Offer:
-    """Return the images of the plan, in that registry, for a job to choose from; none where there is no matrix."""
+    """Return the images of the plan, in that registry, for a job to choose from."""
     from imagebuild.core.fields import full_reference
     from imagebuild.jobs.choose import Offer
+    from imagebuild.jobs.facts import REGISTRY
 
-    if registry and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", registry):
-        raise ConfigError(f"--registry {registry!r}: not a registry and folder such as ghcr.io/acme")
-    if not project.matrix.exists():
-        return Offer()
+    if registry and not re.fullmatch(REGISTRY.pattern, registry):
+        raise ConfigError(f"--registry {registry!r}: not {REGISTRY.words}")
     workspace = project.open(options.PlanChanges().parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     matrix = workspace.project.matrix.model

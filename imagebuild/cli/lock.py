@@ -13,8 +13,7 @@ from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import CommandError, ConfigError
 
 if TYPE_CHECKING:
-    from imagebuild.lock.lock import LockCheck, LockFile
-    from imagebuild.lock.resolve import Outcome
+    from imagebuild.lock.resolve import LockCheck, LockFile, Outcome
     from imagebuild.project.lockfile import Source
 
 
@@ -46,7 +45,7 @@ def lock(
 ) -> None:
     """Pin every source by content: add what the lock lacks, remove what nothing uses."""
     from imagebuild.core.console import out
-    from imagebuild.lock.lock import LockFile, check_lock, complete_lock, network_upstream, redate_lock, update_lock
+    from imagebuild.lock.resolve import LockFile, check_lock, complete_lock, network_upstream, redate_lock, update_lock
     from imagebuild.project.plan import select_targets
 
     if offline and not check:
@@ -57,10 +56,11 @@ def lock(
         raise ConfigError("--check and --update exclude each other")
     if date and (check or update):
         raise ConfigError("--date: excludes --check and --update; it changes nothing else in the lock")
+    path = project.own_paths.lock
     workspace = project.open(edits.parse())
     whole = not (select or edits)
     targets = select_targets(workspace.plan, select or ())
-    file = LockFile(workspace.project, workspace.renderer, targets, project.paths.lock)
+    file = LockFile(workspace.project, workspace.renderer, targets, path)
     if date:
         redate_lock(file, date.date())
         out.print(
@@ -122,11 +122,12 @@ def bump(
     from rich.markup import escape
 
     from imagebuild.core.console import out, print_table
-    from imagebuild.lock.bump import diff
-    from imagebuild.lock.lock import LockFile, bump_pins, network_upstream
+    from imagebuild.lock.bump import bump_pins, diff
+    from imagebuild.lock.resolve import LockFile, network_upstream
 
+    path = project.own_paths.lock
     workspace = project.open()
-    file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets, project.paths.lock)
+    file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets, path)
     result, texts = bump_pins(file, network_upstream(ca), names or (), write=write, relock=relock, pre=pre)
 
     def show() -> None:

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from imagebuild.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
-    from imagebuild.project.load import Project
+    from imagebuild.project.load import Project, ProjectPaths
     from imagebuild.project.matrix import Plan
     from imagebuild.project.plan import Changes, Pins
-    from imagebuild.project.revision import ProjectPaths
     from imagebuild.publish.attest import Signer
     from imagebuild.render.renderer import Renderer
 
@@ -29,9 +28,8 @@ STDOUT = "-"
 """As the name of a file: the standard output."""
 BUILDS = Path("build")
 """Folder in which builds leave Dockerfiles, layouts and results, unless `--folder` names another one."""
-MATRIX, PROFILES = Path("matrix.yaml"), Path("profiles")
-BESIDE_MATRIX = Path()
-"""Default of `--lock`: the file imagebuild.lock beside the matrix."""
+MATRIX = Path("matrix.yaml")
+PROJECT_VARIABLE = "IMAGEBUILD_PROJECT"
 
 
 def option(usage: str, text: str, **more: Any) -> Any:
@@ -79,7 +77,7 @@ VerboseOption = Annotated[bool, option("-v, --verbose", "Print the whole output 
 
 # Hardware
 ProfileOption = Annotated[str | None, option("--profile NAME", "Hardware to compare speeds with, a file of profiles/.")]
-ProfilesOption = Annotated[Path, option("--profiles DIR", "Folder of profiles.")]
+ProfilesOption = Annotated[Path | None, option("--profiles DIR", "Read the profiles of this folder alone.")]
 
 # Signatures
 SignOption = Annotated[bool, option("--sign", "Sign with cosign; in CI without a key.")]
@@ -125,7 +123,7 @@ def example(*lines: str) -> Callable[[Command], Command]:
 
 def subcommand(group: typer.Typer, name: str, *lines: str) -> Callable[[Command], Command]:
     """Return a decorator that adds a command with `examples` to a group of commands."""
-    return lambda command: group.command(name, epilog=examples(*lines))(expand_groups(command))
+    return lambda command: group.command(name, cls=StrictCommand, epilog=examples(*lines))(expand_groups(command))
 
 
 def expand_groups(command: Command) -> Command:
@@ -152,6 +150,19 @@ def expand_groups(command: Command) -> Command:
     vars(call)["__signature__"] = Signature(parameters)
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return cast(Command, call)
+
+
+class StrictCommand(TyperCommand):
+    """Refuse an option that is given twice where only one value counts: the last one would win without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments. Raises ConfigError for an option that is there twice."""
+        given: list[Any] = self.make_parser(ctx).parse_args(list(args))[2] if not ctx.resilient_parsing else []
+        for parameter in given:
+            single = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
+            if single and given.count(parameter) > 1:
+                raise ConfigError(f"{parameter.opts[-1]}: given twice; leave one out")
+        return super().parse_args(ctx, args)
 
 
 class CommandGroup(TyperGroup):
@@ -190,37 +201,56 @@ class Workspace:
 class ProjectFiles:
     """Hold the options that say where the project is."""
 
-    matrix: Annotated[Path, option("--matrix FILE", "Matrix to read.", envvar="IMAGEBUILD_MATRIX")] = MATRIX
-    dockerfiles: Annotated[Path, option("--dockerfiles DIR", "Folder of templates and components.")] = Path(
-        "dockerfiles"
-    )
-    lock: Annotated[
-        Path,
-        option("--lock FILE", "Lock to use; by default imagebuild.lock beside the matrix.", show_default=False),
-    ] = BESIDE_MATRIX
+    root: Annotated[
+        Path | None,
+        option("--project DIR", "Folder of the project; by default the current one.", envvar=PROJECT_VARIABLE),
+    ] = None
+    matrix: Annotated[Path | None, option("--matrix FILE", "Matrix; by default matrix.yaml of the project.")] = None
+    dockerfiles: Annotated[
+        Path | None, option("--dockerfiles DIR", "Templates and components; by default dockerfiles/ beside the matrix.")
+    ] = None
+    lock: Annotated[Path | None, option("--lock FILE", "Lock; by default imagebuild.lock beside the matrix.")] = None
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether no project is named and none is here, so that the one that comes with imagebuild is read."""
+        return not (self.root or self.matrix or MATRIX.exists())
 
     @property
     def paths(self) -> ProjectPaths:
         """Return where the project's files are."""
-        from imagebuild.project.revision import ProjectPaths
+        from imagebuild.core.settings import shipped_folder
+        from imagebuild.project.load import ProjectPaths
 
-        lock = self.matrix.parent / "imagebuild.lock" if self.lock == BESIDE_MATRIX else self.lock
-        return ProjectPaths(self.matrix, self.dockerfiles, lock)
+        folder = shipped_folder() if self.is_shipped else self.root or Path()
+        paths = ProjectPaths.beside(self.matrix or folder / MATRIX)
+        return ProjectPaths(paths.matrix, self.dockerfiles or paths.dockerfiles, self.lock or paths.lock)
+
+    @property
+    def own_paths(self) -> ProjectPaths:
+        """Return where the files of a project are that a command changes. Raises ConfigError if there is none here."""
+        if self.is_shipped:
+            raise ConfigError(
+                f"{MATRIX}: cannot be read: no such file here; "
+                f"`imagebuild init` makes a project, --project names its folder"
+            )
+        return self.paths
 
     def open(self, changes: Changes | None = None) -> Workspace:
         """Read the project and make its plan. Raises ConfigError with every mistake in the files."""
         from imagebuild.project.load import load_project
         from imagebuild.project.plan import Changes, make_plan, versions_with
 
-        project = load_project(self.matrix, self.dockerfiles, self.paths.lock)
+        paths = self.paths
+        project = load_project(paths.matrix, paths.dockerfiles, paths.lock)
         changes = changes or Changes()
         if changes.repository:
             project = project.in_repository(changes.repository)
         return Workspace(project, versions_with(project, changes), make_plan(project, changes))
 
     def open_if_there(self) -> Workspace | None:
-        """Read the project, for commands that also work without one; None if the default matrix does not exist."""
-        return None if self.matrix == MATRIX and not self.matrix.exists() else self.open()
+        """Read the project, for commands that need none; None if none is named and none is here."""
+        return None if self.is_shipped else self.open()
 
 
 @dataclass(frozen=True)
@@ -241,6 +271,19 @@ class PlanChanges:
 
     def __bool__(self) -> bool:
         return bool(self.settings or self.with_ or self.without)
+
+
+def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:
+    """Return the folders of profiles or facts to read, the last one first where both have a name.
+
+    That is the one that an option names; else what comes with imagebuild, what the project extends, and its own.
+    """
+    from imagebuild.project.load import layers
+
+    if given:
+        return (given,)
+    environment = os.environ.get(PROJECT_VARIABLE)
+    return layers(project or Path(environment or ""), kind)
 
 
 def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:

@@ -106,7 +106,9 @@ def render(
     base_image: Annotated[
         str | None, option("--base-image IMAGE", "Start from this image instead of the target's own base.")
     ] = None,
-    append: Annotated[Path | None, option("--append FILE", "File with instructions to add near the end.")] = None,
+    append: Annotated[
+        Path | None, option("--append FILE", "File with instructions for the end; its CMD, ENV, LABEL win.")
+    ] = None,
     output: options.OutputOption = None,
 ) -> None:
     """Print the self-contained Dockerfile of a target."""

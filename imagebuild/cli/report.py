@@ -31,7 +31,7 @@ def report(
         argument("FILE", "Logs or JSON of benchmarks, results of verify, reports, folders, gzip; `-` is stdin."),
     ],
     profile: options.ProfileOption = None,
-    profiles: options.ProfilesOption = options.PROFILES,
+    profiles: options.ProfilesOption = None,
     baseline: Annotated[
         Path | None, option("--baseline FILE", "Earlier report as JSON; what became slower since then fails.")
     ] = None,
@@ -60,8 +60,9 @@ def report(
     from imagebuild.report.text import print_report, report_markdown
 
     expected = Expected(ranks, nodes, (algorithm,) if algorithm else ())
+    folders = options.data_folders(profiles, "profiles")
     made = make_report(
-        ReportRequest(tuple(files), profile, profiles, baseline, expected, tuple(allow or ()), junit, html)
+        ReportRequest(tuple(files), profile, folders, baseline, expected, tuple(allow or ()), junit, html)
     )
 
     def show() -> None:
@@ -88,14 +89,14 @@ def limits(
         int | None, option("--nodes NUMBER", "Hosts; by default those of one NVLink domain.", min=1, max=MOST)
     ] = None,
     check: options.CheckOption = False,
-    profiles: options.ProfilesOption = options.PROFILES,
+    profiles: options.ProfilesOption = None,
     json_file: options.JsonOption = None,
 ) -> None:
     """Show what hardware can do at best, and what was measured on it."""
     from imagebuild.bench.ceilings import limit_table
     from imagebuild.bench.profiles import find_profile, load_profiles
 
-    known = load_profiles(profiles)
+    known = load_profiles(*options.data_folders(profiles, "profiles"))
     if check:
         _check({profile: find_profile(known, profile)} if profile else known)
     elif profile:

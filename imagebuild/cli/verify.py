@@ -48,7 +48,7 @@ def verify(
         Path | None, option("-o, --output DIR", "Keep results, whole outputs and facts of the host here.")
     ] = None,
     profile: options.ProfileOption = None,
-    profiles: options.ProfilesOption = options.PROFILES,
+    profiles: options.ProfilesOption = None,
     json_file: options.JsonOption = None,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
@@ -74,7 +74,8 @@ def verify(
     if profile:
         from imagebuild.bench.profiles import find_profile, load_profiles
 
-        hardware = find_profile(load_profiles(profiles), profile).model
+        folders = options.data_folders(profiles, "profiles", project.root)
+        hardware = find_profile(load_profiles(*folders), profile).model
     request = VerifyRequest(
         image, runner, tuple(only or ()), tuple(filter(None, (hosts or "").split(","))), layout, pull, folder=folder,
         output=output, environment=_variables(env or ()), profile=hardware,

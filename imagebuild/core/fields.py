@@ -24,6 +24,10 @@ Release = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 """As `Name`, with dots for versions."""
 Platform = Literal["linux/amd64", "linux/arm64"]
 Arch = Literal["amd64", "arm64"]
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""Text without line breaks and other control characters: it stays on its line of a Dockerfile."""
+EnvironmentValue = Annotated[str, Field(pattern=r'^[^\x00-\x1f\x7f"\\`]*$')]
+"""As `Line`, and without quotes, backslashes and backticks: it is the same text in a Dockerfile, a shell and sshd."""
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 
 
@@ -61,11 +65,12 @@ class Model(BaseModel):
         return schema
 
 
-def _one_or_more(value: Any) -> Any:
+def one_or_more(value: Any) -> Any:
+    """Return a list of one for a string, for fields that take both."""
     return (value,) if isinstance(value, str) else value
 
 
-OneOrMore = Annotated[tuple[str, ...], BeforeValidator(_one_or_more), Field(min_length=1)]
+OneOrMore = Annotated[tuple[str, ...], BeforeValidator(one_or_more), Field(min_length=1)]
 """One string, or a list of them."""
 
 
@@ -75,7 +80,7 @@ def _readable(wanted: str) -> str:
 
 
 Wanted = Annotated[str, AfterValidator(_readable)]
-Condition = dict[str, Annotated[tuple[Wanted, ...], BeforeValidator(_one_or_more)]]
+Condition = dict[str, Annotated[tuple[Wanted, ...], BeforeValidator(one_or_more)]]
 """Axis → what its value must be: a value, a version specifier such as `>=13,<13.4`, or a list of those (any).
 
 Every axis named has to match. Besides the axes there is `image`, the name of the image.

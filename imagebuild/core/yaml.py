@@ -16,6 +16,8 @@ from imagebuild.core.errors import Mistakes, ResultError, suggestion
 
 M = TypeVar("M", bound=BaseModel)
 Loc = tuple[str | int, ...]
+KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
+"""Types of values in files, as messages call them."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
     if detail["type"] == "missing":
         return "is missing"
     got = detail.get("input")
-    shown = f" (got {got!r})" if isinstance(got, str | int | float) else f" (got a {type(got).__name__})"
-    return f"{detail['msg'].removeprefix('Value error, ')}{shown}"
+    shown = repr(got) if isinstance(got, str | int | float) else KINDS.get(type(got), "nothing")
+    return f"{detail['msg'].removeprefix('Value error, ').replace('tuple', 'list')} (got {shown})"
 
 
 def _fields(model: Any, loc: Loc) -> list[str]:

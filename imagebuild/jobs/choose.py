@@ -38,6 +38,8 @@ DEFAULT_NODES = 8
 MOST_NODES = 9999
 """Names of pods have room for four digits."""
 REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?")
+IMPORT_MINUTES = 15
+"""Time for pyxis to import an image that no job had before, beside the time of the measurements."""
 DRIVERS = {"12": "525", "13": "580"}
 """Major version of CUDA → the oldest driver that runs it, by NVIDIA's rule of minor version compatibility."""
 ARCH_NAMES: Mapping[Arch, tuple[str, ...]] = {"amd64": ("amd64", "x86_64"), "arm64": ("arm64", "aarch64")}
@@ -64,8 +66,8 @@ class Offer:
     """Component → other components that it stands for."""
     architectures: Mapping[str, GpuArchitecture] = field(default_factory=dict)
     """Compute capability without the dot → the versions of CUDA that have programs for it."""
-    noun: str = "image of the plan"
-    """An image of the offer, in messages."""
+    is_published: bool = False
+    """The images are those of a catalogue, and not only planned."""
     unnamed: bool = False
     """The names of the images have no registry, so that nobody can pull them."""
     unverified: frozenset[tuple[str, Platform]] = frozenset()
@@ -84,6 +86,8 @@ class JobImage:
     """None if the architectures are not known."""
     driver: str | None = None
     """The oldest driver that the image runs on; None if it is not known."""
+    is_planned: bool = False
+    """The plan has it, and nobody knows whether it was ever built."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +141,6 @@ class Choices:
         return self.run_nodes * self.profile.node.gpus
 
     @property
-    def round_seconds(self) -> int:
-        """Return the time limit of a measurement of pairs, so that one that hangs leaves time for the others."""
-        return self.test.minutes * 60 // self.rounds if self.test.pairs else 0
-
-    @property
     def claims(self) -> bool:
         """Return whether a ComputeDomain gives pods their channel of the rack-wide NVLink."""
         return any(feature.claims for feature in self.features.values())
@@ -181,7 +180,10 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
     rounds = len(test.collectives) * (scale.nodes - 1 + scale.nodes % 2) if test.pairs else 1
     if test.pairs and scale.nodes == 1:
         raise ConfigError(f"--test {request.test}: one node has no pairs; take more --nodes")
-    test = test.model_copy(update={"minutes": int(parameters.get("minutes") or test.minutes * rounds)})
+    minutes = test.minutes * rounds + (IMPORT_MINUTES if container == "pyxis" else 0)
+    test = test.model_copy(update={"minutes": int(parameters.get("minutes") or minutes)})
+    if test.minutes * 2 < rounds:
+        raise ConfigError(f"--set minutes={test.minutes}: too few for {rounds} rounds; take {-(-rounds // 2)} or more")
 
     implied = ["multirack"] if scale.racks > 1 and "multirack" in facts.features else []
     names = sorted({*request.features, *implied})
@@ -267,6 +269,11 @@ def _refuse_what_would_be_ignored(request: JobRequest) -> None:
     for name in ("image", "nccl", "registry"):
         if getattr(request, name) == "":
             raise ConfigError(f"--{name}: is empty; leave it out or give it a value")
+    for feature in request.features:
+        if not feature:
+            raise ConfigError("--with: a name is empty; leave it out")
+        if request.features.count(feature) > 1:
+            raise ConfigError(f"--with {feature}: given twice; leave one out")
     if request.nccl and not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", request.nccl):
         raise ConfigError(f"--nccl {request.nccl!r}: not a version of NCCL such as 2.28.3")
     where = {"--image": request.image, "--registry": request.registry, "--catalog": request.catalog}
@@ -370,8 +377,7 @@ def published_offer(offer: Offer, catalog: Catalog) -> Offer:
                 aliases=(*tags, *(f"{image.repository}:{alias}" for alias in image.aliases)),
             )
         )
-    published = replace(offer, targets=tuple(targets), noun="published image", unnamed=False)
-    return replace(published, unverified=frozenset(unverified))
+    return replace(offer, targets=tuple(targets), is_published=True, unnamed=False, unverified=frozenset(unverified))
 
 
 def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stack]]) -> JobImage:
@@ -420,7 +426,8 @@ def newest_image(
         candidates = [(target, stack) for target, stack in candidates if fits(target, stack)]
         if not candidates:
             problem = f"that {' and '.join(met)} also {requirement}" if met else requirement
-            raise ConfigError(f"no {offer.noun} {problem}; name an image with --image")
+            noun = "published image" if offer.is_published else "image of the plan"
+            raise ConfigError(f"no {noun} {problem}; name an image with --image")
         met.append(requirement)
 
     def age_order(candidate: tuple[Target, str]) -> tuple[int, Version, str]:
@@ -447,4 +454,5 @@ def _image_of_target(target: Target, stack: str, offer: Offer) -> JobImage:
     versions = (v for name, v in target.components.items() if "nccl" in (name, *offer.provides.get(name, ())))
     plain = re.match(r"\d+(\.\d+)+", next(versions, ""))
     arches = tuple(arch for arch in ARCH_NAMES if f"linux/{arch}" in target.platforms)
-    return JobImage(target.name, stack, plain[0] if plain else None, arches, DRIVERS.get(major(target.axes["cuda"])))
+    driver = DRIVERS.get(major(target.axes["cuda"]))
+    return JobImage(target.name, stack, plain[0] if plain else None, arches, driver, not offer.is_published)

@@ -14,15 +14,15 @@ from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import matches
 from imagebuild.core.yaml import YamlFile
 from imagebuild.jobs.facts import (
-    DOMAIN,
+    QUALIFIED,
     QUANTITY,
+    SLURM_FORMS,
     VALUE,
-    WORD,
     Container,
     FactLayer,
+    Form,
     NcclVariables,
     Scope,
-    SlurmOptions,
 )
 
 OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
@@ -126,42 +126,50 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
 class Parameter:
     """Describe a parameter of `--set`."""
 
-    pattern: str
-    """Regular expression that the value must match."""
+    form: Form
     containers: tuple[Container, ...] = get_args(Container)
     """What runs the ranks of jobs that have it."""
     whose: str = ""
     """Who has it, where not all jobs do."""
 
 
-def _of_slurm(pattern: str) -> Parameter:
-    return Parameter(pattern, ("pyxis", "none"), "only jobs of Slurm have it")
+def _of_slurm(form: Form) -> Parameter:
+    return Parameter(form, ("pyxis", "none"), "only jobs of Slurm have it")
 
 
-def _of_kubernetes(pattern: str) -> Parameter:
-    return Parameter(pattern, ("kubernetes",), "only jobs of Kubernetes have it")
+def _of_kubernetes(form: Form) -> Parameter:
+    return Parameter(form, ("kubernetes",), "only jobs of Kubernetes have it")
 
 
-COUNT = r"[1-9][0-9]{0,3}"
+_COUNT = "[1-9][0-9]{0,3}"
+COUNT = Form(_COUNT, "a number from 1 to 9999")
 PARAMETERS: Mapping[str, Parameter] = {
-    **{name: _of_slurm(WORD) for name in SlurmOptions.model_fields},
+    **{name: _of_slurm(form) for name, form in SLURM_FORMS.items()},
     "cpu": _of_kubernetes(QUANTITY),
     "cpus-per-task": _of_slurm(COUNT),
-    "driver": Parameter(r"[0-9]+(\.[0-9]+)*", ("kubernetes", "pyxis"), "it chooses an image, and this job has none"),
-    "hca": Parameter(r"[A-Za-z0-9_:,=^-]+"),
-    "images": Parameter(r"[A-Za-z0-9_./${}:-]+", ("pyxis",), "only pyxis keeps images in a folder"),
-    "interface": Parameter(r"[A-Za-z0-9_.,=^-]+"),
-    "json": Parameter(r"yes|no"),
+    "driver": Parameter(
+        Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65"),
+        ("kubernetes", "pyxis"),
+        "it chooses an image, and this job has none",
+    ),
+    "hca": Parameter(Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1")),
+    "images": Parameter(
+        Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a variable such as $HOME"),
+        ("pyxis",),
+        "only pyxis keeps images in a folder",
+    ),
+    "interface": Parameter(Form("[A-Za-z0-9_.,=^-]+", "names of network interfaces such as eth0")),
+    "json": Parameter(Form("yes|no", "yes or no")),
     "memory": _of_kubernetes(QUANTITY),
-    "min-bw": Parameter(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?"),
+    "min-bw": Parameter(Form(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?", "a bus bandwidth in GB/s such as 350")),
     "minutes": Parameter(COUNT),
-    "name": Parameter(r"[a-z]([-a-z0-9]*[a-z0-9])?"),
-    "plugin": Parameter(r"[A-Za-z0-9_.-]+"),
-    "programs": Parameter(r"/[A-Za-z0-9_./-]+"),
+    "name": Parameter(Form("[a-z]([-a-z0-9]*[a-z0-9])?", "a name of Kubernetes: a-z, 0-9 and -, first a letter")),
+    "plugin": Parameter(Form("[A-Za-z0-9_.-]+", "the name of a plug-in such as none or spcx")),
+    "programs": Parameter(Form("/[A-Za-z0-9_./-]+", "a folder that begins with /")),
     "rack-nodes": Parameter(COUNT),
-    "racks": _of_kubernetes(rf"{VALUE}(,{VALUE})*"),
-    "resource": _of_kubernetes(rf"{DOMAIN.replace('$', '/')}/{VALUE}:{COUNT}"),
-    "suffix": Parameter(r"[A-Za-z0-9_-]*"),
+    "racks": _of_kubernetes(Form(f"{VALUE}(,{VALUE})*", "values of a label of nodes, with commas between them")),
+    "resource": _of_kubernetes(Form(f"{QUALIFIED}:{_COUNT}", "a resource and a number such as rdma/ib:8")),
+    "suffix": Parameter(Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _")),
 }
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<replace>:?)=(?P<value>.*)", re.DOTALL)
 
@@ -208,8 +216,8 @@ def parse_settings(settings: Iterable[str], container: Container) -> JobSettings
             raise ConfigError(f"--set {name}: {parameter.whose}; leave it out")
         if name in parameters:
             raise ConfigError(f"--set {name}: given twice; leave one out")
-        if not re.fullmatch(parameter.pattern, value):
-            raise ConfigError(f"--set {name}={value!r}: the value must match {parameter.pattern}")
+        if not re.fullmatch(parameter.form.pattern, value):
+            raise ConfigError(f"--set {name}={value!r}: must be {parameter.form.words}")
         parameters[name] = value
     return JobSettings(parameters, tuple(variables))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from imagebuild.bench.profiles import Profile
@@ -20,13 +22,6 @@ from imagebuild.project.component import Support
 Scheduler = Literal["mpijob", "jobset", "slurm"]
 Container = Literal["kubernetes", "pyxis", "none"]
 Scope = Literal["rank", "container", "launcher", "batch"]
-Text = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
-"""One line."""
-Value = Annotated[str, Field(pattern=r"""^[^'"`\\\x00-\x1f\x7f]*$""")]
-"""One line without quotes and backslashes: a shell or a file on the way to the rank would interpret them."""
-Bytes = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMG]?$")]
-"""A size as nccl-tests takes it."""
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 @dataclass(frozen=True)
@@ -51,28 +46,81 @@ class Form:
         return {**handler(schema), "pattern": f"^({self.pattern})$"}
 
 
+Text = Annotated[str, Form(r"[^\n\r\x00]*", "one line")]
+# A shell or a file on the way to the rank would interpret quotes and backslashes.
+Value = Annotated[str, Form(r"""[^'"`\\\x00-\x1f\x7f]*""", "one line without quotes and backslashes")]
+Bytes = Annotated[str, Form("[1-9][0-9]*[KMG]?", "a size as nccl-tests takes it, such as 512M")]
+EnvName = Annotated[str, Form("[A-Za-z_][A-Za-z0-9_]*", "a name of a variable")]
+
 # Texts as Kubernetes wants them; its API server refuses others.
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 DOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-QUANTITY = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE]|[eE][0-9]+)?"
-WORD = r"[A-Za-z0-9_([][A-Za-z0-9_.,=:&|*()\[\]/-]*"
+QUALIFIED = f"{DOMAIN.replace('$', '/')}/{VALUE}"
+AMOUNT = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE]|[eE][0-9]+)?"
+QUANTITY = Form(AMOUNT, "a quantity of Kubernetes such as 110, 500m, 960Gi or 960G")
 Label = Annotated[str, Form(LABEL, "a name of Kubernetes: up to 63 of a-z, 0-9 and -")]
 DomainName = Annotated[str, Form(DOMAIN, "a name of Kubernetes: a-z, 0-9, - and dots")]
-Key = Annotated[str, Form(rf"({DOMAIN.replace('$', '/')}/)?{VALUE}", "a key of Kubernetes such as example.com/name")]
+Key = Annotated[str, Form(f"{QUALIFIED}|{VALUE}", "a key of Kubernetes such as example.com/name")]
 LabelValue = Annotated[str, Form(f"({VALUE})?", "a value of a label: up to 63 of A-Z, a-z, 0-9, -, _ and .")]
-Quantity = Annotated[str, Form(QUANTITY, "a quantity of Kubernetes such as 110, 500m, 960Gi or 960G")]
+Quantity = Annotated[str, QUANTITY]
 Count = Annotated[
     str, Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number, such as 8 or 5120Mi, or {cards}")
 ]
 Folder = Annotated[str, Form(r"(?!.*/\.\.(/|$))/[^\n\r\x00:]*", "a path that begins with / and has no colon and no ..")]
-Resource = Annotated[
-    str,
-    Form(f"cpu|memory|hugepages-{QUANTITY}|{DOMAIN.replace('$', '/')}/{VALUE}", "a resource such as rdma/ib or cpu"),
-]
+Resource = Annotated[str, Form(f"cpu|memory|hugepages-{AMOUNT}|{QUALIFIED}", "a resource such as rdma/ib or cpu")]
 Gpu = Annotated[str, Form(r"[a-z]{1,3}[0-9]{2,4}", "a GPU as in names of jobs, such as h100")]
-Word = Annotated[str, Form(WORD, "a word of sbatch without blanks or quotes")]
 HostType = Literal["Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"]
+
+REGISTRY = Form(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)*", "a registry and folder such as ghcr.io/acme")
+
+# Texts as sbatch wants them
+NAME = "[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
+NAMES = f"{NAME}(,{NAME})*"
+RESOURCE = r"[A-Za-z_]\w*(:[0-9]*[A-Za-z_][\w.+-]*)?(:[1-9][0-9]*[kKmMgGtT]?)?"
+HOSTS = r"[A-Za-z0-9_][\w.-]*(\[[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*\][\w.-]*)*"
+SLURM_FORMS = {
+    "account": Form(NAME, "a name without blanks"),
+    "partition": Form(NAMES, "a name, or several with commas between them"),
+    "qos": Form(NAMES, "a name, or several with commas between them"),
+    "reservation": Form(NAMES, "a name, or several with commas between them"),
+    "constraint": Form(r"[A-Za-z0-9_([][A-Za-z0-9_.,=:&|*()\[\]/-]*", "features of nodes as sbatch takes them"),
+    "gres": Form(f"{RESOURCE}(,{RESOURCE})*", "resources of a node such as gpu:8 or gpu:h100:8"),
+    "nodelist": Form(f"{HOSTS}(,{HOSTS})*", "names of nodes such as node[01-04],node9"),
+    "exclude": Form(f"{HOSTS}(,{HOSTS})*", "names of nodes such as node[01-04],node9"),
+}
+"""Options of sbatch that `--set`, the nodes of a GPU or the cluster give."""
+
+UNITS = {"m": Fraction(1, 1000), "": 1, **{unit: 1000**i for i, unit in enumerate("kMGTPE", 1)}}
+UNITS |= {f"{unit}i": 1024**i for i, unit in enumerate("KMGTPE", 1)}
+
+
+def quantity_value(text: str) -> Fraction:
+    """Return the number that a quantity of Kubernetes stands for."""
+    unit = text.lstrip("0123456789.")
+    return Fraction(text.removesuffix(unit)) * UNITS[unit] if unit in UNITS else Fraction(text)
+
+
+def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
+    """Return amounts of resources. Raises ValueError for those of which the API server wants whole ones."""
+    for name, amount in amounts.items():
+        page = name.removeprefix("hugepages-")
+        known = "{" not in amount and quantity_value(amount)
+        if page != name and (not known or known % quantity_value(page)):
+            raise ValueError(f"{name}: must be a multiple of {page}")
+        if "/" in name and known and known % 1:
+            raise ValueError(f"{name}: must be a whole number")
+    return amounts
+
+
+def _shell_command(text: str) -> str:
+    """Return a command of a shell. Raises ValueError if a quote in it has no end."""
+    try:
+        shlex.split(text, comments=True)
+    except ValueError as error:
+        raise ValueError(f"is no command of a shell: {error}") from None
+    return text
+
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "alltoall", "alltoallv", "broadcast", "gather", "hypercube", "reduce", "reduce_scatter",
@@ -88,7 +136,7 @@ CONDITIONS = (
 
 
 class Env(Model):
-    """A variable of the environment."""
+    """Set a variable of the environment."""
 
     name: EnvName
     value: Value | None = None
@@ -106,7 +154,7 @@ class Env(Model):
 
 
 class Expect(Model):
-    """A line that the output must contain, because NCCL continues without a feature that it cannot use."""
+    """Demand a line of the output, because NCCL continues without a feature that it cannot use."""
 
     line: Text
     """Extended regular expression, as `grep -E` reads it."""
@@ -115,14 +163,14 @@ class Expect(Model):
 
 
 class FactLayer(Model):
-    """Variables and expected lines, which every kind of file can add."""
+    """Hold the variables and expected lines that every kind of file can add."""
 
     env: tuple[Env, ...] = ()
     expect: tuple[Expect, ...] = ()
 
 
 class Volume(Model):
-    """A folder or device of the host, or a claim, that is mounted into the benchmark's container."""
+    """Mount a folder or device of the host, or a claim, into the benchmark's container."""
 
     name: Label
     host: Folder | None = None
@@ -141,14 +189,14 @@ class Volume(Model):
 
 
 class Sidecar(Model):
-    """A container that runs beside the benchmark's container in every worker."""
+    """Describe a container that runs beside the benchmark's container in every worker."""
 
     name: Label
     image: Text
     command: tuple[Text, ...]
     env: dict[EnvName, Text] = Field(default_factory=dict)
     capabilities: tuple[str, ...] = ()
-    resources: dict[Resource, Quantity] = Field(default_factory=dict)
+    resources: Annotated[dict[Resource, Quantity], AfterValidator(_whole_amounts)] = Field(default_factory=dict)
     """Resource → its amount, which is both request and limit; a namespace with a quota demands `cpu` and `memory`."""
     mounts: dict[Label, Folder] = Field(default_factory=dict)
     """Name of a volume → path where it is mounted."""
@@ -156,7 +204,7 @@ class Sidecar(Model):
 
 
 class CardNetworks(Model):
-    """Networks of Google's clusters: one for each card of the node, with numbers that go up."""
+    """Name networks of Google's clusters: one for each card of the node, with numbers that go up."""
 
     prefix: Annotated[str, Form(r"[a-z][-a-z0-9]*", "the beginning of names of Kubernetes: a-z, 0-9 and -")]
     """The network of the first card is this with `first` behind it, such as `rdma-0`."""
@@ -166,9 +214,9 @@ class CardNetworks(Model):
 
 
 class Pod(Model):
-    """Resources, networks, volumes and sidecars that a worker pod needs to use a fabric."""
+    """Hold the resources, networks, volumes and sidecars that a worker pod needs to use a fabric."""
 
-    resources: dict[Resource, Count] = Field(default_factory=dict)
+    resources: Annotated[dict[Resource, Count], AfterValidator(_whole_amounts)] = Field(default_factory=dict)
     """Resource → its amount, which is both request and limit. `cpu` and `memory` of a cluster's nodes go first."""
     annotations: dict[Key, str] = Field(default_factory=dict)
     networks: tuple[Annotated[str, Form(rf"({LABEL}/)?{DOMAIN}", "NAMESPACE/NAME or NAME")], ...] = ()
@@ -184,7 +232,7 @@ class Pod(Model):
 
 
 class Stack(FactLayer):
-    """The contents of an image; a file of `stacks/`."""
+    """Describe the contents of an image; a file of `stacks/`."""
 
     title: str
     images: tuple[str, ...] = ()
@@ -203,7 +251,7 @@ class Stack(FactLayer):
 
 
 class Fabric(FactLayer):
-    """A network between nodes; a file of `fabrics/`."""
+    """Describe a network between nodes; a file of `fabrics/`."""
 
     title: str
     short: str
@@ -224,7 +272,7 @@ class Fabric(FactLayer):
 
 
 class Feature(FactLayer):
-    """Something a job can do in addition; a file of `features/`."""
+    """Describe something that a job can do in addition; a file of `features/`."""
 
     title: str
     plugin: str | None = None
@@ -242,21 +290,21 @@ class Feature(FactLayer):
 
 
 class SlurmOptions(Model):
-    """Options of sbatch; `--set` overrides them, then those of a GPU's nodes, then those of the cluster."""
+    """Hold options of sbatch. Those of `--set` go first, then those of a GPU's nodes, then those of the cluster."""
 
-    account: Word | None = None
-    partition: Word | None = None
-    qos: Word | None = None
-    reservation: Word | None = None
-    constraint: Word | None = None
-    gres: Word | None = None
+    account: Annotated[str, SLURM_FORMS["account"]] | None = None
+    partition: Annotated[str, SLURM_FORMS["partition"]] | None = None
+    qos: Annotated[str, SLURM_FORMS["qos"]] | None = None
+    reservation: Annotated[str, SLURM_FORMS["reservation"]] | None = None
+    constraint: Annotated[str, SLURM_FORMS["constraint"]] | None = None
+    gres: Annotated[str, SLURM_FORMS["gres"]] | None = None
     """Generic resources of each node, such as `gpu:h100:8`, where the cluster does not take `--gpus-per-node`."""
-    nodelist: Word | None = None
-    exclude: Word | None = None
+    nodelist: Annotated[str, SLURM_FORMS["nodelist"]] | None = None
+    exclude: Annotated[str, SLURM_FORMS["exclude"]] | None = None
 
 
 class Nodes(SlurmOptions):
-    """The nodes of a cluster that have one kind of GPU."""
+    """Describe the nodes of a cluster that have one kind of GPU."""
 
     select: dict[Key, tuple[LabelValue, ...]] = Field(default_factory=dict)
     """Label of a node → the values that are accepted."""
@@ -278,7 +326,7 @@ class Site(FactLayer):
 
 
 class Toleration(Model):
-    """A taint of nodes that the pods of the job tolerate."""
+    """Tolerate a taint of nodes."""
 
     key: Key | None = None
     """Without a key, all taints are tolerated."""
@@ -294,7 +342,7 @@ class Toleration(Model):
 
 
 class Security(Model):
-    """What the benchmark's container may do on a node, and as whom it runs."""
+    """Say what the benchmark's container may do on a node, and as whom it runs."""
 
     privileged: bool | None = None
     user: Annotated[int, Field(ge=0)] | None = None
@@ -305,7 +353,7 @@ class Security(Model):
 
 
 class LauncherPod(Model):
-    """The pod that starts the ranks; it needs no GPU."""
+    """Describe the pod that starts the ranks; it needs no GPU."""
 
     select: dict[Key, LabelValue] = Field(default_factory=dict)
     """Labels of the nodes on which launchers run."""
@@ -314,7 +362,7 @@ class LauncherPod(Model):
 
 
 class Kubernetes(Model):
-    """What an admin of Kubernetes says about the pods of jobs."""
+    """Hold what an admin of Kubernetes says about the pods of jobs."""
 
     namespace: Label | None = None
     labels: dict[Key, LabelValue] = Field(default_factory=dict)
@@ -373,15 +421,17 @@ class Kubernetes(Model):
 
 
 class Slurm(SlurmOptions):
-    """What an admin of Slurm says about jobs."""
+    """Hold what an admin of Slurm says about jobs."""
 
-    cpus_per_task: Annotated[int, Field(gt=0)] = 8
+    cpus_per_task: Annotated[int, Field(gt=0, le=9999)] = 8
     """CPUs of a rank."""
     module: Text | None = None
     """Environment module that jobs without a container load."""
-    images: Text = "$HOME/.cache/imagebuild"
+    images: Annotated[str, Form(r"[/$][^\n\r\x00]*", "a path that begins with / or with a variable")] = (
+        "$HOME/.cache/imagebuild"
+    )
     """Folder, shared by all nodes, for images that pyxis starts; it may contain variables of the shell."""
-    before: Text | None = None
+    before: Annotated[Text, AfterValidator(_shell_command)] | None = None
     """Shell command that the batch script runs first; it ends the job if it fails."""
     task_prolog: Folder | None = None
     """Program that srun runs before each rank."""
@@ -389,10 +439,10 @@ class Slurm(SlurmOptions):
 
 
 class Cluster(FactLayer):
-    """The constants of a site; a file of `clusters/`."""
+    """Hold the constants of a site; a file of `clusters/`."""
 
     title: str
-    registry: Annotated[str, Form(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*", "such as ghcr.io/acme")] | None = None
+    registry: Annotated[str, REGISTRY] | None = None
     """Registry and folder from which nodes pull the plan's images, such as `ghcr.io/acme`."""
     interface: Text = "eth0"
     """Network interface through which ranks find each other."""
@@ -410,7 +460,7 @@ class Cluster(FactLayer):
 
 
 class JobTest(Model):
-    """Collectives and message sizes that are measured; a file of `tests/`."""
+    """Name the collectives and message sizes to measure; a file of `tests/`."""
 
     title: str
     collectives: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -428,13 +478,13 @@ class JobTest(Model):
 
 
 class SchedulerFacts(FactLayer):
-    """Variables that a scheduler needs, a file of `schedulers/`, or every node, the file `node.yaml`."""
+    """Hold the variables that a scheduler needs, a file of `schedulers/`, or every node, the file `node.yaml`."""
 
     title: str
 
 
 class NcclVariable(Model):
-    """A variable that NCCL reads, in the releases from `since` to `until`."""
+    """Describe a variable that NCCL reads, in the releases from `since` to `until`."""
 
     since: str
     until: str
@@ -446,7 +496,7 @@ class NcclVariable(Model):
 
 
 class NcclVariables(Model):
-    """The file `nccl-params.json`: the variables that each release of NCCL reads."""
+    """Hold the file `nccl-params.json`: the variables that each release of NCCL reads."""
 
     releases: tuple[str, ...]
     names: dict[str, NcclVariable]
@@ -469,17 +519,20 @@ class JobFacts:
 M = TypeVar("M", bound=Model)
 
 
-def load_facts(folder: Path) -> JobFacts:
-    """Read all facts of a folder. Raises ConfigError with every mistake found, each with its file and line."""
+def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
+    """Read all facts of folders; of one name, the last folder's. Of clusters, read only the one that is named, if any.
+
+    Raises ConfigError with every mistake found, each with its file and line.
+    """
     mistakes = Mistakes()
-    stacks = _load_folder(folder / "stacks", Stack, mistakes)
-    fabrics = _load_folder(folder / "fabrics", Fabric, mistakes)
-    features = _load_folder(folder / "features", Feature, mistakes)
-    clusters = _load_folder(folder / "clusters", Cluster, mistakes)
-    tests = _load_folder(folder / "tests", JobTest, mistakes)
-    schedulers = _load_folder(folder / "schedulers", SchedulerFacts, mistakes)
-    node = load_yaml(folder / "node.yaml", SchedulerFacts, mistakes)
-    nccl_variables = load_yaml(folder / "nccl-params.json", NcclVariables, mistakes)
+    stacks = _load_all(folders, "stacks", Stack, mistakes)
+    fabrics = _load_all(folders, "fabrics", Fabric, mistakes)
+    features = _load_all(folders, "features", Feature, mistakes)
+    clusters = _load_all(folders, "clusters", Cluster, mistakes, only_cluster)
+    tests = _load_all(folders, "tests", JobTest, mistakes)
+    schedulers = _load_all(folders, "schedulers", SchedulerFacts, mistakes)
+    node = load_yaml(_last(folders, "node.yaml"), SchedulerFacts, mistakes)
+    nccl_variables = load_yaml(_last(folders, "nccl-params.json"), NcclVariables, mistakes)
     for cluster in clusters.values():
         for name in set(cluster.model.fabrics) - set(fabrics):
             mistakes.add(cluster.at("fabrics", name), f"fabrics.{name}: unknown fabric{suggestion(name, set(fabrics))}")
@@ -497,11 +550,21 @@ def load_facts(folder: Path) -> JobFacts:
     return JobFacts(stacks, fabrics, features, clusters, tests, schedulers, node, nccl_variables.model)
 
 
-def _load_folder(folder: Path, model: type[M], mistakes: Mistakes) -> Mapping[str, YamlFile[M]]:
-    paths = sorted(folder.glob("*.yaml"))
+def _last(folders: Sequence[Path], name: str) -> Path:
+    """Return the file of that name in the last folder that has it; if none does, in the last folder."""
+    return next((folder / name for folder in reversed(folders) if (folder / name).exists()), folders[-1] / name)
+
+
+def _load_all(
+    folders: Sequence[Path], kind: str, model: type[M], mistakes: Mistakes, only: str | None = None
+) -> Mapping[str, YamlFile[M]]:
+    """Read the facts of a kind; only those of one name, if there are any."""
+    paths = {path.stem: path for folder in folders for path in sorted((folder / kind).glob("*.yaml"))}
+    paths = {only: paths[only]} if only in paths else paths
     if not paths:
-        mistakes.add(str(folder), "no *.yaml in this folder; name the folder that contains the facts with --facts")
-    files = {path.stem: load_yaml(path, model, mistakes) for path in paths}
+        where = str(folders[-1] / kind)
+        mistakes.add(where, "no *.yaml in this folder; name the folder that contains the facts with --facts")
+    files = {name: load_yaml(path, model, mistakes) for name, path in paths.items()}
     return {name: file for name, file in files.items() if file}
 
 
@@ -585,7 +648,9 @@ class JobRequest:
     """Texts of `--set`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
     """The header says how to run the job and how to get its result."""
-    facts: str = "jobs"
-    profiles: str = "profiles"
-    matrix: str = "matrix.yaml"
-    dockerfiles: str = "dockerfiles"
+    facts: str | None = None
+    profiles: str | None = None
+    project: str | None = None
+    matrix: str | None = None
+    dockerfiles: str | None = None
+    lock: str | None = None

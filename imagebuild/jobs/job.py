@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -109,11 +110,14 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     if image.driver and not (request.image or driver):
         advice = "if the nodes have an older one, name it with --set driver=VERSION"
         messages.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
+    if image.is_planned:
+        unknown = "is planned; whether it was built and pushed is not known"
+        messages.append(f"note: {image.reference} {unknown}; --catalog chooses among images that were")
     if image.nccl is None:
         messages.append(f"note: the version of NCCL is not known, so {choices.nccl} is assumed; name it with --nccl")
 
     expected = (line for source in sources for line in source.layer.expect)
-    return Job(
+    job = Job(
         **vars(choices),
         name=name,
         variables=variables,
@@ -123,6 +127,13 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         least=_least_bandwidths(choices),
         messages=tuple(messages),
     )
+    if gres := request.scheduler == "slurm" and job.slurm_options.get("gres"):
+        gpus = sum(
+            int(count or 1) for count in re.findall(r"\bgpu(?::[0-9]*[A-Za-z_][^:,]*)?(?::([0-9]+))?(?=,|$)", gres)
+        )
+        if gpus != profile.node.gpus:
+            raise ConfigError(f"gres {gres}: asks for {gpus} GPUs of a node; {profile.name} has {profile.node.gpus}")
+    return job
 
 
 def _fact_sources(choices: Choices, facts: JobFacts) -> list[FactSource]:
@@ -249,6 +260,9 @@ def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
         if kube.quota and (lacking := [name for name in ("cpu", "memory") if not has.get(name)]):
             where = f"cluster {choices.request.cluster} has a quota, and nobody says {' and '.join(lacking)}{container}"
             raise ConfigError(f"{where}; add it to nodes.{choices.gpu} in the cluster's file")
+    if any(name.startswith("hugepages-") for name in amounts) and not (own["cpu"] or own["memory"]):
+        problem = "Kubernetes takes hugepages only beside cpu or memory"
+        raise ConfigError(f"{problem}; add one to nodes.{choices.gpu} in the cluster's file, or --set memory=")
     networks = site.networks or fabric.networks
     annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
     if networks:

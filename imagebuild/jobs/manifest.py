@@ -57,6 +57,7 @@ def report_options(job: Job) -> list[str]:
     """Return the options with which `imagebuild report` judges the job's log."""
     by_profile = job.comparable and job.least and "min-bw" not in job.parameters
     profile = ["--profile", job.profile.name] if by_profile else []
+    profile += ["--profiles", job.request.profiles] if by_profile and job.request.profiles else []
     return [*profile, "--ranks", str(job.run_ranks), "--nodes", str(job.run_nodes)]
 
 

@@ -1,4 +1,4 @@
-"""Propose newer versions of pins, as changes of the matrix and of the lock."""
+"""Propose newer versions of pins, as changes of the matrix and of the lock: what `imagebuild bump` calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from packaging.version import InvalidVersion, Version
 
 from imagebuild.core import files
 from imagebuild.core.errors import ConfigError, ImagebuildError, Mistakes, suggestion
+from imagebuild.core.fields import Model
 from imagebuild.core.http import Advance
 from imagebuild.core.yaml import YamlFile, load_yaml
-from imagebuild.lock.resolve import ask_each, incomplete, lock_table, merged_sources, resolve_sources, without_stale
+from imagebuild.lock.resolve import (
+    LockFile,
+    ask_each,
+    incomplete,
+    lock_table,
+    merged_sources,
+    resolve_sources,
+    without_stale,
+)
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
@@ -359,3 +368,66 @@ def diff(path: Path, text: str) -> str:
     """Return the change from a file to its new text as a unified diff."""
     before = files.read_text(path).splitlines(keepends=True) if path.exists() else []
     return "".join(difflib.unified_diff(before, text.splitlines(keepends=True), f"a/{path}", f"b/{path}"))
+
+
+class NewVersion(Model):
+    """Describe a newer version of a pin."""
+
+    pin: str
+    row: int
+    """Which of the pin's versions in the matrix, from 0."""
+    version: str
+    """What the matrix has."""
+    newer: str
+
+
+class KeptVersion(Model):
+    """Describe a version that stays, and why."""
+
+    pin: str
+    version: str
+    reason: str
+
+
+class BumpResult(Model):
+    """Describe what `imagebuild bump --json` writes."""
+
+    changes: tuple[NewVersion, ...]
+    kept: tuple[KeptVersion, ...]
+    written: bool
+    """Whether the files were changed."""
+    unresolved: str = ""
+    """With `--relock`: new sources that could not be pinned, a line for each."""
+
+
+def bump_pins(
+    lock: LockFile, upstream: Upstream, names: Collection[str], *, write: bool, relock: bool, pre: bool
+) -> tuple[BumpResult, Mapping[Path, str]]:
+    """Find newer versions of pins; with `write`, change the matrix, and the lock if it is to be completed (`relock`).
+
+    Returns the result, and the changed files with their new texts. Raises ConfigError for a name that is no pin, or a
+    line that cannot be edited.
+    """
+    proposals = propose(lock.project, lock.targets, names, upstream, pre=pre)
+    matrix = lock.project.matrix
+    texts: dict[Path, str] = {}
+    unresolved = ""
+    if proposals.changes:
+        wanted = with_pins(lock.project, proposals.changes)
+        texts[matrix.path] = edited(matrix, wanted.matrix, proposals.changes)
+        if relock:
+            entries, unresolved = relocked(lock.project, proposals.changes, upstream)
+            texts[lock.path] = lock.text(entries)
+    if write:
+        for path, text in texts.items():
+            files.write_text(path, text)
+    result = BumpResult(
+        changes=tuple(
+            NewVersion(pin=pin, row=row, version=matrix.model.versions[pin][row].version, newer=newer)
+            for (pin, row), newer in proposals.changes.items()
+        ),
+        kept=tuple(KeptVersion(pin=pin, version=version, reason=why) for pin, version, why in proposals.kept),
+        written=write and bool(texts),
+        unresolved=unresolved,
+    )
+    return result, texts

@@ -1,24 +1,31 @@
-"""Resolve sources to entries of the lock, and find entries that are incomplete, unused or not as upstream."""
+"""Complete, renew and check the lock: resolve sources to entries, find those that are incomplete, unused or changed."""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date
+from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from imagebuild.core import settings
 from imagebuild.core.console import Progress, format_size
 from imagebuild.core.errors import Absent, ConfigError, ImagebuildError, Unreachable, suggestion
+from imagebuild.core.fields import Model
+from imagebuild.core.files import write_text
 from imagebuild.core.http import Advance
 from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
 from imagebuild.lock.upstream import Upstream
+from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Archive,
@@ -27,6 +34,7 @@ from imagebuild.project.lockfile import (
     GitRef,
     Key,
     Lock,
+    LockedArchive,
     LockedImage,
     LockedRepository,
     PackageSource,
@@ -37,7 +45,9 @@ from imagebuild.project.lockfile import (
     key_of,
     source_title,
 )
+from imagebuild.project.matrix import Target
 from imagebuild.render.recipe import Recipe
+from imagebuild.render.renderer import Renderer
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -203,6 +213,8 @@ def describe_entry(entry: Entry) -> str:
             return entry[:12]
         case LockedImage(digest=digest):
             return digest[:19]
+        case LockedArchive(sha256=sha256):
+            return sha256[:12]
         case LockedRepository():
             return f"{len(entry.packages)} packages, key {entry.fingerprint[-16:]}"
         case wheels:
@@ -345,8 +357,11 @@ class LockFinding:
         return self.state not in {"moved", "not checked"}
 
 
-def check_entries(entries: Table, sources: Iterable[Source], *, whole: bool) -> Iterator[LockFinding]:
-    """Yield what the lock lacks, and, if the sources are those of the `whole` matrix, what nothing uses."""
+def check_entries(entries: Table, sources: Iterable[Source], whole: Table | None) -> Iterator[LockFinding]:
+    """Yield what the lock lacks and, if the sources are those of the whole matrix, what nothing uses.
+
+    `whole` has the entries of the project's own file, then; the others come from the project that it extends.
+    """
     sources = tuple(sources)
     for source in sources:
         if problem := what_entry_lacks(source, entries.get(key_of(source))):
@@ -354,8 +369,8 @@ def check_entries(entries: Table, sources: Iterable[Source], *, whole: bool) -> 
                 yield LockFinding("unresolved", source_title(source), "upstream could not be reached yet")
             else:
                 yield LockFinding("missing", source_title(source), f"{problem}; `imagebuild lock` adds it")
-    if whole:
-        for key, package in stale_entries(entries, sources):
+    if whole is not None:
+        for key, package in stale_entries(whole, sources):
             detail = "nothing in the matrix uses it; `imagebuild lock` removes it"
             yield LockFinding("stale", describe_key(key), f"{package}: {detail}" if package else detail)
 
@@ -418,3 +433,116 @@ def compare_entry(source: Source, entry: Entry, upstream: Upstream, advance: Adv
             detail = f"upstream has {describe_entry(now)} now, locked is {describe_entry(entry)}"
             return LockFinding("changed", name, detail) if now != entry else None
     raise AssertionError(f"{name}: the lock's entry is of another kind")
+
+
+# The commands
+
+
+class LockCheck(Model):
+    """Describe what `imagebuild lock --check --json` writes."""
+
+    lock: str
+    """File of the lock."""
+    sources: int
+    """Entries that the targets need."""
+    upstream: bool
+    """Whether the entries were compared with upstream."""
+    findings: tuple[LockFinding, ...]
+    """What people should know; nothing if all is as locked."""
+
+    @property
+    def unchecked(self) -> int:
+        """Return the number of sources that could not be compared with upstream."""
+        return sum(finding.state == "not checked" for finding in self.findings)
+
+    @property
+    def exit_status(self) -> int:
+        """Return 1 if an entry is wrong, 4 if a source could not be compared with upstream, else 0."""
+        return 1 if any(finding.fails for finding in self.findings) else 4 if self.unchecked else 0
+
+
+@dataclass(frozen=True)
+class LockFile:
+    """Hold the lock of a project, and what the chosen targets need of it."""
+
+    project: Project
+    renderer: Renderer
+    targets: tuple[Target, ...]
+    path: Path
+    today: date = field(default_factory=lambda: datetime.now(UTC).date())
+
+    @property
+    def recipes(self) -> Iterator[Recipe]:
+        """Yield the recipe of each target."""
+        return (self.renderer.recipe(target) for target in self.targets)
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """Return what the targets need, each entry of the lock once. Raises ConfigError."""
+        return merged_sources(source for recipe in self.recipes for source in recipe.sources())
+
+    @cached_property
+    def entries(self) -> Table:
+        """Return the entries of the lock, to be changed."""
+        return lock_table(self.project.lock)
+
+    def unpinned(self, sources: Collection[Source]) -> int:
+        """Return how many of the sources have no pin."""
+        return sum(self.entries.get(key_of(source), UNRESOLVED) == UNRESOLVED for source in sources)
+
+    def text(self, entries: Table) -> str:
+        """Return the file with these entries. It keeps its date; a lock without one gets today's."""
+        return lock_text(lock_from_table(entries, self.project.lock.date or self.today))
+
+    def write(self) -> None:
+        """Write the file with its entries as they are now."""
+        write_text(self.path, self.text(self.entries))
+
+
+def network_upstream(ca: Path | None) -> Upstream:
+    """Return the network, by way of the user's mirrors. Raises ConfigError.
+
+    `ca` is a bundle of certificates to trust; by default the machine's.
+    """
+    configured = settings.load_settings(os.environ)
+    return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file)
+
+
+def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[tuple[Source, ...], Outcome]:
+    """Add what the lock lacks; if the targets are those of the `whole` matrix, remove what nothing uses.
+
+    Returns the sources that the targets need, and what became of those that were asked for.
+    """
+    if whole and (kept := without_stale(lock.entries, lock.sources)) != lock.entries:
+        lock.entries.clear()
+        lock.entries.update(kept)
+        lock.write()
+    lacking = incomplete(lock.entries, lock.sources)
+    return lock.sources, resolve_sources(lock.entries, lacking, upstream, keep=lock.write)
+
+
+def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> tuple[tuple[Source, ...], Outcome]:
+    """Pin again what belongs to the names, and nothing else. Raises ConfigError for an unknown name.
+
+    Returns the sources that belong to the names, and what became of them.
+    """
+    anew = keys_of(names, owners(lock.recipes))
+    sources = tuple(source for source in lock.sources if key_of(source) in anew)
+    return sources, resolve_sources(lock.entries, sources, upstream, keep=lock.write, anew=anew)
+
+
+def redate_lock(lock: LockFile, day: date) -> None:
+    """Write the lock with another date."""
+    write_text(lock.path, lock_text(lock_from_table(lock.entries, day)))
+
+
+def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool) -> LockCheck:
+    """Return what is wrong with the lock; without `upstream`, nothing is compared with it.
+
+    If the targets are those of the `whole` matrix, entries that nothing uses are wrong too.
+    """
+    own = lock_table(lock.project.own_lock) if whole else None
+    findings = list(check_entries(lock.entries, lock.sources, own))
+    if upstream:
+        findings += compare_entries(lock.entries, lock.sources, upstream)
+    return LockCheck(lock=str(lock.path), sources=len(lock.sources), upstream=bool(upstream), findings=tuple(findings))

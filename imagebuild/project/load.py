@@ -1,47 +1,177 @@
-"""Read a project: the matrix, all components and the lock."""
+"""Read a project: the matrix, all components and the lock, on top of the project that the matrix extends."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from imagebuild.core.errors import ConfigError, Mistakes
+from imagebuild.core.errors import ConfigError, Mistakes, suggestion
+from imagebuild.core.files import cache_folder
+from imagebuild.core.run import RunProgram, run_program
+from imagebuild.core.settings import load_settings, shipped_folder
 from imagebuild.core.yaml import YamlFile, load_yaml
 from imagebuild.project.component import Check, Component
-from imagebuild.project.lockfile import Lock
-from imagebuild.project.matrix import Matrix
+from imagebuild.project.lockfile import Lock, layered_lock
+from imagebuild.project.matrix import GitProject, Matrix
+
+SHIPPED = "imagebuild"
+"""What a matrix extends by this name is the project that comes with imagebuild."""
+
+
+@dataclass(frozen=True)
+class ProjectPaths:
+    """Describe where a project's files are."""
+
+    matrix: Path
+    dockerfiles: Path
+    lock: Path
+
+    @classmethod
+    def beside(cls, matrix: Path) -> ProjectPaths:
+        """Return where the files of a project are by default: beside its matrix."""
+        return cls(matrix, matrix.parent / "dockerfiles", matrix.parent / "imagebuild.lock")
 
 
 @dataclass(frozen=True)
 class Project:
-    """Hold the files of a project: the matrix, the components and the lock."""
+    """Hold the files of a project: the matrix, the components and the lock, with those of what it extends."""
 
     matrix: YamlFile[Matrix]
     components: Mapping[str, YamlFile[Component]]
     lock: Lock
-    root: Path
-    """Folder of templates and components."""
+    roots: tuple[Path, ...]
+    """Folders of templates and components: its own, then those of what it extends."""
+    own_lock: Lock
+    """What the project's own file has."""
+    inherited: tuple[object, ...] = ()
+    """Rules and requirements of the matrix that come from what it extends: they need not fit any of its images."""
 
     def in_repository(self, repository: str) -> Project:
         """Return the project with images named and pushed elsewhere."""
         model = self.matrix.model.model_copy(update={"repository": repository})
         return replace(self, matrix=replace(self.matrix, model=model))
 
+    def folder(self, component: str) -> Path:
+        """Return the folder of a component. Raises ConfigError if there is no such component."""
+        if component not in self.components:
+            raise ConfigError(f"{self.roots[0]}: no component {component!r}{suggestion(component, self.components)}")
+        return self.components[component].path.parent
 
-def load_project(matrix: Path, dockerfiles: Path, lock: Path) -> Project:
-    """Read the matrix, all components and the lock; a missing lock is empty. Raises ConfigError with every mistake."""
+    def template(self, name: str) -> Path:
+        """Return the file of a template: `components/NAME/FILE`, or a file that all share, the project's own first."""
+        if name.startswith("components/"):
+            _, component, file = name.split("/", 2)
+            return self.folder(component) / file
+        return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
+
+
+def load_project(matrix: Path, dockerfiles: Path, lock: Path, extending: tuple[Path, ...] = ()) -> Project:
+    """Read the matrix, all components and the lock; a missing lock is empty. Raises ConfigError with every mistake.
+
+    `extending` are the matrices that lead to this one by `extends`.
+    """
     mistakes = Mistakes()
     document = load_yaml(matrix, Matrix, mistakes)
-    paths = sorted(dockerfiles.glob("components/*/component.yaml"))
-    if not paths:
-        mistakes.add(str(dockerfiles), "no components/*/component.yaml here; give the folder with --dockerfiles")
-    components = {path.parent.name: load_yaml(path, Component, mistakes) for path in paths}
+    base = None
+    if document and (folder := base_folder(document.model.extends, matrix.parent)):
+        if matrix.resolve() in extending:
+            raise ConfigError(f"{document.at('extends')}: extends: goes in a circle; name another project")
+        if not (folder / "matrix.yaml").is_file():
+            problem = f"{folder} has no matrix.yaml; write {SHIPPED}, the folder of a project, or git: and commit:"
+            raise ConfigError(f"{document.at('extends')}: extends: {problem}")
+        paths = ProjectPaths.beside(folder / "matrix.yaml")
+        base = load_project(paths.matrix, paths.dockerfiles, paths.lock, (*extending, matrix.resolve()))
+    files = sorted(dockerfiles.glob("components/*/component.yaml"))
+    if not files and not base:
+        what = "no components/*/component.yaml here; give the folder with --dockerfiles, or write `extends: imagebuild`"
+        mistakes.add(str(dockerfiles), f"{what} in the matrix to have those that come with imagebuild")
+    components = {path.parent.name: load_yaml(path, Component, mistakes) for path in files}
     locked = load_yaml(lock, Lock, mistakes) if lock.exists() else None
     mistakes.stop_if_any()
     assert document
     known = {name: file for name, file in components.items() if file}
-    return Project(document, known, locked.model if locked else Lock(), dockerfiles)
+    own_lock = locked.model if locked else Lock()
+    own = Project(document, known, own_lock, (dockerfiles,), own_lock)
+    return layered(own, base) if base else own
+
+
+def layered(own: Project, base: Project) -> Project:
+    """Return a project with what it has from the one that it extends."""
+    over, under = own.matrix.model, base.matrix.model
+    names = {rule.name for rule in over.rules}
+    rules = tuple(rule for rule in under.rules if rule.name not in names)
+    whole = {name for name in ("publish", "gpu_architectures", "github_runners") if name not in over.model_fields_set}
+    model = over.model_copy(
+        update={
+            "bases": {**under.bases, **over.bases},
+            "versions": {**under.versions, **over.versions},
+            "rules": (*over.rules, *rules),
+            **{name: getattr(under, name) for name in whole},
+        }
+    )
+    requirements = under.publish.require if "publish" in whole else ()
+    return Project(
+        replace(own.matrix, model=model),
+        {**base.components, **own.components},
+        layered_lock(own.own_lock, base.lock),
+        (*own.roots, *base.roots),
+        own.own_lock,
+        (*rules, *requirements),
+    )
+
+
+def base_folder(extends: str | GitProject | None, place: Path) -> Path | None:
+    """Return the folder of the project that a matrix in the folder `place` extends; None if it extends none.
+
+    Raises CommandError if git cannot fetch it.
+    """
+    if isinstance(extends, GitProject):
+        return fetched_project(extends) / extends.folder
+    return shipped_folder() if extends == SHIPPED else place / extends if extends else None
+
+
+def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
+    """Return a folder with the files of a commit, fetched unless it was before, by way of the user's mirrors."""
+    folder = cache_folder("projects") / source.commit
+    if not folder.is_dir():
+        url = load_settings(os.environ).mirrors.download(source.git)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent) as name:
+            work = Path(name) / "work"
+            run("git", "init", "--quiet", str(work))
+            run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", url, source.commit)
+            run("git", "-C", str(work), "checkout", "--quiet", source.commit)
+            work.rename(folder)
+    return folder
+
+
+def layers(folder: Path, kind: str) -> tuple[Path, ...]:
+    """Return the folders of one kind of facts (`profiles`, `jobs`) that a project uses, its own last.
+
+    What comes with imagebuild is always there. Raises ConfigError if a matrix cannot be read.
+    """
+    chain = [folder]
+    while (base := extended_folder(chain[-1] / "matrix.yaml")) and base not in chain:
+        chain.append(base)
+    found = [path for layer in (shipped_folder(), *reversed(chain)) if (path := layer / kind).is_dir()]
+    return tuple({path.resolve(): path for path in found}.values())
+
+
+def extended_folder(matrix: Path) -> Path | None:
+    """Return the folder that a matrix extends, without reading one that does not mention it.
+
+    Raises ConfigError with the mistakes of the matrix.
+    """
+    if not matrix.is_file() or b"extends:" not in matrix.read_bytes():
+        return None
+    mistakes = Mistakes()
+    document = load_yaml(matrix, Matrix, mistakes)
+    mistakes.stop_if_any()
+    assert document
+    return base_folder(document.model.extends, matrix.parent)
 
 
 def script_of(project: Project, component: str, check: Check) -> str:
@@ -49,7 +179,7 @@ def script_of(project: Project, component: str, check: Check) -> str:
     if check.run is not None:
         return check.run
     owner, _, script = (check.script or check.name).rpartition("/")
-    path: Path = project.root / "components" / (owner or component) / "checks" / f"{script}.sh"
+    path = project.folder(owner or component) / "checks" / f"{script}.sh"
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

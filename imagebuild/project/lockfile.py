@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from typing import Annotated, Any, Literal, cast
@@ -28,12 +28,55 @@ class Wheel(Model):
     sha256: dict[Arch, Sha256]
 
 
+class TreeFacts(Model):
+    """Describe what an unpacked archive says about itself. Folders and files are relative to its top folder."""
+
+    environment: dict[str, str]
+    """All that its own script sets, for a tree that lies where images have it."""
+    absent: tuple[str, ...] = ()
+    """What the environment names below the tree and the archive does not have."""
+    folders: tuple[str, ...] = ()
+    """Its folders, one level deep."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Part → version, of its file VERSION and its pkg-config files."""
+    sources: tuple[str, ...] = ()
+    """Archives of sources in it."""
+    licenses: tuple[str, ...] = ()
+    """Files with licences."""
+    plugins: tuple[str, ...] = ()
+    """Folders with a network plug-in of NCCL, in the order in which its LD_LIBRARY_PATH has them."""
+    unprovided: tuple[str, ...] = ()
+    """Libraries that files in it need and none of its files is."""
+    built_in: tuple[str, ...] = ()
+    """Folders of the machine where it was built, which its text files still name."""
+
+
+class LockedArchive(Model):
+    """Describe an archive, pinned, that was unpacked to be read."""
+
+    sha256: Sha256
+    size: int | None = None
+    """Bytes to download."""
+    facts: TreeFacts | None = None
+
+
+class ImageFacts(Model):
+    """Describe what the configuration of an image says."""
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    held: tuple[str, ...] = ()
+    """Packages that it keeps from being upgraded."""
+    nccl: str = ""
+    """Version of the package of NCCL in it; empty if it has none."""
+
+
 class LockedImage(Model):
     """Describe an image of a registry, pinned."""
 
     digest: Digest
     """Of the index of all platforms, or of the manifest if there is only one."""
     platforms: dict[Platform, Digest] = Field(default_factory=dict)
+    facts: dict[Platform, ImageFacts] | None = None
 
 
 class LockedRepository(Model):
@@ -44,13 +87,15 @@ class LockedRepository(Model):
     packages: dict[str, str] = Field(default_factory=dict)
     """Package → exact version, of the packages that are used. A package that is asked for with its version
     (`name=version`) stands here as it is asked for: it was there, and another target may ask for another version."""
+    candidates: dict[str, tuple[str, ...]] | None = None
+    """Package → all versions that the repository had of it, oldest first."""
 
 
 class Lock(Model):
     """Describe the file `imagebuild.lock`: sources pinned by content."""
 
-    archives: dict[str, Sha256 | Unresolved] = Field(default_factory=dict)
-    """Address → sha256."""
+    archives: dict[str, LockedArchive | Sha256 | Unresolved] = Field(default_factory=dict)
+    """Address → sha256, with facts if the component asks for them."""
     git: dict[str, dict[str, Commit | Unresolved]] = Field(default_factory=dict)
     """Address → tag → commit."""
     images: dict[str, LockedImage | Unresolved] = Field(default_factory=dict)
@@ -62,6 +107,34 @@ class Lock(Model):
     date: Day | None = None
     """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
     to, because the layers of all images change with it."""
+
+
+def layered_lock(own: Lock, base: Lock) -> Lock:
+    """Return the entries of a lock and, where it has none or an unresolved one, those of the project it extends."""
+
+    def layered(over: Mapping[str, Any], under: Mapping[str, Any]) -> dict[str, Any]:
+        result = dict(under)
+        for key, entry in over.items():
+            if isinstance(entry, dict):
+                result[key] = layered(entry, under.get(key, {}))
+            elif entry != UNRESOLVED or key not in under:
+                result[key] = entry
+        return result
+
+    tables = ("archives", "git", "images", "repositories", "wheels")
+    update: dict[str, Any] = {name: layered(getattr(own, name), getattr(base, name)) for name in tables}
+    return own.model_copy(update=update | {"date": own.date or base.date})
+
+
+class ArchiveTree(Model):
+    """Say how an unpacked archive is read."""
+
+    prefix: str
+    """Where images have it."""
+    script: str
+    """Shell lines that set its environment, for bash in its top folder."""
+    needs: tuple[str, ...] = ()
+    """Shell patterns of files and folders without which no image can be built from it."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +151,8 @@ class Archive:
 
     component: str
     url: str
+    tree: ArchiveTree | None = None
+    """How to read it, if the lock is to have facts of it."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +224,8 @@ def digest_of(lock: Lock, reference: str) -> str:
 
 def hash_of(lock: Lock, component: str, url: str) -> str:
     """Return the sha256 of an archive, or `unresolved`, which any builder refuses."""
-    return str(entry_of(lock, Archive(component, url)))
+    entry = entry_of(lock, Archive(component, url))
+    return entry.sha256 if isinstance(entry, LockedArchive) else str(entry)
 
 
 def commit_of(lock: Lock, git: GitRef) -> str:
@@ -212,7 +288,7 @@ def check_resolved(lock: Lock, sources: Iterable[Source]) -> None:
 
 Key = tuple[str, ...]
 """Place of an entry in the lock, for example `("git", address, tag)`."""
-Entry = str | LockedImage | LockedRepository | tuple[Wheel, ...]
+Entry = str | LockedArchive | LockedImage | LockedRepository | tuple[Wheel, ...]
 """What the lock has for a source: a hash, a commit, an image, … or `unresolved`."""
 Table = dict[Key, Entry]
 
@@ -220,7 +296,7 @@ Table = dict[Key, Entry]
 def key_of(source: Source) -> Key:
     """Return the key of a source's entry in the lock."""
     match source:
-        case Archive(_, url):
+        case Archive(url=url):
             return ("archives", url)
         case GitRef(url, tag, _):
             return ("git", url, tag)

@@ -7,8 +7,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from imagebuild.core.fields import Arch, Commit, Condition, Model, Name, OneOrMore, Platform, Release
+from imagebuild.core.fields import (
+    Arch,
+    Commit,
+    Condition,
+    EnvironmentValue,
+    Line,
+    Model,
+    Name,
+    OneOrMore,
+    Platform,
+    Release,
+    one_or_more,
+)
 
+REPOSITORY = r"^(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*$"
 Attachment = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
 
 
@@ -104,10 +117,17 @@ class Alias(Model):
     """Targets that may have it."""
 
 
+class ImagePackages(Model):
+    """Name packages that an image has besides those of its components."""
+
+    apt: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$")], ...] = ()
+    """Of the distribution: `name` or `name=version`; its signed index verifies them."""
+
+
 class Image(Model):
     """Describe an image: its axes, components, platforms and tags."""
 
-    description: str
+    description: Line
     base: str | None = None
     """Image it starts from, with axes filled in; by default the one of the axis `os`."""
     axes: dict[Name, Annotated[tuple[str, ...], Field(min_length=1)]]
@@ -125,15 +145,44 @@ class Image(Model):
     """Most megabytes (10^6 bytes) that the compressed layers may have; or for each variant its own."""
     waivers: tuple[CheckWaiver, ...] = ()
     """What the image checks object to and is right."""
+    packages: ImagePackages = ImagePackages()
+    """Packages that need no component."""
+    env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], EnvironmentValue] = Field(
+        default_factory=dict
+    )
+    """Variables; they win over those of components. Lists of folders (`PATH`, …) are prepended to."""
+    labels: dict[Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$")], Line] = Field(default_factory=dict)
+    """Labels of its own, such as `com.acme.team`; they win over those that every image has."""
+    user: Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$")] | None = None
+    """User that containers run as; by default root."""
+    cmd: Annotated[tuple[Line, ...], BeforeValidator(one_or_more), Field(min_length=1)] = ("bash",)
+    """Command of containers, and its arguments."""
+    append: str = ""
+    """Dockerfile instructions at the very end, such as `RUN …`; there is no build context to copy from."""
+
+
+class GitProject(Model):
+    """Name a project in a git repository, at a commit."""
+
+    git: Annotated[str, Field(pattern=r"^([a-z+]+://|/|[A-Za-z0-9_.-]+@)\S+$")]
+    """Address of the repository."""
+    commit: Commit
+    folder: str = "."
+    """Folder of the project's matrix in it."""
 
 
 class Matrix(Model):
     """Describe the file `matrix.yaml`."""
 
-    repository: str
-    """Where images are named and pushed, for example `ghcr.io/acme` or `imagebuild`."""
-    bases: dict[Release, Base]
-    versions: dict[Name, Annotated[tuple[Pin, ...], BeforeValidator(_pins)]]
+    extends: str | GitProject | None = None
+    """A project whose bases, versions, rules, components, profiles and facts of jobs this one has too: `imagebuild` for
+    the one that comes with it, a folder, relative to this file, or a commit of a git repository. What this project has
+    of the same name counts instead. Only its own images are built."""
+    repository: Annotated[str, Field(pattern=REPOSITORY)]
+    """Where images are named and pushed, for example `ghcr.io/acme` or `imagebuild`: lower case, without a tag."""
+    bases: dict[Release, Base] = Field(default_factory=dict)
+    """Value of the axis `os` → where such images start from."""
+    versions: dict[Name, Annotated[tuple[Pin, ...], BeforeValidator(_pins)]] = Field(default_factory=dict)
     """Pin → version, or rows of versions with conditions on axes."""
     gpu_architectures: dict[str, GpuArchitecture] = Field(default_factory=dict)
     """Compute capability → what it is for, in ascending order."""
@@ -173,6 +222,18 @@ class Target(Model):
     def bake_name(self) -> str:
         """Return the id as the name of a bake target, which may have no dots."""
         return self.id.replace(".", "_")
+
+
+def components_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return component → version by the labels of an image."""
+    prefix = "imagebuild.component."
+    return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
+
+
+def axes_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return axis → value of an image's target by its labels."""
+    prefix = "imagebuild.axis."
+    return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
 
 
 class Excluded(Model):

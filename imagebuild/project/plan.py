@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, major, matches, minor
-from imagebuild.project.matrix import Excluded, Pin, Plan, Target, combination_id
+from imagebuild.project.matrix import REPOSITORY, Excluded, Pin, Plan, Target, combination_id
 
 if TYPE_CHECKING:
     from imagebuild.core.yaml import YamlFile
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
 """A repository with a tag, as the OCI distribution specification allows them."""
-REPOSITORY = re.compile(r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*")
 REVISION = "{revision}"
 """Stays in a plan's tags, so that a plan does not depend on the commit; publishing fills it in."""
 REVISION_DIGITS = 7
@@ -108,7 +107,7 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
         return
     for target in targets:
         name = repository_name(project, target.image)
-        if not REPOSITORY.fullmatch(name):
+        if not re.fullmatch(REPOSITORY, name):
             mistakes.add(where, f"publish.staging: {name!r} is not a valid name of a repository")
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
             mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
@@ -136,10 +135,10 @@ def _references(project: Project) -> Iterator[Reference]:
         if base.build_on:
             yield file, ("bases", name, "build-on"), "no base", base.build_on, matrix.bases
     for i, rule in enumerate(matrix.rules):
-        for axis in rule.when:
+        for axis in rule.when if rule not in project.inherited else ():
             yield file, ("rules", i, "when", axis), "unknown axis", axis, axes
     for i, row in enumerate(matrix.publish.require):
-        for axis in row.when:
+        for axis in row.when if row not in project.inherited else ():
             yield file, ("publish", "require", i, "when", axis), "unknown axis", axis, {"arch", *axes}
     fulfilled = {*known, *(name for document in known.values() for name in document.model.provides)}
     for document in known.values():
@@ -262,7 +261,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
             targets.append(named(project, name, axes, present, mistakes))
     if not changes.values:
         for i, row in enumerate(matrix.rules):
-            if not used[row.name]:
+            if not used[row.name] and row not in project.inherited:
                 what = f"rules.{row.name}: matches no combination; remove it, or correct its 'when'"
                 mistakes.add(project.matrix.at("rules", i), what)
     check_tags(project, targets, mistakes)

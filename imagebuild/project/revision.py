@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import RunProgram, run_program
-
-
-@dataclass(frozen=True)
-class ProjectPaths:
-    """Describe where a project's files are."""
-
-    matrix: Path
-    dockerfiles: Path
-    lock: Path
+from imagebuild.project.load import ProjectPaths, extended_folder
 
 
 @contextmanager
@@ -43,12 +35,16 @@ def files_at_revision(reference: str, places: ProjectPaths, run: RunProgram = ru
 
 
 def _unpack(reference: str, places: ProjectPaths, folder: Path, run: RunProgram) -> ProjectPaths:
-    """Write the files of a revision to a folder, and return where they are. Raises ConfigError."""
+    """Write the files of a revision to a folder, and return where they are. Raises ConfigError.
+
+    Also those that links in the project lead to, those of submodules, and the folder that the matrix extends.
+    """
     where = str(places.matrix.resolve().parent)
     try:
         top = Path(run("git", "-C", where, "rev-parse", "--show-toplevel").strip())
-    except CommandError:
-        raise ConfigError(f"{reference}: {places.matrix} is in no git repository; name a folder instead") from None
+    except CommandError as error:
+        reason = "git does not run" if "No such file" in str(error) else f"{places.matrix} is in no git repository"
+        raise ConfigError(f"{reference}: {reason}; name a folder instead") from None
     git = ("git", "-C", str(top))
     try:
         commit = run(*git, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{reference}^{{commit}}").strip()
@@ -56,27 +52,61 @@ def _unpack(reference: str, places: ProjectPaths, folder: Path, run: RunProgram)
         raise ConfigError(f"{reference}: neither a folder with {places.matrix.name} nor a revision of {top}") from None
     paths = {role: path.resolve() for role, path in vars(places).items()}
     tracked = {role: path.relative_to(top) for role, path in paths.items() if path.is_relative_to(top)}
-    listed = run(*git, "ls-tree", "--name-only", commit, "--", *map(str, tracked.values())).splitlines()
-    if str(tracked["matrix"]) not in listed:
+    entries = [line.split(maxsplit=3) for line in run(*git, "ls-tree", "-r", "--full-tree", commit).splitlines()]
+    modules = {Path(path): revision for mode, _, revision, path in entries if mode == "160000"}
+    names = [Path(path) for _, _, _, path in entries]
+    todo, written = list(tracked.values()), set[Path]()
+    while todo:
+        path = todo.pop()
+        inside = [name for name in names if name.is_relative_to(path)]
+        inside += [module for module in modules if path.is_relative_to(module)]
+        for name in {name for name in inside if name in modules} - written:
+            _checkout(top / name, modules[name], folder / name, (".",), run)
+            written.add(name)
+        if path not in written and (plain := [str(name) for name in inside if name not in modules]):
+            _checkout(top, commit, folder, (str(path),) if len(plain) > 1 else plain, run)
+        written.add(path)
+        todo += [found for found in _continued(folder, path, places.matrix.name) if found not in written]
+    if not (folder / tracked["matrix"]).is_file():
         raise ConfigError(f"{reference}: has no {tracked['matrix']}")
-    # git writes the files itself, from an index of its own: the tar module of Python 3.11.2 has no safe way to unpack.
-    # With an index of its own, so that the repository's stays as it is.
-    own = {"GIT_WORK_TREE": str(folder), "GIT_INDEX_FILE": str(folder / ".index")}
-    run(*git, "checkout", "--quiet", commit, "--", *listed, env=own)
     return ProjectPaths(**{role: folder / tracked[role] if role in tracked else path for role, path in paths.items()})
+
+
+def _checkout(repository: Path, commit: str, folder: Path, names: Sequence[str], run: RunProgram) -> None:
+    """Write files of a commit to a folder.
+
+    git writes them itself: the tar module of Python 3.11.2 has no safe way to unpack. An index of its own leaves the
+    repository's as it is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {"GIT_WORK_TREE": str(folder), "GIT_INDEX_FILE": str(folder / ".index")}
+    run("git", "-C", str(repository), "checkout", "--quiet", commit, "--", *names, env=own)
+
+
+def _continued(folder: Path, path: Path, matrix: str) -> Iterator[Path]:
+    """Yield what the files at a path lead to, relative to the folder: targets of links, and what a matrix extends."""
+    for file in (folder / path, *(folder / path).rglob("*")):
+        found = file.parent / file.readlink() if file.is_symlink() else None
+        if file.name == matrix and file.is_file() and (base := extended_folder(file)):
+            found = base
+        if found and (inner := Path(os.path.normpath(found))).is_relative_to(folder):
+            yield inner.relative_to(folder)
 
 
 def current_revision(matrix: Path, dockerfiles: Path, run: RunProgram = run_program) -> str | None:
     """Return the commit of the project, with `-dirty` if tracked files changed, or inputs of builds are not tracked.
 
-    Returns None if the project is in no git repository, or git does not run.
+    Returns None if the project is in no git repository or ignored by it, as an installed one is, or git does not run.
     """
     git = ("git", "-C", str(matrix.resolve().parent))
+    inputs = (str(matrix.resolve()), str(dockerfiles.resolve()))
     try:
         commit = run(*git, "rev-parse", "HEAD").strip()
         changed = run(*git, "status", "--porcelain", "--untracked-files=no")
-        inputs = (str(matrix.resolve()), str(dockerfiles.resolve()))
+        tracked = run(*git, "ls-files", "--", inputs[0])
         untracked = run(*git, "ls-files", "--others", "--exclude-standard", "--", *inputs)
     except CommandError:
+        return None
+    if not (tracked or untracked):
         return None
     return f"{commit}-dirty" if changed or untracked else commit

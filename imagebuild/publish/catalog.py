@@ -25,7 +25,7 @@ from imagebuild.oci.attestation import CREATED, SIGNATURE, Attestation, read_att
 from imagebuild.oci.image import PlatformImage, image_in_registry
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
-from imagebuild.project.matrix import Matrix, Plan
+from imagebuild.project.matrix import Matrix, Plan, axes_of, components_of
 from imagebuild.project.records import (
     AttachedFile,
     Catalog,
@@ -42,7 +42,6 @@ from imagebuild.project.records import (
 from imagebuild.publish.evidence import read_predicate
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import NONE, Report, busbw
-from imagebuild.verify.checks import axes_of, components_of
 
 WORKERS = 8
 """Images that are read at a time, each with a few requests."""

@@ -10,12 +10,12 @@ from imagebuild.core.fields import Platform, axis_facts, matches
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import parse_need
 from imagebuild.project.load import Project, script_of
-from imagebuild.project.matrix import Publish, Target
+from imagebuild.project.matrix import Publish, Target, axes_of, components_of
 from imagebuild.project.plan import REVISION, REVISION_DIGITS
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
 from imagebuild.publish.provenance import DIRTY
-from imagebuild.verify.checks import IMAGE, SAME_FILES, SPEED, axes_of, components_of, hash_of_check
+from imagebuild.verify.checks import IMAGE, SAME_FILES, SPEED, hash_of_check
 from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks
 from imagebuild.verify.runner import EXEC
 

@@ -23,9 +23,9 @@ from imagebuild.core.fields import Model
 from imagebuild.core.run import ARCHITECTURES
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.image import FoundImage, PlatformImage
+from imagebuild.project.matrix import components_of
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import NONE, Report, format_number, gather_files
-from imagebuild.verify.checks import components_of
 from imagebuild.verify.files import Layer, Tree
 from imagebuild.verify.layers import scan
 from imagebuild.verify.subject import ImageFinder

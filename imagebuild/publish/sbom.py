@@ -25,11 +25,10 @@ from imagebuild.core.run import INSTALL_SYFT, RunProgram, run_program, syft_prog
 from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
-from imagebuild.project.matrix import Plan
+from imagebuild.project.matrix import Plan, components_of
 from imagebuild.publish.provenance import Dependency, image_purl, package_url, resolved_dependencies
 from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer, hash_of_lock
-from imagebuild.verify.checks import components_of
 
 Document = dict[str, Any]
 """An SPDX document."""

@@ -21,8 +21,8 @@ from imagebuild.core.errors import ConfigError, Mistakes, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import YamlFile, load_yaml
 from imagebuild.oci.image import PlatformImage
+from imagebuild.project.matrix import axes_of
 from imagebuild.project.records import ScanResult, Severity, Vulnerability
-from imagebuild.verify.checks import axes_of
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """All severities from the least to the worst; `unknown` comes first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ import jinja2
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Platform, satisfies
-from imagebuild.core.files import cache_folder
+from imagebuild.core.files import cache_folder, read_text
 from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
@@ -82,6 +83,7 @@ def package_arguments(recipe: Recipe, lock: Lock) -> list[str]:
             else:
                 # The distribution's archive keeps one version, whose suffix a stable update or a rebuild may change.
                 chosen.add(f"'{package}*'" if "=" in package else package)
+    chosen |= {f"'{package}*'" if "=" in package else package for package in recipe.image.packages.apt}
     return sorted(chosen, key=lambda p: p.strip("'"))
 
 
@@ -137,6 +139,9 @@ def image_environment(recipe: Recipe) -> dict[str, str]:
             elif env.setdefault(variable, value) != value:
                 where = recipe.project.components[name].at("env", variable)
                 raise ConfigError(f"{where}: env.{variable}: {value!r}, but another component sets {env[variable]!r}")
+    for variable, value in recipe.image.env.items():
+        listed = variable in FOLDER_LISTS and variable in env
+        env[variable] = f"{value}:{env[variable]}" if listed else value
     return env
 
 
@@ -163,7 +168,7 @@ def image_labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
         result |= {
             f"imagebuild.{k}": recipe.fill(name, v, values, "labels") for k, v in recipe.component(name).labels.items()
         }
-    return {label: value for label, value in result.items() if value}
+    return {label: value for label, value in (result | recipe.image.labels).items() if value}
 
 
 class Renderer:
@@ -226,13 +231,16 @@ class Renderer:
             installs=installs,
             env=image_environment(recipe),
             labels=image_labels(recipe, lock_hash, start),
-            append=append.strip(),
+            user=recipe.image.user,
+            cmd=json.dumps(recipe.image.cmd),
+            append="\n".join(filter(None, (recipe.image.append.strip(), append.strip()))),
         )
         return Dockerfile(text)
 
     @cached_property
     def _component_templates(self) -> frozenset[tuple[str, str]]:
-        return frozenset((path.parent.name, path.name) for path in self.project.root.glob("components/*/*.j2"))
+        folders = {name: self.project.folder(name) for name in self.project.components}
+        return frozenset((name, path.name) for name, folder in folders.items() for path in folder.glob("*.j2"))
 
     @cached_property
     def _with_stage(self) -> frozenset[str]:
@@ -293,7 +301,7 @@ class Renderer:
 
         def read(name: str) -> str:
             owner, _, file = name.rpartition("/")
-            path = self.project.root / "components" / (owner or component) / "files" / file
+            path = self.project.folder(owner or component) / "files" / file
             try:
                 text = path.read_text(encoding="utf-8").rstrip("\n")
             except OSError as error:
@@ -311,15 +319,22 @@ class Renderer:
             folder = cache_folder() / "templates"
             folder.mkdir(parents=True, exist_ok=True)
             compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
-        return jinja2.Environment(
+        environment = jinja2.Environment(
             bytecode_cache=compiled,
-            loader=jinja2.FileSystemLoader(self.project.root),
+            loader=jinja2.FunctionLoader(self._template),
             undefined=jinja2.StrictUndefined,
             auto_reload=False,
             autoescape=False,  # noqa: S701 - the output is a Dockerfile
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        environment.filters["quoted"] = lambda text: re.sub(r'([\\"$])', r"\\\1", text)  # for a Dockerfile's "…"
+        return environment
+
+    def _template(self, name: str) -> tuple[str, str, None]:
+        """Return the text and the path of a template, as jinja2 wants them."""
+        path = self.project.template(name)
+        return read_text(path), str(path), None
 
     @cached_property
     def _macros(self) -> dict[str, Any]:
@@ -335,14 +350,14 @@ class Renderer:
         try:
             text = self._environment.get_template(name).render(**self._macros, **context)
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"{self.project.root / (error.name or name)}:{error.lineno}: {error.message}") from None
+            raise ConfigError(f"{self.project.template(error.name or name)}:{error.lineno}: {error.message}") from None
         except (jinja2.TemplateError, TypeError) as error:
             line, trace = 1, error.__traceback__
             while trace:
                 if trace.tb_frame.f_code.co_filename.endswith(name):
                     line = trace.tb_lineno
                 trace = trace.tb_next
-            raise ConfigError(f"{self.project.root / name}:{line}: {error}; a stage sees only its key") from None
+            raise ConfigError(f"{self.project.template(name)}:{line}: {error}; a stage sees only its key") from None
         text = text.replace("\nEOF\n", "\nEOF\n\n")
         while "\n\n\n" in text:
             text = text.replace("\n\n\n", "\n\n")

@@ -33,7 +33,7 @@ from imagebuild.bench.models import (
     UcxResult,
 )
 from imagebuild.bench.read import read_files
-from imagebuild.core.errors import ConfigError, ResultError
+from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
 from imagebuild.project.records import VerifyResult
@@ -372,8 +372,8 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
     """Read files, and all files of folders whose names do not begin with a dot.
 
     Return a report with the verdicts on speed that the files have, and the logs among them: files with output of
-    benchmarks, including those that verify kept. Raises ConfigError if a file cannot be opened, ResultError if a file
-    that imagebuild wrote cannot be read.
+    benchmarks, including those that verify kept. Raises ConfigError if a file cannot be opened, ResultError if it is
+    damaged, or a file that imagebuild wrote cannot be read.
     """
     named = tuple(dict.fromkeys(named))
     contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
@@ -389,11 +389,7 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
         if verification.surroundings:
             kept |= {folder / name: False for name in verification.surroundings.reports.values()}
     unread = [file for file in others if file.resolve() not in kept]
-    try:
-        results = read_files(unread) if unread else Results()
-    except ResultError:
-        results = Results()  # no result in any file: the report tells this of each, and shows the logs
-
+    results = read_files(unread)
     checks = [check for verification in verified.values() for check in verification.checks]
     parts = [results, *(check.results for check in checks if check.results), *earlier]
     known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}

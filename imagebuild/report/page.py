@@ -98,7 +98,8 @@ def render_page(
 ) -> str:
     """Return a page that holds everything it needs: styles, charts and scripts.
 
-    `package` has the template. `program` is a script of the page's own, whose text is trusted, and `data` is for it.
+    `package` has the template. `program` is a script of the page's own, whose text is trusted, and `data` is for it; it
+    can make tables sortable.
     Raises ConfigError if there are charts and plotly is not installed.
     """
 
@@ -130,6 +131,8 @@ def render_page(
         "judged_row": judged_row,
         "file_size": format_size,
     }
+    if program:
+        program = template_text(__package__, "sorting.js") + program
     charts_program = template_text(__package__, "charts.js")
     figures = {drawing.id: drawing.figure for drawing in drawings}
     plotly = plotly_js() if figures else ""

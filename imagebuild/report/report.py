@@ -24,7 +24,8 @@ class ReportRequest:
     files: tuple[Path, ...]
     """Files and folders to read."""
     profile: str | None = None
-    profiles: Path = Path("profiles")
+    profiles: tuple[Path, ...] = (Path("profiles"),)
+    """Folders of profiles; of one name, the last one's counts."""
     baseline: Path | None = None
     expected: Expected = field(default_factory=Expected)
     """Ranks, nodes and classes of algorithms that runs should have."""
@@ -50,8 +51,12 @@ def make_report(request: ReportRequest) -> Report:
     name = request.profile
     if name is None and request.expected != Expected():
         name = about["profile"]
+    if name is None and request.expected.algorithms:
+        raise ConfigError("--algorithm: says nothing without a profile; name one with --profile")
+    if name is None and request.profiles != Path("profiles"):
+        raise ConfigError(f"--profiles {request.profiles}: name one of them with --profile")
     if name is not None or request.expected != Expected():
-        profile = find_profile(load_profiles(request.profiles), name).model if name is not None else None
+        profile = find_profile(load_profiles(*request.profiles), name).model if name is not None else None
         judgements, about["profile"] = judge_results(report, profile, request.expected), name
     if baseline is not None:
         judgements, about["baseline"] = judgements + compare_with_baseline(report, baseline), str(request.baseline)

@@ -41,18 +41,6 @@ SPEED = "-speed"
 """Follows the name of a check in the name of the result about its speed."""
 
 
-def components_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return component → version by the labels of an image."""
-    prefix = "imagebuild.component."
-    return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
-
-
-def axes_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return axis → value of an image's target by its labels."""
-    prefix = "imagebuild.axis."
-    return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
-
-
 @dataclass(frozen=True)
 class ListedCheck:
     """Describe a check that can be chosen."""

@@ -92,6 +92,8 @@ class Finding:
     text: str
     note: bool = False
     """Whether it is worth knowing but no fault."""
+    layer: int | None = None
+    """Number of the layer that it is about, from 0, where the subject does not say it."""
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.text}"

@@ -19,12 +19,12 @@ from imagebuild.oci import image as oci_image
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
 from imagebuild.project.load import Project
-from imagebuild.project.matrix import CheckWaiver, Plan, Target
+from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
 from imagebuild.project.records import CheckResult
 from imagebuild.render import renderer
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import layers
-from imagebuild.verify.checks import IMAGE, axes_of, components_of
+from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER, DRIVER_SYMBOL, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
 from imagebuild.verify.layers import scan_all
@@ -64,6 +64,24 @@ class Inspection:
         """Return the loader of a container of the image."""
         return Loader(self.tree, self.image.env)
 
+    @cached_property
+    def base_layers(self) -> int:
+        """Return how many layers are the base image's: those below our first step, which the history shows.
+
+        0 if it shows no step of ours, or another number of layers than there are.
+        """
+        history = self.image.config.get("history") or ()
+        ours = [number for number, step in enumerate(history) if FIRST_STEP in str(step.get("created_by", ""))]
+        if not ours or sum(not step.get("empty_layer") for step in history) != len(self.layers):
+            return 0
+        return sum(not step.get("empty_layer") for step in history[: ours[-1]])
+
+    def is_of_base(self, finding: Finding) -> bool:
+        """Return whether a finding is about a file that the base image brings."""
+        entry = self.tree.get(finding.subject[1:]) if finding.subject.startswith("/") else None
+        layer = entry.layer if finding.layer is None and entry else finding.layer
+        return layer is not None and layer < self.base_layers
+
     @property
     def machine(self) -> int:
         """Return `e_machine` of the image's ELF files. Raises NotApplicable for an architecture not in MACHINES."""
@@ -94,6 +112,8 @@ class Inspection:
         return target
 
 
+FIRST_STEP = "cat > /etc/profile.d/imagebuild.sh"
+"""What our first step does, and no other step."""
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
 """ELF machines other than CPUs: files of theirs are data of programs."""
 HIDING = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvidia-ml|nvidia-ptxjitcompiler)\.so(\.|$)")
@@ -175,7 +195,9 @@ def one_provider(inspection: Inspection) -> Iterator[Finding]:
     for soname, paths in sorted(providers.items()):
         if len(paths) > 1:
             files = ", ".join(f"/{path}" for path in sorted(paths))
-            yield Finding(soname, f"is in several files where the loader looks: {files}")
+            layers_of = [entry.layer for path in paths if (entry := inspection.tree.get(path))]
+            text = f"is in several files where the loader looks: {files}"
+            yield Finding(soname, text, layer=max(layers_of, default=None))
 
 
 def no_stubs(inspection: Inspection) -> Iterator[Finding]:
@@ -320,7 +342,7 @@ def _contents(inspection: Inspection) -> Iterator[FileEntry]:
 
 def _in_layer(entry: FileEntry, text: str) -> Finding:
     """Return a finding about a file that names its layer, counted from 1."""
-    return Finding(f"/{entry.path}", f"{text}, in layer {entry.layer + 1}")
+    return Finding(f"/{entry.path}", f"{text}, in layer {entry.layer + 1}", layer=entry.layer)
 
 
 def gpu_code(inspection: Inspection) -> Iterator[Finding]:
@@ -550,6 +572,10 @@ RULES: tuple[ImageRule, ...] = (
 )  # fmt: skip
 
 
+WHOEVER_BROUGHT_IT = (no_keys, no_tokens)
+"""Rules that judge the base image's files like ours."""
+
+
 def rule_name(rule: ImageRule) -> str:
     """Return the name of a rule as people see it: `no-keys`."""
     return rule.__name__.replace("_", "-")
@@ -612,6 +638,8 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
         findings = list(dict.fromkeys(rule(inspection)))
     except NotApplicable as reason:
         return CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped", reason=str(reason))
+    of_base = [] if rule in WHOEVER_BROUGHT_IT else [f for f in findings if not f.note and inspection.is_of_base(f)]
+    findings = [finding for finding in findings if finding not in set(of_base)]
     faults, waived = [], []
     notes = [f"{finding} (no fault)" for finding in findings if finding.note]
     unused = [f"{waiver.subject}: {owner} declares this as right, but it is not there" for owner, waiver in waivers]
@@ -624,7 +652,10 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
         else:
             unused[i] = ""
             waived.append(f"{finding} (waived: {waivers[i][0]}: {waivers[i][1].reason})")
-    lines = [*faults, *waived, *notes, *filter(None, unused)]
+    if of_base:
+        notes.append(f"the base image has {len(of_base)} more in its own layers, which are not judged:")
+        notes += [f"{finding} (base image)" for finding in of_base]
+    lines = [*faults, *waived, *filter(None, unused), *notes]
     return _result(rule_name(rule), faults, lines, time.monotonic() - began)
 
 

@@ -23,9 +23,9 @@ from imagebuild.oci import engine, image
 from imagebuild.oci.image import FoundImage
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
-from imagebuild.project.matrix import Plan, Target
+from imagebuild.project.matrix import Plan, Target, axes_of, components_of
 from imagebuild.project.records import BuildResult, CheckResult, Outcome
-from imagebuild.verify.checks import IMAGE, SAME_FILES, axes_of, components_of
+from imagebuild.verify.checks import IMAGE, SAME_FILES
 from imagebuild.verify.files import FileEntry
 from imagebuild.verify.runner import Command, Session
 

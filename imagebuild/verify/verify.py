@@ -92,7 +92,7 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
                 run_commands(runner, planned, request, evidence, reading)
             if judging:
                 evidence.add(*judging.result())
-            evidence.revision = current_revision(project.matrix.path, project.root)
+            evidence.revision = current_revision(project.matrix.path, project.roots[0])
         finally:
             evidence.write()
         return evidence.result()

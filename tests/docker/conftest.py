@@ -48,7 +48,7 @@ OURS = {
     "FORCE_COLOR",
     "GITHUB_ACTIONS",
     "IMAGEBUILD_CONFIG",
-    "IMAGEBUILD_MATRIX",
+    "IMAGEBUILD_PROJECT",
     "IMAGEBUILD_STATE",
     "NO_COLOR",
 }
@@ -526,22 +526,29 @@ def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def upstream(host: str) -> Iterator[Upstream]:
+def upstream(host: str, request: pytest.FixtureRequest) -> Iterator[Upstream]:
     """The stand-in for the vendor's servers, served without faults."""
     from tests.docker import standin  # noqa: PLC0415 - others need it not
 
-    made = standin.make_upstream()
+    made = standin.make_upstream(whole=request.config.getoption("--every-hpcx"))
     with made.serve():
         yield made
 
 
 @pytest.fixture(scope="session")
-def locked(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory, client: DockerClient, host: str) -> Path:
+def locked(
+    upstream: Upstream,
+    tmp_path_factory: pytest.TempPathFactory,
+    client: DockerClient,
+    host: str,
+    request: pytest.FixtureRequest,
+) -> Path:
     """The project of someone who reaches the stand-in only, with all that the tested targets need in the lock."""
     from tests.docker import standin  # noqa: PLC0415 - others need it not
 
     folder = standin.project(tmp_path_factory.mktemp("hpcx"), upstream.configuration)
     with watched(client, host) as environ:
         run = Imagebuild(folder, {**environ, "IMAGEBUILD_CONFIG": str(folder / "config.yaml")})
-        run("lock", *[f"hpcx-cuda{c}-*" for c in standin.COMBINATIONS])
+        whole = request.config.getoption("--every-hpcx")
+        run("lock", *[f"hpcx-cuda{c}-*" for c in (standin.COMBINATIONS if whole else [standin.USUAL])])
     return folder

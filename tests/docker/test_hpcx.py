@@ -15,12 +15,11 @@ import pytest
 from docker import DockerClient
 
 from tests.docker.conftest import REPOSITORY, Imagebuild, watched
-from tests.docker.standin import COMBINATIONS
+from tests.docker.standin import COMBINATIONS, USUAL
 
 pytestmark = pytest.mark.docker
 
 
-USUAL = "13.2.1-ubuntu24.04"
 COMPILED_LONG = ("openmpi", "nccl-tests")
 """Components that `make docker` leaves out: Open MPI takes longer to compile than all else to build, and NCCL's tests
 need it. `make hpcx-proof` builds everything."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ ARM = hpcx.Distribution("ubuntu24.04", 13, "aarch64")
 DOCA_FOLDER = f"/{packages.DOCA_FOLDERS[0]}/"
 """Of the release that stages are built on."""
 DOCA_URL = f"https:/{DOCA_FOLDER}"
+Change = Callable[[hpcx.Tree], hpcx.Tree]
 SMALL = "    components: [cuda-image, doca-ofed, hpcx]\n"
 
 
@@ -74,10 +75,13 @@ class Project:
         """Of the archive that the stand-in has."""
         return hashlib.sha256((self.upstream.root / path_of(archive)[1:]).read_bytes()).hexdigest()
 
-    def offer(self, archive: hpcx.Distribution, **how: Any) -> None:
-        """Serve an archive that is packed in another way, and trust it."""
+    def offer(self, archive: hpcx.Distribution, *, cuda: int | None = None, change: Change = lambda tree: tree) -> None:
+        """Serve an archive that is changed, or holds the libraries of another CUDA major than it says, and trust it."""
         packed = self.folder / "packed.tbz"
-        hpcx.pack(self.upstream.content, archive, packed, **how)
+        inside = replace(archive, cuda=cuda or archive.cuda)
+        known = hpcx.release(archive.version)
+        tree = hpcx.content(hpcx.files(known, inside), self.upstream.content, None, inside, known)
+        hpcx.pack(change(tree), archive, packed)
         content = packed.read_bytes()
         self.server.replace(path_of(archive), content)
         self.pin(archive, hashlib.sha256(content).hexdigest())
@@ -215,7 +219,8 @@ def test_an_archive_for_another_cuda(project: Project) -> None:
 
 def test_a_file_with_the_place_of_another_build(project: Project) -> None:
     assert project.checks("devel")["prefix"]["outcome"] == "passed"
-    project.offer(ARCHIVE, change=hpcx.misspelt)
+    file = hpcx.File(b"libdir='/build-result/hpcx-v0.0-gcc-other/ucx/lib'\n")
+    project.offer(ARCHIVE, change=lambda tree: {**tree, "ucx/lib/libucs.la": file})
     bad = project.checks("devel")["prefix"]
     assert bad["outcome"] == "failed"
     assert "/opt/hpcx/ucx/lib/libucs.la" in bad["output"]
@@ -237,7 +242,7 @@ def test_a_folder_that_one_architecture_lacks(project: Project) -> None:
     project.lock = lock
     project.pin(ARM, project.sha256(ARM))
     project.stage("hpcx", "--platform", "linux/arm64", expect=0)
-    project.offer(ARM, change=hpcx.without("clusterkit"))
+    project.offer(ARM, change=lambda tree: {p: f for p, f in tree.items() if not p.startswith("clusterkit/")})
     failed = project.stage("hpcx", "--platform", "linux/arm64", expect=4)
     assert "component hpcx: a step failed" in failed.err
     assert "HPC-X's init script and 'env' in components/hpcx/component.yaml differ" in failed.err

@@ -1,18 +1,32 @@
-"""Base images, pushed to the stand-in's registry as indexes with one platform."""
+"""Base images after `evidence/cuda.yaml`, pushed to the stand-in's registry as indexes with one platform."""
 
 from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tests.upstream.workshop import Workshop
 
+EVIDENCE = Path(__file__).parent / "evidence" / "cuda.yaml"
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
-UBUNTU = ("22.04", "24.04", "26.04")
+VARIANTS = ("runtime", "devel")
+TOOLKIT = "13.0"
+"""Of most images, and of what is compiled for all."""
+
+
+@cache
+def evidence() -> dict[str, Any]:
+    """What people have shown of the images."""
+    data: dict[str, Any] = yaml.safe_load(EVIDENCE.read_text())
+    return data
 
 
 @dataclass(frozen=True)
@@ -25,51 +39,69 @@ class Cuda:
     nccl: str
 
     @property
-    def libraries(self) -> str:
-        """Its LD_LIBRARY_PATH, to which newer images add one folder."""
-        newer = ":/usr/local/cuda/lib64" if self.version.startswith("13.4.") else ""
-        return f"/usr/local/nvidia/lib:/usr/local/nvidia/lib64{newer}"
+    def names(self) -> dict[str, str]:
+        """What stands for the words in braces of the evidence."""
+        minor = self.version.rpartition(".")[0]
+        return {"version": self.version, "minor": minor, "dashed": minor.replace(".", "-"), "nccl": self.nccl,
+                "plain": self.nccl.partition("+")[0]}  # fmt: skip
+
+    def environment(self, variant: str) -> dict[str, str]:
+        """Variables of its configuration."""
+        found: dict[str, str] = {}
+        for kind in ("base", "runtime", "devel")[: 3 if variant == "devel" else 2]:
+            for group in evidence()["environment"][kind]:
+                found |= {name: value.format(**self.names) for name, value in group["values"].items()}
+        if self.version.startswith("12."):
+            found["LD_LIBRARY_PATH"] = evidence()["older"]["libraries"]
+        return found
+
+    def rows(self, kind: str) -> Iterator[str]:
+        """Lines `PATH LIBRARY…` of files that are `foreign` or `unmet`."""
+        for row in evidence()[kind]:
+            yield " ".join([row["path"], row.get("needs", "")]).format(**self.names)
+
+    def held(self, variant: str) -> list[str]:
+        """Packages that apt may not change."""
+        kinds = VARIANTS if variant == "devel" else VARIANTS[:1]
+        return [name.format(**self.names) for kind in kinds for name in evidence()["held"][kind]["packages"]]
 
 
-CUDA = (
-    Cuda("12.9.2", "ubuntu22.04", "13.0", "2.29.7-1+cuda12.9"),
-    Cuda("13.0.3", "ubuntu22.04", "13.0", "2.30.7-1+cuda13.3"),
-    Cuda("13.2.1", "ubuntu24.04", "13.0", "2.30.7-1+cuda13.3"),
-    # This one's list of compute capabilities has 107, which older compilers do not know.
-    Cuda("13.4.2", "ubuntu26.04", "13.4", "2.30.7-1+cuda13.3"),
-)
+Image = tuple[str, str, Cuda | None]
+"""Distribution, variant, CUDA."""
 
 
-def names() -> Iterator[str]:
-    """`repository:tag` of every image."""
-    yield from (f"library/ubuntu:{version}" for version in UBUNTU)
-    yield from (f"nvidia/cuda:{c.version}-{variant}-{c.os}" for c in CUDA for variant in ("runtime", "devel"))
+def images(systems: Iterable[str]) -> dict[str, Image]:
+    """`repository:tag` → what it is, of all images that targets on `systems` need.
+
+    A system is a CUDA and an Ubuntu, `13.2.1-ubuntu24.04`. What is compiled once for all is compiled on the oldest.
+    """
+    known = {f"{row['version']}-{row['os']}": Cuda(**row) for row in evidence()["images"]}
+    chosen = [known[system] for system in systems]
+    names = {f"library/ubuntu:{os[6:]}": (os, "ubuntu", None) for os in ("ubuntu22.04", *(c.os for c in chosen))}
+    found: dict[str, Image] = dict(names)
+    oldest = known["13.0.3-ubuntu22.04"]
+    found[f"nvidia/cuda:{oldest.version}-devel-{oldest.os}"] = (oldest.os, "devel", oldest)
+    for cuda in chosen:
+        found |= {f"nvidia/cuda:{cuda.version}-{variant}-{cuda.os}": (cuda.os, variant, cuda) for variant in VARIANTS}
+    return found
 
 
-def push(workshop: Workshop, registry: str, packages: Path, keys: Path, toolkits: dict[str, Path]) -> dict[str, str]:
-    """Build and push all of them; `repository:tag` → digest of the index."""
-    made = {}
-    folders = {"packages": packages, "keys": keys}
-    for version in UBUNTU:
-        name = f"library/ubuntu:{version}"
-        made[name] = _push(workshop, registry, name, "--target=ubuntu", toolkit=toolkits["13.0"], **folders)
-    for cuda in CUDA:
-        values = {"TOOLKIT": cuda.toolkit, "CUDA": cuda.version, "OS": cuda.os, "NCCL": cuda.nccl,
-                  "LIBRARIES": cuda.libraries}  # fmt: skip
-        words = [f"--build-arg={key}={value}" for key, value in values.items()]
-        for variant in ("runtime", "devel"):
-            name = f"nvidia/cuda:{cuda.version}-{variant}-{cuda.os}"
-            options = (f"--target={variant}", *words)
-            made[name] = _push(workshop, registry, name, *options, toolkit=toolkits[cuda.toolkit], **folders)
-    return made
-
-
-def _push(workshop: Workshop, registry: str, name: str, *options: str, **contexts: Path) -> str:
-    workshop.log(f"building and pushing {name}")
-    part = f"{name}-amd64"
-    workshop.build(
-        "bases", *options, f"--output=type=image,name={registry}/{part},push=true,compression-level=1", **contexts
-    )
+def push(workshop: Workshop, registry: str, name: str, what: Image, contexts: Mapping[str, Path]) -> str:
+    """Build and push one of `images`; the digest of its index."""
+    os, variant, cuda = what
+    part, options, tail = f"{name}-amd64", [f"--target={variant}"], ""
+    if cuda:
+        values = {"TOOLKIT": cuda.toolkit, "CUDA": cuda.version, "OS": os, "NCCL": cuda.nccl,
+                  "HELD": " ".join(cuda.held(variant)), "FOREIGN": "\n".join(cuda.rows("foreign")),
+                  "UNMET": "\n".join(cuda.rows("unmet"))}  # fmt: skip
+        options += [f"--build-arg={key}={value}" for key, value in values.items()]
+        tail = "\n".join([
+            f"FROM {variant}-files AS {variant}", *(f'ENV {k}="{v}"' for k, v in cuda.environment(variant).items()),
+            'LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN made for tests"',
+            'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]\n',
+        ])  # fmt: skip
+    output = f"--output=type=image,name={registry}/{part},push=true,compression-level=1"
+    workshop.build("bases", *options, output, tail=tail, **contexts)
     return make_index(registry, name, part)
 
 

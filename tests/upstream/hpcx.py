@@ -1,24 +1,67 @@
-"""HPC-X archives: one tree, packed under the name of every distribution and CUDA major, and variants with faults."""
+"""HPC-X's archives, made after the dumps that people have published: `evidence/hpcx-*.yaml` has each fact and its place.
+
+`release` reads a dump, `files` makes the tree of it, which a test may change, and `pack` writes an archive. Libraries
+are ELF files that need and offer what is known of the vendor's; `content` replaces them by compiled ones.
+"""
 
 from __future__ import annotations
 
 import bz2
 import io
+import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from tests.upstream.workshop import RECIPES
+import yaml
 
-TEXTS = RECIPES / "hpcx" / "tree"
-VERSION = "2.51"
+from tests.unit.image_files import elf
+
+EVIDENCE = Path(__file__).parent / "evidence"
+VERSIONS = ("2.24.1", "2.25.1", "2.51")
+NEWEST = VERSIONS[-1]
+HOST = "content.mellanox.com"
 EPOCH = 1754697600
 OWNER = 12345
 """User and group of all files, as archives come from a machine with other users."""
-PLACEHOLDER = b"@PREFIX@"
-CHANGE = Callable[[str, bytes], "bytes | None"]
-"""Path in the tree and content to the content to pack, or to None to leave the file out."""
+PREFIX = b"@PREFIX@"
+"""Stands in compiled content for the folder in which the vendor built."""
+MACHINES = {"x86_64": 62, "aarch64": 183}
+STANDIN = "STAND-IN made for the tests of imagebuild; nothing in it is the vendor's.\n"
+Tree = dict[str, "File"]
+"""Path below the archive's folder → what is there."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of an archive, or a link."""
+
+    content: bytes = b""
+    mode: int = 0o644
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is known of a release. Values are below the archive's folder; see `evidence/hpcx-2.51.yaml`."""
+
+    version: str
+    mpi: Mapping[str, str]
+    plugin: Mapping[str, str]
+    variables: Mapping[str, str]
+    empty: tuple[str, ...]
+    keeps: tuple[str, ...]
+    lists: Mapping[str, tuple[str, ...]]
+    built_in: str
+    versions: tuple[Mapping[str, str], ...]
+    sources: tuple[str, ...]
+    libraries: tuple[Mapping[str, Any], ...]
+    programs: tuple[str, ...]
+    links: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -28,66 +71,168 @@ class Distribution:
     os: str
     cuda: int
     cpu: str = "x86_64"
+    version: str = NEWEST
 
     @property
     def name(self) -> str:
-        return f"hpcx-v{VERSION}-gcc-doca_ofed-{self.os}-cuda{self.cuda}-{self.cpu}"
+        return f"hpcx-v{self.version}-gcc-doca_ofed-{self.os}-cuda{self.cuda}-{self.cpu}"
 
     @property
     def path(self) -> str:
         """Of the address, behind the host."""
-        return f"hpc/hpc-x/v{VERSION}_cuda{self.cuda}/{self.name}.tbz"
+        return f"hpc/hpc-x/v{self.version}_cuda{self.cuda}/{self.name}.tbz"
 
 
-DISTRIBUTIONS = tuple(
-    Distribution(os, cuda, cpu)
-    for os, cudas in (("ubuntu22.04", (12, 13)), ("ubuntu24.04", (12, 13)), ("ubuntu26.04", (13,)))
-    for cuda in cudas
-    for cpu in ("x86_64", "aarch64")
-)
+def distributions(systems: Collection[str]) -> Iterator[Distribution]:
+    """The archives that targets on these systems need, such as `13.2.1-ubuntu24.04`."""
+    for system in systems:
+        cuda, os = system.split("-")
+        for version in VERSIONS[1:]:
+            yield Distribution(os, int(cuda.split(".")[0]), version=version)
+        yield Distribution(os, int(cuda.split(".")[0]), "aarch64")
 
 
-def unchanged(_path: str, content: bytes) -> bytes:
-    return content
+@cache
+def release(version: str) -> Release:
+    """Read what people have shown of a release."""
+    data = yaml.safe_load((EVIDENCE / f"hpcx-{version}.yaml").read_text())
+
+    def merged(name: str) -> dict[str, Any]:
+        return {key: value for group in data.get(name, ()) for key, value in group["values"].items()}
+
+    return Release(
+        version=data["version"],
+        mpi=data["mpi"],
+        plugin=data["plugin"],
+        variables=merged("variables"),
+        empty=tuple(data.get("empty", {}).get("names", ())),
+        keeps=tuple(data["keeps"]["names"]),
+        lists={name: tuple(folders) for name, folders in merged("lists").items()},
+        built_in=data["built-in"]["folder"],
+        versions=tuple(data["versions"]),
+        sources=tuple(data["sources"]["names"]),
+        libraries=tuple(data["libraries"]),
+        programs=tuple(path for group in data["programs"] for path in group["paths"]),
+        links=merged("links"),
+    )
 
 
-def without(folder: str) -> CHANGE:
-    """The archive without a folder: `clusterkit`, which some releases lack on aarch64."""
-    return lambda path, content: None if path.split("/")[0] == folder else content
+def init_script(known: Release) -> str:
+    """The script that sets the environment, in the vendor's manner: variables when it is read, lists in `hpcx_load`.
+
+    Like the vendor's it reads variables that may be unset, which ends a shell with `set -u`.
+    """
+    lines = ["#!/bin/bash", f"# {STANDIN.strip()}", 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
+             "export HPCX_DIR=$here"]  # fmt: skip
+    for name, choice in (("mpi", known.mpi), ("plugin", known.plugin)):
+        lines.append(f"hpcx_{name}=${{HPCX_DIR}}/{choice['default']}")
+        if switch := choice.get("switch"):
+            lines.append(f'if [ "${switch}" = 1 ]; then hpcx_{name}=${{HPCX_DIR}}/{choice["other"]}; fi')
+    lines += [f"export {name}={_shell(value)}" for name, value in known.variables.items()]
+    lines += [f"export {name}=" for name in known.empty]
+    lines += ["hpcx_load() {", *(f"  export OLD_{name}=${name}" for name in known.keeps)]
+    for name, folders in known.lists.items():
+        lines.append(f"  export {name}={':'.join(map(_shell, folders))}${{{name}:+:${name}}}")
+    lines += ["}", "hpcx_unload() {", *(f"  export {name}=$OLD_{name}" for name in known.keeps)]
+    return "\n".join([*lines, f"  unset HPCX_DIR {' '.join([*known.variables, *known.empty])}", "}", ""])
 
 
-def misspelt(path: str, content: bytes) -> bytes:
-    """Text files with the place of another build, which replacing the archive's own place misses."""
-    return content.replace(PLACEHOLDER, b"/build-result/hpcx-v0.0-gcc-other") if path.endswith("libucs.la") else content
+def _shell(value: str) -> str:
+    if match := re.match(r"\{(mpi|plugin)\}(.*)", value):
+        return f"$hpcx_{match[1]}{match[2]}"
+    return f"${{HPCX_DIR}}/{value}" if value else "$HPCX_DIR"
 
 
-def pack(
-    content: Path, distribution: Distribution, target: Path, *, change: CHANGE = unchanged, cuda: int | None = None
-) -> None:
-    """Write an archive. `cuda` takes the libraries of another major than the name says; those of aarch64, and its
-    sources, are empty files."""
-    top = distribution.name
-    prefix = f"/build-result/{top}".encode()
+def files(known: Release, which: Distribution) -> Tree:
+    """The tree of a release, with ELF files that nothing can load."""
+    prefix = known.built_in.format(archive=which.name)
+    texts = {
+        "VERSION": "".join([f"HPC-X v{known.version}\n", *map(_version_line, known.versions),
+                            f"Linux: {which.os}\nOFED: doca_ofed\nCUDA: V{which.cuda}.0\n", STANDIN]),
+        "LICENSE": f"{STANDIN}The vendor's archive has the text of an end user licence agreement here.\n",
+        "hpcx-init.sh": init_script(known),
+        "hpcx-init-ompi.sh": init_script(known),
+        "hpcx-mt-init.sh": init_script(known),
+        "modulefiles/hpcx": f"#%Module\n# {STANDIN}set hpcx_dir {prefix}\nsetenv HPCX_DIR $hpcx_dir\n",
+    }  # fmt: skip
+    tree: Tree = {}
+    for library in known.libraries:
+        path, soname = library["path"], library["soname"]
+        needs = [name.format(cuda=which.cuda) for name in library.get("needs", ())]
+        tree[path] = File(elf(machine=MACHINES[which.cpu], soname=soname, needed=needs), 0o755)
+        folder, _, name = path.rpartition("/")
+        stem = name.partition(".so")[0]
+        tree |= {f"{folder}/{link}": File(link=name) for link in {soname, f"{stem}.so"} - {name}}
+        if folder.count("/") == 1:
+            texts[f"{folder}/{stem}.la"] = (
+                f"# stand-in for libtool's file\ndlname='{soname}'\nlibdir='{prefix}/{folder}'\n"
+            )
+    for path in chain.from_iterable(known.lists.values()):
+        folder = path.format(mpi=known.mpi["default"], plugin=known.plugin["default"])
+        if folder.endswith("/pkgconfig"):
+            name = folder.partition("/")[0]
+            texts[f"{folder}/{name}.pc"] = f"prefix={prefix}/{name}\nName: {name}\nDescription: STAND-IN\nVersion: 1\n"
+        elif folder.endswith(("/include", "/share/man")):
+            texts[f"{folder}/README"] = STANDIN
+    tree |= {path: File(text.encode()) for path, text in texts.items()}
+    tree |= {f"sources/{name}": File(STANDIN.encode()) for name in known.sources}
+    script = b'#!/bin/sh\necho "stand-in for $(basename "$0")" >&2\nexit 1\n'
+    tree |= {path: File(script, 0o755) for path in known.programs}
+    return tree | {path: File(link=target) for path, target in known.links.items()}
+
+
+def _version_line(part: Mapping[str, str]) -> str:
+    commit = part.get("commit", "0" * 40)
+    return f"{part['name']}-{commit}  {part['version']} ({commit[:7]})\n"
+
+
+def content(tree: Tree, made: Path, sources: Path | None, which: Distribution, known: Release) -> Tree:
+    """The tree with compiled files instead: those of UCX and UCC whole, stand-ins of libraries and programs by name.
+
+    Of aarch64 there are none. Without `sources`, those of Open MPI are texts.
+    """
+    if which.cpu != "x86_64":
+        return tree
+    prefix = known.built_in.format(archive=which.name).encode()
+    for root in (made / "stubs", made / f"stubs-cuda{which.cuda}", made / "all"):
+        for path in _walk(root):
+            name = str(path.relative_to(root))
+            if root.name == "all" or name in tree:
+                data = b"" if path.is_symlink() else path.read_bytes()
+                data = data if data[:4] == b"\x7fELF" else data.replace(PREFIX, prefix)
+                link = str(path.readlink()) if path.is_symlink() else ""
+                tree = {**tree, name: File(data, path.lstat().st_mode & 0o777, link)}
+    for name in known.sources:
+        packed = sources / name.replace("openmpi-", "openmpi4-") if sources else None
+        if packed and packed.is_file():
+            tree = {**tree, f"sources/{name}": File(packed.read_bytes())}
+    return tree
+
+
+def pack(tree: Tree, which: Distribution, target: Path) -> None:
+    """Write an archive with this tree."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with bz2.open(target, "wb", compresslevel=1) as packed, tarfile.open(fileobj=packed, mode="w|") as archive:
-        roots = (content / "all", content / f"cuda{cuda or distribution.cuda}", TEXTS)
-        for path, source in sorted(_files(roots).items()):
-            entry = tarfile.TarInfo(f"{top}/{path}")
-            entry.mtime, entry.uid, entry.gid = EPOCH, OWNER, OWNER
-            if source.is_symlink():
-                if change(path, b"") is not None:
-                    entry.type, entry.linkname = tarfile.SYMTYPE, str(source.readlink())
-                    archive.addfile(entry)
-                continue
-            data = source.read_bytes()
-            if distribution.cpu != "x86_64" and (data[:4] == b"\x7fELF" or path.startswith("sources/")):
-                data = b""
-            changed = change(path, data)
-            if changed is not None:
-                changed = changed if data[:4] == b"\x7fELF" else changed.replace(PLACEHOLDER, prefix)
-                entry.mode = 0o755 if source.stat().st_mode & 0o100 else 0o644
-                entry.size = len(changed)
-                archive.addfile(entry, io.BytesIO(changed))
+        for path, file in sorted(tree.items()):
+            entry = tarfile.TarInfo(f"{which.name}/{path}")
+            entry.mtime, entry.uid, entry.gid, entry.mode = EPOCH, OWNER, OWNER, file.mode
+            entry.size = len(file.content)
+            if file.link:
+                entry.type, entry.linkname = tarfile.SYMTYPE, file.link
+            archive.addfile(entry, io.BytesIO(file.content))
+
+
+def unpack(tree: Tree, folder: Path) -> Path:
+    """Write the tree to a folder, as unpacking the archive does; the folder."""
+    for path, file in tree.items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if file.link:
+            place.symlink_to(file.link)
+        else:
+            place.write_bytes(file.content)
+            place.chmod(file.mode)
+    return folder
 
 
 def cut_short(archive: Path, target: Path) -> None:
@@ -96,14 +241,13 @@ def cut_short(archive: Path, target: Path) -> None:
     target.write_bytes(data[: len(data) // 2])
 
 
-def make(content: Path, folder: Path) -> None:
-    """Fill `folder` with all archives under their paths."""
-    for distribution in DISTRIBUTIONS:
-        pack(content, distribution, folder / distribution.path)
-
-
-def _files(roots: tuple[Path, ...]) -> dict[str, Path]:
-    return {str(path.relative_to(root)): path for root in roots for path in _walk(root)}
+def table() -> str:
+    """Lines `PATH SONAME LIBRARY…` of all libraries, and `PATH` of all programs, to be compiled as stand-ins."""
+    lines = []
+    for known in map(release, VERSIONS):
+        lines += [" ".join([item["path"], item["soname"], *item.get("needs", ())]) for item in known.libraries]
+        lines += known.programs
+    return "".join(f"{line}\n" for line in dict.fromkeys(lines))
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from imagebuild.core import run_program
 
-CUDA, DOCA, STRANGER, EXPIRED = "cuda", "doca", "stranger", "expired"
+CUDA, CUDA_NEW, DOCA, STRANGER, EXPIRED = "cuda", "cuda-new", "doca", "stranger", "expired"
 """STRANGER's public key is published nowhere; EXPIRED could sign on the first days of 2020 only."""
 PAST = "20200102T000000!"
 
@@ -30,11 +30,11 @@ class Keys:
         """Make the keys in an empty folder."""
         folder.chmod(0o700)
         keys = cls(folder)
-        for name in (CUDA, DOCA, STRANGER):
+        for name in (CUDA, CUDA_NEW, DOCA, STRANGER):
             keys._create(name, "0")
         keys._create(EXPIRED, "3d", "--faked-system-time", PAST)
         keys.public.mkdir()
-        for name in (CUDA, DOCA, EXPIRED):
+        for name in (CUDA, CUDA_NEW, DOCA, EXPIRED):
             for ending, form in (("asc", ("--armor",)), ("gpg", ())):
                 keys._gpg(*form, "--output", f"{keys.public / name}.{ending}", "--export", keys.fingerprint(name))
 

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.upstream.keys import CUDA, DOCA, Keys
+import yaml
 
+from tests.upstream.keys import Keys
+
+EVIDENCE = Path(__file__).parent / "evidence" / "repositories.yaml"
 NVIDIA, MELLANOX = "developer.download.nvidia.com", "linux.mellanox.com"
-NVIDIA_FOLDERS = tuple(f"{NVIDIA}/compute/cuda/repos/ubuntu{v}/x86_64" for v in ("2204", "2404", "2604"))
-NVIDIA_UBUNTU = NVIDIA_FOLDERS[1]
-DOCA_FOLDER = f"{MELLANOX}/public/repo/doca"
-DOCA_FOLDERS = tuple(f"{DOCA_FOLDER}/3.5.0/ubuntu{v}/x86_64" for v in ("22.04", "24.04", "26.04"))
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A flat repository: which packages it has, the key that signs it, and keys that lie beside its index."""
+
+    of: str
+    path: str
+    """Of its address, with the host."""
+    key: str
+    files: dict[str, str]
+    seen: str
+
+
+REPOSITORIES = tuple(Repository(**row) for row in yaml.safe_load(EVIDENCE.read_text())["repositories"])
+NVIDIA_UBUNTU = next(r.path for r in REPOSITORIES if "2404" in r.path)
+DOCA_FOLDERS = tuple(r.path for r in REPOSITORIES if r.of == "doca")
 
 
 def publish(built: Path, folder: Path, keys: Keys) -> None:
     """Fill `folder` with `<host>/<path>` of every repository and of the keys."""
-    for source, targets, key in (("cuda", NVIDIA_FOLDERS, CUDA), ("doca", DOCA_FOLDERS, DOCA)):
-        signatures = keys.sign((built / source / "Release").read_bytes(), key)
-        for target in targets:
-            shutil.copytree(built / source, folder / target, copy_function=_link)
-            for name, content in signatures.items():
-                (folder / target / name).write_bytes(content)
-    for target in NVIDIA_FOLDERS:
-        shutil.copy(keys.public / f"{CUDA}.asc", folder / target / "3bf863cc.pub")
-    shutil.copy(keys.public / f"{DOCA}.asc", folder / DOCA_FOLDER / "GPG-KEY-Mellanox.pub")
-    for target in DOCA_FOLDERS:
-        shutil.copy(keys.public / f"{DOCA}.gpg", folder / target / "doca_keyring.gpg")
-        shutil.copy(keys.public / f"{DOCA}.asc", folder / target / "GPG-KEY-Mellanox.pub")
+    for repository in REPOSITORIES:
+        source, target = built / repository.of, folder / repository.path
+        shutil.copytree(source, target, copy_function=_link)
+        for name, content in keys.sign((source / "Release").read_bytes(), repository.key).items():
+            (target / name).write_bytes(content)
+        for name, key in repository.files.items():
+            shutil.copy(keys.public / key, target / name)
 
 
 def _link(source: str, target: str) -> None:

@@ -6,15 +6,17 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from imagebuild.core import run_program, which
 from imagebuild.oci import find_engine
 from tests.upstream import bases, hpcx, packages, registry, repositories, wheels
-from tests.upstream.keys import CUDA, DOCA, Keys
+from tests.upstream.keys import Keys
 from tests.upstream.server import Server
 from tests.upstream.workshop import RECIPES, Workshop
 
@@ -45,22 +47,28 @@ class Upstream:
     """`repository:tag` → digest of the image index."""
     keys: Keys
     content: Path
-    """Parts of which `hpcx.pack` makes an archive."""
+    """Compiled parts of HPC-X, for `hpcx.content`."""
     cache: Path
     gateway: str
     """The engine's bridge, by which its daemon and its containers reach this machine."""
     ports: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, cache: Path, log: Callable[[str], None] = lambda _line: None) -> Upstream:
-        """Make what the cache folder lacks, after others who do so. Raises imagebuild's errors where that fails."""
+    def make(
+        cls, cache: Path, systems: Collection[str], *, sources: bool, log: Callable[[str], None] = lambda _line: None
+    ) -> Upstream:
+        """Make what the cache folder lacks, after others who do so. Raises imagebuild's errors where that fails.
+
+        `systems` are those of the targets to build, such as `13.2.1-ubuntu24.04`. Without `sources`, those of Open MPI
+        cannot be compiled: to make them takes longer than all else.
+        """
         workshop = Workshop.open(cache, log)
         with (workshop.cache / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return cls._make(workshop)
+            return cls._make(workshop, systems, sources=sources)
 
     @classmethod
-    def _make(cls, workshop: Workshop) -> Upstream:
+    def _make(cls, workshop: Workshop, systems: Collection[str], *, sources: bool) -> Upstream:
         # A fresher base is no reason to make anything anew: nobody relies on what this holds.
         recipe = {n: (RECIPES / n, RECIPES / f"{n}.Dockerfile") for n in ("packages", "hpcx", "bases")}
         code = {name: HERE / f"{name}.py" for name in ("bases", "hpcx", "keys", "packages", "repositories", "wheels")}
@@ -70,43 +78,72 @@ class Upstream:
         )
 
         def compile_packages(folder: Path) -> None:
-            workshop.build("packages", f"--output=type=local,dest={folder}", nccl=header)
+            workshop.build("packages", f"--output=type=local,dest={folder}", nccl=header, keys=keys.public)
 
-        built = workshop.piece("packages", [*recipe["packages"], header], compile_packages)
+        built = workshop.piece("packages", [*recipe["packages"], header, keys.public], compile_packages)
         signed = workshop.piece(
-            "repositories", [built, code["packages"], code["keys"], keys.fingerprint(CUDA), keys.fingerprint(DOCA)],
+            "repositories", [built, code["packages"], packages.EVIDENCE, keys.public],
             lambda folder: packages.publish(built, folder, keys),
         )  # fmt: skip
-        content = workshop.piece(
-            "hpcx-content", [*(p for p in (RECIPES / "hpcx").iterdir() if p.is_file()), recipe["hpcx"][1]],
-            lambda folder: workshop.build("hpcx", f"--output=type=local,dest={folder}"),
-        )  # fmt: skip
-        archives = workshop.piece(
-            "archives", [content, hpcx.TEXTS, code["hpcx"]], lambda folder: hpcx.make(content, folder)
-        )
         git = workshop.piece("git", [code["repositories"], repositories.PROJECTS], repositories.make)
-        versions = sorted({c.toolkit for c in bases.CUDA})
-        toolkits = {v: workshop.piece(f"toolkit-{v}", [str(wheels.pins("cuda", v))], _toolkit(v)) for v in versions}
-
-        def push(folder: Path) -> None:
-            with registry.running(folder / "registry", _free_port()) as address:
-                made = bases.push(workshop, address, signed / packages.NVIDIA_UBUNTU, keys.public, toolkits)
-            (folder / "images.json").write_text(json.dumps(made))
-
-        stored = workshop.piece("images", [*recipe["bases"], code["bases"], signed, *map(str, toolkits)], push)
-        root = workshop.cache / "root"
-        root.mkdir(exist_ok=True)
-        for host, folder in {
+        hosts = {
             packages.NVIDIA: signed / packages.NVIDIA,
             packages.MELLANOX: signed / packages.MELLANOX,
-            "content.mellanox.com": archives,
             "github.com": git,
-        }.items():
-            # It may be there, and another process may serve it.
-            if not (root / host).is_symlink():
-                (root / host).symlink_to(folder)
-        images = json.loads((stored / "images.json").read_text())
+        }
+        root = workshop.cache / "served"
+        for host, folder in hosts.items():
+            _link(root / host, folder)
+        content, compiled = cls._compile(workshop, recipe["hpcx"], sources=sources)
+        for archive in hpcx.distributions(systems):
+            known = hpcx.release(archive.version)
+            tree = hpcx.content(hpcx.files(known, archive), content, compiled, archive, known)
+            inputs = [content, code["hpcx"], hpcx.EVIDENCE, *([compiled] if compiled else [])]
+            made = workshop.piece(archive.name, inputs, partial(_pack, tree, archive))
+            _link(root / hpcx.HOST / archive.path, made / "archive")
+        images = cls._push(workshop, systems, [*recipe["bases"], code["bases"], bases.EVIDENCE, signed], signed, keys)
         return cls(root, images, keys, content, workshop.cache, _gateway(), _remembered(workshop.cache))
+
+    @staticmethod
+    def _compile(workshop: Workshop, recipe: tuple[Path, Path], *, sources: bool) -> tuple[Path, Path | None]:
+        """The folder of compiled parts of HPC-X, and if wanted that of Open MPI's sources."""
+        scripts, dockerfile = recipe
+
+        def compile_parts(folder: Path) -> None:
+            with tempfile.TemporaryDirectory() as table:
+                (Path(table) / "libraries").write_text(hpcx.table())
+                output = f"--output=type=local,dest={folder}"
+                workshop.build("hpcx", "--target=content", output, table=Path(table))
+
+        def pack_sources(folder: Path) -> None:
+            workshop.build("hpcx", "--target=sources", f"--output=type=local,dest={folder}", table=scripts)
+
+        parts = [scripts / name for name in ("ucx.sh", "ucc.sh", "stubs.sh")]
+        content = workshop.piece("hpcx-content", [*parts, dockerfile, hpcx.table()], compile_parts)
+        if not sources:
+            return content, None
+        return content, workshop.piece("hpcx-sources", [scripts / "openmpi.sh", dockerfile], pack_sources)
+
+    @staticmethod
+    def _push(
+        workshop: Workshop, systems: Collection[str], inputs: Collection[Path], signed: Path, keys: Keys
+    ) -> dict[str, str]:
+        """`repository:tag` → digest of the base images for these systems."""
+        wanted = bases.images(systems)
+        versions = sorted({cuda.toolkit for _, _, cuda in wanted.values() if cuda} | {bases.TOOLKIT})
+        toolkits = {v: workshop.piece(f"toolkit-{v}", [str(wheels.pins("cuda", v))], _toolkit(v)) for v in versions}
+        contexts = {"packages": signed / packages.NVIDIA_UBUNTU, "keys": keys.public}
+        made = {}
+        with registry.running(workshop.cache / "registry", _free_port()) as address:
+            for name, what in wanted.items():
+                toolkit = toolkits[what[2].toolkit if what[2] else bases.TOOLKIT]
+
+                def push(folder: Path, name: str = name, what: bases.Image = what, toolkit: Path = toolkit) -> None:
+                    digest = bases.push(workshop, address, name, what, {**contexts, "toolkit": toolkit})
+                    (folder / "digest").write_text(digest)
+
+                made[name] = (workshop.piece(name.replace("/", "-"), [*inputs, str(what)], push) / "digest").read_text()
+        return made
 
     @property
     def address(self) -> str:
@@ -133,7 +170,7 @@ class Upstream:
         with suppress(FileExistsError), (self.cache / "ports.json").open("x") as file:
             file.write(json.dumps(ports))
         server = Server(self.root, ports["server"])
-        with registry.running(self.cache / "images" / "registry", ports["registry"]), server.running():
+        with registry.running(self.cache / "registry", ports["registry"]), server.running():
             yield server
 
     def resigned(self, repository: str, key: str) -> dict[str, bytes]:
@@ -143,6 +180,17 @@ class Upstream:
         """
         release = (self.root / repository.strip("/") / "Release").read_bytes()
         return {f"/{repository.strip('/')}/{name}": data for name, data in self.keys.sign(release, key).items()}
+
+
+def _pack(tree: hpcx.Tree, archive: hpcx.Distribution, folder: Path) -> None:
+    hpcx.pack(tree, archive, folder / "archive")
+
+
+def _link(link: Path, target: Path) -> None:
+    """It may be there, and another process may serve it."""
+    if not link.is_symlink():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
 
 
 def _toolkit(version: str) -> Callable[[Path], None]:

@@ -68,12 +68,15 @@ class Workshop:
         stamp.write_text(wanted)
         return folder
 
-    def build(self, recipe: str, *options: str, **contexts: Path) -> None:
-        """Run `recipes/<recipe>.Dockerfile` with its folder as context, and other folders by name."""
+    def build(self, recipe: str, *options: str, tail: str = "", **contexts: Path) -> None:
+        """Run `recipes/<recipe>.Dockerfile`, and after it `tail`, with its folder as context, and other folders by name."""
         named = {BASE: self.base, **{name: str(path) for name, path in contexts.items()}}
-        run_program(
-            "docker", "buildx", "build", "--progress=plain", "--provenance=false", "--platform=linux/amd64",
-            *(word for name, value in named.items() for word in ("--build-context", f"{name}={value}")),
-            "--file", str(RECIPES / f"{recipe}.Dockerfile"), *options, str(RECIPES / recipe),
-            env=self.docker,
-        )  # fmt: skip
+        with tempfile.NamedTemporaryFile("w", suffix=".Dockerfile") as file:
+            file.write((RECIPES / f"{recipe}.Dockerfile").read_text() + tail)
+            file.flush()
+            run_program(
+                "docker", "buildx", "build", "--progress=plain", "--provenance=false", "--platform=linux/amd64",
+                *(word for name, value in named.items() for word in ("--build-context", f"{name}={value}")),
+                "--file", file.name, *options, str(RECIPES / recipe),
+                env=self.docker,
+            )  # fmt: skip

@@ -125,8 +125,8 @@
 
   // The table, once it is there: search and sort. The commands of the image that the address names.
   document.addEventListener("DOMContentLoaded", function () {
-    var table = document.querySelector("table.images"), body = table.tBodies[0], texts;
-    rows = Array.from(body.rows);
+    var table = document.querySelector("table.images"), texts;
+    rows = Array.from(table.tBodies[0].rows);
     answer(chosen());
     document.querySelector(".search").hidden = false;
 
@@ -142,26 +142,11 @@
     node("search").addEventListener("input", search);
     node("found").textContent = rows.length + " of " + rows.length;
 
-    var units = { MB: 1e6, GB: 1e9 }, collator = new Intl.Collator("en", { numeric: true });
-    function key(cell) {
-      var text = cell.textContent.trim(), size = /^([\d.]+) (MB|GB)$/.exec(text);
+    // Numbers without a unit are versions, which compare part by part: CUDA 12.9 comes before 12.10.
+    var units = { MB: 1e6, GB: 1e9 };
+    sortable(table, rows, function (text) {
+      var size = /^([\d.]+) (MB|GB)$/.exec(text);
       return size ? size[1] * units[size[2]] : text;
-    }
-    Array.from(table.tHead.rows[0].cells).forEach(function (head, i, heads) {
-      var button = document.createElement("button");
-      button.type = "button";
-      button.append.apply(button, Array.from(head.childNodes));
-      head.append(button);
-      button.addEventListener("click", function () {
-        var up = head.getAttribute("aria-sort") !== "ascending", sign = up ? 1 : -1;
-        heads.forEach(function (other) { other.removeAttribute("aria-sort"); });
-        head.setAttribute("aria-sort", up ? "ascending" : "descending");
-        var keys = new Map(rows.map(function (row) { return [row, key(row.cells[i])]; }));
-        body.append.apply(body, rows.slice().sort(function (a, b) {
-          var one = keys.get(a), other = keys.get(b);
-          return sign * (typeof one === "number" && typeof other === "number" ? one - other : collator.compare(one, other));
-        }));
-      });
     });
 
     function showImage() {

@@ -1,32 +1,11 @@
 // Lets tables of more than two rows be sorted by a column, and long ones be filtered by words. Without scripts they are as they are.
 (function () {
   "use strict";
-  var collator = new Intl.Collator("en", { numeric: true });
   var units = { B: 1, KiB: 1024, MiB: 1048576, GiB: 1073741824, TiB: 1099511627776 };
 
-  function key(cell) {
-    var text = cell.textContent.trim(), number = /^(-?[\d.]+(?:e[+-]?\d+)?)(?: ?(B|KiB|MiB|GiB|TiB|%))?$/.exec(text);
+  function key(text) {
+    var number = /^(-?[\d.]+(?:e[+-]?\d+)?)(?: ?(B|KiB|MiB|GiB|TiB|%))?$/.exec(text);
     return number ? Number(number[1]) * (units[number[2]] || 1) : text;
-  }
-
-  function sortable(table, rows) {
-    Array.from(table.tHead.rows[0].cells).forEach(function (head, column, heads) {
-      var button = document.createElement("button");
-      button.type = "button";
-      button.append.apply(button, Array.from(head.childNodes));
-      head.append(button);
-      button.addEventListener("click", function () {
-        var up = head.getAttribute("aria-sort") !== "ascending", sign = up ? 1 : -1;
-        heads.forEach(function (other) { other.removeAttribute("aria-sort"); });
-        head.setAttribute("aria-sort", up ? "ascending" : "descending");
-        var keys = new Map(rows.map(function (row) { return [row, key(row.cells[column])]; }));
-        table.tBodies[0].append.apply(table.tBodies[0], rows.slice().sort(function (a, b) {
-          var one = keys.get(a), other = keys.get(b);
-          if (typeof one === "number" && typeof other === "number") { return sign * (one - other); }
-          return sign * collator.compare(one, other);
-        }));
-      });
-    });
   }
 
   function filterable(table, rows) {
@@ -55,7 +34,7 @@
 
   document.querySelectorAll("main table").forEach(function (table) {
     var rows = Array.from(table.tBodies[0].rows);
-    if (rows.length > 2) { sortable(table, rows); }
+    if (rows.length > 2) { sortable(table, rows, key); }
     if (rows.length > 20) { filterable(table, rows); }
   });
 })();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from imagebuild.bench import Half, NcclRow, Run
 
@@ -34,11 +35,16 @@ class Table:
     cputime: bool = False
     hosts: int = 1
     seed: int = 0
-    average: float = 123.456
 
     @property
     def number(self) -> tuple[int, ...]:
         return tuple(int(part) for part in self.release.split("."))
+
+    @property
+    def average(self) -> float:
+        """The mean of all rows and halves, in six digits."""
+        halves = [half for row in self.rows() for half in (row.out_of_place, row.in_place) if half]
+        return float(f"{fmean(half.busbw_gb_s or 0 for half in halves):g}") if halves else 0.0
 
     @property
     def modern(self) -> bool:
@@ -134,7 +140,7 @@ class Table:
             group = "Group  0 " if self.number >= (2, 13, 8) else ""
             pid = "" if old else f"Pid {4711 + rank:6d} "
             host = f"node{rank * self.hosts // self.ranks + 1}"
-            bus = "[0000:1b:00]" if self.number >= (2, 15) else "[0x1b]"
+            bus = f"[0000:{16 + rank % 8:x}:00]" if self.number >= (2, 15) else f"[0x{16 + rank % 8:x}]"
             lines.append(
                 f"#  Rank {rank:2d} {group}{pid}on {host:>10} device {rank % 8:2d} {bus} NVIDIA H100 80GB HBM3"
             )

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from imagebuild.bench import Results, Run, SpeedClaim, compare_with_baseline
-from tests.unit.bench.speed_fakes import matrix, run, table
+from tests.unit.bench.speed_fakes import GIB, matrix, run, table
 
 SIZES = [2**e for e in range(10, 35)]
 
@@ -122,6 +122,28 @@ def test_what_vanished_fails_and_what_is_new_does_not() -> None:
     assert (new.worst().standing(), new.speed.reason) == ("unasked", "the baseline does not have it")
     assert (vanished.worst().standing(), vanished.worst().state) == ("failed", "incomplete")
     assert vanished.worst().reason == "it is in the baseline, and was not measured now"
+
+
+PAIR = matrix("device_to_device_memcpy_read_ce", (None, 390.0), (390.0, None))
+LONE = matrix("device_to_device_memcpy_read_ce", (None, 390.0), (None, None))
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "reason"),
+    [
+        (run((GIB, 480.0, 480.0)), run((GIB, 480.0, 480.0), (2 * GIB, 480.0, 480.0), (4 * GIB, 480.0, 480.0)),
+         f"sizes of {2 * GIB} to {4 * GIB} bytes are in the baseline, and were not measured now"),
+        # Steps may be wider, and sizes new.
+        (run((GIB, 480.0, 480.0), (4 * GIB, 480.0, 480.0)), run((GIB, 480.0, 480.0), (2 * GIB, 480.0, 480.0)), ""),
+        (LONE, PAIR, "1 pairs of devices are in the baseline, and were not measured now"),
+        (PAIR, LONE, ""),
+    ],
+)  # fmt: skip
+def test_sizes_and_pairs_that_vanished(new: object, old: object, reason: str) -> None:
+    kind = "runs" if isinstance(new, Run) else "tests"
+    found, before = (Results.model_validate({kind: (item,)}) for item in (new, old))
+    claim = compare_with_baseline(found, before)[0].participation
+    assert (claim.state, claim.reason) == (("incomplete", reason) if reason else ("not applicable", claim.reason))
 
 
 def test_a_failed_baseline_is_none_and_a_failed_run_does_not_spoil_others() -> None:

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -40,19 +41,20 @@ def log(
         "# Using devices",
         *(
             f"#  Rank {rank:2d} Group  0 Pid {4711 + rank + first_rank:6d} on "
-            f"node{rank * nodes // ranks + 1:02d} device {(rank + first_rank) % 8:2d} [0000:1b:00] {device}"
+            f"node{rank * nodes // ranks + 1:02d} device {(rank + first_rank) % 8:2d} [0000:{16 + (rank + first_rank) % 8:x}:00] {device}"
             for rank in range(ranks)
         ),
         "#",
         *HEADER.splitlines(),
     ]
     redop = "sum" if collective in ("all_reduce", "reduce_scatter") else "none"
-    size = smallest
+    size, speeds = smallest, []
     while size <= 1 << 34:
         halves = []
         for off in (1.0, 0.996):
             busbw = peak * off * size / (size + 6e7)
             algbw = busbw / factor if factor else 100.0
+            speeds.append(round(algbw * factor, 2))
             cells = (
                 f"{size / algbw / 1e3:.{2 if size < 1 << 30 else 0}f}",
                 f"{algbw:.2f}",
@@ -62,7 +64,7 @@ def log(
             halves.append("  ".join(f"{cell:>7}" for cell in cells))
         lines.append(f"{size:12d}  {size // 4:12d}  {'float':>8}  {redop:>6}  {-1:>6}  {halves[0]}  {halves[1]}")
         size *= 2
-    footer = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 312.5 ", "#"]
+    footer = ["# Out of bounds values : 0 OK", f"# Avg bus bandwidth    : {fmean(speeds):g} ", "#"]
     return "\n".join([*lines, *footer, f"# Collective test concluded: {collective}_perf", ""])
 
 
@@ -109,7 +111,7 @@ SUM device_to_device_memcpy_write_ce 790.00
         (NVBANDWIDTH.format("NVIDIA GeForce RTX 5090", "395.10"), "h200", {}, "failed", "RTX 5090"),
         (NVBANDWIDTH.format("NVIDIA H200", "nan"), "h200", {"ranks": 2}, "failed", "rows of its matrix could not be"),
         (NVBANDWIDTH.format("NVIDIA H200", "395.10"), "h200", {"ranks": 2}, "passed", "right"),
-        (log(ranks=32, nodes=4, peak=50), "h100", {}, "failed", "below the floor of 200.0 GB/s"),
+        (log(ranks=24, nodes=3, peak=50), "h100", {}, "failed", "below the floor of 200.0 GB/s"),
         (log(ranks=16, nodes=2, peak=50), "h100", {}, "failed", "of the reference, below"),
         (log("sendrecv", peak=8.4, ranks=2, nodes=2), "h100", {"ranks": 2}, "failed", "too slow"),
         ("\n".join(line for line in log().split("\n") if not line.startswith(f"{1 << 30:12d}")), "h100", {}, "failed",
@@ -156,7 +158,7 @@ TRACE = "+ srun -l all_reduce_perf -b 1M -e 16G -f 2\n"
         'n1 | CHANGED => {\n  "stdout_lines": [\n' + "".join(f'    "{line}",\n' for line in log().splitlines()) + "  ]\n}\n",
         TRACE + "".join(f"0: {line}\n" for line in log().splitlines()),
         log("all_gather").split("# nThread")[0] + "# nThread 1 nGpus 1 minBytes 8 maxBytes 16384 step: 1024(bytes) warmup iters: 1 "
-        "iters: 1 agg iters: 1 validation: 1 graph: 0\n" + HEADER + BYTE_STEPS + "# Out of bounds values : 0 OK\n",
+        "iters: 1 agg iters: 1 validation: 1 graph: 0\n" + HEADER + BYTE_STEPS + "# Out of bounds values : 0 OK\n# Avg bus bandwidth : 0.04\n",
     ],
     ids=["pieces", "stern", "compose", "journald", "unknown", "ansible", "ansible-lines", "trace", "byte-steps"],
 )  # fmt: skip

@@ -10,6 +10,7 @@ from imagebuild.bench import (
     Results,
     Run,
     TableRow,
+    UcxResult,
     forced_classes,
     judge_results,
 )
@@ -71,6 +72,11 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({"other_devices": ("NVIDIA GeForce RTX 5090",)}, {}, "h200", "incomplete", "RTX 5090", None),
         ({"device": "NVIDIA H100"}, {}, "h100", "complete", "8 ranks", None),
         ({"device": "NVIDIA Graphics Device"}, {}, "h200", "complete", "8 ranks", None),
+        # Ranks that share a GPU.
+        ({"gpus": 8}, {}, "h200", "complete", "8 ranks, 1 node", None),
+        ({"gpus": 1}, {}, "h200", "incomplete", "8 ranks share 1 GPU", "partial"),
+        ({"gpus": 1}, {}, None, "incomplete", "8 ranks share 1 GPU", "partial"),
+        ({"gpus": 15, "ranks": 16, "nodes": 2}, {"ranks": 16}, None, "incomplete", "16 ranks share 15 GPUs", "partial"),
     ],
 )  # fmt: skip
 def test_participation(
@@ -91,13 +97,25 @@ def test_the_figures_tell_how_many_ranks_there_were() -> None:
     assert (claim.state, claim.reason) == ("incomplete", "busbw is 1.7143 * algbw, which is not that of 8 ranks")
 
 
-def test_ranks_that_were_not_joined() -> None:
-    """Programs built without MPI print a table of one rank each."""
-    alone = tuple(run((GIB, 0.0, 0.0), ranks=1) for _ in range(8))
-    for profile in (None, shipped("h200")):
-        judgements = judge_results(Results(runs=alone), profile)
-        assert {j.worst().standing() for j in judgements} == {"failed"}
-        assert "8 tables of one rank each: the ranks were not joined" in judgements[0].participation.reason
+@pytest.mark.parametrize(
+    ("files", "profile", "ranks", "standing", "reason"),
+    [
+        (1, None, None, "failed", "8 tables of one rank each: the ranks were not joined"),
+        (1, "h200", None, "failed", "8 tables of one rank each: the ranks were not joined"),
+        (8, "h200", None, "failed", "8 files with a table of one rank each: the ranks were not joined"),
+        (8, None, 8, "failed", "8 files with a table of one rank each: the ranks were not joined"),
+        (8, None, None, "unasked", "1 rank, 1 node; 8 files with a table of one rank each: the ranks were not joined"),
+        (8, None, 1, "passed", "1 rank, 1 node"),
+    ],
+)
+def test_ranks_that_were_not_joined(
+    files: int, profile: str | None, ranks: int | None, standing: str, reason: str
+) -> None:
+    """Programs built without MPI print a table of one rank each, into one file or into one each."""
+    alone = tuple(run((GIB, 0.0, 0.0), ranks=1, source=f"{n % files}.log") for n in range(8))
+    judgements = judge_results(Results(runs=alone), shipped(profile) if profile else None, Expected(ranks))
+    assert {j.worst().standing() for j in judgements} == {standing}
+    assert reason in judgements[0].participation.reason
 
 
 @pytest.mark.parametrize(
@@ -236,14 +254,26 @@ def test_a_rack_is_not_measured_by_its_trays() -> None:
     # Both directions may be twice the link.
     (BOTH, (*WAY, *WAY, *TOTAL), "h200", "fast enough", 782.0),
     (f"{BOTH}_total", TOTAL, "h200", "fast enough", 782.0),
-    (f"{BOTH}_read1", WAY, "h200", "not judged", 391.0),
+    (f"{BOTH}_read1", WAY, "h200", "fast enough", 391.0),
+    # Without a reference, a floor is judged.
+    (READ, ((None, 230.0), (226.0, None)), "h200", "fast enough", 226.0),
+    (READ, ((None, 394.0), (224.0, None)), "h200", "too slow", 224.0),
+    (f"{BOTH}_total", ((None, 440.0), (440.0, None)), "h100", "too slow", 440.0),
+    (BOTH, ((None, 440.0), (440.0, None)), "h100", "fast enough", 440.0),  # one direction, before 0.3
+    ("host_to_device_memcpy_ce", ((30.0, 55.0),), "h100", "too slow", 30.0),
+    ("host_to_device_bidirectional_memcpy_ce", ((30.0, 55.0),), "h100", "fast enough", 30.0),
+    ("host_to_all_bidirectional_memcpy_ce", ((22.2, 35.1),), "h100", "fast enough", 22.2),
+    ("device_to_host_memcpy_ce", ((200.0,),), "gb200-nvl72", "fast enough", 200.0),
+    ("one_to_all_write_ce", ((420.0, 430.0),), "gh200", "fast enough", 420.0),  # over all wires of a mesh
+    (READ, ((None, 14.0), (14.0, None)), "a40", "not judged", 14.0),  # PCIe: no floor
+    ("device_local_copy", ((1400.0, 1401.0),), "h200", "not applicable", None),
     (f"{BOTH}_read1", TOTAL, "h200", "impossible", 783.0),
     # Copies to and from hosts have no diagonal.
     ("host_to_device_memcpy_ce", ((40.0, 55.4, 55.4),), "h200", "too slow", 40.0),
     ("host_to_device_memcpy_ce", ((40.0, 55.0), (55.0, 41.0)), "h200", "too slow", 40.0),
     ("device_to_host_memcpy_ce", ((80.0,),), "h200", "impossible", 80.0),
     # Pairs without a switch.
-    (READ, ((None, 140.0), (141.0, None)), "gh200", "not judged", 140.0),
+    (READ, ((None, 140.0), (141.0, None)), "gh200", "fast enough", 140.0),
     (READ, ((None, 160.0), (141.0, None)), "gh200", "impossible", 160.0),
 ])  # fmt: skip
 def test_speed_of_matrices(
@@ -253,6 +283,8 @@ def test_speed_of_matrices(
     assert (claim.state, claim.measured) == (state, measured)
     if state == "too slow" and len(cells) > 1:
         assert "the worst pair" in claim.reason
+    assert claim.standing() == {"too slow": "failed", "impossible": "failed", "not judged": "open", "fast enough":
+                                "passed"}.get(state, state)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -272,6 +304,27 @@ def test_matrices(changes: dict[str, object], states: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "cells", "profile", "state", "allow"),
+    [
+        (WRITE, ((None, 396.0), (None, None)), "h200", "incomplete", "partial"),
+        (f"{BOTH}_total", ((None, None), (780.0, None)), "h200", "incomplete", "partial"),
+        ("host_to_device_memcpy_ce", ((55.0, None),), "h200", "incomplete", "partial"),
+        (WRITE, ((None, 50.0, None), (50.0, None, None), (None, None, None)), "a100-pcie", "incomplete", "partial"),
+        # Nothing says whether they should see each other.
+        (WRITE, ((None, 396.0), (None, None)), None, "not known", None),
+        ("device_local_copy", ((1400.0, None), (None, 1401.0)), "h200", "complete", None),
+    ],
+)
+def test_pairs_that_were_not_measured(
+    name: str, cells: tuple[tuple[float | None, ...], ...], profile: str | None, state: str, allow: Openness | None
+) -> None:
+    claim = judged(profile, Expected(len(cells[0])), tests=(matrix(name, *cells),)).participation
+    assert (claim.state, claim.allow) == (state, allow)
+    if state != "complete":
+        assert "were not measured: N/A" in claim.reason
+
+
+@pytest.mark.parametrize(
     ("average", "unit", "test", "profile", "state", "measured"),
     [
         (391.0, "Gb/sec", "RDMA_Write BW", "h200", "fast enough", 391.0),
@@ -280,7 +333,10 @@ def test_matrices(changes: dict[str, object], states: tuple[str, ...]) -> None:
         (42000.0, "MiB/sec", "RDMA_Write BW", "h200", "too slow", 42000 * 2**20 * 8 / 1e9),
         (49000.0, "MiB/sec", "RDMA_Write BW", "h200", "impossible", 49000 * 2**20 * 8 / 1e9),
         (46610.0, None, "RDMA_Write BW", "h200", "not judged", None),
-        (760.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "not judged", 760.0),
+        (760.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "fast enough", 760.0),
+        (390.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "too slow", 390.0),
+        (190.0, "Gb/sec", "RDMA_Read BW", "h200", "too slow", 190.0),
+        (0.3, "Gb/sec", "Atomic Fetch_And_Add BW", "h200", "not applicable", 0.3),
         (300.0, "Gb/sec", "RDMA_Write BW", "gh200", "impossible", 300.0),
         # A loopback at line rate is within the margin.
         (24056.72, "MB/sec", "RDMA_Write BW", "a100-sxm", "fast enough", 24056.72 * 2**20 * 8 / 1e9),
@@ -298,7 +354,26 @@ def test_perftest_that_failed_and_latencies() -> None:
     failed = judged(tables=(table(390.0, "Gb/sec", verdict="failed", reason="no route"),))
     assert (failed.data.state, failed.data.reason) == ("unfinished", "failed: no route")
     times = table(1.0, "Gb/sec").model_copy(update={"rows": (TableRow(size_bytes=2, latency_us={"min": 1.0}),)})
-    assert judged(tables=(times,)).worst().standing() == "not applicable"
+    assert judged(tables=(times,)).worst().standing() == "unasked"
+    small = judged(
+        tables=(table(1.0, "Gb/sec").model_copy(update={"rows": (TableRow(size_bytes=2, bw_average=9.0),)}),)
+    )
+    assert (small.speed.allow, small.worst().standing()) == ("unjudged", "open")
+    assert small.speed.reason.startswith("the largest size is 2 bytes; speed is judged at 65536 bytes or more")
+
+
+def test_tools_that_never_compare_data_say_so() -> None:
+    """It is no failure, as nobody can ask them to, and no pass of data."""
+    never = Results(
+        tables=(table(390.0, "Gb/sec"), table(390.0, "MB/s", "OSU Bandwidth", tool="osu")),
+        ucx=(UcxResult(source="u", title="put"), UcxResult(source="u", title="put", rate_msg_s={"overall": None})),
+        runs=(run((GIB, 480.0, 480.0), tool="all_reduce_bench", compared=False),),
+    )
+    *claims, broken = [(j.data.state, j.data.standing()) for j in judge_results(never, shipped("h200"))]
+    assert set(claims) == {("not compared", "unasked")}
+    assert broken == ("unfinished", "failed")
+    validated = table(390.0, "MB/s", "OSU Bandwidth", tool="osu", compared=True)
+    assert judged(tables=(validated,)).data.state == "right"
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,9 @@ def test_tables_of_several_processes_by_their_names(seed: int) -> None:
         table.rows()[0].out_of_place.time_us or 0 for table in tables
     )
     assert [len(run.rows) for run in runs] == [len(table.sizes) for table in tables]
-    assert {(run.verdict, run.ranks, run.avg_busbw_gb_s) for run in runs} == {("ok", 1, 123.456)}
+    assert {(run.verdict, run.ranks, run.avg_busbw_gb_s) for run in runs} == {
+        ("ok", 1, table.average) for table in tables
+    }
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -353,6 +355,8 @@ BOUNDS = "# Out of bounds values : 0 OK\n"
 SHORT = Table(sizes=TABLE.sizes[:-2])
 SHORT_TEXT = SHORT.text().replace(f"maxBytes {SHORT.sizes[-1]}", f"maxBytes {TABLE.sizes[-1]}")
 REDUCED = f"#\n# Reducing maxBytes to {SHORT.sizes[-1] + 5} due to memory limitation\n#   "
+TWICE = Table(sizes=tuple(sorted((*TABLE.sizes, TABLE.sizes[4]))))
+AVERAGE = f"# Avg bus bandwidth    : {TABLE.average:g} "
 STEPS = Table(sizes=tuple(range(1024, 10241, 1024))).text().replace("step: 8(factor)", "step: 1024(bytes)")
 RACK = "\n".join(line for line in Table(ranks=72, hosts=18).lines() if "Rank" not in line or "Rank 71" in line)
 GROUPS = "\n".join(line.replace("Group  0", f"Group  {at % 4}") for at, line in enumerate(TABLE.lines()))
@@ -376,21 +380,25 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
     (TAGGED + "[1,2]<stdout>:node1: Test NCCL failure x.cu:9 'unhandled system error / '\n" + LATE, {"verdict": "comm-failure"}),
     ("\n".join(Table("1.0").head()) + "\nNCCL failure a.cu:120 'unhandled system error'\n", {"verdict": "comm-failure"}),
     # Without rows.
-    ("\n".join([*TABLE.head(), *TABLE.foot()]).replace("123.456", "-nan"),
+    ("\n".join([*TABLE.head(), *TABLE.foot()]).replace(f"{TABLE.average:g}", "-nan"),
      {"verdict": "no-data", "avg_busbw_gb_s": None, "wrong_total": None}),
     (NOT_LAUNCHED, {"verdict": "failed", "rows": (), "collective": "all_reduce"}),
     ("node1: Test CUDA failure common.cu:894 'no CUDA-capable device'\n", {"verdict": "cuda-failure", "rows": ()}),
     ("# nccl-tests version 2.19.6 x\nInvalid number of GPUs: 8 requested but only 4 were found.\n", {"verdict": "failed"}),
     # Footers.
-    (TABLE.text().replace("123.456 ", "123.456 FAILED"), {"verdict": "failed", "avg_busbw_gb_s": 123.456}),
-    (TABLE.text().replace("123.456 ", "123.456 OK"), {"verdict": "ok"}),
-    (TABLE.text().replace("# Avg bus bandwidth    : 123.456 \n", ""), {"verdict": "ok"}),
-    (TABLE.text().replace(BOUNDS, ""), {"verdict": "ok", "reason": "complete; the line `Out of bounds values` is missing"}),
-    (Table(validate=False).text().replace(BOUNDS, ""), {"verdict": "ok", "reason": "complete; data were not validated"}),
-    (Table("2.10").text().replace(BOUNDS, ""), {"verdict": "truncated"}),
+    (TABLE.text().replace(AVERAGE, f"{AVERAGE}FAILED"), {"verdict": "failed", "avg_busbw_gb_s": TABLE.average}),
+    (TABLE.text().replace(AVERAGE, f"{AVERAGE}OK"), {"verdict": "ok"}),
+    (TABLE.text().replace(AVERAGE, ""), {"verdict": "truncated", "reason": "truncated: its footer has no average bus bandwidth"}),
+    (TABLE.text().replace(AVERAGE, "# Avg bus bandwidth    : nan "), {"verdict": "truncated"}),
+    (TABLE.text().replace(AVERAGE, "# Avg bus bandwidth    : 482.3 "),
+     {"verdict": "damaged", "reason": "damaged: the average of its rows is not 482.3 GB/s, as its footer says"}),
+    (TABLE.text().replace(BOUNDS, ""), {"verdict": "truncated", "reason": "truncated: its footer has no line `Out of bounds values`"}),
+    (Table(validate=False).text().replace(BOUNDS, ""), {"verdict": "truncated"}),
     # Sizes that were asked for.
     (SHORT_TEXT, {"verdict": "truncated", "reason": f"truncated: no row of {SHORT.sizes[-1] * 8} bytes, though it was asked for"}),
     (SHORT_TEXT.replace("#   ", REDUCED, 1), {"verdict": "ok"}),
+    (TWICE.text(), {"verdict": "damaged", "reason": f"damaged: more rows of {TABLE.sizes[4]} bytes than of other sizes"}),
+    (Table(sizes=TABLE.sizes * 3).text(), {"verdict": "ok"}),
     (STEPS, {"verdict": "ok"}),
     (STEPS.replace("maxBytes 10240", "maxBytes 12000"), {"verdict": "truncated"}),
     # Who took part.

@@ -149,6 +149,7 @@ SWEEP = run((2, "5.30"), (4, "10.60")).removesuffix(RULE)
 
 @pytest.mark.parametrize(("text", "expected"), [
     (run((2, "-5.30")), [("failed", "negative", [2])]),
+    (run((2, "5.30"), (65536, "nan")), [("failed", "a figure with 65536 bytes is no number", [2, 65536])]),
     # Errors that only perftest prints, before a table, in it and after it.
     *((f"{error}\n", [("failed", error.strip(), [])]) for error in (
         "Couldn't connect to 10.0.0.1:18515", "IB device mlx5_9 not found", " Unable to find the Infiniband/RoCE device",

@@ -1,6 +1,7 @@
 """Profiles: mistakes with file and line, `extends`, units, limits, and that every shipped reference is possible."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,13 @@ def test_hardware_that_is_shipped() -> None:
 
 def test_every_shipped_reference_is_possible() -> None:
     assert lint(ROOT / "profiles") == ""
+
+
+def test_every_reference_has_an_address_and_every_profile_a_row_of_what_is_covered() -> None:
+    for profile in SHIPPED.values():
+        assert [r for r in profile.model.references if not re.search(r"\w/\w|\w\.md @", r.source)] == []
+    table = (ROOT / "docs/profiles.md").read_text().partition("## What is covered")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == sorted(SHIPPED)
 
 
 def test_every_file_names_its_schema() -> None:

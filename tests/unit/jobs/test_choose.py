@@ -88,11 +88,15 @@ def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> Non
     assert names[newest.image.reference] == "hpcx-cuda13.4.2-ubuntu26.04-runtime"
     assert newest.image.nccl == project.matrix.model.versions["nccl"][0].version
     assert newest.image.arches == ("amd64", "arm64")
-    (note,) = newest.messages
+    planned_note, note = newest.messages[::-1]
+    assert planned_note == (
+        f"note: {newest.image.reference} is planned; whether it was built and pushed is not known; "
+        "--catalog chooses among images that were"
+    )
     with pytest.raises(ConfigError, match="this name has no registry to pull it from"):
         job_of(IB, replace(planned, unnamed=True))
     assert note.endswith("driver 580 or later; if the nodes have an older one, name it with --set driver=VERSION")
-    assert job_of(f"{IB} --set driver=580.65", planned).messages == ()
+    assert job_of(f"{IB} --set driver=580.65", planned).messages == (planned_note,)
     assert "cuda12.9.2" in job_of(f"{IB} --set driver=570", planned).image.reference
 
 
@@ -130,7 +134,7 @@ def test_published_images_the_newest_by_digest_others_by_tag_or_target(published
     assert len(fits) > 1
     assert fits[0].created == max(image.created for image in fits)
     chosen = job_of(IB, offer).image
-    assert (chosen.reference, chosen.nccl) == (fits[0].reference, "2.32.3")
+    assert (chosen.reference, chosen.nccl, chosen.is_planned) == (fits[0].reference, "2.32.3", False)
     unchecked = fits[0].model_copy(
         update={"platforms": tuple(p.model_copy(update={"checks": ()}) for p in fits[0].platforms)}
     )

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from imagebuild.cli import ProjectFiles, offer_of_plan
-from imagebuild.jobs import Offer
 from tests.conftest import ROOT
 from tests.unit.conftest import Call
 
@@ -24,13 +23,13 @@ BAD = [
     ("mpijob --profile h100 --nodes 1000000", "--nodes 1000000: must be from 1 to 9999"),
     ("mpijob --profile gb200-nvl72 --set rack-nodes=99", "--set rack-nodes=99: NVLink of gb200-nvl72 joins 18 nodes"),
     ("mpijob --profile h100 --set rack-nodes=2", "--set rack-nodes=2: NVLink of h100 joins 1 node"),
-    ("mpijob --profile h100 --set rack-nodes=0", "--set rack-nodes='0': the value must match"),
-    ("mpijob --profile h100 --set cpu=0", "--set cpu='0': the value must match"),
-    ("mpijob --profile h100 --set resource=rdma/ib:0", "--set resource='rdma/ib:0': the value must match"),
-    ("mpijob --profile h100 --set minutes=0", "--set minutes='0': the value must match"),
-    ("slurm --profile h100 --set minutes=99999999999999", "the value must match"),
+    ("mpijob --profile h100 --set rack-nodes=0", "--set rack-nodes='0': must be a number from 1 to 9999"),
+    ("mpijob --profile h100 --set cpu=0", "--set cpu='0': must be a quantity of Kubernetes such as 110"),
+    ("mpijob --profile h100 --set resource=rdma/ib:0", "--set resource='rdma/ib:0': must be a resource and a number"),
+    ("mpijob --profile h100 --set minutes=0", "--set minutes='0': must be a number from 1 to 9999"),
+    ("slurm --profile h100 --set minutes=99999999999999", "must be a number from 1 to 9999"),
     ("slurm --profile h100 --set minutes=4 --set minutes=5", "--set minutes: given twice"),
-    ("mpijob --profile h100 --set min-bw=0.0", "--set min-bw='0.0': the value must match"),
+    ("mpijob --profile h100 --set min-bw=0.0", "--set min-bw='0.0': must be a bus bandwidth in GB/s"),
     ("mpijob --profile h100 --container none", "--container none: only Slurm lets one choose"),
     ("jobset --profile h100 --container pyxis", "--container pyxis: only Slurm lets one choose"),
     ("mpijob --profile h100 --set partition=x", "--set partition: only jobs of Slurm have it"),
@@ -69,8 +68,8 @@ BAD = [
     ("mpijob --profile gb200-nvl72 --racks 2 --image x/y:1 --set racks=a", "for another number of racks, 2"),
     ("mpijob --profile h100 --image x/y:1 --set racks=a", "NVLink of h100 ends at the node"),
     ("slurm --profile gb200-nvl72 --image x/y:1 --set racks=a", "only jobs of Kubernetes have it"),
-    ("mpijob --profile h100 --image x/y:1 --set memory=960GB", "the value must match"),
-    ("mpijob --profile h100 --image x/y:1 --set resource=ib:8", "the value must match"),
+    ("mpijob --profile h100 --image x/y:1 --set memory=960GB", "960Gi or 960G"),
+    ("mpijob --profile h100 --image x/y:1 --set resource=ib:8", "such as rdma/ib:8"),
     ("mpijob --profile h100 --with dra", "so there is no channel to allocate"),
     ("slurm --profile gb200-nvl72 --with dra", "it is a part of Kubernetes"),
     ("mpijob --profile gb200-nvl72 --nodes 4 --with multirack", "fit one rack; take --racks 2"),
@@ -90,15 +89,37 @@ BAD = [
     ("mpijob --profile h100 --set minuts=3", "--set minuts: unknown parameter; did you mean 'minutes'?"),
     ("jobset --profile gb300-nvl72 --image x/y:1 --nodes 32 --with dra,nics,debug --test collectives", "is longer than 43 characters; set another"),
     (f"mpijob --profile h100 --image x/y:1 --set name={'x' * 52}", "is longer than 51"),
-    ("mpijob --profile h100 --set name=X", "the value must match"),
+    ("mpijob --profile h100 --set name=X", "must be a name of Kubernetes"),
     ("mpijob --profile h100 --image x/y:1 --with sharp --set plugin=none", "--set plugin=none: --with sharp needs the plug-in ibext"),
-    ("mpijob --profile h100 --set minutes=long", "--set minutes='long': the value must match"),
+    ("mpijob --profile h100 --set minutes=long", "--set minutes='long': must be a number"),
     ("mpijob --profile h100 --set rnak:X=1", "unknown scope 'rnak'; did you mean 'rank'?"),
     ("slurm --profile h100 --container none --set container:X=1", "there is no container"),
     ("slurm --profile h100 --image x/y:1 --set launcher:X=1", "Slurm starts ranks without a launcher"),
     ("mpijob --profile h100 --image x/y:1 --set batch:X=1", "Kubernetes has no batch script"),
     ("mpijob --profile h100 --set NCCL_NET_PLUGIN=none --set plugin=ofi --image x/hpcx:1", "the image has no plug-in 'ofi'"),
     ("mpijob --profile h100 --image x/y:1 --test collectives --set min-bw=100", "reach different rates"),
+    ("slurm --profile h100 --with _nothing_", "--with: a name is empty"),
+    ("slurm --profile h100 --with debug,", "--with: a name is empty"),
+    ("slurm --profile h100 --with debug --with strict,debug", "--with debug: given twice; leave one out"),
+    ("slurm --profile h100 --nodes 2 --nodes 4", "--nodes: given twice; leave one out"),
+    ("slurm --profile h100 --profile h200", "--profile: given twice"),
+    ("slurm --profile h100 --fabric ib --fabric=roce", "--fabric: given twice"),
+    ("slurm --profile h100 --cluster generic --cluster coreweave", "--cluster: given twice"),
+    ("slurm --profile h100 --test latency --test pairs", "--test: given twice"),
+    ("slurm --profile h100 -o a.sh --output b.sh", "--output: given twice"),
+    ("mpijob --profile h100 --registry https://ghcr.io/acme", "'https://ghcr.io/acme': not a registry and folder such as"),
+    ("mpijob --profile h100 --registry ghcr.io/acme/", "not a registry and folder such as ghcr.io/acme"),
+    ("slurm --profile h100 --nodes 64 --test pairs --set minutes=31", "minutes=31: too few for 63 rounds; take 32 or more"),
+    ("slurm --profile h100 --container none --set gres=gpu:h100:4", "gres gpu:h100:4: asks for 4 GPUs of a node; h100 has 8"),
+    ("slurm --profile h100 --container none --set gres=craynetwork:1", "asks for 0 GPUs of a node"),
+    ("slurm --profile h100 --set gres=gpu:h100:x:8", "must be resources of a node such as gpu:8"),
+    ("slurm --profile h100 --set gres=gpu:0", "must be resources of a node"),
+    ("slurm --profile h100 --set nodelist=n[1-", "must be names of nodes such as node[01-04],node9"),
+    ("slurm --profile h100 --set exclude=n1,,n2", "must be names of nodes"),
+    ("slurm --profile h100 --set account=a,b", "--set account='a,b': must be a name without blanks"),
+    ("slurm --profile h100 --set partition=a|b", "must be a name, or several with commas"),
+    ("slurm --profile h100 --set cpus-per-task=99999", "must be a number from 1 to 9999"),
+    ("slurm --profile h100 --set images=images", "must be a path that begins with / or with a variable"),
     ("mpijob --profile gb300-nvl72 --with dra,debug,nics --test reduce-scatter-and-more", "unknown test"),
 ]  # fmt: skip
 
@@ -129,5 +150,9 @@ def test_the_command_writes_what_it_would_print(tmp_path: Path, command: Call, m
     assert (tmp_path / "job.sh").read_text() == printed
 
 
-def test_offer_without_a_matrix_is_empty(tmp_path: Path) -> None:
-    assert offer_of_plan(ProjectFiles(matrix=tmp_path / "matrix.yaml")) == Offer()
+def test_without_a_project_the_images_that_come_with_imagebuild_are_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = offer_of_plan(ProjectFiles(root=ROOT))
+    monkeypatch.chdir(tmp_path)
+    assert offer_of_plan(ProjectFiles()) == offered

@@ -335,15 +335,15 @@ RACK = "nvidia.com/gpu.clique"
 NVL72 = "--profile gb200-nvl72 --nodes 32"
 
 
-def on_cluster(line: str, kubernetes: dict[str, Any], folder: Path) -> str:
-    """The text of a job on a cluster that says this of Kubernetes."""
+def on_cluster(line: str, kubernetes: dict[str, Any], folder: Path, **more: Any) -> str:
+    """The text of a job on a cluster that says this of Kubernetes, and more."""
     facts_folder = copy_of_facts(folder)
-    cluster = {"title": "Ours", "kubernetes": kubernetes}
+    cluster = {"title": "Ours", "kubernetes": kubernetes, **more}
     (facts_folder / "clusters/ours.yaml").write_text(yaml.safe_dump(cluster))
     return job_text(job(f"{line} --cluster ours", load_facts(facts_folder)))
 
 
-def test_hugepages_come_with_cpu_and_memory() -> None:
+def test_hugepages_come_with_cpu_and_memory(tmp_path: Path) -> None:
     """The API server refuses pods that have the one without any of the others."""
     for profile in ("p4d", "p5", "p6-b300"):
         amounts = containers(text(f"mpijob --profile {profile} --image a:1"))["worker"]["resources"]["limits"]
@@ -352,6 +352,9 @@ def test_hugepages_come_with_cpu_and_memory() -> None:
     assert amounts["resources"]["limits"] == {
         "cpu": "64", "memory": "1e12", "nvidia.com/gpu": "8", "hugepages-2Mi": "5120Mi", "x.com/y": "2",
     }  # fmt: skip
+    fabrics = {"ib": {"pod": {"resources": {"hugepages-2Mi": "4Mi"}}}}
+    with pytest.raises(ConfigError, match="only beside cpu or memory; add one to nodes.h100"):
+        on_cluster("mpijob --profile h100", {}, tmp_path, fabrics=fabrics)
 
 
 @pytest.mark.parametrize(("line", "networks"), [("a3-ultra", 8), ("a4", 8), ("gb200-nvl72 --fabric gib", 4)])

@@ -174,10 +174,10 @@ def test_every_change_is_found(changed: dict[str, object], state: str, detail: s
 
 def test_without_upstream_only_what_the_lock_says() -> None:
     entries = {**LOCKED, ("git", "g", "v1"): UNRESOLVED, ("archives", "https://two"): B}
-    findings = list(check_entries(entries, [*ALL, BaseImage("debian:14"), packages("a", "c")], whole=False))
+    findings = list(check_entries(entries, [*ALL, BaseImage("debian:14"), packages("a", "c")], None))
     assert {f.state for f in findings} == {"unresolved", "missing"}
     assert all(f.fails for f in findings)
-    findings = list(check_entries(entries, ALL[:4], whole=True))
+    findings = list(check_entries(entries, ALL[:4], entries))
     assert [(f.state, f.source) for f in findings] == [
         ("unresolved", "git g v1"),
         ("stale", "wheels cuda 13.0"),

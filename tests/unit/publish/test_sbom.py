@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def resolved(project: Project) -> Project:
         versions |= {tag: "c" * 40 for tag, commit in versions.items() if commit == "unresolved"}
     for versions in entries["wheels"].values():
         versions |= {v: [] for v, found in versions.items() if found == "unresolved"}
-    return Project(project.matrix, project.components, Lock.model_validate(entries), project.root)
+    return replace(project, lock=Lock.model_validate(entries))
 
 
 def test_an_image(made: Make) -> None:

@@ -101,6 +101,9 @@ def test_standard_input_and_gzip(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     Path("cut.log.gz").write_bytes(packed[: len(packed) // 2])
     assert call("a.log.gz")[0] == 0
     assert call("cut.log.gz", "a.log.gz")[0] == 1
+    Path("bad.log.gz").write_bytes(packed[:-8] + bytes(8))
+    status, _, err = call("bad.log.gz", "a.log.gz")
+    assert (status, "bad.log.gz: its compressed data are damaged (CRC check failed" in err) == (5, True)
     for content in (packed, nccl_log(480).encode()):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         status, out, _ = call("-", "--json", "-", "--html", "o.html")
@@ -128,6 +131,8 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
         (("a.log", "--baseline", "absent.json"), "absent.json: cannot be read"),
         (("a.log", "--baseline", ROOT / "LICENSE"), "LICENSE: contains no result; name a file"),
         (("a.log", *PROFILE, "--algorithm", "rings"), "rings"),
+        (("a.log", "--algorithm", "ring"), "--algorithm: says nothing without a profile"),
+        (("a.log", "--profiles", ROOT / "profiles"), "name one of them with --profile"),
         (("a.log", "--allow", "all"), "--allow all: unknown kind; use one of unvalidated, partial, unjudged"),
         (("a.log", "--json", "a.log/o.json"), "cannot be written"),
     ],

@@ -52,7 +52,7 @@ def test_headlines() -> None:
     assert GOOD.headline == "All is well: data right, all took part, fast enough"
     assert GOOD.counts == "6 passed, 0 failed, 0 open, 0 skipped"
     assert report(runs=(run(verdict="wrong-data"),)).headline == "all_reduce, 8 ranks, 1 node: wrong"
-    assert BAD.headline.startswith("6 of 38 assertions failed: 1 fail, 1 too slow, 1 impossible, ")
+    assert BAD.headline.startswith("6 of 39 assertions failed: 1 fail, 1 too slow, 1 impossible, ")
     pair = GOOD.model_copy(update={"sweeps": find_sweeps(pairs({("n1", "n4"): 8.0}))})
     assert pair.headline == "n1 ↔ n4: slow"
 

@@ -47,7 +47,7 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
         (("--runner", "exec:env"), 2, "choose checks with --only"),
         (("--runner", "exec:env", "--only", "library/verison"), 2, "did you mean 'library/version'?"),
         (("tiny-cuda13.0-debian13-runtime", "--runner", "exec:env", "--only", "tool/*"), 2, "no such check"),
-        (("--runner", "exec:env", "--only", "x", "--profile", "y"), 2, "no profiles"),
+        (("--runner", "exec:env", "--only", "x", "--profile", "y"), 2, "no profile 'y'"),
         (("oci:absent", "--only", "image"), 2, "absent: does not exist"),
         (("./absent", "--only", "image"), 2, "absent: does not exist"),
         (

@@ -12,7 +12,7 @@ import pytest
 from imagebuild.project import Changes, CheckResult, Plan, Project, make_plan, versions_with
 from imagebuild.render import Renderer, hash_of_lock, image_labels
 from imagebuild.verify import IMAGE_CHECKS, inspect
-from tests.conftest import Files
+from tests.conftest import ROOT, Files
 from tests.unit import image_files
 from tests.unit.image_files import Layout, Node, cache, elf, folder, hardlink, layer, symlink
 
@@ -49,6 +49,7 @@ BASE: dict[str, Node | bytes] = {
 }  # fmt: skip
 SETTINGS = {"Env": [f"PATH={PATH}"], "Cmd": ["bash"]}
 TARGET = "tiny-cuda13.0-debian13-runtime"
+GOLDEN = "cuda13.5-debian13-runtime"
 
 
 class Case:
@@ -59,7 +60,7 @@ class Case:
         self.files = files
         self.layers: list[dict[str, Node | bytes]] = [dict(BASE)]
         self.settings: dict[str, Any] = dict(SETTINGS)
-        self.history: list[dict[str, str]] = []
+        self.history: list[dict[str, Any]] = []
         self.labels: dict[str, str | None] = {}
         self.platform = "linux/amd64"
         self.base_digest = f"sha256:{'a' * 64}"
@@ -178,6 +179,35 @@ def test_a_fault_in_files(case: Case, rule: str, files: dict[str, Node | bytes],
     found = failed(case.results())
     assert list(found) == [rule]
     assert reason in found[rule]
+
+
+OF_FILES = {
+    "no-site-ca", "no-leftovers", "not-world-writable", "setuid", "architecture", "closure", "symbol-versions", "symbols",
+    "one-provider", "no-stubs", "gpu-code",
+}  # fmt: skip
+"""Rules that judge what we add, but not what the base image brings."""
+
+
+@pytest.mark.parametrize(("rule", "files", "reason"), FILE_FAULTS.values(), ids=FILE_FAULTS)
+def test_a_fault_in_the_base_image(case: Case, rule: str, files: dict[str, Node | bytes], reason: str) -> None:
+    dockerfile = (ROOT / f"tests/golden/quickstart-{GOLDEN}.Dockerfile").read_text()
+    step = dockerfile[dockerfile.index(" AS image\n") :].partition("RUN ")[2].partition("\nEOF\n")[0]
+    case.layers += [files, {"usr/bin/ours": Node(elf(**NEEDS_LIBC), 0o755)}]
+    steps = ["ADD base", "ENV A=b", "RUN more of the base", f"RUN {step}"]
+    case.history = [{"created_by": text, "empty_layer": text.startswith("ENV")} for text in steps]
+    results = case.results()
+    if rule not in OF_FILES:
+        assert reason in failed(results)[rule]
+        return
+    assert not failed(results)
+    noted = results[rule].output
+    assert "the base image has 1 more in its own layers, which are not judged:" in noted
+    assert reason in noted
+    assert noted.count("(base image)") == 1
+    # What cannot be told apart is judged.
+    case.history.pop()
+    case.root = case.root.with_name("again")
+    assert rule in failed(case.results())
 
 
 @pytest.mark.parametrize("name", ["host-key", "pem", "token", "anchor", "lists", "pip"])

@@ -27,41 +27,23 @@ ARG CUDA
 RUN --mount=type=bind,source=version.sh,target=/version.sh --mount=type=bind,from=toolkit,target=/wheels \
     bash /version.sh "$TOOLKIT" "$CUDA"
 
-FROM runtime-packages AS runtime
+FROM runtime-packages AS runtime-files
 ARG CUDA
 ARG OS
 ARG NCCL
+ARG HELD
 COPY --link --from=version /out/runtime /
 RUN --mount=type=bind,source=image.sh,target=/image.sh --mount=type=bind,from=packages,target=/packages \
-    --mount=type=bind,from=keys,target=/keys bash /image.sh runtime "$OS" "$NCCL"
-ENV NVARCH=x86_64 \
-    NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    NVIDIA_PRODUCT_NAME=CUDA \
-    CUDA_VERSION=$CUDA \
-    PATH=/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-ARG LIBRARIES
-ENV LD_LIBRARY_PATH=$LIBRARIES NV_LIBNCCL_PACKAGE=libnccl2=$NCCL
-LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN made for tests"
-ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]
+    --mount=type=bind,from=keys,target=/keys bash /image.sh runtime "$OS" "$NCCL" $HELD
 
-FROM devel-packages AS devel
+FROM devel-packages AS devel-files
 COPY --link --from=tree /out /
 ARG CUDA
 ARG OS
 ARG NCCL
+ARG HELD
+ARG FOREIGN
+ARG UNMET
 COPY --link --from=version /out/devel /
 RUN --mount=type=bind,source=image.sh,target=/image.sh --mount=type=bind,from=packages,target=/packages \
-    --mount=type=bind,from=keys,target=/keys bash /image.sh devel "$OS" "$NCCL"
-ENV NVARCH=x86_64 \
-    NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    NVIDIA_PRODUCT_NAME=CUDA \
-    CUDA_VERSION=$CUDA \
-    NV_CUDA_LIB_VERSION=$CUDA-1 \
-    LIBRARY_PATH=/usr/local/cuda/lib64/stubs \
-    PATH=/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-ARG LIBRARIES
-ENV LD_LIBRARY_PATH=$LIBRARIES NV_LIBNCCL_PACKAGE=libnccl2=$NCCL
-LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN made for tests"
-ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]
+    --mount=type=bind,from=keys,target=/keys bash /image.sh devel "$OS" "$NCCL" $HELD

@@ -11,13 +11,17 @@ FROM tools AS ucc
 RUN --mount=type=bind,source=ucc.sh,target=/ucc.sh bash /ucc.sh /out/ucc
 
 FROM tools AS stubs
-RUN --mount=type=bind,source=stubs.sh,target=/stubs.sh bash /stubs.sh /out
+RUN --mount=type=bind,source=stubs.sh,target=/stubs.sh --mount=type=bind,from=table,target=/table \
+    bash /stubs.sh /table/libraries /out
 
+# Takes longer than all else, and is needed only where Open MPI is compiled.
 FROM tools AS openmpi
 RUN --mount=type=bind,source=openmpi.sh,target=/openmpi.sh bash /openmpi.sh /out/sources
 
-FROM scratch
+FROM scratch AS sources
+COPY --from=openmpi /out/sources /all/sources
+
+FROM scratch AS content
 COPY --from=stubs /out /
 COPY --from=ucx /out/ucx /all/ucx
 COPY --from=ucc /out/ucc /all/ucc
-COPY --from=openmpi /out/sources /all/sources

@@ -4,7 +4,8 @@ RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y 
       apt-utils build-essential && rm -rf /var/lib/apt/lists/*
 
 FROM tools AS cuda
-RUN --mount=type=bind,target=/recipe --mount=type=bind,from=nccl,target=/nccl bash /recipe/cuda.sh /out
+RUN --mount=type=bind,target=/recipe --mount=type=bind,from=nccl,target=/nccl --mount=type=bind,from=keys,target=/keys \
+    bash /recipe/cuda.sh /out
 
 FROM tools AS doca
 RUN --mount=type=bind,target=/recipe bash /recipe/doca.sh /out

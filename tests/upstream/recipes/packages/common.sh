@@ -2,12 +2,12 @@
 set -euo pipefail
 export SOURCE_DATE_EPOCH=1754697600
 
-# deb NAME VERSION "DESCRIPTION" < more control fields: pack the folder /tree/NAME, and empty it.
+# deb NAME VERSION "DESCRIPTION" [ARCHITECTURE] < more control fields: pack the folder /tree/NAME, and empty it.
 deb() {
   local tree=/tree/$1
   mkdir -p "$tree/DEBIAN" "$tree/usr/share/doc/$1" "$pool"
   {
-    printf 'Package: %s\nVersion: %s\nArchitecture: amd64\nMaintainer: nobody <nobody@localhost>\n' "$1" "$2"
+    printf 'Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: nobody <nobody@localhost>\n' "$1" "$2" "${4:-amd64}"
     cat
     printf 'Description: STAND-IN: %s\n Made for the tests of imagebuild. It holds nothing of the vendor.\n' "$3"
   } > "$tree/DEBIAN/control"

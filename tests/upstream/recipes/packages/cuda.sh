@@ -104,4 +104,8 @@ for cuda in 12 13; do
 done
 dcgm 4.5.2
 dcgm 4.6.1
+# As the vendor's, it brings the keys of all repositories.
+mkdir -p /tree/cuda-keyring/usr/share/keyrings
+cat /keys/cuda.gpg /keys/cuda-new.gpg > /tree/cuda-keyring/usr/share/keyrings/cuda-archive-keyring.gpg
+deb cuda-keyring 1.1-1 "keys of the stand-in's repositories" all <<< 'Section: misc'
 index "$1" "NVIDIA stand-in"

@@ -1,0 +1,219 @@
+"""Read what archives and images say about themselves: the facts of the lock."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from string import Template
+from typing import Any, cast
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.core.run import RunProgram
+from imagebuild.project.lockfile import ArchiveTree, ImageFacts, TreeFacts
+
+SCRIPT_TIMEOUT_S = 30
+LIMITS = "ulimit -c 0 -f 1024 -t 20 -v 4194304"
+"""For a downloaded script: no core dumps, files of 1 MiB, seconds of CPU, 4 GiB of memory."""
+PRINT = 'while read -r name; do printf \'%s=%s\\0\' "$name" "${!name}"; done < <(compgen -e)'
+"""Prints all exported variables, by bash alone: the folders of programs and libraries may be another CPU's by now."""
+SHELL_OWN = ("_", "HOME", "OLDPWD", "PWD", "SHLVL")
+PATH = "/usr/bin:/bin"
+PLUGIN = "libnccl-net.so"
+VERSION_LINE = re.compile(r"^([A-Za-z][\w.+-]*?)(?:-[0-9a-f]{7,40})?\s+v?(\d[\w.]*)(?:\s|$)", re.MULTILINE)
+PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
+BUILT_IN = re.compile(rb"(?<![\w./-])/[\w./+-]*?/hpcx-v[\w.+-]+")
+LARGEST_TEXT = 1 << 20
+UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
+"""Ends of names of files whose content says nothing here."""
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack a tar archive to be read, and return its top folder. Raises ResultError if it is none.
+
+    Static libraries and packed sources come out empty, and what would lie or lead outside the folder not at all.
+    """
+    root = folder.resolve()
+    try:
+        with tarfile.open(archive) as packed:
+            # Filtered here, as Python 3.11.2 of Debian 12 has no filters; later ones would put their own in the way.
+            packed.extraction_filter = lambda member, _: member
+            for member in packed:
+                place = root / member.name
+                link = root / member.linkname if member.islnk() else place.parent / member.linkname
+                is_inside = all(path.resolve().is_relative_to(root) for path in (place, link))
+                if is_inside and (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+                    if member.isreg() and member.name.endswith(UNREAD):
+                        member.size = 0
+                    member.mode, member.uid, member.gid = 0o755, os.getuid(), os.getgid()
+                    member.uname = member.gname = ""
+                    packed.extract(member, root)
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}") from None
+    tops = sorted(folder.iterdir())
+    if len(tops) != 1 or not tops[0].is_dir():
+        found = ", ".join(path.name for path in tops[:5]) or "nothing"
+        raise ResultError(f"expected one folder in the archive, found {found}")
+    return tops[0]
+
+
+def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
+    """Return what an unpacked archive says about itself.
+
+    Its script runs with an empty environment and a deadline, without a network where this machine allows that. Raises
+    CommandError if the script fails, ResultError if it sets no environment or the archive lacks what the image needs.
+    """
+    folders = tuple(sorted(path.name for path in top.iterdir() if path.is_dir()))
+    if missing := [pattern for pattern in wanted.needs if not any(top.glob(pattern))]:
+        raise ResultError(
+            f"expected {', '.join(missing)} in the archive, which the image needs, found {', '.join(folders)}"
+        )
+    environment = script_environment(run, top, wanted)
+    named = sorted(
+        {
+            part.removeprefix(f"{wanted.prefix}/")
+            for value in environment.values()
+            for part in value.split(":")
+            if part.startswith(f"{wanted.prefix}/")
+        }
+    )
+    needed: set[str] = set()
+    provided: set[str] = set()
+    built_in: set[str] = set()
+    versions = dict(VERSION_LINE.findall(_text(top / "VERSION"))) if (top / "VERSION").is_file() else {}
+    licenses, sources = [], []
+    for path in _files(top):
+        name = str(path.relative_to(top))
+        if re.search("licen[sc]e|copying|eula", path.name, re.IGNORECASE):
+            licenses.append(name)
+        if name.startswith("sources/"):
+            sources.append(path.name)
+        provided.add(path.name)
+        if path.is_symlink():
+            continue
+        with path.open("rb") as file:
+            if file.read(4) == b"\x7fELF":
+                names, soname = _dynamic(path)
+                needed.update(names)
+                provided.add(soname)
+            elif path.stat().st_size <= LARGEST_TEXT and not path.name.endswith(UNREAD):
+                file.seek(0)
+                content = file.read()
+                if b"\0" not in content:
+                    built_in.update(match.decode() for match in BUILT_IN.findall(content))
+                    if path.suffix == ".pc" and (match := PC_VERSION.search(content.decode(errors="replace"))):
+                        versions.setdefault(path.stem, match[1])
+    loader = environment.get("LD_LIBRARY_PATH", "").split(":")
+    inside = [part.removeprefix(f"{wanted.prefix}/") for part in loader if part.startswith(f"{wanted.prefix}/")]
+    return TreeFacts(
+        environment=environment,
+        absent=tuple(name for name in named if not (top / name).exists()),
+        folders=folders,
+        versions=dict(sorted(versions.items())),
+        sources=tuple(sorted(sources)),
+        licenses=tuple(sorted(licenses)),
+        plugins=tuple(folder for folder in dict.fromkeys(inside) if (top / folder / PLUGIN).exists()),
+        unprovided=tuple(sorted(needed - provided)),
+        built_in=tuple(sorted(built_in)),
+    )
+
+
+def script_environment(run: RunProgram, top: Path, wanted: ArchiveTree) -> dict[str, str]:
+    """Return the variables that the archive's script sets, for a tree that lies where images have it."""
+    place = top.resolve()
+    command = f"{LIMITS}; cd {place!s} && {{ {wanted.script}; }} > /dev/null && {PRINT}"
+    try:
+        printed = run(*isolation(run, place), "env", "-i", f"PATH={PATH}", "HOME=/nonexistent", "bash", "--noprofile",
+                      "--norc", "-c", command, timeout=SCRIPT_TIMEOUT_S)  # fmt: skip
+    except CommandError as error:
+        reason = str(error).splitlines()[0].rpartition("` ")[2]
+        last = [line for line in str(error).splitlines() if line.strip()][-1]
+        raise CommandError(
+            f"expected a script that sets its environment (`{wanted.script}`), but it {reason}"
+            + (f": {last.rpartition('): ')[2]}" if last not in reason else "")
+        ) from None
+    pairs = (text.split("=", 1) for text in printed.split("\0") if "=" in text)
+    environment = {
+        name: ":".join(p for p in value.replace(str(place), wanted.prefix).split(":") if p and p not in PATH.split(":"))
+        for name, value in pairs
+        if name not in SHELL_OWN
+    }
+    if not environment.get("PATH") and not environment.get("LD_LIBRARY_PATH"):
+        raise ResultError(f"expected PATH and LD_LIBRARY_PATH from `{wanted.script}`, but it sets neither")
+    return dict(sorted(environment.items()))
+
+
+def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
+    """Return the words before a command that take network and rights from it, as far as this machine allows.
+
+    What it runs can still read the folder.
+    """
+    root = os.geteuid() == 0
+    unshare = (
+        "unshare",
+        *(() if root else ("--user", "--map-current-user")),
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+    )
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if root else ()
+    chosen: tuple[str, ...] = ()
+    for more in (unshare, nobody):
+        try:
+            run(*chosen, *more, "test", "-x", str(folder), timeout=10)
+        except CommandError:
+            continue
+        chosen += more
+    return chosen
+
+
+def image_facts(config: Mapping[str, Any]) -> ImageFacts:
+    """Return what an image's configuration says. Raises ResultError if it cannot be read."""
+    try:
+        environment = dict(entry.split("=", 1) for entry in (config.get("config") or {}).get("Env") or ())
+        held: list[str] = []
+        for step in config.get("history") or ():
+            for words in re.findall(r"apt-mark hold ([^&;|#]+)", str(step.get("created_by", ""))):
+                held += Template(words).safe_substitute(environment).split()
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ResultError(f"the configuration of the image cannot be read: {error!r}") from None
+    package = environment.get("NV_LIBNCCL_PACKAGE", "").partition("=")[2]
+    return ImageFacts(
+        environment=environment,
+        held=tuple(sorted({name for name in held if not name.startswith(("$", "-"))})),
+        nccl=package or environment.get("NCCL_VERSION", ""),
+    )
+
+
+def _files(top: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(top):
+        folders.sort()
+        yield from (Path(folder, name) for name in sorted(names))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace")
+
+
+def _dynamic(path: Path) -> tuple[set[str], str]:
+    """Return the libraries that an ELF file needs, and its own name; nothing of a file that is damaged."""
+    needed, soname = set(), ""
+    try:
+        with path.open("rb") as file:
+            section = ELFFile(file).get_section_by_name(".dynamic")
+            for tag in cast(Any, section).iter_tags() if section else ():
+                if tag.entry.d_tag == "DT_NEEDED":
+                    needed.add(str(tag.needed))
+                elif tag.entry.d_tag == "DT_SONAME":
+                    soname = str(tag.soname)
+    except (ELFError, AssertionError, ValueError, KeyError, TypeError, AttributeError):
+        return set(), ""
+    return needed, soname

@@ -1,0 +1,160 @@
+"""What archives and images say about themselves. The trees here are made up; those of the world are in tests/upstream."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import CommandError, ImagebuildError, ResultError, run_program
+from imagebuild.lock import image_facts, tree_facts, unpack
+from imagebuild.project import ArchiveTree
+
+pytestmark = pytest.mark.programs
+WANTED = ArchiveTree(prefix="/opt/stack", script=". ./init.sh; stack_load")
+INIT = """
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+stack_load() {
+  export STACK_DIR=$here STACK_EMPTY= STACK_TESTS=$here/mpi/tests STACK_CHOICE=a/b
+  export OLD_PATH=$PATH PATH=$here/ucx/bin:$PATH
+  export LD_LIBRARY_PATH=$here/net/lib:$here/ucx/lib:$here/sharp/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}:
+  echo "a script may print what it likes"
+}
+"""
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """A tree of a few files, unpacked."""
+    folder = tmp_path / "stack-v1"
+    texts = {
+        "init.sh": INIT,
+        "VERSION": "Stack v1\nucx-152bf42db308b4cb42739fd706ce9f8b8e87246b  1.18.0 (152bf42)\nOFED: some\n",
+        "LICENSE.txt": "yes",
+        "ucx/bin/ucx_info": "",
+        "ucx/lib/pkgconfig/ucx.pc": "prefix=/build-result/src/hpcx-v1-gcc\nVersion: 9\n",
+        "ucc/lib/pkgconfig/ucc.pc": "prefix=/somewhere\nVersion: 1.4.0\n",
+        "sharp/lib/libnccl-net.so": "",
+        "sources/openmpi4-gitclone.tar.gz": "",
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_a_tree_says_what_it_is(top: Path) -> None:
+    facts = tree_facts(run_program, top, WANTED)
+    assert facts.environment == {
+        "LD_LIBRARY_PATH": "/opt/stack/net/lib:/opt/stack/ucx/lib:/opt/stack/sharp/lib",
+        "OLD_PATH": "",
+        "PATH": "/opt/stack/ucx/bin",
+        "STACK_CHOICE": "a/b",
+        "STACK_DIR": "/opt/stack",
+        "STACK_EMPTY": "",
+        "STACK_TESTS": "/opt/stack/mpi/tests",
+    }
+    assert facts.absent == ("mpi/tests", "net/lib")
+    assert facts.folders == ("sharp", "sources", "ucc", "ucx")
+    assert facts.versions == {"Stack": "1", "ucc": "1.4.0", "ucx": "1.18.0"}
+    assert facts.sources == ("openmpi4-gitclone.tar.gz",)
+    assert facts.licenses == ("LICENSE.txt",)
+    assert facts.plugins == ("sharp/lib",)
+    assert facts.built_in == ("/build-result/src/hpcx-v1-gcc",)
+
+
+@pytest.mark.parametrize(
+    ("init", "problem"),
+    [
+        (None, "init.sh"),
+        ("stack_load() { exit 3; }", "failed"),
+        ("stack_load() { export STACK_DIR=1; }", "sets neither"),
+        ("stack_load() { :; }; unset PATH; while :; do :; done", "did not answer within|failed"),
+        ("stack_load() { head -c 3000000 /dev/zero > big; }", "failed"),
+    ],
+    ids=["absent", "fails", "empty", "endless", "fills the disk"],
+)
+def test_a_script_that_is_of_no_use_stops(
+    top: Path, init: str | None, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imagebuild.lock.facts.SCRIPT_TIMEOUT_S", 2)
+    (top / "init.sh").unlink()
+    if init:
+        (top / "init.sh").write_text(init)
+    with pytest.raises(ImagebuildError, match=problem):
+        tree_facts(run_program, top, WANTED)
+
+
+def test_a_script_sees_nothing_of_ours(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_TOKEN", "secret")
+    (top / "init.sh").write_text('stack_load() { export PATH=$PWD/bin SEEN="$(env)"; }')
+    assert "secret" not in tree_facts(run_program, top, WANTED).environment["SEEN"]
+
+
+def test_an_archive_is_unpacked_to_be_read(top: Path, tmp_path: Path) -> None:
+    (top / "ucx/lib/libucp.a").write_text("long")
+    (top / "away").symlink_to("/etc")
+    with tarfile.open(tmp_path / "stack.tbz", "w:bz2") as archive:
+        archive.add(top, "stack-v1")
+        archive.add(top / "VERSION", "../above")
+        archive.add(top / "VERSION", "stack-v1/away/through-a-link")
+    (tmp_path / "out").mkdir()
+    found = unpack(tmp_path / "stack.tbz", tmp_path / "out")
+    assert not (found / "away").is_symlink()
+    assert not (tmp_path / "above").exists()
+    assert (found / "away/through-a-link").is_file()
+    (top / "away").unlink()
+    shutil.rmtree(found / "away")
+    assert tree_facts(run_program, found, WANTED) == tree_facts(run_program, top, WANTED)
+    assert (found / "ucx/lib/libucp.a").read_text() == ""
+
+
+def test_a_tree_that_lacks_what_an_image_needs_stops(top: Path) -> None:
+    wanted = WANTED.model_copy(update={"needs": ("ucx/bin", "sources/openmpi*", "ucc/lib/libucc.so*", "hcoll")})
+    with pytest.raises(ResultError, match=r"expected ucc/lib/libucc.so\*, hcoll .* found sharp, sources, ucc, ucx"):
+        tree_facts(run_program, top, wanted)
+
+
+def test_half_an_archive_is_none(top: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "stack.tbz", "w:bz2") as archive:
+        archive.add(top, "stack-v1")
+    whole = (tmp_path / "stack.tbz").read_bytes()
+    (tmp_path / "stack.tbz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ResultError, match="cannot be unpacked"):
+        unpack(tmp_path / "stack.tbz", tmp_path / "out")
+
+
+def test_an_image_says_what_it_is() -> None:
+    config = {
+        "config": {
+            "Env": [
+                "PATH=/usr/local/cuda/bin:/usr/bin",
+                "NV_LIBNCCL_PACKAGE_NAME=libnccl2",
+                "NV_LIBNCCL_PACKAGE=libnccl2=2.30.7-1+cuda13.3",
+                "NV_LIBCUBLAS_PACKAGE_NAME=libcublas-13-3",
+            ]
+        },
+        "history": [
+            {
+                "created_by": "RUN /bin/sh -c apt-mark hold ${NV_LIBCUBLAS_PACKAGE_NAME} ${NV_LIBNCCL_PACKAGE_NAME} # buildkit"
+            },
+            {"empty_layer": True},
+        ],
+    }
+    facts = image_facts(config)
+    assert (facts.nccl, facts.held) == ("2.30.7-1+cuda13.3", ("libcublas-13-3", "libnccl2"))
+    assert facts.environment["PATH"] == "/usr/local/cuda/bin:/usr/bin"
+    assert image_facts({"config": None}).held == ()
+    with pytest.raises(ResultError, match="cannot be read"):
+        image_facts({"config": {"Env": [1]}})
+
+
+def test_commands_of_scripts_are_not_shown_whole(top: Path) -> None:
+    (top / "init.sh").write_text("stack_load() { echo 'no such folder' >&2; return 1; }")
+    with pytest.raises(CommandError) as error:
+        tree_facts(run_program, top, WANTED)
+    assert str(error.value).count("\n") == 0
+    assert "no such folder" in str(error.value)

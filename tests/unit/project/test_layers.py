@@ -1,0 +1,161 @@
+"""A project on top of another one: what comes along, what counts instead, and what it looked like earlier."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import ConfigError, run_program
+from imagebuild.project import (
+    Changes,
+    Project,
+    ProjectPaths,
+    files_at_revision,
+    layers,
+    load_project,
+    make_plan,
+    versions_with,
+)
+from imagebuild.render import Renderer
+from tests.conftest import ROOT, Files
+from tests.unit.conftest import Call
+from tests.unit.project.test_revision import git
+
+OWN = """\
+extends: {extends}
+repository: acme
+images:
+  train:
+    description: Ours
+    axes: {{cuda: ["13.0"], os: [debian13], variant: [runtime]}}
+    platforms: [linux/amd64]
+    components: [tool]
+    tags: ["{{repository}}/{{image}}:{{cuda}}-{{revision}}"]
+"""
+
+
+def own(folder: Path, extends: str, more: str = "") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "matrix.yaml").write_text(OWN.format(extends=extends) + more)
+    return folder
+
+
+def load(folder: Path) -> Project:
+    paths = ProjectPaths.beside(folder / "matrix.yaml")
+    return load_project(paths.matrix, paths.dockerfiles, paths.lock)
+
+
+def render(project: Project) -> str:
+    (target,) = make_plan(project).targets
+    return Renderer(project, versions_with(project, Changes())).dockerfile(target).text
+
+
+def test_all_but_the_images_comes_along(tmp_path: Path, tiny: Files) -> None:
+    project = load(own(tmp_path / "own", ".."))
+    plan = make_plan(project)
+    assert [target.id for target in plan.targets] == ["train-cuda13.0-debian13-runtime"]
+    assert plan.targets[0].components == {"library": "1.2", "tool": "3.4"}
+    assert render(project).count("b" * 40) == 1, "the commit is from the lock of the extended project"
+
+
+def test_own_versions_bases_components_and_entries_of_the_lock_count_instead(tmp_path: Path, tiny: Files) -> None:
+    folder = own(tmp_path / "own", "..", 'versions: {library: "1.5"}\n')
+    (folder / "imagebuild.lock").write_text(json.dumps({"git": {"https://example.org/tool.git": {"3.4": "c" * 40}}}))
+    component = folder / "dockerfiles/components/library"
+    component.mkdir(parents=True)
+    (component / "component.yaml").write_text("title: Own\ndescription: x\nhomepage: https://x.org\nlicense: MIT\n")
+    project = load(folder)
+    text = render(project)
+    assert "AS library" not in text, "the replaced component has no build.j2, so neither has the image"
+    assert ("c" * 40 in text, "b" * 40 in text) == (True, False)
+    assert make_plan(project).targets[0].components["library"] == "1.5"
+    assert project.template("components/tool/build.j2") == tmp_path / "own/../dockerfiles/components/tool/build.j2"
+
+
+def test_what_an_image_has_without_a_component(tmp_path: Path, tiny: Files) -> None:
+    more = """\
+    packages: {apt: [htop, "jq=1.7"]}
+    env: {TEAM: net work, PATH: /opt/acme/bin}
+    labels: {com.acme.team: 'a "b" $c \\d'}
+    user: mpiuser
+    cmd: [train, "--fast now"]
+    append: |
+      RUN echo last
+      CMD ["mine"]
+"""
+    text = render(load(own(tmp_path / "own", "..", more)))
+    assert "\n  htop \\\n  'jq=1.7*'\n" in text
+    assert 'TEAM="net work"' in text
+    assert 'PATH="/opt/acme/bin:/usr/local/sbin' in text
+    assert 'com.acme.team="a \\"b\\" \\$c \\\\d"' in text
+    assert "USER mpiuser\n" in text
+    assert 'CMD ["train", "--fast now"]\n' in text
+    assert text.endswith('\nRUN echo last\nCMD ["mine"]\n')
+
+
+@pytest.mark.parametrize(
+    ("extends", "message"),
+    [
+        ("gone", "matrix.yaml:1: extends: {}/gone has no matrix.yaml; write imagebuild, the folder of a project"),
+        (".", "matrix.yaml:1: extends: goes in a circle; name another project"),
+        ("{git: x y, commit: 1}", "matrix.yaml:1: extends"),
+    ],
+)
+def test_what_cannot_be_extended(tmp_path: Path, extends: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(own(tmp_path, extends))
+    assert message.format(tmp_path) in str(error.value)
+
+
+def test_profiles_and_facts_of_jobs_of_all_layers(tmp_path: Path) -> None:
+    base, top = own(tmp_path / "base", "imagebuild"), own(tmp_path / "top", "../base")
+    assert layers(tmp_path / "none", "profiles") == (ROOT / "profiles",)
+    for folder in (base, top):
+        (folder / "profiles").mkdir()
+    assert layers(top, "profiles") == (ROOT / "profiles", top / "../base/profiles", top / "profiles")
+    assert layers(ROOT, "jobs") == (ROOT / "jobs",)
+
+
+@pytest.mark.programs
+def test_a_commit_is_extended(tmp_path: Path, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "matrix.yaml", "dockerfiles", "imagebuild.lock")
+    git(tmp_path, "commit", "-qm", "one")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    folder = own(tmp_path / "own", f"{{git: 'file://{tmp_path}', commit: {commit}}}")
+    tiny.write("matrix.yaml", "broken: later")
+    assert "b" * 40 in render(load(folder))
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("how", ["folder", "link", "submodule"])
+def test_an_earlier_revision_is_read_with_what_it_extends(tmp_path: Path, tiny: Files, how: str, command: Call) -> None:
+    work = tmp_path / "work"
+    vendored = tmp_path / "upstream"
+    vendored.mkdir()
+    for name in ("matrix.yaml", "dockerfiles", "imagebuild.lock"):
+        (tmp_path / name).rename(vendored / name)
+    work.mkdir()
+    git(work, "init", "-q")
+    if how == "submodule":
+        git(vendored, "init", "-q")
+        git(vendored, "add", ".")
+        git(vendored, "commit", "-qm", "one")
+        git(work, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(vendored), "vendor")
+    else:
+        vendored.rename(work / "vendor")
+    own(work, "vendor" if how != "link" else "linked")
+    if how == "link":
+        (work / "linked").symlink_to("vendor")
+    git(work, "add", ".")
+    git(work, "commit", "-qm", "one")
+    tool = work / "vendor/dockerfiles/components/tool/build.j2"
+    tool.write_text(tool.read_text().replace("make", "make all"))
+    now = make_plan(load(work))
+    with files_at_revision("HEAD", ProjectPaths.beside(work / "matrix.yaml"), run_program) as paths:
+        before = load_project(paths.matrix, paths.dockerfiles, paths.lock)
+        assert make_plan(before) == now
+        assert "RUN make\n" in render(before)
+    status, _, said = command("plan", "--project", work, "--github", "--changed-since", "HEAD")
+    assert (status, "1 of 1 targets differ from HEAD: 1 image" in said) == (0, True), said
