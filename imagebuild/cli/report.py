@@ -60,6 +60,8 @@ def report(
     from imagebuild.report.text import print_report, report_markdown
 
     expected = Expected(ranks, nodes, (algorithm,) if algorithm else ())
+    if profiles and profile is None:
+        raise ConfigError(f"--profiles {profiles}: name one of them with --profile")
     folders = options.data_folders(profiles, "profiles")
     made = make_report(
         ReportRequest(tuple(files), profile, folders, baseline, expected, tuple(allow or ()), junit, html)

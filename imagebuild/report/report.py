@@ -53,8 +53,6 @@ def make_report(request: ReportRequest) -> Report:
         name = about["profile"]
     if name is None and request.expected.algorithms:
         raise ConfigError("--algorithm: says nothing without a profile; name one with --profile")
-    if name is None and request.profiles != Path("profiles"):
-        raise ConfigError(f"--profiles {request.profiles}: name one of them with --profile")
     if name is not None or request.expected != Expected():
         profile = find_profile(load_profiles(*request.profiles), name).model if name is not None else None
         judgements, about["profile"] = judge_results(report, profile, request.expected), name
