@@ -148,10 +148,10 @@ def add_attachment_to(
     """Attach a file to a published image, such as results that were measured later."""
     from imagebuild.core.files import read_text
     from imagebuild.oci.reference import parse_reference
-    from imagebuild.publish.attest import add_attachment
+    from imagebuild.publish.attest import add_attachment, signer_of
 
     reference = parse_reference(image)
-    signer = options.signer_of(key, sign=sign, log=not no_tlog)
+    signer = signer_of(key, sign=sign, log=not no_tlog)
     digest = add_attachment(
         reference, _connect(reference.host), kind, read_text(file).encode(),
         file=file, platform=platform, signer=signer,

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from imagebuild.project.load import Project, ProjectPaths
     from imagebuild.project.matrix import Plan
     from imagebuild.project.plan import Changes, Pins
-    from imagebuild.publish.attest import Signer
     from imagebuild.render.renderer import Renderer
 
 STDOUT = "-"
@@ -88,8 +87,6 @@ IdentityOption = Annotated[
 IssuerOption = Annotated[
     str | None, option("--certificate-oidc-issuer URL", "Who vouches, or has to vouch, for that identity.")
 ]
-GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
-"""Who vouches for the identity of a job of GitHub."""
 UnloggedOption = Annotated[bool, option("--no-tlog", "With --sign: leave the signature out of the transparency log.")]
 
 # What a command writes
@@ -297,26 +294,6 @@ def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
         if name not in known:
             raise ConfigError(f"--platform {name}: unknown platform; use {', '.join(known)} or local")
     return cast(tuple[Platform, ...], tuple(platforms))
-
-
-def signer_of(
-    key: str | None, *, sign: bool, log: bool, identity: str | None = None, issuer: str | None = None
-) -> Signer | None:
-    """Return who signs, None without --sign; without key and identity, it is the identity that a job of GitHub has.
-
-    Raises ConfigError or CommandError if that could not sign anything.
-    """
-    from imagebuild.publish.attest import Signer
-
-    if not sign:
-        if key or identity or issuer or not log:
-            raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign")
-        return None
-    if not key and not identity and (workflow := os.environ.get("GITHUB_WORKFLOW_REF")):
-        identity, issuer = f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", GITHUB_ISSUER
-    signer = Signer(key, log, identity=identity, issuer=issuer)
-    signer.check()
-    return signer
 
 
 def print_or_write(text: str, output: str | None) -> None:

@@ -43,7 +43,9 @@ def verify(
     layout: Annotated[
         Path | None, option("--layout DIR", "With exec: OCI layout of the image, if no build's result names it.")
     ] = None,
-    pull: Annotated[bool, option("--pull", "Pull the image if the engine does not have it.")] = False,
+    pull: Annotated[
+        bool, option("--pull", "Pull the image if the engine does not have it, and remove it afterwards.")
+    ] = False,
     output: Annotated[
         Path | None, option("-o, --output DIR", "Keep results, whole outputs and facts of the host here.")
     ] = None,

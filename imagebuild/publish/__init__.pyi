@@ -49,6 +49,7 @@ from .prune import short_digest as short_digest
 from .publish import PublishRequest as PublishRequest
 from .publish import PublishTools as PublishTools
 from .publish import publish_targets as publish_targets
+from .publish import unpublished_targets as unpublished_targets
 from .sbom import SpdxDocument as SpdxDocument
 from .sbom import complete_document as complete_document
 from .sbom import creation_time as creation_time

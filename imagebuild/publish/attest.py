@@ -194,6 +194,28 @@ class Signer:
         return ["--yes", *key, "--signing-config", str(config)]
 
 
+GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
+"""Who vouches for the identity of a job of GitHub."""
+
+
+def signer_of(
+    key: str | None, *, sign: bool, log: bool, identity: str | None = None, issuer: str | None = None
+) -> Signer | None:
+    """Return who signs by the options of a command, None without --sign; a job of GitHub knows its identity.
+
+    Raises ConfigError or CommandError if that could not sign anything.
+    """
+    if not sign:
+        if key or identity or issuer or not log:
+            raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign")
+        return None
+    if not key and not identity and (workflow := os.environ.get("GITHUB_WORKFLOW_REF")):
+        identity, issuer = f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", GITHUB_ISSUER
+    signer = Signer(key, log, identity=identity, issuer=issuer)
+    signer.check()
+    return signer
+
+
 @dataclass(frozen=True)
 class Trust:
     """Say whose signature is trusted: either a key's, or that of an identity that an issuer vouches for."""

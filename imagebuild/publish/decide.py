@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,6 +16,7 @@ from imagebuild.project.plan import REVISION, REVISION_DIGITS
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
 from imagebuild.publish.provenance import DIRTY
+from imagebuild.render.renderer import Renderer
 from imagebuild.verify.checks import IMAGE, SAME_FILES, SPEED, hash_of_check
 from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks
 from imagebuild.verify.runner import EXEC
@@ -57,6 +59,8 @@ class Terms:
     evidence: Evidence
     policy: Publish
     rules: Sequence[PublishRule]
+    key: str = ""
+    """Key of the target, for the index; empty: none is noted."""
 
 
 def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choice:
@@ -98,6 +102,17 @@ def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
                 if check.results:
                     rules.append(PublishRule(f"{component}/{check.name}{SPEED}", always=False, sha256=sha256))
     return tuple(rules)
+
+
+def key_of_target(renderer: Renderer, target: Target) -> str:
+    """Return the digest of what a published image of a target depends on: its Dockerfile, the lock's date, its checks.
+
+    Comments in a Dockerfile do not change it. Raises ConfigError if a script or a template cannot be read.
+    """
+    rules = rules_of(renderer.project, target)
+    parts = [*list(renderer.dockerfile(target).stages.values())[-1:], str(renderer.project.lock.date)]
+    parts += [f"{rule.name} {rule.sha256}" for rule in rules]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def objections(target: Target, choice: Choice, image: PlatformImage | None, terms: Terms) -> list[str]:

@@ -6,6 +6,7 @@ that the tag will name.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
 from imagebuild.project.records import Published, PublishResult, VerifyResult
 from imagebuild.publish.attest import AttestRequest, Signer, attach, verify_attachments
-from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, objections, rules_of
+from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, key_of_target, objections, rules_of
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.render.renderer import Renderer
@@ -76,6 +77,8 @@ class PublishTools:
     """Return the provenance of an image. Raises ImagebuildError if this checkout does not fit the build."""
     signer: Signer | None = None
     """Sign images and what is attached to them."""
+    key: Callable[[Target], str] | None = None
+    """Return the key of a target, by which it is found again whether what is published is up to date."""
 
     def repository(self, name: ImageReference) -> RepositoryAt:
         """Return the repository of an image."""
@@ -113,13 +116,15 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
         tools.signer.trust.check()
     evidence = read_evidence(request.folders)
     targets = requested_targets(plan, request, evidence)
+    keys = {target.id: tools.key(target) for target in targets} if tools.key else {}
     names = [name.replace(REVISION, "0") for target in targets for name in (*target.tags, *target.aliases)]
     names += [build.value.repository for build in evidence.builds if build.value.repository]
     registries = [tools.registry(host) for host in sorted({parse_reference(name).host for name in names})]
 
     def publish(target: Target) -> Published:
         platforms = tuple(p for p in target.platforms if not request.platforms or p in request.platforms)
-        terms = Terms(evidence, project.matrix.model.publish, rules_of(project, target))
+        key = keys.get(target.id, "")
+        terms = Terms(evidence, project.matrix.model.publish, rules_of(project, target), key)
         try:
             draft = make_draft(target, platforms, terms, tools, allow_dirty=request.allow_dirty)
             return publish_draft(draft, tools, dry_run=request.dry_run) if isinstance(draft, Draft) else draft
@@ -179,7 +184,7 @@ def make_draft(
     present = {platform: image for platform, image in images.items() if image}
     index = None
     if len(present) == len(platforms):
-        index = make_index(present)
+        index = make_index(present, {KEY: terms.key} if terms.key else {})
         members: dict[tuple[str, str], str] = {
             (index.digest, platform): image.descriptor.digest for platform, image in present.items()
         }
@@ -249,10 +254,14 @@ INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 """Beginnings of the labels that an index repeats as annotations."""
 
 
-def make_index(images: Mapping[Platform, PlatformImage]) -> Manifest:
-    """Return the index of the images of all platforms, annotated with the labels that they share.
+KEY = "imagebuild.key"
+"""Annotation of an index with the key of its target when it was published."""
 
-    Equal images give equal bytes, whenever and wherever the index is made.
+
+def make_index(images: Mapping[Platform, PlatformImage], more: Mapping[str, str] | None = None) -> Manifest:
+    """Return the index of the images of all platforms, annotated with the labels that they share, and with `more`.
+
+    Equal arguments give equal bytes, whenever and wherever the index is made.
     """
     manifests = [replace(image.descriptor, platform=platform).to_json() for platform, image in sorted(images.items())]
     first, *others = [image.labels for image in images.values()]
@@ -261,9 +270,48 @@ def make_index(images: Mapping[Platform, PlatformImage]) -> Manifest:
         for name, value in sorted(first.items())
         if name.startswith(INDEX_LABELS) and all(labels.get(name) == value for labels in others)
     }
+    annotations |= more or {}
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
     content = encode_json(document)
     return Manifest(content, INDEX, digest_of(content))
+
+
+# What is published already
+
+
+def unpublished_targets(
+    renderer: Renderer, targets: Sequence[Target], connect: Callable[[str], Registry]
+) -> list[Target]:
+    """Return the targets for which no image of their present key and of all platforms is published.
+
+    All aliases of a target have to name it; of a target without one, any of its tags may. Raises CommandError if a
+    registry fails, ConfigError if a template or a script cannot be read.
+    """
+    keys = {target.id: key_of_target(renderer, target) for target in targets}
+
+    def is_published(target: Target) -> bool:
+        found = [_is_of(name, target) for name in map(parse_reference, target.aliases)]
+        return all(found) if found else any(_is_of(name, target) for name in _given_tags(target, connect))
+
+    def _is_of(name: ImageReference, target: Target) -> bool:
+        manifest = connect(name.host).manifest(name.repository, name.wanted)
+        if not manifest or (manifest.document.get("annotations") or {}).get(KEY) != keys[target.id]:
+            return False
+        return {item.platform for item in manifests_of(manifest.document)} >= set(target.platforms)
+
+    registries = [connect(parse_reference(t.replace(REVISION, "0")).host) for target in targets for t in target.tags]
+    published = for_each(is_published, targets, *set(registries), jobs=JOBS)
+    return [target for target, done in zip(targets, published, strict=True) if not done]
+
+
+def _given_tags(target: Target, connect: Callable[[str], Registry]) -> Iterator[ImageReference]:
+    """Yield the tags of a repository that a target may have been given, of whatever commit."""
+    for template in target.tags:
+        place = parse_reference(template.replace(REVISION, "0"))
+        pattern = re.compile(re.escape(template.rpartition(":")[2]).replace(re.escape(REVISION), "[0-9a-f]+"))
+        for tag in connect(place.host).tags(place.repository):
+            if pattern.fullmatch(tag):
+                yield replace(place, tag=tag)
 
 
 # Publish

@@ -347,6 +347,9 @@ class Runner(ABC):
         """Return the image as an archive in chunks; None if this runner cannot read images."""
         return None
 
+    def discard(self, reference: str) -> None:  # noqa: B027 - few runners keep any
+        """Remove an image that was pulled for this runner."""
+
 
 @dataclass(frozen=True)
 class NoRunner(Runner):

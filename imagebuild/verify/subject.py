@@ -47,6 +47,8 @@ class Subject:
     """Path at which its files can be read without an engine."""
     labels: Mapping[str, str] = field(default_factory=dict)
     target: Target | None = None
+    pulled: bool = False
+    """Whether the engine has it for this verification only."""
 
     @property
     def components(self) -> dict[str, str]:
@@ -95,16 +97,19 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, *, pull: bool
     Raises ConfigError if it is not there or has other versions than the plan, CommandError if the engine fails.
     """
     target = target_with_id(plan, name)
-    reference = target.name if target else name
+    reference, pulled = target.name if target else name, False
     if pull and not target:
         with engine.sdk_errors_explained(f"docker pull {reference}"):
             try:
                 client.images.get(reference)
             except ImageNotFound:
                 client.images.pull(reference)
+                pulled = True
     info = engine.inspect_image(client, reference)
     digest = reference.partition("@")[2] or info.digest
-    subject = Subject(reference, info.platform, digest, info.reference, labels=info.labels, target=target)
+    subject = Subject(
+        reference, info.platform, digest, info.reference, labels=info.labels, target=target, pulled=pulled
+    )
     if target and subject.components != target.components:
         raise ConfigError(f"{name}: the image in the engine's store has other versions than the plan; build it again")
     return subject

@@ -95,6 +95,8 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
             evidence.revision = current_revision(project.matrix.path, project.roots[0])
         finally:
             evidence.write()
+            if image.pulled and image.reference:
+                runner.discard(image.reference)
         return evidence.result()
 
 
