@@ -211,7 +211,7 @@ class ProjectFiles:
     @property
     def paths(self) -> ProjectPaths:
         """Return where the project's files are."""
-        from imagebuild.core.settings import shipped_folder
+        from imagebuild.core.files import shipped_folder
         from imagebuild.project.load import ProjectPaths
 
         folder = shipped_folder() if self.is_shipped else self.root or Path()

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+import imagebuild
 from imagebuild.core.errors import ConfigError
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
@@ -66,6 +67,16 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read: not UTF-8 text, at byte {error.start}") from None
+
+
+def shipped_folder() -> Path:
+    """Return the folder of the project that comes with imagebuild: its matrix, lock, components, profiles, job facts.
+
+    A wheel has it inside the package; in a clone it is the repository.
+    """
+    package = Path(imagebuild.__file__).parent
+    installed = package / "data"
+    return installed if installed.is_dir() else package.parent
 
 
 def cache_folder(name: str = "base") -> Path:

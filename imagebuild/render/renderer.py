@@ -275,6 +275,9 @@ class Renderer:
         summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
         rule = self._macros["rule"](name, summary)
         text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
+        if not re.search(rf"^FROM .* AS {name}$", text, re.MULTILINE):
+            path = self.project.template(f"components/{name}/build.j2")
+            raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
         self._stages[recipe.identity(name), base] = f"{rule}\n{text}"
         return self._stages[recipe.identity(name), base]
 
@@ -351,13 +354,17 @@ class Renderer:
             text = self._environment.get_template(name).render(**self._macros, **context)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{self.project.template(error.name or name)}:{error.lineno}: {error.message}") from None
-        except (jinja2.TemplateError, TypeError) as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # a template may divide by zero
             line, trace = 1, error.__traceback__
             while trace:
                 if trace.tb_frame.f_code.co_filename.endswith(name):
                     line = trace.tb_lineno
                 trace = trace.tb_next
-            raise ConfigError(f"{self.project.template(name)}:{line}: {error}; a stage sees only its key") from None
+            unknown = isinstance(error, jinja2.UndefinedError)
+            problem = f"{error}; {'a stage sees only its key' if unknown else 'correct the template'}"
+            raise ConfigError(f"{self.project.template(name)}:{line}: {problem}") from None
         text = text.replace("\nEOF\n", "\nEOF\n\n")
         while "\n\n\n" in text:
             text = text.replace("\n\n\n", "\n\n")
