@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -146,6 +147,10 @@ def imagebuild(
 
 def main() -> None:
     """Run a command. Errors that people meet become one message and an exit code; others keep their traceback."""
+    # What people keep in files is UTF-8; a terminal that shows less gets what it can show.
+    if isinstance(sys.stdout, TextIOWrapper):
+        is_terminal = sys.stdout.isatty()
+        sys.stdout.reconfigure(encoding=None if is_terminal else "utf-8", errors="replace" if is_terminal else "strict")
     # Being told to end is a reason to clean up, as Ctrl-C is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

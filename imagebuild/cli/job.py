@@ -20,12 +20,29 @@ if TYPE_CHECKING:
 )
 def job(
     project: options.ProjectFiles,
-    scheduler: Annotated[str, argument("mpijob|jobset|slurm", "What runs the job.")],
-    profile: Annotated[str, option("--profile NAME", "Hardware that the job runs on, a file of profiles/.")],
+    scheduler: Annotated[
+        str, argument("mpijob|jobset|slurm", "What runs the job.", autocompletion=lambda: ["mpijob", "jobset", "slurm"])
+    ],
+    profile: Annotated[
+        str,
+        option(
+            "--profile NAME",
+            "Hardware that the job runs on, a file of profiles/.",
+            autocompletion=options.completed("profiles"),
+        ),
+    ],
     fabric: Annotated[
-        str | None, option("--fabric NAME", "Network, a file of jobs/fabrics/; by default the profile's.")
+        str | None,
+        option(
+            "--fabric NAME",
+            "Network, a file of jobs/fabrics/; by default the profile's.",
+            autocompletion=options.completed("jobs/fabrics"),
+        ),
     ] = None,
-    cluster: Annotated[str, option("--cluster NAME", "Site, a file of jobs/clusters/.")] = "generic",
+    cluster: Annotated[
+        str,
+        option("--cluster NAME", "Site, a file of jobs/clusters/.", autocompletion=options.completed("jobs/clusters")),
+    ] = "generic",
     nodes: Annotated[int | None, option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.")] = None,
     racks: Annotated[
         int | None, option("--racks NUMBER", "Number of whole racks that NVLink joins, instead of --nodes.")
@@ -40,7 +57,12 @@ def job(
         Path | None, option("--catalog FILE", "Choose from the published images of this images.json.")
     ] = None,
     nccl: Annotated[str | None, option("--nccl VERSION", "NCCL in an image that does not say which it has.")] = None,
-    test: Annotated[str, option("--test NAME", "What to measure, a file of jobs/tests/.")] = "all-reduce",
+    test: Annotated[
+        str,
+        option(
+            "--test NAME", "What to measure, a file of jobs/tests/.", autocompletion=options.completed("jobs/tests")
+        ),
+    ] = "all-reduce",
     settings: Annotated[
         list[str] | None, option("--set NAME=VALUE", "Set a parameter of the job, or a variable of all ranks.")
     ] = None,

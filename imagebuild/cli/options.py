@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_t
 import typer
 from typer.core import TyperGroup
 
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, ImagebuildError
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
@@ -38,14 +38,44 @@ def option(usage: str, text: str, **more: Any) -> Any:
     return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=text, **more)
 
 
-def argument(metavar: str, text: str) -> Any:
-    """Return an argument as the help shows it."""
-    return typer.Argument(metavar=metavar, help=text)
+def argument(metavar: str, text: str, **more: Any) -> Any:
+    """Return an argument as the help shows it. `more` is typer's."""
+    return typer.Argument(metavar=metavar, help=text, **more)
+
+
+def completed(kind: str) -> Callable[[str], list[str]]:
+    """Return what completes names in a shell: `targets`, `components`, or a folder such as `jobs/clusters`."""
+
+    def names(incomplete: str) -> list[str]:
+        try:
+            return [name for name in _names_of(kind) if name.startswith(incomplete)]
+        except ImagebuildError:
+            return []  # the command itself will say what is wrong
+
+    return names
+
+
+def _names_of(kind: str) -> Iterable[str]:
+    """Return the names of a kind in the project of the current folder, or of IMAGEBUILD_PROJECT."""
+    root = os.environ.get(PROJECT_VARIABLE)
+    project = ProjectFiles(Path(root) if root else None)
+    if kind == "components":
+        return sorted(project.open().project.components)
+    if kind == "targets":
+        targets = project.open().plan.targets
+        return dict.fromkeys(name for target in targets for name in (target.image, target.id))
+    top, _, inner = kind.partition("/")
+    return sorted({path.stem for folder in data_folders(None, top) for path in (folder / inner).glob("*.yaml")})
 
 
 # The project, and what the command line changes about it
 SelectArgument = Annotated[
-    list[str] | None, argument("TARGET", "Globs of target ids, names of images, and AXIS=VALUE; by default all.")
+    list[str] | None,
+    argument(
+        "TARGET",
+        "Globs of target ids, names of images, AXIS=VALUE or AXIS>=VALUE; by default all.",
+        autocompletion=completed("targets"),
+    ),
 ]
 RegistryOption = Annotated[
     str | None, option("--registry HOST/PATH", "Registry and folder of the images, such as ghcr.io/acme.")
@@ -75,7 +105,12 @@ OfflineOption = Annotated[bool, option("--offline", "Use no network.")]
 VerboseOption = Annotated[bool, option("-v, --verbose", "Print the whole output of all steps.")]
 
 # Hardware
-ProfileOption = Annotated[str | None, option("--profile NAME", "Hardware to compare speeds with, a file of profiles/.")]
+ProfileOption = Annotated[
+    str | None,
+    option(
+        "--profile NAME", "Hardware to compare speeds with, a file of profiles/.", autocompletion=completed("profiles")
+    ),
+]
 ProfilesOption = Annotated[Path | None, option("--profiles DIR", "Read the profiles of this folder alone.")]
 
 # Signatures
@@ -243,8 +278,14 @@ class PlanChanges:
     settings: Annotated[
         list[str] | None, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
     ] = None
-    with_: Annotated[list[str] | None, option("--with COMPONENT", "Add a component to every image.")] = None
-    without: Annotated[list[str] | None, option("--without COMPONENT", "Leave a component out of every image.")] = None
+    with_: Annotated[
+        list[str] | None,
+        option("--with COMPONENT", "Add a component to every image.", autocompletion=completed("components")),
+    ] = None
+    without: Annotated[
+        list[str] | None,
+        option("--without COMPONENT", "Leave a component out of every image.", autocompletion=completed("components")),
+    ] = None
 
     def parse(self, registry: str | None = None) -> Changes:
         """Return what these options and --registry change. Raises ConfigError for what they cannot be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagebuild.cli.options import Workspace
-    from imagebuild.project.matrix import Plan
+    from imagebuild.project.matrix import Plan, Target
 
 
 @options.example(
@@ -129,7 +129,10 @@ def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
 def render(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
-    target: Annotated[str, argument("TARGET", "A target's id, or a glob that fits only one.")],
+    target: Annotated[
+        str,
+        argument("TARGET", "A target's id, or a glob that fits only one.", autocompletion=options.completed("targets")),
+    ],
     base_image: Annotated[
         str | None, option("--base-image IMAGE", "Start from this image instead of the target's own base.")
     ] = None,
@@ -139,6 +142,12 @@ def render(
     unresolved: Annotated[
         bool, option("--unresolved", "Also print what has sources without a pin, which no builder takes.")
     ] = False,
+    purpose: Annotated[
+        Literal["standalone"] | None,
+        option(
+            "--for standalone", "Leave out the mounts that only `imagebuild build` fills, to keep the file elsewhere."
+        ),
+    ] = None,
     output: options.OutputOption = None,
 ) -> None:
     """Print the self-contained Dockerfile of a target."""
@@ -148,7 +157,17 @@ def render(
 
     workspace = project.open(edits.parse())
     chosen = select_one(workspace.plan, target)
+    if base_image is not None:
+        _check_base(base_image, chosen)
     more = read_text(append) if append else ""
+    named: dict[str, object] = {
+        "--project": project.root,
+        "--matrix": project.matrix,
+        "--dockerfiles": project.dockerfiles,
+    }
+    named |= {"--lock": project.lock, "--base-image": base_image, "--append": append}
+    given = [word for name, value in named.items() if value is not None for word in (name, str(value))]
+    words = (*edits.parse().options, *given, *(["--for", "standalone"] if purpose else []))
     recipe = workspace.renderer.recipe(chosen)
     replaced = BaseImage(recipe.image_base()) if base_image else None
     warning = ""
@@ -158,8 +177,30 @@ def render(
         if not unresolved:
             raise ConfigError(f"{error}\n  or print it with --unresolved, to be read") from None
         warning = f"# This builds nothing yet. {str(error).splitlines()[0].rstrip(':')}.\n"
-    text = workspace.renderer.dockerfile(chosen, base=base_image, append=more).text
+    text = workspace.renderer.dockerfile(chosen, base=base_image, append=more, options=words).text
+    if purpose:
+        text = STANDALONE.sub("", text)
     options.print_or_write(warning + text, output)
+
+
+STANDALONE = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
+"""Secrets by which `build` hands mirrors and passwords to a step; docker needs none of them."""
+
+
+def _check_base(image: str, target: Target) -> None:
+    """Say what another base must have. Raises ConfigError if the name says that it has something else."""
+    from imagebuild.core.console import err
+    from imagebuild.project.matrix import IMAGE
+
+    if not re.fullmatch(IMAGE, image):
+        raise ConfigError(f"--base-image {image}: not an image such as ubuntu:24.04")
+    release = target.axes["os"]
+    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    system = re.match("[a-z]+", release)
+    if name in ("debian", "ubuntu") and system and not f"{name}{tag}".startswith(release.partition(".")[0]):
+        raise ConfigError(f"--base-image {image}: {target.id} has packages and pins of {release}; take a base of that")
+    pinned = "" if "@sha256:" in image else "; add @sha256:… so that it stays the same"
+    err.print(f"--base-image {image}: has to be {release}, of which packages and pins are{pinned}", markup=False)
 
 
 @options.example(

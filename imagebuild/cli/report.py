@@ -87,7 +87,12 @@ def report(
 )
 def limits(
     profile: Annotated[
-        str | None, argument("PROFILE", "Hardware, a file of profiles/; without it all are listed.")
+        str | None,
+        argument(
+            "PROFILE",
+            "Hardware, a file of profiles/; without it all are listed.",
+            autocompletion=options.completed("profiles"),
+        ),
     ] = None,
     nodes: Annotated[
         int | None, option("--nodes NUMBER", "Hosts; by default those of one NVLink domain.", min=1, max=MOST)

@@ -22,14 +22,27 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 SHOWN_ITEMS = 8
 LONGEST_LINE = 1 << 16
+LEAST_WIDTH = 10
+"""Characters that a column of a table needs besides the first."""
 MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skipped": "[yellow]- skipped[/]"}
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table; in a terminal that is too narrow, cells wrap. Elsewhere lines are as long as they need."""
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*row)
+    """Print a table. Elsewhere than in a terminal, lines are as long as they need.
+
+    In a terminal the first column, which is what people copy, stays whole; other cells wrap, and the last columns are
+    left out where that leaves them too little.
+    """
+    cells = [tuple(row) for row in rows]
+    titles = list(columns)
+    first = max((Text.from_markup(row[0]).cell_len for row in cells if row), default=0)
+    while out.is_terminal and len(titles) > 1 and first + LEAST_WIDTH * (len(titles) - 1) > out.width:
+        titles.pop()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, title in enumerate(titles):
+        table.add_column(title, overflow="fold", min_width=first if i == 0 and first <= out.width else None)
+    for row in cells:
+        table.add_row(*row[: len(titles)])
     if out.is_terminal:
         out.print(table)
     else:

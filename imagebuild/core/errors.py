@@ -55,6 +55,11 @@ class Mistakes:
         """Add what is wrong at a place: `file:line`, or an option."""
         self.texts.append(f"{where}: {what}")
 
+    def add_once(self, where: str, what: str) -> None:
+        """Add what is wrong at a place unless something is known to be wrong there already."""
+        if not any(text.startswith(f"{where}: ") for text in self.texts):
+            self.add(where, what)
+
     def stop_if_any(self) -> None:
         """Raise ConfigError if anything was added."""
         if self.texts:

@@ -30,7 +30,33 @@ Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
 """Text without line breaks and other control characters: it stays on its line of a Dockerfile."""
 EnvironmentValue = Annotated[str, Field(pattern=r'^[^\x00-\x1f\x7f"\\`]*$')]
 """As `Line`, and without quotes, backslashes and backticks: it is the same text in a Dockerfile, a shell and sshd."""
+VERSION = r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$"
+VersionText = Annotated[str, Field(pattern=VERSION)]
+"""A version, or a value of an axis: what can stand in a shell line, a tag and an address as it is."""
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+
+
+PATTERN_WORDS: Mapping[str, str] = {
+    r"^[a-z0-9][a-z0-9-]*$": "lower-case letters, digits and hyphens",
+    r"^[a-z0-9][a-z0-9.-]*$": "lower-case letters, digits, dots and hyphens",
+    r"^[^\x00-\x1f\x7f]*$": "one line, without control characters",
+    r'^[^\x00-\x1f\x7f"\\`]*$': "one line without quotes, backslashes and backticks",
+    r"^[0-9a-f]{40}$": "a commit of 40 digits (0-9, a-f)",
+    r"^[0-9a-f]{64}$": "a sha256 of 64 digits (0-9, a-f)",
+    r"^sha256:[0-9a-f]{64}$": "a digest: sha256: and 64 digits (0-9, a-f)",
+    r"^[0-9A-F]{40}$": "the fingerprint of a key: 40 digits (0-9, A-F)",
+    r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$": "a package: name or name=version",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable: letters, digits and underscores",
+    r"^[a-z0-9]+([._-][a-z0-9]+)*$": "the name of a label: lower case, with dots, such as com.acme.team",
+    r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$": "user or user:group, names or numbers",
+    r"^(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*$": "lower case as ghcr.io/acme, without a tag",
+    VERSION: "a version: letters, digits and . + ~ : _ -",
+    r"^[0-9]{2,3}[a-z]?$": "a compute capability without its dot, such as 90",
+    r"^[A-Za-z0-9][A-Za-z0-9._:/{}@-]*$": "an image such as debian:13-slim",
+    r"^https?://[^/\s@]+/(\S*/)?$": "https://host/ or https://host/folder/, with the slash, without a password",
+    r"^20[0-9]{2}-[0-9]{2}(-[0-9]{2})?$": "a date as YYYY-MM or YYYY-MM-DD",
+}
+"""Pattern of a text → what a value must be, in words."""
 
 
 class Model(BaseModel):

@@ -73,6 +73,16 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: not UTF-8 text, at byte {error.start}") from None
 
 
+def shipped_folder() -> Path:
+    """Return the folder of the project that comes with imagebuild: its matrix, lock, components, profiles, job facts.
+
+    A wheel has it inside the package; in a clone it is the repository.
+    """
+    package = Path(imagebuild.__file__).parent
+    installed = package / "data"
+    return installed if installed.is_dir() else package.parent
+
+
 def cache_folder(name: str = "base") -> Path:
     """Return the folder of one kind of cached files, below $XDG_CACHE_HOME or ~/.cache.
 
@@ -82,13 +92,3 @@ def cache_folder(name: str = "base") -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagebuild" / name
     except RuntimeError:
         raise ConfigError("HOME: not set; set it, or XDG_CACHE_HOME, to a folder that can be written to") from None
-
-
-def shipped_folder() -> Path:
-    """Return the folder of the project that comes with imagebuild: its matrix, lock, components, profiles, job facts.
-
-    A wheel has it inside the package; in a clone it is the repository.
-    """
-    package = Path(imagebuild.__file__).parent
-    installed = package / "data"
-    return installed if installed.is_dir() else package.parent

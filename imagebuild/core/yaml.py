@@ -16,7 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from imagebuild.core.errors import ConfigError, Mistakes, ResultError, suggestion
-from imagebuild.core.fields import Loc, M, YamlFile, line_of
+from imagebuild.core.fields import PATTERN_WORDS, Loc, M, YamlFile, line_of
 from imagebuild.core.files import cache_folder, write_bytes
 
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
@@ -25,24 +25,27 @@ KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
     """Read a YAML or JSON file. Return None if anything is wrong, and add it to `mistakes`."""
-    lines: dict[Loc, int] = {}
+    found = Mistakes()
+    reader = _Reader(path, found)
     try:
         text = path.read_text(encoding="utf-8")
-        # JSON is YAML, but its own reader is a hundred times faster, and a lock is long and generated.
-        data, lines = (json.loads(text), {}) if text.startswith("{") else _parsed(text, path, mistakes)
-        return YamlFile(path, model.model_validate(data), lines)
+        data = reader.data(text)
+        if not found.texts:
+            return YamlFile(path, model.model_validate(data), reader.lines)
     except OSError as error:
-        mistakes.add(str(path), f"cannot be read: {error.strerror}")
+        found.add(str(path), f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
-        mistakes.add(str(path), f"cannot be read: not UTF-8 text, at byte {error.start}")
+        found.add(str(path), f"cannot be read: not UTF-8 text, at byte {error.start}")
     except SyntaxError as error:
-        mistakes.add(f"{path}:{error.lineno}", f"not YAML: {error.msg}")
+        found.add(f"{path}:{error.lineno}", f"not YAML: {error.msg}")
+    except json.JSONDecodeError as error:
+        found.add(f"{path}:{error.lineno}", f"not JSON: {error.msg} in column {error.colno}; restore the file from git")
     except ValidationError as error:
-        for detail in error.errors():
-            loc = tuple(part for part in detail["loc"] if part != "[key]")
-            mistakes.add(f"{path}:{line_of(lines, loc)}", f"{dotted_key(loc)}: {_explain(detail, model, loc)}")
-    except ValueError as error:
-        mistakes.add(str(path), f"not JSON: {error}")
+        if not reader.lines:  # JSON was read without
+            reader.nodes(text)
+        for loc, problem in _problems(error, data, model):
+            found.add(f"{path}:{line_of(reader.lines, loc)}", f"{dotted_key(loc)}: {problem}")
+    mistakes.texts += found.texts
     return None
 
 
@@ -61,64 +64,188 @@ def dotted_key(loc: Loc) -> str:
     return ".".join(map(str, loc)) or "the file"
 
 
+MOST_VALUES = 200_000
+"""More than any file of a project has; aliases can stand for more."""
+MOST_LEVELS = 100
+
+
 @cache
-def _reader() -> bytes:
+def _code() -> bytes:
     """Return what tells apart this module and Python from others, which may read a text in another way."""
     return sha256(Path(__file__).read_bytes() + sys.version.encode()).digest()
 
 
-def _parsed(text: str, path: Path, mistakes: Mistakes) -> tuple[Any, dict[Loc, int]]:
-    """Return what a YAML text says, and the line of each value. A text without mistakes is parsed once, then cached.
+class _Reader:
+    """Turn a text into values, and note the line of each. Scalars stay text, so that 3.10 does not become 3.1."""
 
-    Raises SyntaxError for what is not YAML.
-    """
-    key = sha256(_reader() + text.encode()).hexdigest()
-    with suppress(OSError, ConfigError, ValueError, EOFError, TypeError):
-        data, lines = marshal.loads((cache_folder("yaml") / key).read_bytes())  # noqa: S302 - as trusted as our modules
-        return data, lines
-    import yaml  # noqa: PLC0415 - what the cache has needs it not
+    def __init__(self, path: Path, mistakes: Mistakes) -> None:
+        self.path = path
+        self.mistakes = mistakes
+        self.lines: dict[Loc, int] = {}
+        self.count = 0
 
-    lines, before = {}, len(mistakes.texts)
-    try:
-        node = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise SyntaxError(error.problem or error.context or "", (str(path), line, None, None)) from None
-    data = _value(node, (), lines, path, mistakes)
-    if len(mistakes.texts) == before:
-        with suppress(ConfigError):  # without a folder to write to, texts are parsed each time
-            write_bytes(cache_folder("yaml") / key, marshal.dumps((data, lines)))
-    return data, lines
+    def data(self, text: str) -> Any:
+        """Return the values of a text: JSON or YAML. YAML without mistakes is parsed once, then cached.
 
+        Raises JSONDecodeError or SyntaxError for what is neither.
+        """
+        # JSON is YAML, but its own reader is a hundred times faster, and a lock is long.
+        if text.startswith("{"):
+            try:
+                return json.loads(text, object_pairs_hook=self.pairs)
+            except RecursionError:
+                return self.refuse_depth()
+        key = sha256(_code() + text.encode()).hexdigest()
+        with suppress(OSError, ConfigError, ValueError, EOFError, TypeError):
+            data, self.lines = marshal.loads((cache_folder("yaml") / key).read_bytes())  # noqa: S302 - as our modules
+            return data
+        data = self.nodes(text)
+        if not self.mistakes.texts:
+            with suppress(ConfigError):  # without a folder to write to, texts are parsed each time
+                write_bytes(cache_folder("yaml") / key, marshal.dumps((data, self.lines)))
+        return data
 
-def _value(node: Any, loc: Loc, lines: dict[Loc, int], path: Path, mistakes: Mistakes) -> Any:
-    """Return the value of a YAML node, and note the lines. Scalars stay text, so that 3.10 does not become 3.1."""
-    if node is None:
-        return {}
-    lines.setdefault(loc, node.start_mark.line + 1)
-    if node.id == "mapping":
+    def refuse_depth(self) -> None:
+        """Note that values are inside each other more often than parsers, which recurse, can bear."""
+        self.mistakes.add(f"{self.path}:1", f"has more than {MOST_LEVELS} levels; restore the file from git")
+
+    def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return an object of JSON; note a key that is there twice."""
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            twice = next(key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1)
+            self.mistakes.add(f"{self.path}", f"{twice}: the key is there twice; remove one")
+        return result
+
+    def nodes(self, text: str) -> Any:
+        """Return the values of a YAML text. Raises SyntaxError for what is not YAML."""
+        import yaml  # noqa: PLC0415 - what the cache has needs it not
+
+        problem, line, level = "", 1, 0
+        try:
+            # libyaml crashes on what is too deep, but not when it only yields events.
+            for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+                level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+                if level > MOST_LEVELS:
+                    return self.refuse_depth()
+            return self.value(yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), (), ())
+        except yaml.MarkedYAMLError as error:
+            problem = f"{error.problem}; correct the line, or quote the text"
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+        except yaml.reader.ReaderError as error:
+            problem = f"the character {error.character!r} may not be in a file; remove it"
+            line = text.count("\n", 0, error.position) + 1
+        raise SyntaxError(problem, (str(self.path), line, None, None))
+
+    def value(self, node: Any, loc: Loc, outer: tuple[Any, ...]) -> Any:
+        """Return the value of a node, which is inside the `outer` ones."""
+        if node is None:
+            return {}
+        line = node.start_mark.line + 1
+        self.count += 1
+        if node in outer or self.count > MOST_VALUES:
+            problem = "an alias of itself" if node in outer else f"aliases make more than {MOST_VALUES} values of this"
+            if not self.mistakes.texts:
+                self.mistakes.add(f"{self.path}:{line}", f"{dotted_key(loc)}: {problem}; write the value instead")
+            return None
+        self.lines.setdefault(loc, line)
+        if node.id == "sequence":
+            return [self.value(child, (*loc, i), (*outer, node)) for i, child in enumerate(node.value)]
+        if node.id != "mapping":
+            return None if node.tag == "tag:yaml.org,2002:null" else node.value
         result: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for key_node, child in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                value = self.value(child, loc, (*outer, node))
+                for mapping in value if isinstance(value, list) else [value]:
+                    merged = {**mapping, **merged} if isinstance(mapping, dict) else merged
+                continue
             key = str(key_node.value)
             inner = (*loc, key)
-            lines[inner] = key_node.start_mark.line + 1
+            self.lines[inner] = key_node.start_mark.line + 1
             if key in result:
-                mistakes.add(f"{path}:{lines[inner]}", f"{dotted_key(inner)}: the key is there twice; remove one")
-            result[key] = _value(child, inner, lines, path, mistakes)
-        return result
-    if node.id == "sequence":
-        return [_value(child, (*loc, i), lines, path, mistakes) for i, child in enumerate(node.value)]
-    return None if node.tag == "tag:yaml.org,2002:null" else node.value
+                self.mistakes.add(
+                    f"{self.path}:{self.lines[inner]}", f"{dotted_key(inner)}: the key is there twice; remove one"
+                )
+            result[key] = self.value(child, inner, (*outer, node))
+        return merged | result
+
+
+def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iterator[tuple[Loc, str]]:
+    """Yield place and words of each mistake, one for a place: a list whose items are wrong is not also too short."""
+    details: dict[Loc, list[Any]] = {}
+    for detail in error.errors():
+        details.setdefault(_place(detail, data), []).append(detail)
+    for loc, found in details.items():
+        if any(len(other) > len(loc) and other[: len(loc)] == loc for other in details) and all(
+            detail["type"] == "too_short" for detail in found
+        ):
+            continue
+        # Of the kinds that a value may have, the one that says more than that it is another kind.
+        best = min(found, key=lambda detail: detail["type"].endswith("_type") or detail["type"] == "literal_error")
+        yield loc, _explain(best, model, loc)
+
+
+def _place(detail: Any, data: Any) -> Loc:
+    """Return the place of a mistake without what pydantic adds for the kinds that a value may have."""
+    loc: list[str | int] = []
+    for part in (part for part in detail["loc"] if part != "[key]"):
+        if (isinstance(data, list) and isinstance(part, int) and part < len(data)) or (
+            isinstance(data, dict) and part in data
+        ):
+            data = data[part]
+        elif not (detail["type"] == "missing" and part == detail["loc"][-1]):
+            continue
+        loc.append(part)
+    return tuple(loc)
+
+
+MUST_BE = {
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of keys and values",
+    "model_type": "must be a mapping of keys and values",
+    "model_attributes_type": "must be a mapping of keys and values",
+    "string_type": "must be a text",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "date_from_datetime_parsing": "must be a day as YYYY-MM-DD",
+    "date_parsing": "must be a day as YYYY-MM-DD",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must not be empty",
+    "literal_error": "must be {expected}",
+}
+"""Kind of a mistake → what the value must be, instead of the words of the library that validates."""
 
 
 def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
-    if detail["type"] == "extra_forbidden":
+    kind, got = detail["type"], detail.get("input")
+    if kind == "extra_forbidden":
         return f"unknown key{suggestion(str(loc[-1]), _fields(model, loc[:-1]))}"
-    if detail["type"] == "missing":
+    if kind == "missing":
         return "is missing"
-    got = detail.get("input")
     shown = repr(got) if isinstance(got, str | int | float) else KINDS.get(type(got), "nothing")
-    return f"{detail['msg'].removeprefix('Value error, ').replace('tuple', 'list')} (got {shown})"
+    context = detail.get("ctx", {})
+    if kind == "string_pattern_mismatch":
+        problem = f"must be {PATTERN_WORDS.get(context['pattern'], 'as the pattern ' + context['pattern'] + ' says')}"
+    elif kind in MUST_BE:
+        problem = MUST_BE[kind].format(**context)
+    else:
+        problem = detail["msg"].removeprefix("Value error, ").replace("tuple", "list")
+        return f"{problem} (got {shown})" if isinstance(got, str | int | float) else problem
+    if kind == "literal_error" and (near := suggestion(str(got), str(context["expected"]).split("'")[1::2])):
+        return f"{problem}, not {shown}{near if 'did you mean' in near else ''}"
+    if kind in ("list_type", "tuple_type") and isinstance(got, str):
+        return f"{problem}, not {shown}; write [{got}]"
+    return f"{problem}, not {shown}"
 
 
 def _fields(model: Any, loc: Loc) -> list[str]:

@@ -104,7 +104,11 @@ class Check(Model):
     result says so."""
 
     @model_validator(mode="after")
-    def _ranks_need_slurm(self) -> Check:
+    def _consistent(self) -> Check:
+        try:
+            re.compile((self.expect or "").replace("{version}", ""))
+        except re.error as error:
+            raise ValueError(f"expect: {self.expect!r} is no regular expression: {error}") from None
         if self.ranks > 1 and "slurm" not in self.needs:
             raise ValueError("ranks: srun starts them, so it needs [slurm]")
         return self
@@ -270,6 +274,8 @@ class Component(Model):
     """The build stage compiles, which takes long: `imagebuild build --cache` keeps what it makes."""
     portable: bool = False
     """Built on the base's `build-on`: the result runs on all later releases too."""
+    build_only: bool = False
+    """The build stage is a tool of others' stages; an image cannot have the component."""
     stage_only: bool = False
     """The build stage serves other stages; nothing of it is copied into the image."""
     git: str | None = None
@@ -305,6 +311,13 @@ class Component(Model):
     """Shell patterns of files in the image that hold code for exactly the GPUs that the matrix lists."""
     waivers: tuple[CheckWaiver, ...] = ()
     """What the image checks object to and is right."""
+
+    @model_validator(mode="after")
+    def _checks_have_names_of_their_own(self) -> Component:
+        names = [check.name for check in self.checks]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"checks: two are called {twice!r}; rename one")
+        return self
 
 
 def first_values(rows: Iterable[ConditionalRow], axes: Mapping[str, str]) -> dict[str, str]:

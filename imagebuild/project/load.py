@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,7 +60,15 @@ def load_project(matrix: Path, dockerfiles: Path, lock: Path, extending: tuple[P
     known = {name: file for name, file in components.items() if file}
     own_lock = locked.model if locked else Lock()
     own = Project(document, known, own_lock, (dockerfiles,), own_lock)
-    return layered(own, base) if base else own
+    project = layered(own, base) if base else own
+    for name in own.components:
+        for check in own.components[name].model.checks:
+            if check.run is None and not (script := script_path(project, name, check)).is_file():
+                mistakes.add(
+                    own.components[name].at("checks"), f"checks.{check.name}: {script} is missing; add it, or `run`"
+                )
+    mistakes.stop_if_any()
+    return project
 
 
 def layered(own: Project, base: Project) -> Project:
@@ -100,17 +107,14 @@ def base_folder(extends: str | GitProject | None, place: Path) -> Path | None:
 
 
 def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
-    """Return a folder with the files of a commit, fetched unless it was before, by way of the user's mirrors."""
+    """Return a folder with the files of a commit, fetched unless it was before."""
     folder = cache_folder("projects") / source.commit
     if not folder.is_dir():
-        from imagebuild.core.settings import load_settings  # noqa: PLC0415 - few projects extend one in git
-
-        url = load_settings(os.environ).mirrors.download(source.git)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as name:
             work = Path(name) / "work"
             run("git", "init", "--quiet", str(work))
-            run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", url, source.commit)
+            run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", source.git, source.commit)
             run("git", "-C", str(work), "checkout", "--quiet", source.commit)
             work.rename(folder)
     return folder
@@ -146,10 +150,15 @@ def script_of(project: Project, component: str, check: Check) -> str:
     """Return the shell commands of a check. Raises ConfigError if its script cannot be read."""
     if check.run is not None:
         return check.run
-    owner, _, script = (check.script or check.name).rpartition("/")
-    path = project.folder(owner or component) / "checks" / f"{script}.sh"
+    path = script_path(project, component, check)
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         where = project.components[component].at("checks")
         raise ConfigError(f"{where}: checks.{check.name}: {path}: {error.strerror}") from None
+
+
+def script_path(project: Project, component: str, check: Check) -> Path:
+    """Return the file with the commands of a check. Raises ConfigError if it names an unknown component."""
+    owner, _, script = (check.script or check.name).rpartition("/")
+    return project.folder(owner or component) / "checks" / f"{script}.sh"

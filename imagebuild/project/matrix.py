@@ -18,10 +18,12 @@ from imagebuild.core.fields import (
     OneOrMore,
     Platform,
     Release,
+    VersionText,
     one_or_more,
 )
 
 REPOSITORY = r"^(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*$"
+IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/{}@-]*$"
 Attachment = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
 
 
@@ -57,7 +59,7 @@ class Pin(Model):
     """Hold the version of a component; of several, the first whose condition holds counts."""
 
     when: Condition = Field(default_factory=dict)
-    version: str
+    version: VersionText
     commit: Commit | None = None
     """For a source in git whose version is no tag: the commit. Commits of tags are in the lock."""
 
@@ -65,7 +67,7 @@ class Pin(Model):
 class Base(Model):
     """Describe a distribution release: a value of the axis `os`."""
 
-    image: str
+    image: Annotated[str, Field(pattern=IMAGE)]
     """Official image of the release in a registry, with a tag; the lock has its digest."""
     release: Name | None = None
     """Code name in the Debian archive, from which the base can be bootstrapped instead."""
@@ -128,9 +130,9 @@ class Image(Model):
     """Describe an image: its axes, components, platforms and tags."""
 
     description: Line
-    base: str | None = None
+    base: Annotated[str, Field(pattern=IMAGE)] | None = None
     """Image it starts from, with axes filled in; by default the one of the axis `os`."""
-    axes: dict[Name, Annotated[tuple[str, ...], Field(min_length=1)]]
+    axes: dict[Name, Annotated[tuple[VersionText, ...], Field(min_length=1)]]
     platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
     components: Annotated[tuple[Name, ...], Field(min_length=1)]
     build_with: dict[Name, Name] = Field(default_factory=dict)
@@ -184,7 +186,9 @@ class Matrix(Model):
     """Value of the axis `os` → where such images start from."""
     versions: dict[Name, Annotated[tuple[Pin, ...], BeforeValidator(_pins)]] = Field(default_factory=dict)
     """Pin → version, or rows of versions with conditions on axes."""
-    gpu_architectures: dict[str, GpuArchitecture] = Field(default_factory=dict)
+    gpu_architectures: dict[Annotated[str, Field(pattern=r"^[0-9]{2,3}[a-z]?$")], GpuArchitecture] = Field(
+        default_factory=dict
+    )
     """Compute capability → what it is for, in ascending order."""
     images: dict[Name, Image]
     rules: tuple[ExclusionRule, ...] = ()

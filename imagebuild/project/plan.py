@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, suggestion
-from imagebuild.core.fields import YamlFile, axis_facts, major, matches, minor
+from imagebuild.core.fields import PATTERN_WORDS, VERSION, YamlFile, axis_facts, major, matches, minor, satisfies
 from imagebuild.project.component import Component
 from imagebuild.project.lockfile import Lock
 from imagebuild.project.matrix import REPOSITORY, Excluded, Matrix, Pin, Plan, Target, combination_id
@@ -79,10 +79,10 @@ def named(project: Project, image: str, axes: dict[str, str], components: dict[s
         """Return a template of a tag with its values; note names without a value, and what is not a tag."""
         where, what = project.matrix.at("images", image, field, i), f"images.{image}.{field}.{i}"
         for name in [name for name in FIELD.findall(template) if name not in values]:
-            mistakes.add(where, f"{what}: no value for {{{name}}}{suggestion(name, values)}")
+            mistakes.add_once(f"{where}: {what}", f"no value for {{{name}}}{suggestion(name, values)}")
         tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
         if not TAG.match(tag.replace(REVISION, "0" * REVISION_DIGITS)):
-            mistakes.add(where, f"{what}: {tag!r} is not a valid image name and tag")
+            mistakes.add_once(f"{where}: {what}", f"{tag!r} is not a valid image name and tag")
         return tag
 
     identity = combination_id(image, axes)
@@ -154,11 +154,16 @@ def _references(project: Project) -> Iterator[Reference]:
     """Yield where files name what other files have."""
     matrix, file, known = project.matrix.model, project.matrix, project.components
     axes = {"image", *(name for image in matrix.images.values() for name in axis_facts(dict.fromkeys(image.axes, "")))}
+    roles = {wanted for document in known.values() for wanted in document.model.build_requires}
     for name, image in matrix.images.items():
         for i, component in enumerate(image.components):
             yield file, ("images", name, "components", i), "unknown component", component, known
         for wanted, component in image.build_with.items():
             yield file, ("images", name, "build-with", wanted), "unknown component", component, known
+            yield file, ("images", name, "build-with"), "no component builds with", wanted, roles
+        if isinstance(image.size_limit_mb, dict) and "variant" in image.axes:
+            for variant in image.size_limit_mb:
+                yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes["variant"]
         for i, value in enumerate(image.axes.get("os", ())):
             yield file, ("images", name, "axes", "os", i), "no base", value, matrix.bases
     pins = {*known, *(d.model.pin for d in known.values() if d.model.pin)}
@@ -188,18 +193,36 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
         if name not in known:
             words = [str(word) for word in place if not isinstance(word, int) and word != name]
             mistakes.add(file.at(*place), f"{'.'.join(words)}: {problem} {name!r}{suggestion(name, set(known))}")
-    for option, names in (("--with", changes.with_), ("--without", changes.without)):
+    listed = {component for image in matrix.images.values() for component in image.components}
+    for option, names, choices in (
+        ("--with", changes.with_, set(project.components)),
+        ("--without", changes.without, listed),
+    ):
         for name in names:
-            if name not in project.components:
-                mistakes.add(f"{option} {name}", f"unknown component{suggestion(name, project.components)}")
+            if name not in choices:
+                problem = "no image lists it" if name in project.components else "unknown component"
+                mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, choices)}")
+            elif name in changes.with_ and name in changes.without:
+                mistakes.add(f"{option} {name}", "--with and --without exclude each other; leave one out")
+    for name in changes.with_:
+        if name in project.components and project.components[name].model.build_only:
+            mistakes.add(f"--with {name}", "is a tool of build stages, and cannot be in an image")
     for name, image in matrix.images.items():
+        for i, component in enumerate(image.components):
+            if component in project.components and project.components[component].model.build_only:
+                where = at("images", name, "components", i)
+                mistakes.add(where, f"images.{name}.components: {component} is a tool of build stages; leave it out")
         if "os" not in image.axes:
             mistakes.add(at("images", name, "axes"), f"images.{name}.axes: the axis 'os' is missing")
     for name, document in project.components.items():
-        if not document.model.version_axis and (document.model.pin or name) not in matrix.versions:
-            users = [image_name for image_name, image in matrix.images.items() if name in image.components]
-            if users:
-                mistakes.add(at("versions"), f"versions: no version for {name}, which {users[0]} uses")
+        pin = document.model.pin or name
+        if document.model.version_axis or pin in matrix.versions or pin in changes.values:
+            continue
+        if users := [image_name for image_name, image in matrix.images.items() if name in image.components]:
+            what = f"versions: no version for {name}, which {users[0]} uses; add `{pin}: VERSION`"
+            mistakes.add(at("versions"), what)
+        elif name in changes.with_:
+            mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
 
 
 def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
@@ -253,6 +276,8 @@ def parse_changes(
         name, equals, value = setting.partition("=")
         if not (name and equals and value):
             raise ConfigError(f"--set {setting}: write it as name=value, for example --set cuda=13.1")
+        if name in values:
+            raise ConfigError(f"--set {setting}: {name} is set twice; give an axis several values as {name}=A,B")
         values[name] = value
     return Changes(values, tuple(with_), tuple(without), repository)
 
@@ -272,6 +297,15 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
         wanted = [c for c in (*image.components, *changes.with_) if c not in changes.without]
         components = with_requirements(project, name, wanted, mistakes)
         choices = [changes.values[a].split(",") if a in changes.values else v for a, v in image.axes.items()]
+        for axis, found in zip(image.axes, choices, strict=True):
+            where = f"--set {axis}" if axis in changes.values else project.matrix.at("images", name, "axes", axis)
+            for value in sorted({value for value in found if found.count(value) > 1}):
+                mistakes.add(where, f"{axis} {value} is there twice; remove one")
+            for value in found if axis == "os" and axis in changes.values else ():
+                if value not in matrix.bases:
+                    mistakes.add(where, f"no base {value!r}{suggestion(value, matrix.bases)}")
+        if mistakes.texts:
+            continue
         for values in product(*choices):
             axes = dict(zip(image.axes, values, strict=True))
             facts = axis_facts(axes)
@@ -287,16 +321,18 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
                 if variant and variant not in project.components[component].model.variants:
                     continue
                 if version is None:
-                    where = project.matrix.at("versions", component)
-                    mistakes.add(where, f"versions: no version of {component} for {combination_id(name, axes)}")
+                    where = f"{project.matrix.at('versions', component)}: versions.{component}"
+                    hint = "add a row without `when`, or a rule that excludes it"
+                    mistakes.add_once(where, f"no row is for {combination_id(name, axes)}; {hint}")
                 else:
                     present[component] = version
             targets.append(named(project, name, axes, present, mistakes))
-    if not changes.values:
+    if not changes.values and not mistakes.texts:
         for i, row in enumerate(matrix.rules):
             if not used[row.name] and row not in project.inherited:
                 what = f"rules.{row.name}: matches no combination; remove it, or correct its 'when'"
                 mistakes.add(project.matrix.at("rules", i), what)
+    mistakes.stop_if_any()
     check_tags(project, targets, mistakes)
     check_policy(project, targets, mistakes)
     mistakes.stop_if_any()
@@ -315,8 +351,21 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     problem = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"
     if excluded := select_excluded(plan, selectors):
         raise NothingSelected(f"{problem}: {excluded[0].rule} excludes {excluded[0].id}: {excluded[0].reason}")
-    near = [suggestion(s, [t.id for t in plan.targets]) for s in selectors if "=" not in s]
-    hint = next((text for text in near if "did you mean" in text), "; `imagebuild plan` lists the targets")
+    names = {name for target in plan.targets for name in (target.id, target.image)}
+    axes: dict[str, set[str]] = {"image": {target.image for target in plan.targets}}
+    for target in plan.targets:
+        for axis, value in target.axes.items():
+            axes.setdefault(axis, set()).add(value)
+    for selector in selectors:
+        axis, operator, value = _parts(selector)
+        if operator and axis not in axes:
+            raise NothingSelected(f"{problem}: no axis {axis!r}{suggestion(axis, axes)}")
+        if operator and not any(_holds(known, operator, value) for known in axes[axis]):
+            raise NothingSelected(f"{problem}: no target has it{suggestion(value, axes[axis])}")
+    near = [suggestion(selector, names) for selector in selectors if not _parts(selector)[1]]
+    hint = next(
+        (text for text in near if "did you mean" in text), f"; known images: {', '.join(sorted(axes['image']))}"
+    )
     raise NothingSelected(problem + hint)
 
 
@@ -342,12 +391,28 @@ def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...
 
 def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
     """Return whether a combination fits globs of ids, names of images, and `axis=value`."""
-    pairs = [s.partition("=")[::2] for s in selectors if "=" in s]
-    globs = [s for s in selectors if "=" not in s]
+    parts = [_parts(selector) for selector in selectors]
+    globs = [glob for glob, operator, _ in parts if not operator]
     values = {"image": item.image, **item.axes}
-    return all(fnmatchcase(values.get(axis, ""), value) for axis, value in pairs) and (
+    return all(_holds(values.get(axis, ""), operator, value) for axis, operator, value in parts if operator) and (
         not globs or any(g == item.image or fnmatchcase(item.id, g) for g in globs)
     )
+
+
+def _parts(selector: str) -> tuple[str, str, str]:
+    """Return axis, operator and value of `cuda>=13.4`; of a glob, that and two empty texts."""
+    found = re.match(r"([^<>=!~]+)([<>=!~]=?)(.*)", selector)
+    return (found[1], found[2], found[3]) if found else (selector, "", "")
+
+
+def _holds(known: str, operator: str, value: str) -> bool:
+    """Return whether a value of an axis fits a selector. Raises ConfigError for a version that is none."""
+    if operator == "=":
+        return fnmatchcase(known, value)
+    try:
+        return satisfies(known, operator + value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def with_requirements(project: Project, image: str, names: Iterable[str], mistakes: Mistakes) -> tuple[str, ...]:
@@ -370,6 +435,12 @@ def with_requirements(project: Project, image: str, names: Iterable[str], mistak
                 )
         graph[name] = tuple(provider for provider in providers.values() if provider)
         todo += graph[name]
+    for wanted in sorted({role for name in graph for role in project.components[name].model.provides}):
+        offers = [name for name in graph if name == wanted or wanted in project.components[name].model.provides]
+        if len(offers) > 1:
+            where = project.matrix.at("images", image, "components")
+            both = " and ".join(sorted(offers))
+            mistakes.add(where, f"images.{image}.components: {both} provide {wanted!r}; leave one out, or --without")
     try:
         order = TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order()
         return tuple(order)
@@ -412,10 +483,13 @@ def versions_with(project: Project, changes: Changes, mistakes: Mistakes | None 
     for name, value in changes.values.items():
         if name in axes:
             continue
-        if name not in versions:
+        if name not in {*versions, *project.components}:
             found.add(f"--set {name}={value}", f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}")
             continue
         version, at, commit = value.partition("@")
+        if not re.match(VERSION, version):
+            found.add(f"--set {name}={value}", f"must be {PATTERN_WORDS[VERSION]}")
+            continue
         if at and not re.fullmatch("[0-9a-f]{40}", commit):
             found.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")
             continue

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any, get_args
 
 import jinja2
 
+from imagebuild import __version__
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Platform, satisfies
 from imagebuild.core.files import cache_folder, read_text
@@ -194,10 +196,13 @@ class Renderer:
                 return self._capabilities(recipe.values(name, stage=True).get("toolkit", recipe.version(name)))
         return self._capabilities(target.axes.get("cuda", "0"))
 
-    def dockerfile(self, target: Target, *, base: str | None = None, append: str = "") -> Dockerfile:
+    def dockerfile(
+        self, target: Target, *, base: str | None = None, append: str = "", options: Sequence[str] = ()
+    ) -> Dockerfile:
         """Render the self-contained Dockerfile of a target.
 
         `base` replaces the image that the final stage starts from; `append` is put at the end of the final stage.
+        `options` are those of the command line that ask for it, for the command in the header.
         Raises ConfigError if a template is wrong or the lock lacks a source. A source that the lock has as unresolved
         is rendered as that word, which every builder refuses.
         """
@@ -214,6 +219,8 @@ class Renderer:
         text = self._render(
             "Dockerfile.j2",
             target=target,
+            imagebuild=__version__,
+            command=" ".join(shlex.join(["imagebuild", "render", target.id, *options]).split()),
             description=recipe.image.description,
             lock_hash=lock_hash,
             base=start,
@@ -268,8 +275,13 @@ class Renderer:
         if "gpu" in component.key:
             context["gpu"] = self._capabilities(values.get("toolkit", context["version"]))
         summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
+        if git and not git.commit:
+            summary += f", tag {git.tag}"
         rule = self._macros["rule"](name, summary)
         text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
+        if not re.search(rf"^FROM .* AS {name}$", text, re.MULTILINE):
+            path = self.project.template(f"components/{name}/build.j2")
+            raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
         self._stages[recipe.identity(name), base] = f"{rule}\n{text}"
         return self._stages[recipe.identity(name), base]
 
@@ -346,13 +358,17 @@ class Renderer:
             text = self._environment.get_template(name).render(**self._macros, **context)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{self.project.template(error.name or name)}:{error.lineno}: {error.message}") from None
-        except (jinja2.TemplateError, TypeError) as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # a template may divide by zero
             line, trace = 1, error.__traceback__
             while trace:
                 if trace.tb_frame.f_code.co_filename.endswith(name):
                     line = trace.tb_lineno
                 trace = trace.tb_next
-            raise ConfigError(f"{self.project.template(name)}:{line}: {error}; a stage sees only its key") from None
+            unknown = isinstance(error, jinja2.UndefinedError)
+            problem = f"{error}; {'a stage sees only its key' if unknown else 'correct the template'}"
+            raise ConfigError(f"{self.project.template(name)}:{line}: {problem}") from None
         text = text.replace("\nEOF\n", "\nEOF\n\n")
         while "\n\n\n" in text:
             text = text.replace("\n\n\n", "\n\n")

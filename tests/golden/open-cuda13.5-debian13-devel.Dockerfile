@@ -15,7 +15,7 @@
 #   openmpi-git        5.0.10
 #   nccl-tests         2.19.6
 #
-# Written by `imagebuild render open-cuda13.5-debian13-devel`, lock a555eb32a24b.
+# Written by imagebuild 0.1.0, lock a555eb32a24b:  imagebuild render open-cuda13.5-debian13-devel
 # Needs no build context:  docker buildx build -t open - < Dockerfile
 
 # ---- fetch -----------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ EOF
 
 # ---- gdrcopy ---------------------------------------------------------------------------------------
 # GDRCopy: Copies between CPU and GPU memory through PCIe windows, for small messages. MIT,
-# https://github.com/NVIDIA/gdrcopy
+# https://github.com/NVIDIA/gdrcopy, tag v2.6
 FROM scratch AS gdrcopy-source
 ADD https://github.com/NVIDIA/gdrcopy.git#93c606bbcaa10457cbbab93163aa446d902b983d /
 
@@ -265,7 +265,7 @@ EOF
 
 # ---- nvbandwidth -----------------------------------------------------------------------------------
 # nvbandwidth: Copy bandwidth and latency between host and GPUs and between GPUs. Apache-2.0,
-# https://github.com/NVIDIA/nvbandwidth
+# https://github.com/NVIDIA/nvbandwidth, tag v0.8
 FROM scratch AS nvbandwidth-source
 ADD https://github.com/NVIDIA/nvbandwidth.git#66746a3bef61c8c2e12ab34955310da70b9e38cb /
 
@@ -370,7 +370,7 @@ EOF
 
 # ---- perftest --------------------------------------------------------------------------------------
 # perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. GPL-2.0-only OR
-# BSD-2-Clause, https://github.com/linux-rdma/perftest
+# BSD-2-Clause, https://github.com/linux-rdma/perftest, tag 26.04.17
 FROM scratch AS perftest-source
 ADD https://github.com/linux-rdma/perftest.git#720b61082454e189b1f21835ec175536a944afc3 /
 
@@ -418,7 +418,7 @@ EOF
 
 # ---- ucx -------------------------------------------------------------------------------------------
 # UCX: Transport library with CUDA, verbs, rdmacm, mlx5 and GDRCopy. BSD-3-Clause,
-# https://openucx.org
+# https://openucx.org, tag v1.22.0
 FROM scratch AS ucx-source
 ADD https://github.com/openucx/ucx.git#8a6b06fb880accbb933a79cda893883872c68d9d /
 
@@ -445,7 +445,8 @@ rm -rf /build
 EOF
 
 # ---- ucc -------------------------------------------------------------------------------------------
-# UCC: Collectives over UCX and NCCL, used by Open MPI. BSD-3-Clause, https://github.com/openucx/ucc
+# UCC: Collectives over UCX and NCCL, used by Open MPI. BSD-3-Clause,
+# https://github.com/openucx/ucc, tag v1.8.0
 FROM scratch AS ucc-source
 ADD https://github.com/openucx/ucc.git#211e2f60436cba7c044195acb43752aa70eab38f /
 
@@ -475,7 +476,7 @@ EOF
 
 # ---- openmpi-git -----------------------------------------------------------------------------------
 # Open MPI: mpirun and libmpi with UCX, UCC, CUDA and Slurm, wired up by the distribution's PMIx.
-# BSD-3-Clause-Open-MPI, https://www.open-mpi.org
+# BSD-3-Clause-Open-MPI, https://www.open-mpi.org, tag v5.0.10
 FROM scratch AS openmpi-git-source
 ADD https://github.com/open-mpi/ompi.git#0d48030d410ae8f56790933135b28be1b3920ba1 /
 
@@ -537,7 +538,7 @@ EOF
 
 # ---- nccl-tests ------------------------------------------------------------------------------------
 # NCCL tests: Correctness and bandwidth of NCCL's collectives, on one node or under mpirun and srun.
-# BSD-3-Clause, https://github.com/NVIDIA/nccl-tests
+# BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
 FROM scratch AS nccl-tests-source
 ADD https://github.com/NVIDIA/nccl-tests.git#a0b82b2260cf5152b9f8c061bbf7eaf0ba096432 /
 

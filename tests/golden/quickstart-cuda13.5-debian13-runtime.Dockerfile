@@ -10,7 +10,7 @@
 #   ucx-distro         1.18.1+ds-2
 #   openmpi-distro     5.0.7-1
 #
-# Written by `imagebuild render quickstart-cuda13.5-debian13-runtime`, lock d30be0f88c1d.
+# Written by imagebuild 0.1.0, lock d30be0f88c1d:  imagebuild render quickstart-cuda13.5-debian13-runtime
 # Needs no build context:  docker buildx build -t quickstart - < Dockerfile
 
 # ---- fetch -----------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Exit codes, and what is printed, without an engine."""
 
 import json
+import shlex
+import sys
 from datetime import date
 from pathlib import Path
 
@@ -80,6 +82,57 @@ def test_exit_codes(call: Call, arguments: list[str], status: int, message: str)
     got, _, error = call(*arguments)
     assert (got, message in " ".join(error.split())) == (status, True), error
     assert "Traceback" not in error
+
+
+def test_the_header_has_the_command_that_makes_the_same_file_again(call: Call, tiny: Files) -> None:
+    tiny.write("my more", "RUN mine")
+    arguments = ["render", "tiny-cuda13.0-debian13-runtime", "--set", "library=1.3", "--append", "my more"]
+    _, text, _ = call(*arguments, "--for", "standalone")
+    written = next(line for line in text.splitlines() if line.startswith("# Written by"))
+    assert written.startswith(f"# Written by imagebuild {__version__}, lock ")
+    again = shlex.split(written.partition(":  ")[2])
+    assert again == ["imagebuild", *arguments, "--for", "standalone"]
+    assert call(*again[1:])[1] == text
+    assert ("type=secret" in text, "type=secret" in call(*arguments)[1]) == (False, True)
+    assert text.endswith("\nRUN mine\n")
+
+
+@pytest.mark.parametrize(
+    ("image", "status", "message"),
+    [
+        ("", 2, "not an image such as ubuntu:24.04"),
+        ("not an image", 2, "not an image"),
+        ("x\nRUN y", 2, "not an image"),
+        ("ubuntu:24.04", 2, "has packages and pins of debian13; take a base of that"),
+        ("r.test/debian:12", 2, "has packages and pins of debian13"),
+        ("debian:13.7-slim", 0, "has to be debian13, of which packages and pins are; add @sha256:"),
+        (f"r.test/acme/base@sha256:{'a' * 64}", 0, "has to be debian13"),
+    ],
+)
+def test_another_base_has_to_be_of_the_same_release(call: Call, image: str, status: int, message: str) -> None:
+    got, text, said = call("render", "tiny-cuda13.0-debian13-runtime", "--base-image", image)
+    assert (got, message in said, f"FROM {image} AS image\n" in text) == (status, True, status == 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("plan tiny-cuda12", ["tiny-cuda12.9-debian13-runtime"]),
+        ("render ti", ["tiny", "tiny-cuda12.9-debian13-runtime"]),
+        ("plan --with li", ["library"]),
+        ("limits h10", ["h100"]),
+        ("job mpijob --cluster co", ["coreweave"]),
+        ("job j", ["jobset"]),
+    ],
+)
+def test_a_shell_completes_names_of_the_project(
+    call: Call, monkeypatch: pytest.MonkeyPatch, line: str, names: list[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # so that the program is called imagebuild
+    monkeypatch.setenv("_IMAGEBUILD_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"imagebuild {line}")
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split())))
+    assert call()[1].splitlines()[: len(names)] == names
 
 
 def test_the_date_of_the_lock_is_set_alone(call: Call, tiny: Files) -> None:

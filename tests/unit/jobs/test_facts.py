@@ -45,7 +45,7 @@ MISTAKES = {
     "features/value.yaml": ('title: Bad\nenv:\n  - {name: A, value: "it\'s", why: x}\n', "value.yaml:3: env.0.value"),
     "features/when.yaml": (
         "title: Bad\nenv:\n  - name: X\n    why: x\n    when:\n      nccl: '>>2'\n",
-        "when.yaml:6: env.0.when.nccl.0: '>>2' is not a version specifier",
+        "when.yaml:6: env.0.when.nccl: '>>2' is not a version specifier",
     ),
     "tests/all-reduce.yaml": (
         "title: x\ncollectives: [allreduce]\nmin-bytes: 1M\nmax-bytes: 1M\n",
