@@ -127,7 +127,7 @@ class Assertion:
 
 
 class ReportOrigin(Model):
-    """The origin of a report."""
+    """Say where a report comes from."""
 
     title: str
     created: str
@@ -147,7 +147,7 @@ class ReportOrigin(Model):
 
 
 class Report(Results):
-    """The results that were read and the verdicts on them; the file that `imagebuild report --json` writes."""
+    """Hold the results that were read and the verdicts on them; the file that `imagebuild report --json` writes."""
 
     about: ReportOrigin
     judgements: tuple[Judgement, ...] = ()
