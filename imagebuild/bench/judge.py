@@ -86,14 +86,14 @@ def judge_results(
     tables, files = Counter(alone), Counter(collective for _, collective in set(alone))
     return (
         *(
-            judge_run(run, profile, expected, tables[run.source, run.collective], files[run.collective])
+            _judge_run(run, profile, expected, tables[run.source, run.collective], files[run.collective])
             for run in results.runs
         ),
-        *(judge_matrix(test, profile, expected) for test in results.tests),
-        *(judge_table(table, profile) for table in results.tables),
+        *(_judge_matrix(test, profile, expected) for test in results.tests),
+        *(_judge_table(table, profile) for table in results.tables),
         *(_judge_ucx(result) for result in results.ucx),
         *(
-            judge_diagnostics(source, tuple(group), profile)
+            _judge_diagnostics(source, tuple(group), profile)
             for source, group in groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
         ),
     )
@@ -102,14 +102,11 @@ def judge_results(
 # Runs of nccl-tests
 
 
-def judge_run(
-    run: Run, profile: Profile | None, expected: Expected | None = None, alone: int = 0, files: int = 0
-) -> Judgement:
+def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int, files: int) -> Judgement:
     """Judge one run of nccl-tests.
 
     `alone` is the number of runs in its file that have one rank each, `files` that of files with such runs.
     """
-    expected = expected or Expected()
     participation = _participation(run, profile, expected, alone, files)
     run = run.model_copy(update={"ranks": run.ranks or expected.ranks, "nodes": run.nodes or expected.nodes})
     data = _data_of_run(run)
@@ -345,7 +342,7 @@ def _least_size(run: Run) -> int:
 # Matrices of nvbandwidth, tables of perftest, results of ucx_perftest
 
 
-def judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected | None = None) -> Judgement:
+def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected) -> Judgement:
     """Judge a matrix: its devices, and in GB/s its worst pair by the reference and its best pair by the ceiling."""
     name = test.subject
     # A test that does not fit the machine is waived: that says nothing, and it is no failure.
@@ -369,7 +366,7 @@ def judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expecte
             allow="partial" if profile else None,
         )
     elif profile and gpus and not is_absent:
-        wanted = (expected and expected.ranks) or profile.node.gpus * ((expected and expected.nodes) or 1)
+        wanted = expected.ranks or profile.node.gpus * (expected.nodes or 1)
         participation = _gpus_claim(gpus, wanted, "took part")
     if test.unit != "GB/s" or is_absent or "local" in name:
         reason = "times are not judged" if test.unit != "GB/s" else "it passes no link between devices"
@@ -414,7 +411,7 @@ def _cells_between_devices(test: BandwidthTest) -> list[float | None]:
     ]
 
 
-def judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
+def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     """Judge a table of perftest by its best average, converted to Gb/s."""
     test = table.subject
     rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
@@ -471,7 +468,7 @@ def _judge_ucx(result: UcxResult) -> Judgement:
 # dcgmi diag
 
 
-def judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
+def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
     """Judge one dcgmi diag: it passes if tests of GPUs were run, and all that were run passed."""
     by_status = Counter(diagnostic.status for diagnostic in diagnostics)
     on_gpus = {
