@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from imagebuild.core.errors import ConfigError
 
@@ -120,7 +120,7 @@ def example(*lines: str) -> Callable[[Command], Command]:
 
 def subcommand(group: typer.Typer, name: str, *lines: str) -> Callable[[Command], Command]:
     """Return a decorator that adds a command with `examples` to a group of commands."""
-    return lambda command: group.command(name, cls=StrictCommand, epilog=examples(*lines))(expand_groups(command))
+    return lambda command: group.command(name, epilog=examples(*lines))(expand_groups(command))
 
 
 def expand_groups(command: Command) -> Command:
@@ -147,19 +147,6 @@ def expand_groups(command: Command) -> Command:
     vars(call)["__signature__"] = Signature(parameters)
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return cast(Command, call)
-
-
-class StrictCommand(TyperCommand):
-    """Refuse an option that is given twice where only one value counts: the last one would win without a word."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. Raises ConfigError for an option that is there twice."""
-        given: list[Any] = self.make_parser(ctx).parse_args(list(args))[2] if not ctx.resilient_parsing else []
-        for parameter in given:
-            single = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
-            if single and given.count(parameter) > 1:
-                raise ConfigError(f"{parameter.opts[-1]}: given twice; leave one out")
-        return super().parse_args(ctx, args)
 
 
 class CommandGroup(TyperGroup):

@@ -135,13 +135,27 @@ def render(
     append: Annotated[
         Path | None, option("--append FILE", "File with instructions for the end; its CMD, ENV, LABEL win.")
     ] = None,
+    unresolved: Annotated[
+        bool, option("--unresolved", "Also print what has sources without a pin, which no builder takes.")
+    ] = False,
     output: options.OutputOption = None,
 ) -> None:
     """Print the self-contained Dockerfile of a target."""
     from imagebuild.core.files import read_text
+    from imagebuild.project.lockfile import BaseImage, check_resolved
     from imagebuild.project.plan import select_one
 
     workspace = project.open(edits.parse())
     chosen = select_one(workspace.plan, target)
     more = read_text(append) if append else ""
-    options.print_or_write(workspace.renderer.dockerfile(chosen, base=base_image, append=more).text, output)
+    recipe = workspace.renderer.recipe(chosen)
+    replaced = BaseImage(recipe.image_base()) if base_image else None
+    warning = ""
+    try:
+        check_resolved(workspace.project.lock, (s for s in recipe.sources() if s != replaced), (chosen.id,))
+    except ConfigError as error:
+        if not unresolved:
+            raise ConfigError(f"{error}\n  or print it with --unresolved, to be read") from None
+        warning = f"# This builds nothing yet. {str(error).splitlines()[0].rstrip(':')}.\n"
+    text = workspace.renderer.dockerfile(chosen, base=base_image, append=more).text
+    options.print_or_write(warning + text, output)
