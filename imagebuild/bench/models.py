@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import isfinite
 from typing import Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import Field
@@ -51,6 +52,12 @@ class NcclRow(Model):
     root: int | None
     out_of_place: Half
     in_place: Half | None
+
+    @property
+    def busbw_gb_s(self) -> float | None:
+        """Return the bus bandwidth of the better placement, None if none was printed that is a number."""
+        speeds = [half.busbw_gb_s for half in (self.out_of_place, self.in_place) if half]
+        return max((speed for speed in speeds if speed is not None and isfinite(speed)), default=None)
 
 
 def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:

@@ -48,7 +48,13 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             private.ensure_emulation(name.removeprefix("linux/"))
     commit = revision.current_revision(project.matrix.path, project.roots[0])
     run = BuildRun(
-        request, project, dockerfiles, endpoint, caches=caches_of(project, request, dockerfiles), revision=commit
+        request,
+        project,
+        dockerfiles,
+        endpoint,
+        caches=caches_of(project, request, dockerfiles),
+        revision=commit,
+        origin=revision.origin_of_build(project.matrix.path, os.environ),
     )
     results: list[BuildResult] = []
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)

@@ -487,6 +487,7 @@ def export_images(run: BuildRun, results: Sequence[BuildResult], progress: Build
     for target, result in zip(run.request.targets, results, strict=True):
         more: dict[str, Any] = {
             "revision": run.revision,
+            **run.origin,
             "dockerfile": hashlib.sha256(run.dockerfiles[target.id].text.encode()).hexdigest(),
             "builder": run.request.builder or run.engine.host,
             "started": f"{run.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",

@@ -61,3 +61,4 @@ from .records import VerifyResult as VerifyResult
 from .records import Vulnerability as Vulnerability
 from .revision import current_revision as current_revision
 from .revision import files_at_revision as files_at_revision
+from .revision import origin_of_build as origin_of_build

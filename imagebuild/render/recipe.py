@@ -191,7 +191,8 @@ class Recipe:
         """
         own_axes = {**self.target.axes, "os": self.os(name)} if stage else self.target.axes
         version = self.version(name)
-        axes = {**axis_facts(own_axes), "version": version, "image": self.target.image}
+        providers = {wanted: self.provider(wanted) for wanted in self.component(name).build_requires}
+        axes = {**providers, **axis_facts(own_axes), "version": version, "image": self.target.image}
         result = {"version": version, "os": own_axes["os"], **self.key(name)}
         if arch:
             axes["arch"] = arch
@@ -283,7 +284,12 @@ class Recipe:
     def env(self, name: str) -> dict[str, str]:
         """Return the environment that a component gives an image, with what its unpacked archive sets."""
         axes = {**self._axes, "version": self.version(name)}
-        return {**self.unpacked_env(name), **first_values(self.component(name).env, axes)}
+        own = first_values(self.component(name).env, axes)
+        values = self.values(name) if any("{" in value for value in own.values()) else {}
+        filled = {
+            variable: self.fill(name, value, values, "env") if values else value for variable, value in own.items()
+        }
+        return {**self.unpacked_env(name), **filled}
 
     def unpacked_env(self, name: str) -> dict[str, str]:
         """Return what the image takes of the environment that a component's archive sets; nothing without facts."""

@@ -147,9 +147,14 @@ def image_environment(recipe: Recipe) -> dict[str, str]:
 
 
 def image_labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
-    """Return the labels of the image; `digest` is the lock's hash, `base` the image that it starts from."""
+    """Return the labels of the image; `digest` is the lock's hash, `base` the image that it starts from.
+
+    A base that builds may bootstrap has no label with a digest, as that would be of an image that was not used.
+    """
     target = recipe.target
     base_name, _, base_digest = base.partition("@")
+    if any(entry.release and entry.image == base_name for entry in recipe.project.matrix.model.bases.values()):
+        base_digest = ""
     result = {
         "org.opencontainers.image.title": target.image,
         "org.opencontainers.image.description": recipe.image.description,

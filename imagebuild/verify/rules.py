@@ -410,7 +410,7 @@ def runs(elf: Elf, capability: str) -> bool:
 
 
 OCI = "org.opencontainers.image."
-REQUIRED = ("title", "description", "version", "licenses", "base.name", "base.digest")
+REQUIRED = ("title", "description", "version", "licenses", "base.name")
 ANOTHER_BASE = (f"{OCI}base.name", f"{OCI}base.digest")
 """Labels that `render --base-image` changes."""
 MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")
