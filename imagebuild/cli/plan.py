@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
-from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,6 +72,8 @@ def plan(
         if unpublished:
             select = _unpublished(project.open(changes), select or ())
             if not select:
+                from imagebuild.core.console import out
+
                 out.print('{"include": []}', markup=False)
                 return
         request = change.ChangeRequest(before or since, project.paths, changes, after, select or (), platforms, base)
@@ -98,6 +99,8 @@ def plan(
         return Plan(targets=tuple(full), excluded=excluded, restricted=restricted)
 
     def show() -> None:
+        from imagebuild.core.console import out, print_table
+
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows)
         if restricted:
@@ -112,6 +115,7 @@ def plan(
 
 def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
     """Return the targets that are not published as they are now, and print how many."""
+    from imagebuild.core.console import err
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.plan import select_targets
     from imagebuild.publish.publish import unpublished_targets
