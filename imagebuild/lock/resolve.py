@@ -26,7 +26,6 @@ from imagebuild.core.http import Advance
 from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
 from imagebuild.lock.upstream import Upstream
-from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Archive,
@@ -48,6 +47,7 @@ from imagebuild.project.lockfile import (
     source_title,
 )
 from imagebuild.project.matrix import Target
+from imagebuild.project.plan import Project
 from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer
 
