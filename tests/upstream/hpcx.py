@@ -89,7 +89,6 @@ def distributions(systems: Collection[str]) -> Iterator[Distribution]:
         cuda, os = system.split("-")
         for version in VERSIONS[1:]:
             yield Distribution(os, int(cuda.split(".")[0]), version=version)
-        yield Distribution(os, int(cuda.split(".")[0]), "aarch64")
 
 
 @cache
