@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from imagebuild.build import bake, buildx, private
 from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry, LayerFormat
 from imagebuild.core import console, settings
-from imagebuild.core.console import out
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.console import format_size, out
+from imagebuild.core.errors import ConfigError, ImagebuildError
 from imagebuild.core.fields import Platform
 from imagebuild.core.files import cache_folder
 from imagebuild.core.run import native_platform
@@ -29,6 +29,24 @@ if TYPE_CHECKING:
     from imagebuild.build.bundle import Bundle, Recording
 
 
+MANY = 4
+"""Targets that are too many to be named in a command that people copy."""
+
+
+def size_of_downloads(urls: Collection[str]) -> str:
+    """Return the size of files as ` (1.2 GB)`; nothing if a server does not answer or does not tell."""
+    from imagebuild.core.http import Downloads
+
+    try:
+        configured = settings.load_settings(os.environ)
+        ca = settings.ca_bundle(None, os.environ)
+        web = Downloads(configured.mirrors.download, ca, configured.netrc_file, pause_s=0)
+        sizes = [web.length(url) for url in urls]
+    except ImagebuildError:
+        return ""
+    return "" if None in sizes else f" ({format_size(sum(size or 0 for size in sizes))})"
+
+
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
     """Build the targets and show progress.
 
@@ -37,7 +55,9 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     request = replace(request, folder=request.folder.resolve())
     parts = [(target, p) for target in request.targets for p in bake.platforms_of(target, request.platforms)]
     needed = (source for target, p in parts for source in renderer.recipe(target).for_platform(p).sources())
-    check_resolved(project.lock, needed, tuple(target.id for target in request.targets))
+    names = [target.id for target in request.targets] if len(request.targets) < MANY else []
+    command = " ".join(["imagebuild lock", *names, *(f"--platform {platform}" for platform in request.platforms)])
+    check_resolved(project.lock, needed, command, size_of_downloads)
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     check_request(request, dockerfiles)
     bundle = bundle_of(request, dockerfiles)

@@ -176,7 +176,9 @@ def render(
     replaced = BaseImage(recipe.image_base()) if base_image else None
     warning = ""
     try:
-        check_resolved(workspace.project.lock, (s for s in recipe.sources() if s != replaced), (chosen.id,))
+        check_resolved(
+            workspace.project.lock, (s for s in recipe.sources() if s != replaced), f"imagebuild lock {chosen.id}"
+        )
     except ConfigError as error:
         if not unresolved:
             raise ConfigError(f"{error}\n  or print it with --unresolved, to be read") from None

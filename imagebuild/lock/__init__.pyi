@@ -16,7 +16,9 @@ from .resolve import LockFile as LockFile
 from .resolve import check_entries as check_entries
 from .resolve import check_lock as check_lock
 from .resolve import compare_entries as compare_entries
+from .resolve import complete_lock as complete_lock
 from .resolve import examine_upstream as examine_upstream
+from .resolve import facts_changes as facts_changes
 from .resolve import incomplete as incomplete
 from .resolve import keys_of as keys_of
 from .resolve import lock_from_table as lock_from_table
@@ -26,6 +28,7 @@ from .resolve import merged_sources as merged_sources
 from .resolve import owners as owners
 from .resolve import redate_lock as redate_lock
 from .resolve import resolve_sources as resolve_sources
+from .resolve import shown_sources as shown_sources
 from .resolve import stale_entries as stale_entries
 from .resolve import what_entry_lacks as what_entry_lacks
 from .resolve import without_stale as without_stale

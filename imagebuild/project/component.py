@@ -166,7 +166,8 @@ class Unpacked(ArchiveTree):
     """Say how an unpacked archive is read, and what of the environment that its script sets reaches an image."""
 
     replaced: dict[Name, tuple[str, ...]] = Field(default_factory=dict)
-    """Folder of the image that another component fills → folders of the archive that it takes the place of."""
+    """Folder of the image that another component fills → folders of the archive that it takes the place of, or shell
+    patterns of them."""
     replaced_has: tuple[str, ...] = ("bin", "include", "lib", "lib/pkgconfig")
     """What such a folder has; nothing else in it gets into the environment."""
     removed: tuple[str, ...] = ()
@@ -231,7 +232,7 @@ class Unpacked(ArchiveTree):
         path = part.removeprefix(f"{self.prefix}/")
         top, _, rest = path.partition("/")
         for folder, others in self.replaced.items():
-            if top in (folder, *others):
+            if top == folder or any(fnmatchcase(top, pattern) for pattern in others):
                 inside = f"/{rest}" if rest else ""
                 return f"{self.prefix}/{folder}{inside}" if not rest or rest in self.replaced_has else None
         gone = path in tree.absent or any(

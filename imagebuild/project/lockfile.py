@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from typing import Annotated, Any, Literal, cast
@@ -16,8 +16,6 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")]
 Unresolved = Literal["unresolved"]
-MANY = 4
-"""Targets that are too many to be named in a command that people copy."""
 UNRESOLVED: Unresolved = "unresolved"
 """A pin that is needed and that upstream could not be asked for yet. It is rendered as it is, and stops a build."""
 
@@ -296,18 +294,22 @@ def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
     return Lock.model_validate(entries)
 
 
-def check_resolved(lock: Lock, sources: Iterable[Source], targets: Collection[str] = ()) -> None:
+def check_resolved(
+    lock: Lock,
+    sources: Iterable[Source],
+    command: str = "imagebuild lock",
+    size_of: Callable[[Collection[str]], str] = lambda _: "",
+) -> None:
     """Raise ConfigError that lists the sources without a pin, if there are any: nothing is built from them.
 
-    `targets` are the ids of those that need them, for the command that pins them.
+    `command` pins them. `size_of` says how large the archives at these addresses are, as ` (1.2 GB)`.
     """
     needed = list(sources)
     missing = {key_of(source): source for source in needed if is_unresolved(lock, source)}
     if missing:
-        command = " ".join(("imagebuild lock", *(targets if len(targets) < MANY else ())))
-        archives = sum(isinstance(source, Archive) for source in missing.values())
+        archives = [source.url for source in missing.values() if isinstance(source, Archive)]
         number = len({*map(key_of, needed)})
-        downloads = f"; it downloads {archives} of the archives whole" if archives else ""
+        downloads = f"; it downloads {len(archives)} of them{size_of(archives)}, to hash and read" if archives else ""
         listed = "\n".join(f"  {describe_key(key)}" for key in missing)
         raise ConfigError(
             f"imagebuild.lock: {len(missing)} of {number} sources have no pin, so nothing would verify them; run "

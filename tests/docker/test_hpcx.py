@@ -25,7 +25,7 @@ COMPILED_LONG = ("openmpi", "nccl-tests")
 need it. `make hpcx-proof` builds everything."""
 MISS_OPEN_MPI = {
     "devel": {"image/environment", "cuda-image/paths", "hpcx/environment"},
-    "runtime": {"image/environment", "cuda-image/paths"},
+    "runtime": {"image/environment", "cuda-image/paths", "hpcx/environment"},
 }
 """Checks that must notice that it was left out: /opt/hpcx/ompi is in the environment."""
 

@@ -287,8 +287,8 @@ xargs -r0 perl -pi -e 's{(\w+://\S*)|/[\w./+-]*hpcx-(v\d|gcc)[\w.+-]*}{$1 // "/o
 mkdir /out/sources
 mv $hpcx/sources/openmpi*.tar.gz /out/sources ||
   stop "expected sources/openmpi*.tar.gz in the archive, found $(find $hpcx/sources -type f -printf '%f '); take another version"
-rm -rf $hpcx/sources $hpcx/ompi $hpcx/ompi4 $hpcx/ompi5
-sed -i 's:{HPCX_DIR}/ompi[45]:{HPCX_DIR}/ompi:g' $hpcx/hpcx-init*.sh
+rm -rf $hpcx/sources $hpcx/ompi $hpcx/ompi[0-9]*
+sed -i 's:{HPCX_DIR}/ompi[0-9]*:{HPCX_DIR}/ompi:g' $hpcx/hpcx-init*.sh
 mv $hpcx /out/devel/opt
 split-runtime --keep-symbols
 rm -rf /out/runtime/opt/hpcx/ucx/debug /out/runtime/opt/hpcx/ucx/prof
@@ -510,6 +510,7 @@ RUN --mount=type=cache,id=apt-ubuntu24.04,sharing=locked,target=/var/cache/apt \
     --mount=type=bind,from=gdrcopy,source=/out/devel/opt/gdrcopy/lib,target=/opt/gdrcopy/lib \
     --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/nccl_spectrum-x_plugin/lib,target=/opt/hpcx/nccl_spectrum-x_plugin/lib \
     --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/nccl_rdma_sharp_plugin/lib,target=/opt/hpcx/nccl_rdma_sharp_plugin/lib \
+    --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/ucc/lib/ucc,target=/opt/hpcx/ucc/lib/ucc \
     --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/ucc/lib,target=/opt/hpcx/ucc/lib \
     --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/ucx/lib/ucx,target=/opt/hpcx/ucx/lib/ucx \
     --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/ucx/lib,target=/opt/hpcx/ucx/lib \
@@ -586,6 +587,7 @@ cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
 /opt/gdrcopy/lib
 /opt/hpcx/nccl_spectrum-x_plugin/lib
 /opt/hpcx/nccl_rdma_sharp_plugin/lib
+/opt/hpcx/ucc/lib/ucc
 /opt/hpcx/ucc/lib
 /opt/hpcx/ucx/lib/ucx
 /opt/hpcx/ucx/lib
@@ -600,7 +602,7 @@ useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
 cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
 export PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 export LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs"
-export LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
+export LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib/ucc:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
 export NVIDIA_VISIBLE_DEVICES="all"
 export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 export NCCL_VERSION="2.32.3-1"
@@ -627,7 +629,7 @@ export OMPI_MCA_coll_hcoll_enable="0"
 export UCX_VFS_ENABLE="no"
 PROFILE
 cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
-SetEnv PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs" LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility" NCCL_VERSION="2.32.3-1" NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4" NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1" CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" HPCX_DIR="/opt/hpcx" HPCX_HCOLL_DIR="/opt/hpcx/hcoll" HPCX_MPI_DIR="/opt/hpcx/ompi" HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin" HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin" HPCX_OSHMEM_DIR="/opt/hpcx/ompi" HPCX_SHARP_DIR="/opt/hpcx/sharp" HPCX_UCC_DIR="/opt/hpcx/ucc" HPCX_UCX_DIR="/opt/hpcx/ucx" MPI_HOME="/opt/hpcx/ompi" OMPI_HOME="/opt/hpcx/ompi" OPAL_PREFIX="/opt/hpcx/ompi" OSHMEM_HOME="/opt/hpcx/ompi" PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig" SHMEM_HOME="/opt/hpcx/ompi" OMPI_MCA_coll_hcoll_enable="0" UCX_VFS_ENABLE="no"
+SetEnv PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs" LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib/ucc:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility" NCCL_VERSION="2.32.3-1" NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4" NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1" CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" HPCX_DIR="/opt/hpcx" HPCX_HCOLL_DIR="/opt/hpcx/hcoll" HPCX_MPI_DIR="/opt/hpcx/ompi" HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin" HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin" HPCX_OSHMEM_DIR="/opt/hpcx/ompi" HPCX_SHARP_DIR="/opt/hpcx/sharp" HPCX_UCC_DIR="/opt/hpcx/ucc" HPCX_UCX_DIR="/opt/hpcx/ucx" MPI_HOME="/opt/hpcx/ompi" OMPI_HOME="/opt/hpcx/ompi" OPAL_PREFIX="/opt/hpcx/ompi" OSHMEM_HOME="/opt/hpcx/ompi" PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig" SHMEM_HOME="/opt/hpcx/ompi" OMPI_MCA_coll_hcoll_enable="0" UCX_VFS_ENABLE="no"
 CONFIG
 # An image is no machine with an id of its own; and what ldconfig remembers of its work has numbers of this disk.
 if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi
@@ -681,7 +683,7 @@ EOF
 
 ENV PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs" \
-    LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64" \
+    LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib/ucc:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NCCL_VERSION="2.32.3-1" \

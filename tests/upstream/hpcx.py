@@ -89,13 +89,14 @@ def distributions(systems: Collection[str]) -> Iterator[Distribution]:
         cuda, os = system.split("-")
         for version in VERSIONS[1:]:
             yield Distribution(os, int(cuda.split(".")[0]), version=version)
-        yield Distribution(os, int(cuda.split(".")[0]), "aarch64")
 
 
 @cache
 def release(version: str) -> Release:
     """Read what people have shown of a release."""
     data = yaml.safe_load((EVIDENCE / f"hpcx-{version}.yaml").read_text())
+    if like := data.get("like"):
+        data = {**yaml.safe_load((EVIDENCE / f"hpcx-{like}.yaml").read_text()), **data}
 
     def merged(name: str) -> dict[str, Any]:
         return {key: value for group in data.get(name, ()) for key, value in group["values"].items()}
@@ -111,7 +112,10 @@ def release(version: str) -> Release:
         built_in=data["built-in"]["folder"],
         versions=tuple(data["versions"]),
         sources=tuple(data["sources"]["names"]),
-        libraries=tuple(data["libraries"]),
+        libraries=tuple(
+            {**library, "path": library["path"].replace("{plugin}", data["plugin"]["default"])}
+            for library in [*data["libraries"], *data.get("more-libraries", ())]
+        ),
         programs=tuple(path for group in data["programs"] for path in group["paths"]),
         links=merged("links"),
     )

@@ -1,15 +1,25 @@
 """The file of the lock: its date, and what `lock --check --json` and `bump --json` say of it."""
 
 import json
+from dataclasses import replace
 from datetime import date
 
 import pytest
 
 from imagebuild.core import Absent, ConfigError
-from imagebuild.lock import LockFile, Upstream, bump_pins, check_lock, redate_lock
-from imagebuild.project import Changes, Wheel, WheelSet, make_plan, versions_with
+from imagebuild.lock import (
+    LockFile,
+    Upstream,
+    bump_pins,
+    check_lock,
+    complete_lock,
+    facts_changes,
+    redate_lock,
+    shown_sources,
+)
+from imagebuild.project import Changes, LockedArchive, Table, TreeFacts, Wheel, WheelSet, make_plan, versions_with
 from imagebuild.render import Renderer
-from tests.conftest import Files
+from tests.conftest import LIBRARY, Files
 from tests.unit.lock.lock_fakes import A, Fake
 
 FIRST, LATER = date(2026, 11, 21), date(2027, 1, 2)
@@ -72,3 +82,40 @@ def test_reports_of_pip_before_and_since_23_1(archive: dict[str, object]) -> Non
     assert upstream.wheels(WheelSet("c", "1", ("w==1",))) == (
         Wheel(name="w", version="1", sha256={"amd64": A, "arm64": A}),
     )
+
+
+def test_a_new_archive_says_what_changed() -> None:
+    def archive(ucx: str, **environment: str) -> LockedArchive:
+        return LockedArchive(sha256=A, facts=TreeFacts(environment=environment, versions={"ucx": ucx}))
+
+    def address(version: str) -> tuple[str, str]:
+        return ("archives", f"https://example.org/stack-{version}-x86_64.tbz")
+
+    before: Table = {address("1"): archive("1.20", PATH="/a"), ("git", "g", "v1"): "1" * 40}
+    assert facts_changes(before, {**before, address("2"): archive("1.22", PATH="/a", NEW="/b")}) == [
+        "archive https://example.org/stack-2-x86_64.tbz",
+        "  versions.ucx: 1.20 → 1.22",
+        "  environment.NEW: absent → /b",
+    ]
+    assert facts_changes(before, before) == facts_changes({}, before) == []
+
+
+def test_what_is_known_of_a_source_is_shown(tiny: Files) -> None:
+    lines = list(shown_sources(job(tiny, FIRST), ["tool"]))
+    assert lines == ["git https://example.org/tool.git 3.4", f"  pin: {'b' * 40}"]
+    with pytest.raises(ConfigError, match="gone: no component, pin, base, image or address of a source"):
+        list(shown_sources(job(tiny, FIRST), ["gone"]))
+
+
+def test_a_platform_limits_what_is_locked(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", "platforms: [linux/amd64]", "platforms: [linux/amd64, linux/arm64]")
+    tiny.component("library", LIBRARY + 'archive: "https://example.org/{arch}.tar"\n')
+    lock = replace(job(tiny, FIRST), platforms=("linux/arm64",))
+    upstream = Fake(answers={("archives", "https://example.org/arm64.tar"): A})
+    _, outcome = complete_lock(lock, upstream, whole=False)
+    assert upstream.asked == [("archives", "https://example.org/arm64.tar")]
+    assert outcome.resolved == ["archive https://example.org/arm64.tar"]
+    silent = Fake()
+    both = job(tiny, FIRST)
+    complete_lock(both, silent, whole=False)
+    assert ("archives", "https://example.org/amd64.tar") not in both.entries, "nothing is written of what failed"

@@ -8,7 +8,7 @@ import pytest
 from imagebuild.core import Absent, Mirrors, Unreachable
 from imagebuild.lock import Upstream, resolve_sources
 from imagebuild.project import BaseImage, LockedImage, Table
-from tests.registry_fake import FakeRegistry, image, index, serve
+from tests.registry_fake import FakeRegistry, image, index, put_image, serve
 
 
 @pytest.fixture
@@ -31,6 +31,18 @@ def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry)
     assert Upstream().image(reference) == LockedImage(digest=one)  # a single manifest has no platforms
     assert Upstream().has_image(reference, digest)
     assert not Upstream().has_image(reference, f"sha256:{'0' * 64}")
+
+
+def test_what_the_configuration_says_is_kept_unless_it_is_a_path_only(registry: FakeRegistry) -> None:
+    env = ["PATH=/usr/bin", "NCCL_VERSION=2.30.7-1"]
+    made = [put_image(registry, "some/cuda", [b"x"], platform, Env=env) for platform in ("linux/amd64", "linux/arm64")]
+    index(registry, "some/cuda", made, "13")
+    found = Upstream().image(f"{registry.address}/some/cuda:13")
+    assert found.facts
+    assert {platform: facts.nccl for platform, facts in found.facts.items()} == {
+        "linux/amd64": "2.30.7-1",
+        "linux/arm64": "2.30.7-1",
+    }
 
 
 def test_a_tag_that_is_not_there_and_a_registry_that_is_not_there(registry: FakeRegistry) -> None:

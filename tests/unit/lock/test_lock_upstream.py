@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -35,7 +36,18 @@ from imagebuild.core import (
     run_program,
 )
 from imagebuild.lock import Upstream, incomplete, lock_from_table, resolve_sources
-from imagebuild.project import Entry, LockedRepository, PackageSource, Table, WheelSet, is_unresolved
+from imagebuild.project import (
+    Archive,
+    ArchiveTree,
+    Entry,
+    LockedArchive,
+    LockedRepository,
+    PackageSource,
+    Table,
+    WheelSet,
+    is_unresolved,
+    key_of,
+)
 from tests.conftest import LIBRARY, ROOT, Files
 from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER, Keys
 from tests.upstream.server import Server
@@ -119,6 +131,25 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
+def test_an_archive_is_downloaded_once_to_be_hashed_and_read(server: Server) -> None:
+    content = tar_of({"stack-1/init.sh": b"export PATH=$PWD/bin:$PATH", "stack-1/bin/tool": b""}, "w:bz2")
+    (server.root / "host/stack.tbz").write_bytes(content)
+    tree = ArchiveTree(prefix="/opt/stack", script=". ./init.sh")
+    wanted = Archive("stack", at(server, "host/stack.tbz"), tree)
+    entry = Upstream(pause_s=0.01).resolve(wanted, "unresolved", lambda *_: None)
+    assert isinstance(entry, LockedArchive)
+    assert (entry.sha256, entry.size) == (hashlib.sha256(content).hexdigest(), len(content))
+    assert entry.facts
+    assert entry.facts.environment == {"PATH": "/opt/stack/bin"}
+    assert [request.path for request in server.requests] == ["/host/stack.tbz"]
+    # A hash that was pinned without facts is compared.
+    table: Table = {key_of(wanted): entry.sha256}
+    assert incomplete(table, [wanted]) == [wanted]
+    assert Upstream().resolve(wanted, entry.sha256, lambda *_: None) == entry
+    with pytest.raises(CommandError, match=f"has the sha256 {entry.sha256}, but the lock says {SHA256}"):
+        Upstream().resolve(wanted, SHA256, lambda *_: None)
+
+
 @pytest.mark.parametrize("key", [f"{CUDA}.asc", f"{CUDA}.gpg"])
 @pytest.mark.parametrize("inline", [True, False])
 def test_a_signed_repository(server: Server, keys: Keys, key: str, inline: bool) -> None:
@@ -165,19 +196,24 @@ def test_the_key_comes_from_the_repositorys_own_package(server: Server, keys: Ke
         Upstream(pause_s=0.01).resolve(replace(wanted, key="package:absent"), None, lambda *_: None)
 
 
+def tar_of(files: dict[str, bytes], mode: Literal["w:xz", "w:bz2"]) -> bytes:
+    """A packed archive with these files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
 def package_with(files: dict[str, bytes]) -> bytes:
     """A Debian package with these files."""
-
-    def packed(content: dict[str, bytes]) -> bytes:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
-            for name, data in content.items():
-                entry = tarfile.TarInfo(f"./{name}")
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
-        return buffer.getvalue()
-
-    members = {"debian-binary": b"2.0\n", "control.tar.xz": packed({"control": b""}), "data.tar.xz": packed(files)}
+    members = {
+        "debian-binary": b"2.0\n",
+        "control.tar.xz": tar_of({"./control": b""}, "w:xz"),
+        "data.tar.xz": tar_of({f"./{name}": data for name, data in files.items()}, "w:xz"),
+    }
     result = b"!<arch>\n"
     for name, data in members.items():
         head = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n"
