@@ -62,7 +62,7 @@ NO_PARTICIPATION = ParticipationClaim(state="not applicable", reason="the output
 
 @dataclass(frozen=True)
 class Expected:
-    """What should have taken part. It is asserted where the output says it, and believed where it does not."""
+    """Hold what should have taken part. It is asserted where the output says it, and believed where it does not."""
 
     ranks: int | None = None
     nodes: int | None = None
@@ -490,7 +490,7 @@ SOFTWARE = ("deployment", "software", "integration")
 
 
 class Measurement(NamedTuple):
-    """A figure that is judged."""
+    """Describe a figure that is judged."""
 
     unit: str
     value: float

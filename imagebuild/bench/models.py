@@ -33,7 +33,7 @@ DiagnosticStatus = Literal["pass", "fail", "warn", "skip", "not-run", "unknown"]
 
 
 class Half(Model):
-    """One half of a row of nccl-tests: the figures out of place, or those in place."""
+    """Hold one half of a row of nccl-tests: the figures out of place, or those in place."""
 
     time_us: float | None
     algbw_gb_s: float | None
@@ -43,7 +43,7 @@ class Half(Model):
 
 
 class NcclRow(Model):
-    """One row of nccl-tests: the figures for one message size."""
+    """Hold one row of nccl-tests: the figures for one message size."""
 
     size_bytes: int
     count: int
@@ -67,7 +67,7 @@ def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -
 
 
 class Run(Model):
-    """One run of a program of nccl-tests (or rccl-tests), which prints one table."""
+    """Hold one run of a program of nccl-tests (or rccl-tests), which prints one table."""
 
     source: str
     """The file it was read from."""
@@ -110,7 +110,7 @@ class Run(Model):
 
 
 class BandwidthTest(Model):
-    """One matrix of nvbandwidth."""
+    """Hold one matrix of nvbandwidth."""
 
     source: str
     tool: str = "nvbandwidth"
@@ -138,7 +138,7 @@ class BandwidthTest(Model):
 
 
 class TableRow(Model):
-    """One row of perftest. `bw_*` are in the table's unit, `msg_rate` in millions of messages a second."""
+    """Hold one row of perftest. `bw_*` are in the table's unit, `msg_rate` in millions of messages a second."""
 
     size_bytes: int
     bw_peak: float | None = None
@@ -149,7 +149,7 @@ class TableRow(Model):
 
 
 class PerftestTable(Model):
-    """One table that a program of perftest or of the OSU micro-benchmarks printed."""
+    """Hold one table that a program of perftest or of the OSU micro-benchmarks printed."""
 
     source: str
     tool: str = "perftest"
@@ -172,7 +172,7 @@ class PerftestTable(Model):
 
 
 class UcxResult(Model):
-    """One line of results of ucx_perftest."""
+    """Hold one line of results of ucx_perftest."""
 
     source: str
     title: str | None
@@ -199,7 +199,7 @@ class UcxResult(Model):
 
 
 class Diagnostic(Model):
-    """One result of `dcgmi diag`."""
+    """Hold one result of `dcgmi diag`."""
 
     source: str
     category: str | None
@@ -211,7 +211,7 @@ class Diagnostic(Model):
 
 
 class Source(Model):
-    """A file, and what was read from it."""
+    """Describe a file, and what was read from it."""
 
     path: str
     tools: tuple[str, ...]
@@ -224,7 +224,7 @@ class Source(Model):
 
 
 class Results(Model):
-    """Everything that was read from some files: what `imagebuild report --json` writes beside the claims about it."""
+    """Hold all that was read from files: what `imagebuild report --json` writes beside the claims about it."""
 
     runs: tuple[Run, ...] = ()
     tests: tuple[BandwidthTest, ...] = ()
@@ -239,7 +239,7 @@ class Results(Model):
 
 
 class Limit(Model):
-    """A number that a measurement is compared with, and where it comes from."""
+    """Describe a number that a measurement is compared with, and where it comes from."""
 
     value: float
     unit: str
@@ -338,7 +338,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @dataclass(frozen=True)
 class ParsedOutput(Generic[Item_co]):
-    """What a parser read of its tool in one source; empty if the source holds nothing of that tool."""
+    """Hold what a parser read of its tool in one source; empty if the source holds nothing of that tool."""
 
     items: tuple[Item_co, ...] = ()
     unread: tuple[str, ...] = ()
