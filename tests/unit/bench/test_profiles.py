@@ -254,6 +254,7 @@ def test_limits_lists_and_checks(limits_cli: Callable[..., tuple[int, str]]) -> 
         "title": SHIPPED["a100-pcie"].model.title,
     }
     assert limits_cli("--check") == (0, f"{len(SHIPPED)} profiles: every reference is below its ceiling.\n")
+    assert limits_cli("--check", "--json", "-") == (0, "[]\n")
 
 
 def test_limits_that_fail(limits_cli: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
