@@ -26,12 +26,12 @@ from imagebuild.core.yaml import YamlFile
 
 
 class NotComparable(Exception):
-    """A measurement has no place on the hardware of a profile; the message says why."""
+    """Say why a measurement has no place on the hardware of a profile."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What limits a run."""
+    """Hold the rates that limit a run."""
 
     link: float
     """GB/s that one GPU can send to its peers in the node."""
@@ -49,7 +49,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The most that one class of algorithms can reach."""
+    """Hold the most that one class of algorithms can reach."""
 
     collective: str
     algorithm: str
@@ -69,7 +69,7 @@ class Ceiling:
 
 
 class Factor(NamedTuple):
-    """The factor of a rate in a ceiling."""
+    """Compute the factor of a rate in a ceiling."""
 
     text: str
     compute: Callable[[int, int, int], float]
@@ -78,7 +78,7 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A class of algorithms for some collectives."""
+    """Describe a class of algorithms for some collectives."""
 
     name: AlgorithmName
     collectives: tuple[Collective, ...]
@@ -253,7 +253,7 @@ def plural(count: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class RankLayout:
-    """How ranks run on the hardware of a profile, in the terms of the formulas."""
+    """Describe how ranks run on the hardware of a profile, in the terms of the formulas."""
 
     domains: int
     """k: NVLink domains."""
@@ -354,7 +354,7 @@ def wire_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
 
 
 class LimitRow(Model):
-    """A row of the table of limits: the ceiling of a class, and what was measured with it."""
+    """Hold a row of the table of limits: the ceiling of a class, and what was measured with it."""
 
     collective: str
     algorithm: str
@@ -369,7 +369,7 @@ class LimitRow(Model):
 
 
 class LimitTable(Model):
-    """The document that `imagebuild limits --json` writes."""
+    """Hold what `imagebuild limits --json` writes."""
 
     profile: str
     title: str

@@ -5,9 +5,9 @@ Bandwidths are in GB/s of 10^9 bytes, times in µs, sizes in bytes, unless the f
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Generic, Literal, Self, TypeVar, get_args
+from collections.abc import Collection, Iterable
+from statistics import median
+from typing import Literal, Self, get_args
 
 from pydantic import Field
 
@@ -32,7 +32,7 @@ DiagnosticStatus = Literal["pass", "fail", "warn", "skip", "not-run", "unknown"]
 
 
 class Half(Model):
-    """One half of a row of nccl-tests: the figures out of place, or those in place."""
+    """Hold one half of a row of nccl-tests: the figures out of place, or those in place."""
 
     time_us: float | None
     algbw_gb_s: float | None
@@ -42,7 +42,7 @@ class Half(Model):
 
 
 class NcclRow(Model):
-    """One row of nccl-tests: the figures for one message size."""
+    """Hold one row of nccl-tests: the figures for one message size."""
 
     size_bytes: int
     count: int
@@ -52,9 +52,26 @@ class NcclRow(Model):
     out_of_place: Half
     in_place: Half | None
 
+    @property
+    def halves(self) -> tuple[Half, ...]:
+        """Return the halves that were printed."""
+        return (self.out_of_place, self.in_place) if self.in_place else (self.out_of_place,)
+
+    @property
+    def busbw_gb_s(self) -> float | None:
+        """Return the bus bandwidth of the better half, None if none was read."""
+        return max((half.busbw_gb_s for half in self.halves if half.busbw_gb_s is not None), default=None)
+
+
+def bus_ratio(rows: Iterable[NcclRow], least: float) -> float | None:
+    """Return the median of busbw / algbw where algbw is at least so many GB/s, None without such figures."""
+    halves = (half for row in rows for half in row.halves)
+    ratios = [h.busbw_gb_s / h.algbw_gb_s for h in halves if h.busbw_gb_s and h.algbw_gb_s and h.algbw_gb_s >= least]
+    return median(ratios) if ratios else None
+
 
 class Run(Model):
-    """One run of a program of nccl-tests (or rccl-tests), which prints one table."""
+    """Hold one run of a program of nccl-tests (or rccl-tests), which prints one table."""
 
     source: str
     """The file it was read from."""
@@ -90,9 +107,14 @@ class Run(Model):
     reason: str
     """Why, in one line."""
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the different names of GPUs that were printed."""
+        return tuple(name for name in (self.device, *self.other_devices) if name)
+
 
 class BandwidthTest(Model):
-    """One matrix of nvbandwidth."""
+    """Hold one matrix of nvbandwidth."""
 
     source: str
     tool: str = "nvbandwidth"
@@ -115,7 +137,7 @@ class BandwidthTest(Model):
 
 
 class TableRow(Model):
-    """One row of perftest. `bw_*` are in the table's unit, `msg_rate` in millions of messages a second."""
+    """Hold one row of perftest: `bw_*` in the table's unit, `msg_rate` in millions of messages a second."""
 
     size_bytes: int
     bw_peak: float | None = None
@@ -126,7 +148,7 @@ class TableRow(Model):
 
 
 class PerftestTable(Model):
-    """One table that a program of perftest or of the OSU micro-benchmarks printed."""
+    """Hold one table that a program of perftest or of the OSU micro-benchmarks printed."""
 
     source: str
     tool: str = "perftest"
@@ -144,7 +166,7 @@ class PerftestTable(Model):
 
 
 class UcxResult(Model):
-    """One line of results of ucx_perftest."""
+    """Hold one line of results of ucx_perftest."""
 
     source: str
     title: str | None
@@ -165,7 +187,7 @@ class UcxResult(Model):
 
 
 class Diagnostic(Model):
-    """One result of `dcgmi diag`."""
+    """Hold one result of `dcgmi diag`."""
 
     source: str
     category: str | None
@@ -177,7 +199,7 @@ class Diagnostic(Model):
 
 
 class Source(Model):
-    """A file, and what was read from it."""
+    """Name a file, and say what was read from it."""
 
     path: str
     tools: tuple[str, ...]
@@ -190,7 +212,7 @@ class Source(Model):
 
 
 class Results(Model):
-    """Everything that was read from some files: what `imagebuild report --json` writes beside the claims about it."""
+    """Hold all that was read from some files: what `imagebuild report --json` writes beside the claims about it."""
 
     runs: tuple[Run, ...] = ()
     tests: tuple[BandwidthTest, ...] = ()
@@ -205,7 +227,7 @@ class Results(Model):
 
 
 class Limit(Model):
-    """A number that a measurement is compared with, and where it comes from."""
+    """Hold a number that a measurement is compared with, and where it comes from."""
 
     value: float
     unit: str
@@ -297,15 +319,3 @@ class Judgement(Model):
     def worst(self, allowed: Collection[str] = ()) -> Claim:
         """Return the claim that counts worst, the first of several: `worst().standing()` is that of the result."""
         return min(self.claims, key=lambda claim: STANDINGS.index(claim.standing(allowed)))
-
-
-Item_co = TypeVar("Item_co", covariant=True)
-
-
-@dataclass(frozen=True)
-class ParsedOutput(Generic[Item_co]):
-    """What a parser read of its tool in one source; empty if the source holds nothing of that tool."""
-
-    items: tuple[Item_co, ...] = ()
-    unread: tuple[str, ...] = ()
-    """Lines (or pieces of JSON, shortened) that look like results of this tool and could not be read."""
