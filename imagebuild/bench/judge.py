@@ -37,6 +37,7 @@ from imagebuild.bench.models import (
     SpeedClaim,
     UcxResult,
     bus_ratio,
+    describe_run,
 )
 from imagebuild.bench.profiles import Measured, Profile
 from imagebuild.core.errors import ConfigError
@@ -111,7 +112,7 @@ def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int
     data = _data_of_run(run)
     return Judgement(
         source=run.source,
-        subject=describe_run(run.collective, run.ranks, run.nodes),
+        subject=run.subject,
         data=data,
         participation=participation,
         speed=_speed_of_run(run, profile, expected, is_sound=data.standing() != "failed"),
@@ -152,11 +153,11 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
     if wrong:
         return ParticipationClaim(state="incomplete", reason="; ".join(wrong))
     asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
-    unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "hosts")) if count is None]
+    unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "nodes")) if count is None]
     if unknown and (asked or not ranks):
-        return ParticipationClaim(
-            state="not known", reason=f"the output does not list the {' and '.join(unknown)}", allow=asked
-        )
+        options = " and ".join(f"--{noun}" for noun in unknown)
+        reason = f"the output does not list the {' and '.join(unknown)}; say how many with {options}"
+        return ParticipationClaim(state="not known", reason=reason, allow=asked)
     assert ranks
     if run.gpus and run.gpus < ranks:
         reason = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
@@ -294,12 +295,6 @@ def best_row(run: Run) -> tuple[float | None, int | None]:
     return max(_speeds(run, _least_size(run)) or _speeds(run, 0), default=(None, None))
 
 
-def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
-    """Return `all_reduce, 16 ranks, 2 nodes`, without the parts that are unknown."""
-    scale = [plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
-    return ", ".join([collective or "unknown collective", *scale])
-
-
 def _scale_of(run: Run) -> tuple[str, int, int]:
     """Return collective, ranks and nodes of a run. Raises NotComparable if the output does not say one of them."""
     if run.collective and run.ranks and run.nodes:
@@ -327,7 +322,7 @@ def _least_size(run: Run) -> int:
 
 def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected) -> Judgement:
     """Judge a matrix: its devices, and in GB/s its worst pair by the reference and its best pair by the ceiling."""
-    name = test.name or "unnamed test"
+    name = test.subject
     # A test that does not fit the machine is waived: that says nothing, and it is no failure.
     is_absent = test.status in ("waived", "not-found")
     data = DataClaim(state="right", reason="the benchmark compared what it copied")
@@ -390,7 +385,7 @@ def _cells_between_devices(test: BandwidthTest) -> list[float | None]:
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     """Judge a table of perftest by its best average, converted to Gb/s."""
-    test = table.test or "unknown test"
+    test = table.subject
     rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
     value, size = max(rows, default=(None, None))
     data, scale = (
@@ -433,9 +428,9 @@ def _judge_ucx(result: UcxResult) -> Judgement:
     elif any(value is None for values in figures for value in values.values()):
         data = DataClaim(state="unfinished", reason="it has figures that are no numbers")
     speed = SpeedClaim(state="not applicable", reason="no profile has references for ucx_perftest")
-    subject = f"ucx_perftest {result.title}" if result.title else "ucx_perftest"
-    subject += f", thread {result.thread}" if result.thread is not None else ""
-    return Judgement(source=result.source, subject=subject, data=data, participation=NO_PARTICIPATION, speed=speed)
+    return Judgement(
+        source=result.source, subject=result.subject, data=data, participation=NO_PARTICIPATION, speed=speed
+    )
 
 
 # dcgmi diag

@@ -70,6 +70,12 @@ def bus_ratio(rows: Iterable[NcclRow], least: float) -> float | None:
     return median(ratios) if ratios else None
 
 
+def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
+    """Return `all_reduce, 16 ranks, 2 nodes`, up to the first number that is unknown."""
+    scale = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
+    return ", ".join([collective or "unknown collective", *scale[: None if ranks else 0]])
+
+
 class Run(Model):
     """Hold one run of a program of nccl-tests (or rccl-tests), which prints one table."""
 
@@ -112,6 +118,11 @@ class Run(Model):
         """Return the different names of GPUs that were printed."""
         return tuple(name for name in (self.device, *self.other_devices) if name)
 
+    @property
+    def subject(self) -> str:
+        """Return what was run, without the file: `all_reduce, 8 ranks, 1 node`."""
+        return describe_run(self.collective, self.ranks, self.nodes)
+
 
 class BandwidthTest(Model):
     """Hold one matrix of nvbandwidth."""
@@ -134,6 +145,11 @@ class BandwidthTest(Model):
     """Why the test did not pass, if the output says it."""
     devices: tuple[str, ...] = ()
     """Names of the GPUs, if they were printed."""
+
+    @property
+    def subject(self) -> str:
+        """Return the test that the matrix is of."""
+        return self.name or "unnamed test"
 
 
 class TableRow(Model):
@@ -164,6 +180,11 @@ class PerftestTable(Model):
     verdict: TableVerdict = "ok"
     reason: str = ""
 
+    @property
+    def subject(self) -> str:
+        """Return the test that the table is of."""
+        return self.test or "unknown test"
+
 
 class UcxResult(Model):
     """Hold one line of results of ucx_perftest."""
@@ -184,6 +205,12 @@ class UcxResult(Model):
     """False if only progress was printed, or an error."""
     reason: str = ""
     """The error that the program printed instead of a result."""
+
+    @property
+    def subject(self) -> str:
+        """Return the test and the thread: `ucx_perftest overhead, thread 0`."""
+        title = f"ucx_perftest {self.title}" if self.title else "ucx_perftest"
+        return title if self.thread is None else f"{title}, thread {self.thread}"
 
 
 class Diagnostic(Model):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -10,10 +12,10 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as typer_command
 
-from imagebuild.core.errors import ImagebuildError
+from imagebuild.core.errors import ConfigError, ImagebuildError
 
 
 class Entry(NamedTuple):
@@ -96,16 +98,29 @@ class LazyCommands(TyperGroup):
         return [Completion(n, entry.summary) for n, entry in self.entries.items() if n.startswith(incomplete)]
 
 
+class StrictCommand(TyperCommand):
+    """Refuse an option that is given twice where only one value counts: the last one would win without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments. Raises ConfigError for an option that is there twice."""
+        given: list[Any] = self.make_parser(ctx).parse_args(list(args))[2] if not ctx.resilient_parsing else []
+        for parameter in given:
+            single = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
+            if single and given.count(parameter) > 1:
+                raise ConfigError(f"{parameter.opts[-1]}: given twice; leave one out")
+        return super().parse_args(ctx, args)
+
+
 def load_command(name: str, entry: Entry) -> Any:
     """Import the module of a command, and make the command of the function or group that has its name."""
-    from imagebuild.cli.options import StrictCommand
-
     attribute = getattr(import_module(f"imagebuild.cli.{entry.module}"), name)
     if isinstance(attribute, typer.Typer):
         group = attribute
     else:
         group = typer.Typer(add_completion=False, rich_markup_mode=None)
-        group.command(name, cls=StrictCommand, epilog=vars(attribute).get("epilog"))(attribute)
+        group.command(name, epilog=vars(attribute).get("epilog"))(attribute)
+    for registered in group.registered_commands:
+        registered.cls = StrictCommand
     command: Any = typer_command(group)
     for subcommand in getattr(command, "commands", {name: command}).values():
         for parameter in subcommand.params:
@@ -130,7 +145,10 @@ def main() -> None:
     # Being told to end is a reason to clean up, as Ctrl-C is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except ImagebuildError as error:
         from rich.markup import escape
 
@@ -138,3 +156,11 @@ def main() -> None:
 
         err.print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
+    except OSError as error:
+        # Errors of files have the file's name, and become ImagebuildErrors where they arise.
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries once more when it ends
+        if error.errno != errno.EPIPE:
+            sys.stderr.write(f"error: the standard output cannot be written: {error.strerror}\n")
+        sys.exit(2)

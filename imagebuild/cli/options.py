@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from imagebuild.core.errors import ConfigError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from imagebuild.project.load import Project, ProjectPaths
     from imagebuild.project.matrix import Plan
     from imagebuild.project.plan import Changes, Pins
-    from imagebuild.publish.attest import Signer
     from imagebuild.render.renderer import Renderer
 
 STDOUT = "-"
@@ -82,6 +81,12 @@ ProfilesOption = Annotated[Path | None, option("--profiles DIR", "Read the profi
 # Signatures
 SignOption = Annotated[bool, option("--sign", "Sign with cosign; in CI without a key.")]
 SigningKeyOption = Annotated[str | None, option("--key FILE", "With --sign: sign with this private key.")]
+IdentityOption = Annotated[
+    str | None, option("--certificate-identity ID", "Who signs, or has to have signed, without a key.")
+]
+IssuerOption = Annotated[
+    str | None, option("--certificate-oidc-issuer URL", "Who vouches, or has to vouch, for that identity.")
+]
 UnloggedOption = Annotated[bool, option("--no-tlog", "With --sign: leave the signature out of the transparency log.")]
 
 # What a command writes
@@ -115,7 +120,7 @@ def example(*lines: str) -> Callable[[Command], Command]:
 
 def subcommand(group: typer.Typer, name: str, *lines: str) -> Callable[[Command], Command]:
     """Return a decorator that adds a command with `examples` to a group of commands."""
-    return lambda command: group.command(name, cls=StrictCommand, epilog=examples(*lines))(expand_groups(command))
+    return lambda command: group.command(name, epilog=examples(*lines))(expand_groups(command))
 
 
 def expand_groups(command: Command) -> Command:
@@ -142,19 +147,6 @@ def expand_groups(command: Command) -> Command:
     vars(call)["__signature__"] = Signature(parameters)
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return cast(Command, call)
-
-
-class StrictCommand(TyperCommand):
-    """Refuse an option that is given twice where only one value counts: the last one would win without a word."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. Raises ConfigError for an option that is there twice."""
-        given: list[Any] = self.make_parser(ctx).parse_args(list(args))[2] if not ctx.resilient_parsing else []
-        for parameter in given:
-            single = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
-            if single and given.count(parameter) > 1:
-                raise ConfigError(f"{parameter.opts[-1]}: given twice; leave one out")
-        return super().parse_args(ctx, args)
 
 
 class CommandGroup(TyperGroup):
@@ -289,19 +281,6 @@ def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
         if name not in known:
             raise ConfigError(f"--platform {name}: unknown platform; use {', '.join(known)} or local")
     return cast(tuple[Platform, ...], tuple(platforms))
-
-
-def signer_of(key: str | None, *, sign: bool, log: bool) -> Signer | None:
-    """Return who signs, None without --sign. Raises ConfigError or CommandError if that could not sign anything."""
-    from imagebuild.publish.attest import Signer
-
-    if not sign:
-        if key or not log:
-            raise ConfigError("--key and --no-tlog: need --sign")
-        return None
-    signer = Signer(key, log)
-    signer.check()
-    return signer
 
 
 def print_or_write(text: str, output: str | None) -> None:

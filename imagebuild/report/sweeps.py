@@ -3,7 +3,8 @@
 A run counts with the bandwidth that judges take. Since a slow host spoils the runs of its partners too, statistics are
 robust, and are made so that slow runs do not move them:
 
-* The centre is the median of the hosts' medians. In a sweep of pairs one slow host of four has half of all runs.
+* The centre is the median of the hosts' medians. In a sweep of pairs one slow host of four has half of all runs. One of
+  three has two of the three: there the centre is the fastest pair.
 * The spread is 1.4826 * the median deviation of the runs at or above the centre: the upper half of a double median
   absolute deviation (Rosenmai 2013), which slow runs cannot widen.
 * A run is slow below min((1 - LEAST) * centre, centre - CUTOFF * spread).
@@ -19,8 +20,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from statistics import median
 
-from imagebuild.bench.judge import best_row, describe_run
-from imagebuild.bench.models import Run
+from imagebuild.bench.judge import best_row
+from imagebuild.bench.models import Run, describe_run
 from imagebuild.core.fields import Model
 
 LEAST = 0.10
@@ -30,7 +31,7 @@ CUTOFF = 3.5
 MAD_SCALE = 1.4826
 """Standard deviation of a normal distribution / its median absolute deviation."""
 LEAST_GROUPS = 4
-"""Different groups of hosts that make a sweep."""
+"""Different groups of hosts that make a sweep; the three pairs of three hosts do as well."""
 
 
 class GroupSpeed(Model):
@@ -102,7 +103,8 @@ class Sweep(Model):
 
     def reason(self, outlier: GroupSpeed) -> str:
         """Return how far off an outlier is, and in how many runs it and its hosts took part."""
-        off = f"{outlier.gb_s:.4g} GB/s, {self.shortfall(outlier):.0%} below the median of {self.scope}, {self.subject}"
+        centre = "the fastest" if self.nodes == 2 and len(self.groups) == 3 else "the median"
+        off = f"{outlier.gb_s:.4g} GB/s, {self.shortfall(outlier):.0%} below {centre} of {self.scope}, {self.subject}"
         if self.nodes == 1:
             return off
         members = [host for host in self.hosts if host.label in outlier.hosts][:2]
@@ -144,13 +146,14 @@ def _sweep_of(runs: list[Run]) -> Sweep | None:
     for run in runs:
         if value := best_row(run)[0]:
             speeds[tuple(sorted(run.hosts, key=host_order))].append(value)
-    if len(speeds) < LEAST_GROUPS:
-        return None
     of_host: defaultdict[str, list[float]] = defaultdict(list)
     for names, values in speeds.items():
         for name in names:
             of_host[name] += values
-    centre = median(map(median, of_host.values()))
+    of_three = len(speeds) == len(of_host) == 3 and len(runs[0].hosts) == 2
+    if len(speeds) < LEAST_GROUPS and not of_three:
+        return None
+    centre = max(map(median, speeds.values())) if of_three else median(map(median, of_host.values()))
     spread = MAD_SCALE * median(value - centre for values in speeds.values() for value in values if value >= centre)
     limit = min((1 - LEAST) * centre, centre - CUTOFF * spread)
 

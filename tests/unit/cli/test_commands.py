@@ -115,7 +115,7 @@ def commands_written(text: str) -> Iterator[tuple[str, list[str]]]:
     for block in code:
         for found in re.finditer(r"(?:^|[\s(;&])imagebuild ((?:\\\n|[^\n;&|>#])+)", block):
             words = found[1].replace("\\\n", " ").split(" -- ")[0].split()
-            name = next((n for n in (" ".join(words[:2]), words[0]) if n in LEAVES or n in ENTRIES), "")
+            name = next((n for n in (" ".join(words[:2]), *words[:1]) if n in LEAVES or n in ENTRIES), "")
             if name:
                 yield name, [w.partition("=")[0] for w in words if re.match(r"--?[a-zA-Z]", w)]
 

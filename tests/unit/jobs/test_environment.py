@@ -58,6 +58,16 @@ def test_the_documented_names_can_be_set_anew() -> None:
         assert rank_exports(f"{H100} --set {name}=x")[name].startswith("x")
 
 
+def test_every_parameter_is_documented() -> None:
+    with pytest.raises(ConfigError) as caught:
+        job(f"{H100} --set 0=1")
+    known = str(caught.value).partition("known: ")[2].split(", ")
+    table = (ROOT / "docs/jobs.md").read_text().partition("### Parameters")[2].partition("\n## ")[0]
+    assert set(known) == {
+        name for names in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall("`(.+?)`", names)
+    }
+
+
 def test_another_value_stops_and_tells_how_to_replace_it() -> None:
     with pytest.raises(ConfigError, match=r"UCX_TLS has two values: 'tcp' .*'rc'.* write --set UCX_TLS:=rc"):
         job(f"{H100} --set UCX_TLS=rc")

@@ -368,7 +368,8 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
     ("line", "kubernetes", "expected"),
     [
         (f"mpijob {NVL72} --set racks=a,b", {}, [f"key: {RACK}, operator: In, values: [a, b]", "minDomains: 2"]),
-        (f"jobset {NVL72}", {}, [f"exclusive-topology: {RACK}", "replicas: 2", "parallelism: 16", "$((i / 16))"]),
+        (f"jobset {NVL72}", {}, [f"exclusive-topology: {RACK}", "replicas: 2", "parallelism: 16", "$((i / 16))",
+                                       f"key: {RACK}, operator: DoesNotExist"]),
         ("mpijob --profile gb200-nvl72", {}, ["podAffinity:", "# after 30 minutes", "values of the nodes' label nvidia.com/gpu.clique"]),
         ("mpijob --profile gb200-nvl72", {"gang": "volcano"}, ["volcano sees that there is room for all", "minAvailable: 19", "          activeDeadlineSeconds: "]),
         (f"mpijob {NVL72}", {"gang": "kueue", "queue": "q", "kueue-topology": True},

@@ -149,7 +149,7 @@ case "$*" in
 esac
 """
     programs = tmp_path / "bin"
-    write_programs(programs, {"kubectl": kubectl, "sleep": "", "imagebuild": 'cat "$2"/*; echo "$*"\n'})
+    write_programs(programs, {"kubectl": kubectl, "sleep": "", "imagebuild": 'cat "$2"/*; echo "$*"; exit 3\n'})
     made = text(f"{scheduler} --profile h100 --fabric ib --set name=it --collect")
     script = "".join(re.findall(r"^#  ( .*\n)", made, re.MULTILINE))
     done = subprocess.run(
@@ -159,7 +159,7 @@ esac
     assert done.stdout.splitlines() == [
         "the result", "sshd of pod/w-0", "sshd of pod/w-1", "report it --profile h100 --ranks 64 --nodes 8",
     ]  # fmt: skip
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 @pytest.mark.programs

@@ -42,6 +42,22 @@ def test_one_slow_host_of_four_has_half_of_the_runs() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("slow", "outliers"),
+    [
+        ({}, []),
+        ({("n2",): 13.0}, []),
+        ({("n2",): 6.0}, ["n2"]),
+        ({("n1", "n3"): 6.0}, ["n1 ↔ n3"]),
+        ({("n1", "n2"): 6.0, ("n2", "n3"): 8.0}, ["n2"]),
+    ],
+)
+def test_one_slow_host_of_three_has_two_of_the_runs(slow: dict[tuple[str, ...], float], outliers: list[str]) -> None:
+    (sweep,) = find_sweeps(pairs(slow, hosts=3))
+    assert [outlier.label for outlier in sweep.outliers] == outliers
+    assert all("below the fastest of 3 runs of 3 hosts" in sweep.reason(outlier) for outlier in sweep.outliers)
+
+
 def test_noise_makes_the_limit_wider() -> None:
     groups = combinations(["n1", "n3", "n4", "n5", "n6"], 2)
     speeds: dict[tuple[str, ...], float] = {pair: 13.0 + 3.0 * (number % 5) for number, pair in enumerate(groups)}
