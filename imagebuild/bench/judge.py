@@ -351,7 +351,8 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
         speed = SpeedClaim(state="not applicable", reason="" if is_absent else reason)
     elif profile is None or problem or data.standing() == "failed" or not pairs:
         reason = problem or (NO_PROFILE if not profile else "no pair was measured")
-        speed = _unjudged(profile, reason, measured=min(pairs, default=None))
+        is_asked = not problem and data.standing() != "failed"
+        speed = _unjudged(profile if is_asked else None, reason, measured=min(pairs, default=None))
     else:
         reference = next((copy for copy in profile.copies if copy.is_for(name)), None)
         limits = ceilings.copy_limits(profile, name)
@@ -404,7 +405,8 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
         reason = NO_PROFILE if profile is None else "no bandwidth was read"
         if value is not None and not scale:
             reason = "the unit was not printed; run with --report_gbits and keep the text"
-        speed = _unjudged(profile, reason, unit="Gb/s", measured=measured, size_bytes=size)
+        is_asked = table.verdict == "ok"
+        speed = _unjudged(profile if is_asked else None, reason, unit="Gb/s", measured=measured, size_bytes=size)
     else:
         # The output does not say whether buffers were in GPU memory, so the lower reference counts.
         fitting = [wire for wire in profile.wires if wire.is_for(test)]
