@@ -21,8 +21,7 @@ from typing import NamedTuple, get_args
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
 from imagebuild.bench.profiles import CopyRate, MeasuredSpeed, Profile, WireRate, profile_key
 from imagebuild.core.errors import ConfigError, Mistakes
-from imagebuild.core.fields import Model
-from imagebuild.core.yaml import YamlFile
+from imagebuild.core.fields import Model, YamlFile
 
 
 class NotComparable(Exception):

@@ -6,6 +6,7 @@ Bandwidths are in GB/s of 10^9 bytes, times in µs, sizes in bytes, unless the f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from math import isfinite
 from statistics import median
 from typing import Literal, Self, get_args
 
@@ -59,8 +60,9 @@ class NcclRow(Model):
 
     @property
     def busbw_gb_s(self) -> float | None:
-        """Return the bus bandwidth of the better half, None if none was read."""
-        return max((half.busbw_gb_s for half in self.halves if half.busbw_gb_s is not None), default=None)
+        """Return the bus bandwidth of the better half, None if none was printed that is a number."""
+        speeds = (half.busbw_gb_s for half in self.halves)
+        return max((speed for speed in speeds if speed is not None and isfinite(speed)), default=None)
 
 
 def bus_ratio(rows: Iterable[NcclRow], least: float) -> float | None:

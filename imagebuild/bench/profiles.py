@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from imagebuild.bench.models import AlgorithmName, Collective
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Arch, Model, Release
-from imagebuild.core.yaml import YamlFile, load_yaml
+from imagebuild.core.fields import Arch, Model, Release, YamlFile
+from imagebuild.core.yaml import load_yaml
 
 RATE_UNITS = {"GB/s": 1.0, "Gb/s": 1 / 8}
 SIZE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
