@@ -248,8 +248,7 @@ def _points_of_run(run: Run) -> dict[str, dict[Point, list[float]]]:
     for row in run.rows:
         operation = f" {row.redop}" if row.redop and row.redop != "none" else ""
         points = by_name.setdefault(f"{run.subject}, {row.dtype}{operation}", {})
-        halves = (row.out_of_place, row.in_place)
-        values = [math.log(half.busbw_gb_s) for half in halves if half and half.busbw_gb_s]
+        values = [math.log(half.busbw_gb_s) for half in row.halves if half.busbw_gb_s]
         if row.size_bytes >= SMALLEST and values:
             points.setdefault(row.size_bytes, []).append(sum(values) / len(values))
     return by_name

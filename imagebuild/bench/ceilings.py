@@ -25,12 +25,12 @@ from imagebuild.core.fields import Model, YamlFile
 
 
 class NotComparable(Exception):
-    """Report that a measurement has no place on the hardware of a profile; the message says why."""
+    """Say why a measurement has no place on the hardware of a profile."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Hold what limits a run."""
+    """Hold the rates that limit a run."""
 
     link: float
     """GB/s that one GPU can send to its peers in the node."""
@@ -68,7 +68,7 @@ class Ceiling:
 
 
 class Factor(NamedTuple):
-    """Hold the factor of a rate in a ceiling."""
+    """Compute the factor of a rate in a ceiling."""
 
     text: str
     compute: Callable[[int, int, int], float]
@@ -353,7 +353,7 @@ def wire_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
 
 
 class LimitRow(Model):
-    """Describe a row of the table of limits: the ceiling of a class, and what was measured with it."""
+    """Hold a row of the table of limits: the ceiling of a class, and what was measured with it."""
 
     collective: str
     algorithm: str

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from imagebuild.bench.logs import JsonDocument, LineReader, excerpt, json_list, json_object, json_text
-from imagebuild.bench.models import Diagnostic, DiagnosticStatus, ParsedOutput
+from imagebuild.bench.logs import JsonDocument, LineReader, ParsedOutput, excerpt, json_list, json_object, json_text
+from imagebuild.bench.models import Diagnostic, DiagnosticStatus
 
 WHOLE_RUN = "diag"
 """The test that stands for the run as a whole: it fails where dcgmi itself printed an error."""

@@ -18,8 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import median
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from imagebuild.bench import ceilings
 from imagebuild.bench.ceilings import NotComparable, RankLayout, plural, rank_layout
@@ -37,6 +36,7 @@ from imagebuild.bench.models import (
     Run,
     SpeedClaim,
     UcxResult,
+    bus_ratio,
     describe_run,
 )
 from imagebuild.bench.profiles import Measured, Profile
@@ -62,7 +62,7 @@ NO_PARTICIPATION = ParticipationClaim(state="not applicable", reason="the output
 
 @dataclass(frozen=True)
 class Expected:
-    """Hold what should have taken part. It is asserted where the output says it, and believed where it does not."""
+    """Say what should have taken part. It is asserted where the output says it, and believed where it does not."""
 
     ranks: int | None = None
     nodes: int | None = None
@@ -122,12 +122,10 @@ def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int
 def _data_of_run(run: Run) -> DataClaim:
     if run.verdict == "ok" and run.compared and not run.partial_rows:
         return DataClaim(state="right", reason=run.reason)
+    if run.verdict == "ok" and run.tool in NEVER_COMPARE:
+        return NO_DATA
     if run.verdict == "ok":
-        return (
-            NO_DATA
-            if run.tool in NEVER_COMPARE
-            else DataClaim(state="not compared", reason=run.reason, allow="unvalidated")
-        )
+        return DataClaim(state="not compared", reason=run.reason, allow="unvalidated")
     state = "wrong" if run.verdict == "wrong-data" else "unfinished"
     begin = run.verdict.split("-")[0]
     return DataClaim(state=state, reason=run.reason if run.reason.startswith(begin) else f"{run.verdict}: {run.reason}")
@@ -135,14 +133,13 @@ def _data_of_run(run: Run) -> DataClaim:
 
 def _participation(run: Run, profile: Profile | None, expected: Expected, alone: int, files: int) -> ParticipationClaim:
     """Compare ranks, nodes and devices of a run with what is asserted, with the profile, and with its own figures."""
-    names = [name for name in (run.device, *run.other_devices) if name]
     ranks, nodes = run.ranks or expected.ranks, run.nodes or expected.nodes
     wanted = expected.ranks or (nodes * profile.node.gpus if profile and nodes else None)
     asserted = ((run.ranks, expected.ranks, "ranks"), (run.nodes, expected.nodes, "nodes"))
     wrong = [
         f"{is_} of {should} {noun} took part" for is_, should, noun in asserted if is_ and should and is_ != should
     ]
-    if problem := _foreign_devices(names, profile):
+    if problem := _foreign_devices(run.devices, profile):
         wrong.append(problem)
     apart = ""
     if run.ranks == 1 and (alone > 1 or files > 1):
@@ -162,9 +159,8 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
         reason = f"the output does not list the {' and '.join(unknown)}; say how many with {options}"
         return ParticipationClaim(state="not known", reason=reason, allow=asked)
     assert ranks
-    gpus = min(ranks, run.gpus or ranks)
-    if gpus < ranks:
-        reason = f"{ranks} ranks share {plural(gpus, 'GPU')}"
+    if run.gpus and run.gpus < ranks:
+        reason = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
         return ParticipationClaim(state="incomplete", reason=reason, allow="partial")
     if wanted and ranks > wanted:
         return ParticipationClaim(state="incomplete", reason=f"{ranks} ranks on {wanted} GPUs")
@@ -173,6 +169,11 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
         reason = "; ".join(filter(None, (scale, apart, "neither a profile nor --ranks says how many")))
         return ParticipationClaim(state="not known", reason=reason)
     return _gpus_claim(ranks, wanted or ranks, "took part", scale)
+
+
+def _unjudged(profile: Profile | None, reason: str, **facts: Any) -> SpeedClaim:
+    """Return that a speed was not judged, which stays open if a profile was asked for."""
+    return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile else None, **facts)
 
 
 def _gpus_claim(found: int, wanted: int, verb: str, scale: str = "") -> ParticipationClaim:
@@ -193,17 +194,10 @@ def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
 
 def _wrong_ratio(run: Run, ranks: int) -> float | None:
     """Return busbw / algbw of a run if it is not what so many ranks make it."""
-    if run.collective not in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
+    ratio = bus_ratio(run.rows, RATIO_LEAST)
+    if ratio is None or run.collective not in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
         return None
-    ratios = [
-        half.busbw_gb_s / half.algbw_gb_s
-        for row in run.rows
-        for half in (row.out_of_place, row.in_place)
-        if half and half.busbw_gb_s and half.algbw_gb_s and half.algbw_gb_s >= RATIO_LEAST
-    ]
-    if not ratios:
-        return None
-    ratio, right = median(ratios), (2 if run.collective == "all_reduce" else 1) * (ranks - 1) / ranks
+    right = (2 if run.collective == "all_reduce" else 1) * (ranks - 1) / ranks
     # The first releases printed the same for both, but for all_reduce.
     is_old = run.collective != "all_reduce" and ratio == 1
     return None if is_old or abs(ratio - right) <= RATIO_ERROR else ratio
@@ -211,22 +205,21 @@ def _wrong_ratio(run: Run, ranks: int) -> float | None:
 
 def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, *, is_sound: bool) -> SpeedClaim:
     """Judge the speed of a run, if it is a result and of the profile's hardware."""
-    names = [name for name in (run.device, *run.other_devices) if name]
     measured, size = best_row(run)
     facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
     if run.ranks == 1:
         return SpeedClaim(state="not applicable", reason="one rank moves nothing between GPUs", **facts)
     problem = "" if is_sound else "its data are no result, so its speed says nothing"
-    problem = problem or _foreign_devices(names, profile)
+    problem = problem or _foreign_devices(run.devices, profile)
     if problem or profile is None:
         return SpeedClaim(state="not judged", reason=problem or NO_PROFILE, **facts)
     try:
-        return _speed_on_profile(run, profile, expected, names)
+        return _speed_on_profile(run, profile, expected)
     except NotComparable as reason:
-        return SpeedClaim(state="not judged", reason=str(reason), allow="unjudged", **facts)
+        return _unjudged(profile, str(reason), **facts)
 
 
-def _speed_on_profile(run: Run, profile: Profile, expected: Expected, names: Sequence[str]) -> SpeedClaim:
+def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedClaim:
     """Judge a run by its best row of 1 GiB or more. Raises NotComparable if it has no place on the hardware."""
     collective, ranks, nodes = scale = _scale_of(run)
     layout = rank_layout(profile, ranks, nodes)
@@ -249,7 +242,9 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected, names: Seq
     fitting = [r for r in references if (r.algorithm in (None, *used) if used else not r.forced)]
     reference = max(fitting, key=lambda r: r.algorithm in used, default=None)
     notes = [f"as {' or '.join(sorted(used))}" if len(used) == 1 else ""]
-    notes.append("" if any(map(_names_gpu, names)) else f"the output does not name the GPU, taken for {profile.name}'s")
+    notes.append(
+        "" if any(map(_names_gpu, run.devices)) else f"the output does not name the GPU, taken for {profile.name}'s"
+    )
     notes += [
         f"what NCCL chooses itself reaches {r.rate:g} GB/s with {r.algorithm}"
         for r in references
@@ -266,17 +261,10 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected, names: Seq
     hints = [f"{measured / r.rate:.0%} of the reference with {r.algorithm}: was NCCL made to use it?" for r in others]
     if reference and measured >= reference.rate * reference.tolerance:
         hints = []
-    claim = _speed(
-        Measurement("GB/s", measured, size),
-        limit,
-        reference,
-        missing,
-        floor=floor,
-        notes=(*notes, *hints[:1]),
-        asked="unjudged",
-    )
+    notes += hints[:1]
+    claim = _speed("GB/s", measured, size, (limit, floor), reference, missing=missing, notes=notes)
     # Many ranks reach their best speed at large sizes only, so smaller ones may be far below it.
-    slowest = min((speed for speed in _large_speeds(run) if speed[1] > size), default=None)
+    slowest = min(_speeds(run, max(size + 1, _least_size(run))), default=None)
     if claim.state == "fast enough" and slowest and slowest[0] < COLLAPSE * measured:
         reason = f"only {slowest[0]:g} GB/s at {slowest[1]} bytes, less than half of the best"
         return claim.model_copy(update={"state": "too slow", "reason": reason})
@@ -296,16 +284,15 @@ def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceil
     return Limit(value=round(fraction * lowest.value, 3), unit="GB/s", what=what)
 
 
-def _large_speeds(run: Run) -> list[tuple[float, int]]:
-    """Return the bus bandwidth and the size of each row of 1 GiB or more."""
-    least = _least_size(run)
-    return [(speed, r.size_bytes) for r in run.rows if (speed := r.busbw_gb_s) is not None and r.size_bytes >= least]
+def _speeds(run: Run, least: int) -> list[tuple[float, int]]:
+    """Return the bus bandwidth of each row of at least so many bytes, and its size."""
+    rows = (row for row in run.rows if row.size_bytes >= least)
+    return [(row.busbw_gb_s, row.size_bytes) for row in rows if row.busbw_gb_s is not None]
 
 
 def best_row(run: Run) -> tuple[float | None, int | None]:
     """Return the highest bus bandwidth of either half and its size: of the rows of 1 GiB or more, else of all."""
-    values = [(speed, row.size_bytes) for row in run.rows if (speed := row.busbw_gb_s) is not None]
-    return max(_large_speeds(run) or values, default=(None, None))
+    return max(_speeds(run, _least_size(run)) or _speeds(run, 0), default=(None, None))
 
 
 def _scale_of(run: Run) -> tuple[str, int, int]:
@@ -364,20 +351,15 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
         speed = SpeedClaim(state="not applicable", reason="" if is_absent else reason)
     elif profile is None or problem or data.standing() == "failed" or not pairs:
         reason = problem or (NO_PROFILE if not profile else "no pair was measured")
-        asked: Openness | None = "unjudged" if profile else None
-        speed = SpeedClaim(state="not judged", reason=reason, measured=min(pairs, default=None), allow=asked)
+        is_asked = not problem and data.standing() != "failed"
+        speed = _unjudged(profile if is_asked else None, reason, measured=min(pairs, default=None))
     else:
         reference = next((copy for copy in profile.copies if copy.is_for(name)), None)
-        ceiling, floor = ceilings.copy_limits(profile, name)
-        speed = _speed(
-            Measurement("GB/s", min(pairs), highest=max(pairs)),
-            ceiling,
-            reference,
-            f"{profile.name} has no reference for this test",
-            floor=floor,
-            notes=["the worst pair" if len(pairs) > 1 else ""],
-            asked="unjudged",
-        )
+        limits = ceilings.copy_limits(profile, name)
+        missing = f"{profile.name} has no reference for this test"
+        notes = ["the worst pair" if len(pairs) > 1 else ""]
+        worst, best = min(pairs), max(pairs)
+        speed = _speed("GB/s", worst, None, limits, reference, missing=missing, notes=notes, highest=best)
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
 
@@ -423,9 +405,8 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
         reason = NO_PROFILE if profile is None else "no bandwidth was read"
         if value is not None and not scale:
             reason = "the unit was not printed; run with --report_gbits and keep the text"
-        asked: Openness | None = "unjudged" if profile else None
-        facts = {"measured": measured, "size_bytes": size, "reason": reason, "allow": asked}
-        speed = SpeedClaim(state="not judged", unit="Gb/s", **facts)
+        is_asked = table.verdict == "ok"
+        speed = _unjudged(profile if is_asked else None, reason, unit="Gb/s", measured=measured, size_bytes=size)
     else:
         # The output does not say whether buffers were in GPU memory, so the lower reference counts.
         fitting = [wire for wire in profile.wires if wire.is_for(test)]
@@ -436,9 +417,7 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
         if size < WIRE_BYTES:
             reference = floor = None
             missing = f"the largest size is {size} bytes; speed is judged at {WIRE_BYTES} bytes or more"
-        speed = _speed(
-            Measurement("Gb/s", measured, size), ceiling, reference, missing, floor=floor, notes=notes, asked="unjudged"
-        )
+        speed = _speed("Gb/s", measured, size, (ceiling, floor), reference, missing=missing, notes=notes)
     return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
 
 
@@ -489,31 +468,22 @@ SOFTWARE = ("deployment", "software", "integration")
 """Categories of dcgmi diag whose tests look at the software, not at the hardware."""
 
 
-class Measurement(NamedTuple):
-    """Describe a figure that is judged."""
-
-    unit: str
-    value: float
-    size_bytes: int | None = None
-    highest: float = 0.0
-    """What must not be above the ceiling, if it is not the value itself."""
-
-
 def _speed(
-    measurement: Measurement,
-    ceiling: Limit | None,
+    unit: str,
+    measured: float,
+    size_bytes: int | None,
+    limits: tuple[Limit | None, Limit | None],
     reference: Measured | None,
-    missing: str,
     *,
-    floor: Limit | None = None,
-    notes: Iterable[str] = (),
-    asked: Openness | None = None,
+    missing: str,
+    notes: Iterable[str],
+    highest: float = 0.0,
 ) -> SpeedClaim:
     """Compare a measurement with its ceiling, then with the reference, else (`missing` says why) with the floor.
 
-    `asked` is what accepts that there is nothing to compare with.
+    `limits` are both of them; `highest` is what must not be above the ceiling, if it is not the measurement itself.
     """
-    unit, measured, size_bytes, highest = measurement
+    ceiling, floor = limits
     facts: dict[str, Any] = {"unit": unit, "size_bytes": size_bytes, "ceiling": ceiling}
     highest = highest or measured
     if ceiling and highest > ceiling.value * (1 + MARGIN):
@@ -532,7 +502,8 @@ def _speed(
         text = f"{'at least' if is_fast else 'below'} the floor of {floor.value:.1f} {unit} ({floor.what}); {missing}"
         facts["floor"] = floor
     else:
-        return SpeedClaim(state="not judged", reason=_with_share(missing, measured, ceiling), allow=asked, **facts)
+        reason = _with_share(missing, measured, ceiling)
+        return SpeedClaim(state="not judged", reason=reason, allow="unjudged", **facts)
     text = "; ".join(filter(None, (text, *notes)))
     state = "fast enough" if is_fast else "too slow"
     return SpeedClaim.model_validate({"state": state, "reason": _with_share(text, measured, ceiling), **facts})

@@ -20,11 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, TextIO, TypeVar, cast
 
-from imagebuild.bench.models import ParsedOutput
-
 
 class LogLine(NamedTuple):
-    """Describe a line that may hold a result."""
+    """Hold a line that may be of a result."""
 
     text: str
     """Without prefixes and line end."""
@@ -47,14 +45,12 @@ class Setting(NamedTuple):
 
 @dataclass
 class Log:
-    """Hold a log without the lines that cannot hold results."""
+    """Hold a log without the lines that cannot be of results."""
 
     path: str
     lines: list[LogLine] = field(default_factory=list)
     line_count: int = 0
     """Number of lines in the file, including those left out."""
-    debug_lines: int = 0
-    """Number of lines with debug output of NCCL and UCX, which was left out."""
     warnings: list[LogLine] = field(default_factory=list)
     """The first of the left-out lines that are warnings of NCCL: they may explain why a run failed."""
     settings: list[Setting] = field(default_factory=list)
@@ -62,6 +58,15 @@ class Log:
 
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class ParsedOutput(Generic[Item]):
+    """Hold what a parser read of its tool in one source; empty if the source holds nothing of that tool."""
+
+    items: tuple[Item, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Lines (or pieces of JSON, shortened) that look like results of this tool and could not be read."""
 
 
 @dataclass
@@ -198,7 +203,6 @@ def _read(path: str, file: TextIO) -> Log:
                 piece = cut.pop(line.process, "")
                 log.lines.append(line._replace(text=piece + line.text, is_joined=bool(piece)))
             continue
-        log.debug_lines += 1
         if message["level"] == "WARN" and len(log.warnings) < _MOST_WARNINGS:
             log.warnings.extend(_clean(row[:2000], log.line_count))
         process, before = split_prefix(row[: message.start()]) if message.start() else ("", "")

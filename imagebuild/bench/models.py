@@ -5,10 +5,10 @@ Bandwidths are in GB/s of 10^9 bytes, times in µs, sizes in bytes, unless the f
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from math import isfinite
-from typing import Generic, Literal, Self, TypeVar, get_args
+from statistics import median
+from typing import Literal, Self, get_args
 
 from pydantic import Field
 
@@ -54,10 +54,22 @@ class NcclRow(Model):
     in_place: Half | None
 
     @property
+    def halves(self) -> tuple[Half, ...]:
+        """Return the halves that were printed."""
+        return (self.out_of_place, self.in_place) if self.in_place else (self.out_of_place,)
+
+    @property
     def busbw_gb_s(self) -> float | None:
-        """Return the bus bandwidth of the better placement, None if none was printed that is a number."""
-        speeds = [half.busbw_gb_s for half in (self.out_of_place, self.in_place) if half]
+        """Return the bus bandwidth of the better half, None if none was printed that is a number."""
+        speeds = (half.busbw_gb_s for half in self.halves)
         return max((speed for speed in speeds if speed is not None and isfinite(speed)), default=None)
+
+
+def bus_ratio(rows: Iterable[NcclRow], least: float) -> float | None:
+    """Return the median of busbw / algbw where algbw is at least so many GB/s, None without such figures."""
+    halves = (half for row in rows for half in row.halves)
+    ratios = [h.busbw_gb_s / h.algbw_gb_s for h in halves if h.busbw_gb_s and h.algbw_gb_s and h.algbw_gb_s >= least]
+    return median(ratios) if ratios else None
 
 
 def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
@@ -104,6 +116,11 @@ class Run(Model):
     """Why, in one line."""
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the different names of GPUs that were printed."""
+        return tuple(name for name in (self.device, *self.other_devices) if name)
+
+    @property
     def subject(self) -> str:
         """Return what was run, without the file: `all_reduce, 8 ranks, 1 node`."""
         return describe_run(self.collective, self.ranks, self.nodes)
@@ -138,7 +155,7 @@ class BandwidthTest(Model):
 
 
 class TableRow(Model):
-    """Hold one row of perftest. `bw_*` are in the table's unit, `msg_rate` in millions of messages a second."""
+    """Hold one row of perftest: `bw_*` in the table's unit, `msg_rate` in millions of messages a second."""
 
     size_bytes: int
     bw_peak: float | None = None
@@ -211,7 +228,7 @@ class Diagnostic(Model):
 
 
 class Source(Model):
-    """Describe a file, and what was read from it."""
+    """Name a file, and say what was read from it."""
 
     path: str
     tools: tuple[str, ...]
@@ -224,7 +241,7 @@ class Source(Model):
 
 
 class Results(Model):
-    """Hold all that was read from files: what `imagebuild report --json` writes beside the claims about it."""
+    """Hold all that was read from some files: what `imagebuild report --json` writes beside the claims about it."""
 
     runs: tuple[Run, ...] = ()
     tests: tuple[BandwidthTest, ...] = ()
@@ -239,7 +256,7 @@ class Results(Model):
 
 
 class Limit(Model):
-    """Describe a number that a measurement is compared with, and where it comes from."""
+    """Hold a number that a measurement is compared with, and where it comes from."""
 
     value: float
     unit: str
@@ -331,15 +348,3 @@ class Judgement(Model):
     def worst(self, allowed: Collection[str] = ()) -> Claim:
         """Return the claim that counts worst, the first of several: `worst().standing()` is that of the result."""
         return min(self.claims, key=lambda claim: STANDINGS.index(claim.standing(allowed)))
-
-
-Item_co = TypeVar("Item_co", covariant=True)
-
-
-@dataclass(frozen=True)
-class ParsedOutput(Generic[Item_co]):
-    """Hold what a parser read of its tool in one source; empty if the source holds nothing of that tool."""
-
-    items: tuple[Item_co, ...] = ()
-    unread: tuple[str, ...] = ()
-    """Lines (or pieces of JSON, shortened) that look like results of this tool and could not be read."""

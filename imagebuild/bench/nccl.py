@@ -25,6 +25,7 @@ from imagebuild.bench.logs import (
     JsonDocument,
     Log,
     LogLine,
+    ParsedOutput,
     Setting,
     count_decimals,
     excerpt,
@@ -33,7 +34,7 @@ from imagebuild.bench.logs import (
     json_object,
     parse_number,
 )
-from imagebuild.bench.models import Half, NcclRow, ParsedOutput, Run, RunVerdict
+from imagebuild.bench.models import Half, NcclRow, Run, RunVerdict, bus_ratio
 
 
 def parse_nccl_text(log: Log) -> ParsedOutput[Run]:
@@ -136,7 +137,7 @@ _COMMAND = re.compile(
 
 @dataclass(frozen=True)
 class _Event:
-    """Hold something that a line says about a run."""
+    """Hold what a line says about a run."""
 
     kind: str
     """`row`, `partial`, `elision`, `command`, or one of `_PATTERNS`."""
@@ -209,7 +210,7 @@ _OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
 
 
 class _Failure(NamedTuple):
-    """Describe a line that reports a failure; the least of several explains the others."""
+    """Hold a line that reports a failure; the least of several explains the others."""
 
     distance: int
     number: int
@@ -609,8 +610,7 @@ def _contradiction(rows: Sequence[NcclRow], collective: str | None, *, has_other
     algbw is size / time, and busbw is algbw times the same factor in all rows; the first releases had another factor
     in the former. Both are compared where rounding leaves enough digits.
     """
-    halves = [(row.size_bytes, half) for row in rows for half in (row.out_of_place, row.in_place) if half]
-    halves = [(size, half) for size, half in halves if size]
+    halves = [(row.size_bytes, half) for row in rows for half in row.halves if row.size_bytes]
     for size, half in halves:
         if None in (half.time_us, half.algbw_gb_s, half.busbw_gb_s):
             return f"the row of {size} bytes has figures that are no numbers"
@@ -630,8 +630,7 @@ def _contradiction(rows: Sequence[NcclRow], collective: str | None, *, has_other
 
 def _is_other_average(rows: Iterable[NcclRow], printed: float | None) -> bool:
     """Return whether a printed average bus bandwidth is not that of all rows and halves, but for their rounding."""
-    halves = [half for row in rows for half in (row.out_of_place, row.in_place) if half]
-    speeds = [half.busbw_gb_s for half in halves if half.busbw_gb_s is not None]
+    speeds = [half.busbw_gb_s for row in rows for half in row.halves if half.busbw_gb_s is not None]
     return bool(speeds) and not math.isclose(fmean(speeds), printed or 0, rel_tol=0.0005, abs_tol=0.01)
 
 
@@ -651,19 +650,12 @@ def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | N
     has_no_values = bool(labels) and "root" not in labels and redops == {None} and roots == {None}
     is_alltoall = has_no_values and not {"redop", "op"}.isdisjoint(labels)
     lacks_columns = has_no_values and not is_alltoall
-    halves = [half for row in rows for half in (row.out_of_place, row.in_place) if half]
-    # Below 2 GB/s, the digits of a ratio are too few.
-    ratios = [
-        half.busbw_gb_s / half.algbw_gb_s
-        for half in halves
-        if half.busbw_gb_s and half.algbw_gb_s and half.algbw_gb_s >= 2
-    ]
+    ratio = bus_ratio(rows, least=2)  # below, its digits are too few
     data = [(row.size_bytes, row.count * _TYPE_BYTES.get(row.dtype, 0)) for row in rows]
     shares = {size / elements for size, elements in data if size and elements}
     share = shares.pop() if len(shares) == 1 else 0.0
-    if not ratios or share < 1 or share != int(share):
+    if ratio is None or share < 1 or share != int(share):
         return "alltoall" if is_alltoall else None
-    ratio = median(ratios)
     cases = (
         ("reduce", is_reducing and is_rooted),
         ("reduce_scatter", is_reducing and share > 1),
@@ -699,8 +691,7 @@ def _with_verdict(
     is not whole, `left_out` whether somebody who copied the output marked a gap with dots, `has_other_times` whether
     times are not those of the bandwidths. `sizes` were asked for; `reduced_to` is the largest that the memory allowed.
     """
-    halves = (half for row in rows for half in (row.out_of_place, row.in_place) if half)
-    counted = [half.wrong for half in halves if half.wrong is not None]
+    counted = [half.wrong for row in rows for half in row.halves if half.wrong is not None]
     wrong_total = sum(counted) if counted else None
     kept = tuple(rows) if tables == 1 else ()
     run = Run(rows=kept, wrong_total=wrong_total, compared=validated, verdict="ok", reason="", **facts)
@@ -873,8 +864,7 @@ def _is_same_run(printed: Run, written: Run) -> bool:
         return run.collective, run.ranks, run.verdict, run.wrong_total, rows
 
     def figures(run: Run) -> list[float | None]:
-        halves = [half for row in run.rows for half in (row.out_of_place, row.in_place) if half]
-        return [value for half in halves for value in (half.time_us, half.busbw_gb_s)]
+        return [value for row in run.rows for half in row.halves for value in (half.time_us, half.busbw_gb_s)]
 
     if not printed.rows or exact(printed) != exact(written):
         return False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from imagebuild.bench.logs import (
     JsonDocument,
     LineReader,
+    ParsedOutput,
     count_decimals,
     excerpt,
     json_list,
@@ -18,7 +19,7 @@ from imagebuild.bench.logs import (
     parse_integer,
     parse_number,
 )
-from imagebuild.bench.models import BandwidthTest, ParsedOutput
+from imagebuild.bench.models import BandwidthTest
 
 MatrixCells = tuple[tuple[float | None, ...], ...]
 _UNIT = re.compile(r"\((GB/s|ns|us)\)")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from imagebuild.bench.logs import (
     JsonDocument,
     LineReader,
+    ParsedOutput,
     count_decimals,
     excerpt,
     is_table_value,
@@ -18,21 +19,13 @@ from imagebuild.bench.logs import (
     parse_integer,
     parse_number,
 )
-from imagebuild.bench.models import ParsedOutput, PerftestTable, TableRow, TableVerdict
+from imagebuild.bench.models import PerftestTable, TableRow, TableVerdict
 
 _LONGEST_REASON = 1000
-_SHORT_LOG = 20
-_NO_PEAK = "BW peak won't be measured"
 
 
 def parse_perftest_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTable]:
-    """Read the tables in cleaned lines, of one program or of several whose lines are mixed.
-
-    With `--output=…`, a program prints one number without its unit and size: that is noted as unread.
-    """
-    texts = [line.strip() for line in lines[:_SHORT_LOG] if line.strip() and _NO_PEAK not in line]
-    if len(lines) <= _SHORT_LOG and all(map(_BARE_NUMBER.fullmatch, texts)):
-        return ParsedOutput((), tuple(texts))
+    """Read the tables in cleaned lines, of one program or of several whose lines are mixed."""
     return _PerftestReader(source).read_all(lines, _MARK, longest=4000)
 
 
@@ -67,7 +60,6 @@ _MARK = re.compile(
 _DASHES = re.compile(r"-{20,}")
 _BANDWIDTH_COLUMNS = ("#bytes", "#iterations", "peak", "average", "MsgRate[")
 _ROW_WITHOUT_HEADER = re.compile(r"\d{1,18}\s+\d{1,18}\s+\d+\.\d{2,6}\s+\d+\.\d{2,6}\s+\d+\.\d{6}", re.ASCII)
-_BARE_NUMBER = re.compile(r"\d{1,12}\.\d{6}", re.ASCII)
 _DECIMALS, _RATE_DECIMALS = 2, 6
 """Digits after the point of every number, and of message rates."""
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from imagebuild.bench.dcgm import parse_dcgm_json, parse_dcgm_text
-from imagebuild.bench.logs import JsonDocument, Log, LogLine, extract_json, log_from_text, read_log
-from imagebuild.bench.models import ParsedOutput, Results, Source
+from imagebuild.bench.logs import JsonDocument, Log, LogLine, ParsedOutput, extract_json, log_from_text, read_log
+from imagebuild.bench.models import Results, Source
 from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.perftest import parse_perftest_json, parse_perftest_text
@@ -47,40 +46,34 @@ _LONGEST_EXAMPLE = 160
 
 def read_files(files: Iterable[Path | str]) -> Results:
     """Read files, which may hold no output of a benchmark. Raises ResultError if one cannot be read."""
-    outputs = []
+    everything: dict[str, list[Any]] = defaultdict(list)
     for file in files:
         try:
             log = read_log(file)
         except OSError as error:
             raise ResultError(f"{file}: {error.strerror or error}; give a file that can be read") from None
-        outputs.append(_parse_log(log))
-    return _results_of(outputs)
+        for part, items in _parse_log(log):
+            everything[part] += items
+    return Results(**{part: tuple(items) for part, items in everything.items()})
 
 
 def read_text(source: str, text: str) -> Results:
     """Read a text that `source` printed. It may hold no output of a benchmark."""
-    return _results_of([_parse_log(log_from_text(source, text))])
+    return _parse_log(log_from_text(source, text))
 
 
-@dataclass
-class _FileOutput:
-    """Hold what was read from one file."""
+def _parse_log(log: Log) -> Results:
+    """Return what the lines of one file say."""
+    parts: dict[str, list[Any]] = defaultdict(list)
+    tools: dict[str, None] = {}
+    unread: list[str] = []
 
-    log: Log
-    items: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    """By field of `Results`."""
-    tools: list[str] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
+    def add(tool: str, part: str, parsed: ParsedOutput[Any]) -> None:
+        if parsed.items or parsed.unread:
+            tools[tool] = None
+        parts[part] += parsed.items
+        unread.extend(parsed.unread)
 
-    def add(self, tool: str, part: str, parsed: ParsedOutput[Any]) -> None:
-        if (parsed.items or parsed.unread) and tool not in self.tools:
-            self.tools.append(tool)
-        self.items[part].extend(parsed.items)
-        self.unread.extend(parsed.unread)
-
-
-def _parse_log(log: Log) -> _FileOutput:
-    output = _FileOutput(log)
     by_process: dict[str, list[LogLine]] = defaultdict(list)
     for line in log.lines:
         by_process[line.process].append(line)
@@ -97,20 +90,22 @@ def _parse_log(log: Log) -> _FileOutput:
                 parsed = parse_json(log.path, document) if parse_json else None
                 if parsed is None:
                     continue
-                output.add(tool, part, parsed)
+                add(tool, part, parsed)
                 if not document.is_whole and tool != "nccl-tests":  # the reason of a run says it
-                    output.unread.append(f"line {document.number}: a JSON document of {tool} without its end")
+                    unread.append(f"line {document.number}: a JSON document of {tool} without its end")
             if parse_text:
-                output.add(tool, part, parse_text(log.path, texts))
+                add(tool, part, parse_text(log.path, texts))
         outside += others
     if any(_P2P.match(line.text) for line in outside):
-        output.unread.append(_P2P_IS_NOT_READ)
+        unread.append(_P2P_IS_NOT_READ)
     outside.sort(key=lambda line: line.number)
-    json_runs = output.items.pop("runs", [])
+    json_runs = parts.pop("runs", [])
     printed = parse_nccl_text(Log(log.path, outside, warnings=log.warnings, settings=log.settings))
-    output.add("nccl-tests", "runs", printed)
-    output.items["runs"] = list(merge_runs(printed.items, json_runs))
-    return output
+    add("nccl-tests", "runs", printed)
+    parts["runs"] = list(merge_runs(printed.items, json_runs))
+    examples = tuple(text[:_LONGEST_EXAMPLE] for text in unread[:_MOST_EXAMPLES])
+    source = Source(path=log.path, tools=tuple(tools), lines=log.line_count, unread=len(unread), examples=examples)
+    return Results(sources=(source,), **{part: tuple(items) for part, items in parts.items()})
 
 
 def _printed_in(value: object) -> Iterator[str]:
@@ -125,20 +120,3 @@ def _printed_in(value: object) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _printed_in(inner)
-
-
-def _results_of(outputs: Sequence[_FileOutput]) -> Results:
-    items: dict[str, list[Any]] = defaultdict(list)
-    for output in outputs:
-        for part, values in output.items.items():
-            items[part] += values
-        items["sources"].append(
-            Source(
-                path=output.log.path,
-                tools=tuple(output.tools),
-                lines=output.log.line_count,
-                unread=len(output.unread),
-                examples=tuple(text[:_LONGEST_EXAMPLE] for text in output.unread[:_MOST_EXAMPLES]),
-            )
-        )
-    return Results(**{part: tuple(values) for part, values in items.items()})

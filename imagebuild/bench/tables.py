@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from imagebuild.bench.logs import excerpt, parse_integer, parse_number
-from imagebuild.bench.models import Half, NcclRow, ParsedOutput, PerftestTable, Run, TableRow
+from imagebuild.bench.logs import ParsedOutput, excerpt, parse_integer, parse_number
+from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow
 
 # OSU: `# OSU MPI-CUDA Bandwidth Test v7.4`, `# Size      Bandwidth (MB/s)`, rows; MB are 10^6 bytes.
 
@@ -70,52 +70,37 @@ def _with_osu_row(table: PerftestTable, words: Sequence[str], values: dict[str, 
     return table.model_copy(update={"rows": (*table.rows, row), "verdict": verdict, "reason": reason})
 
 
-# all_reduce_bench.py: a Markdown table of payload, busbw and algbw; before 2024, two lines for one payload.
+# all_reduce_bench.py: a Markdown table of payload, busbw and algbw, as it prints since 2024.
 
-_ARB_TITLE = re.compile(
-    r"The average bandwidth of all_reduce (?:over|with a (?P<size>\S+) payload).*?(?P<ranks>\d+) ranks"
+_ARB_TITLE = re.compile(r"The average bandwidth of all_reduce over (?P<ranks>\d+) ranks.*")
+_ARB_ROW = re.compile(
+    r"\|\s*(?P<size>[\d.]+)(?P<unit>[KMGT]?)i?B\s*\|\s*(?P<busbw>[\d.]+)GBps\s*\|\s*(?P<algbw>[\d.]+)GBps\s*\|"
 )
-_ARB_ROW = re.compile(r"\|\s*(?P<size>[\d.]+[KMGT]?i?B)\s*\|\s*(?P<busbw>[\d.]+)GBps\s*\|\s*(?P<algbw>[\d.]+)GBps\s*\|")
-_ARB_LINE = re.compile(r"(?P<kind>algbw|busbw): (?P<rate>[\d.]+) GBps\b.*")
 _ARB_DEVICE = re.compile(r"- hardware: .{0,100}?name='(?P<device>[^']{1,200})'.*")
-_SIZE = re.compile(r"([\d.]+)([KMGT]?)i?B")
 
 
 def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> ParsedOutput[Run]:
     """Read the runs of all_reduce_bench.py in cleaned lines. It does not compare data, and does not say the nodes."""
     runs: list[Run] = []
-    device = size = None
-    algbw = 0.0
+    device = None
     for line in lines:
         text = line.strip()
-        row = None
         if match := _ARB_DEVICE.fullmatch(text):
             device = match["device"]
-        elif match := _ARB_TITLE.match(text):
+        elif match := _ARB_TITLE.fullmatch(text):
             runs.append(
                 Run(source=source, tool="all_reduce_bench", collective="all_reduce", ranks=int(match["ranks"]),
                     device=device, compared=False, verdict="no-data", reason="no row of results")
             )  # fmt: skip
-            size = match["size"]
         elif runs and (match := _ARB_ROW.fullmatch(text)):
-            row = _arb_row(match["size"], float(match["algbw"]), float(match["busbw"]))
-        elif runs and size and (match := _ARB_LINE.fullmatch(text)):
-            if match["kind"] == "algbw":
-                algbw = float(match["rate"])
-            else:
-                row = _arb_row(size, algbw, float(match["rate"]))
-        if row:
-            rows = (*runs[-1].rows, row)
-            reason = "complete; data were not validated"
-            runs[-1] = runs[-1].model_copy(update={"rows": rows, "verdict": "ok", "reason": reason})
+            size, algbw = (
+                round(float(match["size"]) * 1024 ** " KMGT".index(match["unit"] or " ")),
+                float(match["algbw"]),
+            )
+            time = size / algbw / 1e3 if algbw else None
+            half = Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=float(match["busbw"]), wrong=None)
+            row = NcclRow(size_bytes=size, count=size // 4, dtype="float", redop="sum", root=None, out_of_place=half,
+                          in_place=None)  # fmt: skip
+            update = {"rows": (*runs[-1].rows, row), "verdict": "ok", "reason": "complete; data were not validated"}
+            runs[-1] = runs[-1].model_copy(update=update)
     return ParsedOutput(tuple(runs))
-
-
-def _arb_row(size: str, algbw: float, busbw: float) -> NcclRow:
-    match = _SIZE.fullmatch(size)
-    count = round(float(match[1]) * 1024 ** " KMGT".index(match[2] or " ")) if match else 0
-    time = count / algbw / 1e3 if algbw else None
-    half = Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=None)
-    return NcclRow(
-        size_bytes=count, count=count // 4, dtype="float", redop="sum", root=None, out_of_place=half, in_place=None
-    )

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from imagebuild.bench.logs import LineReader, excerpt, is_table_value, parse_integer, parse_number
-from imagebuild.bench.models import ParsedOutput, UcxResult
+from imagebuild.bench.logs import LineReader, ParsedOutput, excerpt, is_table_value, parse_integer, parse_number
+from imagebuild.bench.models import UcxResult
 
 _LONGEST_REASON = 1000
 _LONGEST_TITLE = 200

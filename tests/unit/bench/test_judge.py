@@ -353,6 +353,7 @@ def test_perftest_in_every_unit(
 def test_perftest_that_failed_and_latencies() -> None:
     failed = judged(tables=(table(390.0, "Gb/sec", verdict="failed", reason="no route"),))
     assert (failed.data.state, failed.data.reason) == ("unfinished", "failed: no route")
+    assert failed.speed.standing() == "unasked"  # what failed is said once
     times = table(1.0, "Gb/sec").model_copy(update={"rows": (TableRow(size_bytes=2, latency_us={"min": 1.0}),)})
     assert judged(tables=(times,)).worst().standing() == "unasked"
     small = judged(

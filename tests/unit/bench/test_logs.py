@@ -68,7 +68,7 @@ def test_lines_without_a_prefix(line: str) -> None:
 ])  # fmt: skip
 def test_debug_output_is_left_out(line: str) -> None:
     log = log_from_text("log", f"first\n{line}\n{line}\nlast\n")
-    assert ([clean.text for clean in log.lines], log.debug_lines, log.line_count) == (["first", "last"], 2, 4)
+    assert ([clean.text for clean in log.lines], log.line_count) == (["first", "last"], 4)
     assert len(log.warnings) == (2 if "WARN" in line else 0)
 
 
@@ -158,7 +158,7 @@ def test_twenty_megabytes_of_debug_output(tmp_path: Path) -> None:
     assert time.process_time() - begin < 3
     same(results.runs[0], table)
     tracemalloc.start()
-    assert read_log(tmp_path / "log").debug_lines == 15 * 500 * len(table.lines())
+    assert len(read_log(tmp_path / "log").lines) == len(table.lines())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20_000_000

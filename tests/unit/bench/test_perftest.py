@@ -180,13 +180,6 @@ def test_verdicts(text: str, expected: list[tuple[str, str, list[int]]]) -> None
     assert len(output.unread) == sum("row could not be read" in table.reason for table in output.items)
 
 
-def test_one_bare_number_is_counted() -> None:
-    """`--output=bandwidth` prints neither size nor unit."""
-    assert parse("196.601234\n") == Output((), ("196.601234",))
-    assert parse(" WARNING: BW peak won't be measured in this run.\n196.601234\n").unread == ("196.601234",)
-    assert parse("196.601234\nanything else\n") == NOTHING
-
-
 def test_foreign_lines_are_nothing() -> None:
     row = " 8388608    20000            24056.74            24056.72\t\t   0.003007\n"
     assert parse(row + "Failed to do it\n# bytes\n") == NOTHING
