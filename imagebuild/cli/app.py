@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, Mapping[str, Entry]] = {
         "each": Entry("publish", "Run a command for every image that was pushed, by its digest."),
         "sbom": Entry("evidence", "List all that is in an image, as SPDX."),
         "scan": Entry("evidence", "Judge what a scanner found in an image by a policy."),
+        "freshness": Entry("evidence", "Say which packages of published images have a security update."),
         "attest": Entry("evidence", "Verify, show and add what refers to a published image."),
         "diff": Entry("evidence", "Say what differs between two images."),
         "catalog": Entry("evidence", "Make a page of all published images, and the table in the README."),
