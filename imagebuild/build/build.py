@@ -20,8 +20,8 @@ from imagebuild.core.files import cache_folder
 from imagebuild.core.run import native_platform
 from imagebuild.oci import engine
 from imagebuild.project import revision
-from imagebuild.project.load import Project
 from imagebuild.project.lockfile import check_resolved, digest_of
+from imagebuild.project.plan import Project
 from imagebuild.project.records import BuildResult
 from imagebuild.render.renderer import Dockerfile, Renderer
 

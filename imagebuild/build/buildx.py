@@ -33,8 +33,8 @@ from imagebuild.core.files import write_text
 from imagebuild.core.run import end_program, start_program
 from imagebuild.oci.engine import compressed_size, engine_flaw
 from imagebuild.project import plan
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import Target
+from imagebuild.project.plan import Project
 from imagebuild.project.records import BuildResult, Step
 
 STEP_NAME = re.compile(

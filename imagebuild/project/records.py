@@ -276,7 +276,7 @@ class Checks(Model):
 
 
 class Curve(Model):
-    """Bus bandwidth of a collective over message size: the better placement of each size."""
+    """Hold the bus bandwidth of a collective over message size: the better placement of each size."""
 
     evidence: str
     collective: str

@@ -38,9 +38,8 @@ from imagebuild.oci.layout import (
 )
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, copy_image
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan, Target
-from imagebuild.project.plan import REVISION, restricted_components, select_targets
+from imagebuild.project.plan import REVISION, Project, restricted_components, select_targets
 from imagebuild.project.records import Published, PublishResult, VerifyResult
 from imagebuild.publish.attest import AttestRequest, Signer, attach, verify_attachments
 from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, key_of_target, objections, rules_of

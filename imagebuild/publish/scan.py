@@ -19,9 +19,9 @@ from imagebuild.core import console, files
 from imagebuild.core.console import out
 from imagebuild.core.debian import Package, version_key
 from imagebuild.core.errors import ConfigError, Mistakes, ResultError
-from imagebuild.core.fields import Model
+from imagebuild.core.fields import Model, YamlFile
 from imagebuild.core.run import for_each
-from imagebuild.core.yaml import YamlFile, load_yaml
+from imagebuild.core.yaml import load_yaml
 from imagebuild.oci.attestation import read_attestations
 from imagebuild.oci.image import PlatformImage
 from imagebuild.oci.layout import manifests_of

@@ -18,8 +18,8 @@ from imagebuild.core.fields import axis_facts, matches
 from imagebuild.oci import image as oci_image
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
+from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult
 from imagebuild.render import renderer
 from imagebuild.render.renderer import Renderer
