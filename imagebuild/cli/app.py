@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
         "each": Listed("publish", "Run a command for every image that was pushed, by its digest."),
         "sbom": Listed("evidence", "List all that is in an image, as SPDX."),
         "scan": Listed("evidence", "Judge what a scanner found in an image by a policy."),
+        "freshness": Listed("evidence", "Say which packages of published images have a security update."),
         "attest": Listed("evidence", "Verify, show and add what refers to a published image."),
         "diff": Listed("evidence", "Say what differs between two images."),
         "catalog": Listed("evidence", "Make a page of all published images, and the table in the README."),

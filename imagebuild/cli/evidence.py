@@ -13,6 +13,8 @@ from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from imagebuild.oci.registry import Registry
     from imagebuild.publish.attest import AttestResult
 
@@ -74,6 +76,49 @@ def scan(
         result = scan_result(found.image(platform), report, rules)
     options.print_result(json_file, result, lambda: print_scan(result, every=every))
     if result.verdict == "failed":
+        raise typer.Exit(1)
+
+
+@example("imagebuild freshness --registry ghcr.io/acme --archive URL --suite trixie-security --keyring FILE")
+def freshness(
+    project: options.ProjectFiles,
+    archive: Annotated[str, option("--archive URL", "The distribution's archive of security updates.")],
+    suite: Annotated[str, option("--suite NAME", "Its suite, such as trixie-security.")],
+    keyring: Annotated[Path, option("--keyring FILE", "The keys that sign it, as gpg exports them.")],
+    select: options.SelectArgument = None,
+    registry: options.RegistryOption = None,
+    json_file: options.JsonOption = None,
+) -> None:
+    """Say which packages of published images have a security update: those that aliases name, by their SBOM.
+
+    Exit status 1 if one has, or if an image has no SBOM.
+    """
+    from functools import cache
+
+    from imagebuild.core.errors import NothingSelected
+    from imagebuild.core.http import Downloads
+    from imagebuild.core.run import run_program
+    from imagebuild.lock.repositories import SignedSuite, read_suite
+    from imagebuild.oci.registry import connect_registry
+    from imagebuild.project.plan import select_targets
+    from imagebuild.publish.scan import print_freshness, security_updates
+
+    workspace = project.open(options.PlanChanges().parse(registry))
+    if not keyring.is_file():
+        raise ConfigError(f"--keyring {keyring}: no such file")
+    signed, web = SignedSuite(archive, suite, keyring.read_bytes()), Downloads()
+    bases = workspace.project.matrix.model.bases
+    releases = {name for name, base in bases.items() if base.release and base.release == suite.partition("-")[0]}
+    targets = [t for t in select_targets(workspace.plan, select or ()) if t.axes.get("os") in releases]
+    if not targets:
+        raise NothingSelected(f"--suite {suite}: no selected target is of that release of a distribution")
+
+    def newest(arch: str, packages: Iterable[str]) -> Mapping[str, list[str]]:
+        return read_suite(run_program, web, signed, arch, packages).versions
+
+    result = security_updates(targets, cache(connect_registry), newest)
+    options.print_result(json_file, result, lambda: print_freshness(result))
+    if result.updates or result.problems:
         raise typer.Exit(1)
 
 

@@ -51,11 +51,14 @@ def expired_since(release: Release, now: datetime) -> str | None:
         raise ResultError(f"Valid-Until is not a date: {text!r}") from None
 
 
-def package_indexes(release: Release) -> Iterator[tuple[str, str, str]]:
-    """Yield the indexes of packages that a release lists: (path, algorithm, hash), the smallest first."""
+def package_indexes(release: Release, folder: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield the indexes of packages that a release lists: (path, algorithm, hash), the smallest first.
+
+    `folder` is that of a part of it, such as `main/binary-amd64/`; a flat repository has none.
+    """
     for algorithm in HASHES:
         listed = {posixpath.normpath(file["name"]): file[algorithm] for file in release.get(algorithm, ())}
-        for path in UNPACK:
+        for path in (f"{folder}{name}" for name in UNPACK):
             if path in listed:
                 yield path, algorithm, listed[path]
 
@@ -69,7 +72,7 @@ def verified_index(path: str, algorithm: str, wanted: str, content: bytes) -> st
     if digest != wanted.lower():
         raise CommandError(f"{path} has the {algorithm} {digest}, but the signed release says {wanted}")
     try:
-        return UNPACK[path](content).decode(errors="replace")
+        return UNPACK[path.rpartition("/")[2]](content).decode(errors="replace")
     except (OSError, lzma.LZMAError, zlib.error, EOFError) as error:
         raise ResultError(f"{path} cannot be unpacked: {error}") from None
 

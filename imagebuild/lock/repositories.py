@@ -118,6 +118,16 @@ class PackageIndex:
     """Package → versions, oldest first."""
 
 
+@dataclass(frozen=True)
+class SignedSuite:
+    """Name a suite of a distribution's archive, with the keys that may sign it."""
+
+    url: str
+    name: str
+    """Such as `trixie-security`."""
+    key: bytes
+
+
 def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages: Iterable[str]) -> PackageIndex:
     """Return what a repository's signed index has of packages, which come as `name` or `name=version`.
 
@@ -141,10 +151,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
             key = _key_in_package(web, base, _index(web, base, Release(unsigned)), package)
         else:
             key = web.read(source.key)
-        text, fingerprints = verify(run, key, content, signature)
-        release = Release(text)
-        if until := debian.expired_since(release, datetime.now(UTC)):
-            raise CommandError(f"the release was valid until {until}; is this an old copy?")
+        release, fingerprints = _signed_release(run, key, content, signature)
         index = _index(web, base, release)
         return PackageIndex(fingerprints, debian.versions_in_index(index, map(name_of, packages)))
     except ImagebuildError as error:
@@ -152,9 +159,34 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
         raise error if named else type(error)(f"{source.url}: {error}") from None
 
 
-def _index(web: Downloads, base: str, release: Release) -> str:
+def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, packages: Iterable[str]) -> PackageIndex:
+    """Return what the part `main` of a distribution's signed suite has of packages for an architecture.
+
+    Raises as `read_index` does.
+    """
+    base = f"{suite.url.rstrip('/')}/dists/{suite.name}/"
+    try:
+        release, fingerprints = _signed_release(run, suite.key, web.read(f"{base}InRelease"))
+        index = _index(web, base, release, f"main/binary-{arch}/")
+    except ImagebuildError as error:
+        raise error if suite.url in str(error) else type(error)(f"{base}: {error}") from None
+    return PackageIndex(fingerprints, debian.versions_in_index(index, packages))
+
+
+def _signed_release(
+    run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None
+) -> tuple[Release, tuple[str, ...]]:
+    """Return a release that is signed and still valid, and the fingerprints of the keys that signed it."""
+    text, fingerprints = verify(run, key, content, signature)
+    release = Release(text)
+    if until := debian.expired_since(release, datetime.now(UTC)):
+        raise CommandError(f"the release was valid until {until}; is this an old copy?")
+    return release, fingerprints
+
+
+def _index(web: Downloads, base: str, release: Release, folder: str = "") -> str:
     """Return the index of packages that a release lists."""
-    for path, algorithm, digest in debian.package_indexes(release):
+    for path, algorithm, digest in debian.package_indexes(release, folder):
         try:
             content = web.read(base + path)
         except Absent:

@@ -58,6 +58,7 @@ from .sbom import purl_of as purl_of
 from .sbom import relationship as relationship
 from .sbom import run_syft as run_syft
 from .scan import SEVERITIES as SEVERITIES
+from .scan import Freshness as Freshness
 from .scan import Policy as Policy
 from .scan import ScanReport as ScanReport
 from .scan import judge_vulnerabilities as judge_vulnerabilities
@@ -65,6 +66,7 @@ from .scan import load_policy as load_policy
 from .scan import print_scan as print_scan
 from .scan import read_report as read_report
 from .scan import scan_result as scan_result
+from .scan import security_updates as security_updates
 from .site import ABSENT as ABSENT
 from .site import PLATFORM as PLATFORM
 from .site import catalog_page as catalog_page

@@ -1,11 +1,11 @@
-"""Accept what a scanner found in an image, and judge it by `scan-policy.yaml`."""
+"""Judge what a scanner found by `scan-policy.yaml`; say which packages the distribution has mended since."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
@@ -17,12 +17,20 @@ from rich.markup import escape
 
 from imagebuild.core import console, files
 from imagebuild.core.console import out
+from imagebuild.core.debian import Package, version_key
 from imagebuild.core.errors import ConfigError, Mistakes, ResultError
 from imagebuild.core.fields import Model, YamlFile
+from imagebuild.core.run import for_each
 from imagebuild.core.yaml import load_yaml
+from imagebuild.oci.attestation import read_attestations
 from imagebuild.oci.image import PlatformImage
-from imagebuild.project.matrix import axes_of
+from imagebuild.oci.layout import manifests_of
+from imagebuild.oci.reference import parse_reference
+from imagebuild.oci.registry import Registry
+from imagebuild.project.matrix import Target, axes_of
 from imagebuild.project.records import ScanResult, Severity, Vulnerability
+from imagebuild.publish.evidence import read_predicate
+from imagebuild.publish.sbom import SpdxDocument
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """All severities from the least to the worst; `unknown` comes first."""
@@ -290,3 +298,109 @@ def _counts(findings: Iterable[Vulnerability]) -> str:
     """Return the number of findings of each severity, the worst first: `2 high, 1 medium`."""
     counts = Counter(finding.severity for finding in findings)
     return ", ".join(f"{counts[severity]} {severity}" for severity in reversed(SEVERITIES) if counts[severity])
+
+
+# Packages that the distribution has mended since
+
+
+class Update(Model):
+    """Describe a package of a published image that the distribution has a newer version of."""
+
+    target: str
+    image: str
+    """Name and digest of the index."""
+    platform: str
+    package: str
+    installed: str
+    available: str
+
+
+class Freshness(Model):
+    """Hold what `imagebuild freshness --json` writes."""
+
+    images: int
+    """Images that were looked at, one for each platform."""
+    updates: tuple[Update, ...]
+    problems: tuple[str, ...] = ()
+    """Images that nothing is known of, and why."""
+
+
+def security_updates(
+    targets: Sequence[Target],
+    connect: Callable[[str], Registry],
+    newest: Callable[[str, Iterable[str]], Mapping[str, list[str]]],
+) -> Freshness:
+    """Compare the SBOM of what aliases name with the versions that a distribution has now.
+
+    `newest` returns those of some packages for an architecture; it is asked once for each. Who signed an SBOM is not
+    looked at. Raises CommandError if a registry fails.
+    """
+    registries = [connect(parse_reference(target.aliases[0]).host) for target in targets if target.aliases]
+    found = for_each(lambda target: list(_listed_packages(target, connect)), targets, *set(registries), jobs=WORKERS)
+    images = [image for of_target in found for image in of_target]
+    names: dict[str, set[str]] = {}
+    for image in (image for image in images if image.packages):
+        names.setdefault(image.platform.removeprefix("linux/"), set()).update(p.name for p in image.packages)
+    available = {arch: newest(arch, sorted(packages)) for arch, packages in sorted(names.items())}
+    updates = [
+        Update(
+            target=image.target, image=image.image, platform=image.platform, package=package.name,
+            installed=package.version, available=versions[-1],
+        )
+        for image in images
+        for package in image.packages
+        if (versions := available[image.platform.removeprefix("linux/")].get(package.name))
+        and version_key(versions[-1]) > version_key(package.version)
+    ]  # fmt: skip
+    problems = tuple(f"{image.target} {image.platform}: {image.problem}".strip() for image in images if image.problem)
+    return Freshness(images=sum(not image.problem for image in images), updates=tuple(updates), problems=problems)
+
+
+WORKERS = 8
+
+
+@dataclass(frozen=True)
+class _Listed:
+    target: str
+    image: str = ""
+    platform: str = ""
+    packages: tuple[Package, ...] = ()
+    problem: str = ""
+
+
+def _listed_packages(target: Target, connect: Callable[[str], Registry]) -> Iterator[_Listed]:
+    """Yield the packages of the image of each platform that the first alias of a target names."""
+    if not target.aliases:
+        yield _Listed(target.id, problem="has no alias that says which image is the newest")
+        return
+    name = parse_reference(target.aliases[0])
+    registry = connect(name.host)
+    index = registry.manifest(name.repository, name.wanted)
+    if index is None:
+        yield _Listed(target.id, problem=f"{name}: is not published")
+        return
+    for child in manifests_of(index.document):
+        platform, problem = child.platform or "", "has no SBOM that can be read"
+        packages: tuple[Package, ...] = ()
+        for item in read_attestations(registry, name.repository, child.digest, "sbom"):
+            try:
+                document = read_predicate(item)
+            except ResultError as error:
+                problem = str(error)
+                continue
+            if isinstance(document, SpdxDocument) and document.debian_packages:
+                packages, problem = document.debian_packages, ""
+                break
+            problem = "its SBOM lists no package of the distribution"
+        yield _Listed(target.id, str(name.at(index.digest)), platform, packages, problem)
+
+
+def print_freshness(result: Freshness) -> None:
+    """Print the updates and what could not be judged."""
+    rows = [(u.target, u.platform, u.package, u.installed, u.available) for u in result.updates]
+    if rows:
+        console.print_table(("target", "platform", "package", "has", "mended in"), rows)
+    for problem in result.problems:
+        out.print(f"not judged: {problem}", markup=False)
+    stale = len({(update.target, update.platform) for update in result.updates})
+    out.print(f"{stale} of {result.images} images have packages with updates, {len(result.problems)} were not judged")

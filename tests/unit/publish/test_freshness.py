@@ -1,0 +1,130 @@
+"""Which published images have packages that the distribution has mended: a registry in memory, a signed archive by HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from imagebuild.oci import registry
+from imagebuild.publish import Freshness, security_updates
+from tests.publish_fakes import AMD64, ARM64, NEW, OLD, Site
+from tests.registry_fake import FakeRegistry
+from tests.unit.conftest import Call
+from tests.upstream.keys import CUDA, STRANGER, Keys
+from tests.upstream.server import Server
+
+pytestmark = pytest.mark.programs
+SUITE = "trixie-security"
+HAS = "3.5.7-1~deb13u3"
+"""Version of libssl3t64 in the SBOM of every image here."""
+
+
+@pytest.fixture(scope="module")
+def keys() -> Iterator[Keys]:
+    # Short: the path of an agent's socket is limited.
+    with tempfile.TemporaryDirectory(prefix="keys-") as folder:
+        Keys.make(Path(folder))
+        yield Keys(Path(folder))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A target is published with an SBOM for each platform; the other target is not."""
+    site = Site(tmp_path, fake=FakeRegistry())
+    site.files.replace("matrix.yaml", '{image: "debian:13-slim"}', '{image: "debian:13-slim", release: trixie}')
+    site.read()
+    for platform in (AMD64, ARM64):
+        digest = site.stage(NEW, platform, platform.encode())
+        site.built(NEW, {platform: digest})
+        site.verified(digest, platform)
+        site.listed(digest)
+    assert site.publish().only.attached == {"sbom": 2, "verification": 2}
+    monkeypatch.chdir(site.files.root)
+    monkeypatch.setattr(registry, "connect_registry", lambda _: site.fake)
+    return site
+
+
+Look = Callable[..., tuple[int, Freshness | None, str]]
+
+
+@pytest.fixture
+def look(site: Site, keys: Keys, command: Call, tmp_path: Path) -> Iterator[Look]:
+    """Publish a version of the package in the archive, and ask; the status, the result, and what is said."""
+    folder = tmp_path / "server" / "dists" / SUITE
+    folder.mkdir(parents=True)
+
+    def ask(version: str, *select: str, by: str = CUDA, more: str = "") -> tuple[int, Freshness | None, str]:
+        lines = []
+        for arch in ("amd64", "arm64"):
+            index = f"Package: libssl3t64\nVersion: {version}\nArchitecture: {arch}\n\n".encode()
+            path = folder / f"main/binary-{arch}/Packages.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data := gzip.compress(index))
+            lines.append(f" {hashlib.sha256(data).hexdigest()} {len(data)} {path.relative_to(folder)}")
+        release = "\n".join(["Origin: test", *more.splitlines(), "SHA256:", *lines, ""]).encode()
+        (folder / "InRelease").write_bytes(keys.sign(release, by)["InRelease"])
+        result = tmp_path / "freshness.json"
+        result.unlink(missing_ok=True)
+        where = ("--archive", f"http://127.0.0.1:{server.port}", "--suite", SUITE)
+        keyring = ("--keyring", str(keys.public / f"{CUDA}.gpg"))
+        status, out, err = command("freshness", *select, *where, *keyring, "--json", str(result))
+        found = Freshness.model_validate_json(result.read_text()) if result.exists() else None
+        return status, found, out + err
+
+    with Server(tmp_path / "server").running() as server:
+        yield ask
+
+
+def test_a_package_that_was_mended_since(look: Look) -> None:
+    status, found, out = look("3.5.7-1~deb13u10", NEW)  # later than u3, though not by its letters
+    assert status == 1
+    assert found
+    assert [(u.target, u.platform, u.package, u.installed, u.available) for u in found.updates] == [
+        (NEW, platform, "libssl3t64", HAS, "3.5.7-1~deb13u10") for platform in (AMD64, ARM64)
+    ]
+    assert "2 of 2 images have packages with updates, 0 were not judged" in out
+
+
+@pytest.mark.parametrize("version", [HAS, "3.5.7-1~deb13u2"])
+def test_nothing_to_do(look: Look, version: str) -> None:
+    status, found, out = look(version, NEW)
+    assert (status, found and found.updates) == (0, ())
+    assert "0 of 2 images have packages with updates" in out
+
+
+def test_what_is_not_known_is_said_and_is_no_pass(look: Look, site: Site) -> None:
+    status, found, out = look(HAS, NEW, OLD)
+    assert (status, "cuda12.9: is not published" in out) == (1, True)
+    held = site.fake.repositories["acme/tiny"]
+    held.manifests = {digest: m for digest, m in held.manifests.items() if "spdx.dev" not in json.dumps(m.document)}
+    status, found, out = look(HAS, NEW)
+    assert (status, found and found.images) == (1, 0)
+    assert f"not judged: {NEW} {AMD64}: has no SBOM that can be read" in out
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "said"),
+    [
+        ({"by": STRANGER}, 4, "the key is not in the file"),
+        ({"more": "Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC"}, 4, "was valid until Wed, 01 Jan 2020"),
+    ],
+)
+def test_an_archive_that_cannot_be_believed(look: Look, changed: dict[str, str], status: int, said: str) -> None:
+    found, result, out = look(HAS, NEW, **changed)
+    assert (found, result) == (status, None)
+    assert said in out
+
+
+def test_a_hundred_images_take_a_minute_at_most(site: Site) -> None:
+    target = site.target(NEW)
+    began = time.monotonic()
+    result = security_updates([target] * 50, lambda _: site.fake, lambda _, names: {n: ["9:1"] for n in names})
+    assert (result.images, len(result.updates)) == (100, 200)
+    assert time.monotonic() - began < 30
