@@ -106,7 +106,7 @@ def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
     for name, amount in amounts.items():
         page = name.removeprefix("hugepages-")
         known = "{" not in amount and quantity_value(amount)
-        if page != name and (not known or known % quantity_value(page)):
+        if page != name and (not known or known % quantity_value(page) or known >= 2**63):
             raise ValueError(f"{name}: must be a multiple of {page}")
         if "/" in name and known and known % 1:
             raise ValueError(f"{name}: must be a whole number")
