@@ -18,11 +18,12 @@ from imagebuild.project import (
     Published,
     PublishResult,
     ScanResult,
+    Surroundings,
     Target,
     VerifyResult,
     make_plan,
 )
-from imagebuild.publish import PublishRequest, PublishTools, publish_targets
+from imagebuild.publish import PublishRequest, PublishTools, publish_targets, rules_of
 from imagebuild.verify import IMAGE_CHECKS
 from tests.attached import spdx
 from tests.conftest import LIBRARY, TOOL, Files
@@ -55,6 +56,7 @@ checks:
   - {name: works, description: It works, run: "true"}
   - {name: newest, description: For the newest, run: "true", when: {cuda: "13.0"}}
   - {name: on-gpu, description: It works on a GPU, run: "true", needs: [gpu]}
+  - {name: on-two, description: It works between two nodes, run: "true", needs: [nodes>=2]}
 """
 OLD, NEW = "tiny-cuda12.9-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
 
@@ -117,17 +119,25 @@ class Site:
 
     def verified(
         self, digest: str, platform: str = AMD64, file: str = "", outcomes: Mapping[str, Outcome] | None = None,
-        name: str = NEW, checks: Iterable[CheckResult] | None = None,
+        name: str = NEW, checks: Iterable[CheckResult] | None = None, runner: str = "docker",
     ) -> VerifyResult:  # fmt: skip
         """Leave a verification, in which everything passed but for `outcomes`, and what needs a GPU was skipped."""
         told = {**passing(name), **(outcomes or {})}
+        hashes = {rule.name: rule.sha256 for rule in rules_of(self.project, self.target(name))}
         found = [
-            CheckResult(component=c, check=n, outcome=o, reason="" if o == "passed" else f"it was {o}")
+            CheckResult(
+                component=c,
+                check=n,
+                outcome=o,
+                reason="" if o == "passed" else f"it was {o}",
+                sha256=hashes.get(f"{c}/{n}", ""),
+            )
             for c, n, o in ((*key.split("/"), outcome) for key, outcome in told.items())
         ]
         result = VerifyResult(
             image=f"{self.host}/acme/tiny-staging@{digest}", digest=digest, target=name, platform=platform,
             checks=tuple(found if checks is None else checks), started="2026-11-21T10:30:00+00:00",
+            surroundings=Surroundings(runner=runner),
         )  # fmt: skip
         self.leave(file or f"{digest[7:19]}/verify.json", result.model_dump_json())
         return result
@@ -194,6 +204,6 @@ class Done:
 def passing(name: str) -> dict[str, Outcome]:
     """The checks of a target as a machine without GPUs sees them."""
     found: dict[str, Outcome] = {f"image/{check}": "passed" for check in IMAGE_CHECKS}
-    found |= {"library/works": "passed", "library/on-gpu": "skipped"}
+    found |= {"library/works": "passed", "library/on-gpu": "skipped", "library/on-two": "passed"}
     found["library/newest"] = "passed" if name == NEW else "skipped"
     return found

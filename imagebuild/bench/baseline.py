@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from imagebuild.bench.ceilings import GBIT_UNITS
-from imagebuild.bench.judge import GATE_BYTES, NO_PARTICIPATION, WIRE_BYTES, describe_run
+from imagebuild.bench.judge import GATE_BYTES, NO_PARTICIPATION, WIRE_BYTES
 from imagebuild.bench.models import (
     DataClaim,
     Judgement,
@@ -229,7 +229,7 @@ def _series_of(results: Results) -> dict[str, Series]:
                 if value and value > 0
             }
             problem = "" if cells else f"the test's status is {test.status}"
-            _add(series, test.name or "unnamed test", Series(test.source, "GB/s", runs=[cells], problem=problem))
+            _add(series, test.subject, Series(test.source, "GB/s", runs=[cells], problem=problem))
     for table in results.tables:
         scale = GBIT_UNITS.get(table.unit or "", 0.0)
         sizes: dict[Point, list[float]] = {}
@@ -238,17 +238,16 @@ def _series_of(results: Results) -> dict[str, Series]:
                 sizes.setdefault(row.size_bytes, []).append(math.log(row.bw_average * scale))
         if sizes:
             problem = "" if table.verdict == "ok" else f"its verdict is {table.verdict}"
-            _add(series, table.test or "unknown test", Series(table.source, "Gb/s", runs=[sizes], problem=problem))
+            _add(series, table.subject, Series(table.source, "Gb/s", runs=[sizes], problem=problem))
     return series
 
 
 def _points_of_run(run: Run) -> dict[str, dict[Point, list[float]]]:
     """Return the values of a run by name and size: types and operations are compared apart."""
-    subject = describe_run(run.collective, run.ranks, run.nodes)
-    by_name: dict[str, dict[Point, list[float]]] = {} if run.rows else {subject: {}}
+    by_name: dict[str, dict[Point, list[float]]] = {} if run.rows else {run.subject: {}}
     for row in run.rows:
         operation = f" {row.redop}" if row.redop and row.redop != "none" else ""
-        points = by_name.setdefault(f"{subject}, {row.dtype}{operation}", {})
+        points = by_name.setdefault(f"{run.subject}, {row.dtype}{operation}", {})
         halves = (row.out_of_place, row.in_place)
         values = [math.log(half.busbw_gb_s) for half in halves if half and half.busbw_gb_s]
         if row.size_bytes >= SMALLEST and values:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
-from imagebuild.bench.profiles import CopyRate, Link, MeasuredSpeed, Profile, WireRate, profile_key
+from imagebuild.bench.profiles import CopyRate, MeasuredSpeed, Profile, WireRate, profile_key
 from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import YamlFile
@@ -257,24 +257,8 @@ class RankLayout:
 
     domains: int
     """k: NVLink domains."""
-    gpus: int
-    """g: ranks of a domain."""
-    link: Link
-    """The link that joins the ranks of a domain."""
-    network: float | None
-    """W: GB/s of the network cards of one domain."""
-    sharp: bool
-    """Whether the switches of the network can reduce."""
-    card: float | None = None
-    """GB/s that one rank can send to another node."""
-
-    @property
-    def hardware(self) -> Hardware:
-        rate = self.link.rate
-        if self.link.pair and self.gpus > 1:
-            # Without a switch, a GPU has a wire to each peer, and uses those whose peers take part.
-            rate = min(rate, self.link.pair * (self.gpus - 1))
-        return Hardware(rate, self.network, self.link.pair, self.card, nvls=self.link.nvls, sharp=self.sharp)
+    hardware: Hardware
+    """What limits them in one domain."""
 
 
 def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
@@ -306,7 +290,9 @@ def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
             network = min(network, gpus * profile.host_link.rate)
             card = min(card, profile.host_link.rate)
     sharp = profile.network is not None and profile.network.kind == "infiniband"
-    return RankLayout(domains, gpus, link, network, sharp, card)
+    # Without a switch, a GPU has a wire to each peer, and uses those whose peers take part.
+    rate = min(link.rate, link.pair * (gpus - 1)) if link.pair and gpus > 1 else link.rate
+    return RankLayout(domains, Hardware(rate, network, link.pair, card, nvls=link.nvls, sharp=sharp))
 
 
 # Copies between devices, and single network cards
@@ -440,7 +426,7 @@ def limit_table(profile: Profile, nodes: int | None = None) -> LimitTable:
         ranks=ranks,
         domains=layout.domains,
         link_gb_s=layout.hardware.link,
-        network_gb_s=layout.network,
+        network_gb_s=layout.hardware.network,
         rows=tuple(rows),
         copies=profile.copies,
         wires=profile.wires,
@@ -471,7 +457,7 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
         keys.add(key)
         try:
             layout = rank_layout(profile, reference.ranks, reference.nodes)
-            if layout.domains > 1 and layout.network is None:
+            if layout.domains > 1 and layout.hardware.network is None:
                 raise NotComparable(f"{reference.nodes} nodes need a network, and {profile.name} has none")
             ceiling = hard_ceiling(
                 reference.collective, reference.ranks, layout.domains, layout.hardware, reference.algorithm

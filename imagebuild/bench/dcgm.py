@@ -6,31 +6,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from imagebuild.bench.logs import JsonDocument, excerpt, json_list, json_object, json_text
+from imagebuild.bench.logs import JsonDocument, LineReader, excerpt, json_list, json_object, json_text
 from imagebuild.bench.models import Diagnostic, DiagnosticStatus, ParsedOutput
 
 WHOLE_RUN = "diag"
 """The test that stands for the run as a whole: it fails where dcgmi itself printed an error."""
-_LONGEST_LINE = 1000
 _LONGEST_MESSAGE = 10_000
 
 
 def parse_dcgm_text(source: str, lines: Sequence[str]) -> ParsedOutput[Diagnostic]:
     """Read the results in cleaned lines."""
-    if not any(_MARK.match(line) or _RUN_ERROR.match(line) for line in lines):
-        return ParsedOutput()
-    reader = _DcgmReader()
-    for line in lines:
-        if len(line) <= _LONGEST_LINE and (text := line.strip()):
-            reader.read(text)
-    if reader.in_table:
-        reader.unread.append("the table of dcgmi diag has no end")
-    results = [
-        Diagnostic(source=source, category=category, test=test, entity=entity, status=_status_of(status), messages=said)
-        for category, test, entity, status, messages in reader.results
-        for said in [tuple(" ".join(message[:_LONGEST_MESSAGE].split()) for message in messages)]
-    ]
-    return ParsedOutput(tuple(results), tuple(reader.unread))
+    return _DcgmReader(source).read_all(lines, _MARK, longest=1000)
 
 
 def _status_of(printed: object) -> DiagnosticStatus:
@@ -44,13 +30,14 @@ _STATUSES: dict[str, DiagnosticStatus] = {"pass": "pass", "fail": "fail", "warn"
 
 # The table
 
-_MARK = re.compile(
-    r"[\s>]{0,40}(?:\|\s{0,3}Diagnostic\s{1,40}\|.*|[|+]-----  (?:Deployment|Hardware|Metadata|Stress) )"
-)
-"""A line that only dcgmi prints."""
 _RUN_ERROR = re.compile(
     r"Error: .{0,200}?\b(?:[Dd]iagnostic|embedded host engine|unable to establish a connection)\b.*"
 )
+_MARK = re.compile(
+    r"[\s>]{0,40}(?:\|\s{0,3}Diagnostic\s{1,40}\|.*|[|+]-----  (?:Deployment|Hardware|Metadata|Stress) )|"
+    + _RUN_ERROR.pattern
+)
+"""A line that only dcgmi prints."""
 _SECTION = re.compile(r"[|+]-----  (?P<name>[A-Za-z][A-Za-z -]{0,40}?)  ?-+[+|].*")
 _RULE = re.compile(r"\+[-=]+\+[-=]+\+")
 _CELLS = re.compile(r"\|(?P<name>[^|]*)\|(?P<value>.*)\|")
@@ -63,7 +50,7 @@ _CELL_WIDTH, _PIECE_WIDTH = 48, 45
 
 
 @dataclass
-class _DcgmReader:
+class _DcgmReader(LineReader[Diagnostic]):
     """Read a table line by line: sections, tests with a status, statuses of entities, messages over several rows."""
 
     category: str | None = None
@@ -72,16 +59,20 @@ class _DcgmReader:
     """Whether the table is of DCGM 2 or 3, which is not read."""
     test: str = ""
     """The test that rows without a name are about; empty if its row could not be read."""
-    after_error: bool = False
-    """Whether the last line was an error of the run: another one that follows at once explains it."""
     messages: list[str] | None = None
     """Messages of a result, of which the last may go on in the next row."""
     results: list[tuple[str | None, str, str | None, str | None, list[str]]] = field(default_factory=list)
     """Category, test, entity, status as printed, and messages."""
-    unread: list[str] = field(default_factory=list)
+
+    def end(self) -> None:
+        if self.in_table:
+            self.unread.append("the table of dcgmi diag has no end")
+        for category, test, entity, status, messages in self.results:
+            said = tuple(" ".join(message[:_LONGEST_MESSAGE].split()) for message in messages)
+            facts = {"category": category, "test": test, "entity": entity, "status": _status_of(status)}
+            self.items.append(Diagnostic.model_validate({"source": self.source, "messages": said, **facts}))
 
     def read(self, text: str) -> None:
-        after_error, self.after_error = self.after_error, False
         if section := _SECTION.fullmatch(text):
             self.category, self.in_table, self.test = section["name"].strip(), True, ""
         elif _RULE.fullmatch(text):
@@ -89,10 +80,10 @@ class _DcgmReader:
         elif cells := _CELLS.fullmatch(text):
             self.read_cells(cells["name"].strip(), cells["value"])
         elif _RUN_ERROR.fullmatch(text):
-            self.after_error = True
+            self.is_error = True
             self.results.append((None, WHOLE_RUN, None, "fail", [excerpt(text)]))
-        elif after_error and text.startswith(("Error:", "Return:")):
-            self.after_error = True
+        elif self.after_error and text.startswith(("Error:", "Return:")):
+            self.is_error = True
             self.results[-1][-1].append(excerpt(text))
         elif self.in_table and text.startswith("|"):
             self.unread.append(excerpt(text))

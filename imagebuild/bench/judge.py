@@ -37,6 +37,7 @@ from imagebuild.bench.models import (
     Run,
     SpeedClaim,
     UcxResult,
+    describe_run,
 )
 from imagebuild.bench.profiles import Measured, Profile
 from imagebuild.core.errors import ConfigError
@@ -87,14 +88,14 @@ def judge_results(
     tables, files = Counter(alone), Counter(collective for _, collective in set(alone))
     return (
         *(
-            judge_run(run, profile, expected, tables[run.source, run.collective], files[run.collective])
+            _judge_run(run, profile, expected, tables[run.source, run.collective], files[run.collective])
             for run in results.runs
         ),
-        *(judge_matrix(test, profile, expected) for test in results.tests),
-        *(judge_table(table, profile) for table in results.tables),
+        *(_judge_matrix(test, profile, expected) for test in results.tests),
+        *(_judge_table(table, profile) for table in results.tables),
         *(_judge_ucx(result) for result in results.ucx),
         *(
-            judge_diagnostics(source, tuple(group), profile)
+            _judge_diagnostics(source, tuple(group), profile)
             for source, group in groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
         ),
     )
@@ -103,20 +104,17 @@ def judge_results(
 # Runs of nccl-tests
 
 
-def judge_run(
-    run: Run, profile: Profile | None, expected: Expected | None = None, alone: int = 0, files: int = 0
-) -> Judgement:
+def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int, files: int) -> Judgement:
     """Judge one run of nccl-tests.
 
     `alone` is the number of runs in its file that have one rank each, `files` that of files with such runs.
     """
-    expected = expected or Expected()
     participation = _participation(run, profile, expected, alone, files)
     run = run.model_copy(update={"ranks": run.ranks or expected.ranks, "nodes": run.nodes or expected.nodes})
     data = _data_of_run(run)
     return Judgement(
         source=run.source,
-        subject=describe_run(run.collective, run.ranks, run.nodes),
+        subject=run.subject,
         data=data,
         participation=participation,
         speed=_speed_of_run(run, profile, expected, is_sound=data.standing() != "failed"),
@@ -160,11 +158,11 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
     if wrong:
         return ParticipationClaim(state="incomplete", reason="; ".join(wrong))
     asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
-    unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "hosts")) if count is None]
+    unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "nodes")) if count is None]
     if unknown and (asked or not ranks):
-        return ParticipationClaim(
-            state="not known", reason=f"the output does not list the {' and '.join(unknown)}", allow=asked
-        )
+        options = " and ".join(f"--{noun}" for noun in unknown)
+        reason = f"the output does not list the {' and '.join(unknown)}; say how many with {options}"
+        return ParticipationClaim(state="not known", reason=reason, allow=asked)
     assert ranks
     gpus = min(ranks, run.gpus or ranks)
     if gpus < ranks:
@@ -336,12 +334,6 @@ def best_row(run: Run) -> tuple[float | None, int | None]:
     return max(_large_speeds(run) or values, default=(None, None))
 
 
-def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
-    """Return `all_reduce, 16 ranks, 2 nodes`, without the parts that are unknown."""
-    scale = [plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
-    return ", ".join([collective or "unknown collective", *scale])
-
-
 def _scale_of(run: Run) -> tuple[str, int, int]:
     """Return collective, ranks and nodes of a run. Raises NotComparable if the output does not say one of them."""
     if run.collective and run.ranks and run.nodes:
@@ -367,9 +359,9 @@ def _least_size(run: Run) -> int:
 # Matrices of nvbandwidth, tables of perftest, results of ucx_perftest
 
 
-def judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected | None = None) -> Judgement:
+def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected) -> Judgement:
     """Judge a matrix: its devices, and in GB/s its worst pair by the reference and its best pair by the ceiling."""
-    name = test.name or "unnamed test"
+    name = test.subject
     # A test that does not fit the machine is waived: that says nothing, and it is no failure.
     is_absent = test.status in ("waived", "not-found")
     data = DataClaim(state="right", reason="the benchmark compared what it copied")
@@ -391,7 +383,7 @@ def judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expecte
             allow="partial" if profile else None,
         )
     elif profile and gpus and not is_absent:
-        wanted = (expected and expected.ranks) or profile.node.gpus * ((expected and expected.nodes) or 1)
+        wanted = expected.ranks or profile.node.gpus * (expected.nodes or 1)
         participation = _gpus_claim(gpus, wanted, "took part")
     if test.unit != "GB/s" or is_absent or "local" in name:
         reason = "times are not judged" if test.unit != "GB/s" else "it passes no link between devices"
@@ -436,9 +428,9 @@ def _cells_between_devices(test: BandwidthTest) -> list[float | None]:
     ]
 
 
-def judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
+def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     """Judge a table of perftest by its best average, converted to Gb/s."""
-    test = table.test or "unknown test"
+    test = table.subject
     rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
     value, size = max(rows, default=(None, None))
     data, scale = (
@@ -485,15 +477,15 @@ def _judge_ucx(result: UcxResult) -> Judgement:
     elif any(value is None for values in figures for value in values.values()):
         data = DataClaim(state="unfinished", reason="it has figures that are no numbers")
     speed = SpeedClaim(state="not applicable", reason="no profile has references for ucx_perftest")
-    subject = f"ucx_perftest {result.title}" if result.title else "ucx_perftest"
-    subject += f", thread {result.thread}" if result.thread is not None else ""
-    return Judgement(source=result.source, subject=subject, data=data, participation=NO_PARTICIPATION, speed=speed)
+    return Judgement(
+        source=result.source, subject=result.subject, data=data, participation=NO_PARTICIPATION, speed=speed
+    )
 
 
 # dcgmi diag
 
 
-def judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
+def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
     """Judge one dcgmi diag: it passes if tests of GPUs were run, and all that were run passed."""
     by_status = Counter(diagnostic.status for diagnostic in diagnostics)
     on_gpus = {

@@ -18,7 +18,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TextIO, cast
+from typing import BinaryIO, Generic, NamedTuple, TextIO, TypeVar, cast
+
+from imagebuild.bench.models import ParsedOutput
 
 
 class LogLine(NamedTuple):
@@ -57,6 +59,40 @@ class Log:
     """The first of the left-out lines that are warnings of NCCL: they may explain why a run failed."""
     settings: list[Setting] = field(default_factory=list)
     """What chooses the algorithms of NCCL, or tells what was chosen for 1 GiB or more."""
+
+
+Item = TypeVar("Item")
+
+
+@dataclass
+class LineReader(Generic[Item]):
+    """Read what one tool printed, line by line."""
+
+    source: str
+    items: list[Item] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    """Lines that look like results and could not be read."""
+    is_error: bool = False
+    """Whether the line is an error."""
+    after_error: bool = False
+    """Whether the line before it was one: another one that follows at once explains it."""
+
+    def read_all(self, lines: Sequence[str], mark: re.Pattern[str], longest: int) -> ParsedOutput[Item]:
+        """Read cleaned lines if `mark` matches one, which only this tool prints. No line of it is longer than that."""
+        if any(map(mark.match, lines)):
+            for line in lines:
+                if len(line) <= longest and (text := line.strip().removeprefix("> ")):
+                    self.after_error, self.is_error = self.is_error, False
+                    self.read(text)
+            self.end()
+        return ParsedOutput(tuple(self.items), tuple(self.unread))
+
+    def read(self, text: str) -> None:
+        """Read the next line, without blanks around it."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Keep what the end of the output leaves open."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,12 @@ class NcclRow(Model):
     in_place: Half | None
 
 
+def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
+    """Return `all_reduce, 16 ranks, 2 nodes`, up to the first number that is unknown."""
+    scale = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
+    return ", ".join([collective or "unknown collective", *scale[: None if ranks else 0]])
+
+
 class Run(Model):
     """One run of a program of nccl-tests (or rccl-tests), which prints one table."""
 
@@ -90,6 +96,11 @@ class Run(Model):
     reason: str
     """Why, in one line."""
 
+    @property
+    def subject(self) -> str:
+        """Return what was run, without the file: `all_reduce, 8 ranks, 1 node`."""
+        return describe_run(self.collective, self.ranks, self.nodes)
+
 
 class BandwidthTest(Model):
     """One matrix of nvbandwidth."""
@@ -112,6 +123,11 @@ class BandwidthTest(Model):
     """Why the test did not pass, if the output says it."""
     devices: tuple[str, ...] = ()
     """Names of the GPUs, if they were printed."""
+
+    @property
+    def subject(self) -> str:
+        """Return the test that the matrix is of."""
+        return self.name or "unnamed test"
 
 
 class TableRow(Model):
@@ -142,6 +158,11 @@ class PerftestTable(Model):
     verdict: TableVerdict = "ok"
     reason: str = ""
 
+    @property
+    def subject(self) -> str:
+        """Return the test that the table is of."""
+        return self.test or "unknown test"
+
 
 class UcxResult(Model):
     """One line of results of ucx_perftest."""
@@ -162,6 +183,12 @@ class UcxResult(Model):
     """False if only progress was printed, or an error."""
     reason: str = ""
     """The error that the program printed instead of a result."""
+
+    @property
+    def subject(self) -> str:
+        """Return the test and the thread: `ucx_perftest overhead, thread 0`."""
+        title = f"ucx_perftest {self.title}" if self.title else "ucx_perftest"
+        return title if self.thread is None else f"{title}, thread {self.thread}"
 
 
 class Diagnostic(Model):

@@ -585,12 +585,16 @@ def _wrong_sizes(rows: Sequence[NcclRow], sizes: Sequence[int], unread: int) -> 
     by_kind: dict[object, Counter[int]] = defaultdict(Counter)
     for row in rows:
         by_kind[row.dtype, row.redop, row.root][row.size_bytes] += 1
-    missing, surplus = [], []
+    missing: list[int] = []
+    surplus: list[int] = []
     for found in by_kind.values():
         times = max(1, round(found.total() / len(sizes)))
         # What was asked for from each size on, up to the next one, was rounded to it.
         limits = [0, *(bisect_left(sizes, size) for size in sorted(found)[1:]), len(sizes)]
-        for size, begin, end in zip(sorted(found), limits, limits[1:], strict=False):
+        for size, begin, following in zip(sorted(found), limits, limits[1:], strict=False):
+            # Rounding takes less than half away, but for what it makes 0.
+            end = min(following, bisect_left(sizes, 2 * size)) if size else following
+            missing += sizes[end:following][:1]
             expected = times * (end - begin)
             if found[size] < expected:
                 missing.append(sizes[begin + (found[size] // times if size <= sizes[begin] else 0)])
@@ -610,7 +614,8 @@ def _contradiction(rows: Sequence[NcclRow], collective: str | None, *, has_other
     for size, half in halves:
         if None in (half.time_us, half.algbw_gb_s, half.busbw_gb_s):
             return f"the row of {size} bytes has figures that are no numbers"
-    figures = [(s, h.time_us or 0, h.algbw_gb_s or 0, h.busbw_gb_s or 0) for s, h in halves if (h.algbw_gb_s or 0) >= 1]
+    figures = [(size, half.time_us or 0, half.algbw_gb_s or 0, half.busbw_gb_s or 0) for size, half in halves]
+    figures = [figure for figure in figures if figure[1] >= 1 and figure[2] >= 1]
     checks: tuple[tuple[bool, float, list[tuple[int, float]], str], ...] = (
         (not has_other_times, _ROUNDED, [(s, a * t / s) for s, t, a, _ in figures], "time and algbw"),
         (collective != "alltoallv", 0.02, [(s, b / a) for s, _, a, b in figures], "algbw and busbw"),
@@ -715,7 +720,7 @@ def _with_verdict(
         (surplus is not None, f"more rows of {surplus} bytes than of other sizes"),
         (
             not (left_out or run.partial_rows) and _is_other_average(kept, run.avg_busbw_gb_s),
-            f"the average of its rows is not {run.avg_busbw_gb_s} GB/s, as its footer says",
+            f"the average of its rows is not {run.avg_busbw_gb_s} GB/s, as its footer says: a row is missing or wrong",
         ),
     )
     warned = f"; NCCL warned: {warning}" if warning else ""

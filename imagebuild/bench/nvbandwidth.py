@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from imagebuild.bench.logs import (
     JsonDocument,
+    LineReader,
     count_decimals,
     excerpt,
     json_list,
@@ -24,7 +25,6 @@ _UNIT = re.compile(r"\((GB/s|ns|us)\)")
 
 # Text: the name of a test, the description of its matrix, the matrix, its sum with the name
 
-_LONGEST_LINE = 100_000
 _MARK = re.compile(
     r"[\s>]{0,40}(?:nvbandwidth Version|[Rr]unning \w+_|SUM \w+_|&&&& PERF \w+_|Waived:|Waiving \w+_"
     r"|memcpy (?:CE|SM|TMA|local) |memory latency |Device to Device Latency |multicast SM )",
@@ -57,19 +57,11 @@ _DECIMALS = 2
 
 def parse_nvbandwidth_text(source: str, lines: Sequence[str]) -> ParsedOutput[BandwidthTest]:
     """Read the tests of nvbandwidth in cleaned lines."""
-    if not any(map(_MARK.match, lines)):
-        return ParsedOutput()
-    reader = _NvbandwidthReader(source)
-    for line in lines:
-        if len(line) <= _LONGEST_LINE and (text := line.strip().removeprefix("> ")):
-            reader.read(text)
-    reader.end_test()
-    return ParsedOutput(tuple(reader.tests), tuple(reader.unread))
+    return _NvbandwidthReader(source).read_all(lines, _MARK, longest=100_000)
 
 
 @dataclass
-class _NvbandwidthReader:
-    source: str
+class _NvbandwidthReader(LineReader[BandwidthTest]):
     version: str | None = None
     running: str | None = None
     """The test that was announced last."""
@@ -84,15 +76,10 @@ class _NvbandwidthReader:
     devices: list[str] = field(default_factory=list)
     has_begun: bool = False
     """Whether something of nvbandwidth came, so that lines which other programs print as well are its own."""
-    after_error: bool = False
-    """Whether the last line was an error: another one that follows at once explains it."""
-    tests: list[BandwidthTest] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
 
     def read(self, text: str) -> None:
         if self.description and self.read_row(text):
             return
-        after_error, self.after_error = self.after_error, False
         if (match := _SUM.fullmatch(text)) and (total := parse_number(match["sum"])) is not None:
             is_cut = text.endswith(match["sum"]) and count_decimals(match["sum"]) < _DECIMALS
             if is_cut:
@@ -117,7 +104,7 @@ class _NvbandwidthReader:
             self.end_test()
             self.add(name, "waived", match["reason"].strip())
         elif self.has_begun and _ERROR.fullmatch(text):
-            self.read_error(excerpt(text), explains_last=after_error)
+            self.read_error(excerpt(text))
         else:
             return
         self.has_begun = True
@@ -149,18 +136,21 @@ class _NvbandwidthReader:
             return False
         return True
 
-    def read_error(self, error: str, *, explains_last: bool) -> None:
-        self.after_error = True
-        if explains_last:
-            last = self.tests.pop()
+    def read_error(self, error: str) -> None:
+        self.is_error = True
+        if self.after_error:
+            last = self.items[-1]
             reason = error if error in last.reason else f"{last.reason}; {error}"
-            self.tests.append(last.model_copy(update={"reason": reason[:1000]}))
+            self.items[-1] = last.model_copy(update={"reason": reason[:1000]})
         elif missing := _NOT_FOUND.match(error):
             self.end_test()
             self.add(missing[1], "not-found", error)
         else:
             self.add(self.running, "error", error)
             self.running = None
+
+    def end(self) -> None:
+        self.end_test()
 
     def end_test(self, name: str | None = None, total: float | None = None, unit: str | None = None) -> None:
         """End the test that is open, if there is one; it has a `name` if the line with its sum came."""
@@ -192,7 +182,7 @@ class _NvbandwidthReader:
     ) -> None:
         """Add a test with the matrix that is open, and close that."""
         printed = _UNIT.search(self.description)
-        self.tests.append(
+        self.items.append(
             BandwidthTest(
                 source=self.source,
                 tool_version=self.version,

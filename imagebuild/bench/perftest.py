@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from imagebuild.bench.logs import (
     JsonDocument,
+    LineReader,
     count_decimals,
     excerpt,
     is_table_value,
@@ -19,7 +20,6 @@ from imagebuild.bench.logs import (
 )
 from imagebuild.bench.models import ParsedOutput, PerftestTable, TableRow, TableVerdict
 
-_LONGEST_LINE = 4000
 _LONGEST_REASON = 1000
 _SHORT_LOG = 20
 _NO_PEAK = "BW peak won't be measured"
@@ -30,15 +30,10 @@ def parse_perftest_text(source: str, lines: Sequence[str]) -> ParsedOutput[Perft
 
     With `--output=…`, a program prints one number without its unit and size: that is noted as unread.
     """
-    if not any(map(_MARK.match, lines)):
-        texts = [line.strip() for line in lines[:_SHORT_LOG] if line.strip() and _NO_PEAK not in line]
-        is_bare_number = len(lines) <= _SHORT_LOG and all(map(_BARE_NUMBER.fullmatch, texts))
-        return ParsedOutput((), tuple(texts) if is_bare_number else ())
-    reader = _PerftestReader()
-    for line in lines:
-        if len(line) <= _LONGEST_LINE and (text := line.strip().removeprefix("> ")):
-            reader.read(text)
-    return ParsedOutput(tuple(program.table(source) for program in reader.programs), tuple(reader.unread))
+    texts = [line.strip() for line in lines[:_SHORT_LOG] if line.strip() and _NO_PEAK not in line]
+    if len(lines) <= _SHORT_LOG and all(map(_BARE_NUMBER.fullmatch, texts)):
+        return ParsedOutput((), tuple(texts))
+    return _PerftestReader(source).read_all(lines, _MARK, longest=4000)
 
 
 _COLUMN = re.compile(
@@ -144,11 +139,13 @@ class _Program:
 
 
 @dataclass
-class _PerftestReader:
+class _PerftestReader(LineReader[PerftestTable]):
     """Read text line by line: titles, headers, rows, errors."""
 
     programs: list[_Program] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
+
+    def end(self) -> None:
+        self.items += [program.table(self.source) for program in self.programs]
 
     def read(self, text: str) -> None:
         if self.read_row(text):

@@ -10,10 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from imagebuild.bench.logs import excerpt, is_table_value, parse_integer, parse_number
+from imagebuild.bench.logs import LineReader, excerpt, is_table_value, parse_integer, parse_number
 from imagebuild.bench.models import ParsedOutput, UcxResult
 
-_LONGEST_LINE = 500
 _LONGEST_REASON = 1000
 _LONGEST_TITLE = 200
 _COLUMNS = (
@@ -44,21 +43,13 @@ _GROUPED = re.compile(r"(?<=\d),(?=\d{3})")
 
 def parse_ucx_text(source: str, lines: Sequence[str]) -> ParsedOutput[UcxResult]:
     """Read the results in cleaned lines."""
-    if not any(map(_MARK.match, lines)):
-        return ParsedOutput()
-    reader = _UcxReader(source)
-    for line in lines:
-        if len(line) <= _LONGEST_LINE and (text := line.strip()):
-            reader.read(text)
-    reader.end_progress()
-    return ParsedOutput(tuple(reader.results), tuple(reader.unread))
+    return _UcxReader(source).read_all(lines, _MARK, longest=500)
 
 
 @dataclass
-class _UcxReader:
+class _UcxReader(LineReader[UcxResult]):
     """Read text line by line: the frame with the name of the test, the header, rows of progress, the result."""
 
-    source: str
     test: str | None = None
     size: int | None = None
     quantity: str | None = None
@@ -73,13 +64,8 @@ class _UcxReader:
     """The name of a test of a batch."""
     progress: dict[int | None, UcxResult] = field(default_factory=dict)
     """The last row of each thread, until the result comes."""
-    after_error: bool = False
-    """Whether the last line was an error: another one that follows at once explains it."""
-    results: list[UcxResult] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
 
     def read(self, text: str) -> None:
-        after_error, self.after_error = self.after_error, False
         if match := _FIELD.match(text):
             if match["key"] == "Test":
                 self.begin_run()
@@ -92,41 +78,41 @@ class _UcxReader:
         elif match := _HEADER.fullmatch(text):
             self.layout, self.first, self.has_result = match["label"], match["first"], False
         elif match := _BATCH_TEST.fullmatch(text):
-            self.end_progress()
+            self.end()
             self.batch_test, self.has_result = match["name"], False
         elif match := _CSV_HEADER.fullmatch(text):
             self.begin_run()
             self.layout, self.first = "csv", match["first"]
         elif match := _ERROR.fullmatch(text):
-            self.read_error(excerpt(match["message"]), explains_last=after_error)
+            self.read_error(excerpt(match["message"]))
         elif not text.startswith(("|", "+")):
             self.read_row(text)
 
     def begin_run(self) -> None:
         """Forget the last run. Keep the name of a test that has no table yet: it is that of the new run."""
-        self.end_progress()
+        self.end()
         if self.first:
             self.test = self.size = None
         self.layout = self.first = self.quantity = self.batch_test = None
         self.has_result = False
 
-    def end_progress(self) -> None:
+    def end(self) -> None:
         """Keep the progress of a run without a result; in the oldest layout, it is the result."""
         is_final = self.layout is None
-        self.results.extend(result.model_copy(update={"final": is_final}) for result in self.progress.values())
+        self.items.extend(result.model_copy(update={"final": is_final}) for result in self.progress.values())
         self.progress.clear()
 
-    def read_error(self, error: str, *, explains_last: bool) -> None:
-        self.after_error = True
-        if explains_last:
-            last = self.results.pop()
-            self.results.append(last.model_copy(update={"reason": f"{last.reason}; {error}"[:_LONGEST_REASON]}))
+    def read_error(self, error: str) -> None:
+        self.is_error = True
+        if self.after_error:
+            last = self.items[-1]
+            self.items[-1] = last.model_copy(update={"reason": f"{last.reason}; {error}"[:_LONGEST_REASON]})
             return
         if self.has_result:
             self.begin_run()
-        self.end_progress()
+        self.end()
         failed = UcxResult(source=self.source, title=self.title(), size_bytes=self.size, final=False, reason=error)
-        self.results.append(failed)
+        self.items.append(failed)
 
     def read_row(self, text: str) -> None:
         label = _ROW_LABEL.match(text)
@@ -148,7 +134,7 @@ class _UcxReader:
         thread = int(label["thread"]) if label and label["thread"] else None
         if (label and thread is None) or self.layout in ("csv", "Test"):
             self.progress.clear()
-            self.results.append(self.result_of(values, thread))
+            self.items.append(self.result_of(values, thread))
             self.has_result = self.layout != "csv" and not begin
         else:
             self.progress[thread] = self.result_of(values, thread)

@@ -30,10 +30,10 @@ from .buildx import component_of as component_of
 from .buildx import execute_bake as execute_bake
 from .buildx import explain_failure as explain_failure
 from .buildx import export_images as export_images
+from .buildx import layouts_replaced as layouts_replaced
 from .buildx import replaced_sources as replaced_sources
 from .buildx import run_bake as run_bake
 from .buildx import shorten_command as shorten_command
-from .buildx import write_inputs as write_inputs
 from .bundle import Bundle as Bundle
 from .bundle import BundleManifest as BundleManifest
 from .bundle import Recording as Recording

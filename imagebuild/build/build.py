@@ -35,15 +35,16 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     Raises ConfigError, CommandError or ResultError; steps that ran until then stay cached.
     """
     request = replace(request, folder=request.folder.resolve())
-    platforms = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
-    check_resolved(project.lock, (s for t in request.targets for s in renderer.recipe(t).sources()))
+    parts = [(target, p) for target in request.targets for p in bake.platforms_of(target, request.platforms)]
+    needed = (source for target, p in parts for source in renderer.recipe(target).for_platform(p).sources())
+    check_resolved(project.lock, needed, tuple(target.id for target in request.targets))
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     check_request(request, dockerfiles)
     bundle = bundle_of(request, dockerfiles)
     sources = buildx.replaced_sources(project, request.targets, request.sources)
     endpoint = engine.find_engine(os.environ)
     if not request.builder and endpoint.host.startswith("unix://"):
-        for name in sorted(platforms - {native_platform()}):
+        for name in sorted({platform for _, platform in parts} - {native_platform()}):
             private.ensure_emulation(name.removeprefix("linux/"))
     commit = revision.current_revision(project.matrix.path, project.roots[0])
     run = BuildRun(

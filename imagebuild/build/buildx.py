@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -316,8 +317,9 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[BuildResult, ...]:
     Raises CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot be read.
     """
     began = time.monotonic()
-    write_inputs(run)
-    stream, metadata = execute_bake(run, bake.bake_file(run), progress)
+    with layouts_replaced(run):
+        write_inputs(run)
+        stream, metadata = execute_bake(run, bake.bake_file(run), progress)
     seconds = round(time.monotonic() - began, 3)
     keys = {target.bake_name: run.dockerfiles[target.id].stages for target in run.request.targets}
     results = []
@@ -367,27 +369,42 @@ def execute_bake(
         metadata_file.unlink(missing_ok=True)
 
 
-def write_inputs(run: BuildRun) -> None:
-    """Write the Dockerfiles, and remove what earlier builds of these targets left.
+@contextmanager
+def layouts_replaced(run: BuildRun) -> Iterator[None]:
+    """Put the layouts of earlier builds aside, as BuildKit would add to them, and back if the build fails.
 
-    Raises ConfigError if the folder cannot be written, or a layout's folder has something else in it.
+    Raises ConfigError if a layout's folder has something else in it.
     """
+    layouts = [layout for target in run.request.targets if (layout := run.layout_folder(target))]
+    earlier = {layout: layout.with_name(f"{layout.name}.before") for layout in layouts if layout.is_dir()}
+    for layout in earlier:
+        if other := sorted(path.name for path in layout.iterdir() if path.name not in LAYOUT_ENTRIES):
+            raise ConfigError(
+                f"{layout}: has {other[0]}, so it is no OCI layout; remove the folder, or choose another one"
+            )
+    for layout, aside in earlier.items():
+        shutil.rmtree(aside, ignore_errors=True)
+        layout.rename(aside)
+    try:
+        yield
+    except BaseException:
+        for layout in layouts:
+            shutil.rmtree(layout, ignore_errors=True)
+            if layout in earlier:
+                earlier[layout].rename(layout)
+        raise
+    for aside in earlier.values():
+        shutil.rmtree(aside)
+
+
+def write_inputs(run: BuildRun) -> None:
+    """Write the Dockerfiles. Raises ConfigError if the folder cannot be written."""
     try:
         run.context.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{run.request.folder}: cannot be written: {error.strerror}") from None
     for target in run.request.targets:
         write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
-        (run.request.folder / target.id / "result.json").unlink(missing_ok=True)
-        layout = run.layout_folder(target)
-        if not layout or not layout.is_dir():
-            continue
-        # BuildKit would add to what is there.
-        if other := sorted(path.name for path in layout.iterdir() if path.name not in LAYOUT_ENTRIES):
-            raise ConfigError(
-                f"{layout}: has {other[0]}, so it is no OCI layout; remove the folder, or choose another one"
-            )
-        shutil.rmtree(layout)
 
 
 def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildProgress, stream: EventStream) -> int:

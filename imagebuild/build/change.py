@@ -293,8 +293,9 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
     buildx.execute_bake(run, content, progress, "bake-caches.json")
 
 
-Reason = Literal["new", "image", "checks", "tags"]
-"""How a target differs: it is new, its image is another, its checks are, or it has a tag that it did not have."""
+Reason = Literal["new", "image", "date", "checks", "tags"]
+"""How a target differs: it is new, its image is another, the lock's date is, which all files of an image have at most,
+its checks are, or it has a tag that it did not have."""
 
 
 def changed_targets(before: ProjectState, after: ProjectState) -> dict[str, Reason]:
@@ -310,6 +311,8 @@ def changed_targets(before: ProjectState, after: ProjectState) -> dict[str, Reas
             reasons[new.id] = "new"
         elif _images_differ(before, old, after, new):
             reasons[new.id] = "image"
+        elif before.project.lock.date != after.project.lock.date:
+            reasons[new.id] = "date"
         elif before.checks[old.id] != after.checks[new.id]:
             reasons[new.id] = "checks"
         elif {*new.tags, *new.aliases} - {*old.tags, *old.aliases}:

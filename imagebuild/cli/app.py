@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -143,7 +145,10 @@ def main() -> None:
     # Being told to end is a reason to clean up, as Ctrl-C is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except ImagebuildError as error:
         from rich.markup import escape
 
@@ -151,3 +156,11 @@ def main() -> None:
 
         err.print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
+    except OSError as error:
+        # Errors of files have the file's name, and become ImagebuildErrors where they arise.
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries once more when it ends
+        if error.errno != errno.EPIPE:
+            sys.stderr.write(f"error: the standard output cannot be written: {error.strerror}\n")
+        sys.exit(2)

@@ -18,6 +18,7 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
 if TYPE_CHECKING:
     from imagebuild.build.private import EngineStatus
+    from imagebuild.lock.resolve import UpstreamReport
 
 
 @options.example(
@@ -245,16 +246,54 @@ def _show_engine(status: EngineStatus, json_file: str | None) -> None:
     options.print_result(json_file, values, lambda: print_table(("private engine", ""), rows))
 
 
-@options.example("imagebuild doctor", "imagebuild doctor --json -")
-def doctor(json_file: options.JsonOption = None) -> None:
+def _show_upstream(report: UpstreamReport) -> None:
+    """Print what each server has, and for each state that is not good what becomes of a build."""
+    from rich.markup import escape
+
+    rows = [(answer.state, escape(answer.source), escape(answer.found)) for answer in report.sources]
+    print_table(("state", "source", "what is there"), rows)
+    for state, consequence in dict.fromkeys((answer.state, answer.consequence) for answer in report.sources):
+        number = sum(answer.state == state for answer in report.sources)
+        out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}", markup=False)
+
+
+@options.example(
+    "imagebuild doctor",
+    "imagebuild doctor --json -",
+    "imagebuild doctor --upstream hpcx-cuda13.2.1-ubuntu24.04-devel --json report.json   # for a bug report",
+)
+def doctor(
+    project: options.ProjectFiles,
+    edits: options.PlanChanges,
+    select: options.SelectArgument = None,
+    upstream: Annotated[
+        bool, option("--upstream", "Ask the servers of the targets' sources instead, before a byte is built.")
+    ] = False,
+    json_file: options.JsonOption = None,
+    ca: options.CaOption = None,
+) -> None:
     """Say what this machine has for building and checking, and how to get what it lacks.
 
-    Exit status 1 if something is missing that building or checking needs.
+    Exit status 1 if something is missing that building or checking needs; with --upstream also 4 if a server does not
+    answer.
     """
     from rich.markup import escape
 
     from imagebuild.build.doctor import examine_machine
 
+    if upstream:
+        from imagebuild import __version__
+        from imagebuild.lock.resolve import LockFile, examine_upstream, network_upstream
+        from imagebuild.project.plan import select_targets
+
+        workspace = project.open(edits.parse())
+        targets = select_targets(workspace.plan, select or ())
+        file = LockFile(workspace.project, workspace.renderer, targets, project.paths.lock)
+        report = examine_upstream(file, network_upstream(ca), __version__)
+        options.print_result(json_file, report, lambda: _show_upstream(report))
+        raise typer.Exit(report.exit_status)
+    if select or edits:
+        raise ConfigError("targets and changes of the plan: need --upstream; without it only this machine is looked at")
     findings = examine_machine()
     marks = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
     rows = [(marks[f.ok], *map(escape, (f.name, f.detail, f.fix))) for f in findings]

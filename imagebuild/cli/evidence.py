@@ -93,12 +93,8 @@ KindOption = Annotated[
 def verify_attachments_of(
     image: PublishedArgument,
     key: Annotated[str | None, option("--key FILE", "Public key that a signature has to be made with.")] = None,
-    identity: Annotated[
-        str | None, option("--certificate-identity ID", "Who has to have signed without a key.")
-    ] = None,
-    issuer: Annotated[
-        str | None, option("--certificate-oidc-issuer URL", "Who has to vouch for that identity.")
-    ] = None,
+    identity: options.IdentityOption = None,
+    issuer: options.IssuerOption = None,
     no_tlog: Annotated[bool, option("--no-tlog", "Accept signatures that are not in the transparency log.")] = False,
     require: Annotated[
         str, option("--require KIND,…", "Kinds that have to be there; `signature` is one, too.")
@@ -152,10 +148,10 @@ def add_attachment_to(
     """Attach a file to a published image, such as results that were measured later."""
     from imagebuild.core.files import read_text
     from imagebuild.oci.reference import parse_reference
-    from imagebuild.publish.attest import add_attachment
+    from imagebuild.publish.attest import add_attachment, signer_of
 
     reference = parse_reference(image)
-    signer = options.signer_of(key, sign=sign, log=not no_tlog)
+    signer = signer_of(key, sign=sign, log=not no_tlog)
     digest = add_attachment(
         reference, _connect(reference.host), kind, read_text(file).encode(),
         file=file, platform=platform, signer=signer,

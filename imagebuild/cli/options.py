@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from imagebuild.project.load import Project, ProjectPaths
     from imagebuild.project.matrix import Plan
     from imagebuild.project.plan import Changes, Pins
-    from imagebuild.publish.attest import Signer
     from imagebuild.render.renderer import Renderer
 
 STDOUT = "-"
@@ -82,6 +81,12 @@ ProfilesOption = Annotated[Path | None, option("--profiles DIR", "Read the profi
 # Signatures
 SignOption = Annotated[bool, option("--sign", "Sign with cosign; in CI without a key.")]
 SigningKeyOption = Annotated[str | None, option("--key FILE", "With --sign: sign with this private key.")]
+IdentityOption = Annotated[
+    str | None, option("--certificate-identity ID", "Who signs, or has to have signed, without a key.")
+]
+IssuerOption = Annotated[
+    str | None, option("--certificate-oidc-issuer URL", "Who vouches, or has to vouch, for that identity.")
+]
 UnloggedOption = Annotated[bool, option("--no-tlog", "With --sign: leave the signature out of the transparency log.")]
 
 # What a command writes
@@ -276,19 +281,6 @@ def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
         if name not in known:
             raise ConfigError(f"--platform {name}: unknown platform; use {', '.join(known)} or local")
     return cast(tuple[Platform, ...], tuple(platforms))
-
-
-def signer_of(key: str | None, *, sign: bool, log: bool) -> Signer | None:
-    """Return who signs, None without --sign. Raises ConfigError or CommandError if that could not sign anything."""
-    from imagebuild.publish.attest import Signer
-
-    if not sign:
-        if key or not log:
-            raise ConfigError("--key and --no-tlog: need --sign")
-        return None
-    signer = Signer(key, log)
-    signer.check()
-    return signer
 
 
 def print_or_write(text: str, output: str | None) -> None:

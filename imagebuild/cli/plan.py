@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
+from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagebuild.cli.options import Workspace
     from imagebuild.project.matrix import Plan
 
 
@@ -37,6 +42,10 @@ def plan(
     since: Annotated[
         str | None, option("--changed-since REVISION", "With --github: only targets that differ from this revision.")
     ] = None,
+    unpublished: Annotated[
+        bool, option("--unpublished", "With --github: only targets that are not published as they are now.")
+    ] = False,
+    registry: options.RegistryOption = None,
     github_jobs: Annotated[int, option("--github-jobs NUMBER", "With --github: at most this many jobs.", min=1)] = 256,
     platform: options.PlatformsOption = None,
     base: options.BaseOption = "bootstrap",
@@ -45,6 +54,8 @@ def plan(
     """List the targets that a build would build, or what a change makes it execute again."""
     if since is not None and not github:
         raise ConfigError("--changed-since: needs --github; `plan --from` says what a change costs")
+    if unpublished and (since is not None or not github):
+        raise ConfigError("--unpublished: needs --github, and no --changed-since")
     if before is None and (after or markdown):
         raise ConfigError("--to and --markdown: need --from")
     if before is None and platform and not github:
@@ -54,10 +65,15 @@ def plan(
     if sum((markdown, github, why, json_file is not None)) > 1:
         raise ConfigError("--json, --markdown, --github and --why exclude each other")
     platforms = options.parse_platforms(platform)
-    changes = edits.parse()
+    changes = edits.parse(registry)
     if before or github:
         from imagebuild.build import change
 
+        if unpublished:
+            select = _unpublished(project.open(changes), select or ())
+            if not select:
+                out.print('{"include": []}', markup=False)
+                return
         request = change.ChangeRequest(before or since, project.paths, changes, after, select or (), platforms, base)
         if github:
             change.print_workflow_jobs(request, github_jobs)
@@ -81,8 +97,6 @@ def plan(
         return Plan(targets=tuple(full), excluded=excluded, restricted=restricted)
 
     def show() -> None:
-        from imagebuild.core.console import out, print_table
-
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows)
         if restricted:
@@ -93,6 +107,18 @@ def plan(
             print_table(("not built", "rule", "reason"), [(e.id, e.rule, e.reason) for e in excluded])
 
     options.print_result(json_file, whole_plan, show)
+
+
+def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
+    """Return the targets that are not published as they are now, and print how many."""
+    from imagebuild.oci.registry import connect_registry
+    from imagebuild.project.plan import select_targets
+    from imagebuild.publish.publish import unpublished_targets
+
+    targets = select_targets(workspace.plan, select)
+    differing = unpublished_targets(workspace.renderer, targets, cache(connect_registry))
+    err.print(f"{len(differing)} of {len(targets)} targets are not published as they are now", markup=False)
+    return [target.id for target in differing]
 
 
 @options.example(
@@ -109,13 +135,27 @@ def render(
     append: Annotated[
         Path | None, option("--append FILE", "File with instructions for the end; its CMD, ENV, LABEL win.")
     ] = None,
+    unresolved: Annotated[
+        bool, option("--unresolved", "Also print what has sources without a pin, which no builder takes.")
+    ] = False,
     output: options.OutputOption = None,
 ) -> None:
     """Print the self-contained Dockerfile of a target."""
     from imagebuild.core.files import read_text
+    from imagebuild.project.lockfile import BaseImage, check_resolved
     from imagebuild.project.plan import select_one
 
     workspace = project.open(edits.parse())
     chosen = select_one(workspace.plan, target)
     more = read_text(append) if append else ""
-    options.print_or_write(workspace.renderer.dockerfile(chosen, base=base_image, append=more).text, output)
+    recipe = workspace.renderer.recipe(chosen)
+    replaced = BaseImage(recipe.image_base()) if base_image else None
+    warning = ""
+    try:
+        check_resolved(workspace.project.lock, (s for s in recipe.sources() if s != replaced), (chosen.id,))
+    except ConfigError as error:
+        if not unresolved:
+            raise ConfigError(f"{error}\n  or print it with --unresolved, to be read") from None
+        warning = f"# This builds nothing yet. {str(error).splitlines()[0].rstrip(':')}.\n"
+    text = workspace.renderer.dockerfile(chosen, base=base_image, append=more).text
+    options.print_or_write(warning + text, output)

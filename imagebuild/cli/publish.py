@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +49,8 @@ def publish(
     ] = False,
     sign: options.SignOption = False,
     key: options.SigningKeyOption = None,
+    identity: options.IdentityOption = None,
+    issuer: options.IssuerOption = None,
     no_tlog: options.UnloggedOption = False,
     dry_run: Annotated[bool, option("--dry-run", "Say what would be done, and do nothing.")] = False,
     json_file: options.JsonOption = None,
@@ -58,6 +60,8 @@ def publish(
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
     from imagebuild.oci.registry import connect_registry
+    from imagebuild.publish.attest import signer_of
+    from imagebuild.publish.decide import key_of_target
     from imagebuild.publish.publish import (
         PublishRequest,
         PublishTools,
@@ -66,7 +70,7 @@ def publish(
         publish_targets,
     )
 
-    signer = options.signer_of(key, sign=sign, log=not no_tlog)
+    signer = signer_of(key, sign=sign, log=not no_tlog, identity=identity, issuer=issuer)
     workspace = project.open(edits.parse(registry))
     request = PublishRequest(
         select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),
@@ -75,6 +79,7 @@ def publish(
     tools = PublishTools(
         registry=cache(connect_registry),
         provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty),
+        key=partial(key_of_target, workspace.renderer),
         signer=None if dry_run else signer,
     )
     result = publish_targets(workspace.project, workspace.plan, request, tools)

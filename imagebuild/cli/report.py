@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from imagebuild.bench.profiles import Measured, Profiles
 
 MOST = 1_000_000
-"""More ranks or hosts than anybody has; formulas need not be right beyond."""
+"""Highest number of ranks or hosts that is accepted."""
 
 
 @options.example(
@@ -48,8 +48,8 @@ def report(
         option("--allow unvalidated|partial|unjudged", "Accept data not compared, GPUs missing, speed not judged."),
     ] = None,
     json_file: options.JsonOption = None,
-    junit: Annotated[Path | None, option("--junit FILE", "Write JUnit XML, which CI systems show.")] = None,
-    html: Annotated[Path | None, option("--html FILE", "Write a page with charts.")] = None,
+    junit: Annotated[Path | None, option("--junit FILE|-", "Write JUnit XML, which CI systems show.")] = None,
+    html: Annotated[Path | None, option("--html FILE|-", "Write a page with charts.")] = None,
     markdown: options.MarkdownOption = False,
 ) -> None:
     """Say what benchmarks and checks measured, and whether it is right and fast enough.
@@ -62,18 +62,20 @@ def report(
     from imagebuild.report.report import ReportRequest, make_report
     from imagebuild.report.text import print_report, report_markdown
 
-    expected = Expected(ranks, nodes, (algorithm,) if algorithm else (), least)
+    expected = Expected(ranks, nodes, () if algorithm is None else (algorithm,), least)
     if profiles and profile is None:
         raise ConfigError(f"--profiles {profiles}: name one of them with --profile")
     folders = options.data_folders(profiles, "profiles")
-    made = make_report(
-        ReportRequest(tuple(files), profile, folders, baseline, expected, tuple(allow or ()), junit, html)
-    )
+    outputs = Path(json_file) if json_file is not None else None, junit, html
+    printed = Path(options.STDOUT) in outputs
+    if markdown and printed:
+        raise ConfigError("--markdown: the standard output has something else already; name a file for that")
+    made = make_report(ReportRequest(tuple(files), profile, folders, baseline, expected, tuple(allow or ()), *outputs))
 
     def show() -> None:
         if markdown:
             out.file.write(report_markdown(made))
-        else:
+        elif not printed:
             print_report(made)
 
     options.print_result(json_file, made, show)
@@ -100,18 +102,23 @@ def limits(
     """Show what hardware can do at best, and what was measured on it."""
     from imagebuild.bench.ceilings import limit_table
     from imagebuild.bench.profiles import find_profile, load_profiles
+    from imagebuild.core.console import out, print_table
 
     known = load_profiles(*options.data_folders(profiles, "profiles"))
     if check:
-        _check({profile: find_profile(known, profile)} if profile else known)
-    elif profile:
+        checked = {profile: find_profile(known, profile)} if profile is not None else known
+        mistakes = _mistakes_in(checked)
+        verdict = f"{_count(len(checked), 'profile')}: every reference is below its ceiling."
+        shown = "\n".join(mistakes) or verdict
+        options.print_result(json_file, mistakes, lambda: out.print(shown, markup=False))
+        if mistakes:
+            raise typer.Exit(1)
+    elif profile is not None:
         table = limit_table(find_profile(known, profile).model, nodes)
         options.print_result(json_file, table, lambda: _show(table))
     elif nodes is not None:
         raise ConfigError("--nodes: name a profile, too")
     else:
-        from imagebuild.core.console import print_table
-
         titles = {name: document.model.title for name, document in known.items()}
         options.print_result(
             json_file,
@@ -120,20 +127,15 @@ def limits(
         )
 
 
-def _check(profiles: Profiles) -> None:
-    """Print every reference that is impossible; end with exit status 1 if there is one."""
+def _mistakes_in(profiles: Profiles) -> list[str]:
+    """Return what is wrong with references: those that no machine can reach, each once."""
     from imagebuild.bench.ceilings import lint_profile
-    from imagebuild.core.console import out
     from imagebuild.core.errors import Mistakes
 
     mistakes = Mistakes()
     for document in profiles.values():
         lint_profile(document, mistakes)
-    for text in dict.fromkeys(mistakes.texts):
-        out.print(text, markup=False)
-    if mistakes.texts:
-        raise typer.Exit(1)
-    out.print(f"{_count(len(profiles), 'profile')}: every reference is below its ceiling.")
+    return list(dict.fromkeys(mistakes.texts))
 
 
 def _show(table: LimitTable) -> None:

@@ -41,15 +41,18 @@ def verify(
     ] = None,
     hosts: Annotated[str | None, option("--hosts A,B,…", "With exec: nodes for checks that use more than one.")] = None,
     layout: Annotated[
-        Path | None, option("--layout DIR", "With exec: OCI layout of the image, for checks that read it.")
+        Path | None, option("--layout DIR", "With exec: OCI layout of the image, if no build's result names it.")
     ] = None,
-    pull: Annotated[bool, option("--pull", "Pull the image if the engine does not have it.")] = False,
+    pull: Annotated[
+        bool, option("--pull", "Pull the image if the engine does not have it, and remove it afterwards.")
+    ] = False,
     output: Annotated[
         Path | None, option("-o, --output DIR", "Keep results, whole outputs and facts of the host here.")
     ] = None,
     profile: options.ProfileOption = None,
     profiles: options.ProfilesOption = None,
     json_file: options.JsonOption = None,
+    folder: options.FolderOption = options.BUILDS,
 ) -> None:
     """Run the checks of an image, and say of each whether it passed.
 
@@ -76,8 +79,8 @@ def verify(
         folders = options.data_folders(profiles, "profiles", project.root)
         hardware = find_profile(load_profiles(*folders), profile).model
     request = VerifyRequest(
-        image, runner, tuple(only or ()), tuple(filter(None, (hosts or "").split(","))), layout, pull, output,
-        _variables(env or ()), hardware,
+        image, runner, tuple(only or ()), tuple(filter(None, (hosts or "").split(","))), layout, pull, folder=folder,
+        output=output, environment=_variables(env or ()), profile=hardware,
     )  # fmt: skip
     result = verify_image(workspace.renderer, workspace.plan, request)
     options.print_result(json_file, result, lambda: _print_results(result))

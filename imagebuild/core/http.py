@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -82,27 +82,38 @@ class Downloads:
     _down: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Server → when it could not be connected to, and why."""
 
-    def sha256(self, url: str, advance: Advance = lambda _done, _total: None) -> str:
-        """Return the sha256 of a file whose length the server tells.
+    def sha256(self, url: str, advance: Advance = lambda _done, _total: None, target: Path | None = None) -> str:
+        """Return the sha256 of a file whose length the server tells, and write it to `target` if that is given.
 
         Raises Unreachable or Absent if it cannot be had, CommandError if it is a web page or its length is unknown.
         """
 
         def read(answer: requests.Response) -> str:
-            if answer.headers.get("Content-Type", "").startswith("text/html"):
-                raise CommandError(f"{url}: is a web page, not a file; does it want a login?")
+            refuse_page(url, answer)
             if "Content-Length" not in answer.headers and "chunked" not in answer.headers.get("Transfer-Encoding", ""):
                 raise CommandError(
                     f"{url}: the server does not say how long the file is, so that it might be cut off unseen"
                 )
             digest, done = hashlib.sha256(), 0
-            for chunk in self.chunks(answer):
-                digest.update(chunk)
-                done += len(chunk)
-                advance(done, announced_length(answer))
+            with target.open("wb") if target else nullcontext() as file:
+                for chunk in self.chunks(answer):
+                    digest.update(chunk)
+                    if file:
+                        file.write(chunk)
+                    done += len(chunk)
+                    advance(done, announced_length(answer))
             return digest.hexdigest()
 
         return self._whole(url, "*/*", read)
+
+    def length(self, url: str) -> int | None:
+        """Return how many bytes a file has, without downloading it; None if the server does not tell.
+
+        Raises Unreachable or Absent if it cannot be had, CommandError if it is a web page.
+        """
+        with self.open(url, method="HEAD") as answer:
+            refuse_page(url, answer)
+            return announced_length(answer)
 
     def read(self, url: str, accept: str = "*/*") -> bytes:
         """Return a small file. Raises what `sha256` raises."""
@@ -130,7 +141,7 @@ class Downloads:
         raise reason
 
     @contextmanager
-    def open(self, url: str, accept: str = "*/*") -> Iterator[requests.Response]:
+    def open(self, url: str, accept: str = "*/*", method: str = "GET") -> Iterator[requests.Response]:
         """Give a server's answer, to be read with `chunks`; the server is asked several times if it fails.
 
         Raises Absent if the server does not have the file, Unreachable if it cannot be had, also while it is read.
@@ -148,7 +159,8 @@ class Downloads:
             with requests.Session() as session:
                 for scheme in ("http://", "https://"):
                     session.mount(scheme, HTTPAdapter(max_retries=policy))
-                with session.get(
+                with session.request(
+                    method,
                     address,
                     stream=True,
                     timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
@@ -180,6 +192,12 @@ class Downloads:
                 yield chunk
         except HTTPError as error:  # also if the server announced more bytes
             raise _CutOff(innermost_reason(error)) from None
+
+
+def refuse_page(url: str, answer: requests.Response) -> None:
+    """Raise CommandError if the answer is a web page where a file should be."""
+    if answer.headers.get("Content-Type", "").startswith("text/html"):
+        raise CommandError(f"{url}: is a web page, not a file; does it want a login?")
 
 
 def announced_length(answer: requests.Response) -> int | None:

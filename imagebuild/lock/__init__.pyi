@@ -16,6 +16,7 @@ from .resolve import LockFile as LockFile
 from .resolve import check_entries as check_entries
 from .resolve import check_lock as check_lock
 from .resolve import compare_entries as compare_entries
+from .resolve import examine_upstream as examine_upstream
 from .resolve import incomplete as incomplete
 from .resolve import keys_of as keys_of
 from .resolve import lock_from_table as lock_from_table

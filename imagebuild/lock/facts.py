@@ -29,7 +29,8 @@ PATH = "/usr/bin:/bin"
 PLUGIN = "libnccl-net.so"
 VERSION_LINE = re.compile(r"^([A-Za-z][\w.+-]*?)(?:-[0-9a-f]{7,40})?\s+v?(\d[\w.]*)(?:\s|$)", re.MULTILINE)
 PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
-BUILT_IN = re.compile(rb"(?<![\w./-])/[\w./+-]*?/hpcx-v[\w.+-]+")
+BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
+"""Addresses of downloads look alike, and are not meant."""
 LARGEST_TEXT = 1 << 20
 UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
 """Ends of names of files whose content says nothing here."""
@@ -42,6 +43,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     """
     root = folder.resolve()
     try:
+        folder.mkdir(exist_ok=True)
         with tarfile.open(archive) as packed:
             # Filtered here, as Python 3.11.2 of Debian 12 has no filters; later ones would put their own in the way.
             packed.extraction_filter = lambda member, _: member
@@ -107,7 +109,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
                 file.seek(0)
                 content = file.read()
                 if b"\0" not in content:
-                    built_in.update(match.decode() for match in BUILT_IN.findall(content))
+                    built_in.update(match.decode() for match in BUILT_IN.findall(content) if match)
                     if path.suffix == ".pc" and (match := PC_VERSION.search(content.decode(errors="replace"))):
                         versions.setdefault(path.stem, match[1])
     loader = environment.get("LD_LIBRARY_PATH", "").split(":")
@@ -119,7 +121,9 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
         versions=dict(sorted(versions.items())),
         sources=tuple(sorted(sources)),
         licenses=tuple(sorted(licenses)),
-        plugins=tuple(folder for folder in dict.fromkeys(inside) if (top / folder / PLUGIN).exists()),
+        plugins=tuple(
+            (folder, _plugin_name(top / folder)) for folder in dict.fromkeys(inside) if (top / folder / PLUGIN).exists()
+        ),
         unprovided=tuple(sorted(needed - provided)),
         built_in=tuple(sorted(built_in)),
     )
@@ -197,6 +201,14 @@ def _files(top: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(top):
         folders.sort()
         yield from (Path(folder, name) for name in sorted(names))
+
+
+def _plugin_name(folder: Path) -> str:
+    """Return what NCCL_NET_PLUGIN calls the plug-in in a folder, or the plug-in's folder if it has no such name."""
+    names = sorted(
+        path.name.removeprefix("libnccl-net-").removesuffix(".so") for path in folder.glob("libnccl-net-*.so")
+    )
+    return names[0] if names else folder.parent.name
 
 
 def _text(path: Path) -> str:

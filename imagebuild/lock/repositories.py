@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import lzma
 import re
+import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from debian.deb822 import Release
+from debian.arfile import ArError
+from debian.deb822 import Deb822, Release
+from debian.debfile import DebFile
 
 from imagebuild.core import debian
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, ResultError
 from imagebuild.core.http import Downloads
 from imagebuild.core.run import RunProgram
-from imagebuild.project.lockfile import LockedRepository, PackageSource
+from imagebuild.project.lockfile import UNRESOLVED, LockedRepository, PackageSource
 
 TIMEOUT_S = 60
+SIGNED = re.compile(
+    rb"\A-----BEGIN PGP SIGNED MESSAGE-----.*?\n\r?\n(?P<text>.*)-----BEGIN PGP SIGNATURE-----.*", re.DOTALL
+)
+KEYRING = re.compile(r"(^|/)usr/share/keyrings/[^/]+\.(gpg|asc|pgp)$")
 SHOWN_VERSIONS = 5
 GPG = ("gpg", "--batch", "--no-options", "--no-autostart", "--trust-model", "always", "--homedir")
 WHY = {
@@ -120,38 +130,91 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
             f"{source.url}: the suite {source.suite!r} is not flat: only those that end in / can be locked"
         )
     try:
-        key = web.read(source.key)
         try:
-            text, fingerprints = verify(run, key, web.read(f"{base}InRelease"))
+            content, signature = web.read(f"{base}InRelease"), None
         except Absent:
-            text, fingerprints = verify(run, key, web.read(f"{base}Release"), web.read(f"{base}Release.gpg"))
+            content, signature = web.read(f"{base}Release"), web.read(f"{base}Release.gpg")
+        kind, _, package = source.key.partition(":")
+        if kind == "package":
+            # Nothing is trusted yet: with the key from there, all of it is read again.
+            unsigned = SIGNED.sub(rb"\g<text>", content).decode(errors="replace")
+            key = _key_in_package(web, base, _index(web, base, Release(unsigned)), package)
+        else:
+            key = web.read(source.key)
+        text, fingerprints = verify(run, key, content, signature)
         release = Release(text)
         if until := debian.expired_since(release, datetime.now(UTC)):
             raise CommandError(f"the release was valid until {until}; is this an old copy?")
-        for path, algorithm, digest in debian.package_indexes(release):
-            try:
-                content = web.read(base + path)
-            except Absent:
-                continue  # a release may list forms that the server does not keep
-            index = debian.verified_index(path, algorithm, digest, content)
-            return PackageIndex(fingerprints, debian.versions_in_index(index, map(name_of, packages)))
+        index = _index(web, base, release)
+        return PackageIndex(fingerprints, debian.versions_in_index(index, map(name_of, packages)))
     except ImagebuildError as error:
         named = source.url in str(error) or source.key in str(error)
         raise error if named else type(error)(f"{source.url}: {error}") from None
-    raise ResultError(f"{source.url}: the signed release lists no index of packages with a sha256 that is there")
+
+
+def _index(web: Downloads, base: str, release: Release) -> str:
+    """Return the index of packages that a release lists."""
+    for path, algorithm, digest in debian.package_indexes(release):
+        try:
+            content = web.read(base + path)
+        except Absent:
+            continue  # a release may list forms that the server does not keep
+        return debian.verified_index(path, algorithm, digest, content)
+    raise ResultError("the signed release lists no index of packages with a sha256 that is there")
+
+
+def _key_in_package(web: Downloads, base: str, index: str, package: str) -> bytes:
+    """Return the keys in the newest version of a package of a repository."""
+    found = [p for p in Deb822.iter_paragraphs(index, use_apt_pkg=False) if p.get("Package") == package]
+    if not found:
+        raise ConfigError(
+            f"expected the package {package}, which holds the repository's key, but it has none of that name; "
+            "give the component's repository the address of its key"
+        )
+    newest = max(found, key=lambda paragraph: debian.version_key(paragraph["Version"]))
+    content = web.read(base + newest["Filename"].removeprefix("./"))
+    if hashlib.sha256(content).hexdigest() != newest.get("SHA256"):
+        raise CommandError(f"{newest['Filename']} has another sha256 than the index of packages says")
+    try:
+        with DebFile(fileobj=io.BytesIO(content)) as deb:
+            names = [name for name in deb.data.tgz().getnames() if KEYRING.search(name)]
+            keys = [bytes(deb.data.get_content(name) or b"") for name in names]
+    except (ArError, tarfile.TarError, OSError, EOFError, ValueError, lzma.LZMAError) as error:
+        raise ResultError(f"{newest['Filename']} cannot be unpacked: {error}") from None
+    if not keys:
+        raise ResultError(f"expected a keyring in /usr/share/keyrings of the package {package}, found none")
+    return b"".join(keys)
 
 
 def locked_repository(source: PackageSource, index: PackageIndex, known: LockedRepository | None) -> LockedRepository:
     """Return the key and the versions of the packages that are wanted; versions that are known stay.
 
-    Raises ConfigError if another key than the known one signs the repository, or it lacks a package.
+    A package that it lacks is unresolved. Raises ConfigError if another key than the known one signs the repository.
     """
     fingerprint = check_key(source.url, index, known)
     packages = dict(known.packages) if known else {}
     for package in source.packages:
-        if package not in packages:
-            packages[package] = choose(source.url, index, package)
-    return LockedRepository(fingerprint=fingerprint, packages=packages)
+        if packages.get(package, UNRESOLVED) == UNRESOLVED:
+            try:
+                packages[package] = choose(source.url, index, package)
+            except ConfigError:
+                packages[package] = UNRESOLVED
+    before = (known and known.candidates) or {}
+    now = {name: tuple(versions) for name, versions in index.versions.items() if versions}
+    return LockedRepository(fingerprint=fingerprint, packages=packages, candidates={**before, **now} or None)
+
+
+def lacking_packages(source: PackageSource, entry: LockedRepository) -> str:
+    """Return why packages of a repository are unresolved; empty if none is."""
+    index = PackageIndex((), {name: list(versions) for name, versions in (entry.candidates or {}).items()})
+    reasons = []
+    for package in source.packages:
+        if entry.packages.get(package) == UNRESOLVED:
+            try:
+                choose(source.url, index, package)
+            except ConfigError as error:
+                reasons.append(str(error).removeprefix(f"{source.url}: "))
+    return "; ".join(reasons)
 
 
 def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> str:

@@ -11,15 +11,15 @@ from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from imagebuild.core import settings
-from imagebuild.core.console import Progress, format_size
-from imagebuild.core.errors import Absent, ConfigError, ImagebuildError, Unreachable, suggestion
-from imagebuild.core.fields import Model
+from imagebuild.core.console import Progress, format_size, redacted_text
+from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Unreachable, suggestion
+from imagebuild.core.fields import Model, Platform
 from imagebuild.core.files import write_text
 from imagebuild.core.http import Advance
 from imagebuild.core.run import for_each
@@ -29,6 +29,7 @@ from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Archive,
+    ArchiveTree,
     BaseImage,
     Entry,
     GitRef,
@@ -115,8 +116,10 @@ def what_entry_lacks(source: Source, entry: Entry | None) -> str | None:
     if entry == UNRESOLVED:
         return UNRESOLVED
     match source, entry:
+        case Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None):
+            return "the lock has its hash, but no facts of it"
         case PackageSource(packages=packages), LockedRepository():
-            absent = [package for package in packages if package not in entry.packages]
+            absent = [package for package in packages if entry.packages.get(package, UNRESOLVED) == UNRESOLVED]
             return f"the lock has no version of {', '.join(absent)}" if absent else None
         case WheelSet(requirements=requirements), tuple():
             versions = {canonicalize_name(wheel.name): wheel.version for wheel in entry}
@@ -317,7 +320,10 @@ def resolve_sources(
         renewed = tuple(p for p in source.packages if p not in before.packages or (*key, p) in anew)
         entry = upstream.resolve(replace(source, packages=renewed), None, advance)
         assert isinstance(entry, LockedRepository)
-        return entry.model_copy(update={"packages": {**before.packages, **entry.packages}})
+        candidates = {**(before.candidates or {}), **(entry.candidates or {})}
+        return entry.model_copy(
+            update={"packages": {**before.packages, **entry.packages}, "candidates": candidates or None}
+        )
 
     def settle(source: Source, answer: Entry | ImagebuildError) -> tuple[str, bool]:
         key, name = key_of(source), source_title(source)
@@ -328,8 +334,15 @@ def resolve_sources(
             outcome.wrong[name] = str(answer)
             return "wrong", False
         else:
-            outcome.resolved.append(name)
-            shown, good, entry = describe_entry(answer), True, answer
+            # Of a repository, a package that is missing costs only what needs it.
+            lacking = ""
+            if isinstance(source, PackageSource) and isinstance(answer, LockedRepository):
+                lacking = repositories.lacking_packages(source, answer)
+            if lacking:
+                outcome.wrong[name] = f"{lacking}; all else of it is pinned"
+            else:
+                outcome.resolved.append(name)
+            shown, good, entry = describe_entry(answer), not lacking, answer
         if entries.get(key) != entry:
             entries[key] = entry
             keep()
@@ -428,9 +441,11 @@ def compare_entry(source: Source, entry: Entry, upstream: Upstream, advance: Adv
             if upstream.has_image(reference, digest):
                 return LockFinding("moved", name, f"{problem}; the pinned {digest[:19]} is still there")
             return LockFinding("gone", name, f"{problem}, and the pinned {digest[:19]} is gone")
-        case ((Archive() | GitRef()), str()):
+        case ((Archive() | GitRef()), (str() | LockedArchive())):
             now = upstream.resolve(source, None, advance)
             detail = f"upstream has {describe_entry(now)} now, locked is {describe_entry(entry)}"
+            if describe_entry(now) == describe_entry(entry):
+                detail = f"it is the same archive, but `imagebuild lock --update {source.url}` reads other facts of it"
             return LockFinding("changed", name, detail) if now != entry else None
     raise AssertionError(f"{name}: the lock's entry is of another kind")
 
@@ -546,3 +561,117 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool) -> Loc
     if upstream:
         findings += compare_entries(lock.entries, lock.sources, upstream)
     return LockCheck(lock=str(lock.path), sources=len(lock.sources), upstream=bool(upstream), findings=tuple(findings))
+
+
+# Asking before building
+
+
+class SourceReport(Model):
+    """Describe what a server says of a source when it is asked for little."""
+
+    source: str
+    state: Literal["as locked", "not locked", "changed", "gone", "no answer"]
+    found: str
+    consequence: str = ""
+    """What becomes of a build; empty if all is well."""
+
+
+class UpstreamReport(Model):
+    """Describe what `imagebuild doctor --upstream --json` writes."""
+
+    imagebuild: str
+    """Version."""
+    asked: datetime
+    targets: tuple[str, ...]
+    sources: tuple[SourceReport, ...]
+
+    @property
+    def exit_status(self) -> int:
+        """Return 1 if a build would stop, 4 if a server did not answer, else 0."""
+        states = {report.state for report in self.sources}
+        return 1 if states - {"as locked", "no answer"} else 4 if "no answer" in states else 0
+
+
+def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> UpstreamReport:
+    """Ask every server of the targets whether it has what is wanted, and compare the answer with the lock.
+
+    Archives are not downloaded, images not pulled. `version` is that of imagebuild, for the report.
+    """
+    reports: list[SourceReport] = []
+    names = tuple(target.id for target in lock.targets)
+    platforms = tuple(dict.fromkeys(platform for target in lock.targets for platform in target.platforms))
+    consequences = {
+        "as locked": "",
+        "not locked": f"a build stops before its first step; `imagebuild lock {' '.join(names[:3])}` pins it",
+        "changed": "a build stops where it verifies this; `imagebuild lock --update` takes what is there now",
+        "gone": "a build stops here unless a cache has it; take another version, or a mirror that has it",
+        "no answer": "nothing is known; ask where the server can be reached, or name a mirror in the configuration",
+    }
+
+    def ask(source: Source, advance: Advance) -> str:
+        entry = lock.entries.get(key_of(source))
+        return probe_source(source, None if entry == UNRESOLVED else entry, upstream, advance, platforms)
+
+    def settle(source: Source, answer: str | ImagebuildError) -> tuple[str, bool]:
+        lacks = what_entry_lacks(source, lock.entries.get(key_of(source)))
+        state: Any = "not locked" if lacks else "as locked"
+        if isinstance(answer, ImagebuildError):
+            absent, silent = isinstance(answer, Absent), isinstance(answer, Unreachable)
+            state = "gone" if absent else "no answer" if silent else "changed"
+        title = source_title(source)
+        found = redacted_text(str(answer).removeprefix(f"{title.split(' ')[1]}: "))
+        if lacks and state != "not locked":
+            found += "; the lock has no pin of it either"
+        reports.append(SourceReport(source=title, state=state, found=found, consequence=consequences[state]))
+        return state, state == "as locked"
+
+    ask_each(lock.sources, source_title, ask, upstream, settle)
+    order = {"changed": 0, "gone": 1, "not locked": 2, "no answer": 3, "as locked": 4}
+    reports.sort(key=lambda report: (order[report.state], report.source))
+    return UpstreamReport(
+        imagebuild=version, asked=datetime.now(UTC).replace(microsecond=0), targets=names, sources=tuple(reports)
+    )
+
+
+def probe_source(
+    source: Source, entry: Entry | None, upstream: Upstream, advance: Advance, platforms: Collection[Platform]
+) -> str:
+    """Return what a server has under the name of a source, in words.
+
+    Raises ImagebuildError for all that differs from the lock's entry, if there is one, or is not there.
+    """
+    match source:
+        case Archive(url=url):
+            size = upstream.web.length(url)
+            known = getattr(entry, "size", None)
+            if known is not None and size is not None and size != known:
+                raise CommandError(f"{url}: has {size} bytes, but the lock says {known}")
+            return f"{format_size(size)}" if size is not None else "there, of unknown size"
+        case PackageSource(url=url, packages=packages):
+            known_packages = entry.packages if isinstance(entry, LockedRepository) else {}
+            index = upstream.index(source, tuple(sorted({*map(repositories.name_of, packages)})))
+            chosen, problems = [], []
+            try:
+                repositories.check_key(url, index, entry if isinstance(entry, LockedRepository) else None)
+            except ConfigError as error:
+                problems.append(str(error))
+            for package in packages:
+                name, _, version = package.partition("=")
+                locked = known_packages.get(package, UNRESOLVED)
+                version = version if locked == UNRESOLVED else locked
+                try:
+                    chosen.append(f"{name} {repositories.choose(url, index, f'{name}={version}' if version else name)}")
+                except ConfigError as error:
+                    problems.append(str(error))
+            if problems:
+                raise ConfigError(f"{url}: {'; '.join(text.removeprefix(f'{url}: ') for text in problems)}")
+            return f"signed by {', '.join(index.fingerprints)}; {', '.join(chosen)}"
+    if entry is not None:
+        finding = compare_entry(source, entry, upstream, advance)
+        if finding and finding.fails:
+            raise (Absent if finding.state == "gone" else CommandError)(finding.detail)
+        return finding.detail if finding else describe_entry(entry)
+    now = upstream.resolve(source, None, advance)
+    if isinstance(now, LockedImage) and now.platforms and (lacking := set(platforms) - set(now.platforms)):
+        raise CommandError(f"is for {', '.join(now.platforms)}, not for {', '.join(sorted(lacking))}")
+    return describe_entry(now)

@@ -5,24 +5,30 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from tempfile import TemporaryDirectory
+from typing import Any, cast, get_args
 
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.fields import Arch, Platform
 from imagebuild.core.http import Advance, Downloads
-from imagebuild.core.run import RunProgram, end_children, run_program
+from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
 from imagebuild.core.settings import Mirrors
 from imagebuild.lock import repositories
+from imagebuild.lock.facts import image_facts, tree_facts, unpack
 from imagebuild.oci.layout import Manifest, platform_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.lockfile import (
+    UNRESOLVED,
     Archive,
     BaseImage,
     Entry,
     GitRef,
+    ImageFacts,
+    LockedArchive,
     LockedImage,
     LockedRepository,
     PackageSource,
@@ -66,6 +72,7 @@ class Upstream:
     def __post_init__(self) -> None:
         self.web = Downloads(self.mirrors.download, self.ca, self.netrc, pause_s=self.pause_s)
         self._registries: list[Registry] = []
+        self._unpacking = threading.Lock()
 
     @property
     def stopped(self) -> bool:
@@ -82,11 +89,12 @@ class Upstream:
     def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
         """Return a source's pin as it is upstream.
 
-        `known` is what the lock has: the key of a repository, and the versions in it that stay.
+        `known` is what the lock has: the hash of an archive that is read again, the key of a repository, and the
+        versions in it that stay.
         """
         match source:
-            case Archive(_, url):
-                return self.web.sha256(url, advance)
+            case Archive():
+                return self.archive(source, known, advance)
             case GitRef(url, tag, _):
                 return self.commit(url, tag)
             case BaseImage(reference):
@@ -96,6 +104,25 @@ class Upstream:
             case PackageSource():
                 before = known if isinstance(known, LockedRepository) else None
                 return repositories.locked_repository(source, self.index(source, source.packages), before)
+
+    def archive(self, source: Archive, known: Entry | None, advance: Advance) -> Entry:
+        """Return the hash of an archive, with facts if its component asks for them."""
+        if source.tree is None:
+            return self.web.sha256(source.url, advance)
+        with TemporaryDirectory(prefix="imagebuild-") as name, os_errors_as_command_errors():
+            folder = Path(name)
+            # Where the script runs as nobody, it must find its folder.
+            folder.chmod(0o755)
+            path = folder / "archive"
+            sha256 = self.web.sha256(source.url, advance, path)
+            before = known.sha256 if isinstance(known, LockedArchive) else known
+            if before not in (None, UNRESOLVED, sha256):
+                raise CommandError(f"{source.url}: has the sha256 {sha256}, but the lock says {before}")
+            # One at a time: what is unpacked is several times as large.
+            with self._unpacking:
+                top = unpack(path, folder / "tree")
+                facts = tree_facts(self.run, top, source.tree)
+            return LockedArchive(sha256=sha256, size=path.stat().st_size, facts=facts)
 
     def index(self, source: PackageSource, packages: tuple[str, ...]) -> repositories.PackageIndex:
         """Return the versions of packages in a signed repository."""
@@ -139,10 +166,30 @@ class Upstream:
             named = {
                 platform_of(entry["platform"]): entry["digest"] for entry in manifest.document.get("manifests", ())
             }
-            platforms: tuple[Platform, ...] = get_args(Platform)
-            return LockedImage(digest=manifest.digest, platforms={p: named[p] for p in platforms if p in named})
+            platforms = {p: named[p] for p in get_args(Platform) if p in named}
+            facts: dict[Platform, ImageFacts] = {}
+            single = (manifest.digest,) if "config" in manifest.document else ()
+            for digest in platforms.values() or single:
+                config = self._config(reference, digest)
+                found = image_facts(config)
+                # Of a distribution's image, which sets nothing but PATH, nothing needs to be known.
+                if found.held or found.environment.keys() - {"PATH"}:
+                    facts[cast(Platform, platform_of(config))] = found
+            return LockedImage(digest=manifest.digest, platforms=platforms, facts=facts or None)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ResultError(f"{reference}: the registry's answer is not a manifest: {error!r}") from None
+
+    def _config(self, reference: str, digest: str) -> dict[str, Any]:
+        """Return the configuration of an image for one platform."""
+        where = parse_reference(reference)
+        manifest = self._manifest(str(where.at(digest)))
+        if manifest is None:
+            raise Absent(f"{reference}: the registry does not have the {digest} that it names")
+        try:
+            content = self._connection(where.host).blob(where.repository, manifest.document["config"]["digest"])
+        except CommandError as error:
+            raise Unreachable(f"{reference}: {error}") from None
+        return dict(json.loads(content))
 
     def has_image(self, reference: str, digest: str) -> bool:
         """Return whether the registry still has a pinned digest."""
@@ -150,12 +197,14 @@ class Upstream:
 
     def _manifest(self, text: str) -> Manifest | None:
         reference = parse_reference(text)
-        registry = connect_registry(reference.host, patience_s=self.registry_patience_s)
-        self._registries.append(registry)
         try:
-            return registry.manifest(reference.repository, reference.wanted)
+            return self._connection(reference.host).manifest(reference.repository, reference.wanted)
         except CommandError as error:  # also when it wants a login: elsewhere, or later, there may be one
             raise Unreachable(f"{text}: {error}") from None
+
+    def _connection(self, host: str) -> Registry:
+        self._registries.append(connect_registry(host, patience_s=self.registry_patience_s))
+        return self._registries[-1]
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
         """Return the newest wheels that fit, each in one version for all architectures."""

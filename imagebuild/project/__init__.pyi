@@ -1,6 +1,7 @@
 from .component import Check as Check
 from .component import Component as Component
 from .component import Facilities as Facilities
+from .component import Unpacked as Unpacked
 from .load import Project as Project
 from .load import ProjectPaths as ProjectPaths
 from .load import layers as layers
@@ -23,6 +24,7 @@ from .lockfile import Table as Table
 from .lockfile import TreeFacts as TreeFacts
 from .lockfile import Wheel as Wheel
 from .lockfile import WheelSet as WheelSet
+from .lockfile import check_resolved as check_resolved
 from .lockfile import digest_of as digest_of
 from .lockfile import is_unresolved as is_unresolved
 from .lockfile import key_of as key_of

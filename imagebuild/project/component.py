@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from imagebuild.core.fields import Condition, Model, Name, matches
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Arch, Condition, Model, Name, matches
+from imagebuild.project.lockfile import ArchiveTree, TreeFacts
 from imagebuild.project.matrix import CheckWaiver
 
 NEED = r"^(gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*)$"
@@ -128,9 +131,16 @@ class Repository(Model):
     url: str
     suite: str = "/"
     key: str
-    """Address of the key that signs it; the lock has the fingerprint."""
+    """Address of the key that signs it; the lock has the fingerprint. If the base image trusts it, `package:NAME` is
+    enough: the package of the repository that holds its key."""
     configured: bool = False
     """The base image already trusts it."""
+
+    @model_validator(mode="after")
+    def _image_needs_key(self) -> Repository:
+        if self.key.startswith("package:") and not self.configured:
+            raise ValueError("key: an image that does not trust the repository yet needs the address of its key")
+        return self
 
 
 class Packages(Model):
@@ -146,6 +156,84 @@ class Packages(Model):
     """Shell lines that run in the same step, before."""
     after_install: str = ""
     """Shell lines that run in the same step, so that what they remove is in no layer."""
+
+
+class Unpacked(ArchiveTree):
+    """Say how an unpacked archive is read, and what of the environment that its script sets reaches an image."""
+
+    replaced: dict[Name, tuple[str, ...]] = Field(default_factory=dict)
+    """Folder of the image that another component fills → folders of the archive that it takes the place of."""
+    replaced_has: tuple[str, ...] = ("bin", "include", "lib", "lib/pkgconfig")
+    """What such a folder has; nothing else in it gets into the environment."""
+    removed: tuple[str, ...] = ()
+    """Shell patterns of folders of the archive that the image does not have."""
+    left_out: tuple[str, ...] = ()
+    """Shell patterns of variables that no image has."""
+    devel: tuple[str, ...] = ()
+    """Variables that only the `devel` variant has."""
+
+    def environment(self, facts: Mapping[Arch, TreeFacts]) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return what an image for these architectures takes of the environment, and a line for each thing left out.
+
+        Raises ConfigError if the archives of two architectures set a variable differently.
+        """
+        taken: dict[Arch, dict[str, str]] = {}
+        notes: list[str] = []
+        for arch, tree in facts.items():
+            taken[arch] = {}
+            for name, value in tree.environment.items():
+                if any(fnmatchcase(name, pattern) for pattern in self.left_out):
+                    notes.append(f"{name}: no image has it")
+                    continue
+                parts = [(part, self._place(part, tree)) for part in value.split(":") if part]
+                notes += [f"{name}: {part} is not in the image" for part, place in parts if place is None]
+                if kept := list(dict.fromkeys(place for _, place in parts if place)):
+                    taken[arch][name] = ":".join(kept)
+        result = {}
+        for name in dict.fromkeys(name for values in taken.values() for name in values):
+            found = {arch: values[name] for arch, values in taken.items() if name in values}
+            lists = [value.split(":") for value in found.values()]
+            if len(found) < len(taken):
+                notes.append(f"{name}: only the archive for {', '.join(found)} has it")
+            elif len(set(found.values())) == 1:
+                result[name] = next(iter(found.values()))
+            elif name.endswith("PATH"):
+                everywhere = [part for part in lists[0] if all(part in others for others in lists)]
+                result[name] = ":".join(everywhere)
+                lost = dict.fromkeys(part for parts in lists for part in parts if part not in everywhere)
+                notes += [f"{name}: {part} is in the archive of one architecture only" for part in lost]
+            else:
+                raise ConfigError(
+                    f"{name}: expected one value for all architectures, but it is "
+                    f"{', '.join(f'{value} for {arch}' for arch, value in found.items())}; build one platform "
+                    "(--platform), or give the component a value in `env`"
+                )
+        return result, tuple(dict.fromkeys(notes))
+
+    def libraries(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the archive's own folders among those where the loader shall look, in their order."""
+        folders = environment.get("LD_LIBRARY_PATH", "").split(":")
+        return tuple(
+            folder
+            for folder in folders
+            if folder.startswith(f"{self.prefix}/")
+            and folder.split("/")[len(self.prefix.split("/"))] not in self.replaced
+        )
+
+    def _place(self, part: str, tree: TreeFacts) -> str | None:
+        """Return where the image has what a value names, None if it does not have it."""
+        if not part.startswith(f"{self.prefix}/"):
+            return part
+        path = part.removeprefix(f"{self.prefix}/")
+        top, _, rest = path.partition("/")
+        for folder, others in self.replaced.items():
+            if top in (folder, *others):
+                inside = f"/{rest}" if rest else ""
+                return f"{self.prefix}/{folder}{inside}" if not rest or rest in self.replaced_has else None
+        gone = path in tree.absent or any(
+            fnmatchcase(path, f"{pattern}{end}") for pattern in self.removed for end in ("", "/*")
+        )
+        return None if gone else part
 
 
 class Component(Model):
@@ -190,6 +278,8 @@ class Component(Model):
     """Tag of a version in the git repository; the lock has the commit."""
     archive: str | None = None
     """Address of an archive: version, axes, `<axis>-major`, `arch`, `cpu` and facts are filled in."""
+    unpacked: Unpacked | None = None
+    """What `imagebuild lock` reads from the archive, and the image's environment is made of."""
     images: dict[Name, str] = Field(default_factory=dict)
     """Images that build stages start from or take files from; templates as in `archive`."""
     wheels: tuple[str, ...] = ()
@@ -205,9 +295,11 @@ class Component(Model):
     libraries: tuple[str, ...] = ()
     """Folders below `/out/<variant>` of the build stage where the loader shall look, in this order."""
     env: Annotated[tuple[ConditionalRow, ...], BeforeValidator(_rows)] = ()
-    """Environment of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to."""
+    """Environment of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to. Of a variable
+    that the unpacked archive sets too, this is the value."""
     labels: dict[Name, str] = Field(default_factory=dict)
-    """What else the image declares, as `imagebuild.<name>`; templates as in `archive`."""
+    """What else the image declares, as `imagebuild.<name>`; templates as in `archive`. `plugin` is the network plug-in
+    of the unpacked archive that NCCL finds first."""
     checks: tuple[Check, ...] = ()
     gpu_code: tuple[str, ...] = ()
     """Shell patterns of files in the image that hold code for exactly the GPUs that the matrix lists."""

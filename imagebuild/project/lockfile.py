@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from typing import Annotated, Any, Literal, cast
@@ -16,6 +16,8 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")]
 Unresolved = Literal["unresolved"]
+MANY = 4
+"""Targets that are too many to be named in a command that people copy."""
 UNRESOLVED: Unresolved = "unresolved"
 """A pin that is needed and that upstream could not be asked for yet. It is rendered as it is, and stops a build."""
 
@@ -43,8 +45,8 @@ class TreeFacts(Model):
     """Archives of sources in it."""
     licenses: tuple[str, ...] = ()
     """Files with licences."""
-    plugins: tuple[str, ...] = ()
-    """Folders with a network plug-in of NCCL, in the order in which its LD_LIBRARY_PATH has them."""
+    plugins: tuple[tuple[str, str], ...] = ()
+    """Folder and name of each network plug-in of NCCL, in the order in which its LD_LIBRARY_PATH has the folders."""
     unprovided: tuple[str, ...] = ()
     """Libraries that files in it need and none of its files is."""
     built_in: tuple[str, ...] = ()
@@ -182,7 +184,7 @@ class PackageSource:
     url: str
     suite: str
     key: str
-    """Address of the key."""
+    """Address of the key, or `package:NAME`."""
     packages: tuple[str, ...]
     """Names, some with `=version`."""
 
@@ -228,6 +230,12 @@ def hash_of(lock: Lock, component: str, url: str) -> str:
     return entry.sha256 if isinstance(entry, LockedArchive) else str(entry)
 
 
+def facts_of(lock: Lock, url: str) -> TreeFacts | None:
+    """Return what the lock knows of an archive; None if it knows none or is without facts."""
+    entry = lock.archives.get(url)
+    return entry.facts if isinstance(entry, LockedArchive) else None
+
+
 def commit_of(lock: Lock, git: GitRef) -> str:
     """Return the commit of a source in git, or `unresolved`."""
     return str(entry_of(lock, git))
@@ -251,14 +259,27 @@ def pinned_text(lock: Lock, source: Source) -> str:
         pin = digest_of(lock, source.reference)
     elif isinstance(source, WheelSet):
         pin = [sorted(wheel.sha256.values()) for wheel in wheels_of(lock, source)]
+    elif isinstance(pin, LockedArchive):
+        pin = (pin.sha256, pin.facts and sorted(pin.facts.environment.items()))
     elif isinstance(pin, LockedRepository):
         pin = (pin.fingerprint, sorted(pin.packages.items()))
     return f"{source_title(source)} {pin}"
 
 
 def is_unresolved(lock: Lock, source: Source) -> bool:
-    """Return whether upstream could not be asked for the source yet. Raises ConfigError if the lock lacks it."""
-    return bool(entry_of(lock, source) == UNRESOLVED)
+    """Return whether upstream could not be asked yet for the source, a package of it, or facts that are needed of it.
+
+    Raises ConfigError if the lock lacks it.
+    """
+    match source, entry_of(lock, source):
+        case Archive(tree=ArchiveTree()), LockedArchive(facts=facts):
+            return facts is None
+        case Archive(tree=ArchiveTree()), _:
+            return True
+        case PackageSource(packages=packages), LockedRepository() as entry:
+            return any(entry.packages.get(package) == UNRESOLVED for package in packages)
+        case _, entry:
+            return bool(entry == UNRESOLVED)
 
 
 def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
@@ -275,14 +296,22 @@ def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
     return Lock.model_validate(entries)
 
 
-def check_resolved(lock: Lock, sources: Iterable[Source]) -> None:
-    """Raise ConfigError that lists the sources without a pin, if there are any: nothing is built from them."""
-    missing = [source_title(source) for source in dict.fromkeys(sources) if is_unresolved(lock, source)]
+def check_resolved(lock: Lock, sources: Iterable[Source], targets: Collection[str] = ()) -> None:
+    """Raise ConfigError that lists the sources without a pin, if there are any: nothing is built from them.
+
+    `targets` are the ids of those that need them, for the command that pins them.
+    """
+    needed = list(sources)
+    missing = {key_of(source): source for source in needed if is_unresolved(lock, source)}
     if missing:
-        listed = "\n".join(f"  {text}" for text in missing)
+        command = " ".join(("imagebuild lock", *(targets if len(targets) < MANY else ())))
+        archives = sum(isinstance(source, Archive) for source in missing.values())
+        number = len({*map(key_of, needed)})
+        downloads = f"; it downloads {archives} of the archives whole" if archives else ""
+        listed = "\n".join(f"  {describe_key(key)}" for key in missing)
         raise ConfigError(
-            f"imagebuild.lock: unresolved, so nothing would verify them; run `imagebuild lock` where they can be "
-            f"reached:\n{listed}"
+            f"imagebuild.lock: {len(missing)} of {number} sources have no pin, so nothing would verify them; run "
+            f"`{command}` where they can be reached{downloads}:\n{listed}"
         )
 
 

@@ -76,6 +76,8 @@ class CheckResult(Model):
     """When, in UTC."""
     log: str | None = None
     """Name of the file in the evidence folder that has the whole output."""
+    sha256: str = ""
+    """Hash of what was checked and how, by which publishing sees that it is the check of its own project."""
     results: Results | None = None
     """What was read from the output of a benchmark."""
     judgements: tuple[Judgement, ...] = ()
@@ -114,6 +116,8 @@ class VerifyResult(Model):
     """When, in UTC."""
     version: str = ""
     """Of imagebuild."""
+    revision: str | None = None
+    """Commit of the project whose checks ran; with `-dirty` if files had changed."""
     surroundings: Surroundings | None = None
     """Absent if nothing could be run in the image."""
 

@@ -8,7 +8,6 @@ from .attest import Signer as Signer
 from .attest import Trust as Trust
 from .attest import add_attachment as add_attachment
 from .attest import attach as attach
-from .attest import is_signed as is_signed
 from .attest import judge_predicate as judge_predicate
 from .attest import show_attachment as show_attachment
 from .attest import verify_attachments as verify_attachments
@@ -25,6 +24,7 @@ from .catalog import read_catalog as read_catalog
 from .catalog import read_registries as read_registries
 from .catalog import replace_table as replace_table
 from .catalog import split_tags as split_tags
+from .decide import rules_of as rules_of
 from .diff import Comparison as Comparison
 from .diff import DiffRequest as DiffRequest
 from .diff import compare_images as compare_images
@@ -49,6 +49,7 @@ from .prune import short_digest as short_digest
 from .publish import PublishRequest as PublishRequest
 from .publish import PublishTools as PublishTools
 from .publish import publish_targets as publish_targets
+from .publish import unpublished_targets as unpublished_targets
 from .sbom import SpdxDocument as SpdxDocument
 from .sbom import complete_document as complete_document
 from .sbom import creation_time as creation_time

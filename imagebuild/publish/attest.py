@@ -8,14 +8,15 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
+from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, suggestion
 from imagebuild.core.fields import Model
 from imagebuild.core.run import INSTALL_COSIGN, run_program, which
 from imagebuild.core.yaml import read_written
@@ -54,6 +55,18 @@ NO_ROOTS = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version
 """What cosign trusts besides a key; without it, cosign fetches the roots of the public log, which needs a network."""
 
 
+PUBLIC_KEY = "COSIGN_PUBLIC_KEY"
+REMEDIES = (
+    ("decryption failed", f"; {PASSWORD} is not the password of this key"),
+    (
+        "rekor|fulcio|tuf|oauth2|sigstore.dev",
+        "; the public log cannot be used from here: --key with --no-tlog needs none",
+    ),
+    ("unauthorized|denied", "; log in to the registry with `docker login`"),
+)
+"""Pattern of what cosign says → what to do."""
+
+
 @dataclass(frozen=True)
 class Cosign:
     """Call cosign, of version 2.5 or newer. Of `environ`, it gets the variables of its own."""
@@ -71,7 +84,14 @@ class Cosign:
                 f"`cosign` is missing, which signs images and verifies signatures; install it: {INSTALL_COSIGN}"
             )
         environ = {name: value for name, value in self.environ.items() if name.startswith("COSIGN_")}
-        return self.run(program, *map(str, arguments), env=environ)
+        try:
+            return self.run(program, *map(str, arguments), env=environ)
+        except CommandError as error:
+            # What comes before are terms of use and the same once more.
+            last = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
+            text = last.removeprefix("Error: ").removeprefix("error during command execution: ")
+            remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text, re.IGNORECASE)), "")
+            raise CommandError(f"{text}{remedy}") from None
 
     @cached_property
     def is_before_3(self) -> bool:
@@ -83,6 +103,10 @@ class Cosign:
         return ["--allow-http-registry"] if is_plain(image.host, self.environ) else []
 
 
+_TRIAL = Lock()
+"""So that threads do not try at the same time."""
+
+
 @dataclass(frozen=True)
 class Signer:
     """Sign images and attestations."""
@@ -92,6 +116,39 @@ class Signer:
     log: bool = True
     """Whether to write the signature to a public transparency log."""
     cosign: Cosign = field(default_factory=Cosign)
+    identity: str | None = None
+    issuer: str | None = None
+    """Who signs without a key, and who vouches for that."""
+
+    @cached_property
+    def trust(self) -> Trust:
+        """Return who is to be trusted: the public half of the key, or the identity.
+
+        Raises ConfigError if the identity is not known, CommandError if the key cannot be read.
+        """
+        if not self.key:
+            if not (self.identity and self.issuer):
+                raise ConfigError(
+                    "--sign: as whom? give --key FILE, or --certificate-identity and --certificate-oidc-issuer "
+                    "of what signs; jobs of GitHub know theirs"
+                )
+            return Trust(None, self.identity, self.issuer, self.log, self.cosign)
+        public = self.cosign("public-key", "--key", self.key)
+        cosign = replace(self.cosign, environ={**self.cosign.environ, PUBLIC_KEY: public})
+        return Trust(f"env://{PUBLIC_KEY}", log=self.log, cosign=cosign)
+
+    @cached_property
+    def fault(self) -> str:
+        """Return why nothing can be signed in a way that is trusted afterwards; empty if it can. It is tried once.
+
+        Key, password, identity and log are used for that, so the log has one entry more.
+        """
+        with _TRIAL:
+            try:
+                trial = Attestation("scan", "", bundle=self.attest("scan", b"{}", "trial", b"{}"))
+                return self.trust.attestation_problem(trial, b"{}") or ""
+            except ImagebuildError as error:
+                return str(error)
 
     def check(self) -> None:
         """Raise CommandError if cosign is missing, ConfigError if the key has no password or does not exist."""
@@ -135,6 +192,28 @@ class Signer:
         config = folder / "signing-config"
         config.write_text(NO_SERVICES)
         return ["--yes", *key, "--signing-config", str(config)]
+
+
+GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
+"""Who vouches for the identity of a job of GitHub."""
+
+
+def signer_of(
+    key: str | None, *, sign: bool, log: bool, identity: str | None = None, issuer: str | None = None
+) -> Signer | None:
+    """Return who signs by the options of a command, None without --sign; a job of GitHub knows its identity.
+
+    Raises ConfigError or CommandError if that could not sign anything.
+    """
+    if not sign:
+        if key or identity or issuer or not log:
+            raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign")
+        return None
+    if not key and not identity and (workflow := os.environ.get("GITHUB_WORKFLOW_REF")):
+        identity, issuer = f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", GITHUB_ISSUER
+    signer = Signer(key, log, identity=identity, issuer=issuer)
+    signer.check()
+    return signer
 
 
 @dataclass(frozen=True)
@@ -190,17 +269,8 @@ class Trust:
         try:
             self.cosign(command, *signer, *log, *arguments)
         except CommandError as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return lines[-1].removeprefix("Error: ").removeprefix("error during command execution: ")
+            return str(error)
         return None
-
-
-def is_signed(place: RepositoryAt, digest: str) -> bool:
-    """Return whether there is a signature of a manifest, whosever it is. Newer versions of cosign use no tag for it."""
-    if place.registry.digest(place.repository, f"{digest.replace(':', '-')}.sig"):
-        return True
-    listed = list_attestations(place.registry, place.repository, digest)
-    return any(kind_of(item) == SIGNATURE for item in listed)
 
 
 def _by_digest(image: ImageReference) -> str:

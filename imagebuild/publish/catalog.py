@@ -13,7 +13,6 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from imagebuild import __version__
-from imagebuild.bench.judge import describe_run
 from imagebuild.bench.models import SpeedClaim
 from imagebuild.core import files
 from imagebuild.core.console import markdown_table
@@ -347,7 +346,7 @@ def curves_of(digest: str, result: VerifyResult | Report) -> list[Curve]:
         points = {row.size_bytes: speed for row in run.rows if row.size_bytes > 0 and (speed := busbw(row))}
         if not points:
             continue
-        own = describe_run(run.collective, run.ranks, run.nodes)
+        own = run.subject
         same = [judgement for judgement in judgements if judgement.source == run.source]
         judgement = next((j for j in same if j.subject == own), same[0] if len(same) == 1 else None)
         claim = judgement.speed if judgement else SpeedClaim(state="not judged")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from imagebuild.core.fields import Platform, axis_facts, matches
 from imagebuild.oci.image import PlatformImage
-from imagebuild.project.load import Project
+from imagebuild.project.component import parse_need
+from imagebuild.project.load import Project, script_of
 from imagebuild.project.matrix import Publish, Target, axes_of, components_of
 from imagebuild.project.plan import REVISION, REVISION_DIGITS
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
 from imagebuild.publish.provenance import DIRTY
-from imagebuild.verify.checks import SPEED
+from imagebuild.render.renderer import Renderer
+from imagebuild.verify.checks import IMAGE, SAME_FILES, SPEED, hash_of_check
+from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks
+from imagebuild.verify.runner import EXEC
 
-IMAGE = "image"
 READABLE = "readable"
 """If this image check passed, an image check that was skipped does not apply to the image."""
 
@@ -28,7 +32,9 @@ class PublishRule:
     name: str
     """`component/check`."""
     always: bool
-    """Whether the check must have passed for every image: it needs no special hardware or machines."""
+    """Whether the check must have passed for every image: it needs no special hardware, at most several nodes."""
+    sha256: str = ""
+    """Hash of the check as the project has it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Terms:
     evidence: Evidence
     policy: Publish
     rules: Sequence[PublishRule]
+    key: str = ""
+    """Key of the target, for the index; empty: none is noted."""
 
 
 def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choice:
@@ -76,17 +84,35 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choi
     return Choice(platform, digest=next(iter(by_digest)), builds=tuple(pushed))
 
 
-def rules_of(project: Project, target: Target, image_checks: Iterable[str]) -> tuple[PublishRule, ...]:
-    """Return the checks that apply to a target: `image_checks`, and those of its components."""
+def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
+    """Return the checks that apply to a target: those of its files, and those of its components.
+
+    Raises ConfigError if a script cannot be read.
+    """
     axes = axis_facts(target.axes)
-    rules = [PublishRule(f"{IMAGE}/{name}", always=True) for name in image_checks]
+    sha256 = hash_of_image_checks(project, target.image, target.components)
+    rules = [PublishRule(f"{IMAGE}/{name}", always=True, sha256=sha256) for name in IMAGE_CHECKS]
     for component in target.components:
         for check in project.components[component].model.checks:
             if matches(check.when, axes):
-                rules.append(PublishRule(f"{component}/{check.name}", always=not check.needs))
+                sha256 = hash_of_check(check, script_of(project, component, check))
+                # Every engine has several nodes: they are containers.
+                anywhere = all(parse_need(need)[0] == "nodes" for need in check.needs)
+                rules.append(PublishRule(f"{component}/{check.name}", anywhere, sha256))
                 if check.results:
-                    rules.append(PublishRule(f"{component}/{check.name}{SPEED}", always=False))
+                    rules.append(PublishRule(f"{component}/{check.name}{SPEED}", always=False, sha256=sha256))
     return tuple(rules)
+
+
+def key_of_target(renderer: Renderer, target: Target) -> str:
+    """Return the digest of what a published image of a target depends on: its Dockerfile, the lock's date, its checks.
+
+    Comments in a Dockerfile do not change it. Raises ConfigError if a script or a template cannot be read.
+    """
+    rules = rules_of(renderer.project, target)
+    parts = [*list(renderer.dockerfile(target).stages.values())[-1:], str(renderer.project.lock.date)]
+    parts += [f"{rule.name} {rule.sha256}" for rule in rules]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def objections(target: Target, choice: Choice, image: PlatformImage | None, terms: Terms) -> list[str]:
@@ -133,13 +159,21 @@ def _check_objections(target: Target, choice: Choice, terms: Terms) -> Iterator[
         return
     reasons: dict[str, dict[str, str]] = {"passed": {}, "failed": {}, "skipped": {}}
     inapplicable: set[str] = set()
+    hashes = {rule.name: rule.sha256 for rule in terms.rules}
     for verification in verifications:
         checks = list(checks_on_platform(verification.value, choice.platform))
+        unproven = _unproven(verification.value, checks)
         for check in checks:
-            reasons[check.outcome][_name(check)] = check.reason
-            if check.outcome == "failed":
-                yield f"{_name(check)} failed ({verification.path}): {check.reason}"
-        image_checks = [check for check in checks if check.component == IMAGE]
+            name, outcome, reason = _name(check), check.outcome, check.reason
+            if outcome == "failed":
+                yield f"{name} failed ({verification.path}): {reason}"
+            elif unproven and check.component != IMAGE:
+                outcome, reason = "skipped", f"{unproven} ({verification.path})"
+            elif name in hashes and check.sha256 != hashes[name]:
+                outcome = "skipped"
+                reason = f"what ran is another check than this checkout has ({verification.path}); verify again"
+            reasons[outcome][name] = reason
+        image_checks = [c for c in checks if c.component == IMAGE and c.sha256 == hashes.get(_name(c))]
         if any(check.check == READABLE and check.outcome == "passed" for check in image_checks):
             inapplicable |= {_name(check) for check in image_checks if check.outcome == "skipped"}
 
@@ -155,6 +189,16 @@ def _check_objections(target: Target, choice: Choice, terms: Terms) -> Iterator[
     for pattern in required:
         if not any(_fits(rule, pattern) for rule in terms.rules):
             yield f"publish.require has {pattern}, but this target has no such check"
+
+
+def _unproven(result: VerifyResult, checks: Sequence[CheckResult]) -> str:
+    """Say why nobody knows whether the checks that started something did so in the image; empty if that is known."""
+    runner = result.surroundings.runner if result.surroundings else ""
+    proof = next((check for check in checks if check.component == IMAGE and check.check == SAME_FILES), None)
+    if not runner.startswith(EXEC) or (proof and proof.outcome == "passed"):
+        return ""
+    why = f"was {proof.outcome}: {proof.reason}" if proof else "was not run"
+    return f"it ran through {runner}, but {IMAGE}/{SAME_FILES} {why}"
 
 
 def _required_patterns(target: Target, platform: Platform, policy: Publish) -> list[str]:

@@ -220,7 +220,7 @@ def _read_facts(found: FoundImage, platform: str, results: Path | None, known: d
 
 def _read_results(path: Path) -> Report:
     """Read the results that the user named. Raises ConfigError if there are none."""
-    report = gather_files([path])[0]
+    report = gather_files([path]).report
     if report.nothing_in:
         raise ConfigError(f"--results {path}: has no results; give what verify or report wrote, or a log")
     return report
@@ -234,7 +234,7 @@ def _read_attached_results(image: PlatformImage) -> Report | None:
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
         for i, content in enumerate(contents):
             (Path(folder) / f"{i}.json").write_bytes(content)
-        return gather_files([Path(folder)])[0]
+        return gather_files([Path(folder)]).report
 
 
 def _read_packages(image: PlatformImage, known: dict[str, Layer]) -> tuple[dict[str, str] | None, str]:

@@ -6,6 +6,7 @@ that the tag will name.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +17,17 @@ from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected
 from imagebuild.core.fields import Platform
 from imagebuild.core.run import for_each
-from imagebuild.oci.attestation import PREDICATE_DIGEST, STATEMENT_MEDIA, encode_predicate, kind_of, list_attestations
+from imagebuild.oci.attestation import (
+    PREDICATE_DIGEST,
+    SIGNATURE,
+    encode_predicate,
+    kind_of,
+    list_attestations,
+    read_attestation,
+)
 from imagebuild.oci.image import PlatformImage, image_at
 from imagebuild.oci.layout import (
+    EMPTY,
     INDEX,
     Descriptor,
     Manifest,
@@ -33,12 +42,11 @@ from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
 from imagebuild.project.records import Published, PublishResult, VerifyResult
-from imagebuild.publish.attest import Signer, attach, is_signed
-from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, objections, rules_of
+from imagebuild.publish.attest import AttestRequest, Signer, attach, verify_attachments
+from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, key_of_target, objections, rules_of
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify.rules import IMAGE_CHECKS
 
 JOBS = 4
 """Targets that are published at a time."""
@@ -69,6 +77,8 @@ class PublishTools:
     """Return the provenance of an image. Raises ImagebuildError if this checkout does not fit the build."""
     signer: Signer | None = None
     """Sign images and what is attached to them."""
+    key: Callable[[Target], str] | None = None
+    """Return the key of a target, by which it is found again whether what is published is up to date."""
 
     def repository(self, name: ImageReference) -> RepositoryAt:
         """Return the repository of an image."""
@@ -87,6 +97,8 @@ class Draft:
     current: Mapping[ImageReference, str | None]
     """Tag or alias → the digest that it names now; None if it does not exist."""
     attachments: Mapping[Platform, Sequence[NewAttachment]]
+    allow_dirty: bool = False
+    """Whether its provenance may name folders that nobody can compare."""
 
     @property
     def missing(self) -> list[ImageReference]:
@@ -98,17 +110,21 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
     """Publish targets; a target that is refused or fails does not stop the others.
 
     Raises ConfigError, NothingSelected or ResultError before anything is published, if the request or a result is
-    wrong.
+    wrong, and CommandError if the key that signs cannot be read.
     """
+    if tools.signer:
+        tools.signer.trust.check()
     evidence = read_evidence(request.folders)
     targets = requested_targets(plan, request, evidence)
+    keys = {target.id: tools.key(target) for target in targets} if tools.key else {}
     names = [name.replace(REVISION, "0") for target in targets for name in (*target.tags, *target.aliases)]
     names += [build.value.repository for build in evidence.builds if build.value.repository]
     registries = [tools.registry(host) for host in sorted({parse_reference(name).host for name in names})]
 
     def publish(target: Target) -> Published:
         platforms = tuple(p for p in target.platforms if not request.platforms or p in request.platforms)
-        terms = Terms(evidence, project.matrix.model.publish, rules_of(project, target, IMAGE_CHECKS))
+        key = keys.get(target.id, "")
+        terms = Terms(evidence, project.matrix.model.publish, rules_of(project, target), key)
         try:
             draft = make_draft(target, platforms, terms, tools, allow_dirty=request.allow_dirty)
             return publish_draft(draft, tools, dry_run=request.dry_run) if isinstance(draft, Draft) else draft
@@ -168,7 +184,7 @@ def make_draft(
     present = {platform: image for platform, image in images.items() if image}
     index = None
     if len(present) == len(platforms):
-        index = make_index(present)
+        index = make_index(present, {KEY: terms.key} if terms.key else {})
         members: dict[tuple[str, str], str] = {
             (index.digest, platform): image.descriptor.digest for platform, image in present.items()
         }
@@ -221,7 +237,7 @@ def make_draft(
             reasons.append(f"{alias} would lose {', '.join(taken)}; publish all platforms together")
     if reasons:
         return refused.model_copy(update={"reasons": tuple(reasons)})
-    return Draft(target, choices, index, tags, aliases, current, attachments)
+    return Draft(target, choices, index, tags, aliases, current, attachments, allow_dirty)
 
 
 def _find_image(choice: Choice, target: Target, tools: PublishTools) -> PlatformImage | None:
@@ -238,10 +254,14 @@ INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 """Beginnings of the labels that an index repeats as annotations."""
 
 
-def make_index(images: Mapping[Platform, PlatformImage]) -> Manifest:
-    """Return the index of the images of all platforms, annotated with the labels that they share.
+KEY = "imagebuild.key"
+"""Annotation of an index with the key of its target when it was published."""
 
-    Equal images give equal bytes, whenever and wherever the index is made.
+
+def make_index(images: Mapping[Platform, PlatformImage], more: Mapping[str, str] | None = None) -> Manifest:
+    """Return the index of the images of all platforms, annotated with the labels that they share, and with `more`.
+
+    Equal arguments give equal bytes, whenever and wherever the index is made.
     """
     manifests = [replace(image.descriptor, platform=platform).to_json() for platform, image in sorted(images.items())]
     first, *others = [image.labels for image in images.values()]
@@ -250,9 +270,48 @@ def make_index(images: Mapping[Platform, PlatformImage]) -> Manifest:
         for name, value in sorted(first.items())
         if name.startswith(INDEX_LABELS) and all(labels.get(name) == value for labels in others)
     }
+    annotations |= more or {}
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
     content = encode_json(document)
     return Manifest(content, INDEX, digest_of(content))
+
+
+# What is published already
+
+
+def unpublished_targets(
+    renderer: Renderer, targets: Sequence[Target], connect: Callable[[str], Registry]
+) -> list[Target]:
+    """Return the targets for which no image of their present key and of all platforms is published.
+
+    All aliases of a target have to name it; of a target without one, any of its tags may. Raises CommandError if a
+    registry fails, ConfigError if a template or a script cannot be read.
+    """
+    keys = {target.id: key_of_target(renderer, target) for target in targets}
+
+    def is_published(target: Target) -> bool:
+        found = [_is_of(name, target) for name in map(parse_reference, target.aliases)]
+        return all(found) if found else any(_is_of(name, target) for name in _given_tags(target, connect))
+
+    def _is_of(name: ImageReference, target: Target) -> bool:
+        manifest = connect(name.host).manifest(name.repository, name.wanted)
+        if not manifest or (manifest.document.get("annotations") or {}).get(KEY) != keys[target.id]:
+            return False
+        return {item.platform for item in manifests_of(manifest.document)} >= set(target.platforms)
+
+    registries = [connect(parse_reference(t.replace(REVISION, "0")).host) for target in targets for t in target.tags]
+    published = for_each(is_published, targets, *set(registries), jobs=JOBS)
+    return [target for target, done in zip(targets, published, strict=True) if not done]
+
+
+def _given_tags(target: Target, connect: Callable[[str], Registry]) -> Iterator[ImageReference]:
+    """Yield the tags of a repository that a target may have been given, of whatever commit."""
+    for template in target.tags:
+        place = parse_reference(template.replace(REVISION, "0"))
+        pattern = re.compile(re.escape(template.rpartition(":")[2]).replace(re.escape(REVISION), "[0-9a-f]+"))
+        for tag in connect(place.host).tags(place.repository):
+            if pattern.fullmatch(tag):
+                yield replace(place, tag=tag)
 
 
 # Publish
@@ -291,8 +350,15 @@ def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -
 
     traffic, tagged, failure = Counter[str](), list[ImageReference](), ""
     try:
+        if tools.signer and (attached or signed) and tools.signer.fault:
+            raise CommandError(f"nothing was sent, as it could not be signed: {tools.signer.fault}")
+        for parts in missing:
+            # Whether this may write there is seen before anything large is sent.
+            parts.place.registry.put_blob(parts.place.repository, EMPTY, digest_of(EMPTY))
         for parts in missing:
             traffic += _store(draft, parts, tools)
+            if draft.missing:
+                _judge_stored(draft, parts.place, tools)
         for name in draft.missing:
             _tag(name, draft, tools)
             tagged.append(name)
@@ -317,20 +383,33 @@ def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _Mi
     children = manifests_of(draft.index.document)
     missing: list[tuple[Descriptor, NewAttachment]] = []
     for child in children:
-        listed = list_attestations(place.registry, place.repository, child.digest)
-        # What nobody signed is not there for whoever has to sign.
-        present = [item for item in listed if not tools.signer or item.artifact_type != STATEMENT_MEDIA]
-        digests = {item.annotations.get(PREDICATE_DIGEST) for item in present}
+        present = _attached(place, child.digest, tools.signer)
         platform = next(choice.platform for choice in draft.choices if choice.digest == child.digest)
         for attachment in draft.attachments[platform]:
             # The same image built again needs no second provenance: the two differ only in the time.
-            is_there = attachment.kind == "provenance" and "provenance" in map(kind_of, present)
-            if not is_there and digest_of(attachment.content) not in digests:
+            same = (attachment.kind, "" if attachment.kind == "provenance" else digest_of(attachment.content))
+            if same not in present:
                 missing.append((child, attachment))
-    images = (*(child.digest for child in children), draft.index.digest) if tools.signer else ()
-    unsigned = [digest for digest in images if draft.missing or not is_signed(place, digest)]
-    sign = [ImageReference(place.registry.host, place.repository, digest=digest) for digest in unsigned]
-    return _MissingParts(place, missing, sign)
+    name = ImageReference(place.registry.host, place.repository)
+    images = [name.at(digest) for digest in (*(child.digest for child in children), draft.index.digest)]
+    signer = tools.signer
+    return _MissingParts(place, missing, [image for image in images if signer and signer.trust.image_problem(image)])
+
+
+def _attached(place: RepositoryAt, digest: str, signer: Signer | None) -> set[tuple[str, str]]:
+    """Return kind and digest of what is attached to an image; of a provenance, which may be any, the kind alone.
+
+    What the signer would not trust is not there for whoever has to sign: anybody who may push can have attached it.
+    """
+    listed = list_attestations(place.registry, place.repository, digest)
+    if signer and listed:
+        manifest = place.manifest(digest).content
+        read = [read_attestation(place.registry, place.repository, item, digest) for item in listed]
+        trusted = [item for item in read if item.bundle and not signer.trust.attestation_problem(item, manifest)]
+        present = [(item.kind, digest_of(item.content)) for item in trusted]
+    else:
+        present = [(kind_of(item), item.annotations.get(PREDICATE_DIGEST, "")) for item in listed]
+    return {(kind, "" if kind == "provenance" else content) for kind, content in present}
 
 
 def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> Counter[str]:
@@ -363,6 +442,22 @@ def _check_stored(place: RepositoryAt, index: Manifest) -> None:
     present = for_each(lambda digest: registry.has_blob(repository, digest), blobs, registry)
     if lost := [digest for digest, has in zip(blobs, present, strict=True) if not has]:
         raise CommandError(f"{place}: does not have blob {lost[0]}; no tag was given; push the image again and publish")
+
+
+def _judge_stored(draft: Draft, place: RepositoryAt, tools: PublishTools) -> None:
+    """Judge what the registry has as `attest verify` would. Raises CommandError if it would not trust the image."""
+    kinds = {attachment.kind for attachments in draft.attachments.values() for attachment in attachments}
+    kinds -= {"provenance"} if draft.allow_dirty else set()
+    trust = tools.signer.trust if tools.signer else None
+    request = AttestRequest((*sorted(kinds), *([SIGNATURE] if trust else [])), trust)
+    image = ImageReference(place.registry.host, place.repository, digest=draft.index.digest)
+    for finding in verify_attachments(image, place.registry, request).findings:
+        if finding.is_wrong:
+            attachment = f" {finding.attachment}" if finding.attachment else ""
+            raise CommandError(
+                f"{image}: {finding.subject}: its {finding.kind}{attachment} is {finding.outcome}: {finding.detail}; "
+                "no tag was given; see `imagebuild attest verify`"
+            )
 
 
 def _tag(name: ImageReference, draft: Draft, tools: PublishTools) -> None:

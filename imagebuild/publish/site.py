@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from imagebuild.bench.judge import describe_run
+from imagebuild.bench.models import describe_run
 from imagebuild.core import files
 from imagebuild.jobs.manifest import enroot_reference
 from imagebuild.project.records import Catalog, Checks, PublishedImage, PublishedPlatform, Scan, Severity

@@ -10,7 +10,17 @@ from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Arch, Platform, axis_facts
 from imagebuild.project.component import Component, Repository, first_values
 from imagebuild.project.load import Project
-from imagebuild.project.lockfile import Archive, BaseImage, GitRef, PackageSource, Source, WheelSet
+from imagebuild.project.lockfile import (
+    Archive,
+    ArchiveTree,
+    BaseImage,
+    GitRef,
+    PackageSource,
+    Source,
+    TreeFacts,
+    WheelSet,
+    facts_of,
+)
 from imagebuild.project.matrix import Base, Pin, Target
 from imagebuild.project.plan import pin_of, provider_of
 
@@ -68,13 +78,13 @@ class Recipe:
     def identity(self, name: str) -> int:
         """Return a number that is equal for targets in which a component has the same sources and the same stage.
 
-        That is what its `key` and the conditions of its facts and environment name, also those of the component that it
-        takes packages from, and what every component may know. A stage has the environment of `devel`, always.
+        That is what its `key` and the conditions of its facts name, also those of the component that it takes packages
+        from, and what every component may know.
         """
         if name not in self._identities:
             component, pin, owner = self.component(name), self.pin(name), self.component(name).packages_from or name
             if name not in self.known:
-                used = {*component.key, *(axis for row in component.env for axis in row.when if axis != "variant")}
+                used = {*component.key}
                 used |= {axis for user in (name, owner) for row in self.component(user).facts for axis in row.when}
                 self.known[name] = sorted(used)
             what = (
@@ -262,12 +272,36 @@ class Recipe:
         extra = packages.devel if every or self.target.axes.get("variant") == "devel" else ()
         return tuple(self.fill(name, text, values, "packages") for text in (*packages.runtime, *extra))
 
-    def env(self, name: str, variant: str | None = None) -> dict[str, str]:
-        """Return the environment that a component gives an image, of the target's variant or of the named one."""
+    def env(self, name: str) -> dict[str, str]:
+        """Return the environment that a component gives an image, with what its unpacked archive sets."""
         axes = {**self._axes, "version": self.version(name)}
-        if variant:
-            axes["variant"] = variant
-        return first_values(self.component(name).env, axes)
+        return {**self.unpacked_env(name), **first_values(self.component(name).env, axes)}
+
+    def unpacked_env(self, name: str) -> dict[str, str]:
+        """Return what the image takes of the environment that a component's archive sets; nothing without facts."""
+        unpacked = self.component(name).unpacked
+        if unpacked is None:
+            return {}
+        environment, _ = unpacked.environment(self.archive_facts(name))
+        devel = self.target.axes.get("variant") == "devel"
+        return {variable: value for variable, value in environment.items() if devel or variable not in unpacked.devel}
+
+    @once
+    def archive_facts(self, name: str) -> dict[Arch, TreeFacts]:
+        """Return architecture → what the lock knows of a component's archive; nothing is built for the others."""
+        found = {arch: facts_of(self.project.lock, url) for arch, url in self.archives(name).items()}
+        return {arch: facts for arch, facts in found.items() if facts}
+
+    def libraries(self, name: str) -> tuple[str, ...]:
+        """Return the folders of a component where the loader shall look, in this order."""
+        unpacked = self.component(name).unpacked
+        return self.component(name).libraries + (unpacked.libraries(self.unpacked_env(name)) if unpacked else ())
+
+    def labels(self, name: str) -> dict[str, str]:
+        """Return what a component declares of an image."""
+        plugins = [facts.plugins[0][1] for facts in self.archive_facts(name).values() if facts.plugins]
+        values = {**self.values(name), "plugin": plugins[0] if plugins else ""}
+        return {label: self.fill(name, text, values, "labels") for label, text in self.component(name).labels.items()}
 
     def repository(self, name: str, arch: Arch, *, stage: bool = False) -> Repository | None:
         """Return the repository of a component's packages for one architecture, or None if it has none."""
@@ -296,7 +330,9 @@ class Recipe:
         if stage:
             found.append((self.os(name), BaseImage(self.base(name).image)))
             found += [(name, BaseImage(reference)) for reference in self.images(name).values()]
-            found += [(name, Archive(name, url)) for url in self.archives(name).values()]
+            unpacked = self.component(name).unpacked
+            tree = unpacked and ArchiveTree(prefix=unpacked.prefix, script=unpacked.script, needs=unpacked.needs)
+            found += [(name, Archive(name, url, tree)) for url in self.archives(name).values()]
             found += [(name, source) for source in (self.git(name), self.wheels(name)) if source]
         # The repository for the image's release, and for that of the build stage.
         used = {False: installed, True: self.packages(name, every=True) if stage else None}

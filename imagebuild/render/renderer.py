@@ -164,10 +164,7 @@ def image_labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
     result |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()}
     result |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
     for name in target.components:
-        values = recipe.values(name)
-        result |= {
-            f"imagebuild.{k}": recipe.fill(name, v, values, "labels") for k, v in recipe.component(name).labels.items()
-        }
+        result |= {f"imagebuild.{label}": text for label, text in recipe.labels(name).items()}
     return {label: value for label, value in (result | recipe.image.labels).items() if value}
 
 
@@ -226,7 +223,7 @@ class Renderer:
             repositories=[r for name in recipe.keyrings if (r := package_repository(recipe, name, lock))],
             before_install="".join(recipe.component(c).packages.before_install for c in present),
             after_install="".join(recipe.component(c).packages.after_install for c in present),
-            libraries=[(c, folder) for c in present for folder in recipe.component(c).libraries],
+            libraries=[(c, folder) for c in present for folder in recipe.libraries(c)],
             copied=[c for c in present if c in recipe.stages and not recipe.component(c).stage_only],
             installs=installs,
             env=image_environment(recipe),
@@ -268,7 +265,6 @@ class Renderer:
             "facts": {k.replace("-", "_"): value for k, value in values.items()},
             "stage": {wanted: recipe.provider(wanted) for wanted in component.build_requires},
             "signed": package_repository(recipe, name, lock, stage=True),
-            "env": recipe.env(name, "devel"),
         }
         if "gpu" in component.key:
             context["gpu"] = self._capabilities(values.get("toolkit", context["version"]))

@@ -11,9 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
+from itertools import accumulate
 from math import isfinite
 from pathlib import Path, PurePath
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from imagebuild import __version__
 from imagebuild.bench.judge import best_row, device_pairs, judge_results
@@ -63,8 +65,6 @@ class Entry:
     """Hold a result in words, with the claims about it."""
 
     result: Result
-    subject: str
-    """What was measured, without the file: `all_reduce, 8 ranks`."""
     name: str
     """The subject, with file (in a sweep: hosts) and number where several results of a kind have the same."""
     best: str
@@ -159,12 +159,35 @@ class Report(Results):
     nothing_in: tuple[str, ...] = ()
     """Files that were named and contain no result."""
 
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """Return everything that was measured: collectives, matrices, tables of perftest, results of ucx_perftest."""
-        return tuple(_entries(self))
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with these fields changed, which computes everything anew."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in copy.__dict__.keys() - type(self).model_fields.keys():
+            del copy.__dict__[name]
+        return copy
 
     @property
+    def measured(self) -> tuple[Result, ...]:
+        """Return all results that have bandwidths or times."""
+        return (*self.runs, *self.tests, *self.tables, *self.ucx)
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """Return everything that was measured: collectives, matrices, tables of perftest, results of ucx_perftest."""
+        judgements, allowed, entries = _judgements_of(self), self.about.allowed, []
+        sweeps = [next((s for s in self.sweeps if s.holds(result)), None) for result in self.measured]
+        places = [
+            host_label(result.hosts) if sweep and isinstance(result, Run) else result.source
+            for result, sweep in zip(self.measured, sweeps, strict=True)
+        ]
+        names = unique_names([(one.subject, place) for one, place in zip(self.measured, places, strict=True)])
+        for result, name, sweep in zip(self.measured, names, sweeps, strict=True):
+            own = tuple(judgements[id(result)])
+            worst = min((one.worst(allowed) for one in own), key=lambda c: STANDINGS.index(c.standing(allowed)))
+            entries.append(Entry(result, name, best_value(result), own, claim_state(worst, allowed), sweep))
+        return tuple(entries)
+
+    @cached_property
     def assertions(self) -> tuple[Assertion, ...]:
         """Return all assertions, failed and open ones first, otherwise in the order of the files.
 
@@ -181,7 +204,7 @@ class Report(Results):
         order = {"failed": 0, "open": 1}
         return tuple(sorted(assertions, key=lambda assertion: order.get(assertion.state, 2)))
 
-    @property
+    @cached_property
     def problems(self) -> tuple[Assertion, ...]:
         """Return the assertions that do not hold, then those that are open."""
         return tuple(assertion for assertion in self.assertions if assertion.state in ("failed", "open"))
@@ -191,19 +214,18 @@ class Report(Results):
         """Return the assertions that were skipped."""
         return tuple(assertion for assertion in self.assertions if assertion.state == "skipped")
 
-    @property
+    @cached_property
     def overall(self) -> Overall:
         """Return the verdict on everything."""
-        if not (self.runs or self.tests or self.tables or self.ucx or self.diagnostics or self.verifications):
+        if not (self.measured or self.diagnostics or self.verifications):
             return "nothing-read"
-        assertions = self.assertions
-        states = {assertion.state for assertion in assertions}
+        states = {assertion.state for assertion in self.assertions}
         if "failed" in states:
             return "failed"
         is_measured = "passed" in states or any(entry.best != NONE for entry in self.entries)
         if "open" in states or not is_measured:
             return "open"
-        return "limited" if any(a.state == "skipped" and a.kind in CLAIMS for a in assertions) else "ok"
+        return "limited" if any(skip.kind in CLAIMS for skip in self.skips) else "ok"
 
     @property
     def exit_status(self) -> int:
@@ -314,18 +336,13 @@ def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
 
 
 def assertions_on_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Assertion]:
-    """Assert that the hardware passes its tests."""
-    return [
-        Assertion(
-            "diagnostic",
-            one.source,
-            diagnostic_name(one),
-            DIAGNOSTIC_STATES.get(one.status, "failed"),
-            one.status,
-            "; ".join(one.messages),
-        )
-        for one in diagnostics
-    ]
+    """Assert that the hardware passes its tests; a subject names what the test was about, if not everything."""
+    assertions = []
+    for one in diagnostics:
+        subject = f"{one.test}, {one.entity}" if one.entity else one.test
+        state = DIAGNOSTIC_STATES.get(one.status, "failed")
+        assertions.append(Assertion("diagnostic", one.source, subject, state, one.status, "; ".join(one.messages)))
+    return assertions
 
 
 def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
@@ -368,17 +385,27 @@ HEAD_BYTES = 4096
 """Beginning of a file that tells whether imagebuild can have written it; other files are not read whole to find out."""
 
 
-def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
+@dataclass(frozen=True)
+class Gathered:
+    """Hold what some files contain."""
+
+    report: Report
+    """With the verdicts on speed that the files have."""
+    logs: tuple[Path, ...]
+    """Files with output of benchmarks, including those that verify kept."""
+    read: frozenset[Path]
+    """Files that the report is made from, as absolute paths: what is written must not replace them."""
+
+
+def gather_files(named: Iterable[Path]) -> Gathered:
     """Read files, and all files of folders whose names do not begin with a dot.
 
-    Return a report with the verdicts on speed that the files have, and the logs among them: files with output of
-    benchmarks, including those that verify kept. Raises ConfigError if a file cannot be opened, ResultError if it is
-    damaged, or a file that imagebuild wrote cannot be read.
+    A report in a folder that says only what files beside it say is left out. Raises ConfigError if a file cannot be
+    opened, ResultError if it is damaged, or a file that imagebuild wrote cannot be read.
     """
     named = tuple(dict.fromkeys(named))
     contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
     verified = {file: content for file, content in contents.items() if isinstance(content, VerifyResult)}
-    earlier = [content for content in contents.values() if isinstance(content, Report)]
     others = [file for file, content in contents.items() if content is None]
 
     # Files that verify kept beside its result → whether they are output of a benchmark, which was read at that time.
@@ -391,48 +418,63 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, tuple[Path, ...]]:
     unread = [file for file in others if file.resolve() not in kept]
     results = read_files(unread)
     checks = [check for verification in verified.values() for check in verification.checks]
-    parts = [results, *(check.results for check in checks if check.results), *earlier]
+    parts = [results, *(check.results for check in checks if check.results)]
+    fresh = Counter(_texts_of(*parts, *verified.values()))
+    reports = {file: content for file, content in contents.items() if isinstance(content, Report)}
+    beside = [file for file in reports if file not in named]
+    repeated = {f for f in beside if Counter(_texts_of(reports[f], *reports[f].verifications)) <= fresh}
+    earlier = [report for file, report in reports.items() if file not in repeated]
+    parts += earlier
     known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}
     verdicts = [verdict for check in checks for verdict in check.judgements]
-    runs = tuple(run for part in parts for run in part.runs)
+    merged: dict[str, Any] = {
+        kind: tuple(result for part in parts for result in getattr(part, kind)) for kind in Results.model_fields
+    }
     first, *more = named
-    title = first.resolve().name or str(first)
+    title = visible(first.resolve().name or str(first))
     report = Report(
         about=ReportOrigin(
             title=f"{title} and {len(more)} more" if more else title,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             imagebuild=__version__,
             files=tuple(map(str, named)),
-            profile=earlier[0].about.profile if earlier else None,
-            baseline=earlier[0].about.baseline if earlier else None,
-            allowed=earlier[0].about.allowed if earlier else (),
+            **(earlier[0].about.model_dump(include={"profile", "baseline", "allowed"}) if earlier else {}),
         ),
-        runs=runs,
-        sweeps=find_sweeps(runs),
-        tests=tuple(test for part in parts for test in part.tests),
-        tables=tuple(table for part in parts for table in part.tables),
-        ucx=tuple(ucx for part in parts for ucx in part.ucx),
-        diagnostics=tuple(diagnostic for part in parts for diagnostic in part.diagnostics),
-        sources=tuple(source for part in parts for source in part.sources),
+        **merged,
+        sweeps=find_sweeps(merged["runs"]),
         judgements=(*verdicts, *(verdict for one in earlier for verdict in one.judgements)),
         verifications=(*verified.values(), *(verification for one in earlier for verification in one.verifications)),
         nothing_in=tuple(
             str(path) for path in named if path not in known and not any(path in file.parents for file in known)
         ),
     )
-    return judge_rest(report), tuple(file for file in others if kept.get(file.resolve(), True))
+    logs = tuple(file for file in others if kept.get(file.resolve(), True))
+    return Gathered(judge_rest(report), logs, frozenset(file.resolve() for file in contents.keys() - repeated))
+
+
+def _texts_of(*parts: Results | VerifyResult) -> Iterator[str]:
+    """Yield each result without the name of its file, and each result of verify, as text."""
+    for part in parts:
+        if isinstance(part, VerifyResult):
+            yield part.model_dump_json()
+        else:
+            for result in (*part.runs, *part.tests, *part.tables, *part.ucx, *part.diagnostics):
+                yield result.model_dump_json(exclude={"source"})
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Return the file, or all files of the folder. Raises ConfigError if one cannot be opened."""
+    """Return the file, or all files of the folder. Raises ConfigError if one cannot be opened or named in JSON."""
     try:
         files = [path]
         if path.is_dir():
             files = [file for file in sorted(path.rglob("*")) if file.is_file()]
             files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
         for file in files:
+            str(file).encode()
             with open_log(file):
                 pass
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{visible(error.object)}: cannot be read: its name is not UTF-8; rename it") from None
     except OSError as error:
         where = error.filename or path
         raise ConfigError(f"{where}: cannot be read: {error.strerror}; name logs, JSON files or folders") from None
@@ -473,84 +515,33 @@ def judge_rest(report: Report) -> Report:
     """Return the report with a judgement on every result: those without one are judged without a profile."""
     judged = _judgements_of(report)
     diagnosed = {judgement.source for judgement in report.judgements if judgement.subject == DIAGNOSIS}
-    rest = Results(
-        runs=tuple(run for run in report.runs if id(run) not in judged),
-        tests=tuple(test for test in report.tests if id(test) not in judged),
-        tables=tuple(table for table in report.tables if id(table) not in judged),
-        ucx=tuple(ucx for ucx in report.ucx if id(ucx) not in judged),
-        diagnostics=tuple(one for one in report.diagnostics if one.source not in diagnosed),
-    )
-    return report.model_copy(update={"judgements": (*report.judgements, *judge_results(rest))})
+    rest = {
+        kind: tuple(result for result in getattr(report, kind) if id(result) not in judged)
+        for kind in ("runs", "tests", "tables", "ucx")
+    }
+    rest["diagnostics"] = tuple(one for one in report.diagnostics if one.source not in diagnosed)
+    return report.model_copy(update={"judgements": (*report.judgements, *judge_results(Results(**rest)))})
 
 
 def _judgements_of(report: Report) -> dict[int, list[Judgement]]:
-    """Return id of a result → its judgements. Of equal results, the first gets the first: judges keep the order."""
-    equal: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    results: tuple[Result, ...] = (*report.runs, *report.tests, *report.tables, *report.ucx)
-    for result in results:
-        equal[_judgement_key(result.source, subject_of(result))].append(id(result))
+    """Return id of a result → its judgements: of the same file, with a subject that is or begins with the result's.
+
+    Ranks that were asserted, and the type of a comparison with a baseline, come after what the result says. Of equal
+    results, the first gets the first, since judges keep the order.
+    """
+    equal: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for result in report.measured:
+        equal[result.source, result.subject].append(id(result))
     judgements: dict[int, list[Judgement]] = {}
-    given: Counter[tuple[str, ...]] = Counter()
+    given: Counter[tuple[str, str]] = Counter()
     for judgement in report.judgements:
-        source, name, ranks = _judgement_key(judgement.source, judgement.subject)
-        # The number of ranks may have been known to the judge only, from an option.
-        key = (source, name, ranks) if (source, name, ranks) in equal else (source, name, "")
-        if fitting := equal.get(key):
-            judgements.setdefault(fitting[given[key] % len(fitting)], []).append(judgement)
-            given[key] += 1
+        subjects = accumulate(judgement.subject.split(", "), lambda head, part: f"{head}, {part}")
+        keys = [key for subject in subjects if (key := (judgement.source, subject)) in equal]
+        if keys:
+            fitting = equal[keys[-1]]
+            judgements.setdefault(fitting[given[keys[-1]] % len(fitting)], []).append(judgement)
+            given[keys[-1]] += 1
     return judgements
-
-
-def _entries(report: Report) -> Iterator[Entry]:
-    judgements, allowed = _judgements_of(report), report.about.allowed
-    kinds: tuple[Sequence[Result], ...] = (report.runs, report.tests, report.tables, report.ucx)
-    for results in kinds:
-        sweeps = [next((s for s in report.sweeps if s.holds(result)), None) for result in results]
-        places = [
-            host_label(result.hosts) if sweep and isinstance(result, Run) else result.source
-            for result, sweep in zip(results, sweeps, strict=True)
-        ]
-        subjects = list(map(subject_of, results))
-        names = unique_names(list(zip(subjects, places, strict=True)))
-        for result, subject, name, sweep in zip(results, subjects, names, sweeps, strict=True):
-            own = tuple(judgements[id(result)])
-            worst = min((one.worst(allowed) for one in own), key=lambda c: STANDINGS.index(c.standing(allowed)))
-            yield Entry(result, subject, name, best_value(result), own, claim_state(worst, allowed), sweep)
-
-
-def _judgement_key(source: str, subject: str) -> tuple[str, str, str]:
-    """Return by what a judgement finds its result. What else subjects say may be known to one of the two only."""
-    name, *rest = subject.split(", ")
-    return source, name, next((part for part in rest if "rank" in part), "")
-
-
-def subject_of(result: Result) -> str:
-    """Return what was measured, without the file. It begins as judges begin the subjects of their verdicts."""
-    match result:
-        case Run():
-            return run_name(result)
-        case BandwidthTest():
-            return result.name or "unnamed test"
-        case PerftestTable():
-            return result.test or "unknown test"
-        case UcxResult():
-            title = f"ucx_perftest {result.title}" if result.title else "ucx_perftest"
-            return title if result.thread is None else f"{title}, thread {result.thread}"
-
-
-def run_name(run: Run) -> str:
-    """Return the collective and its scale: `all_reduce, 8 ranks, 2 nodes`."""
-    parts = [run.collective or "unknown collective"]
-    if run.ranks is not None:
-        parts.append(f"{run.ranks} rank{'s' * (run.ranks != 1)}")
-    if run.nodes is not None and run.nodes > 1:
-        parts.append(f"{run.nodes} nodes")
-    return ", ".join(parts)
-
-
-def diagnostic_name(diagnostic: Diagnostic) -> str:
-    """Return the test, and what it was about if it was not about everything: `memory, GPU 0`."""
-    return f"{diagnostic.test}, {diagnostic.entity}" if diagnostic.entity else diagnostic.test
 
 
 def unique_names(subjects: Sequence[tuple[str, str]]) -> list[str]:

@@ -44,7 +44,6 @@ from imagebuild.report.document import (
     group_alike,
     not_void,
     one_line,
-    run_name,
     unique_names,
     visible,
 )
@@ -249,18 +248,20 @@ def lay_out(report: Report) -> Page:
         if len(matrix) > 1 and max(map(len, matrix)) > 1:
             columns = ("", *map(str, range(max(map(len, matrix)))))
             rows = [(str(i), *(format_number(cell, 1) for cell in row)) for i, row in enumerate(matrix)]
-            numbers = NumberTable(f"{entry.subject}, {test.unit or 'unit unknown'}", columns, rows)
+            numbers = NumberTable(f"{entry.result.subject}, {test.unit or 'unit unknown'}", columns, rows)
             note = [claim_note(entry), entry.best, test.tool]
             note += [f"sum {format_number(test.sum)}"] if test.sum is not None else []
             text = " · ".join(filter(None, note))
             id_ = f"matrix-{len(matrices) + 1}"
             claims = [claim for claim in (entry.data, entry.participation, *entry.speed) if not_void(claim)]
             picture = heat_map(matrix, test.unit or "")
-            matrices.append(Drawing(id_, entry.subject, picture, [numbers], claims=claims, note=text))
+            matrices.append(Drawing(id_, entry.result.subject, picture, [numbers], claims=claims, note=text))
         else:
             cells = [format_number(cell, 1) for row in matrix for cell in row]
             values = ", ".join(cells[:16]) + (" …" if len(cells) > 16 else "")
-            copies.append((entry.subject, values or NONE, format_number(test.sum), test.unit or NONE, *entry.words))
+            copies.append(
+                (entry.result.subject, values or NONE, format_number(test.sum), test.unit or NONE, *entry.words)
+            )
     return Page(
         sweeps=sweeps,
         runs=[entry for entry, _ in alone],
@@ -268,7 +269,7 @@ def lay_out(report: Report) -> Page:
         matrices=matrices,
         copies=copies,
         transfers=list(_transfer_charts(report.tables)),
-        messages=[(entry.subject, entry.best, *entry.words, entry.result.source) for entry in messages],
+        messages=[(entry.result.subject, entry.best, *entry.words, entry.result.source) for entry in messages],
     )
 
 
@@ -319,7 +320,7 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
         lines, tables = [], []
         for entry, run in group:
             # Without the scale, which the title has.
-            name = (run.collective or "unknown collective") + entry.name.removeprefix(run_name(run))
+            name = (run.collective or "unknown collective") + entry.name.removeprefix(run.subject)
             large = [verdict for verdict in entry.speed if (verdict.size_bytes or GIB) > GIB // 2]
             lines.append(
                 Line(
@@ -373,16 +374,13 @@ def _transfer_charts(tables: Sequence[PerftestTable]) -> Iterator[Drawing]:
         names = unique_names([(table.test or "perftest", table.source) for table in same_unit])
         lines, numbers = [], []
         for name, table in zip(names, same_unit, strict=True):
-            rates = ["" if row.msg_rate is None else f"{row.msg_rate:g} million messages/s" for row in table.rows]
-            points = [
-                Point(row.size_bytes, row.bw_average or 0, (rate,))
-                for row, rate in zip(table.rows, rates, strict=True)
-            ]  # fmt: skip
+            points, rows = [], []
+            for row in table.rows:
+                details = () if row.msg_rate is None else (f"{row.msg_rate:g} million messages/s",)
+                points.append(Point(row.size_bytes, row.bw_average or 0, details))
+                values = map(format_number, (row.bw_peak, row.bw_average, row.msg_rate))
+                rows.append((format_bytes(row.size_bytes), *values))
             lines.append(Line(name, points))
-            rows = [
-                (format_bytes(row.size_bytes), *map(format_number, (row.bw_peak, row.bw_average, row.msg_rate)))
-                for row in table.rows
-            ]
             numbers.append(NumberTable(name, ("size", "peak", "average", "million messages/s"), rows))
         shown = unit or "unit unknown"
         yield line_chart(f"transfer-{number}", f"perftest, {shown}", f"average bandwidth, {shown}", lines, numbers)

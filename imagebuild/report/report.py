@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 from imagebuild.bench.baseline import compare_with_baseline
 from imagebuild.bench.judge import Expected, judge_results
-from imagebuild.bench.models import Openness, Results
+from imagebuild.bench.models import Openness
 from imagebuild.bench.profiles import find_profile, load_profiles
 from imagebuild.core import console, files
 from imagebuild.core.console import err
 from imagebuild.core.errors import ConfigError
 from imagebuild.report import page, text
 from imagebuild.report.document import Report, ReportOrigin, gather_files
+
+STDOUT = Path("-")
+"""As the name of a file: the standard output."""
 
 
 @dataclass(frozen=True)
@@ -31,30 +36,35 @@ class ReportRequest:
     """Ranks, nodes and classes of algorithms that runs should have."""
     allowed: tuple[str, ...] = ()
     """Kinds of claims that are accepted though they are open."""
+    json_file: Path | None = None
     junit: Path | None = None
     html: Path | None = None
+    """Files to write; `-` is the standard output. The JSON is written by the caller."""
 
 
 def make_report(request: ReportRequest) -> Report:
     """Make the report, and write it as JUnit XML and as a page if that was asked for.
 
-    Its speed is judged by the profile, if there is one, and the baseline. Raises ConfigError if an argument is wrong,
-    or if plotly is missing for a page.
+    Its speed is judged by the profile, if there is one, and the baseline. Raises ConfigError if an argument is wrong, a
+    file to write is one that was read, or plotly is missing for a page.
     """
     for kind in set(request.allowed) - set(get_args(Openness)):
         raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(get_args(Openness))}")
     if request.html:
         page.plotly_js()  # raises before anything is read or written
-    baseline = read_baseline(request.baseline) if request.baseline else None
-    report, logs = gather_files(request.files)
+    baseline = gather_files([request.baseline]).report if request.baseline else None
+    if baseline and baseline.nothing_in:
+        problem = "contains no result; name a file that `imagebuild report --json` wrote, or a log"
+        raise ConfigError(f"--baseline {request.baseline}: {problem}")
+    gathered = gather_files(request.files)
+    check_outputs({"--json": request.json_file, "--junit": request.junit, "--html": request.html}, gathered.read)
+    report = gathered.report
     judgements, about = report.judgements, report.about.model_dump()
-    name = request.profile
-    if name is None and request.expected != Expected():
-        name = about["profile"]
-    if name is None and request.expected.algorithms:
-        raise ConfigError("--algorithm: says nothing without a profile; name one with --profile")
-    if name is not None or request.expected != Expected():
-        profile = find_profile(load_profiles(*request.profiles), name).model if name is not None else None
+    if request.profile is not None or request.expected != Expected():
+        name = request.profile if request.profile is not None else report.about.profile
+        if name is None and request.expected.algorithms:
+            raise ConfigError("--algorithm: says nothing without a profile; name one with --profile")
+        profile = None if name is None else find_profile(load_profiles(*request.profiles), name).model
         judgements, about["profile"] = judge_results(report, profile, request.expected), name
     if baseline is not None:
         judgements, about["baseline"] = judgements + compare_with_baseline(report, baseline), str(request.baseline)
@@ -65,20 +75,30 @@ def make_report(request: ReportRequest) -> Report:
         _write(request.junit, text.report_junit(report))
     if request.html:
         failed = {failure.source for failure in report.problems}
-        logs = tuple(sorted(logs, key=lambda log: str(log) not in failed))
+        logs = sorted(gathered.logs, key=lambda log: str(log) not in failed)
         _write(request.html, page.report_html(report, page.read_logs(logs), len(logs)))
     return report
 
 
-def read_baseline(path: Path) -> Results:
-    """Return the results of an earlier report or log. Raises ConfigError if there are none."""
-    report, _ = gather_files([path])
-    if report.nothing_in:
-        problem = "contains no result; name a file that `imagebuild report --json` wrote, or a log"
-        raise ConfigError(f"--baseline {path}: {problem}")
-    return report
+def check_outputs(outputs: Mapping[str, Path | None], read: Collection[Path]) -> None:
+    """Raise ConfigError if two options name the same file, or one a folder or a file that was read."""
+    places: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path and path.is_dir():
+            raise ConfigError(f"{option} {path}: is a folder; name a file")
+        if path is None or (path.exists() and not path.is_file()):
+            continue  # a device takes everything
+        place = path.resolve()
+        if path != STDOUT and place in read:
+            raise ConfigError(f"{option} {path}: would replace a file that is read; name another one")
+        if place in places:
+            raise ConfigError(f"{option} {path}: {places[place]} goes there, too; name another file")
+        places[place] = option
 
 
 def _write(path: Path, content: str) -> None:
-    files.write_text(path, content)
-    err.print(f"{path}: {console.format_size(path.stat().st_size)}", markup=False)
+    if path == STDOUT:
+        sys.stdout.write(content)
+    else:
+        files.write_text(path, content)
+        err.print(f"{path}: {console.format_size(path.stat().st_size)}", markup=False)

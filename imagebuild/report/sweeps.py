@@ -20,8 +20,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from statistics import median
 
-from imagebuild.bench.judge import best_row, describe_run
-from imagebuild.bench.models import Run
+from imagebuild.bench.judge import best_row
+from imagebuild.bench.models import Run, describe_run
 from imagebuild.core.fields import Model
 
 LEAST = 0.10

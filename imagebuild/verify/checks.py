@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +28,8 @@ from imagebuild.verify.runner import Command, Execution, Session
 
 IMAGE = "image"
 """Stands for a component in the names of checks that read the image without starting it."""
+SAME_FILES = "same-files"
+"""Check of the image that says whether a prefix leads to it."""
 SKIPPED_STATUS = 77
 """Exit status of a check that cannot run here; the last line of its output says why."""
 OUTPUT_LIMIT = 20_000
@@ -102,6 +106,11 @@ class PlannedCheck:
         """Return `COMPONENT/CHECK`."""
         return f"{self.component}/{self.check.name}"
 
+    @property
+    def sha256(self) -> str:
+        """Return the hash of the check."""
+        return hash_of_check(self.check, self.script)
+
 
 def plan_checks(
     project: Project, chosen: Iterable[ListedCheck], components: Mapping[str, str | None], axes: Mapping[str, str]
@@ -124,9 +133,17 @@ def plan_checks(
     return planned
 
 
+def hash_of_check(check: Check, script: str) -> str:
+    """Return the hash of all that decides whether a check passes."""
+    document = check.model_dump(mode="json", exclude={"description"}) | {"script": script}
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
 def skipped_result(planned: PlannedCheck, reason: str) -> CheckResult:
     """Return the result of a check that could not begin."""
-    return CheckResult(component=planned.component, check=planned.check.name, outcome="skipped", reason=reason)
+    return CheckResult(
+        component=planned.component, check=planned.check.name, outcome="skipped", reason=reason, sha256=planned.sha256
+    )
 
 
 def run_check(
@@ -177,6 +194,7 @@ def run_check(
         timeout=execution.timed_out,
         environment=dict(execution.environment),
         started=started,
+        sha256=planned.sha256,
         results=results,
     )
 
@@ -241,7 +259,8 @@ def judged_speed(
     """
     if not check.results or result.outcome == "skipped":
         return
-    speed = CheckResult(component=result.component, check=f"{result.check}{SPEED}", outcome="skipped")
+    name = f"{result.check}{SPEED}"
+    speed = CheckResult(component=result.component, check=name, outcome="skipped", sha256=result.sha256)
     if result.outcome == "failed" or result.results is None:
         yield speed.model_copy(update={"reason": "its data are not right, so its speed says nothing"})
         return

@@ -280,6 +280,11 @@ class DockerRunner(Runner):
         """Return the image as the engine saves it; None for an image that is not in its store."""
         return engine.save_image(self.client, reference) if reference else None
 
+    def discard(self, reference: str) -> None:
+        """Remove an image that was pulled; one that something else uses stays."""
+        with suppress(DockerException, OSError):
+            self.client.images.remove(reference)
+
     def _start(self, stack: ExitStack, image: str, options_to_try: list[Options]) -> DockerSession:
         problem = ""
         for options in options_to_try:

@@ -65,6 +65,8 @@ class FileEntry:
     """Why a file that begins like an ELF file cannot be read as one."""
     text: bytes | None = None
     """Content of the few files whose text rules need."""
+    sha256: str = ""
+    """Hash of the content, of files by which an image can be recognised."""
     secrets: tuple[str, ...] = ()
     """Kinds of secrets that it holds."""
     certificates: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import re
 import signal
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -112,6 +112,10 @@ class SecretScanner:
 
 KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd|shadow))$")
 """Files whose text rules need."""
+HASHED = re.compile(r"^(usr|opt)/(?!.*((nvidia|libcuda)[^/]*|\.pyc)$)|^var/lib/dpkg/status(\.d/[^/]+)?$")
+"""Files that nothing changes while a container runs, and over which no driver is mounted."""
+HASHED_SIZE = 4 << 20
+"""Bytes of a file above which its hash is not made; smaller ones tell images apart as well."""
 SETTINGS = re.compile(r"^(etc|root|home)/|(^|/)(pip\.conf|\.netrc|\.npmrc|\.git/config)$")
 """Files that are searched for addresses with a password."""
 IN_MEMORY = 32 << 20
@@ -179,16 +183,20 @@ def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, number:
 def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
     """Return what a FileEntry says about the content of a file."""
     first = content.read(CHUNK)
-    pieces = chain([first], iter(lambda: content.read(CHUNK), b""))
+    pieces: Iterator[bytes] = chain([first], iter(lambda: content.read(CHUNK), b""))
+    sha256 = ""
+    if HASHED.search(path) and size <= HASHED_SIZE:
+        pieces = iter([whole := b"".join(pieces)])
+        sha256 = hashlib.sha256(whole).hexdigest()
     if first.startswith(elf.MAGIC):
         # Nobody compiles a secret in, but crypto libraries test themselves with keys.
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as copy:
             for piece in pieces:
                 copy.write(piece)
             try:
-                return {"elf": elf.read(cast(IO[bytes], copy))}
+                return {"elf": elf.read(cast(IO[bytes], copy)), "sha256": sha256}
             except elf.NotElf as error:
-                return {"broken": str(error)}
+                return {"broken": str(error), "sha256": sha256}
     scanner = SecretScanner(settings=bool(SETTINGS.search(path)))
     text = bytearray() if KEPT.search(path) and size <= KEPT_SIZE else None
     for piece in pieces:
@@ -197,6 +205,7 @@ def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
             text += piece
     return {
         "text": None if text is None else bytes(text),
+        "sha256": sha256,
         "secrets": tuple(sorted(scanner.secrets)),
         "certificates": tuple(sorted(scanner.certificates)),
     }

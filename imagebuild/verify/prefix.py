@@ -20,6 +20,9 @@ SELF_CLEANING = frozenset({"srun"})
 ENTERING = frozenset({"crun", "docker", "nerdctl", "podman", "runc"})
 """Launchers whose `exec` has the option `--user UID:GID`."""
 
+KEEPING = frozenset({"docker", "kubectl", "nerdctl", "podman"})
+"""Launchers whose `exec` hands on the environment of the image."""
+
 
 def program_names(prefix: Sequence[str]) -> list[str]:
     """Return the words of a prefix without folders: `/usr/bin/ssh` is ssh."""
@@ -78,6 +81,8 @@ SWEEP_S = 20
 class ExecRunner(Runner):
     """Start commands by a prefix."""
 
+    starts_image = False
+
     def __init__(self, text: str, hosts: Sequence[str] = ()) -> None:
         """Read what follows `exec:`. `hosts` are nodes of checks that use several; the prefix leads to the first.
 
@@ -90,6 +95,8 @@ class ExecRunner(Runner):
         if not self.prefix:
             raise ConfigError("--runner exec: needs a prefix; `exec:env` runs checks here, inside a container already")
         self.hosts = tuple(hosts)
+        names = program_names(self.prefix)
+        self.has_image_environment = "exec" in names and bool(KEEPING & set(names))
         self.name = f"exec:{shlex.join(console.redacted_arguments(self.prefix))}"
 
     @contextmanager

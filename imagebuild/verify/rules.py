@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from imagebuild.core.errors import ConfigError, ResultError
@@ -18,6 +18,7 @@ from imagebuild.core.fields import axis_facts, matches
 from imagebuild.oci import image as oci_image
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
+from imagebuild.project.load import Project
 from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
 from imagebuild.project.records import CheckResult
 from imagebuild.render import renderer
@@ -45,6 +46,8 @@ class Inspection:
     renderer: Renderer
     """Of the project that the image should be of."""
     plan: Plan
+    seconds: float = 0.0
+    """How long reading took."""
 
     @cached_property
     def tree(self) -> Tree:
@@ -587,21 +590,45 @@ SHOWN = 100
 """Findings of a rule that are listed."""
 
 
+def declared_waivers(project: Project, image: str, components: Iterable[str]) -> list[tuple[str, CheckWaiver]]:
+    """Return the waivers of an image and of its components, each with who declares it."""
+    known = project.components
+    waivers = [(name, waiver) for name in components if name in known for waiver in known[name].model.waivers]
+    if entry := project.matrix.model.images.get(image):
+        waivers += [(f"images.{image}", waiver) for waiver in entry.waivers]
+    return waivers
+
+
+@cache
+def hash_of_rules() -> str:
+    """Return the hash of the code that reads and judges files."""
+    modules = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("rules", "elf", "files", "layers"))
+    return hashlib.sha256(b"".join(modules)).hexdigest()
+
+
+def hash_of_image_checks(project: Project, image: str, components: Iterable[str]) -> str:
+    """Return the hash of all that decides whether the checks of an image's files pass."""
+    waivers = sorted(f"{owner} {waiver!r}" for owner, waiver in declared_waivers(project, image, components))
+    return hashlib.sha256("\n".join([hash_of_rules(), *waivers]).encode()).hexdigest()
+
+
 def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
-    """Return the result of every rule."""
-    waivers: list[tuple[str, CheckWaiver]] = []
-    with suppress(NotApplicable):
-        labels = inspection.image.labels
-        waivers = [(name, waiver) for name, component in inspection.components() for waiver in component.waivers]
-        name = labels.get(f"{OCI}title", "")
-        if image := inspection.renderer.project.matrix.model.images.get(name):
-            waivers += [(f"images.{name}", waiver) for waiver in image.waivers]
-        conditions = {**axis_facts(axes_of(labels)), "arch": inspection.image.architecture, "image": name}
-        waivers = [(owner, waiver) for owner, waiver in waivers if matches(waiver.when, conditions)]
-    return tuple(
+    """Return the result of every check, that the image can be read first."""
+    project, labels = inspection.renderer.project, inspection.image.labels
+    name, components = labels.get(f"{OCI}title", ""), components_of(labels)
+    conditions = {**axis_facts(axes_of(labels)), "arch": inspection.image.architecture, "image": name}
+    waivers = [
+        (owner, waiver)
+        for owner, waiver in (declared_waivers(project, name, components) if components else ())
+        if matches(waiver.when, conditions)
+    ]
+    judged = (
         _judge_rule(rule, inspection, [(owner, w) for owner, w in waivers if w.rule == rule_name(rule)])
         for rule in RULES
     )
+    sha256 = hash_of_image_checks(project, name, components)
+    readable = _result("readable", (), (), inspection.seconds)
+    return tuple(result.model_copy(update={"sha256": sha256}) for result in (readable, *judged))
 
 
 def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple[str, CheckWaiver]]) -> CheckResult:
@@ -648,11 +675,30 @@ def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: flo
 def inspect(
     source: Path | Iterable[bytes], renderer: Renderer, plan: Plan, *, platform: str | None = None
 ) -> tuple[CheckResult, ...]:
-    """Read an image, and return the result of every rule.
+    """Read an image, and return the result of every check of its files.
+
+    Of an image for several platforms, `platform` chooses one; otherwise all are checked, and the names of results end
+    with theirs. The rest is as with `read_images`.
+    """
+    return judge_images(read_images(source, renderer, plan, platform=platform))
+
+
+def judge_images(inspections: Sequence[Inspection]) -> tuple[CheckResult, ...]:
+    """Return the results of all platforms of an image; if there are several, the names of checks end with theirs."""
+    return tuple(
+        result.model_copy(update={"check": f"{result.check} {read.image.platform}"}) if len(inspections) > 1 else result
+        for read in inspections
+        for result in judge_image(read)
+    )
+
+
+def read_images(
+    source: Path | Iterable[bytes], renderer: Renderer, plan: Plan, *, platform: str | None = None
+) -> list[Inspection]:
+    """Read the files of an image for every platform that it has, or for one.
 
     `source` is a folder with an OCI layout, a tar of one, as `docker save` writes it, or the chunks that an engine
-    saves. `renderer` and `plan` are of the project that it should be of. Of an image for several platforms, `platform`
-    chooses one; otherwise all are checked, and the names of results end with theirs.
+    saves. `renderer` and `plan` are of the project that it should be of.
 
     Raises ConfigError if the source is no image or lacks the platform, ResultError if it cannot be read.
     """
@@ -663,17 +709,12 @@ def inspect(
             if not chosen:
                 platforms = ", ".join(image.platform for image in images)
                 raise ConfigError(f"the image is not for {platform}, but for {platforms}")
-            results: list[CheckResult] = []
+            inspections = []
             for image in chosen:
                 began = time.monotonic()
                 read = scan_all(image.layers)
-                readable = _result("readable", (), (), time.monotonic() - began)
-                suffix = f" {image.platform}" if len(chosen) > 1 else ""
-                results += [
-                    result.model_copy(update={"check": f"{result.check}{suffix}"})
-                    for result in (readable, *judge_image(Inspection(image, read, renderer, plan)))
-                ]
-            return tuple(results)
+                inspections.append(Inspection(image, read, renderer, plan, time.monotonic() - began))
+            return inspections
     except OSError as error:
         room = "TMPDIR may name a folder with more room"
         raise ResultError(f"the image cannot be unpacked to be read: {error.strerror or error}; {room}") from None

@@ -17,6 +17,9 @@ from imagebuild.core.errors import CommandError
 from imagebuild.core.run import OutputSink
 from imagebuild.project.component import Facilities
 
+EXEC = "exec:"
+"""Beginning of the names of runners that a prefix leads to."""
+
 
 class CannotRun(CommandError):
     """Report that this runner can run nothing in this image: for example, it has no shell."""
@@ -325,6 +328,10 @@ class Runner(ABC):
 
     name: str
     """As `--runner` names it; secrets are blanked."""
+    starts_image = True
+    """Whether it starts the image that was named itself; if not, that has to be proven."""
+    has_image_environment = False
+    """Whether commands get the image's variables from a container that something else started of it."""
     one_host = False
     """Whether several nodes are containers of one host, between which no network is measured."""
 
@@ -339,6 +346,9 @@ class Runner(ABC):
     def archive(self, reference: str | None) -> Iterable[bytes] | None:  # noqa: ARG002 - few runners can read
         """Return the image as an archive in chunks; None if this runner cannot read images."""
         return None
+
+    def discard(self, reference: str) -> None:  # noqa: B027 - few runners keep any
+        """Remove an image that was pulled for this runner."""
 
 
 @dataclass(frozen=True)

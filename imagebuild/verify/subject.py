@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from docker import DockerClient
 from docker.errors import ImageNotFound
@@ -19,7 +24,13 @@ from imagebuild.oci.image import FoundImage
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.matrix import Plan, Target, axes_of, components_of
-from imagebuild.project.records import BuildResult
+from imagebuild.project.records import BuildResult, CheckResult, Outcome
+from imagebuild.verify.checks import IMAGE, SAME_FILES
+from imagebuild.verify.files import FileEntry
+from imagebuild.verify.runner import Command, Session
+
+if TYPE_CHECKING:
+    from imagebuild.verify.rules import Inspection
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,8 @@ class Subject:
     """Path at which its files can be read without an engine."""
     labels: Mapping[str, str] = field(default_factory=dict)
     target: Target | None = None
+    pulled: bool = False
+    """Whether the engine has it for this verification only."""
 
     @property
     def components(self) -> dict[str, str]:
@@ -84,27 +97,105 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, *, pull: bool
     Raises ConfigError if it is not there or has other versions than the plan, CommandError if the engine fails.
     """
     target = target_with_id(plan, name)
-    reference = target.name if target else name
+    reference, pulled = target.name if target else name, False
     if pull and not target:
         with engine.sdk_errors_explained(f"docker pull {reference}"):
             try:
                 client.images.get(reference)
             except ImageNotFound:
                 client.images.pull(reference)
+                pulled = True
     info = engine.inspect_image(client, reference)
     digest = reference.partition("@")[2] or info.digest
-    subject = Subject(reference, info.platform, digest, info.reference, labels=info.labels, target=target)
+    subject = Subject(
+        reference, info.platform, digest, info.reference, labels=info.labels, target=target, pulled=pulled
+    )
     if target and subject.components != target.components:
         raise ConfigError(f"{name}: the image in the engine's store has other versions than the plan; build it again")
     return subject
 
 
-def subject_elsewhere(plan: Plan, name: str | None, layout: Path | None) -> Subject:
-    """Describe an image that a command prefix leads to: a target's id or a layout may tell what is in it."""
-    target = target_with_id(plan, name) if name else None
+def subject_elsewhere(
+    finder: ImageFinder, name: str | None, layout: Path | None, folder: Path, platform: Callable[[], str]
+) -> Subject:
+    """Describe an image that a command prefix leads to, with its files below `folder` if they can be found.
+
+    They are in the layout; of a target, where the result of its build says; of a digest, in its registry. A tag may
+    have moved since the place was started. `platform` tells that of the place, for an image that has several. Raises
+    ConfigError, CommandError or ResultError if the files should be there and cannot be read.
+    """
+    target = target_with_id(finder.plan, name) if name else None
+    found = None
     if layout:
-        return replace(subject_in_files(layout), name=name or str(layout), target=target)
-    return Subject(name or "(unnamed)", target=target)
+        found = image.image_in_files(name or str(layout), layout, folder)
+    elif target:
+        found = next(finder.results_of_build(target, folder), None)
+    elif name and "@" in name:
+        found = finder.find_in_registry(name, folder)
+    if not found:
+        return Subject(name or "(unnamed)", target=target)
+    read = found.image(found.platforms[0] if len(found.platforms) == 1 else platform())
+    path = read.as_layout(folder / "layout")
+    return Subject(found.name, read.platform, read.digest, layout=path, labels=read.labels, target=target)
+
+
+COMPARED = 96
+"""Files that are compared, beside the package database: some of every layer."""
+MOST_NAMED = 3
+COMPARE_S = 300
+"""Seconds for that; the files may lie behind a network."""
+
+
+def recognisable_files(inspection: Inspection) -> dict[str, str]:
+    """Return path → hash of files by which an image is told from others: the package database, some of each layer."""
+    by_layer: dict[int, list[FileEntry]] = defaultdict(list)
+    for entry in inspection.tree:
+        if entry.sha256 and "\\" not in entry.path and "\n" not in entry.path:
+            by_layer[-1 if entry.path.startswith("var/") else entry.layer].append(entry)
+    databases = by_layer.pop(-1, [])
+    chosen = []
+    for entries in by_layer.values():
+        # Sorted by content, they are from anywhere in the layer.
+        chosen += sorted(entries, key=lambda entry: entry.sha256)[: max(4, COMPARED // len(by_layer))]
+    return {f"/{entry.path}": entry.sha256 for entry in (*databases[:COMPARED], *chosen)}
+
+
+def compare_files(
+    session: Session, inspection: Inspection, variables: Collection[str] | None, log: Path
+) -> CheckResult:
+    """Say whether what runs where a session leads is the image that was read, by the hashes of files there.
+
+    `variables` are the names in the environment there, for a place that has those of its image; None elsewhere.
+    """
+    began = time.monotonic()
+    expected = recognisable_files(inspection)
+    script = f"sha256sum -- {shlex.join(expected)} 2> /dev/null || command -v sha256sum"
+    execution = session.run(Command(script, user=session.host.user, timeout_s=COMPARE_S, log=log))
+    lines = re.findall(r"^([0-9a-f]{64}) [ *](/.*)$", log.read_text(errors="replace"), re.MULTILINE)
+    there = {path: sha256 for sha256, path in lines}
+    other = [
+        f"{path} is {'another' if path in there else 'absent'}"
+        for path in expected
+        if there.get(path) != expected[path]
+    ]
+    absent = (
+        [] if variables is None else [f"{name} is not set" for name in inspection.image.env if name not in variables]
+    )
+    outcome: Outcome = "failed" if other or absent else "passed"
+    reason = ""
+    if not expected or execution.status:
+        outcome, reason = "skipped", "the image has no files to compare" if not expected else "no sha256sum there"
+    elif differing := [*other, *absent]:
+        more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
+        reason = (
+            f"{len(other)} of {len(expected)} files differ: {', '.join(differing[:MOST_NAMED])}{more}; "
+            f"what runs is not {inspection.image.digest}; start that there"
+        )
+    return CheckResult(
+        component=IMAGE, check=SAME_FILES, outcome=outcome, reason=reason, command=execution.argv,
+        output="\n".join((*other, *absent)) or f"{len(expected)} files are the same",
+        seconds=round(time.monotonic() - began, 3), status=execution.status,
+    )  # fmt: skip
 
 
 NO_PLAN = Plan(targets=(), excluded=())
@@ -156,15 +247,26 @@ class ImageFinder:
             return found
         if name.startswith(ENGINE):
             raise ConfigError(f"{name}: the engine's store has no such image; build it or pull it")
-        reference = parse_reference(bare)
         if self.offline:
             raise ConfigError(f"{name}: is not in the engine's store, and --offline asks no registry; give a layout")
-        return image.image_in_registry(name, reference, self.connect(reference.host), folder)
+        return self.find_in_registry(bare, folder, name)
+
+    def find_in_registry(self, reference: str, folder: Path, name: str = "") -> FoundImage:
+        """Return an image of a registry; `name` is what it is called in messages. Raises as `find` does."""
+        parsed = parse_reference(reference)
+        return image.image_in_registry(name or reference, parsed, self.connect(parsed.host), folder)
 
     def _images_of_target(self, target: Target, folder: Path) -> Iterator[FoundImage]:
         """Yield the target's images: in the engine's store, in the folder of builds, and where it was pushed to."""
         if found := image.image_in_engine(target.id, target.name, folder):
             yield found
+        yield from self.results_of_build(target, folder)
+
+    def results_of_build(self, target: Target, folder: Path) -> Iterator[FoundImage]:
+        """Yield the images that the last build of a target left: its layout, and where it was pushed to.
+
+        Raises as `find` does.
+        """
         layout = self.folder / target.id / "layout"
         if layout.is_dir():
             yield image.image_in_files(target.id, layout, folder)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,10 +19,12 @@ from imagebuild.project.component import missing_needs
 from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
 from imagebuild.project.records import CheckResult, Surroundings, VerifyResult
+from imagebuild.project.revision import current_revision
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import subject
 from imagebuild.verify.checks import (
     IMAGE,
+    SAME_FILES,
     ListedCheck,
     PlannedCheck,
     judged_speed,
@@ -33,11 +35,14 @@ from imagebuild.verify.checks import (
 )
 from imagebuild.verify.docker import DockerRunner
 from imagebuild.verify.prefix import ExecRunner
-from imagebuild.verify.rules import IMAGE_CHECKS, inspect
-from imagebuild.verify.runner import CannotRun, Command, NoRunner, Runner, Session
-from imagebuild.verify.subject import Subject
+from imagebuild.verify.rules import IMAGE_CHECKS, Inspection, judge_images, read_images
+from imagebuild.verify.runner import EXEC, CannotRun, Command, NoRunner, Runner, Session
+from imagebuild.verify.subject import ImageFinder, Subject
 
-EXEC = "exec:"
+NO_FILES = (
+    "its files are not to be had through this runner; name a target that `imagebuild build` left a result of, "
+    "an image as NAME@DIGEST, or a layout with --layout"
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class VerifyRequest:
     layout: Path | None = None
     """Layout or archive of the image, for a runner that cannot read images."""
     pull: bool = False
+    folder: Path = Path("build")
+    """Folder in which builds leave layouts and results of targets."""
     output: Path | None = None
     """Folder for evidence."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -68,31 +75,47 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
     the evidence folder also if something is raised.
     """
     project = renderer.project
-    image, runner = find_image_and_runner(plan, request)
-    components = components_to_check(project, image, request)
-    chosen = select_checks(project, IMAGE_CHECKS, components, request.checks)
-    planned = plan_checks(project, chosen, components, image.axes)
-    rules = [entry.name.removeprefix(f"{IMAGE}/") for entry in chosen if entry.component == IMAGE]
-    with tempfile.TemporaryDirectory(prefix="imagebuild-verify-") as folder, ThreadPoolExecutor(1) as pool:
-        evidence = Evidence(image, request.output or Path(folder), kept=request.output is not None)
+    with tempfile.TemporaryDirectory(prefix="imagebuild-verify-") as name, ThreadPoolExecutor(1) as pool:
+        folder = Path(name)
+        image, runner = find_image_and_runner(plan, request, folder)
+        components = components_to_check(project, image, request)
+        chosen = select_checks(project, IMAGE_CHECKS, components, request.checks)
+        planned = plan_checks(project, chosen, components, image.axes)
+        rules = [entry.name.removeprefix(f"{IMAGE}/") for entry in chosen if entry.component == IMAGE]
+        evidence = Evidence(image, request.output or folder / "evidence", kept=request.output is not None)
         # Files are read while commands run.
-        results_of_files = pool.submit(check_files, image, runner, rules, renderer, plan)
+        wanted = rules or not runner.starts_image
+        reading = pool.submit(read_files, image, runner, renderer, plan) if wanted else None
+        judging = pool.submit(judge_files, reading, rules) if reading and rules else None
         try:
             if planned:
-                run_commands(image, runner, planned, request, evidence)
-            evidence.add(*results_of_files.result())
+                run_commands(runner, planned, request, evidence, reading)
+            if judging:
+                evidence.add(*judging.result())
+            evidence.revision = current_revision(project.matrix.path, project.roots[0])
         finally:
             evidence.write()
+            if image.pulled and image.reference:
+                runner.discard(image.reference)
         return evidence.result()
 
 
 def run_commands(
-    image: Subject, runner: Runner, planned: Sequence[PlannedCheck], request: VerifyRequest, evidence: Evidence
-) -> None:
-    """Run checks in a session of the runner, one after the other: a second command would disturb a benchmark."""
+    runner: Runner, planned: Sequence[PlannedCheck], request: VerifyRequest, evidence: Evidence,
+    reading: Future[list[Inspection]] | None,
+) -> None:  # fmt: skip
+    """Run checks in a session of the runner, one after the other: a second command would disturb a benchmark.
+
+    Where the runner did not start the image itself, the first proves that the place is one of the image that is read.
+    """
     try:
-        with runner.session(image.reference, image.layout) as session:
-            evidence.surroundings = observe_surroundings(session, runner.name, evidence)
+        with runner.session(evidence.image.reference, evidence.image.layout) as session:
+            evidence.surroundings, names = observe_surroundings(session, runner.name, evidence)
+            if not runner.starts_image and reading:
+                proof = same_files(session, reading.result(), names if runner.has_image_environment else None, evidence)
+                evidence.add(proof)
+                if proof.outcome == "failed":
+                    raise CannotRun(f"what runs there is another image, see {IMAGE}/{SAME_FILES}")
             variables = {**evidence.surroundings.environment, **request.environment}
             for check in planned:
                 log = evidence.log(check.component, check.check.name)
@@ -106,30 +129,42 @@ def run_commands(
         evidence.add(*(skipped_result(check, str(error)) for check in planned))
 
 
-def find_image_and_runner(plan: Plan, request: VerifyRequest) -> tuple[Subject, Runner]:
-    """Find the image and what runs commands in it. Raises ConfigError for options that do not fit together."""
+def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path) -> tuple[Subject, Runner]:
+    """Find the image and what runs commands in it; files of the image that are fetched lie below `folder`.
+
+    Raises ConfigError for options that do not fit together, or an image that cannot be found.
+    """
     if request.runner.startswith(EXEC):
         if request.pull:
             raise ConfigError("--pull: only the docker runner pulls; leave it out")
         layout = request.layout or (subject.path_of_image(request.image) if request.image else None)
         runner = ExecRunner(request.runner.removeprefix(EXEC), request.hosts)
-        return subject.subject_elsewhere(plan, request.image, layout), runner
+        finder = ImageFinder(plan, request.folder)
+        return subject.subject_elsewhere(finder, request.image, layout, folder, lambda: platform_of(runner)), runner
     if request.runner != "docker":
         raise ConfigError(f"--runner {request.runner}: unknown runner; use docker or exec:PREFIX")
-    if request.hosts:
-        raise ConfigError("--hosts: only with --runner exec:PREFIX; the docker runner starts its own nodes")
+    for option, value in (("--hosts", request.hosts), ("--layout", request.layout)):
+        if value:
+            raise ConfigError(
+                f"{option}: only with --runner exec:PREFIX; the docker runner starts what is named itself"
+            )
     if request.image is None:
         raise ConfigError("no image given; name a tag, a digest, a target's id or an OCI layout")
     path = subject.path_of_image(request.image)
     if path is None:
         client = engine.connect_engine(engine.find_engine())
-        image = subject.subject_in_engine(client, plan, request.image, pull=request.pull)
-        return replace(image, layout=request.layout), DockerRunner(client)
+        return subject.subject_in_engine(client, plan, request.image, pull=request.pull), DockerRunner(client)
     image = subject.subject_in_files(path)
     try:
         return image, DockerRunner(engine.connect_engine(engine.find_engine()))
     except CommandError as error:
         return image, NoRunner(str(error))
+
+
+def platform_of(runner: ExecRunner) -> str:
+    """Return the platform of the place that a prefix leads to. Raises CommandError if nothing can be run there."""
+    with runner.session() as session:
+        return PLATFORMS.get(session.host.facts.get("machine", ""), "unknown")
 
 
 def components_to_check(project: Project, image: Subject, request: VerifyRequest) -> Mapping[str, str | None]:
@@ -152,20 +187,29 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
     return dict.fromkeys(project.components)
 
 
-def check_files(
-    image: Subject, runner: Runner, rules: Collection[str], renderer: Renderer, plan: Plan
-) -> list[CheckResult]:
-    """Return the results of the chosen checks that read the image without starting it."""
-    if not rules:
-        return []
+def read_files(image: Subject, runner: Runner, renderer: Renderer, plan: Plan) -> list[Inspection]:
+    """Read the files of an image without starting it; return nothing if they are not to be had from here."""
     source = image.layout or runner.archive(image.reference)
-    if source is None:
-        reason = "not through this runner; give an OCI layout of the image with --layout"
-        return [CheckResult(component=IMAGE, check=name, outcome="skipped", reason=reason) for name in rules]
     platform = None if image.layout else image.platform
-    results = inspect(source, renderer, plan, platform=platform)
+    return read_images(source, renderer, plan, platform=platform) if source else []
+
+
+def judge_files(reading: Future[list[Inspection]], rules: Collection[str]) -> list[CheckResult]:
+    """Return the results of the chosen checks of files."""
+    inspections = reading.result()
+    if not inspections:
+        return [CheckResult(component=IMAGE, check=name, outcome="skipped", reason=NO_FILES) for name in rules]
     # Of an image for several platforms, the name of a check is followed by the platform.
-    return [result for result in results if result.check.partition(" ")[0] in rules]
+    return [result for result in judge_images(inspections) if result.check.partition(" ")[0] in rules]
+
+
+def same_files(
+    session: Session, inspections: Sequence[Inspection], variables: Collection[str] | None, evidence: Evidence
+) -> CheckResult:
+    """Return the result of comparing the place with the image that was read."""
+    if not inspections:
+        return CheckResult(component=IMAGE, check=SAME_FILES, outcome="skipped", reason=NO_FILES)
+    return subject.compare_files(session, inspections[0], variables, evidence.log(IMAGE, SAME_FILES))
 
 
 def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence[str] = ()) -> list[ListedCheck]:
@@ -198,8 +242,11 @@ REPORTS: Mapping[str, tuple[str, str]] = {
 """File in the evidence folder → script that prints it, and what that needs."""
 
 
-def observe_surroundings(session: Session, runner: str, evidence: Evidence) -> Surroundings:
-    """Return what is known of the place where checks run; if evidence is kept, also write reports of programs there."""
+def observe_surroundings(session: Session, runner: str, evidence: Evidence) -> tuple[Surroundings, Collection[str]]:
+    """Return what is known of the place where checks run, and the names of all variables there.
+
+    If evidence is kept, also write reports of programs there.
+    """
     host, have = session.host, session.facilities
     surroundings = Surroundings(
         runner=runner, gpus=have.gpus, rdma=have.rdma, nodes=have.nodes, slurm=have.slurm, why=dict(have.why),
@@ -207,7 +254,7 @@ def observe_surroundings(session: Session, runner: str, evidence: Evidence) -> S
     )  # fmt: skip
     command = Command("cat /proc/self/environ", user=host.user, timeout_s=REPORT_TIMEOUT_S)
     if session.obstacle(command):
-        return surroundings
+        return surroundings, ()
     variables = dict(v.split("=", 1) for v in session.run(command).output.split("\0") if "=" in v)
     variables = {name: value for name, value in variables.items() if re.match(r"\w+$", name)}
     variables.pop("IMAGEBUILD_RUN", None)
@@ -221,7 +268,7 @@ def observe_surroundings(session: Session, runner: str, evidence: Evidence) -> S
         else:
             path.unlink(missing_ok=True)
     environment = console.redacted_environment(variables)
-    return surroundings.model_copy(update={"environment": environment, "reports": reports})
+    return surroundings.model_copy(update={"environment": environment, "reports": reports}), variables
 
 
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
@@ -240,6 +287,7 @@ class Evidence:
     """Whether the folder stays after the verification."""
     results: list[CheckResult] = field(default_factory=list)
     surroundings: Surroundings | None = None
+    revision: str | None = None
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def log(self, component: str, check: str) -> Path:
@@ -278,5 +326,6 @@ class Evidence:
             labels=dict(image.labels),
             started=self.started,
             version=__version__,
+            revision=self.revision,
             surroundings=self.surroundings,
         )

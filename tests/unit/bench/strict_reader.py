@@ -1,27 +1,31 @@
-"""A reader of nccl-tests that shares nothing with the package: regular expressions over whole lines of current tables.
+"""A reader of nccl-tests that shares nothing with the package: regular expressions over whole lines of tables since 2.0.
 
-`python -m tests.unit.bench.strict_reader FOLDER…` compares it with the package on every file of folders of logs.
+`python -m tests.unit.bench.strict_reader PROFILE:FOLDER…` compares it with the package on every file of folders of
+logs, and says how many of the runs get a verdict on their speed by the profile of their hardware.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
-from imagebuild.bench import Results, read_text
+from imagebuild.bench import Profile, Results, judge_results, read_text
+from tests.unit.bench.speed_fakes import shipped
 
 Row = tuple[int | str | float | None, ...]
 _NUMBER = r"\s+(\d+(?:\.\d+)?(?:e[+-]\d+)?)"
 _ROW = re.compile(
-    rf"^(?:\s*\d+:|\[1,0\]<stdout>:)?\s*(\d+)\s+\d+\s+([a-z]\w+)\s+\w+\s+-?\d+{_NUMBER * 3}\s+(?:\d\S*|N/A){_NUMBER * 3}\s+(?:\d\S*|N/A)\s*$",
+    rf"^(?:\s*\d+:)?\s*(\d+)\s+\d+\s+([a-z]\w+)(?:\s+[a-z]+)?(?:\s+-?\d+)??{_NUMBER * 3}\s+(?:\d\S*|N/A){_NUMBER * 3}\s+(?:\d\S*|N/A)\s*$",
     re.MULTILINE,
 )
 
 
 def strict_rows(text: str) -> list[Row]:
     """Size, type, and time, algbw, busbw of both halves of each row."""
-    found = [match.groups() for match in _ROW.finditer(text)]
+    # Open MPI tags each piece of a row.
+    found = [match.groups() for match in _ROW.finditer(re.sub(r"\[1,0\]<stdout>: ?", " ", text))]
     return [(int(size), dtype, *map(float, figures)) for size, dtype, *figures in found]
 
 
@@ -36,16 +40,29 @@ def package_rows(results: Results) -> list[Row]:
     ]  # fmt: skip
 
 
-def main(folders: list[str]) -> int:
-    files = [file for folder in folders for file in sorted(Path(folder).rglob("*")) if file.is_file()]
+def verdicts(results: Results, profile: Profile) -> Counter[str]:
+    """Counts of runs, of whole ones with several ranks and right data that name their GPU, and of their verdicts."""
+    whole = [run for run in results.runs if run.verdict == "ok" and (run.ranks or 0) > 1 and run.device]
+    judged = judge_results(Results(runs=tuple(whole)), profile)
+    return Counter({"runs": len(results.runs), "whole": len(whole)}) + Counter(j.speed.state for j in judged)
+
+
+def main(arguments: list[str]) -> int:
     differing = 0
-    for file in files:
-        text = file.read_text(errors="replace")
-        strict, ours = sorted(strict_rows(text)), sorted(package_rows(read_text(str(file), text)))
-        if strict != ours:
-            differing += 1
-            sys.stdout.write(f"{file}: {len(strict)} rows, and {len(ours)} by the package\n")
-    sys.stdout.write(f"{len(files)} files, {differing} of them read otherwise\n")
+    for argument in arguments:
+        name, _, folder = argument.partition(":")
+        counts: Counter[str] = Counter()
+        for file in sorted(file for file in Path(folder).rglob("*") if file.is_file()):
+            text = file.read_text(errors="replace")
+            results = read_text(str(file), text)
+            counts += Counter(files=1) + verdicts(results, shipped(name))
+            strict, ours = sorted(strict_rows(text)), sorted(package_rows(results))
+            counts["rows"] += len(ours)
+            if strict != ours:
+                differing += 1
+                sys.stdout.write(f"{file}: {len(strict)} rows, and {len(ours)} by the package\n")
+        sys.stdout.write(f"{argument}: {', '.join(f'{count} {word}' for word, count in counts.items())}\n")
+    sys.stdout.write(f"{differing} files are read otherwise\n")
     return 1 if differing else 0
 
 

@@ -63,8 +63,8 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({"ranks": 4}, {"ranks": 8, "nodes": 1}, "h200", "incomplete", "4 of 8 ranks took part", None),
         ({}, {"ranks": 16, "nodes": 2}, None, "incomplete", "8 of 16 ranks took part; 1 of 2 nodes took part", None),
         # What the output does not list.
-        ({"ranks": None, "nodes": None}, {}, "h200", "not known", "does not list the ranks and hosts", "partial"),
-        ({"nodes": None}, {}, "h200", "not known", "does not list the hosts", "partial"),
+        ({"ranks": None, "nodes": None}, {}, "h200", "not known", "does not list the ranks and nodes; say how many with --ranks and --nodes", "partial"),
+        ({"nodes": None}, {}, "h200", "not known", "does not list the nodes; say how many with --nodes", "partial"),
         ({"ranks": None, "nodes": None}, {"ranks": 8, "nodes": 1}, "h200", "complete", "8 ranks", None),
         # Devices.
         ({"device": H100}, {}, "h200", "incomplete", f"it ran on {H100}, and h200 has *NVIDIA H200", None),

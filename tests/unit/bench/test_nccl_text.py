@@ -391,7 +391,7 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
     (TABLE.text().replace(AVERAGE, ""), {"verdict": "truncated", "reason": "truncated: its footer has no average bus bandwidth"}),
     (TABLE.text().replace(AVERAGE, "# Avg bus bandwidth    : nan "), {"verdict": "truncated"}),
     (TABLE.text().replace(AVERAGE, "# Avg bus bandwidth    : 482.3 "),
-     {"verdict": "damaged", "reason": "damaged: the average of its rows is not 482.3 GB/s, as its footer says"}),
+     {"verdict": "damaged", "reason": "damaged: the average of its rows is not 482.3 GB/s, as its footer says: a row is missing or wrong"}),
     (TABLE.text().replace(BOUNDS, ""), {"verdict": "truncated", "reason": "truncated: its footer has no line `Out of bounds values`"}),
     (Table(validate=False).text().replace(BOUNDS, ""), {"verdict": "truncated"}),
     # Sizes that were asked for.

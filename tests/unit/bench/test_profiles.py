@@ -193,14 +193,14 @@ def layout(name: str, ranks: int, nodes: int) -> RankLayout:
 
 def test_a_rack_is_one_domain() -> None:
     assert [layout("gb200-nvl72", 4 * n, n).domains for n in (1, 18, 36, 360)] == [1, 1, 2, 20]
-    assert layout("coreweave-gb200", 144, 36).network == 18 * 200
-    assert layout("coreweave-gb200", 144, 36).link.rate == 900
+    assert layout("coreweave-gb200", 144, 36).hardware.network == 18 * 200
+    assert layout("coreweave-gb200", 144, 36).hardware.link == 900
 
 
 def test_cards_of_the_hosts_in_use_and_no_more_than_gpus_can_feed() -> None:
-    assert layout("h100", 16, 2).network == 400
-    assert layout("h100", 2, 2).network == 63
-    assert layout("a40", 16, 2).network is None
+    assert layout("h100", 16, 2).hardware.network == 400
+    assert layout("h100", 2, 2).hardware.network == 63
+    assert layout("a40", 16, 2).hardware.network is None
 
 
 def test_bridged_pairs_and_wires_between_peers() -> None:

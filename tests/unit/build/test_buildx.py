@@ -26,11 +26,11 @@ from imagebuild.build import (
     component_of,
     explain_failure,
     export_images,
+    layouts_replaced,
     replaced_sources,
     run_bake,
     shorten_command,
     write_caches,
-    write_inputs,
 )
 from imagebuild.core import CommandError, ConfigError, ResultError, ca_bundle
 from imagebuild.oci import Endpoint, ImageSettings, add_image, blob_path, images_in, write_index
@@ -416,18 +416,32 @@ def test_the_staging_repository_is_the_matrixs(project: Project) -> None:
     assert repository_name(replace(project, matrix=document), "quickstart") == "r.test/x/wait/quickstart"
 
 
-def test_layouts_of_builds_before_are_removed_and_nothing_else(run: BuildRun) -> None:
+def test_a_layout_is_replaced_when_the_build_succeeds_and_stays_when_it_fails(run: BuildRun) -> None:
     folder, _ = layout(run)
     (folder / "ingest").mkdir()
-    write_inputs(run)
-    assert not folder.exists()
-    write_inputs(run)
-    folder.mkdir()
+    before = (folder / "index.json").read_bytes()
+
+    def fail() -> None:
+        with layouts_replaced(run):
+            assert not folder.exists()
+            (folder / "ingest").mkdir(parents=True)  # BuildKit begins with it
+            raise CommandError("a step failed")
+
+    with pytest.raises(CommandError):
+        fail()
+    assert (folder / "index.json").read_bytes() == before
+    with layouts_replaced(run):
+        folder.mkdir()
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_folder_that_is_no_layout_is_not_touched(run: BuildRun) -> None:
+    folder, _ = layout(run)
     (folder / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"has thesis.txt, so it is no OCI layout"):
-        write_inputs(run)
-    write_inputs(replace(run, request=replace(run.request, stage="cuda")))  # which writes no layout
-    assert (folder / "thesis.txt").read_text() == "mine"
+    with pytest.raises(ConfigError, match=r"has thesis.txt, so it is no OCI layout"), layouts_replaced(run):
+        raise AssertionError
+    with layouts_replaced(replace(run, request=replace(run.request, stage="cuda"))):  # which writes no layout
+        assert (folder / "thesis.txt").read_text() == "mine"
 
 
 def test_caches_are_written_that_are_new_or_missing(

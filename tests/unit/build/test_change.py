@@ -250,6 +250,7 @@ def test_from_itself_and_from_nothing(jobs: Jobs) -> None:
         ("matrix.yaml", 'library: "1.2"', 'library: [{when: {cuda: "13.0"}, version: "1.3"}, "1.2"]',
          ALL[1:], "2 image"),
         ("imagebuild.lock", "b" * 40, "c" * 40, ALL, "3 image"),
+        ("imagebuild.lock", '{"git"', '{"date": "2026-01-02", "git"', ALL, "3 date"),
         ("dockerfiles/components/library/checks/loads.sh", "true", "false || true", ALL, "3 checks"),
         ("dockerfiles/components/library/component.yaml", "it loads", "it is loaded", ALL, "3 checks"),
         ("matrix.yaml", "    tags:", "    size-limit-mb: {runtime: 3}\n    tags:", ALL, "3 checks"),

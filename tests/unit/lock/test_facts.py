@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import CommandError, ImagebuildError, ResultError, run_program
+from imagebuild.core import CommandError, ConfigError, ImagebuildError, ResultError, run_program
 from imagebuild.lock import image_facts, tree_facts, unpack
-from imagebuild.project import ArchiveTree
+from imagebuild.project import ArchiveTree, TreeFacts, Unpacked
 
 pytestmark = pytest.mark.programs
 WANTED = ArchiveTree(prefix="/opt/stack", script=". ./init.sh; stack_load")
@@ -37,6 +37,8 @@ def top(tmp_path: Path) -> Path:
         "ucx/lib/pkgconfig/ucx.pc": "prefix=/build-result/src/hpcx-v1-gcc\nVersion: 9\n",
         "ucc/lib/pkgconfig/ucc.pc": "prefix=/somewhere\nVersion: 1.4.0\n",
         "sharp/lib/libnccl-net.so": "",
+        "sharp/lib/libnccl-net-ibext.so": "",
+        "net/lib/libnccl-net.so": "",
         "sources/openmpi4-gitclone.tar.gz": "",
     }
     for name, text in texts.items():
@@ -56,12 +58,12 @@ def test_a_tree_says_what_it_is(top: Path) -> None:
         "STACK_EMPTY": "",
         "STACK_TESTS": "/opt/stack/mpi/tests",
     }
-    assert facts.absent == ("mpi/tests", "net/lib")
-    assert facts.folders == ("sharp", "sources", "ucc", "ucx")
+    assert facts.absent == ("mpi/tests",)
+    assert facts.folders == ("net", "sharp", "sources", "ucc", "ucx")
     assert facts.versions == {"Stack": "1", "ucc": "1.4.0", "ucx": "1.18.0"}
     assert facts.sources == ("openmpi4-gitclone.tar.gz",)
     assert facts.licenses == ("LICENSE.txt",)
-    assert facts.plugins == ("sharp/lib",)
+    assert facts.plugins == (("net/lib", "net"), ("sharp/lib", "ibext"))
     assert facts.built_in == ("/build-result/src/hpcx-v1-gcc",)
 
 
@@ -113,7 +115,9 @@ def test_an_archive_is_unpacked_to_be_read(top: Path, tmp_path: Path) -> None:
 
 def test_a_tree_that_lacks_what_an_image_needs_stops(top: Path) -> None:
     wanted = WANTED.model_copy(update={"needs": ("ucx/bin", "sources/openmpi*", "ucc/lib/libucc.so*", "hcoll")})
-    with pytest.raises(ResultError, match=r"expected ucc/lib/libucc.so\*, hcoll .* found sharp, sources, ucc, ucx"):
+    with pytest.raises(
+        ResultError, match=r"expected ucc/lib/libucc.so\*, hcoll .* found net, sharp, sources, ucc, ucx"
+    ):
         tree_facts(run_program, top, wanted)
 
 
@@ -158,3 +162,61 @@ def test_commands_of_scripts_are_not_shown_whole(top: Path) -> None:
         tree_facts(run_program, top, WANTED)
     assert str(error.value).count("\n") == 0
     assert "no such folder" in str(error.value)
+
+
+UNPACKED = Unpacked(
+    prefix="/opt/stack",
+    script=WANTED.script,
+    replaced={"mpi": ("mpi4", "mpi5")},
+    removed=("sources", "net/debug*"),
+    left_out=("OLD_*", "PMIX_*"),
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "absent", "wanted", "note"),
+    [
+        ({"STACK_DIR": "/opt/stack"}, (), {"STACK_DIR": "/opt/stack"}, ""),
+        ({"MPI_HOME": "/opt/stack/mpi5"}, (), {"MPI_HOME": "/opt/stack/mpi"}, ""),
+        ({"TESTS": "/opt/stack/mpi4/tests"}, (), {}, "TESTS: /opt/stack/mpi4/tests is not in the image"),
+        ({"OLD_PATH": "/usr/bin", "PMIX_INSTALL_PREFIX": "/opt/stack/mpi4"}, (), {}, "OLD_PATH: no image has it"),
+        ({"EMPTY": "", "OPTION": "a/b", "ELSEWHERE": "/usr/lib"}, (), {"OPTION": "a/b", "ELSEWHERE": "/usr/lib"}, ""),
+        ({"KIT": "/opt/stack/kit"}, ("kit",), {}, "KIT: /opt/stack/kit is not in the image"),
+        (
+            {
+                "PATH": "/opt/stack/mpi5/bin:/opt/stack/mpi4/bin:/opt/stack/sources/x:/opt/stack/net/debug-1/bin:/opt/stack/ucx"
+            },
+            (),
+            {"PATH": "/opt/stack/mpi/bin:/opt/stack/ucx"},
+            "PATH: /opt/stack/net/debug-1/bin is not in the image",
+        ),
+    ],
+    ids=["own", "other MPI", "tests of MPI", "never", "as it is", "absent", "list"],
+)
+def test_what_an_image_takes_of_the_environment(
+    values: dict[str, str], absent: tuple[str, ...], wanted: dict[str, str], note: str
+) -> None:
+    taken, notes = UNPACKED.environment({"amd64": TreeFacts(environment=values, absent=absent)})
+    assert taken == wanted
+    assert (note in notes) if note else not notes
+
+
+def test_an_image_for_two_architectures_takes_what_both_have() -> None:
+    def facts(**values: str) -> TreeFacts:
+        return TreeFacts(environment=values)
+
+    taken, notes = UNPACKED.environment(
+        {
+            "amd64": facts(PATH="/opt/stack/kit/bin:/opt/stack/ucx/bin", KIT="/opt/stack/kit", SAME="1"),
+            "arm64": facts(PATH="/opt/stack/ucx/bin", SAME="1"),
+        }
+    )
+    assert taken == {"PATH": "/opt/stack/ucx/bin", "SAME": "1"}
+    assert notes == (
+        "PATH: /opt/stack/kit/bin is in the archive of one architecture only",
+        "KIT: only the archive for amd64 has it",
+    )
+    with pytest.raises(
+        ConfigError, match="NET: expected one value for all architectures, but it is a for amd64, b for arm64"
+    ):
+        UNPACKED.environment({"amd64": facts(NET="a"), "arm64": facts(NET="b")})

@@ -23,6 +23,7 @@ from tests.unit.lock.test_lock_entries import REPOSITORY, packages, wheel
 
 ONE, TWO = Archive("x", "https://one"), Archive("x", "https://two")
 INDEX = PackageIndex((KEY,), {"a": ["1", "2"], "b": ["1", "2", "3"]})
+CANDIDATES = {"a": ("1", "2"), "b": ("1", "2", "3")}
 
 
 def lock(entries: Table, sources: list[Source], upstream: Fake) -> tuple[str, int]:
@@ -67,7 +68,7 @@ def test_versions_of_packages_stay_and_new_packages_are_added() -> None:
     entries: Table = {("repositories", REPOSITORY): LockedRepository(fingerprint=KEY, packages={"a": "1"})}
     assert lock(entries, [packages("a", "b", "b=1")], Fake(indexes={REPOSITORY: INDEX}))[0] == ""
     assert entries["repositories", REPOSITORY] == LockedRepository(
-        fingerprint=KEY, packages={"a": "1", "b": "3", "b=1": "1"}
+        fingerprint=KEY, packages={"a": "1", "b": "3", "b=1": "1"}, candidates=CANDIDATES
     )
 
 
@@ -79,7 +80,7 @@ def test_update_takes_the_new_key_and_the_named_packages_only() -> None:
         anew=frozenset({key, (*key, "b")}),
     )  # fmt: skip
     assert outcome.complaint() == ""
-    assert entries[key] == LockedRepository(fingerprint=KEY, packages={"a": "1", "b": "3"})
+    assert entries[key] == LockedRepository(fingerprint=KEY, packages={"a": "1", "b": "3"}, candidates=CANDIDATES)
 
 
 def test_an_update_that_nobody_answers_keeps_the_pin() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -13,10 +14,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -31,8 +34,8 @@ from imagebuild.core import (
     Unreachable,
     run_program,
 )
-from imagebuild.lock import Upstream
-from imagebuild.project import Entry, LockedRepository, PackageSource, WheelSet
+from imagebuild.lock import Upstream, incomplete, lock_from_table, resolve_sources
+from imagebuild.project import Entry, LockedRepository, PackageSource, Table, WheelSet, is_unresolved
 from tests.conftest import LIBRARY, ROOT, Files
 from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER, Keys
 from tests.upstream.server import Server
@@ -121,15 +124,65 @@ def free_port() -> int:
 def test_a_signed_repository(server: Server, keys: Keys, key: str, inline: bool) -> None:
     publish(server.root, keys, inline=inline)
     assert resolved(server, "tool", "nccl=2.9.9-1+cuda12.9", key=key) == LockedRepository(
-        fingerprint=keys.fingerprint(CUDA), packages={"tool": "1:1.0", "nccl=2.9.9-1+cuda12.9": "2.9.9-1+cuda12.9"}
+        fingerprint=keys.fingerprint(CUDA),
+        packages={"tool": "1:1.0", "nccl=2.9.9-1+cuda12.9": "2.9.9-1+cuda12.9"},
+        candidates={"tool": ("1:1.0~rc1", "1:1.0"), "nccl": ("2.9.9-1+cuda12.9", "2.32.3-1+cuda12.9")},
     )
 
 
-def test_a_missing_package_and_a_missing_version(server: Server) -> None:
-    with pytest.raises(ConfigError, match="has no nccl in version 2.33.0; the newest: 2.32.3-1"):
-        resolved(server, "nccl=2.33.0")
-    with pytest.raises(ConfigError, match="repo/: has no package gone"):
-        resolved(server, "gone")
+def test_a_missing_package_costs_that_package(server: Server) -> None:
+    wanted = source(server, "tool", "gone", "nccl=2.33.0")
+    entries: Table = {}
+    outcome = resolve_sources(entries, [wanted], Upstream(pause_s=0.01), keep=lambda: None)
+    (entry,) = entries.values()
+    assert isinstance(entry, LockedRepository)
+    assert entry.packages == {"tool": "1:1.0", "gone": "unresolved", "nccl=2.33.0": "unresolved"}
+    (reason,) = outcome.wrong.values()
+    assert reason.startswith("has no package gone; has no nccl in version 2.33.0; the newest: 2.32.3-1")
+    assert incomplete(entries, [wanted]) == [wanted]
+    lock = lock_from_table(entries)
+    assert is_unresolved(lock, wanted)
+    assert not is_unresolved(lock, source(server, "tool"))
+
+
+@pytest.mark.parametrize("keyring", [True, False])
+def test_the_key_comes_from_the_repositorys_own_package(server: Server, keys: Keys, keyring: bool) -> None:
+    public = (keys.public / f"{CUDA}.gpg").read_bytes()
+    deb = package_with({"usr/share/keyrings/some-archive-keyring.gpg": public} if keyring else {"etc/else": b""})
+    (server.root / "keyring_1_all.deb").write_bytes(deb)
+    sha256 = hashlib.sha256(deb).hexdigest()
+    paragraph = f"Package: keyring\nVersion: 1\nFilename: ../keyring_1_all.deb\nSHA256: {sha256}\n"
+    publish(server.root, keys, index=PACKAGES + paragraph)
+    wanted = PackageSource(at(server, "repo/"), "/", "package:keyring", ("tool",))
+    if keyring:
+        entry = Upstream(pause_s=0.01).resolve(wanted, None, lambda *_: None)
+        assert isinstance(entry, LockedRepository)
+        assert entry.fingerprint == keys.fingerprint(CUDA)
+    else:
+        with pytest.raises(ResultError, match="expected a keyring in /usr/share/keyrings of the package keyring"):
+            Upstream(pause_s=0.01).resolve(wanted, None, lambda *_: None)
+    with pytest.raises(ConfigError, match="expected the package absent, which holds the repository's key"):
+        Upstream(pause_s=0.01).resolve(replace(wanted, key="package:absent"), None, lambda *_: None)
+
+
+def package_with(files: dict[str, bytes]) -> bytes:
+    """A Debian package with these files."""
+
+    def packed(content: dict[str, bytes]) -> bytes:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
+            for name, data in content.items():
+                entry = tarfile.TarInfo(f"./{name}")
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+        return buffer.getvalue()
+
+    members = {"debian-binary": b"2.0\n", "control.tar.xz": packed({"control": b""}), "data.tar.xz": packed(files)}
+    result = b"!<arch>\n"
+    for name, data in members.items():
+        head = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n"
+        result += head.encode() + data + b"\n" * (len(data) % 2)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -320,6 +373,7 @@ def test_lock_from_nothing_check_and_changes(command: Command, server: Server, p
     assert lock["repositories"][at(server, "repo/")] == {
         "fingerprint": keys.fingerprint(CUDA),
         "packages": {"nccl=2.9.9-1+cuda12.9": "2.9.9-1+cuda12.9", "tool": "1:1.0"},
+        "candidates": {"nccl": ["2.9.9-1+cuda12.9", "2.32.3-1+cuda12.9"], "tool": ["1:1.0~rc1", "1:1.0"]},
     }
     text = (command.folder / "imagebuild.lock").read_text()
     server.forget()

@@ -11,7 +11,7 @@ import pytest
 from imagebuild.cli import ProjectFiles
 from imagebuild.oci import registry
 from imagebuild.publish import attest
-from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, Site
+from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site
 from tests.registry_fake import FakeRegistry, image, index
 from tests.unit.conftest import Call
 
@@ -29,7 +29,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 def ready(site: Site, **more: object) -> None:
     """Built from what this checkout renders, and verified."""
     matrix, folder = Path("matrix.yaml"), Path("dockerfiles")
-    work = ProjectFiles(matrix, folder).open()
+    work = ProjectFiles(matrix=matrix, dockerfiles=folder).open()
     text = work.renderer.dockerfile(site.target(NEW)).text
     for platform in (AMD64, ARM64):
         digest = site.stage(NEW, platform, platform.encode())
@@ -54,6 +54,45 @@ def test_what_is_printed(site: Site, call: Call) -> None:
     before = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")], tag="latest")
     _, out, _ = call("publish", "--results", str(site.evidence))
     assert f"moved  {HOST}/acme/tiny:latest: {before} → {target['digest']}" in out
+
+
+def unpublished(call: Call) -> list[str]:
+    status, out, _ = call("plan", "--github", "--unpublished")
+    assert status == 0
+    return [entry["targets"] for entry in json.loads(out)["include"]]
+
+
+def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, call: Call) -> None:
+    """`OLD` is never published, and keeps nothing else from being up to date."""
+    site.files.write("matrix.yaml", (site.files.root / "matrix.yaml").read_text() + "github-runners: "
+                     "{linux/amd64: here, linux/arm64: there}\n")  # fmt: skip
+    assert unpublished(call) == [OLD, OLD, NEW, NEW]
+    ready(site)
+    assert call("publish", "--results", str(site.evidence))[0] == 0
+    assert unpublished(call) == [OLD, OLD]
+    # An alias that something else took, a check, the lock's date, an alias that is new.
+    published = site.tags()["latest"]
+    site.fake.repositories["acme/tiny"].tags["latest"] = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")])
+    assert NEW in unpublished(call)
+    site.fake.repositories["acme/tiny"].tags["latest"] = published
+    for file, old, new in (
+        (
+            "dockerfiles/components/library/component.yaml",
+            'description: It works, run: "true"',
+            "description: x, run: a",
+        ),
+        ("imagebuild.lock", '{"git"', '{"date": "2026-01-02", "git"'),
+        ("matrix.yaml", '"{repository}/{image}:latest"', '"{repository}/{image}:newest"'),
+    ):
+        before = (site.files.root / file).read_text()
+        site.files.replace(file, old, new)
+        assert NEW in unpublished(call), file
+        site.files.write(file, before)
+    assert unpublished(call) == [OLD, OLD]
+    # Without an alias, the tag of any commit says it.
+    site.files.replace("matrix.yaml", '      - "{repository}/{image}:cuda{cuda}"\n', "")
+    site.files.replace("matrix.yaml", '    aliases:\n      - "{repository}/{image}:latest"\n', "")
+    assert unpublished(call) == [OLD, OLD]
 
 
 def test_what_is_refused(site: Site, call: Call) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imagebuild.core import ConfigError, NothingSelected, ResultError
-from imagebuild.oci import INDEX, manifests_of, read_attestations
-from imagebuild.project import CheckResult
-from imagebuild.publish import PublishTools, Signer, read_evidence
+from imagebuild.oci import INDEX, encode_predicate, manifests_of, parse_reference, read_attestations
+from imagebuild.project import CheckResult, Outcome
+from imagebuild.publish import AttestRequest, PublishTools, Signer, attach, read_evidence, verify_attachments
+from tests.conftest import LIBRARY
 from tests.cosign_fake import FakeCosign
-from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site
+from tests.publish_fakes import AMD64, ARM64, CHECKS, COMMIT, HOST, NEW, OLD, Done, Site
 
 TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
 
@@ -107,6 +109,23 @@ def not_built(site: Site) -> None:
     site.verified(digest, ARM64)
 
 
+def of_other_checks(site: Site) -> None:
+    """Since it was verified, the script of a check has changed; the other platform's result is of the new one."""
+    digest = arrange(site, {})[AMD64]
+    old = site.verified(digest)
+    site.files.component("library", LIBRARY + CHECKS.replace('It works, run: "true"', 'It works, run: "exit 0"'))
+    site.read()
+    for platform in (ARM64, AMD64):
+        site.verified(site.stage(NEW, platform, platform.encode()), platform)
+    site.verified(digest, checks=old.checks)
+
+
+def by_prefix(outcome: Outcome | None) -> Callable[[Site], object]:
+    return lambda site: arrange(
+        site, {"runner": "exec:ssh node", "outcomes": {"image/same-files": outcome} if outcome else {}}
+    )
+
+
 READABLE_ONLY = [CheckResult(component="image", check="readable", outcome="passed")]
 FAULTS: dict[str, tuple[Callable[[Site], object], str]] = {
     "failed": (
@@ -132,6 +151,17 @@ FAULTS: dict[str, tuple[Callable[[Site], object], str]] = {
         lambda site: arrange(site, {"outcomes": dict.fromkeys(("image/readable", "image/labels"), "skipped")}),
         "image/labels was skipped",
     ),
+    "skipped between two": (
+        lambda site: arrange(site, {"outcomes": {"library/on-two": "skipped"}}), "library/on-two was skipped",
+    ),
+    "of other checks": (
+        of_other_checks, "library/works was skipped: what ran is another check than this checkout has",
+    ),
+    "elsewhere": (
+        by_prefix(None), "library/works was skipped: it ran through exec:ssh node, but image/same-files was not run",
+    ),
+    "elsewhere, unproven": (by_prefix("skipped"), "but image/same-files was skipped: it was skipped"),
+    "elsewhere, in another image": (by_prefix("failed"), "image/same-files failed"),
     "of another digest": (
         lambda site: (arrange(site), site.verified("sha256:" + "7" * 64)),
         "linux/amd64: not verified: no result names this digest",
@@ -183,8 +213,8 @@ def test_faults_are_refused_with_their_reason(arranged: Callable[[Site], object]
 
 
 def test_the_arranged_site_is_published_where_nothing_is_wrong(site: Site) -> None:
-    """What the faults above are added to; the same image built twice is one."""
-    digests = arrange(site, {})
+    """What the faults above are added to; the same image built twice is one, and a place that was proven counts."""
+    digests = arrange(site, {"runner": "exec:ssh node", "outcomes": {"image/same-files": "passed"}})
     site.built(NEW, {AMD64: digests[AMD64]}, file="again/result.json")
     assert site.publish().states == ["published"]
 
@@ -304,26 +334,109 @@ def test_what_is_attached_is_found_at_the_platforms_image(site: Site) -> None:
         assert (result["digest"], result["platform"]) == (digest, platform)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_what_nobody_signed_is_attached_again_and_signed(site: Site, tmp_path: Path, version: int) -> None:
+@dataclass
+class Signing:
+    """A site whose images are signed by `cosign.key`; what anybody can trust there is looked at with `cosign.pub`."""
+
+    site: Site
+    fake: FakeCosign
+
+    def tools(self, key: str = "cosign") -> PublishTools:
+        (self.site.root / f"{key}.key").touch()
+        signer = Signer(str(self.site.root / f"{key}.key"), cosign=self.fake.cosign())
+        return PublishTools(lambda _: self.site.fake, lambda *_: encode_predicate(PROVENANCE), signer)
+
+    def publish(self, key: str = "cosign") -> Done:
+        return self.site.publish(tools=self.tools(key))
+
+    def wrong(self) -> list[tuple[str, str]]:
+        """What `attest verify` objects to in the image that is called latest."""
+        trust = self.tools().signer
+        assert trust
+        request = AttestRequest(("verification", "provenance", "signature"), trust.trust)
+        result = verify_attachments(parse_reference(f"{HOST}/acme/tiny:latest"), self.site.fake, request)
+        return [(finding.kind, finding.outcome) for finding in result.findings if finding.is_wrong]
+
+
+PROVENANCE = {"buildDefinition": {"externalParameters": {}, "resolvedDependencies": [{"name": "project"}]}}
+
+
+@pytest.fixture(params=[2, 3], ids=["cosign2", "cosign3"])
+def signing(site: Site, request: pytest.FixtureRequest) -> Signing:
     site.ready(NEW)
-    assert site.publish().only.signed == 0
-    (tmp_path / "cosign.key").touch()
-    fake = FakeCosign(version)
-    signer = Signer(str(tmp_path / "cosign.key"), cosign=fake.cosign())
-    tools = PublishTools(lambda _: site.fake, signer=signer)
-    fake.down = "the log does not answer"
-    failed = site.publish(tools=tools).only
-    assert (failed.state, failed.reasons) == ("failed", ("`cosign` failed (1): the log does not answer",))
-    fake.down = ""
-    done = site.publish(tools=tools).only
-    assert (done.state, done.attached, done.signed) == ("published", {"verification": 2}, 3)
-    for digest in done.platforms.values():
-        (found,) = read_attestations(site.fake, "acme/tiny", digest)
-        assert found.bundle, "a bare statement is listed though a signed one says the same"
-    for digest in (*done.platforms.values(), str(done.digest)):
-        site.fake.repositories["acme/tiny"].tags[f"{digest.replace(':', '-')}.sig"] = digest
-    assert site.publish(tools=tools).only.state == "unchanged"
+    return Signing(site, FakeCosign(request.param))
+
+
+def test_what_is_published_signed_is_trusted_and_signed_once(signing: Signing) -> None:
+    done = signing.publish().only
+    assert (done.state, done.attached, done.signed) == ("published", {"provenance": 2, "verification": 2}, 3)
+    assert signing.wrong() == []
+    again = signing.publish().only
+    assert (again.state, again.attached, again.signed) == ("unchanged", {}, 0)
+
+
+@pytest.mark.parametrize("key", ["", "stranger"], ids=["unsigned", "by-a-stranger"])
+def test_what_nobody_trusted_signed_is_attached_again_and_signed(signing: Signing, key: str) -> None:
+    """Provenance too, of which any other would do: it is of an earlier build, or of somebody who may push."""
+    if key:
+        signing.publish(key)
+    else:
+        signing.site.publish(tools=replace(signing.tools(), signer=None))
+    assert ("provenance", "missing") in signing.wrong()
+    done = signing.publish().only
+    assert (done.state, done.attached, done.signed) == ("published", {"provenance": 2, "verification": 2}, 3)
+    assert signing.wrong() == []
+
+
+def test_without_a_signature_nothing_is_sent(signing: Signing) -> None:
+    signing.fake.down = "the log does not answer"
+    signing.site.fake.calls.clear()
+    failed = signing.publish().only
+    reason = "nothing was sent, as it could not be signed: `cosign` failed (1): the log does not answer"
+    assert (failed.state, failed.reasons) == ("failed", (reason,))
+    assert not signing.site.fake.calls
+
+
+@pytest.mark.parametrize("manifests", [0, 2, 3, 5], ids=["nothing", "images", "the-index", "attachments"])
+def test_signing_that_fails_on_the_way_gives_no_tag_and_is_repaired(signing: Signing, manifests: int) -> None:
+    """While the registry has so many manifests."""
+
+    def fail(what: str, repository: str, name: str) -> None:
+        held = signing.site.fake.repositories.get("acme/tiny")
+        if len(held.manifests if held else ()) >= manifests:
+            signing.fake.down = "the log does not answer"
+
+    signing.site.fake.before = fail
+    failed = signing.publish().only
+    assert (failed.state, signing.site.tags()) == ("failed", {})
+    signing.site.fake.before, signing.fake.down = None, ""
+    assert signing.publish().only.state == "published"
+    assert signing.wrong() == []
+
+
+def test_what_attest_verify_would_refuse_gets_no_tag(signing: Signing) -> None:
+    """A trusted verification that says that a check failed was attached by `attest add`, and lies in no file here."""
+    site, tools = signing.site, signing.tools()
+    signing.publish()
+    digest = site.fake.repositories["acme/tiny"].tags.pop("latest")
+    (amd64, _) = manifests_of(site.fake.manifest("acme/tiny", digest).document)  # type: ignore[union-attr]
+    failed = site.verified(amd64.digest, file="x.json", outcomes={"library/works": "failed"})
+    (site.evidence / "x.json").unlink()
+    content = encode_predicate(failed.model_dump(mode="json"))
+    attach(site.fake.at("acme/tiny"), amd64, "verification", content, signer=tools.signer)
+    refused = site.publish(tools=tools)
+    assert refused.states == ["failed"]
+    assert "is failed: failed: library/works; " in refused.reasons
+    assert "latest" not in site.tags()
+
+
+def test_what_signs_without_a_key_must_be_named(signing: Signing) -> None:
+    signer = Signer(cosign=signing.fake.cosign())
+    with pytest.raises(ConfigError, match="as whom"):
+        signing.site.publish(tools=replace(signing.tools(), signer=signer))
+    named = replace(signer, identity="https://github.com/acme/images/x@main", issuer="https://issuer.test")
+    assert signing.site.publish(tools=replace(signing.tools(), signer=named)).states == ["published"]
+    assert any("https://issuer.test" in call for call in signing.fake.calls if call[0] == "verify")
 
 
 def test_evidence_that_comes_later_is_attached_and_moves_no_tag(site: Site) -> None:

@@ -6,7 +6,7 @@ import pytest
 from imagebuild.core import ConfigError
 from imagebuild.project import Changes, Plan, Project, make_plan, parse_changes, versions_with
 from imagebuild.render import Renderer
-from tests.conftest import LIBRARY, Files
+from tests.conftest import LIBRARY, LOCK, Files
 
 GOLDEN = ["quickstart-cuda13.5-debian13-runtime", "quickstart-cuda13.5-debian13-devel", "open-cuda13.5-debian13-devel"]
 
@@ -88,3 +88,43 @@ def test_wheels_that_the_lock_lacks_stop_with_the_command_that_adds_them(tiny: F
     tiny.component("library", LIBRARY + 'wheels: ["some-wheel=={version}"]\n', build="FROM x AS library\n")
     with pytest.raises(ConfigError, match="has no wheels library 1.2; add it with `imagebuild lock`"):
         rendered(tiny)
+
+
+ARCHIVE = """
+title: Stack
+description: An archive with a script
+homepage: https://example.org
+license: MIT
+archive: "https://example.org/stack-{version}-{cpu}.tbz"
+unpacked: {prefix: /opt/stack, script: ". ./init.sh", replaced: {mpi: [mpi5]}, devel: [CPATH]}
+labels: {net: "{plugin}"}
+env: {MPI_HOME: /opt/stack/mpi}
+"""
+FACTS = {
+    "environment": {
+        "CPATH": "/opt/stack/include",
+        "LD_LIBRARY_PATH": "/opt/stack/net/lib:/opt/stack/mpi5/lib",
+        "MPI_HOME": "/somewhere/else",
+        "NEW": "/opt/stack/new",
+    },
+    "plugins": [["net/lib", "spcx"]],
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_environment_of_an_image_is_what_its_archive_says(tiny: Files, known: bool) -> None:
+    tiny.component("library", ARCHIVE, build="{{ archive(name, archives) }}\nFROM scratch AS library\n")
+    entry = {"sha256": "a" * 64, "facts": FACTS} if known else "unresolved"
+    version = tiny.load().matrix.model.versions["library"][0].version
+    addresses = [f"https://example.org/stack-{version}-{cpu}.tbz" for cpu in ("x86_64", "aarch64")]
+    tiny.lock({**LOCK, "archives": dict.fromkeys(addresses, entry)})
+    text = rendered(tiny)
+    assert ("CPATH" in text) == known
+    target = next(t for t in make_plan(tiny.load()).targets if t.axes["variant"] == "runtime")
+    text = Renderer(tiny.load(), versions_with(tiny.load(), Changes())).dockerfile(target).text
+    assert "CPATH" not in text
+    assert 'MPI_HOME="/opt/stack/mpi"' in text
+    assert ('NEW="/opt/stack/new"' in text) == known
+    assert ('LD_LIBRARY_PATH="/opt/stack/net/lib:/opt/stack/mpi/lib"' in text) == known
+    assert ('imagebuild.net="spcx"' in text) == known
+    assert ("\n/opt/stack/net/lib\n" in text) == known, "of ld.so.conf"

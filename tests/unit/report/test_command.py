@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -45,29 +47,13 @@ PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
 
 
 @pytest.mark.parametrize(
-    ("log", "status", "words"),
-    [
-        (
-            nccl_log(480),
-            0,
-            "\nAll is well: data right, all took part, fast enough (3 passed, 0 failed, 0 open, 0 skipped; unread lines: 0)\n",
-        ),
-        (nccl_log(480, wrong=3), 1, ": wrong: "),
-        (nccl_log(240), 1, ": too slow: "),
-        (nccl_log(950), 1, ": impossible: "),
-        (nccl_log(480).split("# Out of")[0], 1, ": unfinished: truncated: "),
-    ],
-)
-def test_a_log(call: Call, log: str, status: int, words: str) -> None:
-    write("a.log", log)
-    found, out, _ = call("a.log", *PROFILE)
-    assert found == status
-    assert words in out
-
-
-@pytest.mark.parametrize(
     ("log", "options", "status", "words"),
     [
+        (nccl_log(480), PROFILE, 0, "\nAll is well: data right, all took part, fast enough (3 passed, 0 failed, 0 open, 0 skipped; unread lines: 0)\n"),
+        (nccl_log(480, wrong=3), PROFILE, 1, ": wrong: "),
+        (nccl_log(240), PROFILE, 1, ": too slow: "),
+        (nccl_log(950), PROFILE, 1, ": impossible: "),
+        (nccl_log(480).split("# Out of")[0], PROFILE, 1, ": unfinished: truncated: "),
         (nccl_log(480), (), 0, "Data right, participation not known, speed not judged ("),
         (nccl_log(480), ("--ranks", "8", "--nodes", "1"), 0, "complete"),
         (nccl_log(480), ("--ranks", "16", "--nodes", "2"), 1, "8 of 16 ranks took part; 1 of 2 nodes took part"),
@@ -90,7 +76,8 @@ def test_what_was_asked_for_must_be_seen_or_accepted(
     found, out, _ = call("a.log", *options, "--json", "o.json", "--junit", "o.xml", "--html", "o.html")
     assert (found, words in out) == (status, True), out
     about, headline = read("o.json")["about"], out.splitlines()[-1].rpartition(" (")[0]
-    assert about["verdict"] == {0: "limited", 1: "open" if "Not a pass" in out else "failed"}[status]
+    verdicts = {"All is well": "ok", "Not a pass": "open"}
+    assert about["verdict"] == verdicts.get(headline[:11].rstrip(":"), "failed" if status else "limited")
     assert f"</span>{headline}</h1>" in Path("o.html").read_text()
     assert call("o.json", "--markdown")[1].splitlines()[0].endswith(headline)
     assert (ET.parse("o.xml").getroot().attrib["failures"] == "0") == (status == 0)
@@ -154,7 +141,15 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
         (("a.log", "--algorithm", "ring"), "--algorithm: says nothing without a profile"),
         (("a.log", "--profiles", ROOT / "profiles"), "name one of them with --profile"),
         (("a.log", "--allow", "all"), "--allow all: unknown kind; use one of unvalidated, partial, unjudged"),
+        (("a.log", "--profile", "h100", "--algorithm", ""), "unknown class of algorithms"),
         (("a.log", "--json", "a.log/o.json"), "cannot be written"),
+        (("a.log", "--html", "."), "--html .: is a folder; name a file"),
+        (("a.log", "--json", "./a.log"), "--json a.log: would replace a file that is read"),
+        ((".", "--junit", "a.log"), "--junit a.log: would replace a file that is read"),
+        (("a.log", "--json", "o", "--junit", "o"), "--junit o: --json goes there, too"),
+        (("a.log", "--junit", "-", "--html", "-"), "--html -: --junit goes there, too"),
+        (("a.log", "--json", "-", "--markdown"), "--markdown: the standard output has something else already"),
+        (("bad\udcff.log",), "bad\ufffd.log: cannot be read: its name is not UTF-8"),
     ],
 )
 def test_wrong_input_is_2(call: Call, arguments: tuple[object, ...], message: str) -> None:
@@ -162,6 +157,27 @@ def test_wrong_input_is_2(call: Call, arguments: tuple[object, ...], message: st
     status, _, err = call(*arguments)
     assert status == 2
     assert message in err
+    assert Path("a.log").read_text() == nccl_log(480)
+
+
+@pytest.mark.parametrize(("option", "begins"), [("--json", "{"), ("--junit", "<?xml"), ("--html", "<!DOCTYPE html>")])
+def test_a_form_on_the_standard_output_is_alone_there(call: Call, option: str, begins: str) -> None:
+    write("a.log", nccl_log(480))
+    status, out, _ = call("a.log", option, "-")
+    assert (status, out.startswith(begins), "All is well" in out.rstrip().splitlines()[-1]) == (0, True, False)
+    assert not Path("-").exists()
+
+
+@pytest.mark.programs
+def test_a_full_disk_behind_the_standard_output_is_one_line(call: Call) -> None:
+    write("a.log", nccl_log(480))
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "imagebuild", "report", "a.log"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    assert ended.returncode == 2
+    assert ended.stderr == "error: the standard output cannot be written: No space left on device\n"
 
 
 def test_without_plotly_nothing_is_written(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +202,10 @@ def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
     write("c.log", nccl_log(361, collective="all_gather", factor=0.875))
     call("one.json", "c.log", "--json", "three.json")
     assert [run["collective"] for run in read("three.json")["runs"]] == ["all_gather", "all_reduce", "all_reduce"]
+    # Beside the logs that it is about, in a folder, a report says nothing new, and can be written again.
+    for _ in range(2):
+        assert call("logs", "--json", "logs/own.json")[0] == 0
+        assert len(read("logs/own.json")["runs"]) == 2
     write("all.json", BAD.model_dump_json())
     assert call("all.json", "--json", "again.json")[0] == 1
     assert read("again.json")["judgements"] == read("all.json")["judgements"]

@@ -69,10 +69,12 @@ def test_json_has_what_was_read_at_the_top_and_null_for_unknown() -> None:
 
 
 def test_verdicts_find_their_results() -> None:
-    """Of equal runs, in their order; also if the number of ranks is in the verdict only."""
+    """Of equal runs, in their order. Verdicts can say more: ranks that were asserted, types of a comparison."""
     verdicts = tuple(judgement("all_reduce", speed, 700, 482) for speed in (480.0, 400.0))
-    made = report(runs=(run(), run("all_gather"), run()), judgements=verdicts)
-    assert [[verdict.measured for verdict in entry.speed] for entry in made.entries] == [[480.0], [476.67], [400.0]]
+    compared = verdicts[0].model_copy(update={"subject": "all_reduce, 8 ranks, 1 node, float sum"})
+    made = report(runs=(run(), run("all_gather"), run()), judgements=(*verdicts, compared))
+    measured = [[verdict.measured for verdict in entry.speed] for entry in made.entries]
+    assert measured == [[480.0, 480.0], [476.67], [400.0]]
     (entry,) = report(runs=(run(ranks=None),), judgements=verdicts[:1]).entries
     assert entry.judgements == verdicts[:1]
 
@@ -80,9 +82,9 @@ def test_verdicts_find_their_results() -> None:
 def test_names_tell_runs_apart() -> None:
     runs = (run(), run(source="b/mpi.log"), run(source="c/mpi.log"), run("sendrecv", ranks=16, nodes=2))
     assert [entry.name for entry in report(runs=runs).entries] == [
-        "all_reduce, 8 ranks, all_reduce.log",
-        "all_reduce, 8 ranks, mpi.log #1",
-        "all_reduce, 8 ranks, mpi.log #2",
+        "all_reduce, 8 ranks, 1 node, all_reduce.log",
+        "all_reduce, 8 ranks, 1 node, mpi.log #1",
+        "all_reduce, 8 ranks, 1 node, mpi.log #2",
         "sendrecv, 16 ranks, 2 nodes",
     ]
 

@@ -72,10 +72,10 @@ def test_sections_come_after_the_verdict_and_are_linked(bad_page: str) -> None:
 
 def test_the_meter_shows_the_share_of_the_ceiling(bad_page: str) -> None:
     cards = {card.partition("</h3>")[0]: card for card in bad_page.split("<h3>")}
-    assert '<i style="width:68.2%">' in cards["all_reduce, 8 ranks"]
-    assert "68% of the ceiling, 700 GB/s; the mark is the reference, 482<" in cards["all_reduce, 8 ranks"]
-    assert '<i style="width:100.0%">' in cards["sendrecv, 8 ranks"]
-    assert "meter" not in cards["alltoall, 8 ranks"]
+    assert '<i style="width:68.2%">' in cards["all_reduce, 8 ranks, 1 node"]
+    assert "68% of the ceiling, 700 GB/s; the mark is the reference, 482<" in cards["all_reduce, 8 ranks, 1 node"]
+    assert '<i style="width:100.0%">' in cards["sendrecv, 8 ranks, 1 node"]
+    assert "meter" not in cards["alltoall, 8 ranks, 1 node"]
 
 
 # Charts

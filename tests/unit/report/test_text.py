@@ -56,7 +56,7 @@ def test_markdown_has_the_verdict_problems_a_row_for_each_run_and_skips() -> Non
     assert report_markdown(GOOD).startswith(f"## ✅ {GOOD.headline}\n\n{GOOD.counts}. Profile h100-sxm.")
     text = report_markdown(BAD)
     assert len(re.findall("^- ", text[text.index("### Problems") : text.index("### Collectives")], re.M)) == 6
-    assert "\n| all_reduce, 8 ranks | right | complete | fast enough | 476.7 GB/s at 8 GiB | 68% |\n" in text
+    assert "\n| all_reduce, 8 ranks, 1 node | right | complete | fast enough | 476.7 GB/s at 8 GiB | 68% |\n" in text
     assert "\n| RDMA_Read Latency | not compared | – | – | 3.90 µs at 2 B |\n" in text
     assert "\n| example/open:13.5 | linux/amd64 | 2 | 1 | 1 |\n" in text
     assert f"<details><summary>{len(BAD.skips)} skipped</summary>" in text
@@ -81,7 +81,7 @@ def test_markdown_is_text_only() -> None:
     ],
 )
 def test_markdown_cells(text: str, shown: str) -> None:
-    assert f"\n| {shown} | right |" in report_markdown(report(runs=(run(text, ranks=None),)))
+    assert f"\n| {shown} | right |" in report_markdown(report(runs=(run(text, ranks=None, nodes=None),)))
 
 
 def test_markdown_fits_a_comment() -> None:
@@ -98,7 +98,7 @@ def test_terminal_shows_results_problems_skips_and_the_verdict(capsys: pytest.Ca
     print_report(BAD)
     out = capsys.readouterr().out
     rows = [re.split("  +", line) for line in out.splitlines()]
-    assert ["✓", "all_gather, 8 ranks", "right", "complete", "fast enough", "359.5 GB/s at 8 GiB"] in rows
+    assert ["✓", "all_gather, 8 ranks, 1 node", "right", "complete", "fast enough", "359.5 GB/s at 8 GiB"] in rows
     assert ["-", "device_to_device_memcpy_read_ce", "right", "–", "not judged", "214.7 to 394.0 GB/s"] in rows
     ucx = "10531.2 MiB/s, 0.09 µs, 11.00 million messages/s at 1 MiB"
     assert ["-", "ucx_perftest overhead, thread 0", "not compared", "–", "–", ucx] in rows

@@ -5,6 +5,7 @@ import os
 import pwd
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,7 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     [
         (("x", "--runner", "podman"), 2, "--runner podman: unknown runner; use docker or exec:PREFIX"),
         (("x", "--hosts", "a,b"), 2, "--hosts: only with --runner exec"),
+        (("x", "--layout", "foreign"), 2, "--layout: only with --runner exec"),
         (("x", "--runner", "exec:env", "--pull"), 2, "--pull: only the docker runner"),
         (("x", "--runner", "exec:'a"), 2, "No closing quotation"),
         (("x", "--runner", "exec:"), 2, "needs a prefix; `exec:env` runs checks here"),
@@ -45,7 +47,7 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
         (("--runner", "exec:env"), 2, "choose checks with --only"),
         (("--runner", "exec:env", "--only", "library/verison"), 2, "did you mean 'library/version'?"),
         (("tiny-cuda13.0-debian13-runtime", "--runner", "exec:env", "--only", "tool/*"), 2, "no such check"),
-        (("--runner", "exec:env", "--only", "x", "--profile", "y"), 2, "no profiles"),
+        (("--runner", "exec:env", "--only", "x", "--profile", "y"), 2, "no profile 'y'"),
         (("oci:absent", "--only", "image"), 2, "absent: does not exist"),
         (("./absent", "--only", "image"), 2, "absent: does not exist"),
         (
@@ -88,12 +90,15 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
         "--env", "EXTRA=given",
     )  # fmt: skip
     assert status == 1
-    assert "1 passed, 2 failed, 2 skipped" in out
+    assert "1 passed, 2 failed, 3 skipped" in out
     result = VerifyResult.model_validate_json((folder / "verify.json").read_text())
     checks = {c.check: c for c in result.checks}
     assert {name: c.outcome for name, c in checks.items()} == {
         "version": "passed", "fails": "failed", "large": "skipped", "hangs": "failed", "other": "skipped",
+        "same-files": "skipped",
     }  # fmt: skip
+    assert "name a target that `imagebuild build` left a result of" in checks["same-files"].reason
+    assert len(checks["version"].sha256) == 64
     assert checks["version"].output == "library 1.2\ngiven\n"
     assert checks["fails"].reason == "exit status 3"
     assert "abcdef" not in checks["fails"].output
@@ -110,5 +115,55 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
 def test_a_foreign_place_is_checked_by_name(call: Call, tmp_path: Path) -> None:
     status, _, _ = call("--runner", "exec:env", "--only", "library/version", "--json", str(tmp_path / "r.json"))
     assert status == 0
-    (check,) = json.loads((tmp_path / "r.json").read_text())["checks"]
+    proof, check = json.loads((tmp_path / "r.json").read_text())["checks"]
     assert "any version accepted" in check["reason"]
+    assert (proof["check"], proof["outcome"]) == ("same-files", "skipped")
+
+
+HERE = {path.strip("/"): Path(path).read_bytes() for path in ("/usr/bin/env", "/usr/bin/id", "/usr/bin/tr")}
+"""Files of this machine, which stand for those of the image that runs."""
+OTHER = {"usr/bin/env": b"an older one", "usr/lib/only-in-the-image": b"x"}
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("files", "settings", "launcher", "outcome", "reason"),
+    [
+        (HERE, {}, "env", "passed", ""),
+        ({**HERE, "etc/hostname": b"another", "usr/lib/libcuda.so.1": b"a driver"}, {}, "env", "passed", ""),
+        (HERE | OTHER, {}, "env", "failed", "2 of 4 files differ: "),
+        (HERE, {"Env": ["PATH=/bin", "ONLY_IN_THE_IMAGE=1"]}, "env", "passed", ""),
+        (HERE, {"Env": ["PATH=/bin", "ONLY_IN_THE_IMAGE=1"]}, "docker exec c1", "failed", "ONLY_IN_THE_IMAGE is not set"),
+        ({"etc/hostname": b"x"}, {}, "env", "skipped", "no files to compare"),
+    ],
+    ids=["the-same", "what-a-runtime-changes", "another-image", "ssh-sets-none", "another-setting", "nothing-to-tell-by"],
+)  # fmt: skip
+def test_a_place_is_proven_to_be_of_the_image(
+    call: Call, tiny: Files, monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, bytes], settings: dict[str, Any], launcher: str, outcome: str, reason: str,
+) -> None:  # fmt: skip
+    labels = {"imagebuild.component.library": "1.2"}
+    image_files.layout(tiny.root / "layout", files, Labels=labels, **settings)
+    # Takes what `docker exec CONTAINER` takes, and starts it on this machine.
+    (tiny.root / "docker").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    (tiny.root / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tiny.root}:{os.environ['PATH']}")
+    arguments = ("--runner", f"exec:{launcher}", "--layout", "layout", "--only", "library/version", "--json", "r.json")
+    status, _, _ = call(*arguments)
+    result = VerifyResult.model_validate_json((tiny.root / "r.json").read_text())
+    proof, check = result.checks
+    assert (proof.component, proof.check, proof.outcome) == ("image", "same-files", outcome)
+    assert reason in proof.reason
+    assert (status, check.outcome) == ((1, "skipped") if outcome == "failed" else (0, "passed"))
+    assert result.digest
+    assert outcome != "failed" or result.digest in proof.reason
+
+
+@pytest.mark.programs
+def test_the_files_are_found_where_the_build_left_them(call: Call, tiny: Files) -> None:
+    name = "tiny-cuda13.0-debian13-runtime"
+    labels = {"imagebuild.component.library": "1.2", "imagebuild.component.tool": "3.4"}
+    image_files.layout(tiny.root / "build" / name / "layout", HERE, Labels=labels)
+    status, _, _ = call(name, "--runner", "exec:env", "--only", "library/version", "--json", "r.json")
+    result = VerifyResult.model_validate_json((tiny.root / "r.json").read_text())
+    assert (status, result.checks[0].outcome, bool(result.digest)) == (0, "passed", True)
