@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,8 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
         return "is missing"
     got = detail.get("input")
     shown = repr(got) if isinstance(got, str | int | float) else KINDS.get(type(got), "nothing")
-    return f"{detail['msg'].removeprefix('Value error, ').replace('tuple', 'list')} (got {shown})"
+    problem = re.sub("valid dictionary( or instance of .*)?", "mapping", detail["msg"].removeprefix("Value error, "))
+    return f"{problem.replace('tuple', 'list')} (got {shown})"
 
 
 def _fields(model: Any, loc: Loc) -> list[str]:
