@@ -1,7 +1,8 @@
-"""Run `imagebuild plan` and `imagebuild render`."""
+"""Run `imagebuild init`, `imagebuild plan` and `imagebuild render`."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -159,3 +160,54 @@ def render(
         warning = f"# This builds nothing yet. {str(error).splitlines()[0].rstrip(':')}.\n"
     text = workspace.renderer.dockerfile(chosen, base=base_image, append=more).text
     options.print_or_write(warning + text, output)
+
+
+@options.example(
+    "imagebuild init                              # in an empty folder",
+    "imagebuild init images --repository ghcr.io/acme --workflow acme/imagebuild@v0.1.0",
+)
+def init(
+    folder: Annotated[Path, argument("[FOLDER]", "Folder to write to; by default the current one.")] = Path(),
+    repository: Annotated[
+        str, option("--repository HOST/PATH", "Where images are named and pushed, such as ghcr.io/acme.")
+    ] = "example",
+    image: Annotated[str, option("--name NAME", "Name of the first image.")] = "train",
+    workflow: Annotated[
+        str | None,
+        option(
+            "--workflow OWNER/NAME@REVISION",
+            "Also write a workflow that calls the one in this GitHub repository of imagebuild.",
+        ),
+    ] = None,
+) -> None:
+    """Write a project of your own, on top of what comes with imagebuild."""
+    from importlib.resources import files
+
+    from imagebuild import __version__
+    from imagebuild.core.console import out
+    from imagebuild.core.files import write_text
+    from imagebuild.project.matrix import REPOSITORY
+
+    if not re.fullmatch(REPOSITORY, repository):
+        raise ConfigError(f"--repository {repository}: not a registry and folder such as ghcr.io/acme, in lower case")
+    if not re.fullmatch("[a-z0-9][a-z0-9-]*", image):
+        raise ConfigError(f"--name {image}: use lower-case letters, digits and hyphens")
+    if workflow and not re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", workflow):
+        raise ConfigError(f"--workflow {workflow}: write it as OWNER/NAME@REVISION, such as acme/imagebuild@v0.1.0")
+    templates = files("imagebuild.project") / "templates"
+    matrix = (templates / "matrix.yaml").read_text(encoding="utf-8")
+    texts = {
+        "matrix.yaml": matrix.replace("REPOSITORY", repository).replace("NAME", image),
+        ".gitignore": "/build/\n",
+    }
+    if workflow:
+        owner, _, revision = workflow.partition("@")
+        called = (templates / "images.yml").read_text(encoding="utf-8").replace("VERSION", __version__)
+        address = f"{owner}/.github/workflows/project.yml@{revision}"
+        texts[".github/workflows/images.yml"] = called.replace("WORKFLOW", address)
+    if there := [name for name in texts if (folder / name).exists()]:
+        raise ConfigError(f"{folder / there[0]}: is there already; name an empty folder")
+    for name, text in texts.items():
+        write_text(folder / name, text)
+        out.print(f"{folder / name}: written", markup=False)
+    out.print("`imagebuild plan` lists the targets, `imagebuild build` builds them.", markup=False)

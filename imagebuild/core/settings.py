@@ -18,7 +18,6 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import Field
 
-import imagebuild
 from imagebuild.core import yaml
 from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.fields import Model, full_reference
@@ -74,16 +73,6 @@ class Settings(Model):
     def netrc_file(self) -> Path | None:
         """Return the path of the netrc file."""
         return Path(self.netrc).expanduser() if self.netrc else None
-
-
-def shipped_folder() -> Path:
-    """Return the folder of the project that comes with imagebuild: its matrix, lock, components, profiles, job facts.
-
-    A wheel has it inside the package; in a clone it is the repository.
-    """
-    package = Path(imagebuild.__file__).parent
-    installed = package / "data"
-    return installed if installed.is_dir() else package.parent
 
 
 def settings_path(environ: Mapping[str, str]) -> Path:

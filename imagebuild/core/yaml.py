@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import json
+import marshal
 import re
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import Mistakes, ResultError, suggestion
+from imagebuild.core.errors import ConfigError, Mistakes, ResultError, suggestion
+from imagebuild.core.fields import Loc, M, YamlFile, line_of
+from imagebuild.core.files import cache_folder, write_bytes
 
-M = TypeVar("M", bound=BaseModel)
-Loc = tuple[str | int, ...]
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
 """Types of values in files, as messages call them."""
-
-
-@dataclass(frozen=True)
-class YamlFile(Generic[M]):
-    """Hold a file that was read: its model, and the line of each value."""
-
-    path: Path
-    model: M
-    lines: Mapping[Loc, int]
-
-    def at(self, *loc: str | int) -> str:
-        """Return `file:line` of the deepest part of `loc` that the file has."""
-        return f"{self.path}:{line_of(self.lines, loc)}"
-
-
-def line_of(lines: Mapping[Loc, int], loc: Loc) -> int:
-    """Return the line of the deepest part of `loc` that the file has."""
-    while loc and loc not in lines:
-        loc = loc[:-1]
-    return lines.get(loc, 1)
 
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
@@ -47,19 +30,14 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
     try:
         text = path.read_text(encoding="utf-8")
         # JSON is YAML, but its own reader is a hundred times faster, and a lock is long and generated.
-        if text.startswith("{"):
-            data = json.loads(text)
-        else:
-            node = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-            data = _value(node, (), lines, path, mistakes)
+        data, lines = (json.loads(text), {}) if text.startswith("{") else _parsed(text, path, mistakes)
         return YamlFile(path, model.model_validate(data), lines)
     except OSError as error:
         mistakes.add(str(path), f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
         mistakes.add(str(path), f"cannot be read: not UTF-8 text, at byte {error.start}")
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        mistakes.add(f"{path}:{line}", f"not YAML: {error.problem}")
+    except SyntaxError as error:
+        mistakes.add(f"{path}:{error.lineno}", f"not YAML: {error.msg}")
     except ValidationError as error:
         for detail in error.errors():
             loc = tuple(part for part in detail["loc"] if part != "[key]")
@@ -84,12 +62,42 @@ def dotted_key(loc: Loc) -> str:
     return ".".join(map(str, loc)) or "the file"
 
 
-def _value(node: yaml.Node | None, loc: Loc, lines: dict[Loc, int], path: Path, mistakes: Mistakes) -> Any:
-    """Return the value of a node, and note the lines. Scalars stay text, so that version 3.10 does not become 3.1."""
+@cache
+def _reader() -> bytes:
+    """Return what tells apart this module and Python from others, which may read a text in another way."""
+    return sha256(Path(__file__).read_bytes() + sys.version.encode()).digest()
+
+
+def _parsed(text: str, path: Path, mistakes: Mistakes) -> tuple[Any, dict[Loc, int]]:
+    """Return what a YAML text says, and the line of each value. A text without mistakes is parsed once, then cached.
+
+    Raises SyntaxError for what is not YAML.
+    """
+    key = sha256(_reader() + text.encode()).hexdigest()
+    with suppress(OSError, ConfigError, ValueError, EOFError, TypeError):
+        data, lines = marshal.loads((cache_folder("yaml") / key).read_bytes())  # noqa: S302 - as trusted as our modules
+        return data, lines
+    import yaml  # noqa: PLC0415 - what the cache has needs it not
+
+    lines, before = {}, len(mistakes.texts)
+    try:
+        node = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise SyntaxError(error.problem or error.context or "", (str(path), line, None, None)) from None
+    data = _value(node, (), lines, path, mistakes)
+    if len(mistakes.texts) == before:
+        with suppress(ConfigError):  # without a folder to write to, texts are parsed each time
+            write_bytes(cache_folder("yaml") / key, marshal.dumps((data, lines)))
+    return data, lines
+
+
+def _value(node: Any, loc: Loc, lines: dict[Loc, int], path: Path, mistakes: Mistakes) -> Any:
+    """Return the value of a YAML node, and note the lines. Scalars stay text, so that 3.10 does not become 3.1."""
     if node is None:
         return {}
     lines.setdefault(loc, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
+    if node.id == "mapping":
         result: dict[str, Any] = {}
         for key_node, child in node.value:
             key = str(key_node.value)
@@ -99,7 +107,7 @@ def _value(node: yaml.Node | None, loc: Loc, lines: dict[Loc, int], path: Path, 
                 mistakes.add(f"{path}:{lines[inner]}", f"{dotted_key(inner)}: the key is there twice; remove one")
             result[key] = _value(child, inner, lines, path, mistakes)
         return result
-    if isinstance(node, yaml.SequenceNode):
+    if node.id == "sequence":
         return [_value(child, (*loc, i), lines, path, mistakes) for i, child in enumerate(node.value)]
     return None if node.tag == "tag:yaml.org,2002:null" else node.value
 

@@ -69,6 +69,7 @@ def test_own_versions_bases_components_and_entries_of_the_lock_count_instead(tmp
     assert "AS library" not in text, "the replaced component has no build.j2, so neither has the image"
     assert ("c" * 40 in text, "b" * 40 in text) == (True, False)
     assert make_plan(project).targets[0].components["library"] == "1.5"
+    assert [("versions", name) in project.inherited for name in ("library", "tool")] == [False, True]
     assert project.template("components/tool/build.j2") == tmp_path / "own/../dockerfiles/components/tool/build.j2"
 
 
