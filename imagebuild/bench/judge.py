@@ -15,7 +15,7 @@ Every result gets three claims. A pass is something that was seen: what the outp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, get_args
@@ -69,6 +69,8 @@ class Expected:
     """Number of hosts."""
     algorithms: tuple[str, ...] = ()
     """Classes that the library was made to use, such as `ring` with NCCL_NVLS_ENABLE=0."""
+    least: float | None = None
+    """Bus bandwidth in GB/s that the best row of 1 GiB or more must reach."""
 
 
 def judge_results(
@@ -210,6 +212,10 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, *, is_s
     if run.ranks == 1:
         return SpeedClaim(state="not applicable", reason="one rank moves nothing between GPUs", **facts)
     problem = "" if is_sound else "its data are no result, so its speed says nothing"
+    if expected.least is not None and not problem:
+        claim = _speed_asked_for(run, expected.least, facts)
+        if profile is None or claim.state != "fast enough":
+            return claim
     problem = problem or _foreign_devices(run.devices, profile)
     if problem or profile is None:
         return SpeedClaim(state="not judged", reason=problem or NO_PROFILE, **facts)
@@ -217,6 +223,17 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, *, is_s
         return _speed_on_profile(run, profile, expected)
     except NotComparable as reason:
         return _unjudged(profile, str(reason), **facts)
+
+
+def _speed_asked_for(run: Run, least: float, facts: Mapping[str, Any]) -> SpeedClaim:
+    """Judge the best row of 1 GiB or more by what the user asks for."""
+    floor = Limit(value=least, unit="GB/s", what="asked for with --min-bw")
+    if not _speeds(run, _least_size(run)):
+        problem = "speed is judged at 1 GiB or more, which was not measured"
+        return SpeedClaim(state="not judged", reason=problem, allow="unjudged", **facts)
+    if facts["measured"] < least:
+        return SpeedClaim(state="too slow", reason=f"less than the {least:g} GB/s asked for", floor=floor, **facts)
+    return SpeedClaim(state="fast enough", floor=floor, **facts)
 
 
 def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedClaim:

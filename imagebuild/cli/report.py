@@ -37,6 +37,9 @@ def report(
     ] = None,
     ranks: Annotated[int | None, option("--ranks NUMBER", "Ranks that every run should have.", min=1, max=MOST)] = None,
     nodes: Annotated[int | None, option("--nodes NUMBER", "Hosts that every run should have.", min=1, max=MOST)] = None,
+    least: Annotated[
+        float | None, option("--min-bw GB/S", "Bus bandwidth that the best size of every collective must reach.", min=0)
+    ] = None,
     algorithm: Annotated[
         str | None, option("--algorithm NAME", "Class of algorithms that NCCL was made to use, such as ring.")
     ] = None,
@@ -59,7 +62,7 @@ def report(
     from imagebuild.report.report import ReportRequest, make_report
     from imagebuild.report.text import print_report, report_markdown
 
-    expected = Expected(ranks, nodes, () if algorithm is None else (algorithm,))
+    expected = Expected(ranks, nodes, () if algorithm is None else (algorithm,), least)
     if profiles and profile is None:
         raise ConfigError(f"--profiles {profiles}: name one of them with --profile")
     folders = options.data_folders(profiles, "profiles")

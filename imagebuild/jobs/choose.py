@@ -14,7 +14,6 @@ from imagebuild.bench.ceilings import plural
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Arch, Model, Platform, YamlFile, major, matches, satisfies
-from imagebuild.jobs.environment import JobSettings
 from imagebuild.jobs.facts import (
     COLLECTIVES,
     Cluster,
@@ -151,8 +150,10 @@ class Choices:
         return same_network and all(feature.comparable for feature in self.features.values())
 
 
-def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer, settings: JobSettings) -> Choices:
-    """Decide everything that the request leaves open.
+def choose(
+    request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer, parameters: Mapping[str, str]
+) -> Choices:
+    """Decide everything that the request and the parameters of its `--set` leave open.
 
     Raises ConfigError for unknown names, and with the reason for combinations that are impossible.
     """
@@ -165,7 +166,7 @@ def choose(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer,
     if profile.gpu.compute_capability is None:
         raise ConfigError(f"--profile {profile.name}: nccl-tests runs on NVIDIA GPUs only")
 
-    gpu, parameters, container = gpu_name(profile), settings.parameters, container_of(request)
+    gpu, container = gpu_name(profile), container_of(request)
     site = cluster.fabrics.get(request.fabric, Site())
     nodes = site.nodes.get(gpu) or cluster.nodes.get(gpu) or Nodes()
     own_nodes: dict[str, Any] = {name: parameters[name] for name in ("cpu", "memory") if name in parameters}

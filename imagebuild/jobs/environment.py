@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from packaging.version import Version
 
@@ -121,8 +121,7 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
 # `--set`
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """Describe a parameter of `--set`."""
 
     form: Form
@@ -132,57 +131,38 @@ class Parameter:
     """Who has it, where not all jobs do."""
 
 
-def _of_slurm(form: Form) -> Parameter:
-    return Parameter(form, ("pyxis", "none"), "only jobs of Slurm have it")
-
-
-def _of_kubernetes(form: Form) -> Parameter:
-    return Parameter(form, ("kubernetes",), "only jobs of Kubernetes have it")
-
-
-_COUNT = "[1-9][0-9]{0,3}"
-COUNT = Form(_COUNT, "a number from 1 to 9999")
+_SLURM: tuple[tuple[Container, ...], str] = (("pyxis", "none"), "only jobs of Slurm have it")
+_KUBERNETES: tuple[tuple[Container, ...], str] = (("kubernetes",), "only jobs of Kubernetes have it")
+_COUNT = Form("[1-9][0-9]{0,3}", "a number from 1 to 9999")
+_IMAGES = Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a variable such as $HOME")
+_VERSION = Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65")
 PARAMETERS: Mapping[str, Parameter] = {
-    **{name: _of_slurm(form) for name, form in SLURM_FORMS.items()},
-    "cpu": _of_kubernetes(QUANTITY),
-    "cpus-per-task": _of_slurm(COUNT),
-    "driver": Parameter(
-        Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65"),
-        ("kubernetes", "pyxis"),
-        "it chooses an image, and this job has none",
-    ),
+    **{name: Parameter(form, *_SLURM) for name, form in SLURM_FORMS.items()},
+    "cpu": Parameter(QUANTITY, *_KUBERNETES),
+    "cpus-per-task": Parameter(_COUNT, *_SLURM),
+    "driver": Parameter(_VERSION, ("kubernetes", "pyxis"), "it chooses an image, and this job has none"),
     "hca": Parameter(Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1")),
-    "images": Parameter(
-        Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a variable such as $HOME"),
-        ("pyxis",),
-        "only pyxis keeps images in a folder",
-    ),
+    "images": Parameter(_IMAGES, ("pyxis",), "only pyxis keeps images in a folder"),
     "interface": Parameter(Form("[A-Za-z0-9_.,=^-]+", "names of network interfaces such as eth0")),
     "json": Parameter(Form("yes|no", "yes or no")),
-    "memory": _of_kubernetes(QUANTITY),
+    "memory": Parameter(QUANTITY, *_KUBERNETES),
     "min-bw": Parameter(Form(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?", "a bus bandwidth in GB/s such as 350")),
-    "minutes": Parameter(COUNT),
+    "minutes": Parameter(_COUNT),
     "name": Parameter(Form("[a-z]([-a-z0-9]*[a-z0-9])?", "a name of Kubernetes: a-z, 0-9 and -, first a letter")),
     "plugin": Parameter(Form("[A-Za-z0-9_.-]+", "the name of a plug-in such as none or spcx")),
     "programs": Parameter(Form("/[A-Za-z0-9_./-]+", "a folder that begins with /")),
-    "rack-nodes": Parameter(COUNT),
-    "racks": _of_kubernetes(Form(f"{VALUE}(,{VALUE})*", "values of a label of nodes, with commas between them")),
-    "resource": _of_kubernetes(Form(f"{QUALIFIED}:{_COUNT}", "a resource and a number such as rdma/ib:8")),
+    "rack-nodes": Parameter(_COUNT),
+    "racks": Parameter(Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), *_KUBERNETES),
+    "resource": Parameter(
+        Form(f"{QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource and a number such as rdma/ib:8"), *_KUBERNETES
+    ),
     "suffix": Parameter(Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _")),
 }
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<replace>:?)=(?P<value>.*)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class JobSettings:
-    """Hold the values of all `--set` options."""
-
-    parameters: Mapping[str, str]
-    variables: tuple[Variable, ...]
-
-
-def parse_settings(settings: Iterable[str], container: Container) -> JobSettings:
-    """Read the texts of `--set` for a job whose ranks `container` runs.
+def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mapping[str, str], tuple[Variable, ...]]:
+    """Return the parameters and the variables in the texts of `--set`, for a job whose ranks `container` runs.
 
     Raises ConfigError for parameters that are unknown, repeated or of other jobs, and for values that cannot be used.
     """
@@ -193,6 +173,8 @@ def parse_settings(settings: Iterable[str], container: Container) -> JobSettings
             name, value, scope = match["name"], match["value"], match["scope"] or "rank"
             if scope not in get_args(Scope):
                 raise ConfigError(f"--set {setting}: unknown scope {scope!r}{suggestion(scope, list(get_args(Scope)))}")
+            if any(variable.name == name for variable in variables):
+                raise ConfigError(f"--set {name}: given twice; leave one out")
             if bad := next((c for c in value if c in "'\"\\`" or not c.isprintable()), None):
                 raise ConfigError(
                     f"--set {name}: the value contains {bad!r}, which shells or files on its way would interpret; "
@@ -218,7 +200,7 @@ def parse_settings(settings: Iterable[str], container: Container) -> JobSettings
         if not re.fullmatch(parameter.form.pattern, value):
             raise ConfigError(f"--set {name}={value!r}: must be {parameter.form.words}")
         parameters[name] = value
-    return JobSettings(parameters, tuple(variables))
+    return parameters, tuple(variables)
 
 
 # What NCCL reads

@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -64,9 +63,8 @@ DomainName = Annotated[str, Form(DOMAIN, "a name of Kubernetes: a-z, 0-9, - and 
 Key = Annotated[str, Form(f"{QUALIFIED}|{VALUE}", "a key of Kubernetes such as example.com/name")]
 LabelValue = Annotated[str, Form(f"({VALUE})?", "a value of a label: up to 63 of A-Z, a-z, 0-9, -, _ and .")]
 Quantity = Annotated[str, QUANTITY]
-Count = Annotated[
-    str, Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number, such as 8 or 5120Mi, or {cards}")
-]
+COUNT = Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number, such as 8 or 5120Mi, or {cards}")
+Count = Annotated[str, COUNT]
 Folder = Annotated[str, Form(r"(?!.*/\.\.(/|$))/[^\n\r\x00:]*", "a path that begins with / and has no colon and no ..")]
 Resource = Annotated[str, Form(f"cpu|memory|hugepages-{AMOUNT}|{QUALIFIED}", "a resource such as rdma/ib or cpu")]
 Gpu = Annotated[str, Form(r"[a-z]{1,3}[0-9]{2,4}", "a GPU as in names of jobs, such as h100")]
@@ -76,41 +74,33 @@ REGISTRY = Form(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)*", "a regis
 
 # Texts as sbatch wants them
 NAME = "[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
-NAMES = f"{NAME}(,{NAME})*"
 RESOURCE = r"[A-Za-z_]\w*(:[0-9]*[A-Za-z_][\w.+-]*)?(:[1-9][0-9]*[kKmMgGtT]?)?"
 HOSTS = r"[A-Za-z0-9_][\w.-]*(\[[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*\][\w.-]*)*"
 SLURM_FORMS = {
     "account": Form(NAME, "a name without blanks"),
-    "partition": Form(NAMES, "a name, or several with commas between them"),
-    "qos": Form(NAMES, "a name, or several with commas between them"),
-    "reservation": Form(NAMES, "a name, or several with commas between them"),
+    **dict.fromkeys(("partition", "qos", "reservation"), Form(f"{NAME}(,{NAME})*", "names with commas between them")),
     "constraint": Form(r"[A-Za-z0-9_([][A-Za-z0-9_.,=:&|*()\[\]/-]*", "features of nodes as sbatch takes them"),
     "gres": Form(f"{RESOURCE}(,{RESOURCE})*", "resources of a node such as gpu:8 or gpu:h100:8"),
-    "nodelist": Form(f"{HOSTS}(,{HOSTS})*", "names of nodes such as node[01-04],node9"),
-    "exclude": Form(f"{HOSTS}(,{HOSTS})*", "names of nodes such as node[01-04],node9"),
+    **dict.fromkeys(("nodelist", "exclude"), Form(f"{HOSTS}(,{HOSTS})*", "names of nodes such as node[01-04],node9")),
 }
 """Options of sbatch that `--set`, the nodes of a GPU or the cluster give."""
-
-UNITS = {"m": Fraction(1, 1000), "": 1, **{unit: 1000**i for i, unit in enumerate("kMGTPE", 1)}}
-UNITS |= {f"{unit}i": 1024**i for i, unit in enumerate("KMGTPE", 1)}
-
-
-def quantity_value(text: str) -> Fraction:
-    """Return the number that a quantity of Kubernetes stands for."""
-    unit = text.lstrip("0123456789.")
-    return Fraction(text.removesuffix(unit)) * UNITS[unit] if unit in UNITS else Fraction(text)
 
 
 def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
     """Return amounts of resources. Raises ValueError for those of which the API server wants whole ones."""
     for name, amount in amounts.items():
         page = name.removeprefix("hugepages-")
-        known = "{" not in amount and quantity_value(amount)
-        if page != name and (not known or known % quantity_value(page)):
-            raise ValueError(f"{name}: must be a multiple of {page}")
-        if "/" in name and known and known % 1:
-            raise ValueError(f"{name}: must be a whole number")
+        if page != name and (not _binary(page) or not _binary(amount) or _binary(amount) % _binary(page)):
+            raise ValueError(f"{name}: must be a multiple of {page}, in Ki, Mi, Gi or Ti")
+        if "/" in name and not re.fullmatch(COUNT.pattern, amount):
+            raise ValueError(f"{name}: must be {COUNT.words}")
     return amounts
+
+
+def _binary(amount: str) -> int:
+    """Return an amount of memory such as 512Mi, 0 for one that is written otherwise."""
+    match = re.fullmatch("([0-9]{1,6})([KMGT])i", amount)
+    return int(match[1]) << 10 * (1 + "KMGT".index(match[2])) if match else 0
 
 
 def _shell_command(text: str) -> str:

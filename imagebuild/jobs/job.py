@@ -75,9 +75,8 @@ class Job(Choices):
 
 def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer) -> Job:
     """Return the job that the request asks for. Raises ConfigError with the reason if it is impossible."""
-    settings = parse_settings(request.settings, container_of(request))
-    choices = choose(request, profile, facts, offer, settings)
-    parameters = choices.parameters
+    parameters, own_variables = parse_settings(request.settings, container_of(request))
+    choices = choose(request, profile, facts, offer, parameters)
     placeholders = {
         "interface": parameters.get("interface") or choices.cluster.interface,
         "hca": parameters.get("hca") or choices.cluster.hca,
@@ -85,14 +84,8 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         "gpus": str(profile.node.gpus),
     }
     sources = _fact_sources(choices, facts)
-    variables = merge(
-        [
-            *layered_variables(sources, choices.conditions, placeholders),
-            *_plugin_variables(choices),
-            *settings.variables,
-        ],
-        choices.container,
-    )
+    known = layered_variables(sources, choices.conditions, placeholders)
+    variables = merge([*known, *_plugin_variables(choices), *own_variables], choices.container)
 
     if "hca" in parameters and all(variable.value != parameters["hca"] for variable in variables):
         raise ConfigError(f"--set hca: a job with --fabric {request.fabric} names no RDMA devices; leave it out")

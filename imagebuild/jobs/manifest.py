@@ -55,8 +55,9 @@ def command(request: JobRequest) -> str:
 
 def report_options(job: Job) -> list[str]:
     """Return the options with which `imagebuild report` judges the job's log."""
-    by_profile = job.comparable and job.least and "min-bw" not in job.parameters
-    profile = ["--profile", job.profile.name] if by_profile else []
+    least = job.parameters.get("min-bw")
+    by_profile = job.comparable and job.least and not least
+    profile = ["--profile", job.profile.name] if by_profile else ["--min-bw", least] if least else []
     profile += ["--profiles", job.request.profiles] if by_profile and job.request.profiles else []
     return [*profile, "--ranks", str(job.run_ranks), "--nodes", str(job.run_nodes)]
 

@@ -57,8 +57,8 @@ int main(int argc, char **argv) {
   if (!strcmp(fault, "crash") && rank == ranks - 1) abort();
   if (!strcmp(fault, "hang")) sleep(3600);
   char line[300], *lines = calloc(ranks, sizeof line);
-  snprintf(line, sizeof line, "#  Rank %2d Group %2d Pid %6d on %10s device %2d [0000:18:00] NVIDIA A100 80GB PCIe\n", rank, 0,
-           getpid(), host, rank % 4);
+  snprintf(line, sizeof line, "#  Rank %2d Group %2d Pid %6d on %10s device %2d [0000:%02x:00] NVIDIA A100 80GB PCIe\n", rank, 0,
+           getpid(), host, rank % 4, 24 + rank % 4);
   if (strcmp(fault, "alone")) MPI_Gather(line, sizeof line, MPI_BYTE, lines, sizeof line, MPI_BYTE, 0, MPI_COMM_WORLD);
   else memcpy(lines, line, sizeof line);
   if (rank == 0) {

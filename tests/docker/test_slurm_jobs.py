@@ -154,13 +154,13 @@ def test_a_job_fails_without_a_result(
 
 
 def test_pairs_run_side_by_side_and_the_slow_node_is_named(cluster: Slurm, programs: Path, tmp_path: Path) -> None:
-    options = ("--nodes", "4", "--test", "pairs", "--set", "min-bw=5", "without-imagebuild")
+    options = ("--nodes", "4", "--test", "pairs", "--set", "min-bw=5", "--set", "minutes=2", "without-imagebuild")
     for attempt in range(4):
         (tmp_path / str(attempt)).mkdir()
         ended = run(cluster, programs, tmp_path / str(attempt), "2.19 none 9 n3", *options)
-        # Two runs of Open MPI side by side on nodes that are one machine sometimes crash; the cause was not found. What a job
-        # makes of a crash is tested above.
-        if not any("Segmentation fault" in log for log in ended.logs.values()):
+        # Two runs of Open MPI side by side on nodes that are one machine sometimes crash or hang; the cause was not found.
+        # What a job makes of that is tested above.
+        if all("# Avg bus bandwidth" in log for log in ended.logs.values()):
             break
     assert ended.status != 0
     pairs = {tuple(log.removeprefix("all_reduce-").split(",")) for log in ended.logs}

@@ -184,4 +184,7 @@ def test_the_least_bandwidth_is_the_profiles_threshold_or_the_users() -> None:
     measured = profiles()["gb300-nvl72"].references
     (known,) = (r for r in measured if (r.collective, r.ranks, r.nodes) == ("all_reduce", 64, 16))
     assert f"least={known.rate * known.tolerance:.1f} #" in text(line)
-    assert "least=500 #" in text(f"{line} --set min-bw=500")
+    made = text(f"{line} --set min-bw=500 --collect")
+    assert "least=500 #" in made
+    assert "imagebuild report all-reduce-64-gb300-ib-16n --min-bw 500 --ranks 64 --nodes 16;" in made
+    assert " --profile gb300-nvl72 --profiles mine --ranks" in text(f"{line} --profiles mine --collect")

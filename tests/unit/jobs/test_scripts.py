@@ -197,6 +197,19 @@ def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) 
     assert calls.read_text().splitlines() == [f"docker://registry.example.com#{IMAGE.partition('/')[2]}"] * 2
 
 
+@pytest.mark.programs
+@pytest.mark.parametrize("before", ["exit 0", "exit 3", "false", "("])
+def test_a_command_of_the_site_ends_no_job_as_passed(before: str, tmp_path: Path) -> None:
+    folder = copy_of_facts(tmp_path)
+    (folder / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", "slurm": {"before": before}}))
+    made = job_text(job("slurm --profile h100 --fabric ib --container none --cluster ours", load_facts(folder)))
+    done = subprocess.run(
+        ["/bin/bash", "-c", made], env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "SLURM_SUBMIT_DIR" not in done.stderr  # of the lines that follow
+
+
 def test_examples() -> None:
     deepspeed = yaml.safe_load((ROOT / "examples/deepspeed.yaml").read_text())
     assert not mistakes(deepspeed, "MPIJob")

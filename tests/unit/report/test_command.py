@@ -15,8 +15,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from imagebuild.bench import Expected, Results, judge_results
 from tests.conftest import ROOT
-from tests.report_samples import BAD, HOSTILE, nccl_log, verification
+from tests.report_samples import BAD, HOSTILE, nccl_log, row, run, verification
 from tests.unit.conftest import Call
 
 
@@ -80,6 +81,25 @@ def test_what_was_asked_for_must_be_seen_or_accepted(
     assert f"</span>{headline}</h1>" in Path("o.html").read_text()
     assert call("o.json", "--markdown")[1].splitlines()[0].endswith(headline)
     assert (ET.parse("o.xml").getroot().attrib["failures"] == "0") == (status == 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (("--min-bw", "450"), 0, "fast enough"),
+        (("--min-bw", "450", *PROFILE), 0, "fast enough"),
+        (("--min-bw", "490.5", *PROFILE), 1, ": too slow: less than the 490.5 GB/s asked for"),
+    ],
+)
+def test_the_speed_may_be_asked_for(call: Call, options: tuple[object, ...], status: int, words: str) -> None:
+    write("a.log", nccl_log(480))
+    found, out, _ = call("a.log", "--ranks", "8", "--nodes", "1", *options)
+    assert (found, words in out) == (status, True), out
+
+
+def test_small_sizes_do_not_show_the_speed_that_is_asked_for() -> None:
+    (judgement,) = judge_results(Results(runs=(run(rows=(row(1 << 20, 900.0),)),)), None, Expected(least=9.0))
+    assert (judgement.speed.state, judgement.speed.allow) == ("not judged", "unjudged")
 
 
 def test_standard_input_and_gzip(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
