@@ -1,4 +1,4 @@
-"""Entry point. `--version` answers before anything heavy is imported."""
+"""Start the program. `--version` answers before anything heavy is imported."""
 
 import atexit
 import gc

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,4 +79,8 @@ class FakeCosign:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(FakeCosign().run("cosign", *sys.argv[1:], env={}))
+    # Each call is a process of its own: what was signed is kept in a file.
+    state, fake = Path(os.environ["STANDIN_LOG"] + ".signed"), FakeCosign()
+    fake.signed = {(digest, key) for digest, key in json.loads(state.read_text())} if state.exists() else set()
+    sys.stdout.write(fake.run("cosign", *sys.argv[1:], env={}))
+    state.write_text(json.dumps(sorted(fake.signed)))

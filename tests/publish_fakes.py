@@ -112,6 +112,7 @@ class Site:
             "target": name, "digest": next(iter(manifests.values())), "tags": (), "platforms": tuple(manifests),
             "size_bytes": None, "seconds": 1.0, "steps": (), "manifests": dict(manifests), "revision": COMMIT,
             "repository": f"{self.host}/acme/tiny-staging", "started": "2026-11-21T10:00:00Z", "builder": "test",
+            "source": "https://git.example/acme/images",
         }  # fmt: skip
         result = BuildResult.model_validate(values | more)
         self.leave(file or f"{name}/{'-'.join(manifests).replace('/', '-')}/result.json", result.model_dump_json())

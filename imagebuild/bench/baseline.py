@@ -55,7 +55,7 @@ Point = int | tuple[int, int]
 
 @dataclass
 class Series:
-    """The values of one quantity that was measured, in one or more runs, in the order of measuring."""
+    """Hold the values of one quantity that was measured, in one or more runs, in the order of measuring."""
 
     source: str
     unit: str

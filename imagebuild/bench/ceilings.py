@@ -21,17 +21,16 @@ from typing import NamedTuple, get_args
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
 from imagebuild.bench.profiles import CopyRate, MeasuredSpeed, Profile, WireRate, profile_key
 from imagebuild.core.errors import ConfigError, Mistakes
-from imagebuild.core.fields import Model
-from imagebuild.core.yaml import YamlFile
+from imagebuild.core.fields import Model, YamlFile
 
 
 class NotComparable(Exception):
-    """A measurement has no place on the hardware of a profile; the message says why."""
+    """Report that a measurement has no place on the hardware of a profile; the message says why."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What limits a run."""
+    """Hold what limits a run."""
 
     link: float
     """GB/s that one GPU can send to its peers in the node."""
@@ -49,7 +48,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The most that one class of algorithms can reach."""
+    """Hold the most that one class of algorithms can reach."""
 
     collective: str
     algorithm: str
@@ -69,7 +68,7 @@ class Ceiling:
 
 
 class Factor(NamedTuple):
-    """The factor of a rate in a ceiling."""
+    """Hold the factor of a rate in a ceiling."""
 
     text: str
     compute: Callable[[int, int, int], float]
@@ -78,7 +77,7 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A class of algorithms for some collectives."""
+    """Describe a class of algorithms for some collectives."""
 
     name: AlgorithmName
     collectives: tuple[Collective, ...]
@@ -253,7 +252,7 @@ def plural(count: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class RankLayout:
-    """How ranks run on the hardware of a profile, in the terms of the formulas."""
+    """Describe how ranks run on the hardware of a profile, in the terms of the formulas."""
 
     domains: int
     """k: NVLink domains."""
@@ -354,7 +353,7 @@ def wire_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
 
 
 class LimitRow(Model):
-    """A row of the table of limits: the ceiling of a class, and what was measured with it."""
+    """Describe a row of the table of limits: the ceiling of a class, and what was measured with it."""
 
     collective: str
     algorithm: str
@@ -369,7 +368,7 @@ class LimitRow(Model):
 
 
 class LimitTable(Model):
-    """The document that `imagebuild limits --json` writes."""
+    """Hold what `imagebuild limits --json` writes."""
 
     profile: str
     title: str

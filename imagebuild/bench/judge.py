@@ -62,7 +62,7 @@ NO_PARTICIPATION = ParticipationClaim(state="not applicable", reason="the output
 
 @dataclass(frozen=True)
 class Expected:
-    """What should have taken part. It is asserted where the output says it, and believed where it does not."""
+    """Hold what should have taken part. It is asserted where the output says it, and believed where it does not."""
 
     ranks: int | None = None
     nodes: int | None = None
@@ -297,23 +297,14 @@ def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceil
 
 
 def _large_speeds(run: Run) -> list[tuple[float, int]]:
-    """Return the better half of each row of 1 GiB or more: its bus bandwidth and its size."""
-    speeds = []
-    for row in run.rows:
-        halves = [half.busbw_gb_s for half in (row.out_of_place, row.in_place) if half and half.busbw_gb_s is not None]
-        if halves and row.size_bytes >= _least_size(run):
-            speeds.append((max(halves), row.size_bytes))
-    return speeds
+    """Return the bus bandwidth and the size of each row of 1 GiB or more."""
+    least = _least_size(run)
+    return [(speed, r.size_bytes) for r in run.rows if (speed := r.busbw_gb_s) is not None and r.size_bytes >= least]
 
 
 def best_row(run: Run) -> tuple[float | None, int | None]:
     """Return the highest bus bandwidth of either half and its size: of the rows of 1 GiB or more, else of all."""
-    values = [
-        (half.busbw_gb_s, row.size_bytes)
-        for row in run.rows
-        for half in (row.out_of_place, row.in_place)
-        if half and half.busbw_gb_s is not None
-    ]
+    values = [(speed, row.size_bytes) for row in run.rows if (speed := row.busbw_gb_s) is not None]
     return max(_large_speeds(run) or values, default=(None, None))
 
 
@@ -499,7 +490,7 @@ SOFTWARE = ("deployment", "software", "integration")
 
 
 class Measurement(NamedTuple):
-    """A figure that is judged."""
+    """Describe a figure that is judged."""
 
     unit: str
     value: float

@@ -24,7 +24,7 @@ from imagebuild.bench.models import ParsedOutput
 
 
 class LogLine(NamedTuple):
-    """A line that may hold a result."""
+    """Describe a line that may hold a result."""
 
     text: str
     """Without prefixes and line end."""
@@ -37,7 +37,7 @@ class LogLine(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A variable of NCCL, as a command line, a script or NCCL says it."""
+    """Hold a variable of NCCL, as a command line, a script or NCCL says it."""
 
     number: int
     """Line number in the file."""
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
 
 @dataclass
 class Log:
-    """A log without the lines that cannot hold results."""
+    """Hold a log without the lines that cannot hold results."""
 
     path: str
     lines: list[LogLine] = field(default_factory=list)
@@ -97,7 +97,7 @@ class LineReader(Generic[Item]):
 
 @dataclass(frozen=True)
 class JsonDocument:
-    """A JSON document, or as much of one as there is."""
+    """Hold a JSON document, or as much of one as there is."""
 
     value: object
     is_whole: bool

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import isfinite
 from typing import Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import Field
@@ -32,7 +33,7 @@ DiagnosticStatus = Literal["pass", "fail", "warn", "skip", "not-run", "unknown"]
 
 
 class Half(Model):
-    """One half of a row of nccl-tests: the figures out of place, or those in place."""
+    """Hold one half of a row of nccl-tests: the figures out of place, or those in place."""
 
     time_us: float | None
     algbw_gb_s: float | None
@@ -42,7 +43,7 @@ class Half(Model):
 
 
 class NcclRow(Model):
-    """One row of nccl-tests: the figures for one message size."""
+    """Hold one row of nccl-tests: the figures for one message size."""
 
     size_bytes: int
     count: int
@@ -52,6 +53,12 @@ class NcclRow(Model):
     out_of_place: Half
     in_place: Half | None
 
+    @property
+    def busbw_gb_s(self) -> float | None:
+        """Return the bus bandwidth of the better placement, None if none was printed that is a number."""
+        speeds = [half.busbw_gb_s for half in (self.out_of_place, self.in_place) if half]
+        return max((speed for speed in speeds if speed is not None and isfinite(speed)), default=None)
+
 
 def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
     """Return `all_reduce, 16 ranks, 2 nodes`, up to the first number that is unknown."""
@@ -60,7 +67,7 @@ def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -
 
 
 class Run(Model):
-    """One run of a program of nccl-tests (or rccl-tests), which prints one table."""
+    """Hold one run of a program of nccl-tests (or rccl-tests), which prints one table."""
 
     source: str
     """The file it was read from."""
@@ -103,7 +110,7 @@ class Run(Model):
 
 
 class BandwidthTest(Model):
-    """One matrix of nvbandwidth."""
+    """Hold one matrix of nvbandwidth."""
 
     source: str
     tool: str = "nvbandwidth"
@@ -131,7 +138,7 @@ class BandwidthTest(Model):
 
 
 class TableRow(Model):
-    """One row of perftest. `bw_*` are in the table's unit, `msg_rate` in millions of messages a second."""
+    """Hold one row of perftest. `bw_*` are in the table's unit, `msg_rate` in millions of messages a second."""
 
     size_bytes: int
     bw_peak: float | None = None
@@ -142,7 +149,7 @@ class TableRow(Model):
 
 
 class PerftestTable(Model):
-    """One table that a program of perftest or of the OSU micro-benchmarks printed."""
+    """Hold one table that a program of perftest or of the OSU micro-benchmarks printed."""
 
     source: str
     tool: str = "perftest"
@@ -165,7 +172,7 @@ class PerftestTable(Model):
 
 
 class UcxResult(Model):
-    """One line of results of ucx_perftest."""
+    """Hold one line of results of ucx_perftest."""
 
     source: str
     title: str | None
@@ -192,7 +199,7 @@ class UcxResult(Model):
 
 
 class Diagnostic(Model):
-    """One result of `dcgmi diag`."""
+    """Hold one result of `dcgmi diag`."""
 
     source: str
     category: str | None
@@ -204,7 +211,7 @@ class Diagnostic(Model):
 
 
 class Source(Model):
-    """A file, and what was read from it."""
+    """Describe a file, and what was read from it."""
 
     path: str
     tools: tuple[str, ...]
@@ -217,7 +224,7 @@ class Source(Model):
 
 
 class Results(Model):
-    """Everything that was read from some files: what `imagebuild report --json` writes beside the claims about it."""
+    """Hold all that was read from files: what `imagebuild report --json` writes beside the claims about it."""
 
     runs: tuple[Run, ...] = ()
     tests: tuple[BandwidthTest, ...] = ()
@@ -232,7 +239,7 @@ class Results(Model):
 
 
 class Limit(Model):
-    """A number that a measurement is compared with, and where it comes from."""
+    """Describe a number that a measurement is compared with, and where it comes from."""
 
     value: float
     unit: str
@@ -331,7 +338,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @dataclass(frozen=True)
 class ParsedOutput(Generic[Item_co]):
-    """What a parser read of its tool in one source; empty if the source holds nothing of that tool."""
+    """Hold what a parser read of its tool in one source; empty if the source holds nothing of that tool."""
 
     items: tuple[Item_co, ...] = ()
     unread: tuple[str, ...] = ()

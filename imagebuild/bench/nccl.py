@@ -136,7 +136,7 @@ _COMMAND = re.compile(
 
 @dataclass(frozen=True)
 class _Event:
-    """Something that a line says about a run."""
+    """Hold something that a line says about a run."""
 
     kind: str
     """`row`, `partial`, `elision`, `command`, or one of `_PATTERNS`."""
@@ -209,7 +209,7 @@ _OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
 
 
 class _Failure(NamedTuple):
-    """A line that reports a failure; the least of several explains the others."""
+    """Describe a line that reports a failure; the least of several explains the others."""
 
     distance: int
     number: int
@@ -332,7 +332,7 @@ def _ends_like_row(text: str) -> bool:
 
 @dataclass
 class _Process:
-    """The events of one process."""
+    """Hold the events of one process."""
 
     events: list[_Event] = field(default_factory=list)
     labels: Sequence[str] = ()
@@ -380,7 +380,7 @@ def _labels(header: _Event | None) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class _RunEvents:
-    """The events of one run, or of several that printed at the same time."""
+    """Hold the events of one run, or of several that printed at the same time."""
 
     process: str
     events: Sequence[_Event]
@@ -389,7 +389,7 @@ class _RunEvents:
 
     @property
     def begin(self) -> int:
-        """Line where it begins."""
+        """Return the line where it begins."""
         return self.events[0].number
 
     @property

@@ -74,7 +74,7 @@ _DECIMALS, _RATE_DECIMALS = 2, 6
 
 @dataclass
 class _Program:
-    """What one program printed."""
+    """Hold what one program printed."""
 
     test: str | None = None
     columns: Sequence[str] = ()

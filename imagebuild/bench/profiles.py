@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from imagebuild.bench.models import AlgorithmName, Collective
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Arch, Model, Release
-from imagebuild.core.yaml import YamlFile, load_yaml
+from imagebuild.core.fields import Arch, Model, Release, YamlFile
+from imagebuild.core.yaml import load_yaml
 
 RATE_UNITS = {"GB/s": 1.0, "Gb/s": 1 / 8}
 SIZE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -47,7 +47,7 @@ Tolerance = Annotated[float, Field(gt=0, le=1)]
 
 
 class Sourced(Model):
-    """A number that somebody published."""
+    """Hold a number that somebody published."""
 
     source: str
     """The document that says it, or a repository with file and commit."""
@@ -56,7 +56,7 @@ class Sourced(Model):
 
 
 class Gpu(Sourced):
-    """The GPU."""
+    """Describe the GPU."""
 
     names: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names as the driver prints them; `*` stands for anything."""
@@ -67,14 +67,14 @@ class Gpu(Sourced):
 
 
 class Node(Sourced):
-    """A host: one machine with one operating system."""
+    """Describe a host: one machine with one operating system."""
 
     cpu: Arch
     gpus: Annotated[int, Field(gt=0)]
 
 
 class Link(Sourced):
-    """A link that joins GPUs without a network card."""
+    """Describe a link that joins GPUs without a network card."""
 
     kind: str
     """With its generation: `NVLink 4`."""
@@ -89,7 +89,7 @@ class Link(Sourced):
 
 
 class HostLink(Sourced):
-    """The link between a GPU and the memory and network cards of its host."""
+    """Describe the link between a GPU and the memory and network cards of its host."""
 
     kind: str
     rate: Rate
@@ -97,13 +97,13 @@ class HostLink(Sourced):
 
 
 class Floor(Sourced):
-    """The least part of a ceiling that healthy machines reach."""
+    """Hold the least part of a ceiling that healthy machines reach."""
 
     fraction: Tolerance
 
 
 class Network(Sourced):
-    """The network cards of a host that GPUs use, or the ports of these cards."""
+    """Describe the network cards of a host that GPUs use, or the ports of these cards."""
 
     kind: Literal["infiniband", "roce", "efa", "tcpxo", "slingshot", "ethernet"]
     """The switches of `infiniband` can reduce (SHARP)."""
@@ -115,7 +115,7 @@ class Network(Sourced):
 
 
 class Measured(Sourced):
-    """A rate that somebody measured."""
+    """Hold a rate that somebody measured."""
 
     rate: Rate
     tolerance: Tolerance = 0.9
@@ -123,7 +123,7 @@ class Measured(Sourced):
 
 
 class MeasuredSpeed(Measured):
-    """Bus bandwidth of a collective at its best size."""
+    """Hold the bus bandwidth of a collective at its best size."""
 
     collective: Collective
     ranks: Annotated[int, Field(gt=1)]
@@ -138,7 +138,7 @@ class MeasuredSpeed(Measured):
 
 
 class NamedRate(Measured):
-    """Rate of tests that are named."""
+    """Hold the rate of tests that are named."""
 
     tests: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of tests as printed, with `*` for anything: `RDMA_Write BW`."""
@@ -148,18 +148,18 @@ class NamedRate(Measured):
 
 
 class CopyRate(NamedRate):
-    """Rate of the worst pair in a test of nvbandwidth."""
+    """Hold the rate of the worst pair in a test of nvbandwidth."""
 
 
 class WireRate(NamedRate):
-    """Rate of a test of perftest over one card."""
+    """Hold the rate of a test of perftest over one card."""
 
     memory: Literal["host", "gpu"]
     """The memory of the buffers. The output does not say it, so a measurement is compared with the lower rate."""
 
 
 class ProfileFile(Model):
-    """A file of `profiles/`."""
+    """Describe a file of `profiles/`."""
 
     title: str
     extends: Release | None = None
@@ -177,7 +177,7 @@ class ProfileFile(Model):
 
 
 class Profile(ProfileFile):
-    """A profile with all its parts, those of the profile that it extends too."""
+    """Hold a profile with all its parts, those of the profile that it extends too."""
 
     name: str
     gpu: Gpu
@@ -190,7 +190,7 @@ class Profile(ProfileFile):
 
     @property
     def hosts_per_domain(self) -> int:
-        """Number of hosts whose GPUs one link joins."""
+        """Return the number of hosts whose GPUs one link joins."""
         return _hosts_per_domain(self.links, self.node)
 
 

@@ -64,7 +64,7 @@ def read_text(source: str, text: str) -> Results:
 
 @dataclass
 class _FileOutput:
-    """What was read from one file."""
+    """Hold what was read from one file."""
 
     log: Log
     items: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))

@@ -156,6 +156,8 @@ class BuildRun:
     """Target → what it needs compiled, which the caches may have."""
     revision: str | None = None
     """Commit of the project."""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """Repository, run and workflow, as far as they are known: fields of `BuildResult`."""
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property

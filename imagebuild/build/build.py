@@ -20,8 +20,8 @@ from imagebuild.core.files import cache_folder
 from imagebuild.core.run import native_platform
 from imagebuild.oci import engine
 from imagebuild.project import revision
-from imagebuild.project.load import Project
 from imagebuild.project.lockfile import check_resolved, digest_of
+from imagebuild.project.plan import Project
 from imagebuild.project.records import BuildResult
 from imagebuild.render.renderer import Dockerfile, Renderer
 
@@ -48,7 +48,13 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             private.ensure_emulation(name.removeprefix("linux/"))
     commit = revision.current_revision(project.matrix.path, project.roots[0])
     run = BuildRun(
-        request, project, dockerfiles, endpoint, caches=caches_of(project, request, dockerfiles), revision=commit
+        request,
+        project,
+        dockerfiles,
+        endpoint,
+        caches=caches_of(project, request, dockerfiles),
+        revision=commit,
+        origin=revision.origin_of_build(project.matrix.path, os.environ),
     )
     results: list[BuildResult] = []
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)

@@ -33,8 +33,8 @@ from imagebuild.core.files import write_text
 from imagebuild.core.run import end_program, start_program
 from imagebuild.oci.engine import compressed_size, engine_flaw
 from imagebuild.project import plan
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import Target
+from imagebuild.project.plan import Project
 from imagebuild.project.records import BuildResult, Step
 
 STEP_NAME = re.compile(
@@ -487,6 +487,7 @@ def export_images(run: BuildRun, results: Sequence[BuildResult], progress: Build
     for target, result in zip(run.request.targets, results, strict=True):
         more: dict[str, Any] = {
             "revision": run.revision,
+            **run.origin,
             "dockerfile": hashlib.sha256(run.dockerfiles[target.id].text.encode()).hexdigest(),
             "builder": run.request.builder or run.engine.host,
             "started": f"{run.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",

@@ -22,10 +22,10 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model, Platform
 from imagebuild.oci.reference import parse_reference
 from imagebuild.project import load, plan
-from imagebuild.project.load import Project, ProjectPaths
+from imagebuild.project.load import ProjectPaths
 from imagebuild.project.lockfile import digest_of, with_unresolved
 from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Changes
+from imagebuild.project.plan import Changes, Project
 from imagebuild.project.records import BuildResult
 from imagebuild.project.revision import files_at_revision
 from imagebuild.render.renderer import Renderer

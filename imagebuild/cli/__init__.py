@@ -1,4 +1,4 @@
-"""The command line: options, printing and exit codes."""
+"""Provide the command line: options, printing and exit codes."""
 
 import lazy_loader
 

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any, NamedTuple
@@ -19,42 +18,42 @@ from typer.main import get_command as typer_command
 from imagebuild.core.errors import ConfigError, ImagebuildError
 
 
-class Entry(NamedTuple):
+class Listed(NamedTuple):
     """Name the module of this package that has a command's function or group, and its line in the help."""
 
     module: str
     summary: str
 
 
-COMMANDS: Mapping[str, Mapping[str, Entry]] = {
+COMMANDS: Mapping[str, Mapping[str, Listed]] = {
     "Build": {
-        "init": Entry("plan", "Write a project of your own, on top of what comes with imagebuild."),
-        "plan": Entry("plan", "List the targets that a build would build, or what a change makes it execute again."),
-        "render": Entry("plan", "Print the self-contained Dockerfile of a target."),
-        "build": Entry("build", "Build targets with BuildKit."),
-        "lock": Entry("lock", "Pin every source by content: add what the lock lacks, remove what nothing uses."),
-        "bump": Entry("lock", "Propose newer versions of the matrix's pins, as a diff."),
-        "bundle": Entry("build", "Keep all that builds fetch in one folder, for machines without a network."),
+        "init": Listed("plan", "Write a project of your own, on top of what comes with imagebuild."),
+        "plan": Listed("plan", "List the targets that a build would build, or what a change makes it execute again."),
+        "render": Listed("plan", "Print the self-contained Dockerfile of a target."),
+        "build": Listed("build", "Build targets with BuildKit."),
+        "lock": Listed("lock", "Pin every source by content: add what the lock lacks, remove what nothing uses."),
+        "bump": Listed("lock", "Propose newer versions of the matrix's pins, as a diff."),
+        "bundle": Listed("build", "Keep all that builds fetch in one folder, for machines without a network."),
     },
     "Check and measure": {
-        "verify": Entry("verify", "Run the checks of an image, and say of each whether it passed."),
-        "job": Entry("job", "Print a benchmark as an MPIJob, a JobSet or a Slurm script."),
-        "report": Entry("report", "Say what benchmarks and checks measured, and whether it is right and fast enough."),
-        "limits": Entry("report", "Show what hardware can do at best, and what was measured on it."),
+        "verify": Listed("verify", "Run the checks of an image, and say of each whether it passed."),
+        "job": Listed("job", "Print a benchmark as an MPIJob, a JobSet or a Slurm script."),
+        "report": Listed("report", "Say what benchmarks and checks measured, and whether it is right and fast enough."),
+        "limits": Listed("report", "Show what hardware can do at best, and what was measured on it."),
     },
     "Publish": {
-        "publish": Entry("publish", "Give tags to images whose checks passed, and to nothing else."),
-        "each": Entry("publish", "Run a command for every image that was pushed, by its digest."),
-        "sbom": Entry("evidence", "List all that is in an image, as SPDX."),
-        "scan": Entry("evidence", "Judge what a scanner found in an image by a policy."),
-        "attest": Entry("evidence", "Verify, show and add what refers to a published image."),
-        "diff": Entry("evidence", "Say what differs between two images."),
-        "catalog": Entry("evidence", "Make a page of all published images, and the table in the README."),
-        "prune": Entry("publish", "List what builds pushed and nobody needs any more, and delete it with --yes."),
+        "publish": Listed("publish", "Give tags to images whose checks passed, and to nothing else."),
+        "each": Listed("publish", "Run a command for every image that was pushed, by its digest."),
+        "sbom": Listed("evidence", "List all that is in an image, as SPDX."),
+        "scan": Listed("evidence", "Judge what a scanner found in an image by a policy."),
+        "attest": Listed("evidence", "Verify, show and add what refers to a published image."),
+        "diff": Listed("evidence", "Say what differs between two images."),
+        "catalog": Listed("evidence", "Make a page of all published images, and the table in the README."),
+        "prune": Listed("publish", "List what builds pushed and nobody needs any more, and delete it with --yes."),
     },
     "This machine": {
-        "doctor": Entry("build", "Say what this machine has for building and checking, and how to get what it lacks."),
-        "engine": Entry("build", "Start, show and stop a private Docker Engine, for machines that have none."),
+        "doctor": Listed("build", "Say what this machine has for building and checking, and how to get what it lacks."),
+        "engine": Listed("build", "Start, show and stop a private Docker Engine, for machines that have none."),
     },
 }
 """Commands by the section of the help that lists them."""
@@ -82,6 +81,8 @@ class LazyCommands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command, or end with a message that names the nearest one."""
         if cmd_name not in self.entries:
+            from difflib import get_close_matches
+
             if near := get_close_matches(cmd_name, self.entries):
                 ctx.fail(f"No such command {cmd_name!r}. Did you mean {near[0]!r}?")
             return None
@@ -113,14 +114,16 @@ class StrictCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def load_command(name: str, entry: Entry) -> Any:
+def load_command(name: str, entry: Listed) -> Any:
     """Import the module of a command, and make the command of the function or group that has its name."""
+    from imagebuild.cli.options import expand_groups
+
     attribute = getattr(import_module(f"imagebuild.cli.{entry.module}"), name)
     if isinstance(attribute, typer.Typer):
         group = attribute
     else:
         group = typer.Typer(add_completion=False, rich_markup_mode=None)
-        group.command(name, epilog=vars(attribute).get("epilog"))(attribute)
+        group.command(name, epilog=vars(attribute).get("epilog"))(expand_groups(attribute))
     for registered in group.registered_commands:
         registered.cls = StrictCommand
     command: Any = typer_command(group)

@@ -63,7 +63,7 @@ def scan(
 
     Exit status 1 if one finding fails the image.
     """
-    from imagebuild.core.yaml import YamlFile
+    from imagebuild.core.fields import YamlFile
     from imagebuild.publish.scan import Policy, load_policy, print_scan, scan_result
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 

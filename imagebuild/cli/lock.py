@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @options.example(
     "imagebuild lock                     # pin what the lock lacks, remove what nothing uses",
     "imagebuild lock --set nccl=2.31.2   # also pin the sources of this version",
+    "imagebuild lock --show hpcx hpcx    # what is known of HPC-X's archives",
     "imagebuild lock --check --offline   # for CI",
     "imagebuild lock --check --json -    # what is not as locked, for programs",
 )
@@ -30,6 +31,13 @@ def lock(
     update: Annotated[
         list[str] | None, option("--update NAME", "Pin a component, pin, base or address again. Repeat for several.")
     ] = None,
+    show: Annotated[
+        list[str] | None,
+        option(
+            "--show NAME", "Only print what the lock knows of a component, pin, base or address. Repeat for several."
+        ),
+    ] = None,
+    platform: options.PlatformsOption = None,
     check: options.CheckOption = False,
     offline: options.OfflineOption = False,
     date: Annotated[
@@ -45,7 +53,15 @@ def lock(
 ) -> None:
     """Pin every source by content: add what the lock lacks, remove what nothing uses."""
     from imagebuild.core.console import out
-    from imagebuild.lock.resolve import LockFile, check_lock, complete_lock, network_upstream, redate_lock, update_lock
+    from imagebuild.lock.resolve import (
+        LockFile,
+        check_lock,
+        complete_lock,
+        network_upstream,
+        redate_lock,
+        shown_sources,
+        update_lock,
+    )
     from imagebuild.project.plan import select_targets
 
     if offline and not check:
@@ -54,14 +70,17 @@ def lock(
         raise ConfigError("--json: needs --check; without it the result is the lock, which is JSON")
     if check and update:
         raise ConfigError("--check and --update exclude each other")
-    if date and (check or update):
-        raise ConfigError("--date: excludes --check and --update; it changes nothing else in the lock")
+    if sum(map(bool, (date, show, check or update))) > 1:
+        raise ConfigError("--date and --show: exclude --check, --update and each other; they pin nothing")
     path = project.own_paths.lock
     workspace = project.open(edits.parse())
-    whole = not (select or edits)
+    whole = not (select or edits or platform)
     targets = select_targets(workspace.plan, select or ())
-    file = LockFile(workspace.project, workspace.renderer, targets, path)
-    if date:
+    file = LockFile(workspace.project, workspace.renderer, targets, path, platforms=options.parse_platforms(platform))
+    if show:
+        for line in shown_sources(file, show):
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+    elif date:
         redate_lock(file, date.date())
         out.print(
             f"{file.path}: no file of an image is younger than {date.date()} now; all digests change", markup=False
@@ -99,6 +118,8 @@ def _show_outcome(file: LockFile, sources: tuple[Source, ...], outcome: Outcome)
 
     unpinned, number = file.unpinned(sources), len(sources)
     state = f"{unpinned} of {number} sources have no pin" if unpinned else f"all {number} sources are pinned"
+    for line in outcome.changes:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
     out.print(f"{file.path}: {len(outcome.resolved)} resolved; {state}", markup=False)
     if complaint := outcome.complaint():
         raise CommandError(complaint)

@@ -18,9 +18,9 @@ from imagebuild.core.errors import ConfigError, ImagebuildError
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
-    from imagebuild.project.load import Project, ProjectPaths
+    from imagebuild.project.load import ProjectPaths
     from imagebuild.project.matrix import Plan
-    from imagebuild.project.plan import Changes, Pins
+    from imagebuild.project.plan import Changes, Pins, Project
     from imagebuild.render.renderer import Renderer
 
 STDOUT = "-"
@@ -143,12 +143,11 @@ def examples(*lines: str) -> str:
 
 
 def example(*lines: str) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command `examples` for its help, and an option for each field of its groups."""
+    """Return a decorator that gives a command `examples` for its help."""
 
     def add(command: Command) -> Command:
-        expanded = expand_groups(command)
-        vars(expanded)["epilog"] = examples(*lines)
-        return expanded
+        vars(command)["epilog"] = examples(*lines)
+        return command
 
     return add
 
@@ -232,7 +231,7 @@ class ProjectFiles:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether no project is named and none is here, so that the one that comes with imagebuild is read."""
+        """Return whether no project is named and none is here, so that the one that comes with imagebuild is read."""
         return not (self.root or self.matrix or MATRIX.exists())
 
     @property

@@ -28,6 +28,7 @@ from .errors import ResultError as ResultError
 from .errors import Unreachable as Unreachable
 from .fields import Model as Model
 from .fields import Platform as Platform
+from .fields import YamlFile as YamlFile
 from .fields import major as major
 from .fields import matches as matches
 from .fields import satisfies as satisfies
@@ -54,5 +55,4 @@ from .settings import ca_bundle as ca_bundle
 from .settings import load_settings as load_settings
 from .settings import pip_conf_text as pip_conf_text
 from .settings import remember_bundle as remember_bundle
-from .yaml import YamlFile as YamlFile
 from .yaml import load_yaml as load_yaml

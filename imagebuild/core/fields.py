@@ -6,9 +6,11 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -89,6 +91,31 @@ class Model(BaseModel):
                         property_schema = properties.get(alias, properties.get(name, {}))
                         property_schema.setdefault("description", inspect.cleandoc(text))
         return schema
+
+
+M = TypeVar("M", bound=BaseModel)
+Loc = tuple[str | int, ...]
+"""Keys and indexes that lead to a value of a file."""
+
+
+@dataclass(frozen=True)
+class YamlFile(Generic[M]):
+    """Hold a file that was read: its model, and the line of each value."""
+
+    path: Path
+    model: M
+    lines: Mapping[Loc, int]
+
+    def at(self, *loc: str | int) -> str:
+        """Return `file:line` of the deepest part of `loc` that the file has."""
+        return f"{self.path}:{line_of(self.lines, loc)}"
+
+
+def line_of(lines: Mapping[Loc, int], loc: Loc) -> int:
+    """Return the line of the deepest part of `loc` that the file has."""
+    while loc and loc not in lines:
+        loc = loc[:-1]
+    return lines.get(loc, 1)
 
 
 def one_or_more(value: Any) -> Any:

@@ -17,13 +17,17 @@ _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text to a file as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, and make its folder if there is none.
 
     A regular file is replaced at once, and keeps its mode; through a symlink, the file that it leads to. Into a device,
-    a FIFO or an open descriptor such as /dev/stdout the text is written directly, behind what is there already.
-    Raises ConfigError if the text cannot be written.
+    a FIFO or an open descriptor such as /dev/stdout the content is written directly, behind what is there already.
+    Raises ConfigError if it cannot be written.
     """
-    content = text.encode()
     try:
         with suppress(FileNotFoundError):
             path.stat()  # fails for links that lead in a circle
@@ -80,6 +84,11 @@ def shipped_folder() -> Path:
 
 
 def cache_folder(name: str = "base") -> Path:
-    """Return the folder of one kind of cached files, below $XDG_CACHE_HOME or ~/.cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "imagebuild" / name
+    """Return the folder of one kind of cached files, below $XDG_CACHE_HOME or ~/.cache.
+
+    Raises ConfigError for a user without a home.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagebuild" / name
+    except RuntimeError:
+        raise ConfigError("HOME: not set; set it, or XDG_CACHE_HOME, to a folder that can be written to") from None

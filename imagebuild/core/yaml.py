@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import json
+import marshal
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import Mistakes, ResultError, suggestion
-from imagebuild.core.fields import PATTERN_WORDS
+from imagebuild.core.errors import ConfigError, Mistakes, ResultError, suggestion
+from imagebuild.core.fields import PATTERN_WORDS, Loc, M, YamlFile, line_of
+from imagebuild.core.files import cache_folder, write_bytes
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-M = TypeVar("M", bound=BaseModel)
-Loc = tuple[str | int, ...]
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
 """Types of values in files, as messages call them."""
-
-
-@dataclass(frozen=True)
-class YamlFile(Generic[M]):
-    """Hold a file that was read: its model, and the line of each value."""
-
-    path: Path
-    model: M
-    lines: Mapping[Loc, int]
-
-    def at(self, *loc: str | int) -> str:
-        """Return `file:line` of the deepest part of `loc` that the file has."""
-        return f"{self.path}:{line_of(self.lines, loc)}"
-
-
-def line_of(lines: Mapping[Loc, int], loc: Loc) -> int:
-    """Return the line of the deepest part of `loc` that the file has."""
-    while loc and loc not in lines:
-        loc = loc[:-1]
-    return lines.get(loc, 1)
 
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
@@ -55,12 +36,8 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
         found.add(str(path), f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
         found.add(str(path), f"cannot be read: not UTF-8 text, at byte {error.start}")
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        found.add(f"{path}:{line}", f"not YAML: {error.problem}; correct the line, or quote the text")
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        found.add(f"{path}:{line}", f"not YAML: the character {error.character!r} may not be in a file; remove it")
+    except SyntaxError as error:
+        found.add(f"{path}:{error.lineno}", f"not YAML: {error.msg}")
     except json.JSONDecodeError as error:
         found.add(f"{path}:{error.lineno}", f"not JSON: {error.msg} in column {error.colno}; restore the file from git")
     except ValidationError as error:
@@ -87,6 +64,12 @@ def dotted_key(loc: Loc) -> str:
     return ".".join(map(str, loc)) or "the file"
 
 
+@cache
+def _version() -> bytes:
+    """Return what tells apart this module and Python from others, which may read a text in another way."""
+    return sha256(Path(__file__).read_bytes() + sys.version.encode()).digest()
+
+
 MOST_VALUES = 200_000
 """More than any file of a project has; aliases can stand for more."""
 MOST_LEVELS = 100
@@ -102,26 +85,30 @@ class _Reader:
         self.count = 0
 
     def data(self, text: str) -> Any:
-        """Return the values of a text. JSON is YAML, but its own reader is a hundred times faster, and a lock long."""
-        if self.is_too_deep(text):
-            self.mistakes.add(f"{self.path}:1", f"has more than {MOST_LEVELS} levels; restore the file from git")
-            return None
-        return json.loads(text, object_pairs_hook=self.pairs) if text.startswith("{") else self.nodes(text)
+        """Return the values of a text; a YAML text without mistakes is parsed once, then cached.
 
-    def is_too_deep(self, text: str) -> bool:
-        """Return whether values are inside each other more often than parsers, which recurse, can bear."""
-        if sum(map(text.count, "[{")) + text.count("- ") + text.count(": ") < MOST_LEVELS:
-            return False
-        deepest = level = 0
-        for event in yaml.parse(text, Loader=LOADER) if not text.startswith("{") else ():
-            level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            deepest = max(deepest, level)
-            if deepest > MOST_LEVELS:
-                return True
-        for character in text if text.startswith("{") else "":
-            level += (character in "[{") - (character in "]}")
-            deepest = max(deepest, level)
-        return deepest > MOST_LEVELS
+        JSON is YAML, but its own reader is a hundred times faster, and a lock is long. Raises SyntaxError for what is
+        not YAML.
+        """
+        if text.startswith("{"):
+            try:
+                return json.loads(text, object_pairs_hook=self.pairs)
+            except RecursionError:
+                return self.too_deep()
+        key = sha256(_version() + text.encode()).hexdigest()
+        with suppress(OSError, ConfigError, ValueError, EOFError, TypeError):
+            cached = (cache_folder("yaml") / key).read_bytes()
+            data, self.lines = marshal.loads(cached)  # noqa: S302 - as trusted as our modules
+            return data
+        data = self.nodes(text)
+        if not self.mistakes.texts:
+            with suppress(ConfigError):  # without a folder to write to, texts are parsed each time
+                write_bytes(cache_folder("yaml") / key, marshal.dumps((data, self.lines)))
+        return data
+
+    def too_deep(self) -> None:
+        """Note that values are inside each other more often than parsers, which recurse, can bear."""
+        self.mistakes.add(f"{self.path}:1", f"has more than {MOST_LEVELS} levels; restore the file from git")
 
     def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """Return an object of JSON; note a key that is there twice."""
@@ -132,10 +119,28 @@ class _Reader:
         return result
 
     def nodes(self, text: str) -> Any:
-        """Return the values of a YAML text."""
-        return self.value(yaml.compose(text, Loader=LOADER), (), ())
+        """Return the values of a YAML text. Raises SyntaxError for what is not YAML."""
+        import yaml  # noqa: PLC0415 - what the cache has needs it not
 
-    def value(self, node: yaml.Node | None, loc: Loc, outer: tuple[yaml.Node, ...]) -> Any:
+        loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        try:
+            if sum(map(text.count, ("[", "{", "- ", ": "))) > MOST_LEVELS:
+                level = 0
+                for event in yaml.parse(text, Loader=loader):
+                    level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+                    if level > MOST_LEVELS:
+                        return self.too_deep()
+            return self.value(yaml.compose(text, Loader=loader), (), ())
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            words = f"{error.problem or error.context}; correct the line, or quote the text"
+            raise SyntaxError(words, (str(self.path), line, None, None)) from None
+        except yaml.reader.ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            words = f"the character {error.character!r} may not be in a file; remove it"
+            raise SyntaxError(words, (str(self.path), line, None, None)) from None
+
+    def value(self, node: Any, loc: Loc, outer: tuple[Any, ...]) -> Any:
         """Return the value of a node, which is inside the `outer` ones."""
         if node is None:
             return {}
@@ -147,9 +152,9 @@ class _Reader:
                 self.mistakes.add(f"{self.path}:{line}", f"{dotted_key(loc)}: {problem}; write the value instead")
             return None
         self.lines.setdefault(loc, line)
-        if isinstance(node, yaml.SequenceNode):
+        if node.id == "sequence":
             return [self.value(child, (*loc, i), (*outer, node)) for i, child in enumerate(node.value)]
-        if not isinstance(node, yaml.MappingNode):
+        if node.id != "mapping":
             return None if node.tag == "tag:yaml.org,2002:null" else node.value
         result: dict[str, Any] = {}
         merged: dict[str, Any] = {}

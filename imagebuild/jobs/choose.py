@@ -13,8 +13,7 @@ from packaging.version import InvalidVersion, Version
 from imagebuild.bench.ceilings import plural
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
-from imagebuild.core.fields import Arch, Model, Platform, major, matches, satisfies
-from imagebuild.core.yaml import YamlFile
+from imagebuild.core.fields import Arch, Model, Platform, YamlFile, major, matches, satisfies
 from imagebuild.jobs.environment import JobSettings
 from imagebuild.jobs.facts import (
     COLLECTIVES,

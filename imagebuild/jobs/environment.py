@@ -11,8 +11,7 @@ from typing import Any, cast, get_args
 from packaging.version import Version
 
 from imagebuild.core.errors import ConfigError, suggestion
-from imagebuild.core.fields import matches
-from imagebuild.core.yaml import YamlFile
+from imagebuild.core.fields import YamlFile, matches
 from imagebuild.jobs.facts import (
     QUALIFIED,
     QUANTITY,

@@ -15,8 +15,8 @@ from pydantic_core import CoreSchema, core_schema
 
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Condition, Model
-from imagebuild.core.yaml import YamlFile, dotted_key, load_yaml
+from imagebuild.core.fields import Condition, Model, YamlFile
+from imagebuild.core.yaml import dotted_key, load_yaml
 from imagebuild.project.component import Support
 
 Scheduler = Literal["mpijob", "jobset", "slurm"]
@@ -315,7 +315,7 @@ class Nodes(SlurmOptions):
 
 
 class Site(FactLayer):
-    """Additions of a cluster to a fabric."""
+    """Add what a cluster needs to a fabric."""
 
     pod: Pod = Pod()
     plugin: str | None = None

@@ -12,8 +12,7 @@ from imagebuild.bench.ceilings import NotComparable, class_ceilings, rank_layout
 from imagebuild.bench.judge import floor_of
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
-from imagebuild.core.fields import matches
-from imagebuild.core.yaml import YamlFile
+from imagebuild.core.fields import YamlFile, matches
 from imagebuild.jobs.choose import Choices, Offer, choose, container_of
 from imagebuild.jobs.environment import (
     FactSource,

@@ -14,9 +14,9 @@ from packaging.version import InvalidVersion, Version
 
 from imagebuild.core import files
 from imagebuild.core.errors import ConfigError, ImagebuildError, Mistakes, suggestion
-from imagebuild.core.fields import Model
+from imagebuild.core.fields import Model, YamlFile
 from imagebuild.core.http import Advance
-from imagebuild.core.yaml import YamlFile, load_yaml
+from imagebuild.core.yaml import load_yaml
 from imagebuild.lock.resolve import (
     LockFile,
     ask_each,
@@ -27,7 +27,6 @@ from imagebuild.lock.resolve import (
     without_stale,
 )
 from imagebuild.lock.upstream import Upstream
-from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     GitRef,
     Key,
@@ -39,7 +38,7 @@ from imagebuild.project.lockfile import (
     source_title,
 )
 from imagebuild.project.matrix import Matrix, Target
-from imagebuild.project.plan import make_plan
+from imagebuild.project.plan import Project, make_plan
 from imagebuild.render.recipe import ARCHS, Recipe
 from imagebuild.render.renderer import Renderer
 

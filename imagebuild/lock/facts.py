@@ -9,6 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from string import Template
 from typing import Any, cast
 
@@ -132,7 +133,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
 def script_environment(run: RunProgram, top: Path, wanted: ArchiveTree) -> dict[str, str]:
     """Return the variables that the archive's script sets, for a tree that lies where images have it."""
     place = top.resolve()
-    command = f"{LIMITS}; cd {place!s} && {{ {wanted.script}; }} > /dev/null && {PRINT}"
+    command = f"{LIMITS}; cd {quote(str(place))} && {{ {wanted.script}; }} > /dev/null && {PRINT}"
     try:
         printed = run(*isolation(run, place), "env", "-i", f"PATH={PATH}", "HOME=/nonexistent", "bash", "--noprofile",
                       "--norc", "-c", command, timeout=SCRIPT_TIMEOUT_S)  # fmt: skip

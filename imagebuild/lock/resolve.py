@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,6 @@ from imagebuild.core.http import Advance
 from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
 from imagebuild.lock.upstream import Upstream
-from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Archive,
@@ -47,6 +47,7 @@ from imagebuild.project.lockfile import (
     source_title,
 )
 from imagebuild.project.matrix import Target
+from imagebuild.project.plan import Project
 from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer
 
@@ -119,8 +120,9 @@ def what_entry_lacks(source: Source, entry: Entry | None) -> str | None:
         case Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None):
             return "the lock has its hash, but no facts of it"
         case PackageSource(packages=packages), LockedRepository():
-            absent = [package for package in packages if entry.packages.get(package, UNRESOLVED) == UNRESOLVED]
-            return f"the lock has no version of {', '.join(absent)}" if absent else None
+            absent = [package for package in packages if package not in entry.packages]
+            problem = UNRESOLVED if UNRESOLVED in map(entry.packages.get, packages) else None
+            return f"the lock has no version of {', '.join(absent)}" if absent else problem
         case WheelSet(requirements=requirements), tuple():
             versions = {canonicalize_name(wheel.name): wheel.version for wheel in entry}
             try:
@@ -204,7 +206,7 @@ def keys_of(names: Iterable[str], known: Mapping[str, set[Key]]) -> frozenset[Ke
         keys = known.get(name) or {key for key in every if fnmatchcase(key[1], name)}
         if not keys:
             near = suggestion(name, [*known, *(key[1] for key in every)] if "/" in name else dict(known))
-            raise ConfigError(f"--update {name}: no component, pin, base, image or address of a source{near}")
+            raise ConfigError(f"{name}: no component, pin, base, image or address of a source{near}")
         result |= keys
     return frozenset(result)
 
@@ -277,6 +279,8 @@ class Outcome:
     """Source → why it could not be reached."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Source → what is wrong with the answer."""
+    changes: list[str] = field(default_factory=list)
+    """How facts differ from what the lock had before."""
 
     def complaint(self) -> str:
         """Return a line for each source without an answer or with a wrong one; empty if there is none."""
@@ -301,10 +305,11 @@ def resolve_sources(
     *,
     keep: Callable[[], None],
     anew: frozenset[Key] = frozenset(),
+    mark: bool = True,
 ) -> Outcome:
     """Ask upstream for every source and change `entries`; `keep` is called after each change, to write it.
 
-    A source that cannot be reached becomes `unresolved` if it had no entry, and keeps its entry otherwise. Entries in
+    A source that cannot be reached keeps its entry; if it had none, it becomes `unresolved` with `mark`. Entries in
     `anew` are pinned as if the lock did not have them, even if another key signs a repository now; of a repository,
     only the packages named there as `("repositories", address, package)` get new versions.
     """
@@ -329,6 +334,8 @@ def resolve_sources(
         key, name = key_of(source), source_title(source)
         if isinstance(answer, Unreachable):
             outcome.unresolved[name] = str(answer)
+            if key not in entries and not mark:
+                return "unresolved", False
             shown, good, entry = "unresolved", False, entries.get(key, UNRESOLVED)
         elif isinstance(answer, ImagebuildError):
             outcome.wrong[name] = str(answer)
@@ -485,11 +492,16 @@ class LockFile:
     targets: tuple[Target, ...]
     path: Path
     today: date = field(default_factory=lambda: datetime.now(UTC).date())
+    platforms: tuple[Platform, ...] = ()
+    """The only platforms that sources are needed for; all if empty."""
 
     @property
     def recipes(self) -> Iterator[Recipe]:
-        """Yield the recipe of each target."""
-        return (self.renderer.recipe(target) for target in self.targets)
+        """Yield the recipe of each target, or one for each platform that was chosen."""
+        for target in self.targets:
+            recipe = self.renderer.recipe(target)
+            chosen = [platform for platform in self.platforms if platform in target.platforms]
+            yield from map(recipe.for_platform, chosen) if self.platforms else (recipe,)
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
@@ -503,7 +515,7 @@ class LockFile:
 
     def unpinned(self, sources: Collection[Source]) -> int:
         """Return how many of the sources have no pin."""
-        return sum(self.entries.get(key_of(source), UNRESOLVED) == UNRESOLVED for source in sources)
+        return len(incomplete(self.entries, sources))
 
     def text(self, entries: Table) -> str:
         """Return the file with these entries. It keeps its date; a lock without one gets today's."""
@@ -528,12 +540,15 @@ def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[t
 
     Returns the sources that the targets need, and what became of those that were asked for.
     """
+    before = dict(lock.entries)
     if whole and (kept := without_stale(lock.entries, lock.sources)) != lock.entries:
         lock.entries.clear()
         lock.entries.update(kept)
         lock.write()
     lacking = incomplete(lock.entries, lock.sources)
-    return lock.sources, resolve_sources(lock.entries, lacking, upstream, keep=lock.write)
+    outcome = resolve_sources(lock.entries, lacking, upstream, keep=lock.write, mark=whole)
+    outcome.changes = facts_changes(before, lock.entries)
+    return lock.sources, outcome
 
 
 def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> tuple[tuple[Source, ...], Outcome]:
@@ -543,7 +558,71 @@ def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> t
     """
     anew = keys_of(names, owners(lock.recipes))
     sources = tuple(source for source in lock.sources if key_of(source) in anew)
-    return sources, resolve_sources(lock.entries, sources, upstream, keep=lock.write, anew=anew)
+    before = dict(lock.entries)
+    outcome = resolve_sources(lock.entries, sources, upstream, keep=lock.write, anew=anew)
+    outcome.changes = facts_changes(before, lock.entries)
+    return sources, outcome
+
+
+def shown_sources(lock: LockFile, names: Collection[str]) -> Iterator[str]:
+    """Yield lines with all that the lock knows of sources, named as for `update_lock`.
+
+    Of an unpacked archive, they say what of its environment images for all its architectures leave out. Raises
+    ConfigError for an unknown name.
+    """
+    chosen = keys_of(names, owners(lock.recipes))
+    for key in sorted(key_of(source) for source in lock.sources if key_of(source) in chosen):
+        yield describe_key(key)
+        yield from (f"  {name}: {text}" for name, text in flat_entry(lock.entries.get(key, "not in the lock")).items())
+    left_out = {
+        f"  {line}"
+        for recipe in lock.recipes
+        for name in recipe.stages
+        for source in (Archive(name, url) for url in recipe.archives(name).values())
+        if (unpacked := recipe.component(name).unpacked) and key_of(source) in chosen
+        for line in unpacked.environment(recipe.archive_facts(name))[1]
+    }
+    if left_out:
+        yield "left out of the environment of images"
+        yield from sorted(left_out)
+
+
+def flat_entry(entry: Entry) -> dict[str, str]:
+    """Return an entry as name → text, such as `environment.PATH`; an entry that is one value has no name."""
+    flat: dict[str, str] = {}
+
+    def visit(name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for part, inner in value.items():
+                visit(f"{name}.{part}".removeprefix(".facts").removeprefix("."), inner)
+        elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            for item in value:
+                visit(f"{name}.{item.get('name', '')}", item)
+        elif isinstance(value, list | tuple):
+            flat[name] = ", ".join(" ".join(item) if isinstance(item, list | tuple) else str(item) for item in value)
+        else:
+            flat[name or "pin"] = str(value)
+
+    if isinstance(entry, Model):
+        visit("", entry.model_dump(mode="json", by_alias=True, exclude_none=True))
+    else:
+        visit("", [wheel.model_dump() for wheel in entry] if isinstance(entry, tuple) else entry)
+    return flat
+
+
+def facts_changes(before: Mapping[Key, Entry], after: Mapping[Key, Entry]) -> list[str]:
+    """Return how facts differ from those of the same source, or, for a new address, of the one most like it."""
+    lines = []
+    for key, entry in after.items():
+        if entry == before.get(key) or not getattr(entry, "facts", None):
+            continue
+        known = {"".join(other): other for other, old in before.items() if other[0] == key[0] and hasattr(old, "facts")}
+        for like in get_close_matches("".join(key), known, 1, 0.8):
+            old, new = flat_entry(before[known[like]]), flat_entry(entry)
+            changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            lines += [describe_key(key)] if changed else []
+            lines += [f"  {name}: {old.get(name, 'absent')} → {new.get(name, 'absent')}" for name in changed]
+    return lines
 
 
 def redate_lock(lock: LockFile, day: date) -> None:

@@ -1,4 +1,4 @@
-"""The types of every file of a project, and what the files say together: the plan."""
+"""Define the types of every file of a project, and compute what the files say together: the plan."""
 
 import lazy_loader
 

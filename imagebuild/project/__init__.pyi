@@ -2,7 +2,6 @@ from .component import Check as Check
 from .component import Component as Component
 from .component import Facilities as Facilities
 from .component import Unpacked as Unpacked
-from .load import Project as Project
 from .load import ProjectPaths as ProjectPaths
 from .load import layers as layers
 from .load import load_project as load_project
@@ -33,6 +32,7 @@ from .matrix import Matrix as Matrix
 from .matrix import Plan as Plan
 from .matrix import Target as Target
 from .plan import Changes as Changes
+from .plan import Project as Project
 from .plan import make_plan as make_plan
 from .plan import parse_changes as parse_changes
 from .plan import repository_name as repository_name
@@ -61,3 +61,4 @@ from .records import VerifyResult as VerifyResult
 from .records import Vulnerability as Vulnerability
 from .revision import current_revision as current_revision
 from .revision import files_at_revision as files_at_revision
+from .revision import origin_of_build as origin_of_build

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from imagebuild.core.errors import ConfigError, Mistakes, suggestion
+from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.files import cache_folder, shipped_folder
 from imagebuild.core.run import RunProgram, run_program
-from imagebuild.core.yaml import YamlFile, load_yaml
+from imagebuild.core.yaml import load_yaml
 from imagebuild.project.component import Check, Component
 from imagebuild.project.lockfile import Lock, layered_lock
 from imagebuild.project.matrix import GitProject, Matrix
+from imagebuild.project.plan import Project
 
 SHIPPED = "imagebuild"
 """What a matrix extends by this name is the project that comes with imagebuild."""
@@ -31,40 +32,6 @@ class ProjectPaths:
     def beside(cls, matrix: Path) -> ProjectPaths:
         """Return where the files of a project are by default: beside its matrix."""
         return cls(matrix, matrix.parent / "dockerfiles", matrix.parent / "imagebuild.lock")
-
-
-@dataclass(frozen=True)
-class Project:
-    """Hold the files of a project: the matrix, the components and the lock, with those of what it extends."""
-
-    matrix: YamlFile[Matrix]
-    components: Mapping[str, YamlFile[Component]]
-    lock: Lock
-    roots: tuple[Path, ...]
-    """Folders of templates and components: its own, then those of what it extends."""
-    own_lock: Lock
-    """What the project's own file has."""
-    inherited: tuple[object, ...] = ()
-    """What comes from the matrix that it extends: rules and requirements, which need not fit any of its images, and
-    pins, as `("versions", name)`, which are not written in this one."""
-
-    def in_repository(self, repository: str) -> Project:
-        """Return the project with images named and pushed elsewhere."""
-        model = self.matrix.model.model_copy(update={"repository": repository})
-        return replace(self, matrix=replace(self.matrix, model=model))
-
-    def folder(self, component: str) -> Path:
-        """Return the folder of a component. Raises ConfigError if there is no such component."""
-        if component not in self.components:
-            raise ConfigError(f"{self.roots[0]}: no component {component!r}{suggestion(component, self.components)}")
-        return self.components[component].path.parent
-
-    def template(self, name: str) -> Path:
-        """Return the file of a template: `components/NAME/FILE`, or a file that all share, the project's own first."""
-        if name.startswith("components/"):
-            _, component, file = name.split("/", 2)
-            return self.folder(component) / file
-        return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
 
 
 def load_project(matrix: Path, dockerfiles: Path, lock: Path, extending: tuple[Path, ...] = ()) -> Project:
@@ -141,14 +108,17 @@ def base_folder(extends: str | GitProject | None, place: Path) -> Path | None:
 
 
 def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
-    """Return a folder with the files of a commit, fetched unless it was before."""
+    """Return a folder with the files of a commit, fetched unless it was before, by way of the user's mirrors."""
     folder = cache_folder("projects") / source.commit
     if not folder.is_dir():
+        from imagebuild.core.settings import load_settings  # noqa: PLC0415 - few projects extend one in git
+
+        url = load_settings(os.environ).mirrors.download(source.git)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as name:
             work = Path(name) / "work"
             run("git", "init", "--quiet", str(work))
-            run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", source.git, source.commit)
+            run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", url, source.commit)
             run("git", "-C", str(work), "checkout", "--quiet", source.commit)
             work.rename(folder)
     return folder

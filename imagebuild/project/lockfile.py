@@ -169,7 +169,7 @@ class GitRef:
 
 @dataclass(frozen=True)
 class WheelSet:
-    """Wheels of the Python package index."""
+    """Describe wheels of the Python package index."""
 
     component: str
     version: str

@@ -28,7 +28,7 @@ Attachment = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
 
 
 class Requirement(Model):
-    """Checks that must have passed on the image, wherever they ran, and not only been skipped."""
+    """Name checks that must have passed on the image, wherever they ran, and not only been skipped."""
 
     when: Condition = Field(default_factory=dict)
     """Targets that it is for; besides axes there are `image` and `arch`."""
@@ -87,7 +87,7 @@ class GpuArchitecture(Model):
 
 
 class ExclusionRule(Model):
-    """Combinations that are not built, and why."""
+    """Name combinations that are not built, and why."""
 
     name: Release
     when: Condition
@@ -209,7 +209,7 @@ def combination_id(image: str, axes: Mapping[str, str]) -> str:
 
 
 class Target(Model):
-    """One point of an image's axes: what one tag names."""
+    """Describe one point of an image's axes: what one tag names."""
 
     id: str
     image: Name

@@ -5,20 +5,28 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, suggestion
-from imagebuild.core.fields import PATTERN_WORDS, VERSION, axis_facts, major, matches, minor, satisfies
-from imagebuild.project.matrix import REPOSITORY, Excluded, Pin, Plan, Target, combination_id
-
-if TYPE_CHECKING:
-    from imagebuild.core.yaml import YamlFile
-    from imagebuild.project.load import Project  # which reads YAML
+from imagebuild.core.fields import (
+    PATTERN_WORDS,
+    VERSION,
+    YamlFile,
+    axis_facts,
+    major,
+    matches,
+    minor,
+    satisfies,
+)
+from imagebuild.project.component import Component
+from imagebuild.project.lockfile import Lock
+from imagebuild.project.matrix import REPOSITORY, Excluded, Matrix, Pin, Plan, Target, combination_id
 
 TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
 """A repository with a tag, as the OCI distribution specification allows them."""
@@ -30,6 +38,40 @@ FIELD = re.compile(r"{([^{}]*)}")
 STAGED_DIGITS = 12
 """Digits of the digest in the tag of a staged image."""
 PARTS: Mapping[str, Callable[[str], str]] = {"major": major, "minor": minor}
+
+
+@dataclass(frozen=True)
+class Project:
+    """Hold the files of a project: the matrix, the components and the lock, with those of what it extends."""
+
+    matrix: YamlFile[Matrix]
+    components: Mapping[str, YamlFile[Component]]
+    lock: Lock
+    roots: tuple[Path, ...]
+    """Folders of templates and components: its own, then those of what it extends."""
+    own_lock: Lock
+    """What the project's own file has."""
+    inherited: tuple[object, ...] = ()
+    """What comes from the matrix that it extends: rules and requirements, which need not fit any of its images, and
+    pins, as `("versions", name)`, which are not written in this one."""
+
+    def in_repository(self, repository: str) -> Project:
+        """Return the project with images named and pushed elsewhere."""
+        model = self.matrix.model.model_copy(update={"repository": repository})
+        return replace(self, matrix=replace(self.matrix, model=model))
+
+    def folder(self, component: str) -> Path:
+        """Return the folder of a component. Raises ConfigError if there is no such component."""
+        if component not in self.components:
+            raise ConfigError(f"{self.roots[0]}: no component {component!r}{suggestion(component, self.components)}")
+        return self.components[component].path.parent
+
+    def template(self, name: str) -> Path:
+        """Return the file of a template: `components/NAME/FILE`, or a file that all share, the project's own first."""
+        if name.startswith("components/"):
+            _, component, file = name.split("/", 2)
+            return self.folder(component) / file
+        return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
 
 
 def named(project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes) -> Target:
@@ -113,7 +155,7 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
             mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
 
 
-Reference = tuple["YamlFile[Any]", tuple[str | int, ...], str, str, Collection[str]]
+Reference = tuple[YamlFile[Any], tuple[str | int, ...], str, str, Collection[str]]
 """File, place in it, what an unknown name is there, the name, and the names that there are."""
 
 
@@ -254,7 +296,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     mistakes = Mistakes()
     changes = changes or Changes()
     matrix = project.matrix.model
-    versions = _changed_versions(project, changes, mistakes)
+    versions = versions_with(project, changes, mistakes)
     check_names(project, changes, mistakes)
     mistakes.stop_if_any()
     targets: list[Target] = []
@@ -439,32 +481,30 @@ def version_of(project: Project, versions: Pins, name: str, facts: Mapping[str, 
     return pin.version if pin else None
 
 
-def versions_with(project: Project, changes: Changes) -> dict[str, tuple[Pin, ...]]:
-    """Return the pins of the matrix with the changes of the command line. Raises ConfigError."""
-    mistakes = Mistakes()
-    versions = _changed_versions(project, changes, mistakes)
-    mistakes.stop_if_any()
-    return versions
+def versions_with(project: Project, changes: Changes, mistakes: Mistakes | None = None) -> dict[str, tuple[Pin, ...]]:
+    """Return the pins of the matrix with the changes of the command line.
 
-
-def _changed_versions(project: Project, changes: Changes, mistakes: Mistakes) -> dict[str, tuple[Pin, ...]]:
-    """Return the pins with the changes of the command line; note names that are neither an axis nor a pin."""
+    Names that are neither an axis nor a pin are added to `mistakes`, or else raised as ConfigError.
+    """
+    found = mistakes or Mistakes()
     versions = dict(project.matrix.model.versions)
     axes = {axis for image in project.matrix.model.images.values() for axis in image.axes}
     for name, value in changes.values.items():
         if name in axes:
             continue
         if name not in {*versions, *project.components}:
-            mistakes.add(f"--set {name}={value}", f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}")
+            found.add(f"--set {name}={value}", f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}")
             continue
         version, at, commit = value.partition("@")
         if not re.match(VERSION, version):
-            mistakes.add(f"--set {name}={value}", f"must be {PATTERN_WORDS[VERSION]}")
+            found.add(f"--set {name}={value}", f"must be {PATTERN_WORDS[VERSION]}")
             continue
         if at and not re.fullmatch("[0-9a-f]{40}", commit):
-            mistakes.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")
+            found.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")
             continue
         versions[name] = (Pin(version=version, commit=commit or None),)
+    if mistakes is None:
+        found.stop_if_any()
     return versions
 
 

@@ -46,6 +46,12 @@ class BuildResult(Model):
     """What built it: name of the builder, or address of the engine."""
     started: str = ""
     """When, in UTC."""
+    source: str = ""
+    """Address of the project's repository, without credentials."""
+    run: str = ""
+    """Address of the run of CI that built it."""
+    workflow: str = ""
+    """Address of that run's workflow, with the revision of it: who vouches for the build."""
     replaced: dict[str, str] = Field(default_factory=dict)
     """Image or stage, as the Dockerfile names it → what the build had instead: the digest of an image, or `folder`."""
 
@@ -270,7 +276,7 @@ class Checks(Model):
 
 
 class Curve(Model):
-    """Bus bandwidth of a collective over message size: the better placement of each size."""
+    """Hold the bus bandwidth of a collective over message size: the better placement of each size."""
 
     evidence: str
     collective: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -91,6 +92,25 @@ def _continued(folder: Path, path: Path, matrix: str) -> Iterator[Path]:
             found = base
         if found and (inner := Path(os.path.normpath(found))).is_relative_to(folder):
             yield inner.relative_to(folder)
+
+
+def origin_of_build(matrix: Path, environ: Mapping[str, str], run: RunProgram = run_program) -> dict[str, str]:
+    """Return `source`, `run` and `workflow` of a `BuildResult`, by variables of GitHub's jobs or git's remote."""
+    if repository := environ.get("GITHUB_REPOSITORY"):
+        server = environ.get("GITHUB_SERVER_URL", "https://github.com")
+        number, attempt = environ.get("GITHUB_RUN_ID", ""), environ.get("GITHUB_RUN_ATTEMPT", "1")
+        return {
+            "source": f"{server}/{repository}",
+            "run": f"{server}/{repository}/actions/runs/{number}/attempts/{attempt}" if number else "",
+            "workflow": f"{server}/{environ['GITHUB_WORKFLOW_REF']}" if "GITHUB_WORKFLOW_REF" in environ else "",
+        }
+    try:
+        remote = run("git", "-C", str(matrix.resolve().parent), "remote", "get-url", "origin").strip()
+    except CommandError:
+        return {}
+    # `git@host:path` and `ssh://git@host/path` are what `https://host/path` is, too; a password is nobody's business.
+    found = re.match(r"(?!file:|/|\.)(?:\w+://)?(?:[^@/]*@)?([\w.-]+)(?::\d+)?[:/]+(.+?)(?:\.git)?/?$", remote)
+    return {"source": f"https://{found[1]}/{found[2]}"} if found else {}
 
 
 def current_revision(matrix: Path, dockerfiles: Path, run: RunProgram = run_program) -> str | None:

@@ -40,7 +40,7 @@ from imagebuild.project.records import (
 )
 from imagebuild.publish.evidence import read_predicate
 from imagebuild.publish.sbom import SpdxDocument
-from imagebuild.report.document import NONE, Report, busbw
+from imagebuild.report.document import NONE, Report
 
 WORKERS = 8
 """Images that are read at a time, each with a few requests."""
@@ -343,7 +343,7 @@ def curves_of(digest: str, result: VerifyResult | Report) -> list[Curve]:
         judgements, profile = [judgement for check in result.checks for judgement in check.judgements], None
     curves = []
     for run in runs:
-        points = {row.size_bytes: speed for row in run.rows if row.size_bytes > 0 and (speed := busbw(row))}
+        points = {row.size_bytes: speed for row in run.rows if row.size_bytes > 0 and (speed := row.busbw_gb_s)}
         if not points:
             continue
         own = run.subject

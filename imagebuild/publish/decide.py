@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from imagebuild.core.fields import Platform, axis_facts, matches
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import parse_need
-from imagebuild.project.load import Project, script_of
+from imagebuild.project.load import script_of
 from imagebuild.project.matrix import Publish, Target, axes_of, components_of
-from imagebuild.project.plan import REVISION, REVISION_DIGITS
+from imagebuild.project.plan import REVISION, REVISION_DIGITS, Project
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
 from imagebuild.publish.provenance import DIRTY

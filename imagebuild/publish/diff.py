@@ -135,7 +135,7 @@ def compare_images(request: DiffRequest, finder: ImageFinder) -> Comparison:
     )  # fmt: skip
 
 
-def _compare(a: ImageFacts, b: ImageFacts) -> Iterator[Section]:
+def _compare(a: ImageContents, b: ImageContents) -> Iterator[Section]:
     """Compare what is known of both images."""
     made_by = instructions_of(a.image) | instructions_of(b.image)
     for title in (title for title in a.values if title in b.values):
@@ -156,7 +156,7 @@ COMPONENT = "imagebuild.component."
 
 
 @dataclass(frozen=True)
-class ImageFacts:
+class ImageContents:
     """Hold what is known of one of the two images."""
 
     side: ComparedImage
@@ -179,7 +179,7 @@ class ImageFacts:
         return bool(self.results.runs or self.results.tests or self.results.tables)
 
 
-def _read_facts(found: FoundImage, platform: str, results: Path | None, known: dict[str, Layer]) -> ImageFacts:
+def _read_facts(found: FoundImage, platform: str, results: Path | None, known: dict[str, Layer]) -> ImageContents:
     """Read an image and its results; `known` keeps the layers that were read."""
     image, name = found.image(platform), found.name
     notes, unknown = [], {}
@@ -212,7 +212,7 @@ def _read_facts(found: FoundImage, platform: str, results: Path | None, known: d
     if not image.compressed:
         notes.append(f"layers of {name} are not compressed, so a registry has other sizes and digests")
     side = ComparedImage(name=name, origin=found.origin, digest=image.digest, platform=image.platform)
-    facts = ImageFacts(side, image, values, unknown, report or Results(), notes)
+    facts = ImageContents(side, image, values, unknown, report or Results(), notes)
     if not facts.has_speeds:
         unknown["bandwidth"] = f"{name} has no results of nccl-tests, nvbandwidth or perftest"
     return facts

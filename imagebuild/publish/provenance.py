@@ -213,9 +213,10 @@ def provenance_of(
     by_uri: dict[str, list[Dependency]] = {}
     for dependency in resolved_dependencies(recipe, lock, platform, result.replaced):
         by_uri.setdefault(dependency.uri, []).append(dependency)
-    # CI systems name their builders by an https address.
-    is_address = result.builder.startswith("https://")
-    builder = result.builder if is_address else BUILDER + quote(result.builder or "unknown", safe="")
+    # On GitHub the workflow is what vouches for a build; other CI systems name their builders by an https address.
+    builder = result.workflow or result.builder
+    if not builder.startswith("https://"):
+        builder = BUILDER + quote(builder or "unknown", safe="")
     resources = (*_own_resources(result), *map(_resource, by_uri.values()))
     return {
         "buildDefinition": {
@@ -252,7 +253,8 @@ def _own_resources(result: BuildResult) -> Iterator[Resource]:
     if result.revision:
         commit = result.revision.removesuffix(DIRTY)
         changed = {} if commit == result.revision else {"changed": "files differed from the commit"}
-        yield Resource(name=PROJECT, digest={"gitCommit": commit}, annotations=changed)
+        uri = f"git+{result.source}@{commit}" if result.source else ""
+        yield Resource(name=PROJECT, uri=uri, digest={"gitCommit": commit}, annotations=changed)
     if result.dockerfile:
         yield Resource(name="Dockerfile", digest={"sha256": result.dockerfile})
 
@@ -263,7 +265,7 @@ def _metadata(result: BuildResult) -> dict[str, str]:
     start = datetime.fromisoformat(result.started)
     end = start + timedelta(seconds=round(result.seconds))
     started, finished = (time.isoformat(timespec="seconds").replace("+00:00", "Z") for time in (start, end))
-    return {"invocationId": f"{result.target}/{started}", "startedOn": started, "finishedOn": finished}
+    return {"invocationId": result.run or f"{result.target}/{started}", "startedOn": started, "finishedOn": finished}
 
 
 def _digest_set(digest: str) -> dict[str, str]:

@@ -14,9 +14,8 @@ from imagebuild.oci.attestation import STATEMENT_MEDIA
 from imagebuild.oci.layout import INDEX_TYPES, Descriptor, Manifest, manifests_of, referrers_tag
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import DeletionDisabled, Registry, RepositoryAt
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import repository_name
+from imagebuild.project.plan import Project, repository_name
 
 STAGED = re.compile(r"staged-(\d{8}T\d{6}Z)-([0-9a-f]{12})")
 """The tag that a push leaves: its time, and the first digits of the digest that it pushed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,9 +38,8 @@ from imagebuild.oci.layout import (
 )
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, copy_image
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan, Target
-from imagebuild.project.plan import REVISION, restricted_components, select_targets
+from imagebuild.project.plan import REVISION, Project, restricted_components, select_targets
 from imagebuild.project.records import Published, PublishResult, VerifyResult
 from imagebuild.publish.attest import AttestRequest, Signer, attach, verify_attachments
 from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, key_of_target, objections, rules_of
@@ -184,7 +183,7 @@ def make_draft(
     present = {platform: image for platform, image in images.items() if image}
     index = None
     if len(present) == len(platforms):
-        index = make_index(present, {KEY: terms.key} if terms.key else {})
+        index = make_index(present, index_annotations(choices, present.values(), terms.key))
         members: dict[tuple[str, str], str] = {
             (index.digest, platform): image.descriptor.digest for platform, image in present.items()
         }
@@ -252,6 +251,24 @@ def _find_image(choice: Choice, target: Target, tools: PublishTools) -> Platform
 
 INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 """Beginnings of the labels that an index repeats as annotations."""
+
+
+def index_annotations(choices: Sequence[Choice], images: Iterable[PlatformImage], key: str) -> dict[str, str]:
+    """Return what an index says of its origin beside the labels: source, commit, date and key, as far as it is known.
+
+    What the builds of its platforms do not agree on is left out. `created` is the date of the files, not of the build,
+    so that the same commit built again has the same index.
+    """
+    builds = [build.value for choice in choices for build in choice.builds]
+    sources, revisions = ({getattr(b, name) for b in builds} for name in ("source", "revision"))
+    source = sources.pop() if len(sources) == 1 else ""
+    created = max((str(image.config.get("created") or "") for image in images), default="")
+    named = {
+        "source": source, "url": source, "vendor": source.rstrip("/").split("/")[-2] if source.count("/") > 3 else "",
+        "revision": revisions.pop() if len(revisions) == 1 else "", "created": created,
+    }  # fmt: skip
+    annotations = {f"{INDEX_LABELS[0]}{name}": str(value) for name, value in named.items() if value}
+    return annotations | ({KEY: key} if key else {})
 
 
 KEY = "imagebuild.key"

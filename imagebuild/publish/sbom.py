@@ -269,14 +269,15 @@ def _base_package(image: PlatformImage) -> Package | None:
     if BOOTSTRAPPED in history:
         return spdx_package(
             BASE, f"{name or 'base'} (bootstrapped)", purpose="OPERATING-SYSTEM",
-            comment=f"{history}; in place of {name}@{digest}",
+            comment=f"{history}; in place of {name}",
         )  # fmt: skip
     if digest.startswith("sha256:"):
         return spdx_package(
             BASE, name, digest, url=image_purl(name, digest), sha256=digest.removeprefix("sha256:"),
             purpose="CONTAINER", comment="As the label org.opencontainers.image.base.digest says.",
         )  # fmt: skip
-    return None
+    comment = "As the label org.opencontainers.image.base.name says; provenance has its digest."
+    return spdx_package(BASE, name, purpose="CONTAINER", comment=comment) if name else None
 
 
 def _component_package(part: ComponentPart) -> Package:

@@ -18,8 +18,8 @@ from rich.markup import escape
 from imagebuild.core import console, files
 from imagebuild.core.console import out
 from imagebuild.core.errors import ConfigError, Mistakes, ResultError
-from imagebuild.core.fields import Model
-from imagebuild.core.yaml import YamlFile, load_yaml
+from imagebuild.core.fields import Model, YamlFile
+from imagebuild.core.yaml import load_yaml
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.matrix import axes_of
 from imagebuild.project.records import ScanResult, Severity, Vulnerability

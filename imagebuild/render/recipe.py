@@ -9,7 +9,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Arch, Platform, axis_facts
 from imagebuild.project.component import Component, Repository, first_values
-from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     Archive,
     ArchiveTree,
@@ -22,7 +21,7 @@ from imagebuild.project.lockfile import (
     facts_of,
 )
 from imagebuild.project.matrix import Base, Pin, Target
-from imagebuild.project.plan import pin_of, provider_of
+from imagebuild.project.plan import Project, pin_of, provider_of
 
 CPUS: Mapping[Arch, str] = {"amd64": "x86_64", "arm64": "aarch64"}
 """Architecture → the kernel's name of it."""
@@ -72,6 +71,7 @@ class Recipe:
         """Components that have a build stage."""
         self._axes = axis_facts(target.axes)
         self._identities: dict[str, int] = {}
+        self._providers: dict[str, str] = {}
         self.known: dict[object, Any] = {} if known is None else known
         """What recipes of one project remember together, see `once`."""
 
@@ -107,8 +107,11 @@ class Recipe:
 
     def provider(self, wanted: str) -> str:
         """Return the component whose stage others build with when they require `wanted`."""
-        chosen = self.image.build_with.get(wanted)
-        return chosen or provider_of(self.project, wanted, self.target.components) or wanted
+        if wanted not in self._providers:
+            chosen = self.image.build_with.get(wanted)
+            found = chosen or provider_of(self.project, wanted, self.target.components)
+            self._providers[wanted] = found or wanted
+        return self._providers[wanted]
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -188,7 +191,8 @@ class Recipe:
         """
         own_axes = {**self.target.axes, "os": self.os(name)} if stage else self.target.axes
         version = self.version(name)
-        axes = {**axis_facts(own_axes), "version": version, "image": self.target.image}
+        providers = {wanted: self.provider(wanted) for wanted in self.component(name).build_requires}
+        axes = {**providers, **axis_facts(own_axes), "version": version, "image": self.target.image}
         result = {"version": version, "os": own_axes["os"], **self.key(name)}
         if arch:
             axes["arch"] = arch
@@ -268,14 +272,24 @@ class Recipe:
 
         `every`: the packages of all variants.
         """
+        return self.packages_of(name, devel=every or self.target.axes.get("variant") == "devel")
+
+    @once
+    def packages_of(self, name: str, *, devel: bool) -> tuple[str, ...]:
+        """Return the packages that a component brings into an image, with those of `devel` or without."""
         packages, values = self.component(name).packages, self.values(name)
-        extra = packages.devel if every or self.target.axes.get("variant") == "devel" else ()
-        return tuple(self.fill(name, text, values, "packages") for text in (*packages.runtime, *extra))
+        wanted = (*packages.runtime, *(packages.devel if devel else ()))
+        return tuple(self.fill(name, text, values, "packages") for text in wanted)
 
     def env(self, name: str) -> dict[str, str]:
         """Return the environment that a component gives an image, with what its unpacked archive sets."""
         axes = {**self._axes, "version": self.version(name)}
-        return {**self.unpacked_env(name), **first_values(self.component(name).env, axes)}
+        own = first_values(self.component(name).env, axes)
+        values = self.values(name) if any("{" in value for value in own.values()) else {}
+        filled = {
+            variable: self.fill(name, value, values, "env") if values else value for variable, value in own.items()
+        }
+        return {**self.unpacked_env(name), **filled}
 
     def unpacked_env(self, name: str) -> dict[str, str]:
         """Return what the image takes of the environment that a component's archive sets; nothing without facts."""

@@ -19,7 +19,6 @@ from imagebuild import __version__
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Platform, satisfies
 from imagebuild.core.files import cache_folder, read_text
-from imagebuild.project.load import Project
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Lock,
@@ -32,7 +31,7 @@ from imagebuild.project.lockfile import (
     wheels_of,
 )
 from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Pins
+from imagebuild.project.plan import Pins, Project
 from imagebuild.render.recipe import ARCHS, Recipe
 
 
@@ -148,9 +147,14 @@ def image_environment(recipe: Recipe) -> dict[str, str]:
 
 
 def image_labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
-    """Return the labels of the image; `digest` is the lock's hash, `base` the image that it starts from."""
+    """Return the labels of the image; `digest` is the lock's hash, `base` the image that it starts from.
+
+    A base that builds may bootstrap has no label with a digest, as that would be of an image that was not used.
+    """
     target = recipe.target
     base_name, _, base_digest = base.partition("@")
+    if any(entry.release and entry.image == base_name for entry in recipe.project.matrix.model.bases.values()):
+        base_digest = ""
     result = {
         "org.opencontainers.image.title": target.image,
         "org.opencontainers.image.description": recipe.image.description,
@@ -323,8 +327,8 @@ class Renderer:
     @cached_property
     def _environment(self) -> jinja2.Environment:
         compiled = None
-        with suppress(OSError):  # without a folder to write to, templates are compiled each time
-            folder = cache_folder() / "templates"
+        with suppress(OSError, ConfigError):  # without a folder to write to, templates are compiled each time
+            folder = cache_folder("templates")
             folder.mkdir(parents=True, exist_ok=True)
             compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
         environment = jinja2.Environment(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import accumulate
-from math import isfinite
 from pathlib import Path, PurePath
 from typing import Any, Literal, Self, get_args
 
@@ -26,7 +25,6 @@ from imagebuild.bench.models import (
     Claim,
     Diagnostic,
     Judgement,
-    NcclRow,
     Openness,
     PerftestTable,
     Results,
@@ -127,7 +125,7 @@ class Assertion:
 
 
 class ReportOrigin(Model):
-    """The origin of a report."""
+    """Say where a report comes from."""
 
     title: str
     created: str
@@ -147,7 +145,7 @@ class ReportOrigin(Model):
 
 
 class Report(Results):
-    """The results that were read and the verdicts on them; the file that `imagebuild report --json` writes."""
+    """Hold the results that were read and the verdicts on them; the file that `imagebuild report --json` writes."""
 
     about: ReportOrigin
     judgements: tuple[Judgement, ...] = ()
@@ -347,20 +345,14 @@ def assertions_on_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Asserti
 
 def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
     """Assert that the checks of an image pass, except checks of speed: their verdicts are in `judgements`."""
-    return [
-        Assertion(
-            kind="check",
-            source=verification.image,
-            subject=f"{check.component} {check.check}",
-            state=check.outcome,
-            word=check.outcome,
-            reason=check.reason,
-            seconds=check.seconds,
-            output=check.output if check.outcome == "failed" else "",
-        )
-        for check in verification.checks
-        if not check.judgements
-    ]
+    assertions = []
+    for check in verification.checks:
+        if not check.judgements:
+            subject, state = f"{check.component} {check.check}", check.outcome
+            output = check.output if state == "failed" else ""
+            facts = check.reason, check.seconds, output
+            assertions.append(Assertion("check", verification.image, subject, state, state, *facts))
+    return assertions
 
 
 def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[str, ...]]]:
@@ -590,13 +582,6 @@ def best_value(result: Result) -> str:
             size_text = f" at {format_bytes(result.size_bytes)}" if result.size_bytes is not None else ""
             return (", ".join(parts) or NONE) + size_text
     return NONE
-
-
-def busbw(row: NcclRow) -> float | None:
-    """Return the bus bandwidth of the better placement in GB/s, None if none was printed."""
-    halves = (row.out_of_place, row.in_place) if row.in_place else (row.out_of_place,)
-    speeds = [half.busbw_gb_s for half in halves if half.busbw_gb_s is not None and isfinite(half.busbw_gb_s)]
-    return max(speeds, default=None)
 
 
 def latency(values: Mapping[str, float | None] | None) -> float | None:

@@ -37,7 +37,6 @@ from imagebuild.report.document import (
     Overall,
     Report,
     State,
-    busbw,
     claim_state,
     format_bytes,
     format_number,
@@ -313,7 +312,7 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
     def scale(item: tuple[Entry, Run]) -> tuple[bool, int, int]:
         return item[1].ranks is None, item[1].nodes or 0, item[1].ranks or 0
 
-    drawable = [item for item in runs if any(row.size_bytes > 0 and busbw(row) for row in item[1].rows)]
+    drawable = [item for item in runs if any(row.size_bytes > 0 and row.busbw_gb_s for row in item[1].rows)]
     for number, ((_, nodes, ranks), group) in enumerate(groupby(sorted(drawable, key=scale), key=scale), 1):
         title = f"{ranks} rank{'s' * (ranks != 1)}" if ranks else "Number of ranks unknown"
         title += f", {nodes} node{'s' * (nodes != 1)}" if nodes else ""
@@ -346,7 +345,7 @@ def _run_points(run: Run) -> list[Point]:
                 rate, time = format_number(half.busbw_gb_s), format_number(half.time_us)
                 details.append(f"{name} {rate} GB/s, {time} µs{wrong}")
         details.append(" ".join(filter(None, (row.dtype, row.redop))))
-        points.append(Point(row.size_bytes, busbw(row) or 0, tuple(details)))
+        points.append(Point(row.size_bytes, row.busbw_gb_s or 0, tuple(details)))
     return points
 
 

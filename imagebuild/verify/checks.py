@@ -22,7 +22,8 @@ from imagebuild.core import console
 from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, matches
 from imagebuild.project.component import Check, missing_needs, nodes_needed
-from imagebuild.project.load import Project, script_of
+from imagebuild.project.load import script_of
+from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult, Outcome
 from imagebuild.verify.runner import Command, Execution, Session
 

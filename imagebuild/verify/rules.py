@@ -18,8 +18,8 @@ from imagebuild.core.fields import axis_facts, matches
 from imagebuild.oci import image as oci_image
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
+from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult
 from imagebuild.render import renderer
 from imagebuild.render.renderer import Renderer
@@ -410,7 +410,7 @@ def runs(elf: Elf, capability: str) -> bool:
 
 
 OCI = "org.opencontainers.image."
-REQUIRED = ("title", "description", "version", "licenses", "base.name", "base.digest")
+REQUIRED = ("title", "description", "version", "licenses", "base.name")
 ANOTHER_BASE = (f"{OCI}base.name", f"{OCI}base.digest")
 """Labels that `render --base-image` changes."""
 MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")

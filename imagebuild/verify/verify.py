@@ -16,8 +16,8 @@ from imagebuild.core import console, files
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.oci import engine
 from imagebuild.project.component import missing_needs
-from imagebuild.project.load import Project
 from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult, Surroundings, VerifyResult
 from imagebuild.project.revision import current_revision
 from imagebuild.render.renderer import Renderer
@@ -82,7 +82,7 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
         chosen = select_checks(project, IMAGE_CHECKS, components, request.checks)
         planned = plan_checks(project, chosen, components, image.axes)
         rules = [entry.name.removeprefix(f"{IMAGE}/") for entry in chosen if entry.component == IMAGE]
-        evidence = Evidence(image, request.output or folder / "evidence", kept=request.output is not None)
+        evidence = ResultFolder(image, request.output or folder / "evidence", kept=request.output is not None)
         # Files are read while commands run.
         wanted = rules or not runner.starts_image
         reading = pool.submit(read_files, image, runner, renderer, plan) if wanted else None
@@ -101,7 +101,7 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
 
 
 def run_commands(
-    runner: Runner, planned: Sequence[PlannedCheck], request: VerifyRequest, evidence: Evidence,
+    runner: Runner, planned: Sequence[PlannedCheck], request: VerifyRequest, evidence: ResultFolder,
     reading: Future[list[Inspection]] | None,
 ) -> None:  # fmt: skip
     """Run checks in a session of the runner, one after the other: a second command would disturb a benchmark.
@@ -204,7 +204,7 @@ def judge_files(reading: Future[list[Inspection]], rules: Collection[str]) -> li
 
 
 def same_files(
-    session: Session, inspections: Sequence[Inspection], variables: Collection[str] | None, evidence: Evidence
+    session: Session, inspections: Sequence[Inspection], variables: Collection[str] | None, evidence: ResultFolder
 ) -> CheckResult:
     """Return the result of comparing the place with the image that was read."""
     if not inspections:
@@ -242,7 +242,7 @@ REPORTS: Mapping[str, tuple[str, str]] = {
 """File in the evidence folder → script that prints it, and what that needs."""
 
 
-def observe_surroundings(session: Session, runner: str, evidence: Evidence) -> tuple[Surroundings, Collection[str]]:
+def observe_surroundings(session: Session, runner: str, evidence: ResultFolder) -> tuple[Surroundings, Collection[str]]:
     """Return what is known of the place where checks run, and the names of all variables there.
 
     If evidence is kept, also write reports of programs there.
@@ -278,7 +278,7 @@ SLOW_S = 5
 
 
 @dataclass
-class Evidence:
+class ResultFolder:
     """Collect the results of a verification, with logs in a folder."""
 
     image: Subject

@@ -15,13 +15,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.programs]
 CHART = "#bandwidth-1"
 
 
-def test_what_was_read_is_not_run(visit: Visit) -> None:
+def test_a_line_for_each_run_and_nothing_of_what_was_read_is_run(visit: Visit) -> None:
     page = visit("report").page
     assert page.title() == f"{BAD.headline} – Everything at once"
-
-
-def test_a_line_for_each_run(visit: Visit) -> None:
-    page = visit("report").page
     expect(page.locator(f"{CHART} .scatterlayer .trace")).to_have_count(sum(r.ranks == 8 for r in BAD.runs))
     expect(page.locator("#bandwidth-2 .scatterlayer .trace")).to_have_count(1)
     assert page.locator(f"{CHART} .shapelayer path").count() == 6

@@ -98,6 +98,8 @@ class Machine:
             "PYTHONPATH": str(ROOT),
             "DOCKER_CONFIG": str(self.folder / "docker"),
             "RUNNER_TEMP": str(self.folder),
+            "GITHUB_SERVER_URL": "https://github.test",
+            "GITHUB_WORKFLOW_REF": "acme/images/.github/workflows/images.yml@refs/heads/main",
         }
 
     @property

@@ -704,7 +704,6 @@ LABEL org.opencontainers.image.title="open" \
       org.opencontainers.image.description="UCX, UCC, Open MPI and the benchmarks from upstream source, with CUDA, verbs and GDRCopy" \
       org.opencontainers.image.version="cuda13.5-debian13-devel" \
       org.opencontainers.image.base.name="debian:13.7-slim" \
-      org.opencontainers.image.base.digest="sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a" \
       org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (MIT)" \
       imagebuild.target="open-cuda13.5-debian13-devel" \
       imagebuild.lock="a555eb32a24b" \

@@ -247,7 +247,6 @@ LABEL org.opencontainers.image.title="quickstart" \
       org.opencontainers.image.description="Everything that the distribution's archive and the Python package index offer; built in minutes" \
       org.opencontainers.image.version="cuda13.5-debian13-runtime" \
       org.opencontainers.image.base.name="debian:13.7-slim" \
-      org.opencontainers.image.base.digest="sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a" \
       org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA)" \
       imagebuild.target="quickstart-cuda13.5-debian13-runtime" \
       imagebuild.lock="d30be0f88c1d" \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from functools import cache
@@ -87,3 +88,15 @@ def test_chains_of_imports_are_short() -> None:
     module = max(longest, key=longest.__getitem__)
     assert longest[module] <= 12, (module, longest[module])
     assert longest["imagebuild.cli.build"] > 5  # chains are found at all
+
+
+NOUNS = {"A", "All", "An", "Each", "Every", "Everything", "How", "No", "One", "Something", "The", "What", "Whether"}
+
+
+def test_docstrings_begin_with_a_verb() -> None:
+    """Those of rules of the image are what the rule says of an image, and people read them."""
+    for path in (ROOT / "imagebuild").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())) if path.name != "rules.py" else ():
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text = ast.get_docstring(node) or ""
+                assert text.partition(" ")[0] not in NOUNS, (path.name, text)

@@ -74,8 +74,8 @@ def test_render_to_a_file_equals_render_to_the_terminal(call: Call, tmp_path: Pa
         (["build", "--cache-write"], 2, "--cache-write: needs --cache REPOSITORY"),
         (["lock", "--json", "-"], 2, "--json: needs --check"),
         (["lock", "--offline"], 2, "--offline: needs --check"),
-        (["lock", "--date", "2026-11-21", "--check"], 2, "--date: excludes --check and --update"),
-        (["lock", "--date", "2026-11-21", "--update", "tool"], 2, "--date: excludes --check and --update"),
+        (["lock", "--date", "2026-11-21", "--check"], 2, "--date and --show: exclude --check"),
+        (["lock", "--date", "2026-11-21", "--update", "tool"], 2, "--date and --show: exclude --check"),
     ],
 )
 def test_exit_codes(call: Call, arguments: list[str], status: int, message: str) -> None:

@@ -1,9 +1,14 @@
 """Every mistake is shown with file:line, what is wrong and the nearest valid name."""
 
+import marshal
+from pathlib import Path
+from unittest.mock import Mock
+
 import pytest
 
 from imagebuild.core import ConfigError
 from imagebuild.project import make_plan
+from imagebuild.render import Renderer
 from tests.conftest import LIBRARY, TOOL, Files
 
 
@@ -55,6 +60,38 @@ def test_mistakes_in_a_component(tiny: Files) -> None:
 def test_a_requirement_circle_is_named(tiny: Files) -> None:
     tiny.component("library", LIBRARY + "requires: [tool]\n")
     assert "goes in a circle: " in complaint(tiny)
+
+
+def test_a_cached_text_reads_as_one_that_was_not(tiny: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first, second = tiny.load(), tiny.load()
+    assert (first.matrix, first.components) == (second.matrix, second.components)
+    files = list((tmp_path / "cache/imagebuild/yaml").iterdir())
+    assert len(files) == 1 + len(first.components)
+    tiny.replace("matrix.yaml", 'library: "1.2"', 'library: "1.3"')
+    assert tiny.load().matrix.model.versions["library"][0].version == "1.3"
+    for content in (b"", b"damaged", marshal.dumps(("only one",))):
+        for file in files:
+            file.write_bytes(content)
+        assert tiny.load().components == first.components
+
+
+def test_mistakes_are_not_cached(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", "repository: example", "repository: example\nrepository: other")
+    assert complaint(tiny) == complaint(tiny)
+    assert "the key is there twice" in complaint(tiny)
+
+
+@pytest.mark.parametrize("home", ["/proc", None])
+def test_nothing_can_be_cached(tiny: Files, monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if home:
+        monkeypatch.setenv("HOME", home)
+    else:
+        monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
+    project = tiny.load()
+    target = make_plan(project).targets[0]
+    assert "FROM debian" in Renderer(project, project.matrix.model.versions).dockerfile(target).text
 
 
 def test_all_mistakes_at_once(tiny: Files) -> None:

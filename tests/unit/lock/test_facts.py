@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import shutil
 import tarfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from imagebuild.core import CommandError, ConfigError, ImagebuildError, ResultError, run_program
-from imagebuild.lock import image_facts, tree_facts, unpack
-from imagebuild.project import ArchiveTree, TreeFacts, Unpacked
+from imagebuild.lock import image_facts, lock_from_table, tree_facts, unpack
+from imagebuild.project import (
+    Archive,
+    ArchiveTree,
+    BaseImage,
+    Changes,
+    GitRef,
+    LockedArchive,
+    LockedImage,
+    LockedRepository,
+    PackageSource,
+    Project,
+    Table,
+    TreeFacts,
+    Unpacked,
+    check_resolved,
+    key_of,
+    make_plan,
+    versions_with,
+)
+from imagebuild.render import Renderer
+from tests.upstream import hpcx
 
 pytestmark = pytest.mark.programs
 WANTED = ArchiveTree(prefix="/opt/stack", script=". ./init.sh; stack_load")
@@ -220,3 +242,35 @@ def test_an_image_for_two_architectures_takes_what_both_have() -> None:
         ConfigError, match="NET: expected one value for all architectures, but it is a for amd64, b for arm64"
     ):
         UNPACKED.environment({"amd64": facts(NET="a"), "arm64": facts(NET="b")})
+
+
+def test_the_dockerfile_of_hpcx_for_what_was_shown_of_it(
+    project: Project, tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
+    """Facts are those of the stand-in of tests/upstream, which was made from others' evidence; other pins are made up."""
+    unpacked = project.components["hpcx"].model.unpacked
+    assert unpacked
+    (target,) = (t for t in make_plan(project).targets if t.id == "hpcx-cuda13.4.2-ubuntu24.04-devel")
+    entries: Table = {}
+    for source in Renderer(project, versions_with(project, Changes())).recipe(target).sources():
+        match source:
+            case Archive(url=url):
+                which = hpcx.Distribution("ubuntu24.04", 13, url.rpartition("-")[2].removesuffix(".tbz"), hpcx.NEWEST)
+                top = hpcx.unpack(hpcx.files(hpcx.release(hpcx.NEWEST), which), tmp_path / which.name)
+                facts = tree_facts(run_program, top, unpacked)
+                entries[key_of(source)] = LockedArchive(sha256="a" * 64, facts=facts)
+            case BaseImage():
+                entries[key_of(source)] = LockedImage(digest=f"sha256:{'b' * 64}")
+            case PackageSource(packages=packages):
+                known = entries.get(key_of(source))
+                versions = known.packages if isinstance(known, LockedRepository) else {}
+                versions = {**versions, **{p: p.partition("=")[2] or "1.0" for p in packages}}
+                entries[key_of(source)] = LockedRepository(fingerprint="F" * 40, packages=versions)
+            case GitRef(commit=None):
+                entries[key_of(source)] = "c" * 40
+    made = replace(project, lock=lock_from_table(entries))
+    recipe = Renderer(made, versions_with(made, Changes())).recipe(target)
+    check_resolved(made.lock, recipe.sources())
+    text = Renderer(made, versions_with(made, Changes())).dockerfile(target).text
+    assert "unresolved" not in text
+    golden(f"tests/golden/{target.id}.Dockerfile", text)

@@ -155,7 +155,7 @@ def test_names_of_components_pins_bases_and_addresses(known: dict[str, set[tuple
     ("name", "near"), [("ucxx", "ucx"), ("nvidia/cuda:13.4.2-devel-ubuntu24.4", "nvidia/cuda:13.4.2-devel-ubuntu24.04")]
 )
 def test_an_unknown_name(known: dict[str, set[tuple[str, ...]]], name: str, near: str) -> None:
-    with pytest.raises(ConfigError, match=f"--update {name}: no component.*; did you mean '{near}'"):
+    with pytest.raises(ConfigError, match=f"{name}: no component.*; did you mean '{near}'"):
         keys_of([name], known)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import run_program
-from imagebuild.project import current_revision
+from imagebuild.project import current_revision, origin_of_build
 
 pytestmark = pytest.mark.programs
 
@@ -45,3 +45,32 @@ def test_a_commit_and_changes_of_it(project: Path) -> None:
 def test_no_repository(tmp_path: Path) -> None:
     (tmp_path / "matrix.yaml").touch()
     assert current(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("remote", "source"),
+    [
+        ("https://github.com/acme/images.git", "https://github.com/acme/images"),
+        ("https://somebody:secret@git.example:8443/team/images", "https://git.example/team/images"),
+        ("git@github.com:acme/images.git", "https://github.com/acme/images"),
+        ("ssh://git@git.example:2222/team/images.git/", "https://git.example/team/images"),
+        ("/srv/git/images", None),
+        ("file:///srv/git/images", None),
+        ("../images", None),
+    ],
+)
+def test_the_source_is_where_people_find_it_and_no_secret(remote: str, source: str | None) -> None:
+    found = origin_of_build(Path("matrix.yaml"), {}, lambda *_, **__: f"{remote}\n")
+    assert found == ({"source": source} if source else {})
+
+
+def test_a_job_of_github_knows_its_run_and_workflow() -> None:
+    environ = {
+        "GITHUB_REPOSITORY": "acme/images", "GITHUB_RUN_ID": "42", "GITHUB_RUN_ATTEMPT": "2",
+        "GITHUB_WORKFLOW_REF": "acme/images/.github/workflows/images.yml@refs/heads/main",
+    }  # fmt: skip
+    assert origin_of_build(Path("matrix.yaml"), environ) == {
+        "source": "https://github.com/acme/images",
+        "run": "https://github.com/acme/images/actions/runs/42/attempts/2",
+        "workflow": "https://github.com/acme/images/.github/workflows/images.yml@refs/heads/main",
+    }

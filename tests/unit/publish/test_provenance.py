@@ -140,6 +140,11 @@ def test_changed_files_are_said(tiny: Files) -> None:
     plan = make_plan(project)
     document = stated(renderer, plan, plan.targets[0].id, builder="https://ci.example/w@refs/heads/main")
     assert document["runDetails"]["builder"]["id"] == "https://ci.example/w@refs/heads/main"
+    run, source = "https://ci.example/runs/1", "https://git.example/acme/images"
+    document = stated(renderer, plan, plan.targets[0].id, run=run, source=source, workflow="https://ci.example/w@main")
+    assert document["runDetails"]["builder"]["id"] == "https://ci.example/w@main"
+    assert document["runDetails"]["metadata"]["invocationId"] == run
+    assert f"git+{source}@" in json.dumps(document["buildDefinition"]["resolvedDependencies"])
     target = plan.targets[0]
     dirty = result_of(target).model_copy(update={"revision": f"{'c' * 40}-dirty"})
     changed = provenance_of(dirty, AMD64, renderer.recipe(target), project.lock)

@@ -38,7 +38,11 @@ def test_a_verified_target_gets_its_tags_and_aliases(site: Site) -> None:
     assert index.media_type == INDEX
     assert [child.platform for child in manifests_of(index.document)] == [AMD64, ARM64]
     assert {child.digest for child in manifests_of(index.document)} == set(done.platforms.values())
-    assert index.document["annotations"]["imagebuild.component.tool"] == "3.4"
+    annotations = index.document["annotations"]
+    assert annotations["imagebuild.component.tool"] == "3.4"
+    assert annotations["org.opencontainers.image.revision"] == COMMIT
+    assert annotations["org.opencontainers.image.source"] == "https://git.example/acme/images"
+    assert annotations["org.opencontainers.image.vendor"] == "acme"
 
 
 def test_nothing_is_sent_that_staging_has(site: Site) -> None:

@@ -52,7 +52,9 @@ def found() -> dict[str, Any]:
     return dict(json.loads(DATA.read_text()))
 
 
-def labels_of(renderer: Renderer, target: Target, base: str = f"debian:13.7-slim@sha256:{'b' * 64}") -> dict[str, str]:
+def labels_of(
+    renderer: Renderer, target: Target, base: str = f"example.test/debian:13.7@sha256:{'b' * 64}"
+) -> dict[str, str]:
     recipe = renderer.recipe(target)
     return image_labels(recipe, hash_of_lock(recipe, renderer.project.lock), base)
 
@@ -119,7 +121,7 @@ def test_an_image(made: Make) -> None:
     assert {"Tool: syft-1.18.1"} < set(document["creationInfo"]["creators"])
 
     assert related(document, IMAGE, "DESCENDANT_OF") == {"SPDXRef-Base"}
-    (base,) = named(document, "debian:13.7-slim")
+    (base,) = named(document, "example.test/debian:13.7")
     assert base["checksums"] == [{"algorithm": "SHA256", "checksumValue": "b" * 64}]
     assert purl_of(base["externalRefs"]).startswith(f"pkg:oci/debian@sha256:{'b' * 64}?")
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imagebuild.bench import BandwidthTest
-from imagebuild.core import ConfigError
 from imagebuild.report import LogText, lay_out, plotly_js, read_logs, report_html
 from tests.page_outline import outline
-from tests.report_samples import BAD, GIB, GOOD, HOSTILE, judgement, report, row, run
+from tests.report_samples import BAD, GIB, HOSTILE, judgement, report, row, run
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +44,6 @@ def test_one_plotly_and_none_where_nothing_is_drawn(bad_page: str) -> None:
     empty = report_html(report(nothing_in=("x",)))
     assert len(empty) < 40_000
     assert "<script" not in empty
-
-
-def test_without_plotly_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.split(".")[0] == "plotly"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install plotly")):
-        report_html(GOOD)
 
 
 def test_sections_come_after_the_verdict_and_are_linked(bad_page: str) -> None:

@@ -1,0 +1,735 @@
+# hpcx-cuda13.4.2-ubuntu24.04-devel
+# HPC-X, NCCL with its network plug-ins and the benchmarks of GPU networking, on NVIDIA's CUDA images
+#
+#   cuda-image         13.4.2
+#   doca-ofed          3.5.0
+#   gdrcopy            2.6
+#   nvbandwidth        0.8
+#   pmix               5.0.1
+#   sshd               1:9.6p1
+#   cudnn              9.26.0.51
+#   dcgm               4.6.1
+#   nccl               2.32.3
+#   hpcx               2.51
+#   perftest           26.04.17
+#   openmpi            4
+#   nccl-tests         2.19.6
+#
+# Written by `imagebuild render hpcx-cuda13.4.2-ubuntu24.04-devel`, lock 84b9155ab460.
+# Needs no build context:  docker buildx build -t hpcx - < Dockerfile
+
+# ---- compiler-native -------------------------------------------------------------------------------
+# Compilers: gcc, CMake and the autotools, running on the image's architecture. GPL-3.0-or-later
+# WITH GCC-exception-3.1, https://gcc.gnu.org
+FROM ubuntu:22.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS compiler-native
+# For all stages built on this one: a step ends at the first command that fails, in a pipe too.
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+ARG TARGETARCH
+RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  autoconf \
+  automake \
+  bzip2 \
+  ca-certificates \
+  cmake \
+  flex \
+  g++ \
+  gnupg \
+  libtool \
+  make \
+  patch \
+  perl \
+  pkg-config
+
+cpu=$(uname -m)
+cat > /etc/target.env <<ENV
+export CPU=$cpu TRIPLET=$cpu-linux-gnu
+export CC=gcc CXX=g++ AR=gcc-ar STRIP=strip NVCC_CCBIN=g++ CROSS=
+export MAKEFLAGS=-j$(nproc)
+ENV
+EOF
+
+COPY --chmod=755 <<'EOF' /usr/local/bin/split-runtime
+#!/bin/sh
+# split-runtime [--keep-symbols]: make /out/runtime from /out/devel. Programs and libraries lose their symbol tables in
+# both; the runtime tree also loses what only a compiler, a linker or a reader of manuals asks for.
+# Unversioned *.so links stay: plug-ins are opened by that name.
+set -eu
+if [ "${1:-}" != --keep-symbols ]; then
+  . /etc/target.env
+  find /out/devel -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
+    case $(head -c 4 "$file" | tr -d '\0') in *ELF) $STRIP --strip-unneeded "$file" ;; esac
+  done
+fi
+cp -a /out/devel /out/runtime
+cd /out/runtime
+find . \( -name '*.a' -o -name '*.la' -o -type d \( -name include -o -name man -o -name doc -o -name pkgconfig \
+  -o -name cmake -o -name examples \) \) -prune -exec rm -rf {} +
+find . -type d -empty -delete
+EOF
+
+# ---- doca-ofed -------------------------------------------------------------------------------------
+# DOCA-OFED userspace: libibverbs with the ConnectX provider, librdmacm and their tools, as HPC-X is
+# built against. GPL-2.0-only OR Linux-OpenIB, https://docs.nvidia.com/networking/dpu-
+# doca/index.html
+FROM scratch AS doca-ofed-key
+ADD https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/doca_keyring.gpg /
+
+FROM compiler-native AS doca-ofed
+RUN --mount=type=bind,from=doca-ofed-key,target=/run/key <<'EOF'
+set -eu
+mkdir -p /out/keyrings
+export GNUPGHOME=/tmp/gnupg
+mkdir -m 700 $GNUPGHOME
+gpg --quiet --import /run/key/*
+# The file may hold several keys; trusted is the one that was reviewed.
+gpg --export FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF > /out/keyrings/doca.gpg
+if [ ! -s /out/keyrings/doca.gpg ]; then
+  echo "the file from https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/doca_keyring.gpg does not hold the key FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF of imagebuild.lock; it holds:" >&2
+  gpg --with-colons --fingerprint | sed -n 's/^fpr:*\([0-9A-F]*\):/  \1/p' >&2
+  exit 1
+fi
+chmod 644 /out/keyrings/doca.gpg
+EOF
+
+# What others compile against; the image installs the packages of its own release.
+RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+mkdir -p /run/keyrings
+ln -s /out/keyrings /run/keyrings/doca
+install -m 644 /run/keyrings/doca/doca.gpg /usr/share/keyrings/doca.gpg
+sed -n "s/^$(dpkg --print-architecture) //p" > /etc/apt/sources.list.d/doca.list <<'LIST'
+amd64 deb [signed-by=/usr/share/keyrings/doca.gpg] https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/ ./
+arm64 deb [signed-by=/usr/share/keyrings/doca.gpg] https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/arm64-sbsa/ ./
+LIST
+cat > /etc/apt/preferences.d/doca <<'PREFERENCES'
+Package: *
+Pin: origin linux.mellanox.com
+Pin-Priority: 100
+PREFERENCES
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  ibverbs-providers=1.0 \
+  ibverbs-utils=1.0 \
+  libibmad5=1.0 \
+  libibumad3=1.0 \
+  libibverbs1=1.0 \
+  librdmacm1=1.0 \
+  rdmacm-utils=1.0 \
+  infiniband-diags=1.0 \
+  libibnetdisc5=1.0 \
+  libibumad-dev=1.0 \
+  libibverbs-dev=1.0 \
+  librdmacm-dev=1.0
+
+EOF
+
+# ---- nvcc-image ------------------------------------------------------------------------------------
+# CUDA compiler: The toolkit of NVIDIA's image, in one version for all images of its major.
+# LicenseRef-NVIDIA-CUDA-EULA, https://hub.docker.com/r/nvidia/cuda
+FROM nvidia/cuda:13.0.3-devel-ubuntu22.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS nvcc-image
+# The list of compute capabilities is in one place; every tool wants it written in another way.
+COPY <<'EOF' /usr/local/cuda/capabilities
+amd64 80 89 90 100 103 120
+arm64 90 100 103 120
+EOF
+
+COPY --chmod=755 <<'EOF' /usr/local/cuda/bin/capabilities
+#!/bin/sh
+# capabilities nvcc|cmake ARCH: the compute capabilities to compile for, as nvcc's options or CMake's list.
+# All of them as machine code, and the last one as PTX for GPUs that come later.
+set -eu
+list=$(sed -n "s/^$2 //p" /usr/local/cuda/capabilities)
+last=${list##* }
+case $1 in
+  nvcc)
+    for number in $list; do printf -- '-gencode=arch=compute_%s,code=sm_%s ' "$number" "$number"; done
+    printf -- '-gencode=arch=compute_%s,code=compute_%s\n' "$last" "$last"
+    ;;
+  cmake)
+    for number in $list; do printf '%s-real;' "$number"; done
+    printf '%s-virtual\n' "$last"
+    ;;
+esac
+EOF
+
+# ---- gdrcopy ---------------------------------------------------------------------------------------
+# GDRCopy: Copies between CPU and GPU memory through PCIe windows, for small messages. MIT,
+# https://github.com/NVIDIA/gdrcopy
+FROM scratch AS gdrcopy-source
+ADD https://github.com/NVIDIA/gdrcopy.git#cccccccccccccccccccccccccccccccccccccccc /
+
+FROM compiler-native AS gdrcopy
+RUN --mount=type=bind,from=gdrcopy-source,target=/src \
+    --mount=type=bind,from=nvcc-image,source=/usr/local/cuda,target=/usr/local/cuda <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+# The makefile would run the machine's own gcc to learn the architecture.
+arch=$(sed -n "s/^$TARGETARCH //p" <<'NAMES'
+amd64 X86
+arm64 ARM64
+NAMES
+)
+make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" \
+  NVCCFLAGS="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") -std=c++17" \
+  prefix=/opt/gdrcopy DESTDIR=/out/devel lib_install exes_install
+install -D -m 644 LICENSE /out/devel/opt/gdrcopy/LICENSE
+chmod 644 /out/devel/opt/gdrcopy/include/*
+find /out/devel/opt/gdrcopy/bin -type l -delete # second names such as "sanity", too general for a PATH
+split-runtime
+rm -rf /build
+EOF
+
+# ---- nvbandwidth -----------------------------------------------------------------------------------
+# nvbandwidth: Copy bandwidth and latency between host and GPUs and between GPUs. Apache-2.0,
+# https://github.com/NVIDIA/nvbandwidth
+FROM scratch AS nvbandwidth-source
+ADD https://github.com/NVIDIA/nvbandwidth.git#cccccccccccccccccccccccccccccccccccccccc /
+
+FROM compiler-native AS nvbandwidth
+RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libboost-program-options-dev:$TARGETARCH
+
+EOF
+
+RUN --mount=type=bind,from=nvbandwidth-source,target=/src \
+    --mount=type=bind,from=nvcc-image,source=/usr/local/cuda,target=/usr/local/cuda <<'EOF'
+. /etc/target.env
+cmake -S /src -B /build -D CMAKE_BUILD_TYPE=Release \
+  -D CMAKE_SYSTEM_NAME=Linux -D CMAKE_SYSTEM_PROCESSOR="$CPU" -D CMAKE_CXX_COMPILER="$CXX" \
+  -D CMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc -D CMAKE_CUDA_HOST_COMPILER="$CXX" \
+  -D CMAKE_CUDA_ARCHITECTURES="$(/usr/local/cuda/bin/capabilities cmake "$TARGETARCH")" \
+  -D CMAKE_EXE_LINKER_FLAGS=-L/usr/local/cuda/lib64/stubs
+cmake --build /build --verbose
+install -D /build/nvbandwidth /out/devel/usr/local/bin/nvbandwidth
+install -D -m 644 /src/LICENSE /out/devel/usr/share/licenses/nvbandwidth/LICENSE
+split-runtime
+rm -rf /build
+EOF
+
+# ---- unpack ----------------------------------------------------------------------------------------
+# Unpacker: Unpacks archives of any architecture, on the build machine's. GPL-3.0-or-later,
+# https://www.gnu.org/software/tar
+FROM --platform=$BUILDPLATFORM ubuntu:22.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS unpack
+# For all stages built on this one: a step ends at the first command that fails, in a pipe too.
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  bzip2
+
+EOF
+
+COPY --chmod=755 <<'EOF' /usr/local/bin/split-runtime
+#!/bin/sh
+# split-runtime [--keep-symbols]: make /out/runtime from /out/devel. Programs and libraries lose their symbol tables in
+# both; the runtime tree also loses what only a compiler, a linker or a reader of manuals asks for.
+# Unversioned *.so links stay: plug-ins are opened by that name.
+set -eu
+if [ "${1:-}" != --keep-symbols ]; then
+  . /etc/target.env
+  find /out/devel -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
+    case $(head -c 4 "$file" | tr -d '\0') in *ELF) $STRIP --strip-unneeded "$file" ;; esac
+  done
+fi
+cp -a /out/devel /out/runtime
+cd /out/runtime
+find . \( -name '*.a' -o -name '*.la' -o -type d \( -name include -o -name man -o -name doc -o -name pkgconfig \
+  -o -name cmake -o -name examples \) \) -prune -exec rm -rf {} +
+find . -type d -empty -delete
+EOF
+
+# ---- hpcx ------------------------------------------------------------------------------------------
+# HPC-X: UCX, UCC, HCOLL, SHARP, ClusterKit and NCCL's network plug-ins, as NVIDIA tests them
+# together. LicenseRef-NVIDIA-HPC-X-EULA, https://developer.nvidia.com/networking/hpc-x
+FROM scratch AS hpcx-source-amd64
+ADD --checksum=sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa https://content.mellanox.com/hpc/hpc-x/v2.51_cuda13/hpcx-v2.51-gcc-doca_ofed-ubuntu24.04-cuda13-x86_64.tbz /
+
+FROM scratch AS hpcx-source-arm64
+ADD --checksum=sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa https://content.mellanox.com/hpc/hpc-x/v2.51_cuda13/hpcx-v2.51-gcc-doca_ofed-ubuntu24.04-cuda13-aarch64.tbz /
+
+FROM hpcx-source-$TARGETARCH AS hpcx-source
+
+FROM unpack AS hpcx
+RUN --mount=type=bind,from=hpcx-source,target=/src <<'EOF'
+stop() { echo "HPC-X: $1" >&2; exit 1; }
+# In the place where the image has it: the init script says where it really is.
+hpcx=/opt/hpcx
+mkdir -p $hpcx /out/devel/opt
+tar -xjf /src/*.tbz -C $hpcx --strip-components 1 --no-same-owner
+# Its text files name the folder where it was built; addresses of downloads, which look alike, stay.
+grep -rIlZE '/hpcx-(v[0-9]|gcc)' $hpcx > /tmp/texts || echo "HPC-X: no text file names the folder where it was built"
+xargs -r0 perl -pi -e 's{(\w+://\S*)|/[\w./+-]*hpcx-(v\d|gcc)[\w.+-]*}{$1 // "/opt/hpcx"}ge' < /tmp/texts
+# Open MPI is compiled anew, against the PMIx of the distribution, which Slurm's plug-in understands.
+mkdir /out/sources
+mv $hpcx/sources/openmpi*.tar.gz /out/sources ||
+  stop "expected sources/openmpi*.tar.gz in the archive, found $(find $hpcx/sources -type f -printf '%f '); take another version"
+rm -rf $hpcx/sources $hpcx/ompi $hpcx/ompi4 $hpcx/ompi5
+sed -i 's:{HPCX_DIR}/ompi[45]:{HPCX_DIR}/ompi:g' $hpcx/hpcx-init*.sh
+mv $hpcx /out/devel/opt
+split-runtime --keep-symbols
+rm -rf /out/runtime/opt/hpcx/ucx/debug /out/runtime/opt/hpcx/ucx/prof
+mkdir -p /out/runtime/opt/hpcx/ompi
+EOF
+
+# ---- perftest --------------------------------------------------------------------------------------
+# perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. GPL-2.0-only OR
+# BSD-2-Clause, https://github.com/linux-rdma/perftest
+FROM scratch AS perftest-source
+ADD https://github.com/linux-rdma/perftest.git#cccccccccccccccccccccccccccccccccccccccc /
+
+FROM doca-ofed AS perftest
+RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libnuma-dev:$TARGETARCH \
+  libpci-dev:$TARGETARCH
+
+EOF
+
+RUN --mount=type=bind,from=perftest-source,target=/src \
+    --mount=type=bind,from=nvcc-image,source=/usr/local/cuda,target=/usr/local/cuda <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+./autogen.sh
+# configure looks for CUDA in /usr/local/cuda by itself, and takes dma-buf only if it can link the driver.
+# The programs open CUDA when asked to use it, so they run on machines without.
+# Data is compared by vector instructions, chosen by the CPU that compiles: say AVX2, which every server with
+# such GPUs has. (Without any, this release does not compile on amd64.) On arm64 there is no choice.
+if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
+NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") LDFLAGS=-L/usr/local/cuda/lib64/stubs \
+  ./configure $CROSS --prefix=/usr/local
+for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
+  grep "^#define $feature 1" config.h || {
+    echo "perftest: expected its configure to find $feature, but it did not; config.log says why:" >&2
+    tail -n 200 config.log >&2
+    exit 1
+  }
+done
+grep "^#define HAVE_SRD 1" config.h || echo "libibverbs knows no EFA: perftest is compiled without"
+make
+make install DESTDIR=/out/devel
+install -D -m 644 COPYING /out/devel/usr/share/licenses/perftest/COPYING
+split-runtime
+rm -rf /build
+EOF
+
+# ---- openmpi ---------------------------------------------------------------------------------------
+# Open MPI of HPC-X: HPC-X's sources, compiled against the distribution's PMIx, with UCX, UCC,
+# HCOLL, CUDA and Slurm. BSD-3-Clause-Open-MPI, https://www.open-mpi.org
+FROM ubuntu:24.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS openmpi
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+RUN --mount=type=cache,id=apt-ubuntu24.04,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-ubuntu24.04,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  autoconf \
+  automake \
+  bzip2 \
+  flex \
+  g++ \
+  libevent-dev \
+  libhwloc-dev \
+  libnuma-dev \
+  libpmix-dev \
+  libtool \
+  make \
+  perl \
+  pkg-config \
+  zlib1g-dev
+
+EOF
+
+RUN --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx,target=/opt/hpcx,rw \
+    --mount=type=bind,from=hpcx,source=/out/sources,target=/src \
+    --mount=type=bind,from=nvcc-image,source=/usr/local/cuda/include,target=/usr/local/cuda/include \
+    --mount=type=bind,from=nvcc-image,source=/usr/local/cuda/lib64,target=/usr/local/cuda/lib64 <<'EOF'
+mkdir /build
+# The archive has sources of one series or of two; which they are, their file VERSION says.
+source= found=
+for file in /src/openmpi*; do
+  series=$(tar -xOf "$file" --wildcards --no-wildcards-match-slash '*/VERSION' | sed -n 's/^major=//p') || true
+  found="$found $(basename "$file") of Open MPI ${series:-unknown}"
+  if [ "$series" = 4 ]; then source=$file; fi
+done
+if [ -z "$source" ]; then
+  echo "expected sources of Open MPI 4 in HPC-X's archive, found$found; choose with --set openmpi-series=" >&2
+  exit 1
+fi
+tar -xf "$source" -C /build --strip-components 1 --no-same-owner
+hcoll=--with-hcoll=/opt/hpcx/hcoll
+if [ ! -d /opt/hpcx/hcoll ]; then
+  echo "this HPC-X has no HCOLL: Open MPI is compiled without"
+  hcoll=--without-hcoll
+fi
+cd /build
+[ -e configure ] || ./autogen.pl
+triplet=$(gcc -print-multiarch)
+# The same input gives the same output: ompi_info reports who compiled, where and when.
+export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
+# UCX says where it is; its pkg-config file names variants that the archive does not have.
+export ucx_USE_PKG_CONFIG=0
+# What HPC-X's libraries need themselves is in the image, not here, and need not be.
+./configure --prefix=/opt/hpcx/ompi --disable-static --with-slurm --without-xpmem \
+  --with-ucx=/opt/hpcx/ucx --with-ucc=/opt/hpcx/ucc "$hcoll" \
+  --with-platform=contrib/platform/mellanox/optimized --with-pmix="/usr/lib/$triplet/pmix2" --with-hwloc --with-libevent --with-cuda=/usr/local/cuda \
+  LDFLAGS="-Wl,--allow-shlib-undefined -Wl,-rpath=/opt/hpcx/ucx/lib:/opt/hpcx/ucc/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/sharp/lib"
+make -j"$(nproc)"
+make install
+find /opt/hpcx/ompi -name '*.la' -delete
+install -m 644 LICENSE /opt/hpcx/ompi/LICENSE
+# A node that only launches has no driver; components that need it should not complain there.
+echo 'mca_base_component_show_load_errors = 0' >> /opt/hpcx/ompi/etc/openmpi-mca-params.conf
+mkdir -p /out/devel/opt/hpcx /out/runtime/opt/hpcx
+cp -a /opt/hpcx/ompi /out/devel/opt/hpcx
+cp -a /opt/hpcx/ompi /out/runtime/opt/hpcx
+cd /out/runtime/opt/hpcx/ompi
+# Wrapper compilers have nothing to compile with.
+rm -rf include lib/pkgconfig share/man
+find . \( -name '*.a' -o -name 'mpi[cC]*' -o -name 'osh[cC]*' -o -name 'shmem[cC]*' -o -name opal_wrapper \
+  -o -name '*-wrapper-data.txt' \) -delete
+rm -rf /build
+EOF
+
+# ---- nccl ------------------------------------------------------------------------------------------
+# NCCL: GPU collectives from NVIDIA's packages, in the build for the image's CUDA major. Apache-2.0
+# AND BSD-3-Clause, https://github.com/NVIDIA/nccl
+FROM nvcc-image AS nccl
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+# For the stages that compile with NCCL; the image installs the packages themselves.
+RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+apt-get update -qq
+cd "$(mktemp -d)"
+apt-get download -qq libnccl2=2.32.3-1+cuda13.4 libnccl-dev=2.32.3-1+cuda13.4
+for package in *.deb; do dpkg-deb -x "$package" tree; done
+mkdir -p /out/devel/opt/nccl/lib
+cp -a tree/usr/include /out/devel/opt/nccl
+cp -a tree/usr/lib/*/. /out/devel/opt/nccl/lib
+EOF
+
+# ---- mpi-abi ---------------------------------------------------------------------------------------
+# MPI interface: The distribution's Open MPI to compile with; every Open MPI 4 and 5 runs what comes
+# of it. BSD-3-Clause-Open-MPI, https://www.open-mpi.org
+FROM compiler-native AS mpi-abi
+RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libopenmpi-dev
+
+mpi=/out/devel/opt/ompi
+mkdir -p $mpi
+cp -aL "/usr/lib/$(gcc -print-multiarch)/openmpi/." $mpi
+EOF
+
+# ---- nccl-tests ------------------------------------------------------------------------------------
+# NCCL tests: Correctness and bandwidth of NCCL's collectives, on one node or under mpirun and srun.
+# BSD-3-Clause, https://github.com/NVIDIA/nccl-tests
+FROM scratch AS nccl-tests-source
+ADD https://github.com/NVIDIA/nccl-tests.git#cccccccccccccccccccccccccccccccccccccccc /
+
+FROM compiler-native AS nccl-tests
+RUN --mount=type=bind,from=nccl-tests-source,target=/src \
+    --mount=type=bind,from=nvcc-image,source=/usr/local/cuda,target=/usr/local/cuda \
+    --mount=type=bind,from=nccl,source=/out/devel/opt/nccl,target=/opt/nccl \
+    --mount=type=bind,from=mpi-abi,source=/out/devel/opt/ompi,target=/opt/ompi <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+# With MPI the programs run alone as well; without it every rank under mpirun would test alone, unnoticed.
+# The verification kernels are in one library instead of in each program.
+# One file takes as long as all others: threads compile it for several GPUs at a time.
+# What libmpi itself needs is not here and need not be.
+threads=$(nproc)
+export NVCC_APPEND_FLAGS="--threads $threads -Xlinker --allow-shlib-undefined"
+make -C src MPI=1 DSO=1 CUDA_HOME=/usr/local/cuda NCCL_HOME=/opt/nccl MPI_HOME=/opt/ompi CC="$CC" CXX="$CXX" \
+  NVCC_GENCODE="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH")" BUILDDIR=/build/out
+tests=/out/devel/opt/nccl-tests
+mkdir -p "$tests/build/verifiable"
+cp -a out/*_perf "$tests/build"
+cp -a out/verifiable/libverifiable.so* "$tests/build/verifiable"
+# Both names are in use for programs with MPI.
+for program in "$tests"/build/*_perf; do ln -s "$(basename "$program")" "${program}_mpi"; done
+ln -s nccl-tests /out/devel/opt/nccl_tests
+sed -n "s/^$TARGETARCH //p" /usr/local/cuda/capabilities > "$tests/capabilities"
+cp LICENSE.txt "$tests"
+split-runtime
+rm -rf /build
+EOF
+
+# ---- image -----------------------------------------------------------------------------------------
+# assembled from what the stages above left in /out/devel
+FROM nvidia/cuda:13.4.2-devel-ubuntu24.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS image
+# One step, so that a new version of one thing is one step: packages, the loader's cache, a normal user, and the
+# same environment in a container, a login shell and an ssh session.
+RUN --mount=type=cache,id=apt-ubuntu24.04,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-ubuntu24.04,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 \
+    --mount=type=bind,from=doca-ofed,source=/out/keyrings,target=/run/keyrings/doca \
+    --mount=type=bind,from=gdrcopy,source=/out/devel/opt/gdrcopy/lib,target=/opt/gdrcopy/lib \
+    --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/nccl_spectrum-x_plugin/lib,target=/opt/hpcx/nccl_spectrum-x_plugin/lib \
+    --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/nccl_rdma_sharp_plugin/lib,target=/opt/hpcx/nccl_rdma_sharp_plugin/lib \
+    --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/ucc/lib,target=/opt/hpcx/ucc/lib \
+    --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/ucx/lib/ucx,target=/opt/hpcx/ucx/lib/ucx \
+    --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/ucx/lib,target=/opt/hpcx/ucx/lib \
+    --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/sharp/lib,target=/opt/hpcx/sharp/lib \
+    --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/hcoll/lib,target=/opt/hpcx/hcoll/lib \
+    --mount=type=bind,from=openmpi,source=/out/devel/opt/hpcx/ompi/lib,target=/opt/hpcx/ompi/lib \
+    bash -eu <<'EOF'
+# Programs that write the time into files write this one, so that tomorrow's image is the same.
+SOURCE_DATE_EPOCH=$(stat --dereference --format=%Y /etc/os-release)
+export SOURCE_DATE_EPOCH
+# DCGM 3 cannot be beside it.
+dpkg -l datacenter-gpu-manager 2> /dev/null | awk '/^.i/ {print $2}' | xargs -r apt-get purge -qq -y
+# The base image holds another version back.
+dpkg -l 'libnccl*' 2> /dev/null | awk '/^.i/ {print $2}' | xargs -r apt-get purge -qq -y --allow-change-held-packages
+install -m 644 /run/keyrings/doca/doca.gpg /usr/share/keyrings/doca.gpg
+sed -n "s/^$(dpkg --print-architecture) //p" > /etc/apt/sources.list.d/doca.list <<'LIST'
+amd64 deb [signed-by=/usr/share/keyrings/doca.gpg] https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu24.04/x86_64/ ./
+arm64 deb [signed-by=/usr/share/keyrings/doca.gpg] https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu24.04/arm64-sbsa/ ./
+LIST
+cat > /etc/apt/preferences.d/doca <<'PREFERENCES'
+Package: *
+Pin: origin linux.mellanox.com
+Pin-Priority: 100
+PREFERENCES
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  datacenter-gpu-manager-4-core=1:4.6.1-1 \
+  datacenter-gpu-manager-4-cuda13=1:4.6.1-1 \
+  datacenter-gpu-manager-4-proprietary-cuda13=1:4.6.1-1 \
+  datacenter-gpu-manager-4-proprietary=1:4.6.1-1 \
+  ibverbs-providers=1.0 \
+  ibverbs-utils=1.0 \
+  infiniband-diags=1.0 \
+  libcudnn9-cuda-13=9.26.0.51-1 \
+  libcudnn9-dev-cuda-13=9.26.0.51-1 \
+  libcudnn9-headers-cuda-13=9.26.0.51-1 \
+  libevent-core-2.1-7 \
+  libevent-pthreads-2.1-7 \
+  libgomp1 \
+  libhwloc15 \
+  libibmad5=1.0 \
+  libibnetdisc5=1.0 \
+  libibumad-dev=1.0 \
+  libibumad3=1.0 \
+  libibverbs-dev=1.0 \
+  libibverbs1=1.0 \
+  libnccl-dev=2.32.3-1+cuda13.4 \
+  libnccl2=2.32.3-1+cuda13.4 \
+  libnuma1 \
+  libpci3 \
+  'libpmix-dev=5.0.1*' \
+  'libpmix2t64=5.0.1*' \
+  librdmacm-dev=1.0 \
+  librdmacm1=1.0 \
+  'openssh-client=1:9.6p1*' \
+  'openssh-server=1:9.6p1*' \
+  pkg-config \
+  rdmacm-utils=1.0
+
+# Where the container runtime puts the driver's programs and libraries: a path in the environment must exist.
+mkdir -p /usr/local/nvidia/bin /usr/local/nvidia/lib /usr/local/nvidia/lib64
+# perftest opens the runtime library under its unversioned name, which runtime images lack.
+library=$(find /usr/local/cuda/lib64/ -name 'libcudart.so.*' | sort | tail -n 1)
+ln -sf "$library" "/usr/lib/$(uname -m)-linux-gnu/libcudart.so"
+dpkg-query -W -f '${Package}\n' ibverbs-providers libibverbs1 librdmacm1 | xargs apt-mark hold
+# The package makes host keys; whoever has the image would have them too.
+rm -f /etc/ssh/ssh_host_*
+# Our sshd makes keys and then starts the distribution's, whichever way it is called.
+dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
+dpkg -l 'libcudnn9*' | awk '/^.i/ {print $2}' | xargs apt-mark hold
+apt-mark hold libnccl2
+cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
+/opt/gdrcopy/lib
+/opt/hpcx/nccl_spectrum-x_plugin/lib
+/opt/hpcx/nccl_rdma_sharp_plugin/lib
+/opt/hpcx/ucc/lib
+/opt/hpcx/ucx/lib/ucx
+/opt/hpcx/ucx/lib
+/opt/hpcx/sharp/lib
+/opt/hpcx/hcoll/lib
+/opt/hpcx/ompi/lib
+FOLDERS
+ldconfig
+# Some distributions have given this number to a user of their own.
+if getent passwd 1000 > /dev/null; then userdel --remove "$(getent passwd 1000 | cut -d: -f1)"; fi
+useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
+cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
+export PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+export LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs"
+export LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
+export NVIDIA_VISIBLE_DEVICES="all"
+export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+export NCCL_VERSION="2.32.3-1"
+export NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4"
+export NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1"
+export CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include"
+export HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit"
+export HPCX_DIR="/opt/hpcx"
+export HPCX_HCOLL_DIR="/opt/hpcx/hcoll"
+export HPCX_MPI_DIR="/opt/hpcx/ompi"
+export HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin"
+export HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin"
+export HPCX_OSHMEM_DIR="/opt/hpcx/ompi"
+export HPCX_SHARP_DIR="/opt/hpcx/sharp"
+export HPCX_UCC_DIR="/opt/hpcx/ucc"
+export HPCX_UCX_DIR="/opt/hpcx/ucx"
+export MPI_HOME="/opt/hpcx/ompi"
+export OMPI_HOME="/opt/hpcx/ompi"
+export OPAL_PREFIX="/opt/hpcx/ompi"
+export OSHMEM_HOME="/opt/hpcx/ompi"
+export PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig"
+export SHMEM_HOME="/opt/hpcx/ompi"
+export OMPI_MCA_coll_hcoll_enable="0"
+export UCX_VFS_ENABLE="no"
+PROFILE
+cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
+SetEnv PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs" LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility" NCCL_VERSION="2.32.3-1" NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4" NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1" CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" HPCX_DIR="/opt/hpcx" HPCX_HCOLL_DIR="/opt/hpcx/hcoll" HPCX_MPI_DIR="/opt/hpcx/ompi" HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin" HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin" HPCX_OSHMEM_DIR="/opt/hpcx/ompi" HPCX_SHARP_DIR="/opt/hpcx/sharp" HPCX_UCC_DIR="/opt/hpcx/ucc" HPCX_UCX_DIR="/opt/hpcx/ucx" MPI_HOME="/opt/hpcx/ompi" OMPI_HOME="/opt/hpcx/ompi" OPAL_PREFIX="/opt/hpcx/ompi" OSHMEM_HOME="/opt/hpcx/ompi" PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig" SHMEM_HOME="/opt/hpcx/ompi" OMPI_MCA_coll_hcoll_enable="0" UCX_VFS_ENABLE="no"
+CONFIG
+# An image is no machine with an id of its own; and what ldconfig remembers of its work has numbers of this disk.
+if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi
+rm -f /var/cache/ldconfig/aux-cache
+EOF
+
+COPY --link --from=gdrcopy /out/devel/ /
+COPY --link --from=nvbandwidth /out/devel/ /
+COPY --link --from=hpcx /out/devel/ /
+COPY --link --from=perftest /out/devel/ /
+COPY --link --from=openmpi /out/devel/ /
+COPY --link --from=nccl-tests /out/devel/ /
+
+COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
+#!/bin/sh
+# sshd, with host keys made at the first start: the image has none. Takes sshd's options; the program
+# itself is /usr/sbin/sshd.distrib. A normal user gets a server that only that user can log in to;
+# give it a port above 1023 with -p.
+set -eu
+# The MPI operator mounts keys from a secret, whose owner and mode sshd would refuse.
+if [ -n "${K_MPI_JOB_ROLE:-}" ]; then set -- "$@" -o StrictModes=no; fi
+if [ "$(id -u)" = 0 ]; then
+  install -d -m 0755 /run/sshd
+  ssh-keygen -A > /dev/null
+  exec /usr/sbin/sshd.distrib "$@"
+fi
+keys=${XDG_STATE_HOME:-$HOME/.local/state}/sshd
+install -d -m 0700 "$keys"
+if [ ! -e "$keys/ssh_host_ed25519_key" ]; then
+  ssh-keygen -q -t ed25519 -N '' -f "$keys/ssh_host_ed25519_key"
+fi
+exec /usr/sbin/sshd.distrib "$@" -h "$keys/ssh_host_ed25519_key" -o UsePAM=no -o PidFile=none
+EOF
+
+COPY --link <<'EOF' /etc/ssh/sshd_config.d/10-imagebuild.conf
+# sshd takes the first value it reads, and reads this folder first.
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+PermitUserEnvironment no
+AllowTcpForwarding no
+X11Forwarding no
+PrintMotd no
+EOF
+
+COPY --link <<'EOF' /etc/ssh/ssh_config.d/10-imagebuild.conf
+# Host keys are new in every container: remember a new one, refuse one that changed.
+Host *
+    StrictHostKeyChecking accept-new
+EOF
+
+ENV PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+    LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs" \
+    LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64" \
+    NVIDIA_VISIBLE_DEVICES="all" \
+    NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
+    NCCL_VERSION="2.32.3-1" \
+    NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4" \
+    NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1" \
+    CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" \
+    HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" \
+    HPCX_DIR="/opt/hpcx" \
+    HPCX_HCOLL_DIR="/opt/hpcx/hcoll" \
+    HPCX_MPI_DIR="/opt/hpcx/ompi" \
+    HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin" \
+    HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin" \
+    HPCX_OSHMEM_DIR="/opt/hpcx/ompi" \
+    HPCX_SHARP_DIR="/opt/hpcx/sharp" \
+    HPCX_UCC_DIR="/opt/hpcx/ucc" \
+    HPCX_UCX_DIR="/opt/hpcx/ucx" \
+    MPI_HOME="/opt/hpcx/ompi" \
+    OMPI_HOME="/opt/hpcx/ompi" \
+    OPAL_PREFIX="/opt/hpcx/ompi" \
+    OSHMEM_HOME="/opt/hpcx/ompi" \
+    PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig" \
+    SHMEM_HOME="/opt/hpcx/ompi" \
+    OMPI_MCA_coll_hcoll_enable="0" \
+    UCX_VFS_ENABLE="no"
+
+LABEL org.opencontainers.image.title="hpcx" \
+      org.opencontainers.image.description="HPC-X, NCCL with its network plug-ins and the benchmarks of GPU networking, on NVIDIA's CUDA images" \
+      org.opencontainers.image.version="cuda13.4.2-ubuntu24.04-devel" \
+      org.opencontainers.image.base.name="nvidia/cuda:13.4.2-devel-ubuntu24.04" \
+      org.opencontainers.image.base.digest="sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb" \
+      org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0 AND LicenseRef-NVIDIA-DCGM-EULA) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (LicenseRef-NVIDIA-HPC-X-EULA) AND (LicenseRef-NVIDIA-cuDNN-EULA) AND (MIT)" \
+      imagebuild.target="hpcx-cuda13.4.2-ubuntu24.04-devel" \
+      imagebuild.lock="84b9155ab460" \
+      imagebuild.axis.cuda="13.4.2" \
+      imagebuild.axis.os="ubuntu24.04" \
+      imagebuild.axis.variant="devel" \
+      imagebuild.component.cuda-image="13.4.2" \
+      imagebuild.component.doca-ofed="3.5.0" \
+      imagebuild.component.gdrcopy="2.6" \
+      imagebuild.component.nvbandwidth="0.8" \
+      imagebuild.component.pmix="5.0.1" \
+      imagebuild.component.sshd="1:9.6p1" \
+      imagebuild.component.cudnn="9.26.0.51" \
+      imagebuild.component.dcgm="4.6.1" \
+      imagebuild.component.nccl="2.32.3" \
+      imagebuild.component.hpcx="2.51" \
+      imagebuild.component.perftest="26.04.17" \
+      imagebuild.component.openmpi="4" \
+      imagebuild.component.nccl-tests="2.19.6" \
+      imagebuild.nccl-net="spcx"
+CMD ["bash"]
