@@ -15,7 +15,7 @@
 #   openmpi            4
 #   nccl-tests         2.19.6
 #
-# Written by `imagebuild render hpcx-cuda13.4.2-ubuntu24.04-devel`, lock 84b9155ab460.
+# Written by imagebuild 0.1.0, lock 84b9155ab460:  imagebuild render hpcx-cuda13.4.2-ubuntu24.04-devel
 # Needs no build context:  docker buildx build -t hpcx - < Dockerfile
 
 # ---- compiler-native -------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ EOF
 
 # ---- gdrcopy ---------------------------------------------------------------------------------------
 # GDRCopy: Copies between CPU and GPU memory through PCIe windows, for small messages. MIT,
-# https://github.com/NVIDIA/gdrcopy
+# https://github.com/NVIDIA/gdrcopy, tag v2.6
 FROM scratch AS gdrcopy-source
 ADD https://github.com/NVIDIA/gdrcopy.git#cccccccccccccccccccccccccccccccccccccccc /
 
@@ -193,7 +193,7 @@ EOF
 
 # ---- nvbandwidth -----------------------------------------------------------------------------------
 # nvbandwidth: Copy bandwidth and latency between host and GPUs and between GPUs. Apache-2.0,
-# https://github.com/NVIDIA/nvbandwidth
+# https://github.com/NVIDIA/nvbandwidth, tag v0.8
 FROM scratch AS nvbandwidth-source
 ADD https://github.com/NVIDIA/nvbandwidth.git#cccccccccccccccccccccccccccccccccccccccc /
 
@@ -297,7 +297,7 @@ EOF
 
 # ---- perftest --------------------------------------------------------------------------------------
 # perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. GPL-2.0-only OR
-# BSD-2-Clause, https://github.com/linux-rdma/perftest
+# BSD-2-Clause, https://github.com/linux-rdma/perftest, tag 26.04.17
 FROM scratch AS perftest-source
 ADD https://github.com/linux-rdma/perftest.git#cccccccccccccccccccccccccccccccccccccccc /
 
@@ -464,7 +464,7 @@ EOF
 
 # ---- nccl-tests ------------------------------------------------------------------------------------
 # NCCL tests: Correctness and bandwidth of NCCL's collectives, on one node or under mpirun and srun.
-# BSD-3-Clause, https://github.com/NVIDIA/nccl-tests
+# BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
 FROM scratch AS nccl-tests-source
 ADD https://github.com/NVIDIA/nccl-tests.git#cccccccccccccccccccccccccccccccccccccccc /
 
