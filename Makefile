@@ -50,7 +50,7 @@ hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for every 
 bare-proof: ## both commands of the README on a minimal Debian 12, with nothing cached
 	.ci/bare --fresh $(MAKE) image test
 
-bench: $(VENV)/installed-dev ## the figures of docs/benchmarks.md
+bench: $(VENV)/installed-dev ## the figures of docs/evidence/benchmarks.md
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(VENV)/bin/python tests/bench.py --engine
 

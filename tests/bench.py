@@ -1,4 +1,4 @@
-"""Measure what docs/benchmarks.md shows. Prints a Markdown table; takes the numbers from this machine.
+"""Measure what docs/evidence/benchmarks.md shows. Prints a Markdown table; takes the numbers from this machine.
 
     python tests/bench.py [--engine] [--publish] [--weights IMAGE]
 

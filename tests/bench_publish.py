@@ -21,7 +21,7 @@ SHARED, OWN = (30_000_000, 20_000_000, 5_000_000), 1_000_000
 
 
 def measure_publish() -> list[tuple[str, str, str]]:
-    """Rows of docs/benchmarks.md."""
+    """Rows of docs/evidence/benchmarks.md."""
     with (
         tempfile.TemporaryDirectory() as name,
         registries.distribution(Path(name) / "registry") as address,

@@ -147,7 +147,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(
         "pairwise", ("alltoallv",), _LINK_PEERS, _NETWORK_PARTS,
         "as alltoall, with parts that are not equal",
-        # 41 % on two H200: docs/gpu-results.md
+        # 41 % on two H200: docs/evidence/gpu-results.md
         floor=0.25,
     ),
     Algorithm(
@@ -315,7 +315,7 @@ direction only; one between a GPU and the host only the direction that it names.
 
 Healthy machines reach 83 to 92 % between GPUs and 61 to 91 % to and from hosts. Both ways at once to and from hosts it
 is 35 %, and 43 % of the total between GPUs with 0.2: 8 H800 in a public write-up of nvbandwidth 0.2, and GH200 in
-superbenchmark's tests; docs/gpu-results.md has H200."""
+superbenchmark's tests; docs/evidence/gpu-results.md has H200."""
 
 
 def copy_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:

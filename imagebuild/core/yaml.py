@@ -130,7 +130,7 @@ class _Reader:
                     return self.refuse_depth()
             return self.value(yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), (), ())
         except yaml.MarkedYAMLError as error:
-            problem = f"{error.problem}; correct the line, or quote the text"
+            problem = f"{error.problem or error.context}; correct the line, or quote the text"
             line = error.problem_mark.line + 1 if error.problem_mark else 1
         except yaml.reader.ReaderError as error:
             problem = f"the character {error.character!r} may not be in a file; remove it"

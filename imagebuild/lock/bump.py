@@ -185,8 +185,11 @@ def edited(matrix: YamlFile[Matrix], wanted: YamlFile[Matrix], changes: Changes)
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
         copy = Path(folder) / "matrix.yaml"
         copy.write_text(text, encoding="utf-8")
-        document = load_yaml(copy, Matrix, Mistakes())
-    if document is None or document.model != wanted.model:
+        document, own = (load_yaml(path, Matrix, Mistakes()) for path in (copy, matrix.path))
+    if own:  # without what comes from the matrix that it extends
+        versions = {name: wanted.model.versions[name] for name in own.model.versions}
+        own = replace(own, model=own.model.model_copy(update={"versions": versions}))
+    if document is None or own is None or document.model != own.model:
         where = ", ".join(f"{matrix.path}:{_line(matrix, row)}" for row in changes)
         raise ConfigError(f"{where}: a change of the version here changes something else too; do it by hand")
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -107,14 +108,17 @@ def base_folder(extends: str | GitProject | None, place: Path) -> Path | None:
 
 
 def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
-    """Return a folder with the files of a commit, fetched unless it was before."""
+    """Return a folder with the files of a commit, fetched unless it was before, by way of the user's mirrors."""
     folder = cache_folder("projects") / source.commit
     if not folder.is_dir():
+        from imagebuild.core.settings import load_settings  # noqa: PLC0415 - few projects extend one in git
+
+        url = load_settings(os.environ).mirrors.download(source.git)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as name:
             work = Path(name) / "work"
             run("git", "init", "--quiet", str(work))
-            run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", source.git, source.commit)
+            run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", url, source.commit)
             run("git", "-C", str(work), "checkout", "--quiet", source.commit)
             work.rename(folder)
     return folder

@@ -133,8 +133,10 @@ class Image(Model):
     base: Annotated[str, Field(pattern=IMAGE)] | None = None
     """Image it starts from, with axes filled in; by default the one of the axis `os`."""
     axes: dict[Name, Annotated[tuple[VersionText, ...], Field(min_length=1)]]
+    """Axis → its values; each combination is a target. `os` names a base; `variant` is runtime or devel."""
     platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
     components: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """What is in it; what these require comes along."""
     build_with: dict[Name, Name] = Field(default_factory=dict)
     """What components build with → the component whose stage it is, where that is not in the image."""
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -191,7 +193,9 @@ class Matrix(Model):
     )
     """Compute capability → what it is for, in ascending order."""
     images: dict[Name, Image]
+    """Name → what it is made of; `imagebuild plan` lists the targets."""
     rules: tuple[ExclusionRule, ...] = ()
+    """Combinations that are not built; of what this extends, those of other names count, too."""
     publish: Publish = Publish()
     """What an image must have shown before it gets a tag."""
     github_runners: dict[Platform, OneOrMore] = Field(default_factory=dict)

@@ -268,8 +268,11 @@ def test_limits_that_fail(limits_cli: Callable[..., tuple[int, str]], tmp_path: 
 
 
 def measured_reports() -> list[Report]:
-    """The results in docs/gpu-results, which were measured on GPUs."""
-    return [Report.model_validate_json(file.read_text()) for file in sorted((ROOT / "docs/gpu-results").glob("*.json"))]
+    """The results in docs/evidence/gpu-results, which were measured on GPUs."""
+    return [
+        Report.model_validate_json(file.read_text())
+        for file in sorted((ROOT / "docs/evidence/gpu-results").glob("*.json"))
+    ]
 
 
 def test_data_of_measured_results_were_right() -> None:

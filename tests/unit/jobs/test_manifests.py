@@ -293,7 +293,7 @@ def test_a_feature_only_adds() -> None:
 
 
 def test_every_finding_is_in_the_documentation() -> None:
-    page = (ROOT / "docs/jobs-findings.md").read_text()
+    page = (ROOT / "docs/evidence/jobs-findings.md").read_text()
     findings = (ROOT / "tests/data/jobs-findings.txt").read_text().split()
     assert len(findings) == 50
     assert [page.count(f"| {finding} |") for finding in findings] == [1] * 50

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import ConfigError, run_program
+from imagebuild.lock import edited, with_pins
 from imagebuild.project import (
     Changes,
     Project,
@@ -71,6 +72,13 @@ def test_own_versions_bases_components_and_entries_of_the_lock_count_instead(tmp
     assert make_plan(project).targets[0].components["library"] == "1.5"
     assert [("versions", name) in project.inherited for name in ("library", "tool")] == [False, True]
     assert project.template("components/tool/build.j2") == tmp_path / "own/../dockerfiles/components/tool/build.j2"
+
+
+def test_a_newer_version_is_written_into_the_own_matrix(tmp_path: Path, tiny: Files) -> None:
+    project = load(own(tmp_path / "own", "..", 'versions: {library: "1.5"}\n'))
+    changes = {("library", 0): "1.6"}
+    text = edited(project.matrix, with_pins(project, changes).matrix, changes)
+    assert text == project.matrix.path.read_text().replace('"1.5"', '"1.6"')
 
 
 def test_what_an_image_has_without_a_component(tmp_path: Path, tiny: Files) -> None:

@@ -165,7 +165,7 @@ def test_curves_stand_beside_the_limits(registry: FakeRegistry, ours: ProjectFac
 
 
 def test_results_of_real_gpus(registry: FakeRegistry, ours: ProjectFacts) -> None:
-    files = sorted((ROOT / "docs/gpu-results").glob("*.json"))
+    files = sorted((ROOT / "docs/evidence/gpu-results").glob("*.json"))
     for number, file in enumerate(files):
         child = put(registry, file.name.encode(), LABELS)
         attach(registry, child, "benchmark", json.loads(file.read_text()))

@@ -574,7 +574,7 @@ def test_other_files_are_counted(site: Site) -> None:
         ("{require: [{when: {cud: '13'}, checks: [library]}]}", "unknown axis 'cud'; did you mean 'cuda'?"),
         (
             "{require: [{when: {cuda: '>=x'}, checks: [library]}]}",
-            "publish.require.0.when.cuda.0: '>=x' is not a version specifier",
+            "publish.require.0.when.cuda: '>=x' is not a version specifier",
         ),
         ("{require: [{checks: []}]}", "publish.require.0.checks: "),
         ("{require-attachments: [bom]}", "publish.require-attachments.0: "),
