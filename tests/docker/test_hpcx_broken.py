@@ -264,7 +264,7 @@ def test_the_servers_of_a_target(project: Project) -> None:
 def test_a_combination_that_does_not_exist(project: Project) -> None:
     settings = ("--set", "cuda=13.2.1", "--set", "os=ubuntu26.04")
     done = project.run("plan", *settings, "hpcx", expect=3)
-    assert "cuda-on-ubuntu26.04 excludes hpcx-cuda13.2.1-ubuntu26.04-devel: nvidia/cuda has images of" in done.err
+    assert "cuda-image-excludes excludes hpcx-cuda13.2.1-ubuntu26.04-devel: nvidia/cuda has images of" in done.err
     listed = project.run("plan", "--why", *settings).out
     assert "hpcx-cuda13.2.1-ubuntu26.04-runtime" in listed
 
