@@ -40,6 +40,7 @@ CALLS = [
     ("diff ./gone ./gone", 2, "gone"),
     ("catalog --registry r.test/x", 2, "catalog"),
     ("prune --registry r.test/x --state", 2, "--state"),
+    ("freshness --archive https://r.test/debian --suite s --keyring gone.gpg --registry r.test/x", 2, "gone.gpg"),
     ("doctor", None, "buildx"),
     ("engine status", None, "engine"),
 ]

@@ -101,7 +101,9 @@ def resolved(project: Project) -> Project:
         "repositories": {"fingerprint": "F" * 40, "packages": {"libnccl2": "2.32.3-1+cuda13.4"}},
     }
     for kind, stand in stands.items():
-        entries[kind] = {name: stand if value == "unresolved" else value for name, value in entries[kind].items()}
+        entries[kind] = {
+            name: stand if "unresolved" in json.dumps(value) else value for name, value in entries[kind].items()
+        }
     for versions in entries["git"].values():
         versions |= {tag: "c" * 40 for tag, commit in versions.items() if commit == "unresolved"}
     for versions in entries["wheels"].values():
