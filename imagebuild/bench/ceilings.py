@@ -58,8 +58,8 @@ class Ceiling:
     network: float
     """What the network alone would allow; infinite within a node."""
     formula: str
-    floor: float = 0.5
-    """The least fraction of it that a healthy machine reaches."""
+    floor_fraction: float
+    """Fraction of `value` that every healthy machine reaches, as its class of algorithms has it."""
 
     @property
     def bound(self) -> str:
@@ -92,8 +92,8 @@ class Algorithm:
     """Whether it needs SHARP in the network."""
     within: bool = True
     """Whether it is a class of its own within one node."""
-    floor: float = 0.5
-    """The least fraction of its ceiling that a healthy machine reaches, without a reference to say more."""
+    floor_fraction: float = 0.5
+    """Fraction of its ceiling that every healthy machine reaches."""
     one_peer: bool = False
     """Whether a rank sends to one other only, so that one wire and one rank's card limit it."""
 
@@ -148,7 +148,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "pairwise", ("alltoallv",), _LINK_PEERS, _NETWORK_PARTS,
         "as alltoall, with parts that are not equal",
         # 41 % on two H200: docs/evidence/gpu-results.md
-        floor=0.25,
+        floor_fraction=0.25,
     ),
     Algorithm(
         "pairwise", ("gather", "scatter"), _LINK_PEERS,
@@ -160,7 +160,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "every rank sends size to the next one; one rank of each node sends to another node", one_peer=True,
         # 15.2 GB/s on ten nodes of H100 with 400 Gb/s cards, where everything else reached 80 to 90 %:
         # xxrjun/nccl-tests-cluster @455de4f, example-cluster01, nccl_N10_G8.log
-        floor=0.25,
+        floor_fraction=0.25,
     ),
 )  # fmt: skip
 
@@ -226,7 +226,7 @@ def class_ceilings(collective: str, ranks: int, nodes: int, hardware: Hardware) 
         parts = [part.removesuffix(" * 1") for part in parts]
         formula = parts[0] if len(parts) == 1 else f"min({', '.join(parts)})"
         values = (min(link, network), link, network)
-        ceilings.append(Ceiling(collective, algorithm.name, *values, formula, algorithm.floor))
+        ceilings.append(Ceiling(collective, algorithm.name, *values, formula, algorithm.floor_fraction))
     return tuple(ceilings)
 
 
@@ -339,6 +339,10 @@ def copy_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
     return ceiling, floor
 
 
+WIRE_FLOOR = 0.5
+"""Fraction of the rate of a network card that every healthy machine reaches."""
+
+
 def wire_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
     """Return ceiling and floor of what one network card moves, in Gb/s; None if its rate is not known."""
     if not profile.network:
@@ -346,7 +350,8 @@ def wire_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
     times = 2 if "bidirectional" in test.casefold() else 1
     what = f"one {profile.network.kind} port, {'both directions' if times > 1 else 'one way'}"
     ceiling = Limit(value=times * profile.network.rate * 8, unit="Gb/s", what=what)
-    return ceiling, Limit(value=ceiling.value / 2, unit="Gb/s", what=f"50% of {what}")
+    floor = Limit(value=WIRE_FLOOR * ceiling.value, unit="Gb/s", what=f"{WIRE_FLOOR:.0%} of {what}")
+    return ceiling, floor
 
 
 # The table of `imagebuild limits`

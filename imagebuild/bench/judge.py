@@ -8,8 +8,8 @@ Every result gets three claims. A pass is something that was seen: what the outp
   if the devices that the output names are the profile's.
 * A collective is judged by its best row of 1 GiB or more, never by the average over sizes. A figure above its ceiling
   by more than `MARGIN` is a mistake of measuring. It is fast enough from tolerance * reference on. Without a reference
-  for exactly its ranks, nodes and class of algorithms, it must reach a floor: half of the lowest ceiling of the classes
-  that it can have used, unless the network of the profile has a floor of its own.
+  for exactly its ranks, nodes and class of algorithms, it must reach a floor: the `floor_fraction` of the lowest
+  ceiling of the classes that it can have used, unless the network of the profile has a floor of its own.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceil
     own = profile.network.floor if profile.network and layout.domains > 1 else None
     if own is None and layout.domains > 1 and profile.hosts_per_domain > 1:
         return None  # the network of a whole rack is far more than collectives reach between racks
-    fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor, "")
+    fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor_fraction, "")
     what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
     return Limit(value=round(fraction * lowest.value, 3), unit="GB/s", what=what)
 

@@ -41,7 +41,9 @@ def job(
     ] = None,
     cluster: Annotated[
         str,
-        option("--cluster NAME", "Site, a file of jobs/clusters/.", autocompletion=options.completed("jobs/clusters")),
+        option(
+            "--cluster NAME", "Cluster, a file of jobs/clusters/.", autocompletion=options.completed("jobs/clusters")
+        ),
     ] = "generic",
     nodes: Annotated[int | None, option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.")] = None,
     racks: Annotated[

@@ -17,6 +17,7 @@ from imagebuild.core.fields import Arch, Model, Platform, YamlFile, major, match
 from imagebuild.jobs.facts import (
     COLLECTIVES,
     Cluster,
+    ClusterFabric,
     Container,
     Fabric,
     Feature,
@@ -24,7 +25,6 @@ from imagebuild.jobs.facts import (
     JobRequest,
     JobTest,
     Nodes,
-    Site,
     Stack,
     gpu_name,
 )
@@ -98,7 +98,7 @@ class Choices:
     """Short name of the GPU, such as `h100`."""
     fabric: Fabric
     cluster: Cluster
-    site: Site
+    site: ClusterFabric
     """Additions of the cluster to the fabric."""
     test: JobTest
     nodes: Nodes
@@ -167,7 +167,7 @@ def choose(
         raise ConfigError(f"--profile {profile.name}: nccl-tests runs on NVIDIA GPUs only")
 
     gpu, container = gpu_name(profile), container_of(request)
-    site = cluster.fabrics.get(request.fabric, Site())
+    site = cluster.fabrics.get(request.fabric, ClusterFabric())
     nodes = site.nodes.get(gpu) or cluster.nodes.get(gpu) or Nodes()
     own_nodes: dict[str, Any] = {name: parameters[name] for name in ("cpu", "memory") if name in parameters}
     if "rack-nodes" in parameters:

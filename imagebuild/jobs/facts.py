@@ -304,8 +304,8 @@ class Nodes(SlurmOptions):
     """Number of nodes in a rack that a job may use, if not all of them."""
 
 
-class Site(FactLayer):
-    """Add what a cluster needs to a fabric."""
+class ClusterFabric(FactLayer):
+    """Add what one cluster needs for one fabric; a value of `fabrics` in a cluster's file."""
 
     pod: Pod = Pod()
     plugin: str | None = None
@@ -429,7 +429,7 @@ class Slurm(SlurmOptions):
 
 
 class Cluster(FactLayer):
-    """Hold the constants of a site; a file of `clusters/`."""
+    """Hold all that differs between this cluster and others; a file of `clusters/`."""
 
     title: str
     registry: Annotated[str, REGISTRY] | None = None
@@ -442,7 +442,7 @@ class Cluster(FactLayer):
     """Version of the driver on the nodes; images that need a newer one are not chosen."""
     rack_key: Key = "nvidia.com/gpu.clique"
     """Label of nodes that tells which nodes share a rack-wide NVLink."""
-    fabrics: dict[str, Site] = Field(default_factory=dict)
+    fabrics: dict[str, ClusterFabric] = Field(default_factory=dict)
     nodes: dict[Gpu, Nodes] = Field(default_factory=dict)
     """GPU, as in names of jobs (`h100`) → its nodes."""
     kubernetes: Kubernetes = Kubernetes()
@@ -563,7 +563,9 @@ def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fa
     for name, fabric in fabrics.items():
         sources: list[tuple[tuple[str, ...], tuple[Volume, ...]]] = [((), fabric.model.pod.volumes)]
         sources.append((("kubernetes", "volumes"), cluster.model.kubernetes.volumes))
-        sources.append((("fabrics", name, "pod", "volumes"), cluster.model.fabrics.get(name, Site()).pod.volumes))
+        sources.append(
+            (("fabrics", name, "pod", "volumes"), cluster.model.fabrics.get(name, ClusterFabric()).pod.volumes)
+        )
         names, mounts = {"dshm", *(v.name for s in fabric.model.pod.sidecars for v in s.volumes)}, {"/dev/shm"}  # noqa: S108
         for path, volumes in sources:
             for i, volume in enumerate(volumes):

@@ -16,10 +16,11 @@ from imagebuild.project.load import ProjectPaths, extended_folder
 
 @contextmanager
 def files_at_revision(reference: str, places: ProjectPaths, run: RunProgram = run_program) -> Iterator[ProjectPaths]:
-    """Yield where the files are in a folder with a copy of them, or, unpacked until the end, of a git revision.
+    """Yield the project's paths at `reference`: in a folder that holds a copy of the project, or in a git revision.
 
-    `reference` is a folder if that has a file of the matrix's name. Files outside the repository are taken as they
-    are. Raises ConfigError for what is neither; mistakes in files of a revision are shown as `REF:file:line`.
+    A revision is unpacked into a temporary folder while the `with` lasts; files outside the repository come from the
+    working tree, so that a change of them is not seen. Raises ConfigError for what is neither; mistakes in files of a
+    revision are shown as `REF:file:line`.
     """
     folder = Path(reference)
     if (folder / places.matrix.name).is_file():
@@ -67,7 +68,7 @@ def _unpack(reference: str, places: ProjectPaths, folder: Path, run: RunProgram)
         if path not in written and (plain := [str(name) for name in inside if name not in modules]):
             _checkout(top, commit, folder, (str(path),) if len(plain) > 1 else plain, run)
         written.add(path)
-        todo += [found for found in _continued(folder, path, places.matrix.name) if found not in written]
+        todo += [found for found in _linked_or_extended(folder, path, places.matrix.name) if found not in written]
     if not (folder / tracked["matrix"]).is_file():
         raise ConfigError(f"{reference}: has no {tracked['matrix']}")
     return ProjectPaths(**{role: folder / tracked[role] if role in tracked else path for role, path in paths.items()})
@@ -84,7 +85,7 @@ def _checkout(repository: Path, commit: str, folder: Path, names: Sequence[str],
     run("git", "-C", str(repository), "checkout", "--quiet", commit, "--", *names, env=own)
 
 
-def _continued(folder: Path, path: Path, matrix: str) -> Iterator[Path]:
+def _linked_or_extended(folder: Path, path: Path, matrix: str) -> Iterator[Path]:
     """Yield what the files at a path lead to, relative to the folder: targets of links, and what a matrix extends."""
     for file in (folder / path, *(folder / path).rglob("*")):
         found = file.parent / file.readlink() if file.is_symlink() else None

@@ -22,7 +22,8 @@ from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks
 from imagebuild.verify.runner import EXEC
 
 READABLE = "readable"
-"""If this image check passed, an image check that was skipped does not apply to the image."""
+"""Image check that says that the image's files could be read. Where it passed, an image check that was skipped had
+nothing to judge, and is no reason against publishing."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,10 @@ def _check_objections(target: Target, choice: Choice, terms: Terms) -> Iterator[
                 outcome, reason = "skipped", f"{unproven} ({verification.path})"
             elif name in hashes and check.sha256 != hashes[name]:
                 outcome = "skipped"
-                reason = f"what ran is another check than this checkout has ({verification.path}); verify again"
+                reason = (
+                    f"the result is of another version of this check than this checkout has ({verification.path}); "
+                    "run `imagebuild verify` again"
+                )
             reasons[outcome][name] = reason
         image_checks = [c for c in checks if c.component == IMAGE and c.sha256 == hashes.get(_name(c))]
         if any(check.check == READABLE and check.outcome == "passed" for check in image_checks):

@@ -189,7 +189,7 @@ def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
         pieces = iter([whole := b"".join(pieces)])
         sha256 = hashlib.sha256(whole).hexdigest()
     if first.startswith(elf.MAGIC):
-        # Nobody compiles a secret in, but crypto libraries test themselves with keys.
+        # Not searched for secrets: crypto libraries contain keys for tests, and nobody compiles a real one in.
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as copy:
             for piece in pieces:
                 copy.write(piece)

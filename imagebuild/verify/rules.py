@@ -264,7 +264,7 @@ CAPABLE = frozenset({"usr/bin/ping", "usr/bin/newgidmap", "usr/bin/newuidmap", "
 
 
 def no_keys(inspection: Inspection) -> Iterator[Finding]:
-    """No layer holds a private key, not even below another."""
+    """No layer holds a private key outside of programs and libraries, not even below another."""
     for entry in _contents(inspection):
         if KEY_NAME.search(entry.path):
             yield _in_layer(entry, "is a private key of ssh")

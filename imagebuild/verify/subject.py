@@ -184,7 +184,10 @@ def compare_files(
     outcome: Outcome = "failed" if other or absent else "passed"
     reason = ""
     if not expected or execution.status:
-        outcome, reason = "skipped", "the image has no files to compare" if not expected else "no sha256sum there"
+        outcome, reason = (
+            "skipped",
+            "the image has no files to compare" if not expected else "sha256sum could not be run there",
+        )
     elif differing := [*other, *absent]:
         more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
         reason = (

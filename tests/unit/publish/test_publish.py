@@ -159,7 +159,7 @@ FAULTS: dict[str, tuple[Callable[[Site], object], str]] = {
         lambda site: arrange(site, {"outcomes": {"library/on-two": "skipped"}}), "library/on-two was skipped",
     ),
     "of other checks": (
-        of_other_checks, "library/works was skipped: what ran is another check than this checkout has",
+        of_other_checks, "library/works was skipped: the result is of another version of this check",
     ),
     "elsewhere": (
         by_prefix(None), "library/works was skipped: it ran through exec:ssh node, but image/same-files was not run",
