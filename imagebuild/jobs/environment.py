@@ -13,6 +13,7 @@ from packaging.version import Version
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
 from imagebuild.jobs.facts import (
+    GPUS,
     QUALIFIED,
     QUANTITY,
     SLURM_FORMS,
@@ -154,7 +155,8 @@ PARAMETERS: Mapping[str, Parameter] = {
     "rack-nodes": Parameter(_COUNT),
     "racks": Parameter(Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), *_KUBERNETES),
     "resource": Parameter(
-        Form(f"{QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource and a number such as rdma/ib:8"), *_KUBERNETES
+        Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of cards and a number such as rdma/ib:8"),
+        *_KUBERNETES,
     ),
     "suffix": Parameter(Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _")),
 }

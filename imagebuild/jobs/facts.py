@@ -55,6 +55,7 @@ EnvName = Annotated[str, Form("[A-Za-z_][A-Za-z0-9_]*", "a name of a variable")]
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 DOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+GPUS = r"nvidia\.com/(gpu|mig-.*)"
 QUALIFIED = f"{DOMAIN.replace('$', '/')}/{VALUE}"
 AMOUNT = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE]|[eE][0-9]+)?"
 QUANTITY = Form(AMOUNT, "a quantity of Kubernetes such as 110, 500m, 960Gi or 960G")
@@ -76,6 +77,8 @@ REGISTRY = Form(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)*", "a regis
 NAME = "[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
 RESOURCE = r"[A-Za-z_]\w*(:[0-9]*[A-Za-z_][\w.+-]*)?(:[1-9][0-9]*[kKmMgGtT]?)?"
 HOSTS = r"[A-Za-z0-9_][\w.-]*(\[[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*\][\w.-]*)*"
+MODULE = "[A-Za-z0-9._/][A-Za-z0-9._/+-]*"
+MODULES = Form(f"{MODULE}( +{MODULE})*", "names of modules such as openmpi/5, with blanks between them")
 SLURM_FORMS = {
     "account": Form(NAME, "a name without blanks"),
     **dict.fromkeys(("partition", "qos", "reservation"), Form(f"{NAME}(,{NAME})*", "names with commas between them")),
@@ -89,6 +92,8 @@ SLURM_FORMS = {
 def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
     """Return amounts of resources. Raises ValueError for those of which the API server wants whole ones."""
     for name, amount in amounts.items():
+        if re.fullmatch(GPUS, name):
+            raise ValueError(f"{name}: leave it out; a worker asks for all GPUs of its node by itself")
         page = name.removeprefix("hugepages-")
         if page != name and (not _binary(page) or not _binary(amount) or _binary(amount) % _binary(page)):
             raise ValueError(f"{name}: must be a multiple of {page}, in Ki, Mi, Gi or Ti")
@@ -415,8 +420,8 @@ class Slurm(SlurmOptions):
 
     cpus_per_task: Annotated[int, Field(gt=0, le=9999)] = 8
     """CPUs of a rank."""
-    module: Text | None = None
-    """Environment module that jobs without a container load."""
+    module: Annotated[str, MODULES] | None = None
+    """Environment modules, with blanks between them, that jobs without a container load in this order."""
     images: Annotated[str, Form(r"[/$][^\n\r\x00]*", "a path that begins with / or with a variable")] = (
         "$HOME/.cache/imagebuild"
     )

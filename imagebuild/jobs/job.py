@@ -13,7 +13,7 @@ from imagebuild.bench.judge import floor_of
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
-from imagebuild.jobs.choose import Choices, Offer, choose, container_of
+from imagebuild.jobs.choose import MOST_NODES, Choices, Offer, choose, container_of
 from imagebuild.jobs.environment import (
     FactSource,
     Variable,
@@ -119,13 +119,45 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         least=_least_bandwidths(choices),
         messages=tuple(messages),
     )
-    if gres := request.scheduler == "slurm" and job.slurm_options.get("gres"):
+    if request.scheduler == "slurm":
+        _check_slurm_options(job)
+    return job
+
+
+def _check_slurm_options(job: Job) -> None:
+    """Raise ConfigError where sbatch would give the job other GPUs or other nodes than it is for."""
+    options, profile = job.slurm_options, job.profile
+    if gres := options.get("gres"):
         gpus = sum(
             int(count or 1) for count in re.findall(r"\bgpu(?::[0-9]*[A-Za-z_][^:,]*)?(?::([0-9]+))?(?=,|$)", gres)
         )
         if gpus != profile.node.gpus:
             raise ConfigError(f"gres {gres}: asks for {gpus} GPUs of a node; {profile.name} has {profile.node.gpus}")
-    return job
+    if "nodelist" not in options:
+        return
+    hosts, nodes = _expand_hosts(options["nodelist"]), job.scale.nodes
+    if len(hosts) != nodes:
+        why = "sbatch would add others" if len(hosts) < nodes else "sbatch would start the job on all of them"
+        names = "more than 9999" if len(hosts) > MOST_NODES else str(len(hosts))
+        raise ConfigError(f"nodelist {options['nodelist']}: names {names} nodes, and the job has {nodes}; {why}")
+    if both := sorted(hosts & _expand_hosts(options.get("exclude", ""))):
+        raise ConfigError(f"exclude {options['exclude']}: the nodelist has {both[0]}; leave it out of one of them")
+
+
+def _expand_hosts(text: str) -> set[str]:
+    """Return the nodes that a text such as `n[01-04],n9` names; of very many, a few more than a job can have."""
+    hosts: set[str] = set()
+    for expression in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        names = [""]
+        for plain, ranges in re.findall(r"([^\[]+)|\[([^\]]*)\]", expression):
+            parts = [plain] if plain else []
+            for one in ranges.split(",") if ranges else ():
+                first, _, last = one.partition("-")
+                numbers = range(int(first), min(int(last or first), int(first) + MOST_NODES) + 1)
+                parts += [f"{number:0{len(first)}}" for number in numbers]
+            names = [name + part for name in names for part in parts][: MOST_NODES + 1]
+        hosts.update(names)
+    return hosts
 
 
 def _fact_sources(choices: Choices, facts: JobFacts) -> list[FactSource]:

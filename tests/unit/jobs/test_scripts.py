@@ -198,15 +198,26 @@ def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) 
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("before", ["exit 0", "exit 3", "false", "("])
-def test_a_command_of_the_site_ends_no_job_as_passed(before: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("slurm", "problem"),
+    [
+        *(({"before": before}, "") for before in ("exit 0", "exit 3", "false", "(")),
+        ({"module": "cuda"}, "modules/init/bash: No such file"),
+        (
+            {"before": "module() { echo loads $2; [ $2 != mpi/5 ]; }", "module": "cuda/12 mpi/5"},
+            "the module mpi/5 could not be loaded",
+        ),
+    ],
+)
+def test_a_command_of_the_site_ends_no_job_as_passed(slurm: dict[str, str], problem: str, tmp_path: Path) -> None:
     folder = copy_of_facts(tmp_path)
-    (folder / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", "slurm": {"before": before}}))
+    (folder / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", "slurm": slurm}))
     made = job_text(job("slurm --profile h100 --fabric ib --container none --cluster ours", load_facts(folder)))
     done = subprocess.run(
         ["/bin/bash", "-c", made], env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
+    assert problem in done.stderr
     assert "SLURM_SUBMIT_DIR" not in done.stderr  # of the lines that follow
 
 
@@ -249,7 +260,7 @@ def test_clusters_of_the_documentation(name: str, content: str, tmp_path: Path) 
     lines = re.findall(rf"`imagebuild job ([^`]*--cluster {name})\b", page)
     assert lines
     for line in lines:
-        image = "a:1" if name == "eks" else "example.com/hpcx:nccl2.28.3"
+        image = "a.io/a:1" if name == "eks" else "example.com/hpcx:nccl2.28.3"
         made = job_text(job(f"{line} --image {image}", facts))
         if "slurm" in cluster:
             for option, value in {**cluster["slurm"], **cluster["nodes"]["h100"]}.items():
