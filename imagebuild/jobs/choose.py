@@ -421,7 +421,9 @@ def newest_image(
     }
     if offer.unverified:
         requirements |= {
-            f"passed its checks on {arch}": lambda target, _: (target.name, f"linux/{arch}") not in offer.unverified
+            f"has checks on {arch}, all of which passed": lambda target, _: (
+                (target.name, f"linux/{arch}") not in offer.unverified
+            )
         }
     candidates = [
         (target, stack)

@@ -190,8 +190,8 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
             )
             continue
         name, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {setting}: no '='; write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
+        if not equals or not name:
+            raise ConfigError(f"--set {setting}: write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
         if name not in PARAMETERS:
             raise ConfigError(f"--set {name}: unknown parameter{suggestion(name, PARAMETERS)}")
         parameter = PARAMETERS[name]

@@ -235,20 +235,25 @@ def choose_placement(choices: Choices) -> Placement:
             raise ConfigError(f"--set racks: NVLink of {choices.profile.name} ends at the node; leave it out")
         return "anywhere"
     if named:
-        if len(set(named)) != racks:
+        if twice := next((name for name in named if named.count(name) > 1), None):
+            raise ConfigError(f"--set racks={','.join(named)}: {twice} is there twice; name {racks} racks")
+        if "NAME" in named:
+            raise ConfigError(f"--set racks: for NAME, write a value of the nodes' label {choices.cluster.rack_key}")
+        if len(named) != racks:
             raise ConfigError(f"--set racks={','.join(named)}: the job is for another number of racks, {racks}")
         return "named"
     if kube.kueue_topology:
         return "kueue"
     if racks == 1:
         return "together" if choices.scale.nodes > 1 else "anywhere"
+    several = f"--racks {racks}" if choices.request.racks else f"--nodes {choices.scale.nodes} on {racks} racks"
     ways = "name the racks with --set racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
     if choices.request.scheduler == "mpijob":
         problem = "all workers of an MPIJob have one template, which cannot say how many nodes each rack gives"
-        raise ConfigError(f"--with multirack: {problem}; use jobset, {ways}")
+        raise ConfigError(f"{several}: {problem}; use jobset, {ways}")
     if kube.gang in ("volcano", "coscheduling"):
         problem = f"JobSet creates workers when the first one of their rack has its place, for which {kube.gang} waits"
-        raise ConfigError(f"--with multirack: {problem}; {ways}")
+        raise ConfigError(f"{several}: {problem}; {ways}")
     return "exclusive"
 
 
