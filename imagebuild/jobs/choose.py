@@ -113,7 +113,8 @@ class Choices:
     image: JobImage
     stack: Stack
     nccl: str
-    """The image's version of NCCL; if it is not known, the newest in the table of NCCL's variables."""
+    """The image's version of NCCL; if it is not known, the newest of the images on offer, and if those do not
+    tell either, of the table of NCCL's variables."""
     conditions: Mapping[str, str]
     """Name → value of everything that a condition (`when`) of the facts can use."""
     parameters: Mapping[str, str]
@@ -227,7 +228,13 @@ def choose(
 
     driver = parameters.get("driver") or cluster.driver
     image = _choose_image(request, profile, facts, offer, plugin="none" if plugin == "host" else plugin, driver=driver)
-    nccl = image.nccl or facts.nccl_variables.releases[-1]
+    offered = [
+        _image_of_target(target, "other", offer).nccl
+        for target in offer.targets
+        if _stack_of_target(target, facts.stacks)
+    ]
+    versions = [version for version in offered if version] or list(facts.nccl_variables.releases)
+    nccl = image.nccl or max(versions, key=Version)
     conditions |= {"stack": image.stack, "nccl": nccl}
     _refuse_bad_combinations(combined, conditions)
 

@@ -13,6 +13,7 @@ from packaging.version import Version
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
 from imagebuild.jobs.facts import (
+    CPUS,
     GPUS,
     QUALIFIED,
     QUANTITY,
@@ -139,7 +140,7 @@ _IMAGES = Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a 
 _VERSION = Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65")
 PARAMETERS: Mapping[str, Parameter] = {
     **{name: Parameter(form, *_SLURM) for name, form in SLURM_FORMS.items()},
-    "cpu": Parameter(QUANTITY, *_KUBERNETES),
+    "cpu": Parameter(CPUS, *_KUBERNETES),
     "cpus-per-task": Parameter(_COUNT, *_SLURM),
     "driver": Parameter(_VERSION, ("kubernetes", "pyxis"), "it chooses an image, and this job has none"),
     "hca": Parameter(Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1")),

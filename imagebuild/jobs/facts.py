@@ -58,12 +58,14 @@ VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 GPUS = r"nvidia\.com/(gpu|mig-.*)"
 QUALIFIED = f"{DOMAIN.replace('$', '/')}/{VALUE}"
 AMOUNT = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE]|[eE][0-9]+)?"
+OPERATORS_LABEL = r"(training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/.*|job-name|controller-uid"
 QUANTITY = Form(AMOUNT, "a quantity of Kubernetes such as 110, 500m, 960Gi or 960G")
 Label = Annotated[str, Form(LABEL, "a name of Kubernetes: up to 63 of a-z, 0-9 and -")]
 DomainName = Annotated[str, Form(DOMAIN, "a name of Kubernetes: a-z, 0-9, - and dots")]
 Key = Annotated[str, Form(f"{QUALIFIED}|{VALUE}", "a key of Kubernetes such as example.com/name")]
 LabelValue = Annotated[str, Form(f"({VALUE})?", "a value of a label: up to 63 of A-Z, a-z, 0-9, -, _ and .")]
 Quantity = Annotated[str, QUANTITY]
+CPUS = Form(r"(?=[0-9.]*[1-9])([0-9]{1,4}(\.[0-9]{1,3})?|[0-9]{1,7}m)", "a number of CPUs such as 110, 2.5 or 500m")
 COUNT = Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number, such as 8 or 5120Mi, or {cards}")
 Count = Annotated[str, COUNT]
 Folder = Annotated[str, Form(r"(?!.*/\.\.(/|$))/[^\n\r\x00:]*", "a path that begins with / and has no colon and no ..")]
@@ -303,7 +305,7 @@ class Nodes(SlurmOptions):
 
     select: dict[Key, tuple[LabelValue, ...]] = Field(default_factory=dict)
     """Label of a node → the values that are accepted."""
-    cpu: Quantity | None = None
+    cpu: Annotated[str, CPUS] | None = None
     memory: Quantity | None = None
     rack_nodes: Annotated[int, Field(gt=0)] | None = None
     """Number of nodes in a rack that a job may use, if not all of them."""
@@ -346,13 +348,19 @@ class Security(Model):
     """Capabilities besides the one to pin memory."""
     seccomp: Literal["RuntimeDefault", "Unconfined"] | None = None
 
+    @model_validator(mode="after")
+    def _is_root(self) -> Self:
+        if self.user:
+            raise ValueError("user: must be 0, or left out: the ssh server that starts ranks lets only root in as root")
+        return self
+
 
 class LauncherPod(Model):
     """Describe the pod that starts the ranks; it needs no GPU."""
 
     select: dict[Key, LabelValue] = Field(default_factory=dict)
     """Labels of the nodes on which launchers run."""
-    cpu: Quantity = "2"
+    cpu: Annotated[str, CPUS] = "2"
     memory: Quantity = "2Gi"
 
 
@@ -412,6 +420,8 @@ class Kubernetes(Model):
             raise ValueError("scheduler: Volcano places its gangs itself; leave it out")
         if self.kueue_topology and self.gang != "kueue":
             raise ValueError("kueue-topology: needs `gang: kueue`")
+        if own := next((key for key in self.pod_labels if re.fullmatch(OPERATORS_LABEL, key)), None):
+            raise ValueError(f"pod-labels: {own} is the operator's own label, by which it finds its pods; leave it out")
         return self
 
 

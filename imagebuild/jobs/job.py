@@ -108,6 +108,9 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     if image.nccl is None:
         messages.append(f"note: the version of NCCL is not known, so {choices.nccl} is assumed; name it with --nccl")
 
+    if choices.cluster.kubernetes.kueue_topology and not choices.mnnvl and choices.container == "kubernetes":
+        messages.append(f"note: kueue-topology is about racks, and NVLink of {profile.name} ends at the node")
+
     expected = (line for source in sources for line in source.layer.expect)
     job = Job(
         **vars(choices),
@@ -198,15 +201,21 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
     value, profile = choices.parameters.get("min-bw"), choices.profile
     if value and len(choices.test.collectives) > 1:
         raise ConfigError("--set min-bw: the collectives of the test reach different rates; use a test of one")
-    if value:
-        return {choices.test.collectives[0]: Least(value, "GB/s, by --set min-bw")}
+    own = {choices.test.collectives[0]: Least(value, "GB/s, by --set min-bw")} if value else {}
     if not (choices.comparable and choices.test.max_bytes.endswith("G")):  # smaller messages show latency
-        return {}
+        return own
     ranks, nodes = choices.run_ranks, choices.run_nodes
     try:
         layout = rank_layout(profile, ranks, nodes)
     except NotComparable:
-        return {}
+        return own
+    for collective in own:
+        possible = max(
+            (c.value for c in class_ceilings(collective, ranks, layout.domains, layout.hardware)), default=None
+        )
+        if possible and float(str(value)) > possible:
+            raise ConfigError(f"--set min-bw={value}: {profile.name} reaches at most {possible:.1f} GB/s; ask for less")
+        return own
     least = {}
     for collective in choices.test.collectives:
         known = [
@@ -299,7 +308,11 @@ def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
         pairs = [{"namespace": space, "name": name} if space else {"name": name} for space, _, name in split]
         lines = ",\n".join(f"  {json.dumps(pair)}" for pair in pairs)
         annotations["k8s.v1.cni.cncf.io/networks"] = f"[\n{lines}\n]\n"
-    if cards := site.card_networks or fabric.card_networks:
+    cards = site.card_networks or fabric.card_networks
+    if kube.host_network and (networks or cards):
+        where = f"cluster {choices.request.cluster}, --fabric {choices.request.fabric}"
+        raise ConfigError(f"{where}: with host-network pods have the node's network and get no others; leave one out")
+    if cards:
         pairs = [{"interfaceName": "eth0", "network": "default"}]
         for i in range(int(placeholders["cards"])):
             pairs.append({"interfaceName": f"eth{cards.interface + i}", "network": f"{cards.prefix}{cards.first + i}"})

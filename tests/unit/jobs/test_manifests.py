@@ -403,10 +403,22 @@ def test_what_a_cluster_says_is_in_its_objects(
     assert [words for words in expected if words not in made] == []
 
 
+def test_a_topology_that_nothing_uses_is_noted(tmp_path: Path) -> None:
+    folder = copy_of_facts(tmp_path)
+    kubernetes = {"gang": "kueue", "queue": "q", "kueue-topology": True}
+    (folder / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", "kubernetes": kubernetes}))
+    known = load_facts(folder)
+    note = "note: kueue-topology is about racks, and NVLink of h100 ends at the node"
+    assert job("mpijob --profile h100 --cluster ours", known).messages == (note,)
+    for line in ("mpijob --profile gb200-nvl72", "slurm --profile h100"):
+        assert job(f"{line} --cluster ours", known).messages == ()
+
+
 @pytest.mark.parametrize(
     ("line", "kubernetes", "reason"),
     [
         (f"jobset {NVL72}", {"gang": "volcano"}, "JobSet creates workers when the first one of their rack has its place"),
+        ("mpijob --profile a4", {"host-network": True}, "--fabric gib: with host-network pods have the node's network"),
         ("mpijob --profile h100", {"quota": True}, "nobody says cpu and memory; add it to nodes.h100"),
         ("mpijob --profile a3-mega --set cpu=9 --set memory=9Gi", {"quota": True}, "cpu and memory of sidecar tcpxo-daemon"),
     ],

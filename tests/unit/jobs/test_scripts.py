@@ -63,7 +63,7 @@ def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, 
     """The script of a launcher, with a stand-in for mpirun and for the benchmark."""
     programs = tmp_path / "bin"
     mpirun = 'while [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n'
-    write_programs(programs, {"mpirun": mpirun, "all_reduce_perf": BENCHMARK})
+    write_programs(programs, {"mpirun": mpirun, "ssh": "", "all_reduce_perf": BENCHMARK})
     secrets = ["PASSWORD=hunter2", 'QUOTED="],"nccl_version":1', "END=\\\\", "TAB=\t", ""]
     document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
     (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
@@ -95,6 +95,7 @@ def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tm
         programs,
         {
             "mpirun": f'while [ "$1" != --host ]; do shift; done\necho "$2" >> {tmp_path}/calls; shift 2\nexec "$@"\n',
+            "ssh": "",
             "cut": f"printf '{hosts}' | /usr/bin/cut \"${{@:1:4}}\"\n",
             "all_reduce_perf": BENCHMARK,
         },
@@ -120,22 +121,38 @@ def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tm
 
 @pytest.mark.programs
 @pytest.mark.parametrize("role", ["launcher", "worker"])
-def test_pods_do_not_wait_for_others_without_end(role: str, tmp_path: Path) -> None:
-    """The scripts of a JobSet, half an hour after their start, with nobody else there."""
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        *("", "mpirun", "ssh-keygen", "perl"),
+        pytest.param("sshd", marks=pytest.mark.skipif(Path("/usr/sbin/sshd").exists(), reason="this machine has it")),
+    ],
+)
+def test_pods_do_not_wait_for_others_without_end(role: str, lacking: str, tmp_path: Path) -> None:
+    """The scripts of a JobSet, half an hour after their start, with nobody else there, or without a program."""
     programs = tmp_path / "bin"
-    write_programs(programs, {"ssh-keygen": 'echo key > "${@: -1}.pub"\n', "perl": "exit\n"})
+    needed = {"mpirun": "", "ssh": "", "ssh-keygen": 'echo key > "${@: -1}.pub"\n', "perl": "exit\n", "sshd": ""}
+    write_programs(programs, {name: text for name, text in needed.items() if name != lacking})
+    for name in ("bash", "cat", "mkdir", "sleep", "timeout"):
+        (programs / name).symlink_to(f"/bin/{name}")
     script = containers(text("jobset --profile h100 --fabric ib"))[role]["args"][0]
     done = subprocess.run(
         ["/bin/bash", "-c", script], capture_output=True, text=True, check=False, timeout=30,
-        env={"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path), "SECONDS": "1801"},
+        env={"PATH": str(programs), "HOME": str(tmp_path), "SECONDS": "1801"},
     )  # fmt: skip
+    if lacking and (lacking == "sshd") == (role == "worker"):
+        assert (done.returncode, f"the image has no {lacking}, " in done.stderr) == (1, True)
+        return
     other = {"launcher": "worker-0-0", "worker": "launcher-0-0"}[role]
     assert done.returncode == 1
     assert f"imagebuild: all-reduce-64-h100-ib-8n-{other}.all-reduce-64-h100-ib-8n did not start within" in done.stderr
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(("scheduler", "end"), [("mpijob", "Succeeded"), ("jobset", "Completed"), ("jobset", "Failed")])
+@pytest.mark.parametrize(
+    ("scheduler", "end"),
+    [("mpijob", "Succeeded"), ("jobset", "Completed"), ("jobset", "Failed"), ("jobset", "refused")],
+)
 def test_what_collect_says_ends_with_the_job_and_reads_all_logs(scheduler: str, end: str, tmp_path: Path) -> None:
     """The commands of the header, with a stand-in for kubectl whose job ends at the third look."""
     kubectl = f"""
@@ -144,7 +161,8 @@ case "$*" in
   "get pods -o name"*=worker) if [ ! -e looks ] || [ "$(wc -l < looks)" = 1 ]; then echo pod/w-0; echo pod/w-1; fi ;;
   "logs --all-containers"*) echo "sshd of ${{@: -1}}" ;;
   "logs --tail=-1"*=launcher) echo "the result" ;;
-  "create -f"* | "delete -f"*) ;;
+  "delete --ignore-not-found -f"*) echo delete >> calls ;;
+  "create -f"*) echo create >> calls; [ {end} != refused ] ;;
   *) echo "what is $*?" >&2; exit 1 ;;
 esac
 """
@@ -156,6 +174,10 @@ esac
         ["/bin/bash", "-c", script], env={"PATH": f"{programs}:/usr/bin:/bin"}, cwd=tmp_path, capture_output=True,
         text=True, check=False, timeout=30,
     )  # fmt: skip
+    assert (tmp_path / "calls").read_text().split() == ["delete", "create", "delete"]
+    if end == "refused":
+        assert (done.returncode, done.stdout) == (1, "")
+        return
     assert done.stdout.splitlines() == [
         "the result", "sshd of pod/w-0", "sshd of pod/w-1", "report it --profile h100 --ranks 64 --nodes 8",
     ]  # fmt: skip
