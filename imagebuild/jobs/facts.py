@@ -360,8 +360,10 @@ class LauncherPod(Model):
 
     select: dict[Key, LabelValue] = Field(default_factory=dict)
     """Labels of the nodes on which launchers run."""
-    cpu: Annotated[str, CPUS] = "2"
-    memory: Quantity = "2Gi"
+    cpu: Annotated[str, CPUS] | None = None
+    """By default 2, and one more for every 16 pairs of nodes that are measured at once."""
+    memory: Quantity | None = None
+    """By default 2Gi, and 64Mi more for every pair of nodes that is measured at once."""
 
 
 class Kubernetes(Model):

@@ -388,6 +388,8 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
         ("mpijob --profile h100", {"host-network": True}, ["hostNetwork: true", "port: 2222", "Port 2222", '"-p", "2222"]']),
         ("mpijob --profile h100 --set minutes=50", {"start-minutes": 5, "keep-minutes": 60},
          ["activeDeadlineSeconds: 3600", "ttlSecondsAfterFinished: 3600", "SECONDS > 300"]),
+        ("mpijob --profile h100 --nodes 300 --test pairs", {}, ["# 150 pairs run at once", '{cpu: "11", memory: 11648Mi}']),
+        ("jobset --profile h100 --nodes 301 --test pairs", {"launcher": {"cpu": "64"}}, ['{cpu: "64", memory: 11648Mi}']),
         ("jobset --profile h100 --set minutes=50", {"start-minutes": 5}, ["activeDeadlineSeconds: 3600", "SECONDS > 300"]),
         ("mpijob --profile h100", {"ipc-lock": False, "security": {"user": 0, "seccomp": "Unconfined"}, "shm-size": "64Gi"},
          ["runAsUser: 0", "seccompProfile: {type: Unconfined}", "sizeLimit: 64Gi"]),
