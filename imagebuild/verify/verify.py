@@ -40,7 +40,7 @@ from imagebuild.verify.runner import EXEC, CannotRun, Command, NoRunner, Runner,
 from imagebuild.verify.subject import ImageFinder, Subject
 
 NO_FILES = (
-    "its files are not to be had through this runner; name a target that `imagebuild build` left a result of, "
+    "its files are not to be had through this runner; name a target that was built with --push or --output, "
     "an image as NAME@DIGEST, or a layout with --layout"
 )
 

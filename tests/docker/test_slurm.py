@@ -102,7 +102,8 @@ def test_verify_finds_ranks_that_are_alone(
     results = verify(
         imagebuild, quickstart, tmp_path, cluster, runner, ["pmix/slurm", "ucx-distro/mpi-slurm"], expect=1
     )
-    assert results == {"image/same-files": "passed", "pmix/slurm": "failed", "ucx-distro/mpi-slurm": "failed"}
+    # The build left its image in the engine's store, which this runner does not read.
+    assert results == {"image/same-files": "skipped", "pmix/slurm": "failed", "ucx-distro/mpi-slurm": "failed"}
 
 
 def verify(
