@@ -238,6 +238,10 @@ class Source(Model):
     """Number of lines that look like results and could not be read."""
     examples: tuple[str, ...] = ()
     """The first few unread lines."""
+    damage: str = ""
+    """Why the file could not be read to its end."""
+    is_lost: bool = False
+    """Whether it is empty, or has nothing but messages of errors and of the library: a run that left no output."""
 
 
 class Results(Model):

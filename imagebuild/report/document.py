@@ -29,6 +29,7 @@ from imagebuild.bench.models import (
     PerftestTable,
     Results,
     Run,
+    Source,
     SpeedClaim,
     UcxResult,
 )
@@ -155,7 +156,7 @@ class Report(Results):
     sweeps: tuple[Sweep, ...] = ()
     """What runs on many groups of hosts say about single hosts."""
     nothing_in: tuple[str, ...] = ()
-    """Files that were named and contain no result."""
+    """Files without a result that were named, or that look like logs of the folder that they are in."""
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with these fields changed, which computes everything anew."""
@@ -196,9 +197,14 @@ class Report(Results):
             assertions += assertions_on_claims(judgement, self.about.allowed)
         for verification in self.verifications:
             assertions += assertions_of_checks(verification)
-        for file in self.nothing_in:
-            reason = "no output of a known benchmark, result of verify or report was found in it"
-            assertions.append(Assertion("reading", file, file, "failed", "no-result", reason))
+        reason = "no output of a known benchmark, result of verify or report was found in it"
+        assertions += [Assertion("reading", file, file, "failed", "no-result", reason) for file in self.nothing_in]
+        for source in self.sources:
+            if source.damage:
+                assertions.append(Assertion("reading", source.path, source.path, "failed", "damaged", source.damage))
+            elif not source.tools and source.path not in self.nothing_in:
+                note = "it does not look like a log of this folder"
+                assertions.append(Assertion("reading", source.path, source.path, "skipped", "no-result", note))
         order = {"failed": 0, "open": 1}
         return tuple(sorted(assertions, key=lambda assertion: order.get(assertion.state, 2)))
 
@@ -227,8 +233,11 @@ class Report(Results):
 
     @property
     def exit_status(self) -> int:
-        """Return 0 if nothing failed and nothing that was asked for is open, else 1; 5 if nothing could be read."""
-        return EXIT_STATUS[self.overall]
+        """Return 0 if nothing failed and nothing that was asked for is open, else 1.
+
+        5 if nothing could be read, or a file not to its end.
+        """
+        return EXIT_STATUS["nothing-read" if any(source.damage for source in self.sources) else self.overall]
 
     @property
     def counts(self) -> str:
@@ -373,6 +382,7 @@ def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[
 
 # What files contain
 
+LOG_ENDINGS = (".log", ".out")
 HEAD_BYTES = 4096
 """Beginning of a file that tells whether imagebuild can have written it; other files are not read whole to find out."""
 
@@ -393,7 +403,7 @@ def gather_files(named: Iterable[Path]) -> Gathered:
     """Read files, and all files of folders whose names do not begin with a dot.
 
     A report in a folder that says only what files beside it say is left out. Raises ConfigError if a file cannot be
-    opened, ResultError if it is damaged, or a file that imagebuild wrote cannot be read.
+    opened, ResultError if a file that imagebuild wrote cannot be read.
     """
     named = tuple(dict.fromkeys(named))
     contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
@@ -417,7 +427,10 @@ def gather_files(named: Iterable[Path]) -> Gathered:
     repeated = {f for f in beside if Counter(_texts_of(reports[f], *reports[f].verifications)) <= fresh}
     earlier = [report for file, report in reports.items() if file not in repeated]
     parts += earlier
-    known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}
+    read = {Path(source.path) for source in results.sources if source.tools or source.damage}
+    known = set(contents) - set(unread) | read
+    empty = [path for path in named if path not in known and not any(path in file.parents for file in known)]
+    lost = _lost_logs(results.sources) if read else []
     verdicts = [verdict for check in checks for verdict in check.judgements]
     merged: dict[str, Any] = {
         kind: tuple(result for part in parts for result in getattr(part, kind)) for kind in Results.model_fields
@@ -436,12 +449,33 @@ def gather_files(named: Iterable[Path]) -> Gathered:
         sweeps=find_sweeps(merged["runs"]),
         judgements=(*verdicts, *(verdict for one in earlier for verdict in one.judgements)),
         verifications=(*verified.values(), *(verification for one in earlier for verification in one.verifications)),
-        nothing_in=tuple(
-            str(path) for path in named if path not in known and not any(path in file.parents for file in known)
-        ),
+        nothing_in=tuple(dict.fromkeys(map(str, (*empty, *lost)))),
     )
     logs = tuple(file for file in others if kept.get(file.resolve(), True))
     return Gathered(judge_rest(report), logs, frozenset(file.resolve() for file in contents.keys() - repeated))
+
+
+def _lost_logs(sources: Iterable[Source]) -> list[str]:
+    """Return the files without a result that may be logs of runs that left none.
+
+    Their names are those of logs but for numbers, or end in `.log` or `.out` as those do; or they hold nothing but
+    errors. An empty file of another kind beside a log, such as `job.err` beside `job.out`, is none.
+    """
+
+    def kind(path: PurePath) -> str:
+        path = path.with_suffix("") if path.suffix == ".gz" else path
+        return path.suffix if path.suffix in LOG_ENDINGS else re.sub(r"\d+", "0", path.name)
+
+    paths = {PurePath(source.path): source for source in sources}
+    logs = [path for path, source in paths.items() if source.tools]
+    kinds, stems = {kind(path) for path in logs}, {path.with_suffix("") for path in logs if path.suffix}
+    return [
+        source.path
+        for path, source in paths.items()
+        if not source.tools
+        and not source.damage
+        and (kind(path) in kinds or (source.is_lost and (source.lines or path.with_suffix("") not in stems)))
+    ]
 
 
 def _texts_of(*parts: Results | VerifyResult) -> Iterator[str]:
