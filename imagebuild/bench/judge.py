@@ -303,6 +303,8 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
         hints = []
     notes += hints[:1]
     claim = _speed("GB/s", measured, size, (limit, floor), reference, missing=missing, notes=notes)
+    if len(used) == 1:
+        claim = claim.model_copy(update={"algorithm": next(iter(used))})
     # Many ranks reach their best speed at large sizes only, so smaller ones may be far below it.
     slowest = min(_speeds(run, max(size + 1, _least_size(run))), default=None)
     if claim.state == "fast enough" and slowest and slowest[0] < COLLAPSE * measured:

@@ -41,6 +41,7 @@ class Setting(NamedTuple):
     """Line number in the file."""
     name: str
     value: str
+    """Empty if it was unset."""
 
 
 @dataclass
@@ -132,7 +133,9 @@ _SETTING = re.compile(
     r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?(?: ?= ?|: ?| )[\"']?)"
     r"(?P<value>\^?\w[\w,;:^-]*)"
     r"|\b(?P<bytes>\d{10,15}) Bytes -> Algo (?P<algo>\w{1,20})"
+    r"|(?:\bunset (?:[\w-]+ )*?|\b(?:env|export) (?:-un? ?|-n ))(?P<unset>NCCL_(?:ALGO|NVLS_ENABLE))\b"
 )
+_COMMENT = re.compile(r"(?:^|(?<=[\s:>]))#.*", re.DOTALL)
 _ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 """Names of the numbers that older releases print."""
 _HEAD_WINDOW = 700
@@ -224,11 +227,11 @@ def _read(path: str, file: TextIO) -> Log:
 
 def _settings(row: str, number: int) -> Iterator[Setting]:
     """Yield what a line says about algorithms."""
-    for match in _SETTING.finditer(row[:20_000]):
-        value = match["value"] or match["algo"]
+    for match in _SETTING.finditer(_COMMENT.sub("", row[:20_000])):
+        value = match["value"] or match["algo"] or ""
         if match["algo"] and value.isdigit():
             value = _ALGORITHMS[int(value)] if int(value) < len(_ALGORITHMS) else ""
-        yield Setting(number, match["name"] or "NCCL_ALGO", value)
+        yield Setting(number, match["name"] or match["unset"] or "NCCL_ALGO", value)
 
 
 def _rows(file: TextIO, log: Log) -> Iterator[str]:

@@ -333,6 +333,15 @@ class SpeedClaim(Claim):
     """The least fraction of the reference that passes."""
     floor: Limit | None = None
     """What passes without a reference: a fraction of the lowest ceiling."""
+    algorithm: AlgorithmName | None = None
+    """The class of algorithms that it was judged as, if the output or the caller tells a single one."""
+
+    @property
+    def words(self) -> str:
+        """Return the state for people, who are told if it was only compared with a floor, or judged as some class."""
+        is_above_floor = self.state == "fast enough" and self.ceiling and self.floor and not self.reference
+        state = "above the floor" if is_above_floor else self.state
+        return f"{state} as {self.algorithm}" if self.algorithm else state
 
 
 class Judgement(Model):

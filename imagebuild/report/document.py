@@ -92,7 +92,7 @@ class Entry:
     @property
     def words(self) -> tuple[str, str, str]:
         """Return what is claimed about data, participation and speed, without reasons; a dash for nothing."""
-        speeds = dict.fromkeys(claim.state for claim in self.speed if not_void(claim))
+        speeds = dict.fromkeys(claim.words for claim in self.speed if not_void(claim))
         data, participation = (claim.state if not_void(claim) else NONE for claim in self.judgements[0].claims[:2])
         return data, participation, "; ".join(speeds) or NONE
 
@@ -252,7 +252,9 @@ class Report(Results):
         if overall == "nothing-read":
             return "No result could be read"
         if overall == "ok":
-            return "All is well" + (": data right, all took part, fast enough" if self.judgements else "")
+            speeds = {judgement.speed.words.partition(" as ")[0] for judgement in self.judgements}
+            speed = " or ".join(word for word in ("fast enough", "above the floor") if word in speeds) or "fast enough"
+            return "All is well" + (f": data right, all took part, {speed}" if self.judgements else "")
         if overall != "failed":
             known = _headline_of_claims(assertions)
             accepted = f" (accepted: {', '.join(self.about.allowed)})" if self.about.allowed else ""

@@ -50,6 +50,8 @@ PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
     ("log", "options", "status", "words"),
     [
         (nccl_log(480), PROFILE, 0, "\nAll is well: data right, all took part, fast enough (3 passed, 0 failed, 0 open, 0 skipped; unread lines: 0)\n"),
+        ("export NCCL_ALGO=Ring\n" + nccl_log(366), PROFILE, 0, "  fast enough as ring  "),
+        (nccl_log(420, ranks=5, factor=8 / 5), (*PROFILE, "--ranks", "5"), 0, "All is well: data right, all took part, above the floor ("),
         (nccl_log(480, wrong=3), PROFILE, 1, ": wrong: "),
         (nccl_log(240), PROFILE, 1, ": too slow: "),
         (nccl_log(950), PROFILE, 1, ": impossible: "),
