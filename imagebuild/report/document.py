@@ -283,11 +283,16 @@ def assertions_on_sweeps(sweeps: Sequence[Sweep]) -> list[Assertion]:
     slow = [(sweep, outlier) for sweep in sweeps for outlier in sweep.outliers]
     slow.sort(key=lambda item: (len(item[1].hosts), -item[0].shortfall(item[1])))
     found = [Assertion("sweep", s.subject, outlier.label, "failed", "slow", s.reason(outlier)) for s, outlier in slow]
-    return found + [
-        Assertion("sweep", sweep.subject, sweep.scope, "passed", "even", f"none is below {sweep.limit_gb_s:.4g} GB/s")
-        for sweep in sweeps
-        if not sweep.outliers
-    ]
+    for sweep in sweeps:
+        if sweep.is_even:
+            reason = f"none is below {sweep.limit_gb_s:.4g} GB/s"
+            found.append(Assertion("sweep", sweep.subject, sweep.scope, "passed", "even", reason))
+        elif not sweep.outliers:
+            reason = (
+                f"{sweep.subject}: {sweep.range}; no host stands out: many may be slow, or the network between them"
+            )
+            found.append(Assertion("sweep", sweep.subject, sweep.scope, "open", "uneven", reason))
+    return found
 
 
 def summary_of(sweep: Sweep, entries: Sequence[Entry]) -> tuple[State, tuple[str, ...]]:
@@ -295,8 +300,9 @@ def summary_of(sweep: Sweep, entries: Sequence[Entry]) -> tuple[State, tuple[str
     members = [entry for entry in entries if entry.sweep is sweep]
     counts = [Counter(entry.words[place] for entry in members) for place in range(len(CLAIMS))]
     words = [", ".join(w if n == len(members) else f"{n} {w}" for w, n in c.most_common()) for c in counts]
-    words[-1] += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even"
-    states = {"failed" if sweep.outliers else "passed", *(entry.state for entry in members)}
+    words[-1] += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even" if sweep.is_even else "; uneven"
+    own: State = "failed" if sweep.outliers else "passed" if sweep.is_even else "open"
+    states = {own, *(entry.state for entry in members)}
     order: tuple[State, ...] = ("failed", "open", "skipped")
     return next((state for state in order if state in states), "passed"), tuple(words)
 
@@ -334,12 +340,12 @@ def claim_state(claim: Claim, allowed: Sequence[Openness] = ()) -> State:
 def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
     """Return what is known of data, participation and speed: `data right, speed not judged for 3 of 8`."""
     parts = []
-    for kind in CLAIMS:
+    for kind in ("sweep", *CLAIMS):
         words = Counter((a.state, a.word) for a in assertions if a.kind == kind and a.word != "not applicable")
         weak = {word: count for (state, word), count in words.items() if state != "passed"}
         total = words.total()
         parts += [f"{kind} {word}" + (f" for {n} of {total}" if n < total else "") for word, n in weak.items()]
-        if words and not weak:
+        if words and not weak and kind != "sweep":
             parts.append(f"{kind} {next(iter(words))[1]}")
     return ", ".join(parts) or "nothing says whether it is right and fast enough"
 
