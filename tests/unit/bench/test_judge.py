@@ -73,6 +73,7 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({"ranks": None, "nodes": None}, {"ranks": 8, "nodes": 1}, "h200", "complete", "8 ranks", None),
         # Devices.
         ({"device": H100}, {}, "h200", "incomplete", f"it ran on {H100}, and h200 has *NVIDIA H200", None),
+        ({"device": f"{H100} MIG 3g.40gb"}, {}, "h100", "incomplete", "it ran on NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
         ({"device": "NVIDIA H20"}, {}, "h100", "incomplete", "it ran on NVIDIA H20", None),
         ({"other_devices": ("NVIDIA GeForce RTX 5090",)}, {}, "h200", "incomplete", "RTX 5090", None),
         ({"device": "NVIDIA H100"}, {}, "h100", "complete", "8 ranks", None),
