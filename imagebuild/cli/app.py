@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -102,17 +103,37 @@ class LazyCommands(TyperGroup):
         return [Completion(n, entry.summary) for n, entry in self.entries.items() if n.startswith(incomplete)]
 
 
+USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
+"""What typer raises for unknown options, missing arguments and the like."""
+NUMBERS = {
+    r".*valid integer.*": "must be a whole number",
+    r".*valid number.*": "must be a number",
+    r".*greater than or equal to (\S+)": r"must be \1 or more",
+}
+"""What typer says of a number that it does not take → what we say."""
+
+
 class StrictCommand(TyperCommand):
     """Refuse an option that is given twice where only one value counts: the last one would win without a word."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. Raises ConfigError for an option that is there twice."""
-        given: list[Any] = self.make_parser(ctx).parse_args(list(args))[2] if not ctx.resilient_parsing else []
+        """Read the arguments. Raises ConfigError for an option that is there twice, and for what is no number."""
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        read: Any = self.make_parser(ctx).parse_args(list(args))
+        values, _, given = read
         for parameter in given:
             single = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
             if single and given.count(parameter) > 1:
                 raise ConfigError(f"{parameter.opts[-1]}: given twice; leave one out")
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            for theirs, ours in NUMBERS.items():
+                if error.param and (match := re.fullmatch(theirs, error.message)):
+                    option = error.param.opts[-1]
+                    raise ConfigError(f"{option} {values[error.param.name]}: {match.expand(ours)}") from None
+            raise
 
 
 def load_command(name: str, entry: Listed) -> Any:
@@ -156,9 +177,20 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         try:
-            app()
+            # What commands return is nothing; what typer returns for them is an exit status.
+            status = app(standalone_mode=False)
         finally:
             sys.stdout.flush()
+        sys.exit(status)
+    except USAGE_ERROR as error:
+        usage: Any = error
+        text = usage.format_message().removesuffix(".")
+        if "\n" in text:  # the help, where a group of commands has no command
+            usage.show()
+        else:
+            about = f"; see `{usage.ctx.command_path} --help`" if usage.ctx else ""
+            sys.stderr.write(f"error: {text}{about}\n")
+        sys.exit(2)
     except ImagebuildError as error:
         from rich.markup import escape
 

@@ -78,7 +78,7 @@ def job(
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
-    from imagebuild.core.errors import suggestion
+    from imagebuild.core.errors import ResultError, suggestion
     from imagebuild.jobs.choose import find_facts, published_offer
     from imagebuild.jobs.facts import JobRequest, Scheduler, default_fabric, load_facts
     from imagebuild.jobs.job import resolve_job
@@ -120,7 +120,11 @@ def job(
     if catalog:
         from imagebuild.publish.catalog import read_catalog
 
-        offer = published_offer(offer, read_catalog(catalog))
+        try:
+            offer = published_offer(offer, read_catalog(catalog))
+        except ResultError:
+            problem = "no list of images that `imagebuild catalog` wrote; make it anew, or name another file"
+            raise ConfigError(f"--catalog {catalog}: {problem}") from None
     resolved = resolve_job(request, hardware, known, offer)
     for message in resolved.messages:
         err.print(message, markup=False)

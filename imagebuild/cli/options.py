@@ -327,6 +327,8 @@ def print_or_write(text: str, output: str | None) -> None:
     """Print a text as it is, or write it to the file of --output. Raises ConfigError if it cannot be written."""
     from imagebuild.core.files import write_text
 
+    if output == "":
+        raise ConfigError("the name of the file to write is empty; name a file, or leave the option out")
     if output in (None, STDOUT):
         sys.stdout.write(text)
     else:

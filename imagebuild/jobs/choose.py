@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar, get_args
 
@@ -13,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 from imagebuild.bench.ceilings import plural
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
-from imagebuild.core.fields import Arch, Model, Platform, YamlFile, major, matches, satisfies
+from imagebuild.core.fields import Arch, Model, Platform, YamlFile, full_reference, major, matches, satisfies
 from imagebuild.jobs.facts import (
     COLLECTIVES,
     Cluster,
@@ -112,7 +113,8 @@ class Choices:
     image: JobImage
     stack: Stack
     nccl: str
-    """The image's version of NCCL; if it is not known, the newest in the table of NCCL's variables."""
+    """The image's version of NCCL; if it is not known, the newest of the images on offer, and if those do not
+    tell either, of the table of NCCL's variables."""
     conditions: Mapping[str, str]
     """Name → value of everything that a condition (`when`) of the facts can use."""
     parameters: Mapping[str, str]
@@ -226,7 +228,13 @@ def choose(
 
     driver = parameters.get("driver") or cluster.driver
     image = _choose_image(request, profile, facts, offer, plugin="none" if plugin == "host" else plugin, driver=driver)
-    nccl = image.nccl or facts.nccl_variables.releases[-1]
+    offered = [
+        _image_of_target(target, "other", offer).nccl
+        for target in offer.targets
+        if _stack_of_target(target, facts.stacks)
+    ]
+    versions = [version for version in offered if version] or list(facts.nccl_variables.releases)
+    nccl = image.nccl or max(versions, key=Version)
     conditions |= {"stack": image.stack, "nccl": nccl}
     _refuse_bad_combinations(combined, conditions)
 
@@ -343,6 +351,8 @@ def _choose_image(
         image = named_image(request.image, offer, facts.stacks)
     else:
         image = newest_image(offer, facts.stacks, profile, plugin, driver)
+    if request.registry and image.reference == request.image:
+        raise ConfigError(f"--registry: --image {request.image} says itself where it is; leave one of them out")
     if image.arches is not None and profile.node.cpu not in image.arches:
         arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
         raise ConfigError(f"--image {image.reference}: {arches}; use another image")
@@ -388,6 +398,10 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
         if reference in (target.id, target.name, *target.aliases):
             image = _image_of_target(target, _stack_of_target(target, stacks) or "other", offer)
             return image if reference == target.id else replace(image, reference=reference)
+    if full_reference(reference) != reference:
+        near = get_close_matches(reference, [target.id for target in offer.targets], n=1)
+        what = f"did you mean {near[0]!r}?" if near else f"write {full_reference(reference)} if you mean that one"
+        raise ConfigError(f"--image {reference}: has no registry, so nodes would ask Docker Hub for it; {what}")
     fits = (name for name, file in stacks.items() if any(fnmatchcase(reference, glob) for glob in file.model.images))
     tag = reference.rpartition("/")[2]
     version = re.search(r"nccl[-_]?v?(\d+\.\d+\.\d+)", tag)
@@ -414,7 +428,9 @@ def newest_image(
     }
     if offer.unverified:
         requirements |= {
-            f"passed its checks on {arch}": lambda target, _: (target.name, f"linux/{arch}") not in offer.unverified
+            f"has checks on {arch}, all of which passed": lambda target, _: (
+                (target.name, f"linux/{arch}") not in offer.unverified
+            )
         }
     candidates = [
         (target, stack)

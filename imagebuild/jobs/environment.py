@@ -13,6 +13,8 @@ from packaging.version import Version
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
 from imagebuild.jobs.facts import (
+    CPUS,
+    GPUS,
     QUALIFIED,
     QUANTITY,
     SLURM_FORMS,
@@ -138,7 +140,7 @@ _IMAGES = Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a 
 _VERSION = Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65")
 PARAMETERS: Mapping[str, Parameter] = {
     **{name: Parameter(form, *_SLURM) for name, form in SLURM_FORMS.items()},
-    "cpu": Parameter(QUANTITY, *_KUBERNETES),
+    "cpu": Parameter(CPUS, *_KUBERNETES),
     "cpus-per-task": Parameter(_COUNT, *_SLURM),
     "driver": Parameter(_VERSION, ("kubernetes", "pyxis"), "it chooses an image, and this job has none"),
     "hca": Parameter(Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1")),
@@ -154,7 +156,8 @@ PARAMETERS: Mapping[str, Parameter] = {
     "rack-nodes": Parameter(_COUNT),
     "racks": Parameter(Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), *_KUBERNETES),
     "resource": Parameter(
-        Form(f"{QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource and a number such as rdma/ib:8"), *_KUBERNETES
+        Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of cards and a number such as rdma/ib:8"),
+        *_KUBERNETES,
     ),
     "suffix": Parameter(Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _")),
 }
@@ -188,8 +191,8 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
             )
             continue
         name, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {setting}: no '='; write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
+        if not equals or not name:
+            raise ConfigError(f"--set {setting}: write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
         if name not in PARAMETERS:
             raise ConfigError(f"--set {name}: unknown parameter{suggestion(name, PARAMETERS)}")
         parameter = PARAMETERS[name]

@@ -55,14 +55,17 @@ EnvName = Annotated[str, Form("[A-Za-z_][A-Za-z0-9_]*", "a name of a variable")]
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 DOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+GPUS = r"nvidia\.com/(gpu|mig-.*)"
 QUALIFIED = f"{DOMAIN.replace('$', '/')}/{VALUE}"
 AMOUNT = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE]|[eE][0-9]+)?"
+OPERATORS_LABEL = r"(training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/.*|job-name|controller-uid"
 QUANTITY = Form(AMOUNT, "a quantity of Kubernetes such as 110, 500m, 960Gi or 960G")
 Label = Annotated[str, Form(LABEL, "a name of Kubernetes: up to 63 of a-z, 0-9 and -")]
 DomainName = Annotated[str, Form(DOMAIN, "a name of Kubernetes: a-z, 0-9, - and dots")]
 Key = Annotated[str, Form(f"{QUALIFIED}|{VALUE}", "a key of Kubernetes such as example.com/name")]
 LabelValue = Annotated[str, Form(f"({VALUE})?", "a value of a label: up to 63 of A-Z, a-z, 0-9, -, _ and .")]
 Quantity = Annotated[str, QUANTITY]
+CPUS = Form(r"(?=[0-9.]*[1-9])([0-9]{1,4}(\.[0-9]{1,3})?|[0-9]{1,7}m)", "a number of CPUs such as 110, 2.5 or 500m")
 COUNT = Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number, such as 8 or 5120Mi, or {cards}")
 Count = Annotated[str, COUNT]
 Folder = Annotated[str, Form(r"(?!.*/\.\.(/|$))/[^\n\r\x00:]*", "a path that begins with / and has no colon and no ..")]
@@ -76,6 +79,8 @@ REGISTRY = Form(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)*", "a regis
 NAME = "[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
 RESOURCE = r"[A-Za-z_]\w*(:[0-9]*[A-Za-z_][\w.+-]*)?(:[1-9][0-9]*[kKmMgGtT]?)?"
 HOSTS = r"[A-Za-z0-9_][\w.-]*(\[[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*\][\w.-]*)*"
+MODULE = "[A-Za-z0-9._/][A-Za-z0-9._/+-]*"
+MODULES = Form(f"{MODULE}( +{MODULE})*", "names of modules such as openmpi/5, with blanks between them")
 SLURM_FORMS = {
     "account": Form(NAME, "a name without blanks"),
     **dict.fromkeys(("partition", "qos", "reservation"), Form(f"{NAME}(,{NAME})*", "names with commas between them")),
@@ -89,6 +94,8 @@ SLURM_FORMS = {
 def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
     """Return amounts of resources. Raises ValueError for those of which the API server wants whole ones."""
     for name, amount in amounts.items():
+        if re.fullmatch(GPUS, name):
+            raise ValueError(f"{name}: leave it out; a worker asks for all GPUs of its node by itself")
         page = name.removeprefix("hugepages-")
         if page != name and (not _binary(page) or not _binary(amount) or _binary(amount) % _binary(page)):
             raise ValueError(f"{name}: must be a multiple of {page}, in Ki, Mi, Gi or Ti")
@@ -298,7 +305,7 @@ class Nodes(SlurmOptions):
 
     select: dict[Key, tuple[LabelValue, ...]] = Field(default_factory=dict)
     """Label of a node → the values that are accepted."""
-    cpu: Quantity | None = None
+    cpu: Annotated[str, CPUS] | None = None
     memory: Quantity | None = None
     rack_nodes: Annotated[int, Field(gt=0)] | None = None
     """Number of nodes in a rack that a job may use, if not all of them."""
@@ -341,14 +348,22 @@ class Security(Model):
     """Capabilities besides the one to pin memory."""
     seccomp: Literal["RuntimeDefault", "Unconfined"] | None = None
 
+    @model_validator(mode="after")
+    def _is_root(self) -> Self:
+        if self.user:
+            raise ValueError("user: must be 0, or left out: the ssh server that starts ranks lets only root in as root")
+        return self
+
 
 class LauncherPod(Model):
     """Describe the pod that starts the ranks; it needs no GPU."""
 
     select: dict[Key, LabelValue] = Field(default_factory=dict)
     """Labels of the nodes on which launchers run."""
-    cpu: Quantity = "2"
-    memory: Quantity = "2Gi"
+    cpu: Annotated[str, CPUS] | None = None
+    """By default 2, and one more for every 16 pairs of nodes that are measured at once."""
+    memory: Quantity | None = None
+    """By default 2Gi, and 64Mi more for every pair of nodes that is measured at once."""
 
 
 class Kubernetes(Model):
@@ -407,6 +422,8 @@ class Kubernetes(Model):
             raise ValueError("scheduler: Volcano places its gangs itself; leave it out")
         if self.kueue_topology and self.gang != "kueue":
             raise ValueError("kueue-topology: needs `gang: kueue`")
+        if own := next((key for key in self.pod_labels if re.fullmatch(OPERATORS_LABEL, key)), None):
+            raise ValueError(f"pod-labels: {own} is the operator's own label, by which it finds its pods; leave it out")
         return self
 
 
@@ -415,8 +432,8 @@ class Slurm(SlurmOptions):
 
     cpus_per_task: Annotated[int, Field(gt=0, le=9999)] = 8
     """CPUs of a rank."""
-    module: Text | None = None
-    """Environment module that jobs without a container load."""
+    module: Annotated[str, MODULES] | None = None
+    """Environment modules, with blanks between them, that jobs without a container load in this order."""
     images: Annotated[str, Form(r"[/$][^\n\r\x00]*", "a path that begins with / or with a variable")] = (
         "$HOME/.cache/imagebuild"
     )

@@ -13,7 +13,7 @@ from imagebuild.bench.judge import floor_of
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
-from imagebuild.jobs.choose import Choices, Offer, choose, container_of
+from imagebuild.jobs.choose import MOST_NODES, Choices, Offer, choose, container_of
 from imagebuild.jobs.environment import (
     FactSource,
     Variable,
@@ -108,6 +108,9 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     if image.nccl is None:
         messages.append(f"note: the version of NCCL is not known, so {choices.nccl} is assumed; name it with --nccl")
 
+    if choices.cluster.kubernetes.kueue_topology and not choices.mnnvl and choices.container == "kubernetes":
+        messages.append(f"note: kueue-topology is about racks, and NVLink of {profile.name} ends at the node")
+
     expected = (line for source in sources for line in source.layer.expect)
     job = Job(
         **vars(choices),
@@ -119,13 +122,45 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         least=_least_bandwidths(choices),
         messages=tuple(messages),
     )
-    if gres := request.scheduler == "slurm" and job.slurm_options.get("gres"):
+    if request.scheduler == "slurm":
+        _check_slurm_options(job)
+    return job
+
+
+def _check_slurm_options(job: Job) -> None:
+    """Raise ConfigError where sbatch would give the job other GPUs or other nodes than it is for."""
+    options, profile = job.slurm_options, job.profile
+    if gres := options.get("gres"):
         gpus = sum(
             int(count or 1) for count in re.findall(r"\bgpu(?::[0-9]*[A-Za-z_][^:,]*)?(?::([0-9]+))?(?=,|$)", gres)
         )
         if gpus != profile.node.gpus:
             raise ConfigError(f"gres {gres}: asks for {gpus} GPUs of a node; {profile.name} has {profile.node.gpus}")
-    return job
+    if "nodelist" not in options:
+        return
+    hosts, nodes = _expand_hosts(options["nodelist"]), job.scale.nodes
+    if len(hosts) != nodes:
+        why = "sbatch would add others" if len(hosts) < nodes else "sbatch would start the job on all of them"
+        names = "more than 9999" if len(hosts) > MOST_NODES else str(len(hosts))
+        raise ConfigError(f"nodelist {options['nodelist']}: names {names} nodes, and the job has {nodes}; {why}")
+    if both := sorted(hosts & _expand_hosts(options.get("exclude", ""))):
+        raise ConfigError(f"exclude {options['exclude']}: the nodelist has {both[0]}; leave it out of one of them")
+
+
+def _expand_hosts(text: str) -> set[str]:
+    """Return the nodes that a text such as `n[01-04],n9` names; of very many, a few more than a job can have."""
+    hosts: set[str] = set()
+    for expression in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        names = [""]
+        for plain, ranges in re.findall(r"([^\[]+)|\[([^\]]*)\]", expression):
+            parts = [plain] if plain else []
+            for one in ranges.split(",") if ranges else ():
+                first, _, last = one.partition("-")
+                numbers = range(int(first), min(int(last or first), int(first) + MOST_NODES) + 1)
+                parts += [f"{number:0{len(first)}}" for number in numbers]
+            names = [name + part for name in names for part in parts][: MOST_NODES + 1]
+        hosts.update(names)
+    return hosts
 
 
 def _fact_sources(choices: Choices, facts: JobFacts) -> list[FactSource]:
@@ -166,15 +201,21 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
     value, profile = choices.parameters.get("min-bw"), choices.profile
     if value and len(choices.test.collectives) > 1:
         raise ConfigError("--set min-bw: the collectives of the test reach different rates; use a test of one")
-    if value:
-        return {choices.test.collectives[0]: Least(value, "GB/s, by --set min-bw")}
+    own = {choices.test.collectives[0]: Least(value, "GB/s, by --set min-bw")} if value else {}
     if not (choices.comparable and choices.test.max_bytes.endswith("G")):  # smaller messages show latency
-        return {}
+        return own
     ranks, nodes = choices.run_ranks, choices.run_nodes
     try:
         layout = rank_layout(profile, ranks, nodes)
     except NotComparable:
-        return {}
+        return own
+    for collective in own:
+        possible = max(
+            (c.value for c in class_ceilings(collective, ranks, layout.domains, layout.hardware)), default=None
+        )
+        if possible and float(str(value)) > possible:
+            raise ConfigError(f"--set min-bw={value}: {profile.name} reaches at most {possible:.1f} GB/s; ask for less")
+        return own
     least = {}
     for collective in choices.test.collectives:
         known = [
@@ -203,20 +244,25 @@ def choose_placement(choices: Choices) -> Placement:
             raise ConfigError(f"--set racks: NVLink of {choices.profile.name} ends at the node; leave it out")
         return "anywhere"
     if named:
-        if len(set(named)) != racks:
+        if twice := next((name for name in named if named.count(name) > 1), None):
+            raise ConfigError(f"--set racks={','.join(named)}: {twice} is there twice; name {racks} racks")
+        if "NAME" in named:
+            raise ConfigError(f"--set racks: for NAME, write a value of the nodes' label {choices.cluster.rack_key}")
+        if len(named) != racks:
             raise ConfigError(f"--set racks={','.join(named)}: the job is for another number of racks, {racks}")
         return "named"
     if kube.kueue_topology:
         return "kueue"
     if racks == 1:
         return "together" if choices.scale.nodes > 1 else "anywhere"
+    several = f"--racks {racks}" if choices.request.racks else f"--nodes {choices.scale.nodes} on {racks} racks"
     ways = "name the racks with --set racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
     if choices.request.scheduler == "mpijob":
         problem = "all workers of an MPIJob have one template, which cannot say how many nodes each rack gives"
-        raise ConfigError(f"--with multirack: {problem}; use jobset, {ways}")
+        raise ConfigError(f"{several}: {problem}; use jobset, {ways}")
     if kube.gang in ("volcano", "coscheduling"):
         problem = f"JobSet creates workers when the first one of their rack has its place, for which {kube.gang} waits"
-        raise ConfigError(f"--with multirack: {problem}; {ways}")
+        raise ConfigError(f"{several}: {problem}; {ways}")
     return "exclusive"
 
 
@@ -262,7 +308,11 @@ def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
         pairs = [{"namespace": space, "name": name} if space else {"name": name} for space, _, name in split]
         lines = ",\n".join(f"  {json.dumps(pair)}" for pair in pairs)
         annotations["k8s.v1.cni.cncf.io/networks"] = f"[\n{lines}\n]\n"
-    if cards := site.card_networks or fabric.card_networks:
+    cards = site.card_networks or fabric.card_networks
+    if kube.host_network and (networks or cards):
+        where = f"cluster {choices.request.cluster}, --fabric {choices.request.fabric}"
+        raise ConfigError(f"{where}: with host-network pods have the node's network and get no others; leave one out")
+    if cards:
         pairs = [{"interfaceName": "eth0", "network": "default"}]
         for i in range(int(placeholders["cards"])):
             pairs.append({"interfaceName": f"eth{cards.interface + i}", "network": f"{cards.prefix}{cards.first + i}"})

@@ -71,7 +71,7 @@ def pods(quickstart: Built, client: DockerClient, bench: Path) -> Iterator[Pods]
 
 @contextmanager
 def jobset(pods: Pods) -> Iterator[Container]:
-    made = yaml.safe_load(text(f"jobset {ARGUMENTS} --image {pods.image}"))
+    made = yaml.safe_load(text(f"jobset {ARGUMENTS} --image localhost/{pods.image}"))
     name = made["metadata"]["name"]
     specs = {j["name"]: j["template"]["spec"] for j in made["spec"]["replicatedJobs"]}
     containers = {role: spec["template"]["spec"]["containers"][0] for role, spec in specs.items()}
@@ -84,7 +84,7 @@ def jobset(pods: Pods) -> Iterator[Container]:
 
 @contextmanager
 def mpijob(pods: Pods, folder: Path) -> Iterator[Container]:
-    made = yaml.safe_load(text(f"mpijob {ARGUMENTS} --image {pods.image}"))
+    made = yaml.safe_load(text(f"mpijob {ARGUMENTS} --image localhost/{pods.image}"))
     name = made["metadata"]["name"]
     specs = made["spec"]["mpiReplicaSpecs"]
     hosts = [f"{name}-worker-{i}.{name}.default.svc" for i in range(specs["Worker"]["replicas"])]

@@ -48,6 +48,8 @@ def request(line: str) -> JobRequest:
         else:
             options[option] = int(words.pop(0)) if option in ("nodes", "racks") else words.pop(0)
     options.setdefault("fabric", default_fabric(profiles()[options["profile"]], facts().fabrics))
+    if "image" not in options:
+        options.pop("registry", None)
     return JobRequest(**{"image": None if options.get("container") == "none" else IMAGE, **options})
 
 

@@ -115,12 +115,16 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
             job_of(line, offer)
 
 
-def test_images_of_the_plan_are_known_by_id_and_tag(planned: Offer) -> None:
+def test_images_of_the_plan_are_known_by_id_and_tag(planned: Offer, project: Any) -> None:
     target = next(t for t in planned.targets if t.id == "open-cuda13.5-debian13-runtime")
     by_id, by_tag = job_of(IB, planned, target.id), job_of(IB, planned, target.aliases[0])
     assert (by_id.image.reference, by_tag.image.reference) == (target.name, target.aliases[0])
     assert by_tag.image.nccl == by_id.image.nccl
     assert {"OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_plm_ssh_args"} <= {v.name for v in by_id.in_scope("launcher")}
+    newest = project.matrix.model.versions["nccl"][0].version
+    assert job_of(IB, planned, "example.com/x:1").messages == (
+        f"note: the version of NCCL is not known, so {newest} is assumed; name it with --nccl",
+    )
     with pytest.raises(ConfigError, match=f"{target.name}: the image has no plug-in 'ibext'"):
         job_of(f"{IB} --with sharp", planned, target.id)
 

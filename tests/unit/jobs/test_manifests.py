@@ -191,7 +191,7 @@ def test_texts_of_facts_are_words_to_a_shell(hostile: str, tmp_path: Path) -> No
     folder = copy_of_facts(tmp_path)
     words = "".join(c for c in hostile if c.isprintable())
     changes = {
-        "clusters/coreweave.yaml": {"title": hostile, "slurm": {"module": words, "images": f"{tmp_path}/{words}"}},
+        "clusters/coreweave.yaml": {"title": hostile, "slurm": {"images": f"{tmp_path}/{words}"}},
         "fabrics/ib.yaml": {"title": hostile},
         "tests/latency.yaml": {"title": hostile, "iterations": words},
         "stacks/other.yaml": {"programs": f"/p/{words}", "env": [{"name": "X", "value": "1", "why": words}]},
@@ -200,7 +200,7 @@ def test_texts_of_facts_are_words_to_a_shell(hostile: str, tmp_path: Path) -> No
         known = yaml.safe_load((folder / name).read_text())
         (folder / name).write_text(yaml.safe_dump(known | values))
     known_facts = load_facts(folder)
-    for arguments in ("mpijob --image it:1", "slurm --image it:1", "slurm --container none"):
+    for arguments in ("mpijob --image a.io/it:1", "slurm --image a.io/it:1", "slurm --container none"):
         line = f"{arguments} --profile h100 --fabric ib --cluster coreweave --test latency --set json=no"
         made = job_text(job(line, known_facts))
         outer = made if made.startswith("#!") else containers(made)["launcher"]["args"][0]
@@ -346,9 +346,11 @@ def on_cluster(line: str, kubernetes: dict[str, Any], folder: Path, **more: Any)
 def test_hugepages_come_with_cpu_and_memory(tmp_path: Path) -> None:
     """The API server refuses pods that have the one without any of the others."""
     for profile in ("p4d", "p5", "p6-b300"):
-        amounts = containers(text(f"mpijob --profile {profile} --image a:1"))["worker"]["resources"]["limits"]
+        amounts = containers(text(f"mpijob --profile {profile} --image a.io/a:1"))["worker"]["resources"]["limits"]
         assert {"hugepages-2Mi", "cpu", "memory", "vpc.amazonaws.com/efa"} <= set(amounts)
-    amounts = containers(text("mpijob --profile p5 --image a:1 --set memory=1e12 --set resource=x.com/y:2"))["worker"]
+    amounts = containers(text("mpijob --profile p5 --image a.io/a:1 --set memory=1e12 --set resource=x.com/y:2"))[
+        "worker"
+    ]
     assert amounts["resources"]["limits"] == {
         "cpu": "64", "memory": "1e12", "nvidia.com/gpu": "8", "hugepages-2Mi": "5120Mi", "x.com/y": "2",
     }  # fmt: skip
@@ -370,8 +372,10 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
         (f"mpijob {NVL72} --set racks=a,b", {}, [f"key: {RACK}, operator: In, values: [a, b]", "minDomains: 2"]),
         (f"jobset {NVL72}", {}, [f"exclusive-topology: {RACK}", "replicas: 2", "parallelism: 16", "$((i / 16))",
                                        f"key: {RACK}, operator: DoesNotExist"]),
-        ("mpijob --profile gb200-nvl72", {}, ["podAffinity:", "# after 30 minutes", "values of the nodes' label nvidia.com/gpu.clique"]),
-        ("mpijob --profile gb200-nvl72", {"gang": "volcano"}, ["volcano sees that there is room for all", "minAvailable: 19", "          activeDeadlineSeconds: "]),
+        ("mpijob --profile gb200-nvl72", {}, ["podAffinity:", "job ends after 30 minutes", "values of the nodes' label nvidia.com/gpu.clique"]),
+        ("mpijob --profile gb200-nvl72", {"gang": "volcano"}, ["volcano starts all pods or none, but looks for no rack", "minAvailable: 19", "          activeDeadlineSeconds: "]),
+        ("mpijob --profile gb200-nvl72", {"gang": "kueue", "queue": "q", "start-minutes": 7},
+         ["knows no racks: then pods wait, and the job ends after 7 minutes", "kueue-topology has Kueue place it"]),
         (f"mpijob {NVL72}", {"gang": "kueue", "queue": "q", "kueue-topology": True},
          [f"podset-slice-required-topology: {RACK}", 'podset-slice-size: "16"', "queue-name: q"]),
         ("jobset --profile gb200-nvl72", {"gang": "kueue", "queue": "q", "kueue-topology": True},
@@ -384,6 +388,8 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
         ("mpijob --profile h100", {"host-network": True}, ["hostNetwork: true", "port: 2222", "Port 2222", '"-p", "2222"]']),
         ("mpijob --profile h100 --set minutes=50", {"start-minutes": 5, "keep-minutes": 60},
          ["activeDeadlineSeconds: 3600", "ttlSecondsAfterFinished: 3600", "SECONDS > 300"]),
+        ("mpijob --profile h100 --nodes 300 --test pairs", {}, ["# 150 pairs run at once", '{cpu: "11", memory: 11648Mi}']),
+        ("jobset --profile h100 --nodes 301 --test pairs", {"launcher": {"cpu": "64"}}, ['{cpu: "64", memory: 11648Mi}']),
         ("jobset --profile h100 --set minutes=50", {"start-minutes": 5}, ["activeDeadlineSeconds: 3600", "SECONDS > 300"]),
         ("mpijob --profile h100", {"ipc-lock": False, "security": {"user": 0, "seccomp": "Unconfined"}, "shm-size": "64Gi"},
          ["runAsUser: 0", "seccompProfile: {type: Unconfined}", "sizeLimit: 64Gi"]),
@@ -399,10 +405,22 @@ def test_what_a_cluster_says_is_in_its_objects(
     assert [words for words in expected if words not in made] == []
 
 
+def test_a_topology_that_nothing_uses_is_noted(tmp_path: Path) -> None:
+    folder = copy_of_facts(tmp_path)
+    kubernetes = {"gang": "kueue", "queue": "q", "kueue-topology": True}
+    (folder / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", "kubernetes": kubernetes}))
+    known = load_facts(folder)
+    note = "note: kueue-topology is about racks, and NVLink of h100 ends at the node"
+    assert job("mpijob --profile h100 --cluster ours", known).messages == (note,)
+    for line in ("mpijob --profile gb200-nvl72", "slurm --profile h100"):
+        assert job(f"{line} --cluster ours", known).messages == ()
+
+
 @pytest.mark.parametrize(
     ("line", "kubernetes", "reason"),
     [
         (f"jobset {NVL72}", {"gang": "volcano"}, "JobSet creates workers when the first one of their rack has its place"),
+        ("mpijob --profile a4", {"host-network": True}, "--fabric gib: with host-network pods have the node's network"),
         ("mpijob --profile h100", {"quota": True}, "nobody says cpu and memory; add it to nodes.h100"),
         ("mpijob --profile a3-mega --set cpu=9 --set memory=9Gi", {"quota": True}, "cpu and memory of sidecar tcpxo-daemon"),
     ],

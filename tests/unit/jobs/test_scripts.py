@@ -63,7 +63,7 @@ def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, 
     """The script of a launcher, with a stand-in for mpirun and for the benchmark."""
     programs = tmp_path / "bin"
     mpirun = 'while [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n'
-    write_programs(programs, {"mpirun": mpirun, "all_reduce_perf": BENCHMARK})
+    write_programs(programs, {"mpirun": mpirun, "ssh": "", "sshd": "", "all_reduce_perf": BENCHMARK})
     secrets = ["PASSWORD=hunter2", 'QUOTED="],"nccl_version":1', "END=\\\\", "TAB=\t", ""]
     document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
     (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
@@ -95,6 +95,8 @@ def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tm
         programs,
         {
             "mpirun": f'while [ "$1" != --host ]; do shift; done\necho "$2" >> {tmp_path}/calls; shift 2\nexec "$@"\n',
+            "ssh": "",
+            "sshd": "",
             "cut": f"printf '{hosts}' | /usr/bin/cut \"${{@:1:4}}\"\n",
             "all_reduce_perf": BENCHMARK,
         },
@@ -120,22 +122,38 @@ def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tm
 
 @pytest.mark.programs
 @pytest.mark.parametrize("role", ["launcher", "worker"])
-def test_pods_do_not_wait_for_others_without_end(role: str, tmp_path: Path) -> None:
-    """The scripts of a JobSet, half an hour after their start, with nobody else there."""
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        *("", "mpirun", "ssh-keygen", "perl"),
+        pytest.param("sshd", marks=pytest.mark.skipif(Path("/usr/sbin/sshd").exists(), reason="this machine has it")),
+    ],
+)
+def test_pods_do_not_wait_for_others_without_end(role: str, lacking: str, tmp_path: Path) -> None:
+    """The scripts of a JobSet, half an hour after their start, with nobody else there, or without a program."""
     programs = tmp_path / "bin"
-    write_programs(programs, {"ssh-keygen": 'echo key > "${@: -1}.pub"\n', "perl": "exit\n"})
+    needed = {"mpirun": "", "ssh": "", "ssh-keygen": 'echo key > "${@: -1}.pub"\n', "perl": "exit\n", "sshd": ""}
+    write_programs(programs, {name: text for name, text in needed.items() if name != lacking})
+    for name in ("bash", "cat", "mkdir", "sleep", "timeout"):
+        (programs / name).symlink_to(f"/bin/{name}")
     script = containers(text("jobset --profile h100 --fabric ib"))[role]["args"][0]
     done = subprocess.run(
         ["/bin/bash", "-c", script], capture_output=True, text=True, check=False, timeout=30,
-        env={"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path), "SECONDS": "1801"},
+        env={"PATH": str(programs), "HOME": str(tmp_path), "SECONDS": "1801"},
     )  # fmt: skip
+    if lacking == "sshd" or (lacking and role == "launcher"):
+        assert (done.returncode, f"the image has no {lacking}, " in done.stderr) == (1, True)
+        return
     other = {"launcher": "worker-0-0", "worker": "launcher-0-0"}[role]
     assert done.returncode == 1
     assert f"imagebuild: all-reduce-64-h100-ib-8n-{other}.all-reduce-64-h100-ib-8n did not start within" in done.stderr
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(("scheduler", "end"), [("mpijob", "Succeeded"), ("jobset", "Completed"), ("jobset", "Failed")])
+@pytest.mark.parametrize(
+    ("scheduler", "end"),
+    [("mpijob", "Succeeded"), ("jobset", "Completed"), ("jobset", "Failed"), ("jobset", "refused")],
+)
 def test_what_collect_says_ends_with_the_job_and_reads_all_logs(scheduler: str, end: str, tmp_path: Path) -> None:
     """The commands of the header, with a stand-in for kubectl whose job ends at the third look."""
     kubectl = f"""
@@ -144,7 +162,8 @@ case "$*" in
   "get pods -o name"*=worker) if [ ! -e looks ] || [ "$(wc -l < looks)" = 1 ]; then echo pod/w-0; echo pod/w-1; fi ;;
   "logs --all-containers"*) echo "sshd of ${{@: -1}}" ;;
   "logs --tail=-1"*=launcher) echo "the result" ;;
-  "create -f"* | "delete -f"*) ;;
+  "delete --ignore-not-found -f"*) echo delete >> calls ;;
+  "create -f"*) echo create >> calls; [ {end} != refused ] ;;
   *) echo "what is $*?" >&2; exit 1 ;;
 esac
 """
@@ -156,6 +175,10 @@ esac
         ["/bin/bash", "-c", script], env={"PATH": f"{programs}:/usr/bin:/bin"}, cwd=tmp_path, capture_output=True,
         text=True, check=False, timeout=30,
     )  # fmt: skip
+    assert (tmp_path / "calls").read_text().split() == ["delete", "create", "delete"]
+    if end == "refused":
+        assert (done.returncode, done.stdout) == (1, "")
+        return
     assert done.stdout.splitlines() == [
         "the result", "sshd of pod/w-0", "sshd of pod/w-1", "report it --profile h100 --ranks 64 --nodes 8",
     ]  # fmt: skip
@@ -198,15 +221,26 @@ def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) 
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("before", ["exit 0", "exit 3", "false", "("])
-def test_a_command_of_the_site_ends_no_job_as_passed(before: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("slurm", "problem"),
+    [
+        *(({"before": before}, "") for before in ("exit 0", "exit 3", "false", "(")),
+        ({"module": "cuda"}, "modules/init/bash: No such file"),
+        (
+            {"before": "module() { echo loads $2; [ $2 != mpi/5 ]; }", "module": "cuda/12 mpi/5"},
+            "the module mpi/5 could not be loaded",
+        ),
+    ],
+)
+def test_a_command_of_the_site_ends_no_job_as_passed(slurm: dict[str, str], problem: str, tmp_path: Path) -> None:
     folder = copy_of_facts(tmp_path)
-    (folder / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", "slurm": {"before": before}}))
+    (folder / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", "slurm": slurm}))
     made = job_text(job("slurm --profile h100 --fabric ib --container none --cluster ours", load_facts(folder)))
     done = subprocess.run(
         ["/bin/bash", "-c", made], env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
+    assert problem in done.stderr
     assert "SLURM_SUBMIT_DIR" not in done.stderr  # of the lines that follow
 
 
@@ -249,7 +283,7 @@ def test_clusters_of_the_documentation(name: str, content: str, tmp_path: Path) 
     lines = re.findall(rf"`imagebuild job ([^`]*--cluster {name})\b", page)
     assert lines
     for line in lines:
-        image = "a:1" if name == "eks" else "example.com/hpcx:nccl2.28.3"
+        image = "a.io/a:1" if name == "eks" else "example.com/hpcx:nccl2.28.3"
         made = job_text(job(f"{line} --image {image}", facts))
         if "slurm" in cluster:
             for option, value in {**cluster["slurm"], **cluster["nodes"]["h100"]}.items():
