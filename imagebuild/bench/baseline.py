@@ -13,6 +13,8 @@ d(p) = median of the new values at a point p - median of the old ones:
   they differ. It is a regression if the median of d is below -max(floor, K * error).
 * A point alone is a regression if d(p) is below -max(2 * floor, K_POINT * noise). 3.5 is the cut-off of Iglewicz and
   Hoaglin (1993) for such scores.
+* Repeated runs of either document that differ by more than SPREAD as a whole are no pass: what is not a regression by
+  these rules stays open.
 * The floor is FLOOR, or LONE_FLOOR if no document has three runs. Both are choices: a single run is expected to be off
   by 2 %.
 """
@@ -39,6 +41,8 @@ from imagebuild.bench.models import (
 
 FLOOR = 0.03
 LONE_FLOOR = 0.05
+SPREAD = 0.2
+"""Repeated runs of which one is slower than another by more than this show nothing by their medians."""
 LEAST_POINTS = 5
 K = 3.0
 K_POINT = 3.5
@@ -136,7 +140,11 @@ def _compare(name: str, new: Series, old: Series) -> Judgement:
         where = f"{worst} bytes" if isinstance(worst, int) else f"row {worst[0]}, column {worst[1]}"
         reason = f"{where}: {_percent(changes[worst])}; {_percent(point_limit)} is flagged; {reason}"
         return _judgement(new, name, "too slow", reason, old=old, point=worst, limit=point_limit)
-    return _judgement(new, name, "fast enough", reason, old=old, point=best, limit=limit)
+    problem = _scatter(new, "") or _scatter(old, " of the baseline")
+    state: SpeedState = "not judged" if problem else "fast enough"
+    reason = "; ".join(filter(None, (problem, reason)))
+    allow: Openness | None = "unjudged" if problem else None
+    return _judgement(new, name, state, reason, allow=allow, old=old, point=best, limit=limit)
 
 
 def _noise(new: Series, old: Series, changes: dict[Point, float]) -> float | None:
@@ -160,17 +168,25 @@ def _noise(new: Series, old: Series, changes: dict[Point, float]) -> float | Non
     return max(estimates, default=None)
 
 
+def _offsets(series: Series) -> list[float]:
+    """Return how far each run is off what is usual at its points."""
+    return [
+        median(value - median(series.at(point)) for point, values in run.items() for value in values)
+        for run in series.runs
+        if run
+    ]
+
+
+def _scatter(series: Series, where: str) -> str:
+    """Return that runs differ by more than SPREAD, empty if they do not."""
+    offsets = _offsets(series)
+    spread = -math.expm1(min(offsets) - max(offsets))
+    return f"the {len(offsets)} runs{where} differ too much, by {spread:.0%}" if spread > SPREAD else ""
+
+
 def _error_between_runs(new: Series, old: Series) -> float | None:
     """Return the error of d that comes from differences between whole runs; None if no document has three runs."""
-    scales = []
-    for series in (new, old):
-        if len(series.runs) >= 3:
-            offsets = [
-                median(value - median(series.at(point)) for point, values in run.items() for value in values)
-                for run in series.runs
-                if run
-            ]
-            scales.append(MAD_SCALE * median(map(abs, offsets)))
+    scales = [MAD_SCALE * median(map(abs, _offsets(series))) for series in (new, old) if len(series.runs) >= 3]
     return max(scales) * math.sqrt(1 / len(new.runs) + 1 / len(old.runs)) if scales else None
 
 

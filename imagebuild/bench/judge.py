@@ -110,11 +110,13 @@ def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int
     `alone` is the number of runs in its file that have one rank each, `files` that of files with such runs.
     """
     participation = _participation(run, profile, expected, alone, files)
-    run = run.model_copy(update={"ranks": run.ranks or expected.ranks, "nodes": run.nodes or expected.nodes})
+    known = {"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)}
+    subject = run.subject if run.ranks and run.nodes else describe_run(run.collective, **known)
+    run = run.model_copy(update=known)
     data = _data_of_run(run)
     return Judgement(
         source=run.source,
-        subject=run.subject,
+        subject=subject,
         data=data,
         participation=participation,
         speed=_speed_of_run(run, profile, expected, is_sound=data.standing() != "failed"),
@@ -133,13 +135,28 @@ def _data_of_run(run: Run) -> DataClaim:
     return DataClaim(state=state, reason=run.reason if run.reason.startswith(begin) else f"{run.verdict}: {run.reason}")
 
 
+def _nodes_of(run: Run, expected: Expected) -> int | None:
+    """Return the number of hosts: what the output lists, or else the caller says.
+
+    Hosts of one name, whose cards have the same addresses, look like one that shares its GPUs, which NCCL refuses: the
+    caller tells how many they are.
+    """
+    if run.nodes == 1 and run.gpus and expected.nodes and run.gpus * expected.nodes == run.ranks:
+        return expected.nodes
+    return run.nodes or expected.nodes
+
+
 def _participation(run: Run, profile: Profile | None, expected: Expected, alone: int, files: int) -> ParticipationClaim:
     """Compare ranks, nodes and devices of a run with what is asserted, with the profile, and with its own figures."""
-    ranks, nodes = run.ranks or expected.ranks, run.nodes or expected.nodes
+    ranks, nodes = run.ranks or expected.ranks, _nodes_of(run, expected)
     wanted = expected.ranks or (nodes * profile.node.gpus if profile and nodes else None)
-    asserted = ((run.ranks, expected.ranks, "ranks"), (run.nodes, expected.nodes, "nodes"))
+    asserted = ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
     wrong = [
-        f"{is_} of {should} {noun} took part" for is_, should, noun in asserted if is_ and should and is_ != should
+        f"{is_} of {plural(should, noun)} took part"
+        if is_ < should
+        else f"{plural(is_, noun)} took part, {should} {'was' if should == 1 else 'were'} asked for"
+        for is_, should, noun in asserted
+        if is_ and should and is_ != should
     ]
     if problem := _foreign_devices(run.devices, profile):
         wrong.append(problem)
@@ -150,20 +167,26 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
         # Files may be of several jobs, unless more ranks were asked for.
         if alone > 1 or (wanted or 1) > 1:
             wrong.append(apart)
-    if run.ranks and run.ranks > 1 and (ratio := _wrong_ratio(run, run.ranks)):
-        wrong.append(f"busbw is {ratio:.4f} * algbw, which is not that of {run.ranks} ranks")
+    if ranks and run.ranks != 1 and (ratio := _wrong_ratio(run, ranks)):
+        wrong.append(f"busbw is {ratio:.4f} * algbw, which is not that of {plural(ranks, 'rank')}")
     if wrong:
         return ParticipationClaim(state="incomplete", reason="; ".join(wrong))
     asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
     unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "nodes")) if count is None]
     if unknown and (asked or not ranks):
         options = " and ".join(f"--{noun}" for noun in unknown)
-        reason = f"the output does not list the {' and '.join(unknown)}; say how many with {options}"
+        what = f"the output does not list the {' and '.join(unknown)}"
+        if run.device and run.tool not in NEVER_COMPARE:
+            what = "the output's list of devices is incomplete"
+        reason = f"{what}; say how many with {options}"
         return ParticipationClaim(state="not known", reason=reason, allow=asked)
     assert ranks
-    if run.gpus and run.gpus < ranks:
+    if run.gpus and run.gpus < ranks and nodes == run.nodes:
         reason = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
-        return ParticipationClaim(state="incomplete", reason=reason, allow="partial")
+        if nodes == 1 and ranks % run.gpus == 0:
+            hosts = ranks // run.gpus
+            reason += f"; if these were {hosts} hosts that have the same name, say so with --nodes {hosts}"
+        return ParticipationClaim(state="incomplete", reason=reason)
     if wanted and ranks > wanted:
         return ParticipationClaim(state="incomplete", reason=f"{ranks} ranks on {wanted} GPUs")
     scale = ", ".join(plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count)
@@ -280,6 +303,8 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
         hints = []
     notes += hints[:1]
     claim = _speed("GB/s", measured, size, (limit, floor), reference, missing=missing, notes=notes)
+    if len(used) == 1:
+        claim = claim.model_copy(update={"algorithm": next(iter(used))})
     # Many ranks reach their best speed at large sizes only, so smaller ones may be far below it.
     slowest = min(_speeds(run, max(size + 1, _least_size(run))), default=None)
     if claim.state == "fast enough" and slowest and slowest[0] < COLLAPSE * measured:

@@ -14,7 +14,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -41,6 +41,7 @@ class Setting(NamedTuple):
     """Line number in the file."""
     name: str
     value: str
+    """Empty if it was unset."""
 
 
 @dataclass
@@ -55,6 +56,8 @@ class Log:
     """The first of the left-out lines that are warnings of NCCL: they may explain why a run failed."""
     settings: list[Setting] = field(default_factory=list)
     """What chooses the algorithms of NCCL, or tells what was chosen for 1 GiB or more."""
+    damage: str = ""
+    """Why its compressed data could not be read to their end."""
 
 
 Item = TypeVar("Item")
@@ -130,7 +133,9 @@ _SETTING = re.compile(
     r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?(?: ?= ?|: ?| )[\"']?)"
     r"(?P<value>\^?\w[\w,;:^-]*)"
     r"|\b(?P<bytes>\d{10,15}) Bytes -> Algo (?P<algo>\w{1,20})"
+    r"|(?:\bunset (?:[\w-]+ )*?|\b(?:env|export) (?:-un? ?|-n ))(?P<unset>NCCL_(?:ALGO|NVLS_ENABLE))\b"
 )
+_COMMENT = re.compile(r"(?:^|(?<=[\s:>]))#.*", re.DOTALL)
 _ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 """Names of the numbers that older releases print."""
 _HEAD_WINDOW = 700
@@ -168,7 +173,7 @@ def _standard_input(stream: TextIO) -> bytes:
 
 
 def read_log(path: Path | str) -> Log:
-    """Read a file as `open_log` opens it; one that is compressed and cut ends where it is cut. Raises OSError."""
+    """Read a file as `open_log` opens it, up to where its compressed data are damaged. Raises OSError."""
     with open_log(Path(path)) as content:
         encoding = "utf-16" if content.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         content.seek(0)
@@ -191,7 +196,7 @@ def _read(path: str, file: TextIO) -> Log:
     log = Log(path)
     hosts: set[str] = set()
     cut: dict[str, str] = {}
-    for row in _rows(file):
+    for row in _rows(file, log):
         log.line_count += 1
         if "NCCL_ALGO" in row or "NCCL_NVLS" in row or "-> Algo " in row:
             log.settings += _settings(row, log.line_count)
@@ -222,17 +227,26 @@ def _read(path: str, file: TextIO) -> Log:
 
 def _settings(row: str, number: int) -> Iterator[Setting]:
     """Yield what a line says about algorithms."""
-    for match in _SETTING.finditer(row[:20_000]):
-        value = match["value"] or match["algo"]
+    for match in _SETTING.finditer(_COMMENT.sub("", row[:20_000])):
+        value = match["value"] or match["algo"] or ""
         if match["algo"] and value.isdigit():
             value = _ALGORITHMS[int(value)] if int(value) < len(_ALGORITHMS) else ""
-        yield Setting(number, match["name"] or "NCCL_ALGO", value)
+        yield Setting(number, match["name"] or match["unset"] or "NCCL_ALGO", value)
 
 
-def _rows(file: TextIO) -> Iterator[str]:
-    with suppress(EOFError):  # compressed, and without its end
-        while row := file.readline(_LONGEST_LINE):
-            yield row
+def _rows(file: TextIO, log: Log) -> Iterator[str]:
+    while True:
+        try:
+            row = file.readline(_LONGEST_LINE)
+        except EOFError:
+            log.damage = "its compressed data have no end"
+            return
+        except (gzip.BadGzipFile, zlib.error) as error:
+            log.damage = f"its compressed data are damaged ({error})"
+            return
+        if not row:
+            return
+        yield row
 
 
 def _glued(before: str, host: str, hosts: set[str]) -> str:

@@ -238,6 +238,10 @@ class Source(Model):
     """Number of lines that look like results and could not be read."""
     examples: tuple[str, ...] = ()
     """The first few unread lines."""
+    damage: str = ""
+    """Why the file could not be read to its end."""
+    is_lost: bool = False
+    """Whether it is empty, or has nothing but messages of errors and of the library: a run that left no output."""
 
 
 class Results(Model):
@@ -329,6 +333,15 @@ class SpeedClaim(Claim):
     """The least fraction of the reference that passes."""
     floor: Limit | None = None
     """What passes without a reference: a fraction of the lowest ceiling."""
+    algorithm: AlgorithmName | None = None
+    """The class of algorithms that it was judged as, if the output or the caller tells a single one."""
+
+    @property
+    def words(self) -> str:
+        """Return the state for people, who are told if it was only compared with a floor, or judged as some class."""
+        is_above_floor = self.state == "fast enough" and self.ceiling and self.floor and not self.reference
+        state = "above the floor" if is_above_floor else self.state
+        return f"{state} as {self.algorithm}" if self.algorithm else state
 
 
 class Judgement(Model):

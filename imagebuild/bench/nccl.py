@@ -462,7 +462,7 @@ def _failures_by_run(runs: Sequence[_RunEvents], failures: Iterable[_Failure]) -
 def _settings_of(runs: Sequence[_RunEvents], settings: Sequence[Setting]) -> list[Mapping[str, str]]:
     """Return the settings of each run: those between the run before it and its own end.
 
-    What is set before a command without settings of its own holds for the runs that follow, too.
+    What is set before a command without settings of its own holds for the runs that follow, too, until it is unset.
     """
     found: list[Mapping[str, str]] = []
     begin = 0
@@ -491,7 +491,7 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure], settings: M
         or _infer_collective(rows, labels)
         or (_collective_of(command.values["program"]) if command else None)
     )
-    wrong = " ".join(event.values["wrong"] for event in run.events if event.row)
+    wrong = [[word != "N/A" for word in event.values["wrong"].split()] for event in run.events if event.row]
     asked = parameters.values if parameters else {}
     step, is_factor = int(asked.get("step", 0)), asked.get("by") == "factor"
     last = next((event for event in reversed(run.events) if event.kind in ("row", "partial")), None)
@@ -530,7 +530,7 @@ def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure], settings: M
         has_other_times="cputime" in labels,
         left_out=run.first("elision") is not None,
         reduced_to=int(reduced.values["max"]) if reduced else 0,
-        validated=asked.get("validation") != "0" and not (wrong and set(wrong.split()) == {"N/A"}),
+        compared_rows=0 if asked.get("validation") == "0" else _compared_rows(wrong),
         warning=next((w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= run.begin), ""),
     )
 
@@ -563,6 +563,15 @@ def _devices(run: _RunEvents) -> tuple[int | None, tuple[str, ...], int | None, 
     places = {(event.values["host"], event.values["bus"]) for event in listed.values()}
     gpus = len(places) if is_complete and all(_BUS.fullmatch(bus) for _, bus in places) else None
     return ranks, hosts if is_complete else (), gpus, tuple(name for name, _ in names.most_common())
+
+
+def _compared_rows(rows: Sequence[Sequence[bool]]) -> int:
+    """Return in how many rows the data were compared; each row says it for the results out of place and in place.
+
+    Where no row says it of one of them, as of alltoall in place, nobody meant to compare that.
+    """
+    asked = {place for row in rows for place, compared in enumerate(row) if compared}
+    return sum(bool(asked) and all(compared or at not in asked for at, compared in enumerate(row)) for row in rows)
 
 
 def _sizes_between(smallest: int, largest: int, factor: int, increment: int) -> Sequence[int]:
@@ -678,7 +687,7 @@ def _with_verdict(
     failures: Iterable[_Failure],
     is_cut: bool,
     sizes: Sequence[int],
-    validated: bool,
+    compared_rows: int,
     has_other_times: bool,
     tables: int = 1,
     left_out: bool = False,
@@ -690,11 +699,12 @@ def _with_verdict(
     `concluded` says whether something came that is printed after the line about bounds, `is_cut` whether the last row
     is not whole, `left_out` whether somebody who copied the output marked a gap with dots, `has_other_times` whether
     times are not those of the bandwidths. `sizes` were asked for; `reduced_to` is the largest that the memory allowed.
+    `compared_rows` is the number of rows whose data were compared.
     """
     counted = [half.wrong for row in rows for half in row.halves if half.wrong is not None]
     wrong_total = sum(counted) if counted else None
     kept = tuple(rows) if tables == 1 else ()
-    run = Run(rows=kept, wrong_total=wrong_total, compared=validated, verdict="ok", reason="", **facts)
+    run = Run(rows=kept, wrong_total=wrong_total, compared=compared_rows == len(rows), verdict="ok", reason="", **facts)
     lacks_bounds = run.out_of_bounds is None
     absent = surplus = None
     if not left_out and run.collective != "alltoallv":
@@ -721,7 +731,8 @@ def _with_verdict(
         (reduced_to, f"the largest size was reduced to {reduced_to} bytes for lack of memory"),
         (left_out, "parts are left out where the output has dots"),
         (run.partial_rows, f"{run.partial_rows} row{'s' if run.partial_rows > 1 else ''} could not be read"),
-        (not validated, "data were not validated"),
+        (not compared_rows and rows, "data were not validated"),
+        (0 < compared_rows < len(rows), f"data were compared in {compared_rows} of {len(rows)} rows only"),
     )
     verdicts: tuple[tuple[object, RunVerdict, str], ...] = (
         (
@@ -802,6 +813,7 @@ def parse_nccl_json(source: str, document: JsonDocument) -> ParsedOutput[Run] | 
         "avg_busbw_gb_s": json_number(average.get(average_key)),
         "out_of_bounds": out_of_bounds,
     }
+    checks = [[half.wrong is not None for half in row.halves] for row in rows]
     run = _with_verdict(
         facts,
         rows,
@@ -811,7 +823,7 @@ def parse_nccl_json(source: str, document: JsonDocument) -> ParsedOutput[Run] | 
         failures=failures,
         is_cut=is_cut,
         sizes=_sizes_between(*(_json_integer(config.get(key)) or 0 for key in _SIZE_KEYS)),
-        validated=_json_integer(config.get("validation")) != 0,
+        compared_rows=0 if _json_integer(config.get("validation")) == 0 else _compared_rows(checks),
         has_other_times=bool(_CPU_TIME.search(str(top.get("results"))[:500])),
     )
     if not document.is_whole:

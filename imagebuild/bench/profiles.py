@@ -185,8 +185,9 @@ class Profile(ProfileFile):
     links: Annotated[tuple[Link, ...], Field(min_length=1)]
 
     def has(self, device: str) -> bool:
-        """Return whether the driver calls this profile's GPU so."""
-        return any(fnmatchcase(device.casefold(), name.casefold()) for name in self.gpu.names)
+        """Return whether the driver calls this profile's GPU so; a slice of one (`… MIG 3g.40gb`) is other hardware."""
+        words = device.casefold().split()
+        return "mig" not in words and any(fnmatchcase(device.casefold(), name.casefold()) for name in self.gpu.names)
 
     @property
     def hosts_per_domain(self) -> int:

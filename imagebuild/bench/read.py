@@ -40,17 +40,29 @@ The text of nccl-tests needs the lines of all processes, since failures are prin
 """
 _P2P = re.compile(r"[\s>]{0,40}(?:P2P Connectivity Matrix|(?:Uni|Bi)directional P2P=)")
 _P2P_IS_NOT_READ = "the output of p2pBandwidthLatencyTest is not read; use nvbandwidth, which measures the same"
+_ERROR = re.compile(
+    r"\b(?:error|failed|failure|fatal|killed|cancelled|refused|denied|timed out|unreachable|cannot|could not)\b"
+    r"|^ssh: |\bunable to\b|\bno (?:route|such)\b|not found|\bexit(?:ed)? (?:with )?(?:code|status)",
+    re.IGNORECASE,
+)
+"""What a message of a shell, a launcher or a scheduler has if it says that something was not done."""
 _MOST_EXAMPLES = 5
 _LONGEST_EXAMPLE = 160
 
 
 def read_files(files: Iterable[Path | str]) -> Results:
-    """Read files, which may hold no output of a benchmark. Raises ResultError if one cannot be read."""
+    """Read files, which may hold no output of a benchmark.
+
+    A file whose compressed data are damaged says so in its `Source`. Raises ResultError if one cannot be opened.
+    """
     everything: dict[str, list[Any]] = defaultdict(list)
     for file in files:
         try:
             log = read_log(file)
         except OSError as error:
+            if error.errno is None:  # not even its beginning can be decompressed
+                everything["sources"].append(Source(path=str(file), tools=(), lines=0, unread=0, damage=str(error)))
+                continue
             raise ResultError(f"{file}: {error.strerror or error}; give a file that can be read") from None
         for part, items in _parse_log(log):
             everything[part] += items
@@ -104,7 +116,15 @@ def _parse_log(log: Log) -> Results:
     add("nccl-tests", "runs", printed)
     parts["runs"] = list(merge_runs(printed.items, json_runs))
     examples = tuple(text[:_LONGEST_EXAMPLE] for text in unread[:_MOST_EXAMPLES])
-    source = Source(path=log.path, tools=tuple(tools), lines=log.line_count, unread=len(unread), examples=examples)
+    source = Source(
+        path=log.path,
+        tools=tuple(tools),
+        lines=log.line_count,
+        unread=len(unread),
+        examples=examples,
+        damage=log.damage,
+        is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
+    )
     return Results(sources=(source,), **{part: tuple(items) for part, items in parts.items()})
 
 

@@ -38,7 +38,7 @@ def report(
     ranks: Annotated[int | None, option("--ranks NUMBER", "Ranks that every run should have.", min=1, max=MOST)] = None,
     nodes: Annotated[int | None, option("--nodes NUMBER", "Hosts that every run should have.", min=1, max=MOST)] = None,
     least: Annotated[
-        float | None, option("--min-bw GB/S", "Bus bandwidth that the best size of every collective must reach.", min=0)
+        float | None, option("--min-bw GB/S", "Bus bandwidth that the best size of 1 GiB or more must reach.", min=0)
     ] = None,
     algorithm: Annotated[
         str | None, option("--algorithm NAME", "Class of algorithms that NCCL was made to use, such as ring.")

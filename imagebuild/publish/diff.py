@@ -221,7 +221,7 @@ def _read_facts(found: FoundImage, platform: str, results: Path | None, known: d
 def _read_results(path: Path) -> Report:
     """Read the results that the user named. Raises ConfigError if there are none."""
     report = gather_files([path]).report
-    if report.nothing_in:
+    if report.overall == "nothing-read":
         raise ConfigError(f"--results {path}: has no results; give what verify or report wrote, or a log")
     return report
 

@@ -29,6 +29,7 @@ from imagebuild.bench.models import (
     PerftestTable,
     Results,
     Run,
+    Source,
     SpeedClaim,
     UcxResult,
 )
@@ -91,7 +92,7 @@ class Entry:
     @property
     def words(self) -> tuple[str, str, str]:
         """Return what is claimed about data, participation and speed, without reasons; a dash for nothing."""
-        speeds = dict.fromkeys(claim.state for claim in self.speed if not_void(claim))
+        speeds = dict.fromkeys(claim.words for claim in self.speed if not_void(claim))
         data, participation = (claim.state if not_void(claim) else NONE for claim in self.judgements[0].claims[:2])
         return data, participation, "; ".join(speeds) or NONE
 
@@ -155,7 +156,7 @@ class Report(Results):
     sweeps: tuple[Sweep, ...] = ()
     """What runs on many groups of hosts say about single hosts."""
     nothing_in: tuple[str, ...] = ()
-    """Files that were named and contain no result."""
+    """Files without a result that were named, or that look like logs of the folder that they are in."""
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with these fields changed, which computes everything anew."""
@@ -196,9 +197,14 @@ class Report(Results):
             assertions += assertions_on_claims(judgement, self.about.allowed)
         for verification in self.verifications:
             assertions += assertions_of_checks(verification)
-        for file in self.nothing_in:
-            reason = "no output of a known benchmark, result of verify or report was found in it"
-            assertions.append(Assertion("reading", file, file, "failed", "no-result", reason))
+        reason = "no output of a known benchmark, result of verify or report was found in it"
+        assertions += [Assertion("reading", file, file, "failed", "no-result", reason) for file in self.nothing_in]
+        for source in self.sources:
+            if source.damage:
+                assertions.append(Assertion("reading", source.path, source.path, "failed", "damaged", source.damage))
+            elif not source.tools and source.path not in self.nothing_in:
+                note = "it does not look like a log of this folder"
+                assertions.append(Assertion("reading", source.path, source.path, "skipped", "no-result", note))
         order = {"failed": 0, "open": 1}
         return tuple(sorted(assertions, key=lambda assertion: order.get(assertion.state, 2)))
 
@@ -227,8 +233,11 @@ class Report(Results):
 
     @property
     def exit_status(self) -> int:
-        """Return 0 if nothing failed and nothing that was asked for is open, else 1; 5 if nothing could be read."""
-        return EXIT_STATUS[self.overall]
+        """Return 0 if nothing failed and nothing that was asked for is open, else 1.
+
+        5 if nothing could be read, or a file not to its end.
+        """
+        return EXIT_STATUS["nothing-read" if any(source.damage for source in self.sources) else self.overall]
 
     @property
     def counts(self) -> str:
@@ -243,7 +252,9 @@ class Report(Results):
         if overall == "nothing-read":
             return "No result could be read"
         if overall == "ok":
-            return "All is well" + (": data right, all took part, fast enough" if self.judgements else "")
+            speeds = {judgement.speed.words.partition(" as ")[0] for judgement in self.judgements}
+            speed = " or ".join(word for word in ("fast enough", "above the floor") if word in speeds) or "fast enough"
+            return "All is well" + (f": data right, all took part, {speed}" if self.judgements else "")
         if overall != "failed":
             known = _headline_of_claims(assertions)
             accepted = f" (accepted: {', '.join(self.about.allowed)})" if self.about.allowed else ""
@@ -272,11 +283,16 @@ def assertions_on_sweeps(sweeps: Sequence[Sweep]) -> list[Assertion]:
     slow = [(sweep, outlier) for sweep in sweeps for outlier in sweep.outliers]
     slow.sort(key=lambda item: (len(item[1].hosts), -item[0].shortfall(item[1])))
     found = [Assertion("sweep", s.subject, outlier.label, "failed", "slow", s.reason(outlier)) for s, outlier in slow]
-    return found + [
-        Assertion("sweep", sweep.subject, sweep.scope, "passed", "even", f"none is below {sweep.limit_gb_s:.4g} GB/s")
-        for sweep in sweeps
-        if not sweep.outliers
-    ]
+    for sweep in sweeps:
+        if sweep.is_even:
+            reason = f"none is below {sweep.limit_gb_s:.4g} GB/s"
+            found.append(Assertion("sweep", sweep.subject, sweep.scope, "passed", "even", reason))
+        elif not sweep.outliers:
+            reason = (
+                f"{sweep.subject}: {sweep.range}; no host stands out: many may be slow, or the network between them"
+            )
+            found.append(Assertion("sweep", sweep.subject, sweep.scope, "open", "uneven", reason))
+    return found
 
 
 def summary_of(sweep: Sweep, entries: Sequence[Entry]) -> tuple[State, tuple[str, ...]]:
@@ -284,8 +300,9 @@ def summary_of(sweep: Sweep, entries: Sequence[Entry]) -> tuple[State, tuple[str
     members = [entry for entry in entries if entry.sweep is sweep]
     counts = [Counter(entry.words[place] for entry in members) for place in range(len(CLAIMS))]
     words = [", ".join(w if n == len(members) else f"{n} {w}" for w, n in c.most_common()) for c in counts]
-    words[-1] += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even"
-    states = {"failed" if sweep.outliers else "passed", *(entry.state for entry in members)}
+    words[-1] += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even" if sweep.is_even else "; uneven"
+    own: State = "failed" if sweep.outliers else "passed" if sweep.is_even else "open"
+    states = {own, *(entry.state for entry in members)}
     order: tuple[State, ...] = ("failed", "open", "skipped")
     return next((state for state in order if state in states), "passed"), tuple(words)
 
@@ -323,12 +340,12 @@ def claim_state(claim: Claim, allowed: Sequence[Openness] = ()) -> State:
 def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
     """Return what is known of data, participation and speed: `data right, speed not judged for 3 of 8`."""
     parts = []
-    for kind in CLAIMS:
+    for kind in ("sweep", *CLAIMS):
         words = Counter((a.state, a.word) for a in assertions if a.kind == kind and a.word != "not applicable")
         weak = {word: count for (state, word), count in words.items() if state != "passed"}
         total = words.total()
         parts += [f"{kind} {word}" + (f" for {n} of {total}" if n < total else "") for word, n in weak.items()]
-        if words and not weak:
+        if words and not weak and kind != "sweep":
             parts.append(f"{kind} {next(iter(words))[1]}")
     return ", ".join(parts) or "nothing says whether it is right and fast enough"
 
@@ -373,6 +390,7 @@ def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[
 
 # What files contain
 
+LOG_ENDINGS = (".log", ".out")
 HEAD_BYTES = 4096
 """Beginning of a file that tells whether imagebuild can have written it; other files are not read whole to find out."""
 
@@ -393,7 +411,7 @@ def gather_files(named: Iterable[Path]) -> Gathered:
     """Read files, and all files of folders whose names do not begin with a dot.
 
     A report in a folder that says only what files beside it say is left out. Raises ConfigError if a file cannot be
-    opened, ResultError if it is damaged, or a file that imagebuild wrote cannot be read.
+    opened, ResultError if a file that imagebuild wrote cannot be read.
     """
     named = tuple(dict.fromkeys(named))
     contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
@@ -417,7 +435,10 @@ def gather_files(named: Iterable[Path]) -> Gathered:
     repeated = {f for f in beside if Counter(_texts_of(reports[f], *reports[f].verifications)) <= fresh}
     earlier = [report for file, report in reports.items() if file not in repeated]
     parts += earlier
-    known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}
+    read = {Path(source.path) for source in results.sources if source.tools or source.damage}
+    known = set(contents) - set(unread) | read
+    empty = [path for path in named if path not in known and not any(path in file.parents for file in known)]
+    lost = _lost_logs(results.sources) if read else []
     verdicts = [verdict for check in checks for verdict in check.judgements]
     merged: dict[str, Any] = {
         kind: tuple(result for part in parts for result in getattr(part, kind)) for kind in Results.model_fields
@@ -436,12 +457,33 @@ def gather_files(named: Iterable[Path]) -> Gathered:
         sweeps=find_sweeps(merged["runs"]),
         judgements=(*verdicts, *(verdict for one in earlier for verdict in one.judgements)),
         verifications=(*verified.values(), *(verification for one in earlier for verification in one.verifications)),
-        nothing_in=tuple(
-            str(path) for path in named if path not in known and not any(path in file.parents for file in known)
-        ),
+        nothing_in=tuple(dict.fromkeys(map(str, (*empty, *lost)))),
     )
     logs = tuple(file for file in others if kept.get(file.resolve(), True))
     return Gathered(judge_rest(report), logs, frozenset(file.resolve() for file in contents.keys() - repeated))
+
+
+def _lost_logs(sources: Iterable[Source]) -> list[str]:
+    """Return the files without a result that may be logs of runs that left none.
+
+    Their names are those of logs but for numbers, or end in `.log` or `.out` as those do; or they hold nothing but
+    errors. An empty file of another kind beside a log, such as `job.err` beside `job.out`, is none.
+    """
+
+    def kind(path: PurePath) -> str:
+        path = path.with_suffix("") if path.suffix == ".gz" else path
+        return path.suffix if path.suffix in LOG_ENDINGS else re.sub(r"\d+", "0", path.name)
+
+    paths = {PurePath(source.path): source for source in sources}
+    logs = [path for path, source in paths.items() if source.tools]
+    kinds, stems = {kind(path) for path in logs}, {path.with_suffix("") for path in logs if path.suffix}
+    return [
+        source.path
+        for path, source in paths.items()
+        if not source.tools
+        and not source.damage
+        and (kind(path) in kinds or (source.is_lost and (source.lines or path.with_suffix("") not in stems)))
+    ]
 
 
 def _texts_of(*parts: Results | VerifyResult) -> Iterator[str]:

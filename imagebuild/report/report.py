@@ -53,7 +53,9 @@ def make_report(request: ReportRequest) -> Report:
     if request.html:
         page.plotly_js()  # raises before anything is read or written
     baseline = gather_files([request.baseline]).report if request.baseline else None
-    if baseline and baseline.nothing_in:
+    if baseline and (damaged := [source for source in baseline.sources if source.damage]):
+        raise ConfigError(f"--baseline {damaged[0].path}: {damaged[0].damage}; name a file that is whole")
+    if baseline and baseline.overall == "nothing-read":
         problem = "contains no result; name a file that `imagebuild report --json` wrote, or a log"
         raise ConfigError(f"--baseline {request.baseline}: {problem}")
     gathered = gather_files(request.files)

@@ -10,7 +10,9 @@ robust, and are made so that slow runs do not move them:
 * A run is slow below min((1 - LEAST) * centre, centre - CUTOFF * spread).
 * A host is slow if more than half of its runs are, two at least. Its runs are then left out, and the next one is
   looked for. A sweep of single hosts has no partners: each is its own group. Slow groups of which no host is slow are
-  named themselves.
+  named themselves, and so is a group or host that is slow now and then: in some of its runs, though not in the median.
+* A sweep is even if no run is slow and the slowest is at most EVEN below the fastest. One in which many hosts are slow
+  has no centre that tells which: it is uneven.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from imagebuild.core.fields import Model
 
 LEAST = 0.10
 """A run that is off by less is never called slow."""
+EVEN = 0.20
+"""The largest difference between the runs of an even sweep."""
 CUTOFF = 3.5
 """Of Iglewicz and Hoaglin (1993), in standard deviations."""
 MAD_SCALE = 1.4826
@@ -40,6 +44,10 @@ class GroupSpeed(Model):
     hosts: tuple[str, ...]
     gb_s: float
     """Median of its runs."""
+    least_gb_s: float = 0.0
+    """Its slowest run. Reports of earlier versions do not have it; their sweeps are found anew."""
+    most_gb_s: float = 0.0
+    """Its fastest run."""
     runs: int
     """Number of runs that it took part in."""
     slow_runs: int
@@ -68,7 +76,7 @@ class Sweep(Model):
     groups: tuple[GroupSpeed, ...]
     hosts: tuple[GroupSpeed, ...]
     outliers: tuple[GroupSpeed, ...]
-    """Slow hosts, then slow groups without a slow host."""
+    """Slow hosts, then groups without a slow host that are slow, or were in some runs."""
 
     @property
     def subject(self) -> str:
@@ -82,9 +90,20 @@ class Sweep(Model):
 
     @property
     def range(self) -> str:
-        """Return its centre, and what the slowest and the fastest group reached."""
-        slowest, fastest = self.groups[0].gb_s, self.groups[-1].gb_s
+        """Return its centre, and what the slowest and the fastest run reached."""
+        slowest, fastest = self.extremes
         return f"{self.centre_gb_s:.4g} GB/s, {slowest:.4g} to {fastest:.4g}"
+
+    @property
+    def extremes(self) -> tuple[float, float]:
+        """Return what the slowest and the fastest run reached, in GB/s."""
+        return min(group.least_gb_s for group in self.groups), max(group.most_gb_s for group in self.groups)
+
+    @property
+    def is_even(self) -> bool:
+        """Return whether no run is slow, and all are about as fast."""
+        slowest, fastest = self.extremes
+        return not self.outliers and slowest >= (1 - EVEN) * fastest
 
     def holds(self, result: object) -> bool:
         """Return whether a result is one of its runs, or would be if its data were right."""
@@ -99,12 +118,16 @@ class Sweep(Model):
 
     def shortfall(self, group: GroupSpeed) -> float:
         """Return how far a group is below the centre, as a fraction of that."""
-        return 1 - group.gb_s / self.centre_gb_s
+        slowest = group.gb_s if group.gb_s < self.limit_gb_s else group.least_gb_s
+        return 1 - slowest / self.centre_gb_s
 
     def reason(self, outlier: GroupSpeed) -> str:
         """Return how far off an outlier is, and in how many runs it and its hosts took part."""
         centre = "the fastest" if self.nodes == 2 and len(self.groups) == 3 else "the median"
-        off = f"{outlier.gb_s:.4g} GB/s, {self.shortfall(outlier):.0%} below {centre} of {self.scope}, {self.subject}"
+        off = f"{self.shortfall(outlier):.0%} below {centre} of {self.scope}, {self.subject}"
+        if outlier.gb_s >= self.limit_gb_s:
+            return f"{outlier.least_gb_s:.4g} GB/s in {outlier.slow_runs} of its {outlier.runs} runs, {off}"
+        off = f"{outlier.gb_s:.4g} GB/s, {off}"
         if self.nodes == 1:
             return off
         members = [host for host in self.hosts if host.label in outlier.hosts][:2]
@@ -159,7 +182,8 @@ def _sweep_of(runs: list[Run]) -> Sweep | None:
 
     def speed_of(names: tuple[str, ...], values: list[float]) -> GroupSpeed:
         slow = sum(value < limit for value in values)
-        return GroupSpeed(hosts=names, gb_s=round(median(values), 3), runs=len(values), slow_runs=slow)
+        middle, least, most = (round(value, 3) for value in (median(values), min(values), max(values)))
+        return GroupSpeed(hosts=names, gb_s=middle, least_gb_s=least, most_gb_s=most, runs=len(values), slow_runs=slow)
 
     groups = sorted((speed_of(*item) for item in speeds.items()), key=lambda group: group.gb_s)
     hosts = sorted((speed_of((name,), values) for name, values in of_host.items()), key=lambda host: host.gb_s)
@@ -186,5 +210,5 @@ def _sweep_of(runs: list[Run]) -> Sweep | None:
         limit_gb_s=round(limit, 3),
         groups=tuple(groups),
         hosts=tuple(hosts),
-        outliers=(*slow_hosts, *(group for group in left if group.gb_s < limit)),
+        outliers=(*slow_hosts, *(group for group in left if group.slow_runs)),
     )

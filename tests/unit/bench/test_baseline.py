@@ -91,6 +91,18 @@ def test_runs_that_differ_as_a_whole_raise_the_limit() -> None:
     assert verdict_of(low, steady).state == "too slow"
 
 
+@pytest.mark.parametrize("factors", [(1.0, 0.7, 0.6), (1.0, 0.7), (1.0, 1.0, 1.0, 0.5)])
+def test_runs_that_differ_too_much_are_no_pass(factors: tuple[float, ...]) -> None:
+    runs = tuple(sweep(random.Random(6), 0.001, factor=lambda size, by=by: by) for by in factors)
+    steady = results(random.Random(7), 0.001)
+    for new, old, where in ((Results(runs=runs), steady, ""), (steady, Results(runs=runs), " of the baseline")):
+        verdict = verdict_of(new, old)
+        if verdict.state != "too slow":
+            assert (verdict.state, verdict.allow) == ("not judged", "unjudged")
+            assert verdict.reason.startswith(f"the {len(factors)} runs{where} differ too much, by ")
+    assert verdict_of(steady, Results(runs=runs)).state == "not judged"
+
+
 def test_three_runs_see_four_percent_and_one_does_not() -> None:
     rng = random.Random(6)
     assert verdict_of(results(rng, 0.002, 3, factor=lambda size: 0.96), results(rng, 0.002, 3)).state == "too slow"

@@ -97,6 +97,9 @@ SUM device_to_device_memcpy_write_ce 790.00
 """
 
 
+ROWS = log().count(" float ")
+
+
 @pytest.mark.parametrize(
     ("text", "profile", "expected", "counts_as", "reason"),
     [
@@ -107,6 +110,8 @@ SUM device_to_device_memcpy_write_ce 790.00
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), "h100", {}, "failed", "the ranks were not joined"),
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), None, {}, "failed", "the ranks were not joined"),
         (log(validation=0, wrong="N/A"), "h100", {}, "open", "data were not validated"),
+        (log().replace("  0\n", " N/A\n"), "h100", {}, "passed", "right"),  # as in place, where a collective has no such
+        (log().replace("  0\n", " N/A\n", 1), "h100", {}, "open", f"data were compared in {ROWS - 1} of {ROWS} rows only"),
         (log(device="NVIDIA H20"), "h100", {}, "failed", "it ran on NVIDIA H20"),
         (NVBANDWIDTH.format("NVIDIA GeForce RTX 5090", "395.10"), "h200", {}, "failed", "RTX 5090"),
         (NVBANDWIDTH.format("NVIDIA H200", "nan"), "h200", {"ranks": 2}, "failed", "rows of its matrix could not be"),
@@ -120,6 +125,11 @@ SUM device_to_device_memcpy_write_ce 790.00
         (log().replace(log().split()[-28], "nan"), "h100", {}, "failed", "figures that are no numbers"),
         (log(peak=366), "h100", {}, "failed", "too slow"),
         ("+ mpirun -x NCCL_ALGO=Ring all_reduce_perf -b 1M\n" + log(peak=366), "h100", {}, "passed", "right"),
+        ("export NCCL_ALGO=Ring\n" + log(peak=366), "h100", {}, "passed", "right"),
+        ("export NCCL_ALGO=Ring\nunset NCCL_ALGO\n" + log(peak=366), "h100", {}, "failed", "too slow"),
+        ("export NCCL_ALGO=Ring\nenv -u NCCL_ALGO all_reduce_perf -b 1M\n" + log(peak=366), "h100", {}, "failed", "too slow"),
+        ("# TODO try NCCL_ALGO=Ring\n" + log(peak=366), "h100", {}, "failed", "too slow"),
+        ("0: ## export NCCL_NVLS_ENABLE=0\n" + log(peak=366), "h100", {}, "failed", "too slow"),
         ("n1:1:1 [0] NCCL INFO NCCL_ALGO set by environment to RING\n" + log(peak=366), "h100", {}, "passed", "right"),
         (log(peak=366).replace("# Out", "n1:1:1 [0] NCCL INFO AllReduce: 8589934592 Bytes -> Algo RING proto 2\n# Out"),
          "h100", {}, "passed", "right"),

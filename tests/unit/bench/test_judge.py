@@ -62,21 +62,29 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({"ranks": 4}, {"ranks": 4}, "h200", "complete", "4 ranks", None),
         ({"ranks": 4}, {"ranks": 8, "nodes": 1}, "h200", "incomplete", "4 of 8 ranks took part", None),
         ({}, {"ranks": 16, "nodes": 2}, None, "incomplete", "8 of 16 ranks took part; 1 of 2 nodes took part", None),
+        ({"ranks": 16, "nodes": 2}, {"nodes": 1}, "h200", "incomplete", "2 nodes took part, 1 was asked for", None),
+        # The figures are of 8 ranks, whatever the caller says.
+        ({"ranks": None, "nodes": None}, {"ranks": 4, "nodes": 1}, "h200", "incomplete", "busbw is 1.7500 * algbw, which is not that of 4 ranks", None),
+        ({"ranks": None, "nodes": None}, {"ranks": 1, "nodes": 1}, None, "incomplete", "which is not that of 1 rank", None),
         # What the output does not list.
-        ({"ranks": None, "nodes": None}, {}, "h200", "not known", "does not list the ranks and nodes; say how many with --ranks and --nodes", "partial"),
-        ({"nodes": None}, {}, "h200", "not known", "does not list the nodes; say how many with --nodes", "partial"),
+        ({"ranks": None, "nodes": None}, {}, "h200", "not known", "list of devices is incomplete; say how many with --ranks and --nodes", "partial"),
+        ({"ranks": None, "nodes": None, "device": None}, {}, "h200", "not known", "does not list the ranks and nodes; say how many with --ranks and --nodes", "partial"),
+        ({"nodes": None, "device": None}, {}, "h200", "not known", "does not list the nodes; say how many with --nodes", "partial"),
         ({"ranks": None, "nodes": None}, {"ranks": 8, "nodes": 1}, "h200", "complete", "8 ranks", None),
         # Devices.
         ({"device": H100}, {}, "h200", "incomplete", f"it ran on {H100}, and h200 has *NVIDIA H200", None),
+        ({"device": f"{H100} MIG 3g.40gb"}, {}, "h100", "incomplete", "it ran on NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
         ({"device": "NVIDIA H20"}, {}, "h100", "incomplete", "it ran on NVIDIA H20", None),
         ({"other_devices": ("NVIDIA GeForce RTX 5090",)}, {}, "h200", "incomplete", "RTX 5090", None),
         ({"device": "NVIDIA H100"}, {}, "h100", "complete", "8 ranks", None),
         ({"device": "NVIDIA Graphics Device"}, {}, "h200", "complete", "8 ranks", None),
         # Ranks that share a GPU.
         ({"gpus": 8}, {}, "h200", "complete", "8 ranks, 1 node", None),
-        ({"gpus": 1}, {}, "h200", "incomplete", "8 ranks share 1 GPU", "partial"),
-        ({"gpus": 1}, {}, None, "incomplete", "8 ranks share 1 GPU", "partial"),
-        ({"gpus": 15, "ranks": 16, "nodes": 2}, {"ranks": 16}, None, "incomplete", "16 ranks share 15 GPUs", "partial"),
+        ({"gpus": 1}, {}, "h200", "incomplete", "8 ranks share 1 GPU; if these were 8 hosts that have the same name, say so with --nodes 8", None),
+        ({"gpus": 1}, {}, None, "incomplete", "8 ranks share 1 GPU", None),
+        ({"gpus": 8, "ranks": 16}, {"nodes": 2}, "h200", "complete", "16 ranks, 2 nodes", None),
+        ({"gpus": 8, "ranks": 16}, {"nodes": 4}, "h200", "incomplete", "1 of 4 nodes took part", None),
+        ({"gpus": 15, "ranks": 16, "nodes": 2}, {"ranks": 16}, None, "incomplete", "16 ranks share 15 GPUs", None),
     ],
 )  # fmt: skip
 def test_participation(
@@ -194,7 +202,8 @@ def test_sizes() -> None:
 
 
 def test_what_only_the_caller_knows() -> None:
-    bare = run((8 * GIB, 386.56, 385.56), ranks=None, nodes=None, device=None)
+    listed = run((8 * GIB, 386.56, 385.56), ranks=96, nodes=12, device=None)
+    bare = listed.model_copy(update={"ranks": None, "nodes": None})
     assert judge(bare, "coreweave-h100").worst().standing() == "open"
     judgement = judge(bare, "coreweave-h100", ranks=96, nodes=12)
     assert (judgement.worst().standing(), judgement.subject) == ("passed", "all_reduce, 96 ranks, 12 nodes")

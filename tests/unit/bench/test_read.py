@@ -58,8 +58,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (packed[:-8] + bytes(8), "CRC check failed"), (packed[:30] + b"\xff" * 200, "Error -3"), (packed[:9], "Compressed"),
     ):  # fmt: skip
         (tmp_path / "bad.gz").write_bytes(data)
-        with pytest.raises(ResultError, match=rf"bad.gz: its compressed data are damaged \({problem}"):
-            read_files([tmp_path / "bad.gz"])
+        (source,) = read_files([tmp_path / "bad.gz"]).sources
+        assert source.damage.startswith(f"its compressed data are damaged ({problem}")
     (tmp_path / "a.txt").write_text("hello\n")
     (tmp_path / "b.txt").write_text(Table().text())
     results = read_files(sorted(tmp_path.glob("*.txt")))

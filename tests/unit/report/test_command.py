@@ -50,6 +50,8 @@ PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
     ("log", "options", "status", "words"),
     [
         (nccl_log(480), PROFILE, 0, "\nAll is well: data right, all took part, fast enough (3 passed, 0 failed, 0 open, 0 skipped; unread lines: 0)\n"),
+        ("export NCCL_ALGO=Ring\n" + nccl_log(366), PROFILE, 0, "  fast enough as ring  "),
+        (nccl_log(420, ranks=5, factor=8 / 5), (*PROFILE, "--ranks", "5"), 0, "All is well: data right, all took part, above the floor ("),
         (nccl_log(480, wrong=3), PROFILE, 1, ": wrong: "),
         (nccl_log(240), PROFILE, 1, ": too slow: "),
         (nccl_log(950), PROFILE, 1, ": impossible: "),
@@ -107,10 +109,16 @@ def test_standard_input_and_gzip(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     Path("a.log.gz").write_bytes(packed)
     Path("cut.log.gz").write_bytes(packed[: len(packed) // 2])
     assert call("a.log.gz")[0] == 0
-    assert call("cut.log.gz", "a.log.gz")[0] == 1
     Path("bad.log.gz").write_bytes(packed[:-8] + bytes(8))
-    status, _, err = call("bad.log.gz", "a.log.gz")
-    assert (status, "bad.log.gz: its compressed data are damaged (CRC check failed" in err) == (5, True)
+    Path("short.log.gz").write_bytes(packed[:-12])
+    for name, problem in (("cut", "have no end"), ("short", "have no end"), ("bad", "are damaged (CRC check failed")):
+        file = f"{name}.log.gz"
+        status, out, _ = call(file, "a.log.gz", "--json", "o.json", "--junit", "o.xml")
+        assert (status, f"{file}: damaged: its compressed data {problem}" in out) == (5, True)
+        assert "a.log.gz" in [run["source"] for run in read("o.json")["runs"]]
+        assert ET.parse("o.xml").getroot().attrib["failures"] != "0"
+        status, _, err = call("a.log.gz", "--baseline", file)
+        assert (status, f"--baseline {file}: its compressed data {problem}" in err) == (2, True)
     for content in (packed, nccl_log(480).encode()):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         status, out, _ = call("-", "--json", "-", "--html", "o.html")
@@ -260,6 +268,30 @@ def test_speed_that_verify_judged_is_judged_once_and_anew_with_a_profile(call: C
     assert "3 passed, 1 failed" in out
     status, out, _ = call("v.json", "--profile", "a100-sxm", "--profiles", ROOT / "profiles")
     assert (status, "it ran on" in out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "status"),
+    [
+        ("n7", "ssh: connect to host n7 port 22: No route to host\n", 1),
+        ("n7", "", 1),
+        ("n7", "x\ny\n", 1),  # named like the others
+        ("gpu-east", "", 1),
+        ("sub/n7.gz", "", 1),
+        ("other.log", "x\n", 1),
+        ("n7.err", "ssh: connect to host n7 port 22: No route to host\n", 1),
+        ("job.err", "", 0),  # beside job.log
+        ("README.md", "How to read these logs\n", 0),
+        ("cluster.yaml", "nodes: 7\n", 0),
+        ("index.json", '{"logs": []}', 0),
+    ],
+)
+def test_a_host_that_left_no_result_is_named(call: Call, name: str, text: str, status: int) -> None:
+    write("logs/n0", nccl_log(480))
+    write("logs/job.log", nccl_log(480))
+    write(f"logs/{name}", text)
+    found, out, _ = call("logs")
+    assert (found, f"logs/{name}" in out, f"logs/{name}: no-result" in out) == (status, True, bool(status)), out
 
 
 def test_folders(call: Call) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.bench import Results
+from imagebuild.bench import Results, Run
 from imagebuild.report import find_sweeps, lay_out, plotly_js, print_report, report_html, report_markdown
 from tests.report_samples import GIB, nccl_log, pairs, report, row, run
 from tests.unit.conftest import Call
@@ -31,7 +31,33 @@ from tests.unit.conftest import Call
 def test_a_slow_host_is_told_from_a_slow_pair(slow: dict[tuple[str, ...], float], outliers: list[str]) -> None:
     (sweep,) = find_sweeps(pairs(slow))
     assert [outlier.label for outlier in sweep.outliers] == outliers
+    assert sweep.is_even is not bool(outliers)
     assert (sweep.scope, sweep.subject) == ("15 runs of 6 hosts", "sendrecv, 2 ranks, 2 nodes")
+
+
+@pytest.mark.parametrize(
+    ("runs", "word", "words"),
+    [
+        (pairs({}), "even", "none is below 12.19 GB/s"),
+        # A pair that is slow in one of its three runs.
+        (
+            [*pairs({}) * 2, *pairs({("n1", "n4"): 6.5})],
+            "slow",
+            "6.5 GB/s in 1 of its 3 runs, 52% below the median of 45",
+        ),
+        # Of eight hosts, four are slow: their pairs are the most.
+        (
+            pairs({(f"n{n}",): 8.0 for n in range(1, 5)}, hosts=8),
+            "uneven",
+            "8 GB/s, 8 to 13.58; no host stands out: many may be slow, or the network between them",
+        ),
+    ],
+)
+def test_a_sweep_is_even_only_if_all_runs_are_alike(runs: tuple[Run, ...], word: str, words: str) -> None:
+    made = report(runs=runs).model_copy(update={"sweeps": find_sweeps(runs)})
+    (found,) = (assertion for assertion in made.assertions if assertion.kind == "sweep")
+    assert (found.word, words in found.reason) == (word, True), found.reason
+    assert (made.exit_status == 0) == (word == "even")
 
 
 def test_one_slow_host_of_four_has_half_of_the_runs() -> None:
@@ -62,7 +88,7 @@ def test_noise_makes_the_limit_wider() -> None:
     groups = combinations(["n1", "n3", "n4", "n5", "n6"], 2)
     speeds: dict[tuple[str, ...], float] = {pair: 13.0 + 3.0 * (number % 5) for number, pair in enumerate(groups)}
     (sweep,) = find_sweeps(pairs({("n2",): 8.0} | speeds))
-    assert sweep.outliers == ()
+    assert (sweep.outliers, sweep.is_even) == ((), False)
 
 
 @pytest.mark.parametrize("size", [1, 18])
