@@ -390,7 +390,6 @@ def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[
 
 # What files contain
 
-LOG_ENDINGS = (".log", ".out")
 HEAD_BYTES = 4096
 """Beginning of a file that tells whether imagebuild can have written it; other files are not read whole to find out."""
 
@@ -466,24 +465,23 @@ def gather_files(named: Iterable[Path]) -> Gathered:
 def _lost_logs(sources: Iterable[Source]) -> list[str]:
     """Return the files without a result that may be logs of runs that left none.
 
-    Their names are those of logs but for numbers, or end in `.log` or `.out` as those do; or they hold nothing but
-    errors. An empty file of another kind beside a log, such as `job.err` beside `job.out`, is none.
+    Their names are those of logs but for numbers; or they hold nothing but errors, beside several logs. A job with one
+    log may keep what its workers wrote. An empty file of another kind, `job.err` beside `job.out`, is none.
     """
 
     def kind(path: PurePath) -> str:
-        path = path.with_suffix("") if path.suffix == ".gz" else path
-        return path.suffix if path.suffix in LOG_ENDINGS else re.sub(r"\d+", "0", path.name)
+        return re.sub(r"\d+", "0", path.name.removesuffix(".gz"))
 
     paths = {PurePath(source.path): source for source in sources}
     logs = [path for path, source in paths.items() if source.tools]
     kinds, stems = {kind(path) for path in logs}, {path.with_suffix("") for path in logs if path.suffix}
-    return [
-        source.path
-        for path, source in paths.items()
-        if not source.tools
-        and not source.damage
-        and (kind(path) in kinds or (source.is_lost and (source.lines or path.with_suffix("") not in stems)))
-    ]
+
+    def is_lost(path: PurePath, source: Source) -> bool:
+        is_beside = not source.lines and path.with_suffix("") in stems
+        return kind(path) in kinds or (source.is_lost and len(logs) > 1 and not is_beside)
+
+    silent = [(path, source) for path, source in paths.items() if not (source.tools or source.damage)]
+    return [source.path for path, source in silent if is_lost(path, source)]
 
 
 def _texts_of(*parts: Results | VerifyResult) -> Iterator[str]:

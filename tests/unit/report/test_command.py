@@ -278,7 +278,7 @@ def test_speed_that_verify_judged_is_judged_once_and_anew_with_a_profile(call: C
         ("n7", "x\ny\n", 1),  # named like the others
         ("gpu-east", "", 1),
         ("sub/n7.gz", "", 1),
-        ("other.log", "x\n", 1),
+        ("launcher-x7-worker.log", "Server listening on :: port 22.\n", 0),
         ("n7.err", "ssh: connect to host n7 port 22: No route to host\n", 1),
         ("job.err", "", 0),  # beside job.log
         ("README.md", "How to read these logs\n", 0),
