@@ -18,6 +18,10 @@ from imagebuild.project.matrix import CheckWaiver
 NEED = r"^(gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*)$"
 
 
+Variant = Literal["runtime", "devel"]
+"""Kinds of images of one target: to run programs, and to compile them as well."""
+
+
 @dataclass(frozen=True)
 class Facilities:
     """Hold what there is where a runner's commands run."""
@@ -263,7 +267,7 @@ class Component(Model):
     """Components (or what they provide) that must be in the image too."""
     build_requires: tuple[Name, ...] = ()
     """Components whose build stages this one's stage uses; they need not be in the image."""
-    variants: tuple[str, ...] = ("runtime", "devel")
+    variants: tuple[Variant, ...] = ("runtime", "devel")
     """Variants of an image that have the component; in others it is left out."""
     supports: tuple[Support, ...] = ()
     """Targets where one of these does not hold are excluded."""

@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, suggestion
 from imagebuild.core.fields import PATTERN_WORDS, VERSION, YamlFile, axis_facts, major, matches, minor, satisfies
-from imagebuild.project.component import Component
+from imagebuild.project.component import Component, Variant
 from imagebuild.project.lockfile import Lock
 from imagebuild.project.matrix import REPOSITORY, Excluded, Matrix, Pin, Plan, Target, combination_id
 
@@ -214,6 +214,16 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
                 mistakes.add(where, f"images.{name}.components: {component} is a tool of build stages; leave it out")
         if "os" not in image.axes:
             mistakes.add(at("images", name, "axes"), f"images.{name}.axes: the axis 'os' is missing")
+        for i, variant in enumerate(image.axes.get("variant", ())):
+            if variant not in get_args(Variant):
+                problem = f"must be 'runtime' or 'devel', not {variant!r}"
+                mistakes.add(at("images", name, "axes", "variant", i), f"images.{name}.axes.variant: {problem}")
+        for component in image.components:
+            document = project.components.get(component)
+            axis = document and document.model.version_axis
+            if document and axis and axis not in image.axes:
+                problem = f"image {name} has no axis {axis!r}{suggestion(axis, set(image.axes))}"
+                mistakes.add(document.at("version-axis"), f"version-axis: {problem}")
     for name, document in project.components.items():
         pin = document.model.pin or name
         if document.model.version_axis or pin in matrix.versions or pin in changes.values:
