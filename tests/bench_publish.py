@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -27,9 +27,9 @@ def measure_publish() -> list[tuple[str, str, str]]:
         registries.distribution(Path(name) / "registry") as address,
         in_front_of(address) as faulty,
     ):
-        site = _site(Path(name) / "site", faulty.address)
+        site = site_of(Path(name) / "site", faulty.address)
         began = time.perf_counter()
-        digests = _staged(site, address)
+        digests = staged(site, address)
         rows = [("20 targets × 2 platforms pushed to staging, seconds", f"{time.perf_counter() - began:.1f} s", "")]
         client = cache(connect_registry)
 
@@ -46,22 +46,26 @@ def measure_publish() -> list[tuple[str, str, str]]:
     return rows
 
 
-def _site(folder: Path, host: str) -> Site:
+def site_of(folder: Path, host: str) -> Site:
+    """A project of 20 targets in a registry."""
     site = Site(folder, host=host)
-    versions = ", ".join(f'"12.{n}"' for n in range(TARGETS))
+    versions = ", ".join([*(f'"12.{n}"' for n in range(TARGETS - 1)), '"13.0"'])
     matrix = MATRIX.replace(HOST, host).replace('["12.9", "13.0"]', f"[{versions}]")
     site.files.write("matrix.yaml", matrix)
     site.read()
     return site
 
 
-def _staged(site: Site, address: str) -> dict[tuple[str, str], str]:
+def staged(
+    site: Site, address: str, shared_sizes: Sequence[int] = SHARED, own: int = OWN
+) -> dict[tuple[str, str], str]:
+    """Stage, build and verify all targets with random layers of these sizes: target and platform → digest."""
     registry, chance = connect_registry(address), random.Random(1)
-    shared = {platform: [chance.randbytes(size) for size in SHARED] for platform in (AMD64, ARM64)}
+    shared = {platform: [chance.randbytes(size) for size in shared_sizes] for platform in (AMD64, ARM64)}
     digests = {}
     for target in site.plan.targets:
         for platform in (AMD64, ARM64):
-            layer = chance.randbytes(OWN)
+            layer = chance.randbytes(own)
             digest = site.stage(target.id, platform, layer, registry, shared=shared[platform])
             site.built(target.id, {platform: digest})
             site.verified(digest, platform, name=target.id)

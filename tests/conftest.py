@@ -17,7 +17,13 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-hpcx", action="store_true", help="build hpcx for all Ubuntu releases and CUDA majors")
+    parser.addoption(
+        "--bundle-proof", action="store_true", help="also build quickstart from a bundle without a network"
+    )
+    parser.addoption(
+        "--whole-hpcx", default="", metavar="PATTERN",
+        help="build hpcx with Open MPI for the CUDA and Ubuntu that match, such as 13.2.1-ubuntu24.04, or * for all",
+    )  # fmt: skip
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 

@@ -14,7 +14,7 @@ from http.client import HTTPConnection, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, cast
 
-Fault = Literal["busy", "broken", "drop-before", "drop-after", "cut", "lose", "forget", "slow"]
+Fault = Literal["busy", "broken", "drop-before", "drop-after", "cut", "lose", "forget", "slow", "expired", "denied"]
 """What happens to a request:
 
 - `busy`: 429 with Retry-After
@@ -25,6 +25,8 @@ Fault = Literal["busy", "broken", "drop-before", "drop-after", "cut", "lose", "f
 - `lose`: an upload, or a manifest, is answered with 201 and thrown away
 - `forget`: the registry does not know the upload any more
 - `slow`: it takes `seconds` longer
+- `expired`: 401, as the token has ended; the proxy gives another one
+- `denied`: 401 without a way to get one
 """
 KINDS = (
     ("upload", r"/blobs/uploads"), ("blob", r"/blobs/"), ("manifest", r"/manifests/"), ("tags", r"/tags/list"),
@@ -190,6 +192,14 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"Retry-After": f"{rule.seconds:.0f}"} if fault == "busy" else {}
             self._answer(*codes[fault], headers)
             return
+        if fault in ("expired", "denied"):
+            self._drain()
+            realm = f'Bearer realm="http://{self.faulty.address}/token",service="test"'
+            self._answer(401, "UNAUTHORIZED", {"WWW-Authenticate": realm} if fault == "expired" else {})
+            return
+        if self.path.startswith("/token?"):
+            self._answer(200, None, {}, b'{"token": "another"}')
+            return
         if fault == "lose":
             self._drain()
             self._answer(201, None, {"Location": self.path.partition("?")[0]})
@@ -249,8 +259,8 @@ class Handler(BaseHTTPRequestHandler):
         for _ in self._body() or ():
             pass
 
-    def _answer(self, status: int, code: str | None, headers: dict[str, str]) -> None:
-        content = json.dumps({"errors": [{"code": code, "message": "injected"}]}).encode() if code else b""
+    def _answer(self, status: int, code: str | None, headers: dict[str, str], content: bytes = b"") -> None:
+        content = json.dumps({"errors": [{"code": code, "message": "injected"}]}).encode() if code else content
         self.send_response(status)
         for name, value in {**headers, "Content-Type": "application/json", "Content-Length": str(len(content))}.items():
             self.send_header(name, value)

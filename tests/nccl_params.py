@@ -2,8 +2,7 @@
 
     python -m tests.nccl_params CLONE > jobs/nccl-params.json
 
-Only names, defaults that are numbers, and whether the user guide has them are written. Run it by hand when NCCL has a
-new release.
+Only names are written. Run it by hand when NCCL has a new release.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ RELEASES = (
     "2.21.5", "2.22.3", "2.23.4", "2.24.3", "2.25.1", "2.26.2", "2.27.7", "2.28.3", "2.28.9", "2.29.2", "2.29.7",
     "2.30.3", "2.30.4", "2.30.7",
 )  # fmt: skip
-PARAMETER = re.compile(r'NCCL_PARAM\(\s*\w+\s*,\s*"(\w+)"\s*,\s*([^\n;]*)\)')
+PARAMETER = re.compile(r'NCCL_PARAM\(\s*\w+\s*,\s*"(\w+)"\s*,')
 DEFINED = re.compile(r"DEFINE_NCCL_PARAM\(\s*\w+\s*,[^,]*,\s*(NCCL_[A-Z0-9_]+)")
 READ = re.compile(r'(?:getenv|ncclGetEnv|ncclOsGetEnv|std::getenv)\(\s*"(NCCL_\w+)"')
 TYPED = re.compile(r'"(NCCL_[A-Z0-9_]+)"')
-GUIDE = "docs/userguide/source/env.rst"
 
 
 def git(clone: str, *arguments: str) -> str:
@@ -30,21 +28,13 @@ def git(clone: str, *arguments: str) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def variables(text: str) -> dict[str, str | None]:
-    """Return the variables that a source reads, with the default if it is a plain number."""
-    defaults: dict[str, str | None] = dict.fromkeys((*READ.findall(text), *TYPED.findall(text), *DEFINED.findall(text)))
-    for name, default in PARAMETER.findall(text):
-        defaults[f"NCCL_{name}"] = number(default)
-    return defaults
+def variables(text: str) -> set[str]:
+    """Return the variables that a source reads."""
+    parameters = (f"NCCL_{name}" for name in PARAMETER.findall(text))
+    return {*READ.findall(text), *TYPED.findall(text), *DEFINED.findall(text), *parameters}
 
 
-def number(expression: str) -> str | None:
-    """Return `131072` for `(1 << 17)`; None for what is no plain number, such as the name of a constant."""
-    plain = re.sub(r"/\*.*?\*/", "", expression).strip()
-    return str(eval(plain)) if re.fullmatch(r"[-0-9()*< ]+", plain) else None
-
-
-def variables_of_release(clone: str, version: str) -> dict[str, str | None]:
+def variables_of_release(clone: str, version: str) -> set[str]:
     tag = f"v{version}-1"
     sources = (".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh")
     files = [f for f in git(clone, "ls-tree", "-r", "--name-only", tag, "src").split() if f.endswith(sources)]
@@ -56,26 +46,14 @@ def variables_of_release(clone: str, version: str) -> dict[str, str | None]:
 
 
 def table(clone: str, releases: Iterable[str]) -> str:
-    """Return the file: for each variable, since and until when it is read, and its defaults where they change."""
+    """Return the file: for each variable, since and until when it is read."""
     read = {version: variables_of_release(clone, version) for version in releases}
-    guide = set(re.findall(r"NCCL_[A-Z0-9_]+", git(clone, "show", f"v{RELEASES[-1]}-1:{GUIDE}")))
     rows: dict[str, object] = {}
     for name in sorted({name for variables in read.values() for name in variables}):
         present = [v for v in read if name in read[v]]
         row: dict[str, object] = {"since": present[0], "until": present[-1]}
         if len(present) != list(read).index(present[-1]) - list(read).index(present[0]) + 1:
             row["absent"] = [v for v in read if present[0] < v < present[-1] and v not in present]
-        defaults: dict[str, str] = {}
-        last: str | None = None
-        for version in present:
-            value = read[version][name]
-            if value != last:
-                defaults[version] = "" if value is None else value
-            last = value
-        if defaults:
-            row["defaults"] = defaults
-        if name in guide:
-            row["documented"] = True
         rows[name] = row
     body = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     return f'{{\n "releases": {json.dumps(list(read))},\n "names": {{\n{body}\n }}\n}}\n'

@@ -123,6 +123,11 @@ def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int
     )
 
 
+def verdict_text(verdict: str, reason: str) -> str:
+    """Return the reason of a verdict, which is said first unless the reason begins with it."""
+    return reason if reason.startswith(verdict.split("-", maxsplit=1)[0]) else f"{verdict}: {reason}"
+
+
 def _data_of_run(run: Run) -> DataClaim:
     if run.verdict == "ok" and run.compared and not run.partial_rows:
         return DataClaim(state="right", reason=run.reason)
@@ -131,8 +136,7 @@ def _data_of_run(run: Run) -> DataClaim:
     if run.verdict == "ok":
         return DataClaim(state="not compared", reason=run.reason, allow="unvalidated")
     state = "wrong" if run.verdict == "wrong-data" else "unfinished"
-    begin = run.verdict.split("-")[0]
-    return DataClaim(state=state, reason=run.reason if run.reason.startswith(begin) else f"{run.verdict}: {run.reason}")
+    return DataClaim(state=state, reason=verdict_text(run.verdict, run.reason))
 
 
 def _nodes_of(run: Run, expected: Expected) -> int | None:
@@ -427,7 +431,7 @@ def _cells_between_devices(test: BandwidthTest) -> list[float | None]:
 
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
-    """Judge a table of perftest by its best average, converted to Gb/s."""
+    """Judge a table of perftest by its best average, converted to Gb/s, and one of NVSHMEM by that in GB/s."""
     test = table.subject
     rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
     value, size = max(rows, default=(None, None))
@@ -437,9 +441,14 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     )
     measured = value * scale if value is not None and scale else None
     if table.verdict != "ok":
-        data = DataClaim(state="unfinished", reason=f"{table.verdict}: {table.reason}")
+        data = DataClaim(state="unfinished", reason=verdict_text(table.verdict, table.reason))
     if any(row.latency_us for row in table.rows):
         speed = SpeedClaim(state="not applicable", unit="Gb/s", reason="times are not judged")
+    elif table.tool == "nvshmem" and profile and value is not None and size and data.standing() != "failed":
+        speed = _speed_of_kernels(test, value, size, profile)
+    elif table.tool == "nvshmem":
+        reason = NO_PROFILE if data.standing() != "failed" else "its data are no result, so its speed says nothing"
+        speed = _unjudged(None, reason, measured=value, size_bytes=size)
     elif table.tool != "perftest" or "Atomic" in test:
         reason = "8 bytes at a time are no bandwidth" if "Atomic" in test else "OSU does not say what its data pass"
         speed = SpeedClaim(state="not applicable", unit="Gb/s", measured=measured, size_bytes=size, reason=reason)
@@ -461,6 +470,17 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
             missing = f"the largest size is {size} bytes; speed is judged at {WIRE_BYTES} bytes or more"
         speed = _speed("Gb/s", measured, size, (ceiling, floor), reference, missing=missing, notes=notes)
     return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
+
+
+def _speed_of_kernels(test: str, measured: float, size: int, profile: Profile) -> SpeedClaim:
+    """Judge what kernels of NVSHMEM moved from one GPU to another: by a floor only if both are of one node."""
+    path = "device_to_device_bidirectional" if "bidi" in test else "device_to_device"
+    ceiling, floor = ceilings.copy_limits(profile, path)
+    reference = next((copy for copy in profile.copies if copy.is_for(test)), None)
+    missing = f"{profile.name} has no reference for this test"
+    if "within_node" not in test:
+        floor, missing = None, "the output does not say whether both GPUs are of one node"
+    return _speed("GB/s", measured, size, (ceiling, floor), reference, missing=missing, notes=())
 
 
 def _judge_ucx(result: UcxResult) -> Judgement:

@@ -166,16 +166,16 @@ class TableRow(Model):
 
 
 class PerftestTable(Model):
-    """Hold one table that a program of perftest or of the OSU micro-benchmarks printed."""
+    """Hold one table that a program of perftest, of the OSU micro-benchmarks or of NVSHMEM printed."""
 
     source: str
     tool: str = "perftest"
-    """`perftest` or `osu`."""
+    """`perftest`, `osu` or `nvshmem`."""
     test: str | None
     """As printed, for example `RDMA_Write BW`."""
     unit: str | None
     """`MB/sec` (older, 2^20 bytes), `MiB/sec`, `Gb/sec` (10^9 bits), `usec`; `None` if not printed, as in JSON. Of
-    OSU: `MB/s` of 10^6 bytes."""
+    OSU: `MB/s` of 10^6 bytes. Of NVSHMEM: `GB/s` of 10^9 bytes."""
     rows: tuple[TableRow, ...] = ()
     compared: bool = False
     """Whether the program compared the data, as OSU does with `-c`."""

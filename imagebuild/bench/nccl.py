@@ -1,4 +1,4 @@
-"""Read the runs that nccl-tests and rccl-tests print: tables of every release since 1.0, and the JSON of `-J`.
+"""Read the runs that nccl-tests and rccl-tests print: tables of every release since 2.0, and the JSON of `-J`.
 
 Text becomes runs in three steps, in the order of this file: a line is an event (the parameters, a rank of the device
 list, a row, a line of the footer, …), a failure or other output; the events of a process are split into runs; the
@@ -27,7 +27,6 @@ from imagebuild.bench.logs import (
     LogLine,
     ParsedOutput,
     Setting,
-    count_decimals,
     excerpt,
     json_list,
     json_number,
@@ -105,7 +104,6 @@ _PATTERNS = tuple(
     for kind, pattern in (
         ("version", r"(?P<tool>nccl-tests) version (?P<version>[^\s(]{1,40})"),
         ("version", r"(?P<tool>rccl-tests): Version (?P<version>\S{1,80})"),
-        ("version", r"NCCL Tests compiled with NCCL \S"),
         ("starting", r"Collective test starting: (?P<program>\S{1,300})"),
         (
             "parameters",
@@ -120,7 +118,7 @@ _PATTERNS = tuple(
             r"\s{1,12}on\s{1,20}(?P<host>\S{1,300})\s{1,12}device\s{1,12}(?P<device>\d{1,5})\s{1,12}\[(?P<bus>[^\]]{0,40})\](?P<name>.{0,200})",
         ),
         ("reduced", r"Reducing maxBytes to (?P<max>\d{1,20})"),
-        ("header", r"(?:size|bytes)\s{1,40}(?:count|N)\s{1,40}type\b(?P<labels>.{0,400})"),
+        ("header", r"size\s{1,40}count\s{1,40}type\b(?P<labels>.{0,400})"),
         ("bounds", r"Out of bounds values\s{0,20}: ?(?P<count>\d{1,15})\s{1,8}(?P<state>OK|FAILED)"),
         ("average", r"Avg bus bandwidth\s{0,20}: ?(?P<value>\S{1,30})(?:\s{1,8}(?P<state>OK|FAILED))?"),
         ("concluded", r"Collective test concluded: (?P<program>\S{1,300})"),
@@ -268,30 +266,25 @@ def _row_event(line: LogLine, labels: Sequence[str]) -> _Event | None:
     # A half has four columns, or eight with `-I`, so a value more than that is the root.
     root = int(values.pop(0)) if len(values) % 4 == 1 and re.fullmatch(r"-1|\d{1,7}", values[0]) else None
     halves = _halves(values)
-    expected = 1 if labels.count("time") + labels.count("cputime") == 1 else 2
-    is_cut = len(halves) != expected or ("i_min" in labels and len(values) != 8 * expected)
+    is_cut = len(halves) != 2 or ("i_min" in labels and len(values) != 16)
     # What is followed by a type has size and count of another row at its end.
     is_cut = is_cut or not _TYPE_BYTES.keys().isdisjoint(following[:1])
     # A size of fewer bytes than `count` elements lost its first digits.
     data = count * _TYPE_BYTES.get(match["dtype"], 0)
     if is_cut or size < data or (line.is_joined and not _is_consistent(size, data, halves)):
         return _Event("partial", line.number, text=line.text.strip()) if match["dtype"] in _TYPE_BYTES else None
-    figures = []
-    for half in halves:
-        time, algbw, busbw, wrong = map(parse_number, half)
-        # Release 1 has ms, with three digits after the point.
-        is_newer = not {"#wrong", "wrong", "error"}.isdisjoint(labels)
-        if time is not None and ("res" in labels or (not is_newer and count_decimals(half[0]) == 3)):
-            time *= 1000
-        figures.append(_half(time, algbw, busbw, wrong if _counts_wrong(half[3], labels) else None))
+    out_of_place, in_place = (
+        _half(*map(parse_number, (time, algbw, busbw, wrong if _counts_wrong(wrong, labels) else "N/A")))
+        for time, algbw, busbw, wrong in halves
+    )
     row = NcclRow(
         size_bytes=size,
         count=count,
         dtype=match["dtype"],
         redop=redop,
         root=root,
-        out_of_place=figures[0],
-        in_place=figures[1] if len(figures) > 1 else None,
+        out_of_place=out_of_place,
+        in_place=in_place,
     )
     return _Event("row", line.number, {"wrong": " ".join(half[3] for half in halves)}, row, line.text.strip())
 
@@ -309,17 +302,16 @@ def _halves(values: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> bool:
-    """Return whether size is a multiple of the data of all elements, and algbw is size by time, in µs or ms."""
+    """Return whether size is a multiple of the data of all elements, and algbw is size by time."""
     for time, algbw in (map(parse_number, half[:2]) for half in halves):
-        rates = [size / time / 1e3, size / time / 1e6] if time else []
-        if algbw is None or not any(abs(algbw - rate) <= 0.1 * rate + 0.011 for rate in rates):
+        if not time or algbw is None or abs(algbw - size / time / 1e3) > 0.1 * size / time / 1e3 + 0.011:
             return False
     return size % data == 0 if data else size == 0
 
 
 def _counts_wrong(wrong: str, labels: Sequence[str]) -> bool:
     """Return whether the last column counts wrong elements; before 2.13 it was the largest error."""
-    if {"#wrong", "wrong", "error", "res"}.isdisjoint(labels):
+    if {"#wrong", "wrong", "error"}.isdisjoint(labels):
         return not _LARGEST_ERROR.search(wrong)
     return not {"#wrong", "wrong"}.isdisjoint(labels)
 
@@ -613,18 +605,28 @@ def _wrong_sizes(rows: Sequence[NcclRow], sizes: Sequence[int], unread: int) -> 
     return min(missing, default=None), min(surplus, default=None)
 
 
+_ONE_DIGIT_FROM = 950_000
+"""GB/s from which nccl-tests prints one digit, such as `1e+06`."""
+
+
+def _half_of_one_digit(printed: float | None) -> float:
+    """Return what rounding to one digit takes from a figure; 0 if it was printed with more."""
+    return 10 ** math.floor(math.log10(printed)) / 2 if printed and printed >= _ONE_DIGIT_FROM else 0
+
+
 def _contradiction(rows: Sequence[NcclRow], collective: str | None, *, has_other_times: bool) -> str:
     """Return which row has figures that are no numbers, or that do not fit each other as those of most rows do.
 
     algbw is size / time, and busbw is algbw times the same factor in all rows; the first releases had another factor
-    in the former. Both are compared where rounding leaves enough digits.
+    in the former. Both are compared where rounding leaves enough digits: not below 1, nor from 1e+06 on, which one GPU
+    reaches that has nothing to send.
     """
     halves = [(row.size_bytes, half) for row in rows for half in row.halves if row.size_bytes]
     for size, half in halves:
         if None in (half.time_us, half.algbw_gb_s, half.busbw_gb_s):
             return f"the row of {size} bytes has figures that are no numbers"
     figures = [(size, half.time_us or 0, half.algbw_gb_s or 0, half.busbw_gb_s or 0) for size, half in halves]
-    figures = [figure for figure in figures if figure[1] >= 1 and figure[2] >= 1]
+    figures = [figure for figure in figures if figure[1] >= 1 and 1 <= figure[2] < _ONE_DIGIT_FROM]
     checks: tuple[tuple[bool, float, list[tuple[int, float]], str], ...] = (
         (not has_other_times, _ROUNDED, [(s, a * t / s) for s, t, a, _ in figures], "time and algbw"),
         (collective != "alltoallv", 0.02, [(s, b / a) for s, _, a, b in figures], "algbw and busbw"),
@@ -640,7 +642,10 @@ def _contradiction(rows: Sequence[NcclRow], collective: str | None, *, has_other
 def _is_other_average(rows: Iterable[NcclRow], printed: float | None) -> bool:
     """Return whether a printed average bus bandwidth is not that of all rows and halves, but for their rounding."""
     speeds = [half.busbw_gb_s for row in rows for half in row.halves if half.busbw_gb_s is not None]
-    return bool(speeds) and not math.isclose(fmean(speeds), printed or 0, rel_tol=0.0005, abs_tol=0.01)
+    if not speeds:
+        return False
+    rounded = fmean(_half_of_one_digit(speed) or 0.01 for speed in speeds)
+    return not math.isclose(fmean(speeds), printed or 0, rel_tol=0.0005, abs_tol=rounded)
 
 
 def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | None:
@@ -881,6 +886,11 @@ def _is_same_run(printed: Run, written: Run) -> bool:
     if not printed.rows or exact(printed) != exact(written):
         return False
     return all(
-        a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=_ROUNDED, abs_tol=_TINY))
+        a == b
+        or (
+            a is not None
+            and b is not None
+            and math.isclose(a, b, rel_tol=_ROUNDED, abs_tol=_half_of_one_digit(a) or _TINY)
+        )
         for a, b in zip(figures(printed), figures(written), strict=True)
     )

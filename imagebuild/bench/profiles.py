@@ -148,7 +148,7 @@ class NamedRate(Measured):
 
 
 class CopyRate(NamedRate):
-    """Hold the rate of the worst pair in a test of nvbandwidth."""
+    """Hold the rate of the worst pair in a test of nvbandwidth, or of a test of NVSHMEM within one node."""
 
 
 class WireRate(NamedRate):

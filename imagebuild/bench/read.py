@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from imagebuild.bench.dcgm import parse_dcgm_json, parse_dcgm_text
+from imagebuild.bench.dcgm import parse_dcgm_json
 from imagebuild.bench.logs import JsonDocument, Log, LogLine, ParsedOutput, extract_json, log_from_text, read_log
 from imagebuild.bench.models import Results, Source
 from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.perftest import parse_perftest_json, parse_perftest_text
-from imagebuild.bench.tables import parse_all_reduce_bench, parse_osu_text
+from imagebuild.bench.tables import parse_all_reduce_bench, parse_nvshmem_text, parse_osu_text
 from imagebuild.bench.ucx import parse_ucx_text
 from imagebuild.core.errors import ResultError
 
@@ -30,16 +30,24 @@ _PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = 
     ("perftest", "tables", parse_perftest_text, parse_perftest_json),
     ("ucx_perftest", "ucx", parse_ucx_text, None),
     ("osu", "tables", parse_osu_text, None),
+    ("nvshmem", "tables", parse_nvshmem_text, None),
     ("all_reduce_bench", "runs", parse_all_reduce_bench, None),
-    ("dcgmi", "diagnostics", parse_dcgm_text, parse_dcgm_json),
+    ("dcgmi", "diagnostics", None, parse_dcgm_json),
 )
 """Tool; field of `Results` that its items go to; the function that reads the lines of one process; the function that
 reads a JSON document, and returns None for one of another tool.
 
 The text of nccl-tests needs the lines of all processes, since failures are printed by others.
 """
-_P2P = re.compile(r"[\s>]{0,40}(?:P2P Connectivity Matrix|(?:Uni|Bi)directional P2P=)")
-_P2P_IS_NOT_READ = "the output of p2pBandwidthLatencyTest is not read; use nvbandwidth, which measures the same"
+_NOT_READ = {
+    re.compile(r"[\s>]{0,40}(?:P2P Connectivity Matrix|(?:Uni|Bi)directional P2P=)"):
+        "the output of p2pBandwidthLatencyTest is not read; use nvbandwidth, which measures the same",
+    re.compile(r"[\s>]{0,40}\|\s{0,3}Diagnostic\s{1,40}\|"):
+        "the table of dcgmi diag is not read; use dcgmi diag -j",
+    re.compile(r"(?:[^,\s]{1,80},){0,8}iterations,[\w.]{1,40}_lat,avg_lat,"):
+        "the CSV of ucx_perftest is not read; run it without -v",
+}  # fmt: skip
+"""Mark of an output that people have, and is not read → what to do."""
 _ERROR = re.compile(
     r"\b(?:error|failed|failure|fatal|killed|cancelled|refused|denied|timed out|unreachable|cannot|could not)\b"
     r"|^ssh: |\bunable to\b|\bno (?:route|such)\b|not found|\bexit(?:ed)? (?:with )?(?:code|status)",
@@ -108,8 +116,7 @@ def _parse_log(log: Log) -> Results:
             if parse_text:
                 add(tool, part, parse_text(log.path, texts))
         outside += others
-    if any(_P2P.match(line.text) for line in outside):
-        unread.append(_P2P_IS_NOT_READ)
+    unread += [advice for mark, advice in _NOT_READ.items() if any(mark.match(line.text) for line in outside)]
     outside.sort(key=lambda line: line.number)
     json_runs = parts.pop("runs", [])
     printed = parse_nccl_text(Log(log.path, outside, warnings=log.warnings, settings=log.settings))

@@ -1,4 +1,4 @@
-"""Read plain tables: the OSU micro-benchmarks, and all_reduce_bench.py of ml-engineering."""
+"""Read plain tables: the OSU micro-benchmarks, those of NVSHMEM, and all_reduce_bench.py of ml-engineering."""
 
 from __future__ import annotations
 
@@ -68,6 +68,51 @@ def _with_osu_row(table: PerftestTable, words: Sequence[str], values: dict[str, 
     elif not table.rows:
         verdict, reason = "ok", ""
     return table.model_copy(update={"rows": (*table.rows, row), "verdict": verdict, "reason": reason})
+
+
+# NVSHMEM: `#shmem_put_bw_uni`, `size(B)  scope  BW (GB/sec)`, rows. The programs that come with NVSHMEM compare no
+# data; nvshmem-perf of our images does, and says so in the end.
+
+_NVSHMEM_TITLE = re.compile(r"#\s*(?P<test>[a-z][a-z0-9_]{1,60})")
+_NVSHMEM_HEADER = re.compile(r"size\(B\)\s.*")
+_NVSHMEM_COLUMNS = {"BW(GB/sec)": "bw", "MMPs": "rate", "MMPs(M)": "rate", "latency(us)": "average",
+                    "min_lat(us)": "min", "max_lat(us)": "max"}  # fmt: skip
+_NVSHMEM_WRONG = re.compile(r"# (?P<wrong>\d{1,18}) words of 4 bytes were wrong")
+
+
+def parse_nvshmem_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTable]:
+    """Read the tables of NVSHMEM's tests, and of nvshmem-perf, in cleaned lines."""
+    tables: list[PerftestTable] = []
+    unread: list[str] = []
+    test: str | None = None
+    columns: list[str] = []
+    for line in lines:
+        text = line.strip()
+        if title := _NVSHMEM_TITLE.fullmatch(text):
+            test, columns = title["test"], []
+        elif test and _NVSHMEM_HEADER.fullmatch(text):
+            columns = re.sub(r"\s+\(", "(", text).split()
+            unit = "GB/s" if "BW(GB/sec)" in columns else "usec"
+            tables.append(PerftestTable(source=source, tool="nvshmem", test=test, unit=unit, verdict="truncated",
+                                        reason="no row"))  # fmt: skip
+        elif columns and (found := _NVSHMEM_WRONG.fullmatch(text)):
+            wrong = int(found["wrong"])
+            facts = {"verdict": "failed", "reason": f"{wrong} words of 4 bytes were wrong"} if wrong else {}
+            tables[-1] = tables[-1].model_copy(update={"compared": True, **facts})
+        elif columns and parse_integer(text.partition(" ")[0]) is not None:
+            values = dict(zip(columns, text.split(), strict=False))
+            numbers = {_NVSHMEM_COLUMNS.get(name): parse_number(word) for name, word in values.items()}
+            numbers.pop(None, None)
+            if len(text.split()) != len(columns) or None in numbers.values() or not numbers:
+                unread.append(excerpt(text))
+                tables[-1] = tables[-1].model_copy(update={"verdict": "truncated", "reason": "a row could not be read"})
+                continue
+            times = {name: value for name, value in numbers.items() if name in ("average", "min", "max")}
+            row = TableRow(size_bytes=int(values["size(B)"]), bw_average=numbers.get("bw"),
+                           msg_rate=numbers.get("rate"), latency_us=times or None)  # fmt: skip
+            facts = {} if tables[-1].rows else {"verdict": "ok", "reason": ""}
+            tables[-1] = tables[-1].model_copy(update={"rows": (*tables[-1].rows, row), **facts})
+    return ParsedOutput(tuple(tables), tuple(unread))
 
 
 # all_reduce_bench.py: a Markdown table of payload, busbw and algbw, as it prints since 2024.

@@ -1,7 +1,7 @@
-"""Read what ucx_perftest prints: text from UCX 1.3 on, and its CSV.
+"""Read the text that ucx_perftest prints since UCX 1.9, of one test.
 
-The server prints the name of the test, the client the numbers. `Final:` marks a result; before UCX 1.9 nothing does,
-and the last row is the result. With several threads, the result has totals only. What is printed as MB is 2^20 bytes.
+The server prints the name of the test, the client the numbers. `Final:` marks a result; with `-f`, nothing else is
+printed. With several threads, the result has totals only. What is printed as MB is 2^20 bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from imagebuild.bench.logs import LineReader, ParsedOutput, excerpt, is_table_va
 from imagebuild.bench.models import UcxResult
 
 _LONGEST_REASON = 1000
-_LONGEST_TITLE = 200
 _COLUMNS = (
     ("latency_us", "first"), ("latency_us", "average"), ("latency_us", "overall"),
     ("bandwidth_mib_s", "average"), ("bandwidth_mib_s", "overall"),
@@ -25,17 +24,12 @@ _TOTALS = tuple(column for column in _COLUMNS if column[1] == "overall")
 _LEAST_TIME_US = 0.02
 """Below this, the three decimals of a time are too few to compute the rate from it."""
 
-_CSV_HEADER = re.compile(r"(?:[^,\s]{1,80},){0,8}iterations,(?P<first>[\w.]{1,40})_lat,avg_lat,overall_lat,avg_bw,.*")
 _ERROR = re.compile(r".{0,300}?\b(?:\w{0,20}perf\w{0,20})\.cc?:\d{1,5}\s{1,8}UCX {1,4}ERROR (?P<message>.*)")
-_MARK = re.compile(
-    r"[\s>]{0,40}(?:\|[^|]{0,40}\| # iterations|\| # iterations|\| Test:  |Final: |\[\d.*UCX  ERROR)|"
-    + _CSV_HEADER.pattern
-)
+_MARK = re.compile(r"[\s>]{0,40}(?:\|[^|]{0,40}\| # iterations|\| Test:  |Final: |\[\d.*UCX  ERROR)")
 """A line that only ucx_perftest prints."""
-_HEADER = re.compile(r"\|(?:\s*(?P<label>Stage|Test)\s*\|)? # iterations \|\s*(?P<first>typical|[\d.]{1,6}%ile) \|.*")
+_HEADER = re.compile(r"\|\s*(?P<label>Stage|Test)\s*\| # iterations \|\s*(?P<first>typical|[\d.]{1,6}%ile) \|.*")
 _QUANTITY = re.compile(r"\|(?:\s+\|){1,2}\s+(?P<quantity>latency|overhead) \(usec\) .*")
 _FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
-_BATCH_TEST = re.compile(r"\+(?P<name>[^+\-\s][^+\s]{0,200}?)-*\+-+\+.*")
 _ROW_LABEL = re.compile(r"\[thread (?P<thread>\d{1,6})\]|Final:")
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3})")
 """A comma between thousands."""
@@ -55,13 +49,11 @@ class _UcxReader(LineReader[UcxResult]):
     quantity: str | None = None
     """`latency` or `overhead`, which the header calls its times."""
     layout: str | None = None
-    """`csv`, or the heading of the first column: `Stage`, `Test` if only results are printed, none in the oldest."""
+    """The heading of the first column: `Stage`, or `Test` if only results are printed."""
     first: str | None = None
     """Name of the first latency in the header of the table that is read."""
     has_result: bool = False
     """Whether the result of that table came, so that a row without a label is another program's."""
-    batch_test: str | None = None
-    """The name of a test of a batch."""
     progress: dict[int | None, UcxResult] = field(default_factory=dict)
     """The last row of each thread, until the result comes."""
 
@@ -77,12 +69,6 @@ class _UcxReader(LineReader[UcxResult]):
             self.quantity = match["quantity"]
         elif match := _HEADER.fullmatch(text):
             self.layout, self.first, self.has_result = match["label"], match["first"], False
-        elif match := _BATCH_TEST.fullmatch(text):
-            self.end()
-            self.batch_test, self.has_result = match["name"], False
-        elif match := _CSV_HEADER.fullmatch(text):
-            self.begin_run()
-            self.layout, self.first = "csv", match["first"]
         elif match := _ERROR.fullmatch(text):
             self.read_error(excerpt(match["message"]))
         elif not text.startswith(("|", "+")):
@@ -93,13 +79,12 @@ class _UcxReader(LineReader[UcxResult]):
         self.end()
         if self.first:
             self.test = self.size = None
-        self.layout = self.first = self.quantity = self.batch_test = None
+        self.layout = self.first = self.quantity = None
         self.has_result = False
 
     def end(self) -> None:
-        """Keep the progress of a run without a result; in the oldest layout, it is the result."""
-        is_final = self.layout is None
-        self.items.extend(result.model_copy(update={"final": is_final}) for result in self.progress.values())
+        """Keep the progress of a run without a result."""
+        self.items.extend(result.model_copy(update={"final": False}) for result in self.progress.values())
         self.progress.clear()
 
     def read_error(self, error: str) -> None:
@@ -118,30 +103,23 @@ class _UcxReader(LineReader[UcxResult]):
         label = _ROW_LABEL.match(text)
         if not label and (not self.first or self.has_result):
             return
-        rest = text[label.end() if label else 0 :]
-        words = [word.strip() for word in rest.split(",")] if self.layout == "csv" else _GROUPED.sub("", rest).split()
-        # Names of the tests of a batch stand before the numbers.
-        begin = 0
-        if self.layout == "csv" or (self.layout == "Test" and not label):
-            begin = next((index for index, word in enumerate(words) if is_table_value(word)), len(words))
-        values = _row_values(words[begin:])
+        words = _GROUPED.sub("", text[label.end() if label else 0 :]).split()
+        values = _row_values(words)
         if values is None or _is_cut(values):
-            if (label or values or rest.count(",") >= len(_TOTALS)) and any(map(is_table_value, words)):
+            if (label or values) and any(map(is_table_value, words)):
                 self.unread.append(excerpt(text))
             return
-        if begin or self.layout == "csv":
-            self.batch_test = "/".join(words[:begin])[:_LONGEST_TITLE] or None
         thread = int(label["thread"]) if label and label["thread"] else None
-        if (label and thread is None) or self.layout in ("csv", "Test"):
+        if (label and thread is None) or self.layout == "Test":
             self.progress.clear()
             self.items.append(self.result_of(values, thread))
-            self.has_result = self.layout != "csv" and not begin
+            self.has_result = True
         else:
             self.progress[thread] = self.result_of(values, thread)
 
     def result_of(self, values: Sequence[str], thread: int | None) -> UcxResult:
         figures: dict[str, dict[str, float | None]] = {quantity: {} for quantity, _ in _COLUMNS}
-        percentile = (self.first or "").removesuffix("%ile").removesuffix("_percentile")
+        percentile = (self.first or "").removesuffix("%ile")
         first = "typical" if percentile in ("50.0", "typical") else f"p{percentile.removesuffix('.0')}"
         columns = _COLUMNS if len(values) > len(_COLUMNS) else _TOTALS
         for (quantity, name), value in zip(columns, values[1:], strict=True):
@@ -150,7 +128,7 @@ class _UcxReader(LineReader[UcxResult]):
         return UcxResult(
             source=self.source,
             title=self.title(),
-            size_bytes=None if self.batch_test else self.size,
+            size_bytes=self.size,
             thread=thread,
             iterations=parse_integer(values[0]),
             latency_us=figures["latency_us"],
@@ -159,15 +137,9 @@ class _UcxReader(LineReader[UcxResult]):
         )
 
     def title(self) -> str | None:
-        """Return the name of the test.
-
-        If the name is of a latency and the header of an overhead, or the reverse, the name is of another run. The
-        oldest layout calls every time a latency.
-        """
-        is_of_another = (
-            self.test and self.quantity and self.layout and ("latency" in self.test) != (self.quantity == "latency")
-        )
-        return self.batch_test or (None if is_of_another else self.test) or self.quantity
+        """Return the name of the test, unless it is another run's: of a latency above a header of an overhead."""
+        is_of_another = self.test and self.quantity and ("latency" in self.test) != (self.quantity == "latency")
+        return (None if is_of_another else self.test) or self.quantity
 
 
 def _row_values(words: Sequence[str]) -> Sequence[str] | None:

@@ -23,6 +23,7 @@ from .base import image_settings as image_settings
 from .base import load_into_engine as load_into_engine
 from .base import make_rootfs as make_rootfs
 from .base import signed_source as signed_source
+from .build import layer_format_of as layer_format_of
 from .buildx import STEP_NAME as STEP_NAME
 from .buildx import BuildProgress as BuildProgress
 from .buildx import EventStream as EventStream

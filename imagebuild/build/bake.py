@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Compression = Literal["gzip", "zstd"]
 HIGHEST_LEVEL: Mapping[str, int] = {"gzip": 9, "zstd": 22}
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
+FINAL_STAGE = "image"
+"""Stage of every Dockerfile that installs packages of the distribution."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class BuildRequest:
     """Where base images come from: `bootstrap` or `registry`."""
     ca: Path | None = None
     no_cache: bool = False
+    rebuilt: date | None = None
+    """Day of a rebuild: packages are installed again, even if the builder's cache has them."""
     jobs: int = 0
     """Targets to build at a time; 0: all."""
     stage: str | None = None
@@ -203,6 +207,8 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
             entry["cache-from"] = [f"type=registry,ref={request.cache}:{cache.tag}" for cache in caches]
         if request.no_cache:
             entry["no-cache"] = True
+        if request.rebuilt:
+            entry["no-cache-filter"] = [FINAL_STAGE]
     return {"group": {"default": {"targets": sorted(entries)}}, "target": entries}
 
 

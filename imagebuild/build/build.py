@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,11 @@ from imagebuild.oci import engine
 from imagebuild.project import revision
 from imagebuild.project.lockfile import check_resolved, digest_of
 from imagebuild.project.plan import Project
-from imagebuild.project.records import BuildResult
 from imagebuild.render.renderer import Dockerfile, Renderer
 
 if TYPE_CHECKING:
     from imagebuild.build.bundle import Bundle, Recording
+    from imagebuild.project.records import BuildResult
 
 
 MANY = 4
@@ -59,6 +60,9 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     command = " ".join(["imagebuild lock", *names, *(f"--platform {platform}" for platform in request.platforms)])
     check_resolved(project.lock, needed, command, size_of_downloads)
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
+    adaptions = (line for target in request.targets for line in renderer.recipe(target).adaptions())
+    for line in dict.fromkeys(adaptions):
+        out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
     check_request(request, dockerfiles)
     bundle = bundle_of(request, dockerfiles)
     sources = buildx.replaced_sources(project, request.targets, request.sources)
@@ -103,6 +107,8 @@ def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) 
         raise ConfigError(
             "--cache-write: cannot be used with --source or --stage, which build only parts or other code"
         )
+    if request.rebuilt and (request.bundle or request.stage):
+        raise ConfigError("--rebuild: needs the packages that the distribution has now, of whole images")
     if request.bundle and request.builder:
         raise ConfigError("--builder: bundles are made and used with the engine on this machine; leave the option out")
     if request.stage:
@@ -215,9 +221,16 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
     return contexts
 
 
-def layer_format_of(project: Project, compression: str) -> LayerFormat:
-    """Return the format of layers, by the environment and the lock. Raises ConfigError for another compression."""
-    return LayerFormat(bake.epoch_of(os.environ, project.lock.date), *bake.parse_compression(compression))
+def layer_format_of(project: Project, compression: str, day: date | None = None) -> LayerFormat:
+    """Return the format of layers, whose files are of the day of a rebuild, or of what environment and lock say.
+
+    Raises ConfigError for another compression, and for a day before the lock's or in the future.
+    """
+    locked, today = project.lock.date, datetime.now(UTC).date()
+    if day and (day > today or (locked and day < locked)):
+        raise ConfigError(f"--rebuild {day}: name a day from the lock's date, {locked or 'any'}, to today, {today}")
+    epoch = bake.epoch_of({} if day else os.environ, day or project.lock.date)
+    return LayerFormat(epoch, *bake.parse_compression(compression))
 
 
 def print_builds(request: BuildRequest, results: Sequence[BuildResult], seconds: float) -> None:

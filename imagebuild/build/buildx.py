@@ -22,20 +22,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from imagebuild import oci
 from imagebuild.build import bake
 from imagebuild.build.bake import BuildRun
 from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
+from imagebuild.core.fields import Loc, YamlFile
 from imagebuild.core.files import write_text
 from imagebuild.core.run import end_program, start_program
+from imagebuild.core.yaml import dotted_key
 from imagebuild.oci.engine import compressed_size, engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Project
-from imagebuild.project.records import BuildResult, Step
+
+if TYPE_CHECKING:
+    from imagebuild.project.records import BuildResult, Step
 
 STEP_NAME = re.compile(
     r"^\[(?:(?P<target>(?!linux/)\S+) )?(?:(?P<platform>linux/\S+) )?(?P<stage>[\w.-]+) +(?P<n>\d+/\d+)\] "
@@ -173,6 +177,8 @@ class EventStream:
         step that was cancelled did not run: in a build that succeeds, BuildKit cancels a step while it looks up its
         inputs, and takes what an equal step of another target makes.
         """
+        from imagebuild.project.records import Step  # noqa: PLC0415 - no build needs it before its end
+
         sources = {v.digest: v.seconds for v in self.vertices.values() if v.is_source}
         done = [v for v in self.vertices.values() if v.parts and (v.completed or v.cached) and v.digest not in sources]
         return tuple(
@@ -321,6 +327,8 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[BuildResult, ...]:
         write_inputs(run)
         stream, metadata = execute_bake(run, bake.bake_file(run), progress)
     seconds = round(time.monotonic() - began, 3)
+    from imagebuild.project.records import BuildResult  # noqa: PLC0415 - no build needs it before its end
+
     keys = {target.bake_name: run.dockerfiles[target.id].stages for target in run.request.targets}
     results = []
     for target in run.request.targets:
@@ -461,11 +469,68 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
         [
             f"{target.id}: {'component ' + component if component else 'stage ' + vertex.stage}: a step failed",
             f"  step    {vertex.title}",
-            f"  reason  {vertex.error.strip().splitlines()[-1]}",
+            # BuildKit repeats the whole script.
+            f"  reason  {re.sub('process .* did not', 'it did not', vertex.error.strip().splitlines()[-1])}",
             *([f"  its last {len(lines)} lines:", *(f"    {line}" for line in lines)] if lines else []),
             f"  again   imagebuild build {target.id} {options} -v",
+            *_package_fault(run, target, component, "\n".join(vertex.log)),
         ]
     )
+
+
+PACKAGE_FAULTS = (
+    (
+        r"^E: (?:Unable to locate package|Couldn't find any package by \w+|Package) '?(?P<name>[\w.+-]+)",
+        "{os} has no package {name!r}; correct the name, or leave it out",
+    ),
+    (
+        r"^E: Version '(?P<version>[^'*]+)\*?' for '(?P<name>[^']+)' was not found",
+        "{os} has no version {version} of {name}; `apt-cache madison {name}` in its image says which it has",
+    ),
+    (
+        r"^ERROR: No matching distribution found for (?P<name>[\w.-]+)(?P<version>\S*)",
+        "the package index has no {name}{version} for these images; take another version, then `imagebuild lock`",
+    ),
+    (
+        r"DO NOT MATCH THE HASHES.*\n +(?P<name>[\w.-]+)==(?P<version>\S+)",
+        "{name} {version} is not the file of the lock; `imagebuild lock --update {component}` pins what is there",
+    ),
+)
+"""What apt-get or pip print of a package → what is wrong, and the remedy."""
+
+
+def _package_fault(run: BuildRun, target: Target, component: str | None, log: str) -> Iterator[str]:
+    """Yield a line if a package could not be installed: where it is named, what is wrong, and the remedy."""
+    for pattern, words in PACKAGE_FAULTS:
+        if found := re.search(pattern, log, re.MULTILINE):
+            place, owner = _place_of_package(run.project, target, component, found["name"])
+            yield f"{place}: {words.format(os=target.axes['os'], component=owner, **found.groupdict())}"
+            return
+
+
+def _place_of_package(project: Project, target: Target, component: str | None, package: str) -> tuple[str, str]:
+    """Return file, line and key where a package is named, and the component that has it; else the target and itself."""
+    names = [component] if component else [*target.components]
+    packages = project.matrix.model.images[target.image].packages.apt
+    lists: list[tuple[YamlFile[Any], Loc, Sequence[str]]] = []
+    lists.append((project.matrix, ("images", target.image, "packages", "apt"), packages))
+    for name in names:
+        document = project.components[name]
+        owner = project.components[document.model.wheels_from or name]
+        lists.append((document, ("packages", "runtime"), document.model.packages.runtime))
+        lists.append((document, ("packages", "devel"), document.model.packages.devel))
+        lists.append((owner, ("wheels",), owner.model.wheels))
+    for file, key, i, text in ((file, key, i, text) for file, key, texts in lists for i, text in enumerate(texts)):
+        # What a template fills in may be any text.
+        wanted = re.sub(r"\\{[\w-]+\\}", ".*", re.escape(re.split("[=<>~!:]", text)[0]))
+        if wanted != ".*" and re.fullmatch(wanted, package):
+            return f"{file.at(*key, i)}: {dotted_key(key)}", file.path.parent.name
+    for name in names:
+        path = project.template(f"components/{name}/build.j2")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
+            if re.search(rf"(?<![\w.+-]){re.escape(package)}(?![\w.+-])", line):
+                return f"{path}:{number}", name
+    return target.id, component or target.image
 
 
 def component_of(stage: str, components: Container[str]) -> str | None:
@@ -487,6 +552,7 @@ def export_images(run: BuildRun, results: Sequence[BuildResult], progress: Build
     for target, result in zip(run.request.targets, results, strict=True):
         more: dict[str, Any] = {
             "revision": run.revision,
+            "rebuilt": run.request.rebuilt,
             **run.origin,
             "dockerfile": hashlib.sha256(run.dockerfiles[target.id].text.encode()).hexdigest(),
             "builder": run.request.builder or run.engine.host,

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as typer_command
 
-from imagebuild.core.errors import ConfigError, ImagebuildError
+from imagebuild.core.errors import ConfigError, ImagebuildError, nearest
 
 
 class Listed(NamedTuple):
@@ -83,10 +83,8 @@ class LazyCommands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command, or end with a message that names the nearest one."""
         if cmd_name not in self.entries:
-            from difflib import get_close_matches
-
-            if near := get_close_matches(cmd_name, self.entries):
-                ctx.fail(f"No such command {cmd_name!r}. Did you mean {near[0]!r}?")
+            if near := nearest(cmd_name, self.entries):
+                ctx.fail(f"No such command {cmd_name!r}. Did you mean {near!r}?")
             return None
         if cmd_name not in self.commands:
             self.add_command(load_command(cmd_name, self.entries[cmd_name]), cmd_name)

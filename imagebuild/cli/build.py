@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 )
 def build(
     project: options.ProjectFiles,
-    edits: options.PlanChanges,
+    edits: options.ImageChanges,
     select: options.SelectArgument = None,
     platform: options.PlatformsOption = None,
     load: Annotated[bool, option("--load", "Load images into the engine's store; the default.")] = False,
@@ -45,6 +47,14 @@ def build(
     base: options.BaseOption = "bootstrap",
     ca: options.CaOption = None,
     no_cache: Annotated[bool, option("--no-cache", "Run every step again.")] = False,
+    rebuild: Annotated[
+        datetime | None,
+        option(
+            "--rebuild YYYY-MM-DD",
+            "Install the distribution's packages again; tags name this day.",
+            formats=["%Y-%m-%d"],
+        ),
+    ] = None,
     cache: Annotated[
         str | None, option("--cache REPOSITORY", "Take compiled artefacts from this repository's caches.")
     ] = None,
@@ -70,16 +80,20 @@ def build(
         raise ConfigError("--load, --push and --output exclude each other")
     changes = edits.parse(registry)
     workspace = project.open(changes)
+    targets = select_targets(workspace.plan, select or ())
+    edits.check_base(targets, pinned=True)
+    day = rebuild.date() if rebuild else None
     request = BuildRequest(
-        targets=select_targets(workspace.plan, select or ()),
+        targets=targets,
         platforms=options.parse_platforms(platform),
         output="push" if push else str(output.resolve()) if output else "load",
-        layer_format=layer_format_of(workspace.project, compression),
+        layer_format=layer_format_of(workspace.project, compression, day),
         builder=builder,
         sources=tuple(source or ()),
         base=base,
         ca=ca,
         no_cache=no_cache,
+        rebuilt=day,
         cache=cache,
         cache_write=cache_write,
         jobs=jobs,
@@ -247,13 +261,12 @@ def _show_engine(status: EngineStatus, json_file: str | None) -> None:
 
 
 def _show_upstream(report: UpstreamReport) -> None:
-    """Print what each server has, and for each state that is not good what becomes of a build."""
+    """Print what each server has, and what becomes of a build."""
     from rich.markup import escape
 
     rows = [(answer.state, escape(answer.source), escape(answer.found)) for answer in report.sources]
     print_table(("state", "source", "what is there"), rows)
-    for state, consequence in dict.fromkeys((answer.state, answer.consequence) for answer in report.sources):
-        number = sum(answer.state == state for answer in report.sources)
+    for (state, consequence), number in Counter((a.state, a.consequence) for a in report.sources).items():
         out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}", markup=False)
 
 

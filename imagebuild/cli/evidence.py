@@ -87,11 +87,12 @@ def freshness(
     keyring: Annotated[Path, option("--keyring FILE", "The keys that sign it, as gpg exports them.")],
     select: options.SelectArgument = None,
     registry: options.RegistryOption = None,
+    scans: Annotated[Path | None, option("--scans DIR", "Folder with newer scans: those that fail count too.")] = None,
     json_file: options.JsonOption = None,
 ) -> None:
     """Say which packages of published images have a security update: those that aliases name, by their SBOM.
 
-    Exit status 1 if one has, or if an image has no SBOM.
+    Exit status 1 if one has, if a scan fails that a new build cures, or if an image has no SBOM.
     """
     from functools import cache
 
@@ -101,9 +102,14 @@ def freshness(
     from imagebuild.lock.repositories import SignedSuite, read_suite
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.plan import select_targets
+    from imagebuild.project.records import ScanResult
+    from imagebuild.publish.evidence import read_evidence
     from imagebuild.publish.scan import print_freshness, security_updates
 
     workspace = project.open(options.PlanChanges().parse(registry))
+    if scans and not scans.is_dir():
+        raise ConfigError(f"--scans {scans}: no such folder")
+    newer = [scan.value for scan in read_evidence([scans]).of_type(ScanResult)] if scans else []
     if not keyring.is_file():
         raise ConfigError(f"--keyring {keyring}: no such file")
     signed, web = SignedSuite(archive, suite, keyring.read_bytes()), Downloads()
@@ -116,9 +122,9 @@ def freshness(
     def newest(arch: str, packages: Iterable[str]) -> Mapping[str, list[str]]:
         return read_suite(run_program, web, signed, arch, packages).versions
 
-    result = security_updates(targets, cache(connect_registry), newest)
+    result = security_updates(targets, cache(connect_registry), newest, newer)
     options.print_result(json_file, result, lambda: print_freshness(result))
-    if result.updates or result.problems:
+    if result.rebuild or result.problems:
         raise typer.Exit(1)
 
 

@@ -49,7 +49,10 @@ def job(
     racks: Annotated[
         int | None, option("--racks NUMBER", "Number of whole racks that NVLink joins, instead of --nodes.")
     ] = None,
-    with_: Annotated[list[str] | None, option("--with NAME,…", "Features to use, files of jobs/features/.")] = None,
+    with_: Annotated[
+        list[str] | None,
+        option("--with NAME,…", "Features, files of jobs/features/, and plug-ins that the image was built with."),
+    ] = None,
     container: Annotated[
         str | None, option("--container pyxis|none", "How Slurm runs the image, pyxis by default, or that it does not.")
     ] = None,
@@ -93,6 +96,8 @@ def job(
     folders = options.data_folders(profiles, "profiles", project.root)
     hardware = find_profile(load_profiles(*folders), profile).model
     known = load_facts(*options.data_folders(facts, "jobs", project.root), only_cluster=cluster)
+    names = [name for text in with_ or () for name in text.split(",")]
+    optional = {name for stack in known.stacks.values() for name in stack.model.optional_plugins.values()}
     request = JobRequest(
         scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
         profile=profile,
@@ -100,7 +105,8 @@ def job(
         cluster=cluster,
         nodes=nodes,
         racks=racks,
-        features=tuple(name for text in with_ or () for name in text.split(",")),
+        features=tuple(name for name in names if name not in optional),
+        components=tuple(name for name in names if name in optional),
         container=container,
         image=image,
         registry=registry,
@@ -116,7 +122,8 @@ def job(
         dockerfiles=str(project.dockerfiles) if project.dockerfiles else None,
         lock=str(project.lock) if project.lock else None,
     )
-    offer = offer_of_plan(project, registry or find_facts(known.clusters, cluster, "--cluster", "cluster").registry)
+    registry = registry or find_facts(known.clusters, cluster, "--cluster", "cluster").registry
+    offer = offer_of_plan(project, registry, request.components)
     if catalog:
         from imagebuild.publish.catalog import read_catalog
 
@@ -131,15 +138,17 @@ def job(
     options.print_or_write(job_text(resolved), output)
 
 
-def offer_of_plan(project: options.ProjectFiles, registry: str | None = None) -> Offer:
-    """Return the images of the plan, in that registry, for a job to choose from."""
+def offer_of_plan(
+    project: options.ProjectFiles, registry: str | None = None, components: tuple[str, ...] = ()
+) -> Offer:
+    """Return the images of the plan, with more components and in that registry, for a job to choose from."""
     from imagebuild.core.fields import full_reference
     from imagebuild.jobs.choose import Offer
     from imagebuild.jobs.facts import REGISTRY
 
     if registry and not re.fullmatch(REGISTRY.pattern, registry):
         raise ConfigError(f"--registry {registry!r}: not {REGISTRY.words}")
-    workspace = project.open(options.PlanChanges().parse(registry))
+    workspace = project.open(options.PlanChanges(with_=list(components)).parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     matrix = workspace.project.matrix.model
     unnamed = any(full_reference(target.name) != target.name for target in workspace.plan.targets)

@@ -73,7 +73,7 @@ def lock(
     if sum(map(bool, (date, show, check or update))) > 1:
         raise ConfigError("--date and --show: exclude --check, --update and each other; they pin nothing")
     path = project.own_paths.lock
-    workspace = project.open(edits.parse())
+    workspace = project.open(edits.parse(), project.paths if check or show else project.own_paths)
     whole = not (select or edits or platform)
     targets = select_targets(workspace.plan, select or ())
     file = LockFile(workspace.project, workspace.renderer, targets, path, platforms=options.parse_platforms(platform))
@@ -118,7 +118,7 @@ def _show_outcome(file: LockFile, sources: tuple[Source, ...], outcome: Outcome)
 
     unpinned, number = file.unpinned(sources), len(sources)
     state = f"{unpinned} of {number} sources have no pin" if unpinned else f"all {number} sources are pinned"
-    for line in outcome.changes:
+    for line in (*outcome.changes, *(f"adapted: {line}" for line in outcome.adaptions)):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     out.print(f"{file.path}: {len(outcome.resolved)} resolved; {state}", markup=False)
     if complaint := outcome.complaint():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -19,12 +20,12 @@ from imagebuild.core.errors import ConfigError, ImagebuildError
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
     from imagebuild.project.load import ProjectPaths
-    from imagebuild.project.matrix import Plan
+    from imagebuild.project.matrix import Plan, Target
     from imagebuild.project.plan import Changes, Pins, Project
     from imagebuild.render.renderer import Renderer
 
-STDOUT = "-"
-"""As the name of a file: the standard output."""
+STDIN = STDOUT = "-"
+"""As the name of a file: the standard input or output."""
 BUILDS = Path("build")
 """Folder in which builds leave Dockerfiles, layouts and results, unless `--folder` names another one."""
 MATRIX = Path("matrix.yaml")
@@ -57,8 +58,10 @@ def completed(kind: str) -> Callable[[str], list[str]]:
 
 def _names_of(kind: str) -> Iterable[str]:
     """Return the names of a kind in the project of the current folder, or of IMAGEBUILD_PROJECT."""
+    from imagebuild.core.files import shipped_folder
+
     root = os.environ.get(PROJECT_VARIABLE)
-    project = ProjectFiles(Path(root) if root else None)
+    project = ProjectFiles(Path(root) if root else None if MATRIX.exists() else shipped_folder())
     if kind == "components":
         return sorted(project.open().project.components)
     if kind == "targets":
@@ -83,7 +86,12 @@ RegistryOption = Annotated[
 
 # Images, and where they are
 ImageArgument = Annotated[
-    str, argument("IMAGE", "A target's id, a tag or digest in the engine or a registry, an OCI layout or archive.")
+    str,
+    argument(
+        "IMAGE",
+        "A target's id, a tag or digest in the engine or a registry, an OCI layout or archive.",
+        autocompletion=completed("targets"),
+    ),
 ]
 PlatformsOption = Annotated[
     list[str] | None,
@@ -206,13 +214,15 @@ class Workspace:
     project: Project
     versions: Pins
     plan: Plan
+    options: tuple[str, ...] = ()
+    """Options of the command line that changed the project."""
 
     @cached_property
     def renderer(self) -> Renderer:
         """Return what renders this project's targets."""
         from imagebuild.render.renderer import Renderer
 
-        return Renderer(self.project, self.versions)
+        return Renderer(self.project, self.versions, self.options)
 
 
 @dataclass(frozen=True)
@@ -234,13 +244,27 @@ class ProjectFiles:
         """Return whether no project is named and none is here, so that the one that comes with imagebuild is read."""
         return not (self.root or self.matrix or MATRIX.exists())
 
-    @property
+    @cached_property
     def paths(self) -> ProjectPaths:
-        """Return where the project's files are."""
+        """Return where the project's files are. Say so if they are those that come with imagebuild.
+
+        Raises ConfigError if a lock is named that is not there.
+        """
         from imagebuild.core.files import shipped_folder
+
+        if self.lock and not self.lock.exists():
+            raise ConfigError(f"--lock {self.lock}: no such file; `imagebuild lock --lock {self.lock}` writes it")
+        if not self.is_shipped:
+            return self._paths_in(self.root or Path())
+        sys.stderr.write(
+            f"{Path.cwd()} has no {MATRIX}, so these are the images that come with imagebuild; "
+            f"--project DIR or {PROJECT_VARIABLE} names your project\n"
+        )
+        return self._paths_in(shipped_folder())
+
+    def _paths_in(self, folder: Path) -> ProjectPaths:
         from imagebuild.project.load import ProjectPaths
 
-        folder = shipped_folder() if self.is_shipped else self.root or Path()
         paths = ProjectPaths.beside(self.matrix or folder / MATRIX)
         return ProjectPaths(paths.matrix, self.dockerfiles or paths.dockerfiles, self.lock or paths.lock)
 
@@ -252,19 +276,17 @@ class ProjectFiles:
                 f"{MATRIX}: cannot be read: no such file here; "
                 f"`imagebuild init` makes a project, --project names its folder"
             )
-        return self.paths
+        return self._paths_in(self.root or Path())
 
-    def open(self, changes: Changes | None = None) -> Workspace:
-        """Read the project and make its plan. Raises ConfigError with every mistake in the files."""
+    def open(self, changes: Changes | None = None, paths: ProjectPaths | None = None) -> Workspace:
+        """Read the project, or the one of other paths, and make its plan. Raises ConfigError with every mistake."""
         from imagebuild.project.load import load_project
         from imagebuild.project.plan import Changes, make_plan, versions_with
 
-        paths = self.paths
-        project = load_project(paths.matrix, paths.dockerfiles, paths.lock)
+        paths = paths or self.paths
         changes = changes or Changes()
-        if changes.repository:
-            project = project.in_repository(changes.repository)
-        return Workspace(project, versions_with(project, changes), make_plan(project, changes))
+        project = load_project(paths.matrix, paths.dockerfiles, paths.lock).changed(changes)
+        return Workspace(project, versions_with(project, changes), make_plan(project, changes), changes.options)
 
     def open_if_there(self) -> Workspace | None:
         """Read the project, for commands that need none; None if none is named and none is here."""
@@ -295,6 +317,50 @@ class PlanChanges:
 
     def __bool__(self) -> bool:
         return bool(self.settings or self.with_ or self.without)
+
+
+@dataclass(frozen=True)
+class ImageChanges(PlanChanges):
+    """Hold the options that change the project and the Dockerfiles of its images."""
+
+    base_image: Annotated[
+        str | None, option("--base-image IMAGE", "Start from this image instead of the targets' own base.")
+    ] = None
+    append: Annotated[
+        Path | None, option("--append FILE|-", "Add these instructions at the end; their CMD, ENV and LABEL win.")
+    ] = None
+
+    def parse(self, registry: str | None = None) -> Changes:
+        """Return what these options and --registry change. Raises ConfigError for what they cannot be."""
+        from imagebuild.core.files import read_text
+        from imagebuild.project.matrix import IMAGE
+        from imagebuild.render.stages import check_appended
+
+        if self.base_image is not None and not re.fullmatch(IMAGE, self.base_image):
+            raise ConfigError(f"--base-image {self.base_image}: not an image such as ubuntu:24.04")
+        changes = replace(super().parse(registry), base_image=self.base_image)
+        if self.append is None:
+            return changes
+        text = sys.stdin.read() if str(self.append) == STDIN else read_text(self.append)
+        check_appended(text, f"--append {self.append}")
+        return replace(changes, append=str(self.append), appended=text)
+
+    def check_base(self, targets: Iterable[Target], *, pinned: bool) -> None:
+        """Say what another base must have. Raises ConfigError if its name or the lack of a digest says it has not."""
+        if self.base_image is None:
+            return
+        from imagebuild.core.console import err
+        from imagebuild.project.plan import base_mismatch
+
+        where, has_digest = f"--base-image {self.base_image}", "@sha256:" in self.base_image
+        if pinned and not has_digest:
+            raise ConfigError(f"{where}: nothing would verify it; add its digest, IMAGE:TAG@sha256:…")
+        releases = sorted({target.axes["os"] for target in targets})
+        for release in releases:
+            if problem := base_mismatch(self.base_image, release):
+                raise ConfigError(f"{where}: {problem}")
+        hint = "" if has_digest else "; add @sha256:… so that it stays the same"
+        err.print(f"{where}: has to be {', '.join(releases)}, of which packages and pins are{hint}", markup=False)
 
 
 def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:

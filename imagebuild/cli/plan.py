@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagebuild.cli.options import Workspace
-    from imagebuild.project.matrix import Plan, Target
+    from imagebuild.project.matrix import Plan
 
 
 @options.example(
@@ -132,17 +133,11 @@ def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
 )
 def render(
     project: options.ProjectFiles,
-    edits: options.PlanChanges,
+    edits: options.ImageChanges,
     target: Annotated[
         str,
         argument("TARGET", "A target's id, or a glob that fits only one.", autocompletion=options.completed("targets")),
     ],
-    base_image: Annotated[
-        str | None, option("--base-image IMAGE", "Start from this image instead of the target's own base.")
-    ] = None,
-    append: Annotated[
-        Path | None, option("--append FILE", "File with instructions for the end; its CMD, ENV, LABEL win.")
-    ] = None,
     unresolved: Annotated[
         bool, option("--unresolved", "Also print what has sources without a pin, which no builder takes.")
     ] = False,
@@ -155,35 +150,31 @@ def render(
     output: options.OutputOption = None,
 ) -> None:
     """Print the self-contained Dockerfile of a target."""
-    from imagebuild.core.files import read_text
-    from imagebuild.project.lockfile import BaseImage, check_resolved
+    from imagebuild.project.lockfile import check_resolved, with_unresolved
     from imagebuild.project.plan import select_one
 
     workspace = project.open(edits.parse())
     chosen = select_one(workspace.plan, target)
-    if base_image is not None:
-        _check_base(base_image, chosen)
-    more = read_text(append) if append else ""
+    edits.check_base([chosen], pinned=False)
     named: dict[str, object] = {
         "--project": project.root,
         "--matrix": project.matrix,
         "--dockerfiles": project.dockerfiles,
+        "--lock": project.lock,
+        "--for": purpose,
     }
-    named |= {"--lock": project.lock, "--base-image": base_image, "--append": append}
-    given = [word for name, value in named.items() if value is not None for word in (name, str(value))]
-    words = (*edits.parse().options, *given, *(["--for", "standalone"] if purpose else []))
-    recipe = workspace.renderer.recipe(chosen)
-    replaced = BaseImage(recipe.image_base()) if base_image else None
+    words = [word for name, value in named.items() if value is not None for word in (name, str(value))]
+    sources = [*workspace.renderer.recipe(chosen).sources()]
     warning = ""
     try:
-        check_resolved(
-            workspace.project.lock, (s for s in recipe.sources() if s != replaced), f"imagebuild lock {chosen.id}"
-        )
+        check_resolved(workspace.project.lock, sources, f"imagebuild lock {chosen.id}")
     except ConfigError as error:
         if not unresolved:
             raise ConfigError(f"{error}\n  or print it with --unresolved, to be read") from None
         warning = f"# This builds nothing yet. {str(error).splitlines()[0].rstrip(':')}.\n"
-    text = workspace.renderer.dockerfile(chosen, base=base_image, append=more, options=words).text
+        lock = with_unresolved(workspace.project.lock, sources)
+        workspace = replace(workspace, project=replace(workspace.project, lock=lock))
+    text = workspace.renderer.dockerfile(chosen, words).text
     if purpose:
         text = STANDALONE.sub("", text)
     options.print_or_write(warning + text, output)
@@ -191,22 +182,6 @@ def render(
 
 STANDALONE = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
 """Secrets by which `build` hands mirrors and passwords to a step; docker needs none of them."""
-
-
-def _check_base(image: str, target: Target) -> None:
-    """Say what another base must have. Raises ConfigError if the name says that it has something else."""
-    from imagebuild.core.console import err
-    from imagebuild.project.matrix import IMAGE
-
-    if not re.fullmatch(IMAGE, image):
-        raise ConfigError(f"--base-image {image}: not an image such as ubuntu:24.04")
-    release = target.axes["os"]
-    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
-    system = re.match("[a-z]+", release)
-    if name in ("debian", "ubuntu") and system and not f"{name}{tag}".startswith(release.partition(".")[0]):
-        raise ConfigError(f"--base-image {image}: {target.id} has packages and pins of {release}; take a base of that")
-    pinned = "" if "@sha256:" in image else "; add @sha256:… so that it stays the same"
-    err.print(f"--base-image {image}: has to be {release}, of which packages and pins are{pinned}", markup=False)
 
 
 @options.example(
@@ -230,7 +205,6 @@ def init(
     """Write a project of your own, on top of what comes with imagebuild."""
     from importlib.resources import files
 
-    from imagebuild import __version__
     from imagebuild.core.console import out
     from imagebuild.core.files import write_text
     from imagebuild.project.matrix import REPOSITORY
@@ -249,9 +223,9 @@ def init(
     }
     if workflow:
         owner, _, revision = workflow.partition("@")
-        called = (templates / "images.yml").read_text(encoding="utf-8").replace("VERSION", __version__)
-        address = f"{owner}/.github/workflows/project.yml@{revision}"
-        texts[".github/workflows/images.yml"] = called.replace("WORKFLOW", address)
+        called = (templates / "images.yml").read_text(encoding="utf-8")
+        called = called.replace("WORKFLOW", f"{owner}/.github/workflows/project.yml@{revision}")
+        texts[".github/workflows/images.yml"] = called.replace("REPOSITORY", owner).replace("REVISION", revision)
     if there := [name for name in texts if (folder / name).exists()]:
         raise ConfigError(f"{folder / there[0]}: is there already; name an empty folder")
     for name, text in texts.items():

@@ -33,7 +33,7 @@ RESULT = "result.json"
 )
 def publish(
     project: options.ProjectFiles,
-    edits: options.PlanChanges,
+    edits: options.ImageChanges,
     select: options.SelectArgument = None,
     registry: options.RegistryOption = None,
     results: Annotated[
@@ -60,7 +60,7 @@ def publish(
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.publish.attest import signer_of
+    from imagebuild.publish.attest import GITHUB_ISSUER, signer_of
     from imagebuild.publish.decide import key_of_target
     from imagebuild.publish.publish import (
         PublishRequest,
@@ -76,9 +76,10 @@ def publish(
         select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),
         allow_dirty=allow_dirty, dry_run=dry_run,
     )  # fmt: skip
+    workflow = str(signer.identity) if signer and signer.issuer == GITHUB_ISSUER else ""
     tools = PublishTools(
         registry=cache(connect_registry),
-        provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty),
+        provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty, workflow=workflow),
         key=partial(key_of_target, workspace.renderer),
         signer=None if dry_run else signer,
     )
@@ -96,16 +97,38 @@ def each(
         argument("COMMAND", "Program and arguments; {image}, {target}, {platform}, {arch} and {folder} are filled in."),
     ],
     platform: options.PlatformsOption = None,
+    published: Annotated[
+        str | None,
+        option("--published HOST/PATH", "Instead: every image that an alias names there; DIR gets a folder for each."),
+    ] = None,
 ) -> None:
     """Run a command for every image that was pushed, by its digest.
 
     A failure does not stop the others; the exit status is the worst.
     """
-    if status := run_for_each(folder, options.parse_platforms(platform), command):
+    images = None if published is None else list(_published_images(published, folder))
+    if images == []:
+        raise NothingSelected(f"--published {published}: no alias of the project's targets is there")
+    if status := run_for_each(folder, options.parse_platforms(platform), command, images=images):
         raise typer.Exit(status)
 
 
-def pushed_images(folder: Path, platforms: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+def _published_images(registry: str, folder: Path) -> Iterator[dict[str, str]]:
+    from imagebuild.oci.reference import parse_reference
+    from imagebuild.oci.registry import connect_registry
+    from imagebuild.publish.scan import published_images
+
+    plan = options.ProjectFiles().open(options.PlanChanges().parse(registry)).plan
+    for image in published_images(plan.targets, cache(connect_registry)):
+        if image.problem:
+            err.print(f"{image.target}: {image.problem}", markup=False)
+            continue
+        own = folder / f"{image.target}-{image.platform.rpartition('/')[2]}"
+        own.mkdir(parents=True, exist_ok=True)
+        yield _values(image.target, image.platform, parse_reference(image.name).name, image.digest, own)
+
+
+def pushed_images(folder: Path) -> Iterator[dict[str, str]]:
     """Read which images the results below a folder name: what a command can be told of each, in the order of paths.
 
     Raises ResultError for a result that cannot be read.
@@ -117,11 +140,14 @@ def pushed_images(folder: Path, platforms: Sequence[str] = ()) -> Iterator[dict[
     for path in sorted(folder.rglob(RESULT)):
         result = read_written(BuildResult, read_text(path), str(path))
         for platform, digest in result.manifests.items():
-            if result.repository and (platform in platforms or not platforms):
-                yield {
-                    "target": result.target, "platform": platform, "arch": platform.removeprefix("linux/"),
-                    "image": f"{result.repository}@{digest}", "folder": str(path.parent),
-                }  # fmt: skip
+            if result.repository:
+                yield _values(result.target, platform, result.repository, digest, path.parent)
+
+
+def _values(target: str, platform: str, repository: str, digest: str, folder: Path) -> dict[str, str]:
+    arch = platform.removeprefix("linux/")
+    image = f"{repository}@{digest}"
+    return {"target": target, "platform": platform, "arch": arch, "image": image, "folder": str(folder)}
 
 
 def run_for_each(
@@ -129,19 +155,21 @@ def run_for_each(
     platforms: Sequence[str],
     command: Sequence[str],
     call: Callable[[Sequence[str]], int] = run_in_foreground,
+    images: Iterable[dict[str, str]] | None = None,
 ) -> int:
     """Run a command for every image that was pushed; return the worst exit status. A failure does not stop the others.
 
     Raises NothingSelected if there is no image, CommandError if the program cannot be started.
     """
-    images = list(pushed_images(folder, platforms))
-    if not images:
+    found = pushed_images(folder) if images is None else images
+    chosen = [image for image in found if not platforms or image["platform"] in platforms]
+    if not chosen:
         for_ = f" for {', '.join(platforms)}" if platforms else ""
         raise NothingSelected(f"{folder}: no {RESULT} below it names a pushed image{for_}; `imagebuild build --push`")
     grouped = os.environ.get("GITHUB_ACTIONS") == "true"
-    known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other braces stay
+    known = re.compile(rf"{{({'|'.join(chosen[0])})}}")  # other braces stay
     failed: dict[str, int] = {}
-    for image in images:
+    for image in chosen:
         title = f"{image['target']} {image['platform']}"
         err.print(f"::group::{title}" if grouped else f"{title}: {image['image']}", markup=False)
         words = [known.sub(lambda name: image[name[1]], word) for word in command]  # noqa: B023 - called at once
@@ -151,7 +179,7 @@ def run_for_each(
             err.print("::endgroup::", markup=False)
     for title, status in failed.items():
         err.print(f"{title}: exit status {status}", markup=False)
-    err.print(f"{len(images) - len(failed)} of {len(images)} succeeded", markup=False)
+    err.print(f"{len(chosen) - len(failed)} of {len(chosen)} succeeded", markup=False)
     return max(failed.values(), default=0)
 
 

@@ -27,7 +27,12 @@ def verify(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
     image: Annotated[
-        str | None, argument("IMAGE", "A target's id, a tag, a digest, an OCI layout or an archive.")
+        str | None,
+        argument(
+            "IMAGE",
+            "A target's id, a tag, a digest, an OCI layout or an archive.",
+            autocompletion=options.completed("targets"),
+        ),
     ] = None,
     runner: Annotated[
         str, option("--runner docker|exec:PREFIX", "What runs commands in the image, such as exec:'ssh node'.")

@@ -17,8 +17,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.live import Live
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, emoji=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 SHOWN_ITEMS = 8
 LONGEST_LINE = 1 << 16
@@ -46,7 +46,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     if out.is_terminal:
         out.print(table)
     else:
-        wide = Console(width=LONGEST_LINE, highlight=False)
+        wide = Console(width=LONGEST_LINE, highlight=False, emoji=False)
         with wide.capture() as captured:
             wide.print(table)
         out.print("\n".join(line.rstrip() for line in captured.get().splitlines()), markup=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,10 +66,22 @@ class Mistakes:
             raise ConfigError("\n".join(dict.fromkeys(self.texts)))
 
 
-def suggestion(name: str, known: Mapping[str, Any] | list[str] | set[str]) -> str:
-    """Return `; did you mean 'x'?`, or the known names if none is similar."""
+MANY = 20
+"""Names that are too many to be read in a message."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like a name, None if none is similar."""
     from difflib import get_close_matches  # noqa: PLC0415 - only for mistakes
 
-    if near := get_close_matches(name, list(known), n=1):
-        return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
+    near = get_close_matches(name, list(known), n=1) or [other for other in known if other.startswith(f"{name}.")]
+    return next(iter(near), None)
+
+
+def suggestion(name: str, known: Mapping[str, Any] | list[str] | set[str]) -> str:
+    """Return `; did you mean 'x'?`, or the known names if none is similar."""
+    if near := nearest(name, known):
+        return f"; did you mean {near!r}?"
+    names = sorted(known)
+    more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
+    return f"; known: {', '.join(names[:MANY])}{more}" if known else ""

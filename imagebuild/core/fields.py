@@ -45,7 +45,7 @@ PATTERN_WORDS: Mapping[str, str] = {
     r"^[0-9a-f]{64}$": "a sha256 of 64 digits (0-9, a-f)",
     r"^sha256:[0-9a-f]{64}$": "a digest: sha256: and 64 digits (0-9, a-f)",
     r"^[0-9A-F]{40}$": "the fingerprint of a key: 40 digits (0-9, A-F)",
-    r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$": "a package: name or name=version",
+    r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$": "a package in lower case: name or name=version",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable: letters, digits and underscores",
     r"^[a-z0-9]+([._-][a-z0-9]+)*$": "the name of a label: lower case, with dots, such as com.acme.team",
     r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$": "user or user:group, names or numbers",

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
 import imagebuild
 from imagebuild.core.errors import ConfigError
 
+UNUSED_S = 30 * 24 * 3600
+"""A cached file that nobody read or wrote for so long is deleted."""
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 
 
@@ -92,3 +96,17 @@ def cache_folder(name: str = "base") -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagebuild" / name
     except RuntimeError:
         raise ConfigError("HOME: not set; set it, or XDG_CACHE_HOME, to a folder that can be written to") from None
+
+
+@cache
+def trimmed(folder: Path) -> Path:
+    """Return a folder of cached files, once in a process without those that were not used for `UNUSED_S` seconds.
+
+    Filesystems note the time of reading at least once a day, or else a file is made anew after that time.
+    """
+    with suppress(OSError):  # another process may do the same
+        for path in folder.iterdir():
+            used = path.stat()
+            if max(used.st_atime, used.st_mtime) < time.time() - UNUSED_S:
+                path.unlink()
+    return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import marshal
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,9 +16,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import ConfigError, Mistakes, ResultError, suggestion
+from imagebuild.core.errors import ConfigError, Mistakes, ResultError, nearest, suggestion
 from imagebuild.core.fields import PATTERN_WORDS, Loc, M, YamlFile, line_of
-from imagebuild.core.files import cache_folder, write_bytes
+from imagebuild.core.files import cache_folder, trimmed, write_bytes
 
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
 """Types of values in files, as messages call them."""
@@ -67,6 +68,8 @@ def dotted_key(loc: Loc) -> str:
 MOST_VALUES = 200_000
 """More than any file of a project has; aliases can stand for more."""
 MOST_LEVELS = 100
+FEW = 3
+"""Choices that need no suggestion beside them."""
 
 
 @cache
@@ -102,7 +105,7 @@ class _Reader:
         data = self.nodes(text)
         if not self.mistakes.texts:
             with suppress(ConfigError):  # without a folder to write to, texts are parsed each time
-                write_bytes(cache_folder("yaml") / key, marshal.dumps((data, self.lines)))
+                write_bytes(trimmed(cache_folder("yaml")) / key, marshal.dumps((data, self.lines)))
         return data
 
     def refuse_depth(self) -> None:
@@ -121,17 +124,22 @@ class _Reader:
         """Return the values of a YAML text. Raises SyntaxError for what is not YAML."""
         import yaml  # noqa: PLC0415 - what the cache has needs it not
 
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         problem, line, level = "", 1, 0
         try:
             # libyaml crashes on what is too deep, but not when it only yields events.
-            for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            for event in yaml.parse(text, Loader=loader):
                 level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
                 if level > MOST_LEVELS:
                     return self.refuse_depth()
-            return self.value(yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), (), ())
+            return self.value(yaml.compose(text, Loader=loader), (), ())
         except yaml.MarkedYAMLError as error:
             problem = f"{error.problem or error.context}; correct the line, or quote the text"
-            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            # A quote without an end is wrong where it begins.
+            mark = (error.context_mark if "end of stream" in problem else None) or error.problem_mark
+            line = mark.line + 1 if mark else 1
+            if "start any token" in problem and "\t" in text.splitlines()[line - 1]:
+                problem = "a tab, where only blanks may be; replace it by blanks"
         except yaml.reader.ReaderError as error:
             problem = f"the character {error.character!r} may not be in a file; remove it"
             line = text.count("\n", 0, error.position) + 1
@@ -173,13 +181,13 @@ class _Reader:
 
 
 def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iterator[tuple[Loc, str]]:
-    """Yield place and words of each mistake, one for a place: a list whose items are wrong is not also too short."""
+    """Yield place and words of each mistake, one for a place, and none for a place that has others inside."""
     details: dict[Loc, list[Any]] = {}
     for detail in error.errors():
         details.setdefault(_place(detail, data), []).append(detail)
     for loc, found in details.items():
         if any(len(other) > len(loc) and other[: len(loc)] == loc for other in details) and all(
-            detail["type"] == "too_short" for detail in found
+            detail["type"] == "too_short" or detail["type"].endswith("_type") for detail in found
         ):
             continue
         # Of the kinds that a value may have, the one that says more than that it is another kind.
@@ -201,12 +209,11 @@ def _place(detail: Any, data: Any) -> Loc:
     return tuple(loc)
 
 
+MAPPINGS = ("dict_type", "model_type", "model_attributes_type")
 MUST_BE = {
     "list_type": "must be a list",
     "tuple_type": "must be a list",
-    "dict_type": "must be a mapping of keys and values",
-    "model_type": "must be a mapping of keys and values",
-    "model_attributes_type": "must be a mapping of keys and values",
+    **dict.fromkeys(MAPPINGS, "must be a mapping of keys and values"),
     "string_type": "must be a text",
     "int_parsing": "must be a whole number",
     "int_type": "must be a whole number",
@@ -231,7 +238,7 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
     if kind == "extra_forbidden":
         return f"unknown key{suggestion(str(loc[-1]), _fields(model, loc[:-1]))}"
     if kind == "missing":
-        return "is missing"
+        return f"is missing; add `{loc[-1]}: …`"
     shown = repr(got) if isinstance(got, str | int | float) else KINDS.get(type(got), "nothing")
     context = detail.get("ctx", {})
     if kind == "string_pattern_mismatch":
@@ -241,19 +248,43 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
     else:
         problem = detail["msg"].removeprefix("Value error, ").replace("tuple", "list")
         return f"{problem} (got {shown})" if isinstance(got, str | int | float) else problem
-    if kind == "literal_error" and (near := suggestion(str(got), str(context["expected"]).split("'")[1::2])):
-        return f"{problem}, not {shown}{near if 'did you mean' in near else ''}"
-    if kind in ("list_type", "tuple_type") and isinstance(got, str):
-        return f"{problem}, not {shown}; write [{got}]"
-    return f"{problem}, not {shown}"
+    if kind == "too_short":
+        return problem
+    choices = str(context.get("expected", "")).split("'")[1::2]
+    if len(choices) > FEW and (near := nearest(str(got), choices)):
+        return f"{problem}, not {shown}; did you mean {near!r}?"
+    form = _right_form(kind, got, [*_inside_all(model, loc)])
+    return f"{problem}, not {shown}" + (f"; write {form}" if form else "")
+
+
+def _right_form(kind: str, got: Any, annotations: list[Any]) -> str:
+    """Return the text or list of texts `got` in the form that a value of these types has; empty if there is no such."""
+    texts = got if isinstance(got, list) else re.split("[, ]+", got) if isinstance(got, str) else []
+    if not all(isinstance(text, str) for text in texts):
+        return ""
+    if kind in ("list_type", "tuple_type") and texts:
+        return f"[{', '.join(texts)}]"
+    if kind in MAPPINGS and texts and all("=" in text for text in texts):
+        return f"{{{', '.join(text.replace('=', ': ', 1) for text in texts)}}}"
+    for found in (found for annotation in annotations for found in _models(annotation)):
+        name, first = next(iter(found.model_fields.items()))
+        if kind in MAPPINGS and texts and get_origin(first.annotation) is tuple:
+            return f"{{{name}: [{', '.join(texts)}]}}"
+    return ""
 
 
 def _fields(model: Any, loc: Loc) -> list[str]:
     """Return the names that the model allows at `loc`."""
+    kinds = _inside_all(model, loc)
+    return [info.alias or name for kind in kinds for m in _models(kind) for name, info in m.model_fields.items()]
+
+
+def _inside_all(model: Any, loc: Loc) -> list[Any]:
+    """Return the annotations of the value at `loc` of the model."""
     annotations = [model]
     for part in loc:
         annotations = [inner for annotation in annotations for inner in _inside(annotation, part)]
-    return [info.alias or name for kind in annotations for m in _models(kind) for name, info in m.model_fields.items()]
+    return annotations
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

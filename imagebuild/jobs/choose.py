@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar, get_args
 
@@ -13,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagebuild.bench.ceilings import plural
 from imagebuild.bench.profiles import Profile
-from imagebuild.core.errors import ConfigError, suggestion
+from imagebuild.core.errors import ConfigError, nearest, suggestion
 from imagebuild.core.fields import Arch, Model, Platform, YamlFile, full_reference, major, matches, satisfies
 from imagebuild.jobs.facts import (
     COLLECTIVES,
@@ -87,6 +86,8 @@ class JobImage:
     """The oldest driver that the image runs on; None if it is not known."""
     is_planned: bool = False
     """The plan has it, and nobody knows whether it was ever built."""
+    components: tuple[str, ...] = ()
+    """Components that it is known to have."""
 
 
 @dataclass(frozen=True)
@@ -277,11 +278,12 @@ def _refuse_what_would_be_ignored(request: JobRequest) -> None:
     for name in ("image", "nccl", "registry"):
         if getattr(request, name) == "":
             raise ConfigError(f"--{name}: is empty; leave it out or give it a value")
-    for feature in request.features:
-        if not feature:
+    names = (*request.features, *request.components)
+    for name in names:
+        if not name:
             raise ConfigError("--with: a name is empty; leave it out")
-        if request.features.count(feature) > 1:
-            raise ConfigError(f"--with {feature}: given twice; leave one out")
+        if names.count(name) > 1:
+            raise ConfigError(f"--with {name}: given twice; leave one out")
     if request.nccl and not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", request.nccl):
         raise ConfigError(f"--nccl {request.nccl!r}: not a version of NCCL such as 2.28.3")
     where = {"--image": request.image, "--registry": request.registry, "--catalog": request.catalog}
@@ -361,7 +363,7 @@ def _choose_image(
             f"{image.reference}: this name has no registry to pull it from; name yours with --registry, with "
             "`registry` in the cluster's file or with --catalog, or name an image with --image"
         )
-    return replace(image, nccl=request.nccl or image.nccl)
+    return replace(image, nccl=request.nccl or image.nccl, components=(*image.components, *request.components))
 
 
 def published_offer(offer: Offer, catalog: Catalog) -> Offer:
@@ -399,8 +401,8 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
             image = _image_of_target(target, _stack_of_target(target, stacks) or "other", offer)
             return image if reference == target.id else replace(image, reference=reference)
     if full_reference(reference) != reference:
-        near = get_close_matches(reference, [target.id for target in offer.targets], n=1)
-        what = f"did you mean {near[0]!r}?" if near else f"write {full_reference(reference)} if you mean that one"
+        near = nearest(reference, [target.id for target in offer.targets])
+        what = f"did you mean {near!r}?" if near else f"write {full_reference(reference)} if you mean that one"
         raise ConfigError(f"--image {reference}: has no registry, so nodes would ask Docker Hub for it; {what}")
     fits = (name for name, file in stacks.items() if any(fnmatchcase(reference, glob) for glob in file.model.images))
     tag = reference.rpartition("/")[2]
@@ -418,9 +420,12 @@ def newest_image(
     requirements: dict[str, Callable[[Target, str], bool]] = {
         "has nccl-tests": lambda _target, _stack: True,  # as every image that has a stack
         f"runs on {arch}": lambda target, _stack: f"linux/{arch}" in target.platforms,
-        f"has the plug-in {plugin!r}": lambda _target, stack: plugin in (stacks[stack].model.plugins or {plugin: ""}),
+        f"has the plug-in {plugin!r}": lambda target, stack: (
+            not stacks[stack].model.lacks_plugin(plugin, target.components)
+        ),
         f"has programs for compute capability {capability}": lambda target, _stack: (
-            gpu is None or satisfies(target.axes["cuda"], gpu.cuda)
+            target.axes.get("gpu") in (None, capability.replace(".", ""))
+            and (gpu is None or satisfies(target.axes["cuda"], gpu.cuda))
         ),
         f"runs on driver {driver}": lambda target, _stack: (
             driver is None or int(major(driver)) >= int(DRIVERS.get(major(target.axes["cuda"]), "0"))
@@ -443,7 +448,8 @@ def newest_image(
         if not candidates:
             problem = f"that {' and '.join(met)} also {requirement}" if met else requirement
             noun = "published image" if offer.is_published else "image of the plan"
-            raise ConfigError(f"no {noun} {problem}; name an image with --image")
+            remedy = plugin_remedy(plugin, stacks) if repr(plugin) in requirement else ""
+            raise ConfigError(f"no {noun} {problem}; {remedy}name an image with --image")
         met.append(requirement)
 
     def age_order(candidate: tuple[Target, str]) -> tuple[int, Version, str]:
@@ -455,6 +461,14 @@ def newest_image(
 
     target, stack = max(candidates, key=age_order)
     return _image_of_target(target, stack, offer)
+
+
+def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
+    """Return how to get an image with a plug-in that is optional, as the beginning of an advice; else nothing."""
+    for name, file in stacks.items():
+        if component := file.model.optional_plugins.get(plugin):
+            return f"build {name} with --with {component}, say --with {component} here, too, or "
+    return ""
 
 
 def _stack_of_target(target: Target, stacks: Mapping[str, YamlFile[Stack]]) -> str | None:
@@ -470,5 +484,12 @@ def _image_of_target(target: Target, stack: str, offer: Offer) -> JobImage:
     versions = (v for name, v in target.components.items() if "nccl" in (name, *offer.provides.get(name, ())))
     plain = re.match(r"\d+(\.\d+)+", next(versions, ""))
     arches = tuple(arch for arch in ARCH_NAMES if f"linux/{arch}" in target.platforms)
-    driver = DRIVERS.get(major(target.axes["cuda"]))
-    return JobImage(target.name, stack, plain[0] if plain else None, arches, driver, not offer.is_published)
+    return JobImage(
+        target.name,
+        stack,
+        plain[0] if plain else None,
+        arches,
+        driver=DRIVERS.get(major(target.axes["cuda"])),
+        is_planned=not offer.is_published,
+        components=tuple(target.components),
+    )

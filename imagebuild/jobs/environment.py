@@ -213,7 +213,7 @@ NOT_OF_NCCL = ("NCCL_TESTS_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_IBEX
 
 
 def lint(variables: Iterable[Variable], table: NcclVariables, nccl: str) -> list[str]:
-    """Return `warning: …` for variables that NCCL does not read, and `note: …` for values that are its default."""
+    """Return `warning: …` for variables that NCCL does not read."""
     older = [release for release in table.releases if Version(release) <= Version(nccl)]
     release = older[-1] if older else table.releases[0]
     position = table.releases.index
@@ -227,14 +227,9 @@ def lint(variables: Iterable[Variable], table: NcclVariables, nccl: str) -> list
             near = get_close_matches(name, table.names, n=1, cutoff=0.85)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             messages.append(f"warning: {variable.where}: NCCL {release} does not read {name}{hint}")
-            continue
-        if release in row.absent or not position(row.since) <= position(release) <= position(row.until):
+        elif release in row.absent or not position(row.since) <= position(release) <= position(row.until):
             readers = f"releases {row.since} to {row.until} do"
             messages.append(f"warning: {variable.where}: NCCL {release} does not read {name}; {readers}")
-            continue
-        defaults = [value for since, value in row.defaults.items() if Version(since) <= Version(release)]
-        if defaults and defaults[-1] and defaults[-1] == variable.value:
-            messages.append(f"note: {variable.where}: {name}={variable.value} is the default of NCCL {release}")
     if messages and release != nccl:
         where = "the nearest release in the table of NCCL's variables"
         messages.append(f"note: the image has NCCL {nccl}; its variables were looked up for {release}, {where}")

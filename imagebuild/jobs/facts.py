@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -245,6 +245,15 @@ class Stack(FactLayer):
     """Text after the name of each program."""
     plugins: dict[str, Text] | None = None
     """Network plug-in of NCCL → its folder, empty where the loader finds it. None: the plug-ins are not known."""
+    optional_plugins: dict[str, Text] = Field(default_factory=dict)
+    """Those of the plug-ins that only some images have → the component that brings them."""
+
+    def lacks_plugin(self, plugin: str, components: Collection[str]) -> bool:
+        """Return whether an image of this stack, with these components, is known not to have a plug-in."""
+        component = self.optional_plugins.get(plugin)
+        return self.plugins is not None and (
+            plugin not in self.plugins or (component is not None and component not in components)
+        )
 
 
 class Fabric(FactLayer):
@@ -497,9 +506,6 @@ class NcclVariable(Model):
     until: str
     absent: tuple[str, ...] = ()
     """Releases in between that do not read it."""
-    defaults: dict[str, str] = Field(default_factory=dict)
-    """Release → the default from that release on; empty if it is not a plain number."""
-    documented: bool = False
 
 
 class NcclVariables(Model):
@@ -644,6 +650,8 @@ class JobRequest:
     nodes: int | None = None
     racks: int | None = None
     features: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
+    """Components that the image was built with by `--with`."""
     container: str | None = None
     """`pyxis`, which is Slurm's default, or `none`."""
     image: str | None = None

@@ -13,7 +13,7 @@ from imagebuild.bench.judge import floor_of
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
-from imagebuild.jobs.choose import MOST_NODES, Choices, Offer, choose, container_of
+from imagebuild.jobs.choose import MOST_NODES, Choices, Offer, choose, container_of, plugin_remedy
 from imagebuild.jobs.environment import (
     FactSource,
     Variable,
@@ -23,7 +23,7 @@ from imagebuild.jobs.environment import (
     merge,
     parse_settings,
 )
-from imagebuild.jobs.facts import Expect, JobFacts, JobRequest, Pod, Scope, SlurmOptions
+from imagebuild.jobs.facts import Expect, JobFacts, JobRequest, Pod, Scope, SlurmOptions, Stack
 
 Placement = Literal["anywhere", "together", "named", "kueue", "exclusive"]
 """How workers come onto racks: `together` by an affinity for each other, `named` on racks that the user names, `kueue`
@@ -85,7 +85,7 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     }
     sources = _fact_sources(choices, facts)
     known = layered_variables(sources, choices.conditions, placeholders)
-    variables = merge([*known, *_plugin_variables(choices), *own_variables], choices.container)
+    variables = merge([*known, *_plugin_variables(choices, facts.stacks), *own_variables], choices.container)
 
     if "hca" in parameters and all(variable.value != parameters["hca"] for variable in variables):
         raise ConfigError(f"--set hca: a job with --fabric {request.fabric} names no RDMA devices; leave it out")
@@ -104,7 +104,8 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         messages.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
     if image.is_planned:
         unknown = "is planned; whether it was built and pushed is not known"
-        messages.append(f"note: {image.reference} {unknown}; --catalog chooses among images that were")
+        choice = "--catalog chooses among images that were, which `imagebuild catalog` lists"
+        messages.append(f"note: {image.reference} {unknown}; {choice}")
     if image.nccl is None:
         messages.append(f"note: the version of NCCL is not known, so {choices.nccl} is assumed; name it with --nccl")
 
@@ -154,8 +155,8 @@ def _expand_hosts(text: str) -> set[str]:
         names = [""]
         for plain, ranges in re.findall(r"([^\[]+)|\[([^\]]*)\]", expression):
             parts = [plain] if plain else []
-            for one in ranges.split(",") if ranges else ():
-                first, _, last = one.partition("-")
+            for numbers_or_range in ranges.split(",") if ranges else ():
+                first, _, last = numbers_or_range.partition("-")
                 numbers = range(int(first), min(int(last or first), int(first) + MOST_NODES) + 1)
                 parts += [f"{number:0{len(first)}}" for number in numbers]
             names = [name + part for name in names for part in parts][: MOST_NODES + 1]
@@ -180,14 +181,15 @@ def _fact_sources(choices: Choices, facts: JobFacts) -> list[FactSource]:
     return sources
 
 
-def _plugin_variables(choices: Choices) -> list[Variable]:
+def _plugin_variables(choices: Choices, stacks: Mapping[str, YamlFile[Stack]]) -> list[Variable]:
     """Return the variables that name the network plug-in and its folder; `host` leaves both to the node."""
     plugin, plugins = choices.plugin, choices.stack.plugins
     if plugin == "host":
         return []
-    if plugins is not None and plugin not in plugins:
-        image = choices.image.reference
-        raise ConfigError(f"{image}: the image has no plug-in {plugin!r}{suggestion(plugin, plugins)}")
+    if choices.stack.lacks_plugin(plugin, choices.image.components):
+        remedy = plugin_remedy(plugin, stacks)
+        advice = f"; {remedy}name another one" if remedy else suggestion(plugin, plugins or {})
+        raise ConfigError(f"{choices.image.reference}: the image has no plug-in {plugin!r}{advice}")
     why = "what NCCL has built in, whatever else is installed" if plugin == "none" else "this plug-in and no other"
     variables = [Variable("NCCL_NET_PLUGIN", plugin, why, "plug-in", "plug-in")]
     if folder := (plugins or {}).get(plugin):

@@ -90,7 +90,8 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
     needed: set[str] = set()
     provided: set[str] = set()
     built_in: set[str] = set()
-    versions = dict(VERSION_LINE.findall(_text(top / "VERSION"))) if (top / "VERSION").is_file() else {}
+    about = top / "VERSION"
+    versions = dict(VERSION_LINE.findall(about.read_text(errors="replace"))) if about.is_file() else {}
     licenses, sources = [], []
     for path in _files(top):
         name = str(path.relative_to(top))
@@ -210,10 +211,6 @@ def _plugin_name(folder: Path) -> str:
         path.name.removeprefix("libnccl-net-").removesuffix(".so") for path in folder.glob("libnccl-net-*.so")
     )
     return names[0] if names else folder.parent.name
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace")
 
 
 def _dynamic(path: Path) -> tuple[set[str], str]:

@@ -146,6 +146,8 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
             content, signature = web.read(f"{base}Release"), web.read(f"{base}Release.gpg")
         kind, _, package = source.key.partition(":")
         if kind == "package":
+            if signature is None and not SIGNED.match(content):
+                raise CommandError("InRelease has no signature; is it the web page of a proxy?")
             # Nothing is trusted yet: with the key from there, all of it is read again.
             unsigned = SIGNED.sub(rb"\g<text>", content).decode(errors="replace")
             key = _key_in_package(web, base, _index(web, base, Release(unsigned)), package)

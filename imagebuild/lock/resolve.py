@@ -27,6 +27,7 @@ from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import (
+    TABLES,
     UNRESOLVED,
     Archive,
     ArchiveTree,
@@ -60,7 +61,7 @@ R = TypeVar("R")
 def lock_table(lock: Lock) -> Table:
     """Return the entries of a lock as a flat table; changing it does not change the lock."""
     table: Table = {}
-    for kind in ("archives", "git", "images", "repositories", "wheels"):
+    for kind in TABLES:
         for name, entry in getattr(lock, kind).items():
             if kind in ("git", "wheels"):
                 table |= {(kind, name, part): value for part, value in entry.items()}
@@ -96,6 +97,8 @@ def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
         if isinstance(source, GitRef) and source.commit:
             continue
         first = merged.setdefault(key_of(source), source)
+        if isinstance(source, BaseImage) and source.facts:
+            merged[key_of(source)] = source
         if isinstance(source, PackageSource) and isinstance(first, PackageSource):
             if (first.suite, first.key) != (source.suite, source.key):
                 raise ConfigError(
@@ -117,7 +120,10 @@ def what_entry_lacks(source: Source, entry: Entry | None) -> str | None:
     if entry == UNRESOLVED:
         return UNRESOLVED
     match source, entry:
-        case Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None):
+        case (Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None)) | (
+            BaseImage(facts=True),
+            LockedImage(facts=None),
+        ):
             return "the lock has its hash, but no facts of it"
         case PackageSource(packages=packages), LockedRepository():
             absent = [package for package in packages if package not in entry.packages]
@@ -281,6 +287,8 @@ class Outcome:
     """Source → what is wrong with the answer."""
     changes: list[str] = field(default_factory=list)
     """How facts differ from what the lock had before."""
+    adaptions: list[str] = field(default_factory=list)
+    """What images will have in another way than the sources that were asked."""
 
     def complaint(self) -> str:
         """Return a line for each source without an answer or with a wrong one; empty if there is none."""
@@ -510,8 +518,9 @@ class LockFile:
 
     @cached_property
     def entries(self) -> Table:
-        """Return the entries of the lock, to be changed."""
-        return lock_table(self.project.lock)
+        """Return the own entries, and what the targets need of those of the project that is extended; to be changed."""
+        table, own = lock_table(self.project.lock), lock_table(self.project.own_lock)
+        return {**without_stale(table, self.sources), **{key: table[key] for key in own}}
 
     def unpinned(self, sources: Collection[Source]) -> int:
         """Return how many of the sources have no pin."""
@@ -524,6 +533,17 @@ class LockFile:
     def write(self) -> None:
         """Write the file with its entries as they are now."""
         write_text(self.path, self.text(self.entries))
+
+    def adaptions(self, before: Mapping[Key, Entry]) -> Iterator[str]:
+        """Yield lines about what images adapt of sources whose entries had no facts, or others, before."""
+        project = replace(self.project, lock=lock_from_table(self.entries))
+        now = replace(self, project=project, renderer=Renderer(project, self.renderer.versions))
+        renewed = {k for k, entry in self.entries.items() if getattr(entry, "facts", None) and entry != before.get(k)}
+        lines: dict[str, None] = {}
+        for recipe in now.recipes if renewed else ():
+            if any(key_of(source) in renewed for source in recipe.sources()):
+                lines |= dict.fromkeys(recipe.adaptions())
+        yield from lines
 
 
 def network_upstream(ca: Path | None) -> Upstream:
@@ -541,13 +561,14 @@ def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[t
     Returns the sources that the targets need, and what became of those that were asked for.
     """
     before = dict(lock.entries)
-    if whole and (kept := without_stale(lock.entries, lock.sources)) != lock.entries:
+    lacking = incomplete(lock.entries, lock.sources)
+    outcome = resolve_sources(lock.entries, lacking, upstream, keep=lock.write, mark=whole)
+    outcome.changes, outcome.adaptions = facts_changes(before, lock.entries), list(lock.adaptions(before))
+    # Without an answer, what was used before may be wanted again.
+    if whole and not outcome.complaint() and (kept := without_stale(lock.entries, lock.sources)) != lock.entries:
         lock.entries.clear()
         lock.entries.update(kept)
         lock.write()
-    lacking = incomplete(lock.entries, lock.sources)
-    outcome = resolve_sources(lock.entries, lacking, upstream, keep=lock.write, mark=whole)
-    outcome.changes = facts_changes(before, lock.entries)
     return lock.sources, outcome
 
 
@@ -560,31 +581,28 @@ def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> t
     sources = tuple(source for source in lock.sources if key_of(source) in anew)
     before = dict(lock.entries)
     outcome = resolve_sources(lock.entries, sources, upstream, keep=lock.write, anew=anew)
-    outcome.changes = facts_changes(before, lock.entries)
+    outcome.changes, outcome.adaptions = facts_changes(before, lock.entries), list(lock.adaptions(before))
     return sources, outcome
 
 
 def shown_sources(lock: LockFile, names: Collection[str]) -> Iterator[str]:
     """Yield lines with all that the lock knows of sources, named as for `update_lock`.
 
-    Of an unpacked archive, they say what of its environment images for all its architectures leave out. Raises
-    ConfigError for an unknown name.
+    Of an unpacked archive, they say what images adapt. Raises ConfigError for an unknown name.
     """
     chosen = keys_of(names, owners(lock.recipes))
     for key in sorted(key_of(source) for source in lock.sources if key_of(source) in chosen):
         yield describe_key(key)
         yield from (f"  {name}: {text}" for name, text in flat_entry(lock.entries.get(key, "not in the lock")).items())
-    left_out = {
+    adapted = {
         f"  {line}"
         for recipe in lock.recipes
-        for name in recipe.stages
-        for source in (Archive(name, url) for url in recipe.archives(name).values())
-        if (unpacked := recipe.component(name).unpacked) and key_of(source) in chosen
-        for line in unpacked.environment(recipe.archive_facts(name))[1]
+        if any(key_of(source) in chosen and getattr(source, "tree", None) for source in recipe.sources())
+        for line in recipe.adaptions()
     }
-    if left_out:
-        yield "left out of the environment of images"
-        yield from sorted(left_out)
+    if adapted:
+        yield "adapted in images"
+        yield from sorted(adapted)
 
 
 def flat_entry(entry: Entry) -> dict[str, str]:
@@ -682,7 +700,7 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
     consequences = {
         "as locked": "",
         "not locked": f"a build stops before its first step; `imagebuild lock {' '.join(names[:3])}` pins it",
-        "changed": "a build stops where it verifies this; `imagebuild lock --update` takes what is there now",
+        "changed": "a build stops where it verifies this; `imagebuild lock --update {address}` takes what is there now",
         "gone": "a build stops here unless a cache has it; take another version, or a mirror that has it",
         "no answer": "nothing is known; ask where the server can be reached, or name a mirror in the configuration",
     }
@@ -701,7 +719,8 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
         found = redacted_text(str(answer).removeprefix(f"{title.split(' ')[1]}: "))
         if lacks and state != "not locked":
             found += "; the lock has no pin of it either"
-        reports.append(SourceReport(source=title, state=state, found=found, consequence=consequences[state]))
+        consequence = consequences[state].format(address=key_of(source)[1])
+        reports.append(SourceReport(source=title, state=state, found=found, consequence=consequence))
         return state, state == "as locked"
 
     ask_each(lock.sources, source_title, ask, upstream, settle)

@@ -97,8 +97,8 @@ class Upstream:
                 return self.archive(source, known, advance)
             case GitRef(url, tag, _):
                 return self.commit(url, tag)
-            case BaseImage(reference):
-                return self.image(reference)
+            case BaseImage(reference, facts):
+                return self.image(reference, facts=facts, known=known if isinstance(known, LockedImage) else None)
             case WheelSet():
                 return self.wheels(source)
             case PackageSource():
@@ -155,27 +155,32 @@ class Upstream:
                 commits[tag] = commit
         return commits
 
-    def image(self, reference: str) -> LockedImage:
-        """Return the digests that a tag names."""
+    def image(self, reference: str, *, facts: bool = False, known: LockedImage | None = None) -> LockedImage:
+        """Return the digests that a tag names, or what is behind the one that is known.
+
+        With `facts`, all that the configuration says, else only what is more than a PATH.
+        """
         reference = self.mirrors.image(reference)
-        manifest = self._manifest(reference)
+        manifest = self._manifest(str(parse_reference(reference).at(known.digest)) if known else reference)
         if manifest is None:
-            raise Absent(f"{reference}: the registry does not have it")
+            raise Absent(f"{reference}: the registry does not have {known.digest if known else 'it'}")
+        if known and "config" in manifest.document:
+            raise CommandError(f"{reference}: the pinned {known.digest} is for one platform; `lock --update` takes all")
         try:
             # Attestations have the platform unknown/unknown.
             named = {
                 platform_of(entry["platform"]): entry["digest"] for entry in manifest.document.get("manifests", ())
             }
             platforms = {p: named[p] for p in get_args(Platform) if p in named}
-            facts: dict[Platform, ImageFacts] = {}
+            of_platforms: dict[Platform, ImageFacts] = {}
             single = (manifest.digest,) if "config" in manifest.document else ()
             for digest in platforms.values() or single:
                 config = self._config(reference, digest)
                 found = image_facts(config)
                 # Of a distribution's image, which sets nothing but PATH, nothing needs to be known.
-                if found.held or found.environment.keys() - {"PATH"}:
-                    facts[cast(Platform, platform_of(config))] = found
-            return LockedImage(digest=manifest.digest, platforms=platforms, facts=facts or None)
+                if facts or found.held or found.environment.keys() - {"PATH"}:
+                    of_platforms[cast(Platform, platform_of(config))] = found
+            return LockedImage(digest=manifest.digest, platforms=platforms, facts=of_platforms or None)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ResultError(f"{reference}: the registry's answer is not a manifest: {error!r}") from None
 

@@ -10,10 +10,9 @@ from .attestation import read_attestations as read_attestations
 from .engine import LABEL as LABEL
 from .engine import Endpoint as Endpoint
 from .engine import EnginePaths as EnginePaths
-from .engine import ExecProcess as ExecProcess
 from .engine import buildx_version as buildx_version
 from .engine import connect_engine as connect_engine
-from .engine import execute_script as execute_script
+from .engine import exec_output as exec_output
 from .engine import find_engine as find_engine
 from .engine import output_frames as output_frames
 from .engine import remove_patiently as remove_patiently

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -236,65 +235,26 @@ def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iter
         remove_patiently(lambda: client.containers.get(name).remove(force=True))
 
 
-def execute_script(
-    container: Container, script: str, *, user: str, timeout_s: int, environment: Mapping[str, str]
-) -> tuple[int, str]:
-    """Run a script by bash in the container. Return its exit status, 124 after a timeout, and its output.
+def exec_output(client: APIClient, process: str) -> Iterator[bytes]:
+    """Start a program that was prepared in a container, and yield what it prints until it ends.
 
-    The time limit is kept inside the container by coreutils, which every image here has. Raises CommandError.
+    Raises what the SDK raises. The SDK's own `exec_start` asks for the bare connection and reads from it past what the
+    HTTP client has already taken in with the head of the reply: what a program prints at once is lost now and then. So
+    the reply is read as any other is.
     """
-    command = ["timeout", "--kill-after=5", str(timeout_s), "bash", "-euo", "pipefail", "-c", script]
-    home = "/root" if user == "root" else f"/home/{user}"
-    with sdk_errors_explained(shlex.join(command[:3])):
-        variables = {**environment, "HOME": home, "USER": user}
-        process = ExecProcess.create(container, command, user=user, environment=variables)
-        output = b"".join(process.output())
-        return process.status() or 0, output.decode("utf-8", "replace")
+    import requests
+    import urllib3
+    from docker.errors import create_api_error_from_http_exception
 
-
-@dataclass(frozen=True)
-class ExecProcess:
-    """Control a program in a container that runs. All methods raise what the SDK raises.
-
-    The SDK's own `exec_start` asks for the bare connection and reads from it past what the HTTP client has already
-    taken in with the head of the reply: what a program prints at once is lost now and then. So the reply is read as
-    any other is.
-    """
-
-    client: APIClient
-    id: str
-
-    @classmethod
-    def create(
-        cls, container: Container, argv: Sequence[str], *, user: str, environment: Mapping[str, str] | None = None
-    ) -> ExecProcess:
-        """Prepare a program; it starts when its output is read."""
-        assert container.client
-        client = container.client.api
-        variables = dict(environment or {})
-        process = client.exec_create(container.id, list(argv), user=user, workdir="/", environment=variables)
-        return cls(client, process["Id"])
-
-    def output(self) -> Iterator[bytes]:
-        """Start it, and yield what it prints to standard output and error until it ends."""
-        import requests
-        import urllib3
-        from docker.errors import create_api_error_from_http_exception
-
-        url = f"{self.client.base_url}/v{self.client.api_version}/exec/{self.id}/start"
-        with self.client.post(url, json={"Detach": False, "Tty": False}, stream=True, timeout=None) as reply:
-            try:
-                reply.raise_for_status()
-                yield from output_frames(cast(IO[bytes], reply.raw))
-            except requests.HTTPError as error:
-                create_api_error_from_http_exception(error)
-            except urllib3.exceptions.HTTPError as error:
-                raise ConnectionError(f"the connection to the engine broke: {error}") from None
-
-    def status(self) -> int | None:
-        """Return its exit status; None while it runs."""
-        status: int | None = self.client.exec_inspect(self.id)["ExitCode"]
-        return status
+    url = f"{client.base_url}/v{client.api_version}/exec/{process}/start"
+    with client.post(url, json={"Detach": False, "Tty": False}, stream=True, timeout=None) as reply:
+        try:
+            reply.raise_for_status()
+            yield from output_frames(cast(IO[bytes], reply.raw))
+        except requests.HTTPError as error:
+            create_api_error_from_http_exception(error)
+        except urllib3.exceptions.HTTPError as error:
+            raise ConnectionError(f"the connection to the engine broke: {error}") from None
 
 
 def output_frames(stream: IO[bytes]) -> Iterator[bytes]:

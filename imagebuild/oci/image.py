@@ -245,7 +245,7 @@ def _members_of_tar(path: Path, folder: Path) -> dict[str, Blob]:
     """Return the files of an archive; one that is compressed as a whole is unpacked into the folder first."""
     try:
         whole = Blob(path, 0, path.stat().st_size)
-        if whole.compressed:
+        if whole.compression:
             path = folder / "unpacked.tar"
             with whole.open() as file, path.open("wb") as target:
                 shutil.copyfileobj(decompressed(file), target, CHUNK)

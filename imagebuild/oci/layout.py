@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 import zstandard
 
@@ -22,6 +22,8 @@ from imagebuild.core.files import temporary_file
 CHUNK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 """Beginnings of compressed data."""
+Compression = Literal["", "gzip", "zstd"]
+"""How data are compressed, if they are."""
 EPOCH, CREATED = "1754697600", "2025-08-09T00:00:00Z"
 """Time of the oldest files and of images, so that times do not differ from run to run: the day Debian 13 came out."""
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
@@ -266,10 +268,11 @@ class Blob:
             return file.read()
 
     @property
-    def compressed(self) -> bool:
-        """Return whether the bytes are compressed as a whole."""
+    def compression(self) -> Compression:
+        """Return how the bytes are compressed as a whole; nothing if they are not."""
         with self.file.open("rb") as file:
-            return Region(file, self.offset, self.size).read(len(ZSTD)).startswith((GZIP, ZSTD))
+            start = Region(file, self.offset, self.size).read(len(ZSTD))
+        return "gzip" if start.startswith(GZIP) else "zstd" if start == ZSTD else ""
 
 
 def decompressed(file: BufferedReader) -> IO[bytes]:

@@ -28,6 +28,7 @@ from .lockfile import digest_of as digest_of
 from .lockfile import is_unresolved as is_unresolved
 from .lockfile import key_of as key_of
 from .matrix import GpuArchitecture as GpuArchitecture
+from .matrix import ImagePackages as ImagePackages
 from .matrix import Matrix as Matrix
 from .matrix import Plan as Plan
 from .matrix import Target as Target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
@@ -96,7 +96,7 @@ class Check(Model):
     """Variables for the commands, for checks that share a script."""
     ranks: Annotated[int, Field(gt=0)] = 1
     """How many times srun starts it together; more than one needs `slurm`."""
-    results: Literal["nccl-tests", "nvbandwidth", "perftest", "ucx_perftest", "dcgmi"] | None = None
+    results: Literal["nccl-tests", "nvbandwidth", "perftest", "ucx_perftest", "nvshmem", "dcgmi"] | None = None
     """The benchmark whose output is read; it passes only if what was read is good."""
     when: Condition = Field(default_factory=dict)
     """Targets the check is about; elsewhere it is skipped."""
@@ -113,6 +113,8 @@ class Check(Model):
             re.compile((self.expect or "").replace("{version}", ""))
         except re.error as error:
             raise ValueError(f"expect: {self.expect!r} is no regular expression: {error}") from None
+        if unknown := re.search(r"(?<!\\){(?!version})[A-Za-z][\w.-]*}", self.expect or ""):
+            raise ValueError(f"expect: {unknown[0]} has no value here; only {{version}} has, and \\{{ is a brace")
         if self.ranks > 1 and "slurm" not in self.needs:
             raise ValueError("ranks: srun starts them, so it needs [slurm]")
         return self
@@ -180,44 +182,58 @@ class Unpacked(ArchiveTree):
     """Shell patterns of variables that no image has."""
     devel: tuple[str, ...] = ()
     """Variables that only the `devel` variant has."""
+    order: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """List of folders → shell patterns of folders below `prefix`, which images have in this order. A name that is no
+    pattern is added where the script leaves it out."""
 
     def environment(self, facts: Mapping[Arch, TreeFacts]) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return what an image for these architectures takes of the environment, and a line for each thing left out.
+        """Return what an image for these architectures takes of the environment, and a line for each difference.
 
         Raises ConfigError if the archives of two architectures set a variable differently.
         """
         taken: dict[Arch, dict[str, str]] = {}
         notes: list[str] = []
+        depth = len(self.prefix.split("/")) + 1
         for arch, tree in facts.items():
             taken[arch] = {}
-            for name, value in tree.environment.items():
-                if any(fnmatchcase(name, pattern) for pattern in self.left_out):
-                    notes.append(f"{name}: no image has it")
+            notes += [f"text files name {folder}, which is {self.prefix} in images" for folder in tree.built_in]
+            if found := [f"{name} in {folder}" for folder, name in tree.plugins]:
+                notes.append(f"NCCL's network plug-ins, of which it loads the first: {', '.join(found)}")
+            left_out = [n for n in tree.environment if any(fnmatchcase(n, pattern) for pattern in self.left_out)]
+            notes += [f"{', '.join(left_out)}: no image has these"] if left_out else []
+            for name, value in {**dict.fromkeys(self.order, ""), **tree.environment}.items():
+                if name in left_out:
                     continue
                 parts = [(part, self._place(part, tree)) for part in value.split(":") if part]
                 notes += [f"{name}: {part} is not in the image" for part, place in parts if place is None]
-                if kept := list(dict.fromkeys(place for _, place in parts if place)):
-                    taken[arch][name] = ":".join(kept)
-        result = {}
-        for name in dict.fromkeys(name for values in taken.values() for name in values):
-            found = {arch: values[name] for arch, values in taken.items() if name in values}
-            lists = [value.split(":") for value in found.values()]
-            if len(found) < len(taken):
-                notes.append(f"{name}: only the archive for {', '.join(found)} has it")
-            elif len(set(found.values())) == 1:
-                result[name] = next(iter(found.values()))
-            elif name.endswith("PATH"):
-                everywhere = [part for part in lists[0] if all(part in others for others in lists)]
-                result[name] = ":".join(everywhere)
-                lost = dict.fromkeys(part for parts in lists for part in parts if part not in everywhere)
-                notes += [f"{name}: {part} is in the archive of one architecture only" for part in lost]
-            else:
+                moved = [(part.split("/"), place.split("/")) for part, place in parts if place and place != part]
+                notes += [f"{'/'.join(a[:depth])} is {'/'.join(b[:depth])} in images" for a, b in moved]
+                kept = list(dict.fromkeys(place for _, place in parts if place))
+                ordered = self._ordered(name, kept)
+                if ordered != kept:
+                    notes.append(f"{name}: images have {', '.join(self.order[name])} in this order, the script has not")
+                if ordered:
+                    taken[arch][name] = ":".join(ordered)
+        return common_environment(taken, notes)
+
+    def check_order(self, environment: Mapping[str, str]) -> None:
+        """Raise ConfigError if an image's list has the folders of `order` in another order, or twice."""
+        for name, patterns in self.order.items():
+            inside = [part for part in environment.get(name, "").split(":") if part.startswith(f"{self.prefix}/")]
+            if inside and inside != self._ordered(name, list(dict.fromkeys(inside))):
                 raise ConfigError(
-                    f"{name}: expected one value for all architectures, but it is "
-                    f"{', '.join(f'{value} for {arch}' for arch, value in found.items())}; build one platform "
-                    "(--platform), or give the component a value in `env`"
+                    f"{name}: expected {', '.join(patterns)} of {self.prefix} once and in this order, but images would "
+                    f"have {':'.join(inside)}; let no other component, and no `env` in matrix.yaml, name these folders"
                 )
-        return result, tuple(dict.fromkeys(notes))
+
+    def _ordered(self, name: str, folders: Sequence[str]) -> list[str]:
+        """Return a list of folders in which those of `order` have its order; all others stay where they are."""
+        wanted: list[str] = []
+        for pattern in self.order.get(name, ()):
+            found = [folder for folder in folders if fnmatchcase(folder, f"{self.prefix}/{pattern}")]
+            wanted += found or ([] if "*" in pattern else [f"{self.prefix}/{pattern}"])
+        rest = iter(wanted)
+        return [next(rest) if folder in wanted else folder for folder in folders] + list(rest)
 
     def libraries(self, environment: Mapping[str, str]) -> tuple[str, ...]:
         """Return the archive's own folders among those where the loader shall look, in their order."""
@@ -243,6 +259,35 @@ class Unpacked(ArchiveTree):
             fnmatchcase(path, f"{pattern}{end}") for pattern in self.removed for end in ("", "/*")
         )
         return None if gone else part
+
+
+def common_environment(
+    found: Mapping[Arch, Mapping[str, str]], notes: Iterable[str] = ()
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables that all architectures have, of lists what is in all; and the notes, with lines on the rest.
+
+    Raises ConfigError if two architectures have different values.
+    """
+    result, lines = {}, list(notes)
+    for name in dict.fromkeys(name for values in found.values() for name in values):
+        values = {arch: values[name] for arch, values in found.items() if name in values}
+        lists = [value.split(":") for value in values.values()]
+        if len(values) < len(found):
+            lines.append(f"{name}: only the archive for {', '.join(values)} has it")
+        elif len(set(values.values())) == 1:
+            result[name] = next(iter(values.values()))
+        elif name.endswith("PATH"):
+            everywhere = [part for part in lists[0] if all(part in others for others in lists)]
+            result[name] = ":".join(everywhere)
+            lost = dict.fromkeys(part for parts in lists for part in parts if part not in everywhere)
+            lines += [f"{name}: {part} is in the archive of one architecture only" for part in lost]
+        else:
+            raise ConfigError(
+                f"{name}: expected one value for all architectures, but it is "
+                f"{', '.join(f'{value} for {arch}' for arch, value in values.items())}; build one platform "
+                "(--platform), or give the component a value in `env`"
+            )
+    return result, tuple(dict.fromkeys(lines))
 
 
 class Component(Model):
@@ -308,6 +353,8 @@ class Component(Model):
     env: Annotated[tuple[ConditionalRow, ...], BeforeValidator(_rows)] = ()
     """Environment of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to. Of a variable
     that the unpacked archive sets too, this is the value."""
+    env_of_base: tuple[str, ...] = ()
+    """Variables that the image takes from the image that it starts from, so that logins have them too."""
     labels: dict[Name, str] = Field(default_factory=dict)
     """What else the image declares, as `imagebuild.<name>`; templates as in `archive`. `plugin` is the network plug-in
     of the unpacked archive that NCCL finds first."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from imagebuild.core.errors import ConfigError, Mistakes
+from imagebuild.core.errors import ConfigError, Mistakes, nearest
 from imagebuild.core.files import cache_folder, shipped_folder
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.yaml import load_yaml
@@ -51,9 +51,11 @@ def load_project(matrix: Path, dockerfiles: Path, lock: Path, extending: tuple[P
         paths = ProjectPaths.beside(folder / "matrix.yaml")
         base = load_project(paths.matrix, paths.dockerfiles, paths.lock, (*extending, matrix.resolve()))
     files = sorted(dockerfiles.glob("components/*/component.yaml"))
-    if not files and not base:
-        what = "no components/*/component.yaml here; give the folder with --dockerfiles, or write `extends: imagebuild`"
-        mistakes.add(str(dockerfiles), f"{what} in the matrix to have those that come with imagebuild")
+    if document and not base and not (files and document.model.bases):
+        lacking = "no bases" if files else f"no {dockerfiles}/components/*/component.yaml"
+        what = f"has {lacking} and extends nothing; write `extends: imagebuild` to have what comes with it"
+        mistakes.add(f"{matrix}:1", what)
+    check_folders(dockerfiles / "components", mistakes)
     components = {path.parent.name: load_yaml(path, Component, mistakes) for path in files}
     locked = load_yaml(lock, Lock, mistakes) if lock.exists() else None
     mistakes.stop_if_any()
@@ -70,6 +72,20 @@ def load_project(matrix: Path, dockerfiles: Path, lock: Path, extending: tuple[P
                 )
     mistakes.stop_if_any()
     return project
+
+
+PARTS = ("component.yaml", "build.j2", "install.j2", "files", "checks")
+"""What a component's folder has."""
+
+
+def check_folders(components: Path, mistakes: Mistakes) -> None:
+    """Note folders of components without a `component.yaml`, and what is in them under a name that is not read."""
+    for path in sorted(components.glob("*/*")):
+        if path.name not in PARTS and (path.suffix == ".j2" or nearest(path.name, PARTS)):
+            mistakes.add(str(path), f"is not read; a component has {', '.join(PARTS)}")
+    for folder in sorted(components.glob("[!.]*/")):
+        if folder.is_dir() and not (folder / PARTS[0]).exists():
+            mistakes.add(str(folder), f"has no {PARTS[0]}; write one, or remove the folder")
 
 
 def layered(own: Project, base: Project) -> Project:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from typing import Annotated, Any, Literal, cast
 
@@ -109,6 +109,10 @@ class Lock(Model):
     to, because the layers of all images change with it."""
 
 
+TABLES = ("archives", "git", "images", "repositories", "wheels")
+"""Fields of a lock that have entries."""
+
+
 def layered_lock(own: Lock, base: Lock) -> Lock:
     """Return the entries of a lock and, where it has none or an unresolved one, those of the project it extends."""
 
@@ -121,8 +125,7 @@ def layered_lock(own: Lock, base: Lock) -> Lock:
                 result[key] = entry
         return result
 
-    tables = ("archives", "git", "images", "repositories", "wheels")
-    update: dict[str, Any] = {name: layered(getattr(own, name), getattr(base, name)) for name in tables}
+    update: dict[str, Any] = {name: layered(getattr(own, name), getattr(base, name)) for name in TABLES}
     return own.model_copy(update=update | {"date": own.date or base.date})
 
 
@@ -143,6 +146,8 @@ class BaseImage:
 
     reference: str
     """With a tag, as in FROM."""
+    facts: bool = field(default=False, compare=False)
+    """Whether the lock is to have what its configuration says."""
 
 
 @dataclass(frozen=True)
@@ -217,9 +222,13 @@ def locked_image(lock: Lock, reference: str) -> LockedImage | Unresolved:
 
 
 def digest_of(lock: Lock, reference: str) -> str:
-    """Return `image:tag@digest`; an unresolved digest is `sha256:unresolved`, which any builder refuses."""
+    """Return `image:tag@digest`; an unresolved digest is `sha256:unresolved`, which any builder refuses.
+
+    Only an image of the command line may have no digest.
+    """
     image = locked_image(lock, reference)
-    return f"{reference}@{image.digest if isinstance(image, LockedImage) else f'sha256:{UNRESOLVED}'}"
+    digest = image.digest if isinstance(image, LockedImage) else f"sha256:{UNRESOLVED}"
+    return f"{reference}@{digest}" if digest else reference
 
 
 def hash_of(lock: Lock, component: str, url: str) -> str:
@@ -232,6 +241,12 @@ def facts_of(lock: Lock, url: str) -> TreeFacts | None:
     """Return what the lock knows of an archive; None if it knows none or is without facts."""
     entry = lock.archives.get(url)
     return entry.facts if isinstance(entry, LockedArchive) else None
+
+
+def image_facts_of(lock: Lock, reference: str) -> Mapping[Platform, ImageFacts]:
+    """Return platform → what the lock knows of an image; nothing if it is without facts."""
+    entry = lock.images.get(reference)
+    return (isinstance(entry, LockedImage) and entry.facts) or {}
 
 
 def commit_of(lock: Lock, git: GitRef) -> str:
@@ -272,6 +287,8 @@ def is_unresolved(lock: Lock, source: Source) -> bool:
     match source, entry_of(lock, source):
         case Archive(tree=ArchiveTree()), LockedArchive(facts=facts):
             return facts is None
+        case BaseImage(facts=True), LockedImage(facts=of_platforms):
+            return of_platforms is None
         case Archive(tree=ArchiveTree()), _:
             return True
         case PackageSource(packages=packages), LockedRepository() as entry:
@@ -282,7 +299,10 @@ def is_unresolved(lock: Lock, source: Source) -> bool:
 
 def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
     """Return the lock with `unresolved` for every source that it lacks: enough to render, not to build."""
-    entries = lock.model_dump(by_alias=True)
+    entries: dict[str, Any] = {
+        name: {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in getattr(lock, name).items()}
+        for name in TABLES
+    }
     for source in sources:
         if isinstance(source, GitRef) and source.commit:
             continue
@@ -291,7 +311,7 @@ def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
         for folder in folders:
             table = table.setdefault(folder, {})
         table.setdefault(name, UNRESOLVED)
-    return Lock.model_validate(entries)
+    return lock.model_copy(update=entries)
 
 
 def check_resolved(
@@ -310,7 +330,9 @@ def check_resolved(
         archives = [source.url for source in missing.values() if isinstance(source, Archive)]
         number = len({*map(key_of, needed)})
         downloads = f"; it downloads {len(archives)} of them{size_of(archives)}, to hash and read" if archives else ""
-        listed = "\n".join(f"  {describe_key(key)}" for key in missing)
+        half = {key for key, s in missing.items() if isinstance(entry_of(lock, s), LockedImage | LockedArchive)}
+        known = " (its hash is known, what it says of itself is not)"
+        listed = "\n".join(f"  {describe_key(key)}{known if key in half else ''}" for key in missing)
         raise ConfigError(
             f"imagebuild.lock: {len(missing)} of {number} sources have no pin, so nothing would verify them; run "
             f"`{command}` where they can be reached{downloads}:\n{listed}"

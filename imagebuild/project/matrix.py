@@ -19,7 +19,6 @@ from imagebuild.core.fields import (
     Platform,
     Release,
     VersionText,
-    one_or_more,
 )
 
 REPOSITORY = r"^(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*$"
@@ -159,7 +158,7 @@ class Image(Model):
     """Labels of its own, such as `com.acme.team`; they win over those that every image has."""
     user: Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$")] | None = None
     """User that containers run as; by default root."""
-    cmd: Annotated[tuple[Line, ...], BeforeValidator(one_or_more), Field(min_length=1)] = ("bash",)
+    cmd: Annotated[tuple[Line, ...], Field(min_length=1)] = ("bash",)
     """Command of containers, and its arguments."""
     append: str = ""
     """Dockerfile instructions at the very end, such as `RUN …`; there is no build context to copy from."""
@@ -203,8 +202,8 @@ class Matrix(Model):
 
 
 def combination_id(image: str, axes: Mapping[str, str]) -> str:
-    """Return `<image>-cuda<V>-<os>-<variant>`; only the value of `cuda` needs its axis named."""
-    values = [f"{axis}{value}" if axis == "cuda" else value for axis, value in axes.items()]
+    """Return `<image>-cuda<V>-<os>-<variant>`; only numbers, those of `cuda` and `gpu`, need their axis named."""
+    values = [f"{axis}{value}" if axis in ("cuda", "gpu") else value for axis, value in axes.items()]
     return "-".join([image, *values])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -13,11 +13,24 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, suggestion
-from imagebuild.core.fields import PATTERN_WORDS, VERSION, YamlFile, axis_facts, major, matches, minor, satisfies
+from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, nearest, suggestion
+from imagebuild.core.fields import (
+    OPERATORS,
+    PATTERN_WORDS,
+    VERSION,
+    Arch,
+    Condition,
+    Loc,
+    YamlFile,
+    axis_facts,
+    major,
+    matches,
+    minor,
+    satisfies,
+)
 from imagebuild.project.component import Component, Variant
-from imagebuild.project.lockfile import Lock
-from imagebuild.project.matrix import REPOSITORY, Excluded, Matrix, Pin, Plan, Target, combination_id
+from imagebuild.project.lockfile import Lock, LockedImage
+from imagebuild.project.matrix import REPOSITORY, Base, Excluded, Matrix, Pin, Plan, Target, combination_id
 
 TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
 """A repository with a tag, as the OCI distribution specification allows them."""
@@ -46,10 +59,21 @@ class Project:
     """What comes from the matrix that it extends: rules and requirements, which need not fit any of its images, and
     pins, as `("versions", name)`, which are not written in this one."""
 
-    def in_repository(self, repository: str) -> Project:
-        """Return the project with images named and pushed elsewhere."""
-        model = self.matrix.model.model_copy(update={"repository": repository})
-        return replace(self, matrix=replace(self.matrix, model=model))
+    def changed(self, changes: Changes) -> Project:
+        """Return the project with another repository, base image and more instructions at the end, if there are any."""
+        matrix, bases, pins = self.matrix.model, self.matrix.model.bases, self.lock.images
+        name, _, digest = (changes.base_image or "").partition("@")
+        if name:
+            bases = dict.fromkeys(bases, Base(image=name))
+            pins = {**pins, name: LockedImage.model_construct(digest=digest)}
+        images = {}
+        for label, image in matrix.images.items():
+            appended = "\n".join(filter(None, (image.append.strip(), changes.appended.strip())))
+            images[label] = image.model_copy(update={"append": appended, "base": image.base and (name or image.base)})
+        repository = changes.repository or matrix.repository
+        model = matrix.model_copy(update={"repository": repository, "bases": bases, "images": images})
+        lock = self.lock.model_copy(update={"images": pins})
+        return replace(self, matrix=replace(self.matrix, model=model), lock=lock)
 
     def folder(self, component: str) -> Path:
         """Return the folder of a component. Raises ConfigError if there is no such component."""
@@ -146,44 +170,101 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
             mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
 
 
-Reference = tuple[YamlFile[Any], tuple[str | int, ...], str, str, Collection[str]]
+Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
 """File, place in it, what an unknown name is there, the name, and the names that there are."""
 
 
 def _references(project: Project) -> Iterator[Reference]:
     """Yield where files name what other files have."""
     matrix, file, known = project.matrix.model, project.matrix, project.components
-    axes = {"image", *(name for image in matrix.images.values() for name in axis_facts(dict.fromkeys(image.axes, "")))}
     roles = {wanted for document in known.values() for wanted in document.model.build_requires}
     for name, image in matrix.images.items():
         for i, component in enumerate(image.components):
             yield file, ("images", name, "components", i), "unknown component", component, known
         for wanted, component in image.build_with.items():
-            yield file, ("images", name, "build-with", wanted), "unknown component", component, known
+            offers = {c for c, document in known.items() if wanted in (c, *document.model.provides)}
+            yield file, ("images", name, "build-with", wanted), "nothing that provides it is", component, offers
             yield file, ("images", name, "build-with"), "no component builds with", wanted, roles
-        if isinstance(image.size_limit_mb, dict) and "variant" in image.axes:
-            for variant in image.size_limit_mb:
-                yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes["variant"]
+        for variant in image.size_limit_mb if isinstance(image.size_limit_mb, dict) else ():
+            yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes.get("variant", ())
         for i, value in enumerate(image.axes.get("os", ())):
             yield file, ("images", name, "axes", "os", i), "no base", value, matrix.bases
+        for i, kind in enumerate(image.axes.get("variant", ())):
+            yield file, ("images", name, "axes", "variant", i), "no variant", kind, get_args(Variant)
+        for i, value in enumerate(image.axes.get("gpu", ())):
+            yield file, ("images", name, "axes", "gpu", i), "no compute capability", value, matrix.gpu_architectures
     pins = {*known, *(d.model.pin for d in known.values() if d.model.pin)}
     for pin in matrix.versions:
         yield file, ("versions", pin), "unknown component", pin, pins
     for name, base in matrix.bases.items():
         if base.build_on:
             yield file, ("bases", name, "build-on"), "no base", base.build_on, matrix.bases
-    for i, rule in enumerate(matrix.rules):
-        for axis in rule.when if rule not in project.inherited else ():
-            yield file, ("rules", i, "when", axis), "unknown axis", axis, axes
-    for i, row in enumerate(matrix.publish.require):
-        for axis in row.when if row not in project.inherited else ():
-            yield file, ("publish", "require", i, "when", axis), "unknown axis", axis, {"arch", *axes}
+    for document, place, condition, names in _conditions(project, roles):
+        for axis, alternatives in condition.items():
+            yield document, (*place, "when", axis), "unknown axis", axis, names
+            values = names.get(axis)
+            for value in alternatives if values else ():
+                if not value.startswith(OPERATORS):
+                    is_major = value in names.get(f"{axis}-major", ())
+                    problem = f"only {axis}-major is" if is_major else "no target has"
+                    yield document, (*place, "when", axis), problem, value, values or ()
     fulfilled = {*known, *(name for document in known.values() for name in document.model.provides)}
     for document in known.values():
         for i, wanted in enumerate(document.model.requires):
             yield document, ("requires", i), "unknown component", wanted, fulfilled
         for i, wanted in enumerate(document.model.build_requires):
             yield document, ("build-requires", i), "unknown component", wanted, fulfilled
+
+
+Names = Mapping[str, Collection[str]]
+"""What a condition may name → its values; nothing where they are not known beforehand."""
+
+
+def _conditions(project: Project, roles: Collection[str]) -> Iterator[tuple[YamlFile[Any], Loc, Condition, Names]]:
+    """Yield the conditions of a project's own files. `roles` is what components build with."""
+    matrix, file = project.matrix.model, project.matrix
+
+    def axes_of(*images: str) -> dict[str, Collection[str]]:
+        values: dict[str, Collection[str]] = {"os": [*matrix.bases], "variant": get_args(Variant)}
+        for name in images:
+            for axis, found in matrix.images[name].axes.items():
+                values[axis] = {*values.get(axis, ()), *found}
+        majors = {f"{axis}-major": {*map(major, found)} for axis, found in values.items()}
+        return {**majors, **values}
+
+    axes = axes_of(*matrix.images)
+    versioned = {**axes, "version": ()}
+    imaged = {**axes, "image": [*matrix.images]}
+    placed = {**imaged, "arch": get_args(Arch)}
+    for i, rule in enumerate(matrix.rules):
+        if rule not in project.inherited:
+            yield file, ("rules", i), rule.when, imaged
+    for i, requirement in enumerate(matrix.publish.require):
+        if requirement not in project.inherited:
+            yield file, ("publish", "require", i), requirement.when, placed
+    for pin, rows in matrix.versions.items():
+        for i, row in enumerate(rows if ("versions", pin) not in project.inherited else ()):
+            yield file, ("versions", pin, i), row.when, axes
+    for name, image in matrix.images.items():
+        own = {**axes_of(name), "image": [name]}
+        for i, alias in enumerate(image.aliases):
+            yield file, ("images", name, "aliases", i), alias.when, own
+        for i, waiver in enumerate(image.waivers):
+            yield file, ("images", name, "waivers", i), waiver.when, {**own, "arch": get_args(Arch)}
+    for document in project.components.values():
+        if not document.path.is_relative_to(project.roots[0]):
+            continue
+        built_with = {**placed, **versioned, **{role: [*project.components] for role in roles}}
+        for key, names in {
+            "supports": versioned,
+            "excludes": versioned,
+            "facts": built_with,
+            "env": versioned,
+            "checks": axes,
+            "waivers": placed,
+        }.items():
+            for i, entry in enumerate(getattr(document.model, key)):
+                yield document, (key, i), entry.when, names
 
 
 def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
@@ -212,18 +293,21 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
             if component in project.components and project.components[component].model.build_only:
                 where = at("images", name, "components", i)
                 mistakes.add(where, f"images.{name}.components: {component} is a tool of build stages; leave it out")
-        if "os" not in image.axes:
-            mistakes.add(at("images", name, "axes"), f"images.{name}.axes: the axis 'os' is missing")
-        for i, variant in enumerate(image.axes.get("variant", ())):
-            if variant not in get_args(Variant):
-                problem = f"must be 'runtime' or 'devel', not {variant!r}"
-                mistakes.add(at("images", name, "axes", "variant", i), f"images.{name}.axes.variant: {problem}")
+        for needed, example in (("os", next(iter(matrix.bases), "debian13")), ("variant", "runtime")):
+            if needed not in image.axes:
+                problem = f"the axis {needed!r} is missing; add `{needed}: [{example}]`"
+                mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}")
         for component in image.components:
             document = project.components.get(component)
             axis = document and document.model.version_axis
             if document and axis and axis not in image.axes:
-                problem = f"image {name} has no axis {axis!r}{suggestion(axis, set(image.axes))}"
-                mistakes.add(document.at("version-axis"), f"version-axis: {problem}")
+                problem = f"no axis {axis!r}, from which {document.at('version-axis')} takes the version of {component}"
+                near = nearest(axis, image.axes)
+                remedy = f"correct {near!r}" if near else f'add `{axis}: ["VERSION"]`'
+                mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}; {remedy}")
+        for release in image.axes.get("os", ()):
+            if image.base and (problem := base_mismatch(image.base, release)):
+                mistakes.add(at("images", name, "base"), f"images.{name}.base: {image.base}: {problem}")
     for name, document in project.components.items():
         pin = document.model.pin or name
         if document.model.version_axis or pin in matrix.versions or pin in changes.values:
@@ -233,6 +317,13 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
             mistakes.add(at("versions"), what)
         elif name in changes.with_:
             mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
+
+
+def base_mismatch(image: str, release: str) -> str:
+    """Return why an image cannot be the base of targets of a value of `os`, by its name; empty if it may be."""
+    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
+    return "" if fits else f"packages and pins are of {release}; take a base of that"
 
 
 def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
@@ -264,12 +355,20 @@ class Changes:
     without: tuple[str, ...] = ()
     repository: str | None = None
     """Where images are named and pushed, instead of the matrix's `repository`."""
+    base_image: str | None = None
+    """Image to start from instead of the base of each target, with a digest unless the Dockerfile is only printed."""
+    append: str | None = None
+    """File with instructions for the end of every image."""
+    appended: str = ""
+    """Those instructions."""
 
     @property
     def options(self) -> tuple[str, ...]:
         """Return the options that change the same, as words of a command line."""
         pairs = [("--set", f"{name}={value}") for name, value in self.values.items()]
         pairs += [("--with", name) for name in self.with_] + [("--without", name) for name in self.without]
+        pairs += [("--base-image", self.base_image)] if self.base_image else []
+        pairs += [("--append", self.append)] if self.append else []
         return tuple(word for pair in pairs for word in pair)
 
 
@@ -306,14 +405,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     for name, image in matrix.images.items():
         wanted = [c for c in (*image.components, *changes.with_) if c not in changes.without]
         components = with_requirements(project, name, wanted, mistakes)
-        choices = [changes.values[a].split(",") if a in changes.values else v for a, v in image.axes.items()]
-        for axis, found in zip(image.axes, choices, strict=True):
-            where = f"--set {axis}" if axis in changes.values else project.matrix.at("images", name, "axes", axis)
-            for value in sorted({value for value in found if found.count(value) > 1}):
-                mistakes.add(where, f"{axis} {value} is there twice; remove one")
-            for value in found if axis == "os" and axis in changes.values else ():
-                if value not in matrix.bases:
-                    mistakes.add(where, f"no base {value!r}{suggestion(value, matrix.bases)}")
+        choices = _axis_values(project, name, changes, mistakes)
         if mistakes.texts:
             continue
         for values in product(*choices):
@@ -325,18 +417,26 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
                 rule, reason = objections[0]
                 excluded.append(Excluded(image=name, axes=axes, rule=rule, reason=reason))
                 continue
-            variant = axes.get("variant", "")
             present: dict[str, str] = {}
+            unversioned: dict[str, str] = {}
             for component, version in chosen.items():
-                if variant and variant not in project.components[component].model.variants:
+                if axes["variant"] not in project.components[component].model.variants:
                     continue
-                if version is None:
-                    where = f"{project.matrix.at('versions', component)}: versions.{component}"
-                    hint = "add a row without `when`, or a rule that excludes it"
-                    mistakes.add_once(where, f"no row is for {combination_id(name, axes)}; {hint}")
-                else:
+                if version is not None:
                     present[component] = version
-            targets.append(named(project, name, axes, present, mistakes))
+                    continue
+                pin = project.components[component].model.pin or component
+                hint = f"add `{pin}: VERSION`, or a rule that excludes it"
+                unversioned[pin] = f"no version is for {combination_id(name, axes)}; {hint}"
+            if unversioned and not changes.values.keys().isdisjoint(axes):
+                # The axis is for the image that was asked for; others need not have versions for it.
+                pin, reason = next(iter(unversioned.items()))
+                excluded.append(Excluded(image=name, axes=axes, rule=f"versions.{pin}", reason=reason))
+                continue
+            for pin, reason in unversioned.items():
+                mistakes.add_once(f"{project.matrix.at('versions', pin)}: versions.{pin}", reason)
+            if not mistakes.texts:
+                targets.append(named(project, name, axes, present, mistakes))
     if not changes.values and not mistakes.texts:
         for i, row in enumerate(matrix.rules):
             if not used[row.name] and row not in project.inherited:
@@ -348,6 +448,25 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     mistakes.stop_if_any()
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
     return Plan(targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted)
+
+
+def _axis_values(project: Project, name: str, changes: Changes, mistakes: Mistakes) -> list[Sequence[str]]:
+    """Return the values of each axis of an image, those of `--set` where there are any."""
+    matrix = project.matrix.model
+    image = matrix.images[name]
+    choices: list[Sequence[str]] = [
+        changes.values[a].split(",") if a in changes.values else v for a, v in image.axes.items()
+    ]
+    for axis, found in zip(image.axes, choices, strict=True):
+        where = f"--set {axis}" if axis in changes.values else project.matrix.at("images", name, "axes", axis)
+        for value in sorted({value for value in found if found.count(value) > 1}):
+            mistakes.add(where, f"{axis} {value} is there twice; remove one")
+        known = set(matrix.bases if axis == "os" else matrix.gpu_architectures if axis == "gpu" else ())
+        for value in found if known and axis in changes.values else ():
+            if value not in known:
+                noun = "base" if axis == "os" else "compute capability"
+                mistakes.add(where, f"no {noun} {value!r}{suggestion(value, known)}")
+    return choices
 
 
 def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:

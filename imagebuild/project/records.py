@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -54,6 +55,8 @@ class BuildResult(Model):
     """Address of that run's workflow, with the revision of it: who vouches for the build."""
     replaced: dict[str, str] = Field(default_factory=dict)
     """Image or stage, as the Dockerfile names it → what the build had instead: the digest of an image, or `folder`."""
+    rebuilt: date | None = None
+    """Day of `build --rebuild`: packages are newer than those of the first build of its commit."""
 
 
 Outcome = Literal["passed", "failed", "skipped"]

@@ -8,6 +8,7 @@ from .attest import Signer as Signer
 from .attest import Trust as Trust
 from .attest import add_attachment as add_attachment
 from .attest import attach as attach
+from .attest import job_workflow as job_workflow
 from .attest import judge_predicate as judge_predicate
 from .attest import show_attachment as show_attachment
 from .attest import verify_attachments as verify_attachments
@@ -64,6 +65,7 @@ from .scan import ScanReport as ScanReport
 from .scan import judge_vulnerabilities as judge_vulnerabilities
 from .scan import load_policy as load_policy
 from .scan import print_scan as print_scan
+from .scan import published_images as published_images
 from .scan import read_report as read_report
 from .scan import scan_result as scan_result
 from .scan import security_updates as security_updates
@@ -74,8 +76,11 @@ from .site import checks_badge as checks_badge
 from .site import choices_of as choices_of
 from .site import curve_chart as curve_chart
 from .site import facets_of as facets_of
+from .site import facts_of as facts_of
 from .site import format_day as format_day
 from .site import format_minute as format_minute
+from .site import has_failures as has_failures
+from .site import newest_of_kind as newest_of_kind
 from .site import picker_rows as picker_rows
 from .site import pull_commands as pull_commands
 from .site import write_site as write_site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
 
+import requests
 from pydantic import BaseModel
 
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, suggestion
@@ -25,7 +27,6 @@ from imagebuild.oci.attestation import (
     SIGNATURE,
     Attestation,
     attestation_of,
-    encode_predicate,
     kind_of,
     list_attestations,
     read_attestations,
@@ -35,7 +36,7 @@ from imagebuild.oci.layout import Descriptor
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, RepositoryAt, is_plain
 from imagebuild.project.records import ScanResult, VerifyResult
-from imagebuild.publish.evidence import PREDICATES, read_predicate
+from imagebuild.publish.evidence import PREDICATES, attachment_of, read_predicate
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import Report
@@ -198,6 +199,24 @@ GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
 """Who vouches for the identity of a job of GitHub."""
 
 
+def job_workflow(environ: Mapping[str, str]) -> str:
+    """Return the workflow file that a job of GitHub is in, with its revision; empty elsewhere.
+
+    In a workflow that others call, variables name the caller, and only the job's token says whose job it is. Fulcio
+    certifies that (`job_workflow_ref`). Raises CommandError if GitHub gives no token.
+    """
+    if not (address := environ.get("ACTIONS_ID_TOKEN_REQUEST_URL")):
+        return environ.get("GITHUB_WORKFLOW_REF", "")
+    header = {"Authorization": f"bearer {environ.get('ACTIONS_ID_TOKEN_REQUEST_TOKEN', '')}"}
+    try:
+        answer = requests.get(f"{address}&audience=sigstore", headers=header, timeout=60)
+        answer.raise_for_status()
+        claims = answer.json()["value"].split(".")[1]
+        return str(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["job_workflow_ref"])
+    except (requests.RequestException, LookupError, TypeError, ValueError) as error:
+        raise CommandError(f"GitHub does not say who signs: {type(error).__name__}: {error}") from None
+
+
 def signer_of(
     key: str | None, *, sign: bool, log: bool, identity: str | None = None, issuer: str | None = None
 ) -> Signer | None:
@@ -209,7 +228,7 @@ def signer_of(
         if key or identity or issuer or not log:
             raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign")
         return None
-    if not key and not identity and (workflow := os.environ.get("GITHUB_WORKFLOW_REF")):
+    if not key and not identity and (workflow := job_workflow(os.environ)):
         identity, issuer = f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", GITHUB_ISSUER
     signer = Signer(key, log, identity=identity, issuer=issuer)
     signer.check()
@@ -357,8 +376,9 @@ def verify_attachments(reference: ImageReference, registry: Registry, request: A
     platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
     findings: list[AttestFinding] = []
     for name, manifest in {**({} if digest in platforms.values() else {INDEX: digest}), **platforms}.items():
-        if name != INDEX:
-            findings += _verify_platform(place, ManifestSubject(manifest, name, digest), request)
+        members = platforms if name == INDEX else {name: manifest}
+        subjects = [ManifestSubject(member, platform, digest) for platform, member in members.items()]
+        findings += _verify_manifest(place, name, manifest, subjects, request)
         if request.trust:
             problem = request.trust.image_problem(reference.at(manifest))
             findings.append(
@@ -370,10 +390,13 @@ def verify_attachments(reference: ImageReference, registry: Registry, request: A
     return AttestResult(image=str(reference), digest=digest, findings=tuple(findings))
 
 
-def _verify_platform(place: RepositoryAt, subject: ManifestSubject, request: AttestRequest) -> Iterator[AttestFinding]:
-    manifest = place.manifest(subject.digest).content
+def _verify_manifest(
+    place: RepositoryAt, name: str, digest: str, subjects: Sequence[ManifestSubject], request: AttestRequest
+) -> Iterator[AttestFinding]:
+    """Judge what refers to a manifest: the image of a platform, or an index, which has what is about its images."""
+    manifest = place.manifest(digest).content
     trusted = set()
-    for attestation in read_attestations(place.registry, place.repository, subject.digest):
+    for attestation in read_attestations(place.registry, place.repository, digest):
         kind, required = attestation.kind, attestation.kind in request.required
         if kind not in PREDICATES and not attestation.problem:
             continue
@@ -386,17 +409,19 @@ def _verify_platform(place: RepositoryAt, subject: ManifestSubject, request: Att
         else:
             trusted.add(kind)
             try:
-                verdict = judge_predicate(read_predicate(attestation), subject)
+                predicate = read_predicate(attestation)
+                verdicts = [judge_predicate(predicate, subject) for subject in subjects]
+                verdict = next((verdict for verdict in verdicts if verdict.outcome != "broken"), verdicts[0])
             except ResultError as error:
                 verdict = Verdict("broken", attestation.problem or str(error))
         yield AttestFinding(
-            subject=subject.platform, digest=subject.digest, kind=kind, outcome=verdict.outcome,
+            subject=name, digest=digest, kind=kind, outcome=verdict.outcome,
             detail=verdict.detail, attachment=attestation.digest, required=required,
         )  # fmt: skip
-    for kind in (k for k in PREDICATES if k not in trusted):
+    for kind in (k for k in PREDICATES if k not in trusted and name != INDEX):
         required = kind in request.required
         yield AttestFinding(
-            subject=subject.platform, digest=subject.digest, kind=kind, required=required,
+            subject=name, digest=digest, kind=kind, required=required,
             outcome="missing" if required else "skipped",
             detail="the registry lists none" + (" that is signed" if request.trust else ""),
         )  # fmt: skip
@@ -434,12 +459,14 @@ def add_attachment(
     image = found.image(platform)
     manifest = registry.at(reference.repository).manifest(str(image.digest))
     subject = ManifestSubject(manifest.digest, image.platform, str(found.digest))
-    verdict = judge_predicate(read_written(PREDICATES[kind], content, str(file)), subject)
+    value = read_written(PREDICATES[kind], content, str(file))
+    verdict = judge_predicate(value, subject)
     if verdict.outcome == "broken":
         raise ConfigError(f"{file}: is no {kind} of {manifest.digest}: {verdict.detail}")
     about = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
-    predicate = encode_predicate(json.loads(content))
-    return attach(registry.at(reference.repository), about, kind, predicate, signer=signer)
+    attached = attachment_of(value, json.loads(content), manifest.digest, image.platform)
+    place = registry.at(reference.repository)
+    return attach(place, about, kind, attached.content, created=attached.created, signer=signer)
 
 
 def attach(

@@ -252,7 +252,7 @@ def stack_of(versions: Mapping[str, str], provides: Mapping[str, tuple[str, ...]
 REFERRERS = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
 """Tags that name no image: lists of what refers to a digest, and what cosign attaches to one."""
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-REVISION = r"(?P<revision>[0-9a-f]{7,40}(?:-dirty)?)"
+REVISION = r"(?P<revision>[0-9a-f]{7,40}(?:-\d{8})?(?:-dirty)?)"
 ANY = r"[A-Za-z0-9._-]+"
 
 

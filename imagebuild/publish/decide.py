@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from fnmatch import fnmatchcase
 
 from imagebuild.core.fields import Platform, axis_facts, matches
@@ -225,15 +226,21 @@ def _name(check: CheckResult) -> str:
 
 
 def fill_tags(
-    templates: Sequence[str], revisions: Mapping[str, Sequence[str | None]], *, allow_dirty: bool
-) -> tuple[tuple[str, ...], str]:
+    templates: Sequence[str], revisions: Mapping[str, Sequence[str | None]], days: Iterable[date | None] = (), *,
+    allow_dirty: bool,
+) -> tuple[tuple[str, ...], str]:  # fmt: skip
     """Return the tags with `{revision}` filled in, and the reason why that is impossible, empty if it is not.
 
-    `revisions` are those of the builds of each platform. With `allow_dirty`, the revision of builds from uncommitted
-    files or from different commits is a commit with the suffix `-dirty`.
+    `revisions` are those of the builds of each platform, `days` those of `build --rebuild`, which a tag names behind
+    the commit. With `allow_dirty`, the revision of builds from uncommitted files or from different commits is a commit
+    with the suffix `-dirty`.
     """
+    named = sorted({f"-{day:%Y%m%d}" if day else "" for day in days}) or [""]
     if not any(REVISION in template for template in templates):
-        return tuple(templates), ""
+        return tuple(templates), "tags without {revision} cannot say that this is a rebuild" if any(named) else ""
+    if len(named) > 1:
+        listed = ", ".join(day.removeprefix("-") or "without --rebuild" for day in named)
+        return (), f"its builds are of different days: {listed}; build all platforms on one day"
     every = [revision for of_platform in revisions.values() for revision in of_platform]
     commits = sorted({revision.removesuffix(DIRTY) for revision in every if revision})
     if not commits or None in every:
@@ -247,5 +254,5 @@ def fill_tags(
             for platform, of_platform in sorted(revisions.items())
         )
         return (), f"its builds are of different commits: {listed}; build them again, or add --allow-dirty"
-    revision = commits[0][:REVISION_DIGITS] + (DIRTY if dirty or len(commits) > 1 else "")
+    revision = commits[0][:REVISION_DIGITS] + (DIRTY if dirty or len(commits) > 1 else "") + named[0]
     return tuple(template.replace(REVISION, revision) for template in templates), ""

@@ -184,20 +184,23 @@ def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAt
 
     The same evidence gives the same bytes in the same order.
     """
-    attachments = set()
-    for file in evidence.about(BaseModel, digest):
-        value, content, created = file.value, encode_predicate(file.document), ""
-        match value:
-            case VerifyResult():
-                content, created = _encode(without_private_facts(value, digest, platform)), value.started
-            case Report():
-                kept = tuple(without_private_facts(v, digest, platform) for v in value.verifications)
-                public = value.without_hosts().model_copy(update={"verifications": kept})
-                content, created = _encode(public), value.about.created
-            case ScanResult():
-                created = value.started
-        attachments.add(NewAttachment(KINDS_OF_FILES[type(value)], content, created))
-    return sorted(attachments)
+    files = evidence.about(BaseModel, digest)
+    return sorted({attachment_of(file.value, file.document, digest, platform) for file in files})
+
+
+def attachment_of(value: BaseModel, document: object, digest: str, platform: str) -> NewAttachment:
+    """Return what to attach of a file that was read: without private facts, and with its time."""
+    content, created = encode_predicate(document), ""
+    match value:
+        case VerifyResult():
+            content, created = _encode(without_private_facts(value, digest, platform)), value.started
+        case Report():
+            kept = tuple(without_private_facts(v, digest, platform) for v in value.verifications)
+            public = value.without_hosts().model_copy(update={"verifications": kept})
+            content, created = _encode(public), value.about.created
+        case ScanResult():
+            created = value.started
+    return NewAttachment(KINDS_OF_FILES.get(type(value), "provenance"), content, created)
 
 
 def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:

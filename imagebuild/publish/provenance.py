@@ -197,11 +197,13 @@ class Provenance(BaseModel):
 
 
 def provenance_of(
-    result: BuildResult, platform: Platform, recipe: Recipe, lock: Lock, dockerfile: str | None = None
-) -> dict[str, Any]:
+    result: BuildResult, platform: Platform, recipe: Recipe, lock: Lock, dockerfile: str | None = None, *,
+    workflow: str = "",
+) -> dict[str, Any]:  # fmt: skip
     """Return the provenance of the image of a platform.
 
-    `dockerfile` is the text that this checkout renders for the target. Raises ResultError if the build was of another
+    `dockerfile` is the text that this checkout renders for the target; `workflow` is the address of what signs this,
+    whose jobs built the image, too: others may only have called it. Raises ResultError if the build was of another
     text, as the provenance would then name other sources than the build had. Raises ConfigError if the lock lacks a
     source.
     """
@@ -214,7 +216,7 @@ def provenance_of(
     for dependency in resolved_dependencies(recipe, lock, platform, result.replaced):
         by_uri.setdefault(dependency.uri, []).append(dependency)
     # On GitHub the workflow is what vouches for a build; other CI systems name their builders by an https address.
-    builder = result.workflow or result.builder
+    builder = workflow or result.workflow or result.builder
     if not builder.startswith("https://"):
         builder = BUILDER + quote(builder or "unknown", safe="")
     resources = (*_own_resources(result), *map(_resource, by_uri.values()))
@@ -226,6 +228,8 @@ def provenance_of(
                 "platform": platform,
                 "axes": recipe.target.axes,
                 "components": recipe.target.components,
+                **({"workflow": result.workflow} if result.workflow else {}),
+                **({"rebuilt": str(result.rebuilt)} if result.rebuilt else {}),
             },
             "internalParameters": {"imagebuild": __version__, "slsaLevel": LEVEL},
             "resolvedDependencies": [resource.model_dump(exclude_defaults=True) for resource in resources],

@@ -212,7 +212,8 @@ def make_draft(
     revisions: dict[str, list[str | None]] = {
         choice.platform: [build.value.revision for build in choice.builds] for choice in choices if choice.builds
     }
-    names, no_tags = fill_tags(target.tags, revisions, allow_dirty=allow_dirty)
+    days = [build.value.rebuilt for choice in choices for build in choice.builds]
+    names, no_tags = fill_tags(target.tags, revisions, days, allow_dirty=allow_dirty)
     reasons += filter(None, [no_tags if revisions else ""])
     refused = Published(
         target=target.id, state="refused", digest=index.digest if index else None,
@@ -325,7 +326,7 @@ def _given_tags(target: Target, connect: Callable[[str], Registry]) -> Iterator[
     """Yield the tags of a repository that a target may have been given, of whatever commit."""
     for template in target.tags:
         place = parse_reference(template.replace(REVISION, "0"))
-        pattern = re.compile(re.escape(template.rpartition(":")[2]).replace(re.escape(REVISION), "[0-9a-f]+"))
+        pattern = re.compile(re.escape(template.rpartition(":")[2]).replace(re.escape(REVISION), r"[0-9a-f]+(-\d{8})?"))
         for tag in connect(place.host).tags(place.repository):
             if pattern.fullmatch(tag):
                 yield replace(place, tag=tag)
@@ -398,23 +399,30 @@ def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str,
 
 def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _MissingParts:
     children = manifests_of(draft.index.document)
+    platforms = {choice.digest: choice.platform for choice in draft.choices}
+    subjects = [(child, draft.attachments[platforms[child.digest]]) for child in children]
+    # Whoever asks by a tag asks about the index: it has the same statements as its platforms.
+    index = Descriptor(draft.index.media_type, draft.index.digest, len(draft.index.content))
+    every = {(a.kind, digest_of(a.content)): a for _, attachments in subjects for a in attachments}
+    subjects.append((index, list(every.values())))
     missing: list[tuple[Descriptor, NewAttachment]] = []
-    for child in children:
-        present = _attached(place, child.digest, tools.signer)
-        platform = next(choice.platform for choice in draft.choices if choice.digest == child.digest)
-        for attachment in draft.attachments[platform]:
+    for subject, attachments in subjects:
+        present = _attached(place, subject.digest, tools.signer)
+        for attachment in attachments:
             # The same image built again needs no second provenance: the two differ only in the time.
             same = (attachment.kind, "" if attachment.kind == "provenance" else digest_of(attachment.content))
-            if same not in present:
-                missing.append((child, attachment))
+            if present[same]:
+                present[same] -= 1
+            else:
+                missing.append((subject, attachment))
     name = ImageReference(place.registry.host, place.repository)
     images = [name.at(digest) for digest in (*(child.digest for child in children), draft.index.digest)]
     signer = tools.signer
     return _MissingParts(place, missing, [image for image in images if signer and signer.trust.image_problem(image)])
 
 
-def _attached(place: RepositoryAt, digest: str, signer: Signer | None) -> set[tuple[str, str]]:
-    """Return kind and digest of what is attached to an image; of a provenance, which may be any, the kind alone.
+def _attached(place: RepositoryAt, digest: str, signer: Signer | None) -> Counter[tuple[str, str]]:
+    """Count kind and digest of what is attached to an image; of a provenance, which may be any, the kind alone.
 
     What the signer would not trust is not there for whoever has to sign: anybody who may push can have attached it.
     """
@@ -426,7 +434,7 @@ def _attached(place: RepositoryAt, digest: str, signer: Signer | None) -> set[tu
         present = [(item.kind, digest_of(item.content)) for item in trusted]
     else:
         present = [(kind_of(item), item.annotations.get(PREDICATE_DIGEST, "")) for item in listed]
-    return {(kind, "" if kind == "provenance" else content) for kind, content in present}
+    return Counter((kind, "" if kind == "provenance" else content) for kind, content in present)
 
 
 def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> Counter[str]:
@@ -500,9 +508,10 @@ def _overtaken(name: ImageReference, ours: str, theirs: str | None) -> CommandEr
 # Provenance
 
 
-def provenance_maker(renderer: Renderer, *, allow_dirty: bool) -> Callable[[Target, Choice], bytes]:
+def provenance_maker(renderer: Renderer, *, allow_dirty: bool, workflow: str = "") -> Callable[[Target, Choice], bytes]:
     """Return a function, safe for threads, that makes the provenance of an image from the results of its build.
 
+    `workflow` is what signs it without a key, if that is a workflow that also builds.
     It raises ResultError if the image was built from another Dockerfile than this checkout renders and, unless
     `allow_dirty`, ConfigError if something in the image came from a folder of the builder.
     """
@@ -513,7 +522,7 @@ def provenance_maker(renderer: Renderer, *, allow_dirty: bool) -> Callable[[Targ
         build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
         with lock:
             recipe, text = renderer.recipe(target), renderer.dockerfile(target).text
-        provenance = provenance_of(build, choice.platform, recipe, renderer.project.lock, text)
+        provenance = provenance_of(build, choice.platform, recipe, renderer.project.lock, text, workflow=workflow)
         if (folders := Provenance.model_validate(provenance).folders) and not allow_dirty:
             listed = ", ".join(folders)
             raise ConfigError(f"{listed} came from a folder that nobody can compare; build without --source")

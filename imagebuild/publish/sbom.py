@@ -41,8 +41,6 @@ BASE = "SPDXRef-Base"
 NAMESPACE = "urn:imagebuild:sbom:"
 UNKNOWN = "NOASSERTION"
 LICENSE_REF = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
-PURPOSE = {"archive": "ARCHIVE", "git": "SOURCE", "wheel": "ARCHIVE", "folder": "SOURCE"}
-"""Kind of a dependency → SPDX's purpose of the package that stands for it."""
 BOOTSTRAPPED = "bootstrapped with"
 """Words in the history of a base image that was made from the distribution's archive."""
 OWN_ROOTS = ("/opt/", "/usr/local/")
@@ -123,8 +121,8 @@ class ComponentPart:
 
     @property
     def sources(self) -> tuple[Dependency, ...]:
-        """Return the dependencies that are packages of the document: all but repositories."""
-        return tuple(dependency for dependency in self.dependencies if dependency.kind in PURPOSE)
+        """Return what it was made from, besides packages of repositories."""
+        return tuple(dependency for dependency in self.dependencies if dependency.kind != "repository")
 
     @property
     def repositories(self) -> tuple[Dependency, ...]:
@@ -217,9 +215,6 @@ def complete_document(syft: Document, image: PlatformImage, parts: Sequence[Comp
     for part in parts:
         packages[part.spdx_id] = _component_package(part)
         relations.append(relationship(IMAGE, "CONTAINS", part.spdx_id))
-        for source in part.sources:
-            packages.setdefault(_source_id(source), _source_package(part, source))
-            relations.append(relationship(part.spdx_id, "GENERATED_FROM", _source_id(source)))
     ids = {root: IMAGE, **_duplicates(found, parts, packages)}
     for package in (package for package in found if package["SPDXID"] not in ids):
         packages[package["SPDXID"]] = package
@@ -283,29 +278,21 @@ def _base_package(image: PlatformImage) -> Package | None:
 def _component_package(part: ComponentPart) -> Package:
     component = part.component
     signed = "; ".join(f"packages of {r.address}, signed by {r.annotations['fingerprint']}" for r in part.repositories)
+    # What it was made from is provenance; where that is one thing, scanners know the component by its name.
+    url, download = package_url("generic", part.name, part.version), ""
+    if len(part.sources) == 1:
+        (source,) = part.sources
+        url, download = source.uri if source.uri.startswith("pkg:") else url, source.address
     return spdx_package(
         part.spdx_id, part.name, part.version,
         # A component without sources only brings packages of a repository, which have URLs of their own.
-        url=package_url("generic", part.name, part.version) if part.sources else "",
+        url=url if part.sources else "",
+        download=download,
         license_=component.license if component else "",
         homepage=component.homepage if component else "",
         summary=f"{component.title}: {component.description}" if component else "",
         comment=signed or ("" if component else "This checkout has no such component."),
     )  # fmt: skip
-
-
-def _source_package(part: ComponentPart, source: Dependency) -> Package:
-    return spdx_package(
-        _source_id(source), source.name, source.version or part.version,
-        url=source.uri if source.uri.startswith("pkg:") else "", download=source.address,
-        sha256=source.digest.get("sha256", ""), license_=part.component.license if part.component else "",
-        purpose=PURPOSE[source.kind], comment="; ".join(f"{key} {value}" for key, value in source.annotations.items()),
-    )  # fmt: skip
-
-
-def _source_id(source: Dependency) -> str:
-    pin = source.digest.get("sha256") or source.digest.get("gitCommit") or ""
-    return identifier("Source", source.name, *([pin[:16]] if pin else []))
 
 
 def _duplicates(found: Iterable[Package], parts: Sequence[ComponentPart], own: Mapping[str, Package]) -> dict[str, str]:

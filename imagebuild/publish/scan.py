@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -323,28 +323,31 @@ class Freshness(Model):
     updates: tuple[Update, ...]
     problems: tuple[str, ...] = ()
     """Images that nothing is known of, and why."""
+    rebuild: tuple[str, ...] = ()
+    """Targets that a new build cures: of an update, or of a failed scan whose packages the distribution has mended."""
 
 
 def security_updates(
     targets: Sequence[Target],
     connect: Callable[[str], Registry],
     newest: Callable[[str, Iterable[str]], Mapping[str, list[str]]],
+    scans: Iterable[ScanResult] = (),
 ) -> Freshness:
     """Compare the SBOM of what aliases name with the versions that a distribution has now.
 
-    `newest` returns those of some packages for an architecture; it is asked once for each. Who signed an SBOM is not
-    looked at. Raises CommandError if a registry fails.
+    `newest` returns those of some packages for an architecture; it is asked once for each. `scans` are newer than what
+    is attached. Who signed an SBOM is not looked at. Raises CommandError if a registry fails.
     """
-    registries = [connect(parse_reference(target.aliases[0]).host) for target in targets if target.aliases]
-    found = for_each(lambda target: list(_listed_packages(target, connect)), targets, *set(registries), jobs=WORKERS)
-    images = [image for of_target in found for image in of_target]
+    published = published_images(targets, connect)
+    registries = {connect(parse_reference(image.name).host) for image in published if image.name}
+    images = for_each(lambda image: _listed_packages(image, connect), published, *registries, jobs=WORKERS)
     names: dict[str, set[str]] = {}
     for image in (image for image in images if image.packages):
         names.setdefault(image.platform.removeprefix("linux/"), set()).update(p.name for p in image.packages)
     available = {arch: newest(arch, sorted(packages)) for arch, packages in sorted(names.items())}
     updates = [
         Update(
-            target=image.target, image=image.image, platform=image.platform, package=package.name,
+            target=image.target, image=image.name, platform=image.platform, package=package.name,
             installed=package.version, available=versions[-1],
         )
         for image in images
@@ -352,47 +355,64 @@ def security_updates(
         if (versions := available[image.platform.removeprefix("linux/")].get(package.name))
         and version_key(versions[-1]) > version_key(package.version)
     ]  # fmt: skip
-    problems = tuple(f"{image.target} {image.platform}: {image.problem}".strip() for image in images if image.problem)
-    return Freshness(images=sum(not image.problem for image in images), updates=tuple(updates), problems=problems)
+    mended = {(scan.digest, f.package) for scan in scans for f in scan.findings if f.fails and f.fixed_in}
+    stale = {image.target for image in images if any((image.digest, p.name) in mended for p in image.packages)}
+    stale |= {update.target for update in updates}
+    return Freshness(
+        images=sum(not image.problem for image in images), updates=tuple(updates),
+        problems=tuple(f"{i.target} {i.platform}: {i.problem}".replace(" :", ":") for i in images if i.problem),
+        rebuild=tuple(target.id for target in targets if target.id in stale),
+    )  # fmt: skip
 
 
 WORKERS = 8
 
 
 @dataclass(frozen=True)
-class _Listed:
+class NewestImage:
+    """Name the image of a platform that the first alias of a target leads to, or say why there is none."""
+
     target: str
-    image: str = ""
+    name: str = ""
+    """Name and digest of the index; empty if there is none."""
     platform: str = ""
+    digest: str = ""
     packages: tuple[Package, ...] = ()
     problem: str = ""
 
 
-def _listed_packages(target: Target, connect: Callable[[str], Registry]) -> Iterator[_Listed]:
-    """Yield the packages of the image of each platform that the first alias of a target names."""
-    if not target.aliases:
-        yield _Listed(target.id, problem="has no alias that says which image is the newest")
-        return
-    name = parse_reference(target.aliases[0])
-    registry = connect(name.host)
-    index = registry.manifest(name.repository, name.wanted)
-    if index is None:
-        yield _Listed(target.id, problem=f"{name}: is not published")
-        return
-    for child in manifests_of(index.document):
-        platform, problem = child.platform or "", "has no SBOM that can be read"
-        packages: tuple[Package, ...] = ()
-        for item in read_attestations(registry, name.repository, child.digest, "sbom"):
-            try:
-                document = read_predicate(item)
-            except ResultError as error:
-                problem = str(error)
-                continue
-            if isinstance(document, SpdxDocument) and document.debian_packages:
-                packages, problem = document.debian_packages, ""
-                break
-            problem = "its SBOM lists no package of the distribution"
-        yield _Listed(target.id, str(name.at(index.digest)), platform, packages, problem)
+def published_images(targets: Sequence[Target], connect: Callable[[str], Registry]) -> list[NewestImage]:
+    """Return what the first alias of each target names, for each platform. Raises CommandError if a registry fails."""
+
+    def find(target: Target) -> list[NewestImage]:
+        if not target.aliases:
+            return [NewestImage(target.id, problem="has no alias that says which image is the newest")]
+        name = parse_reference(target.aliases[0])
+        index = connect(name.host).manifest(name.repository, name.wanted)
+        if index is None:
+            return [NewestImage(target.id, problem=f"{name}: is not published")]
+        named = str(name.at(index.digest))
+        return [NewestImage(target.id, named, i.platform or "", i.digest) for i in manifests_of(index.document)]
+
+    registries = {connect(parse_reference(target.aliases[0]).host) for target in targets if target.aliases}
+    return [image for found in for_each(find, targets, *registries, jobs=WORKERS) for image in found]
+
+
+def _listed_packages(image: NewestImage, connect: Callable[[str], Registry]) -> NewestImage:
+    """Return an image with the packages of its SBOM, or with the problem that it has none."""
+    if image.problem:
+        return image
+    place, problem = parse_reference(image.name), "has no SBOM that can be read"
+    for item in read_attestations(connect(place.host), place.repository, image.digest, "sbom"):
+        try:
+            document = read_predicate(item)
+        except ResultError as error:
+            problem = str(error)
+            continue
+        if isinstance(document, SpdxDocument) and document.debian_packages:
+            return replace(image, packages=document.debian_packages)
+        problem = "its SBOM lists no package of the distribution"
+    return replace(image, problem=problem)
 
 
 def print_freshness(result: Freshness) -> None:
@@ -404,3 +424,5 @@ def print_freshness(result: Freshness) -> None:
         out.print(f"not judged: {problem}", markup=False)
     stale = len({(update.target, update.platform) for update in result.updates})
     out.print(f"{stale} of {result.images} images have packages with updates, {len(result.problems)} were not judged")
+    if result.rebuild:
+        out.print(f"a new build cures: {', '.join(result.rebuild)}", markup=False)

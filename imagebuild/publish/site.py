@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from imagebuild.bench.models import describe_run
 from imagebuild.core import files
+from imagebuild.core.console import format_size
 from imagebuild.jobs.manifest import enroot_reference
 from imagebuild.project.records import Catalog, Checks, PublishedImage, PublishedPlatform, Scan, Severity
 from imagebuild.publish.catalog import natural_order
 from imagebuild.report.charts import Drawing, Line, NumberTable, Point, line_chart
 from imagebuild.report.document import NONE, State, format_bytes, format_number, unique_names
-from imagebuild.report.page import render_page, template_text
+from imagebuild.report.page import STATE_MARKS, render_page, template_text
 
 Badge = tuple[State, str]
 """A verdict: its state, which gives the colour, and its text."""
@@ -48,12 +49,12 @@ def catalog_page(catalog: Catalog) -> str:
         catalog=catalog,
         facets=facets,
         columns=[facet for facet in facets if facet.key not in ("image", PLATFORM)],
+        newest=newest_of_kind(catalog.images),
         curves=curves,
         ABSENT=ABSENT,
         CURVE_COLUMNS=CURVE_COLUMNS,
         best_bandwidth=best_bandwidth,
         checks_badge=checks_badge,
-        choices_of=choices_of,
         curve_rows=curve_rows,
         day=format_day,
         minute=format_minute,
@@ -102,38 +103,57 @@ def facets_of(images: Sequence[PublishedImage]) -> tuple[Facet, ...]:
 
 
 def choices_of(image: PublishedImage) -> dict[str, str]:
-    """Return facet → value of an image, for all facets but the platform, of which it may have several."""
-    return {"image": image.image, **image.axes, **image.stack}
+    """Return facet → value of an image, for all facets but the platform, of which it may have several.
+
+    CUDA is chosen by its minor version, as people ask for it: 13.2 for 13.2.1.
+    """
+    choices = {"image": image.image, **image.axes, **image.stack}
+    if "cuda" in choices:
+        choices["cuda"] = ".".join(choices["cuda"].split(".")[:2])
+    return choices
+
+
+def newest_of_kind(images: Sequence[PublishedImage]) -> frozenset[str]:
+    """Return the digests of the images that no newer one has replaced, which is equal in all facets."""
+    return frozenset({tuple(choices_of(image).items()): image.digest for image in reversed(images)}.values())
 
 
 def picker_rows(images: Sequence[PublishedImage], facets: Sequence[Facet]) -> list[list[int]]:
-    """Return the rows that the page's script searches; it offers the first that fits.
+    """Return the rows that the page's script searches; it offers the first that fits and has no failure.
 
     A row is the number of an image, the number of its value of each facet, and a bit for each of its platforms. Of
-    images that are equal in all facets, only the first and newest has a row. Rows are sorted by day, then by CUDA.
+    images that are equal in all facets, the newest has a row; if it has failures, the newest without any, too. Rows are
+    sorted by day, then by CUDA, and else as the catalogue is.
     """
+
+    def age(place: int) -> tuple[str, list[tuple[int, int, str]]]:
+        return images[place].created[:10], natural_order(images[place].axes.get("cuda", ""))
+
     numbers = [{value: number for number, value in enumerate(facet.values)} for facet in facets]
-    places: dict[tuple[int, ...], int] = {}
-    for place, image in enumerate(images):
-        choices = choices_of(image)
+    rows: list[list[int]] = []
+    settled: dict[tuple[int, ...], bool] = {}
+    for place in sorted(range(len(images)), key=age, reverse=True):
+        choices = choices_of(images[place])
         row = [known[choices.get(f.key, ABSENT)] for f, known in zip(facets[:-1], numbers[:-1], strict=True)]
-        places.setdefault((*row, sum(1 << numbers[-1][p.platform] for p in image.platforms)), place)
-    rows = [[place, *row] for row, place in places.items()]
-    # Sorting is stable, so images of the same day and CUDA stay in the order of the catalogue.
-    cuda = next((i for i, facet in enumerate(facets) if facet.key == "cuda"), None)
-    if cuda is not None:
-        rows.sort(key=lambda row: row[cuda + 1])
-    rows.sort(key=lambda row: images[row[0]].created[:10], reverse=True)
+        row.append(sum(1 << numbers[-1][platform.platform] for platform in images[place].platforms))
+        sound = not has_failures(images[place])
+        if tuple(row) not in settled or (sound and not settled[tuple(row)]):
+            settled[tuple(row)] = sound
+            rows.append([place, *row])
     return rows
 
 
 def picker_data(catalog: Catalog, facets: Sequence[Facet]) -> dict[str, object]:
     """Return the data that the page's script reads."""
     repositories = list(dict.fromkeys(image.repository for image in catalog.images))
+    rows = picker_rows(catalog.images, facets)
     return {
         "facets": [[facet.key, facet.title, list(facet.values)] for facet in facets],
-        "rows": picker_rows(catalog.images, facets),
-        "tags": [image.tag if image.tags or image.aliases else "" for image in catalog.images],
+        "rows": rows,
+        "marks": STATE_MARKS,
+        "titles": [title for title, _, _ in facts_of(catalog.images[0])] if rows else [],
+        "facts": {row[0]: [fact[1:] for fact in facts_of(catalog.images[row[0]])] for row in rows},
+        "tags": [image.tag for image in catalog.images],
         "repositories": [repositories.index(image.repository) for image in catalog.images],
         "commands": [list(pull_commands(name).items()) for name in repositories],
     }
@@ -188,6 +208,32 @@ def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
 
     checks = min((checks_badge(platform.checks) for platform in image.platforms), key=rank)
     return checks, min((scan_badge(platform.scan) for platform in image.platforms), key=rank)
+
+
+def has_failures(image: PublishedImage) -> bool:
+    """Return whether a check of the image or a scan failed, on any platform."""
+    return any(state == "failed" for state, _ in summary_badges(image))
+
+
+def facts_of(image: PublishedImage) -> list[tuple[str, State | Literal[""], str]]:
+    """Return what people weigh before they take an image: title, state, and text of each fact.
+
+    The last one is the day, to which the page adds the age.
+    """
+    checks, scan = summary_badges(image)
+    signature: Badge = ("passed", "present") if image.signed else ("skipped", "none")
+    runs = [run for platform in image.platforms for run in platform.checks if run.gpus]
+    device = next((run.device for run in runs if run.device), f"{runs[0].gpus} GPUs" if runs else "")
+    return [
+        ("Checks", *checks),
+        ("Scan", *scan),
+        ("Signature", *signature),
+        ("GPU", "" if device else "skipped", device or "not tried on any"),
+        ("CUDA", "", image.axes.get("cuda", NONE)),
+        ("Platforms", "", ", ".join(p.platform.removeprefix("linux/") for p in image.platforms)),
+        ("Compressed", "", format_size(image.platforms[0].size_bytes)),
+        ("Dated", "", format_day(image.created)),
+    ]
 
 
 def format_day(time: str) -> str:

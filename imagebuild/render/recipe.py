@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Arch, Platform, axis_facts
-from imagebuild.project.component import Component, Repository, first_values
+from imagebuild.project.component import Component, Repository, common_environment, first_values
 from imagebuild.project.lockfile import (
     Archive,
     ArchiveTree,
@@ -19,6 +19,7 @@ from imagebuild.project.lockfile import (
     TreeFacts,
     WheelSet,
     facts_of,
+    image_facts_of,
 )
 from imagebuild.project.matrix import Base, Pin, Target
 from imagebuild.project.plan import Project, pin_of, provider_of
@@ -26,6 +27,7 @@ from imagebuild.project.plan import Project, pin_of, provider_of
 CPUS: Mapping[Arch, str] = {"amd64": "x86_64", "arm64": "aarch64"}
 """Architecture → the kernel's name of it."""
 ARCHS: tuple[Arch, ...] = get_args(Arch)
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
 """Platform tags of wheels that run with the images' glibc; `fetch-wheels` accepts the same."""
 
@@ -180,7 +182,8 @@ class Recipe:
         for i, entry in enumerate(wanted):
             if entry not in available:
                 where = self.project.components[name].at("key", i)
-                raise ConfigError(f"{where}: key: {entry!r} is neither an axis nor a component of {self.target.id}")
+                problem = f"{entry!r} is neither an axis nor a component of {self.target.id}"
+                raise ConfigError(f"{where}: key: {problem}{suggestion(entry, available)}")
         return {k: available[k] for k in wanted}
 
     @once
@@ -272,7 +275,7 @@ class Recipe:
 
         `every`: the packages of all variants.
         """
-        return self.packages_of(name, devel=every or self.target.axes.get("variant") == "devel")
+        return self.packages_of(name, devel=every or self.target.axes["variant"] == "devel")
 
     @once
     def packages_of(self, name: str, *, devel: bool) -> tuple[str, ...]:
@@ -282,14 +285,37 @@ class Recipe:
         return tuple(self.fill(name, text, values, "packages") for text in wanted)
 
     def env(self, name: str) -> dict[str, str]:
-        """Return the environment that a component gives an image, with what its unpacked archive sets."""
+        """Return the environment that a component gives an image, with what its archive, or the image's base, sets."""
         axes = {**self._axes, "version": self.version(name)}
         own = first_values(self.component(name).env, axes)
         values = self.values(name) if any("{" in value for value in own.values()) else {}
         filled = {
             variable: self.fill(name, value, values, "env") if values else value for variable, value in own.items()
         }
-        return {**self.unpacked_env(name), **filled}
+        return {**self.base_env(name), **self.unpacked_env(name), **filled}
+
+    def base_env(self, name: str) -> dict[str, str]:
+        """Return what a component takes of the environment of the image's base; nothing without facts."""
+        wanted, known = self.component(name).env_of_base, image_facts_of(self.project.lock, self.image_base())
+        found: dict[Arch, dict[str, str]] = {}
+        for arch in self.archs if wanted and known else ():
+            there = next((facts.environment for platform, facts in known.items() if platform == f"linux/{arch}"), {})
+            found[arch] = {variable: there[variable] for variable in wanted if variable in there}
+            parts = found[arch].get("PATH", "").split(":")
+            found[arch]["PATH"] = ":".join(part for part in parts if part not in SYSTEM_PATH.split(":"))
+        return {variable: value for variable, value in common_environment(found)[0].items() if value}
+
+    def adaptions(self) -> Iterator[str]:
+        """Yield lines about what differs in the image from what its archives and its base say about themselves."""
+        for name in self.stages:
+            if unpacked := self.component(name).unpacked:
+                yield from (f"{name}: {line}" for line in unpacked.environment(self.archive_facts(name))[1])
+        known = image_facts_of(self.project.lock, self.image_base()).values()
+        for nccl, held in dict.fromkeys((facts.nccl, facts.held) for facts in known):
+            if nccl and "nccl" in self.target.components:
+                yield f"{self.image_base()}: has NCCL {nccl}, images {self.version('nccl')}"
+            if held:
+                yield f"{self.image_base()}: holds back {', '.join(held)}"
 
     def unpacked_env(self, name: str) -> dict[str, str]:
         """Return what the image takes of the environment that a component's archive sets; nothing without facts."""
@@ -297,7 +323,7 @@ class Recipe:
         if unpacked is None:
             return {}
         environment, _ = unpacked.environment(self.archive_facts(name))
-        devel = self.target.axes.get("variant") == "devel"
+        devel = self.target.axes["variant"] == "devel"
         return {variable: value for variable, value in environment.items() if devel or variable not in unpacked.devel}
 
     @once
@@ -333,7 +359,8 @@ class Recipe:
 
     def owned_sources(self) -> Iterator[tuple[str, Source]]:
         """Yield each source with its owner: a component, a base (a value of `os`), or the image."""
-        yield self.target.image if self.image.base else self.target.axes["os"], BaseImage(self.image_base())
+        facts = any(self.component(name).env_of_base for name in self.target.components)
+        yield self.target.image if self.image.base else self.target.axes["os"], BaseImage(self.image_base(), facts)
         for name in dict.fromkeys((*self.target.components, *self.stages)):
             installed = self.packages(name) if name in self.target.components else None
             yield from self._sources_of(name, name in self.stages, installed)

@@ -16,9 +16,10 @@ from typing import Any, get_args
 import jinja2
 
 from imagebuild import __version__
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, nearest
 from imagebuild.core.fields import Arch, Platform, satisfies
-from imagebuild.core.files import cache_folder, read_text
+from imagebuild.core.files import cache_folder, read_text, trimmed
+from imagebuild.core.yaml import dotted_key
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Lock,
@@ -32,7 +33,8 @@ from imagebuild.project.lockfile import (
 )
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Pins, Project
-from imagebuild.render.recipe import ARCHS, Recipe
+from imagebuild.render.recipe import ARCHS, SYSTEM_PATH, Recipe
+from imagebuild.render.stages import NO_END, check_appended, digest, stages_of, unended
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,12 @@ class Dockerfile:
     @cached_property
     def stages(self) -> Mapping[str, str]:
         """Return stage → key, a digest of all that the stage depends on, on any platform, in order of appearance."""
-        from imagebuild.render.stages import digest, stages_of  # noqa: PLC0415 - rendering alone does not need it
-
-        one, *others = (stages_of(self.text, platform) for platform in get_args(Platform))
-        return {name: digest(stage.key, *(other[name].key for other in others)) for name, stage in one.items()}
+        first, *others = (stages_of(self.text, platform) for platform in get_args(Platform))
+        return {name: digest(stage.key, *(other[name].key for other in others)) for name, stage in first.items()}
 
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+UNFILLED = re.compile(r"{{ *(version|base|os|commit|variant) *}}")
+"""What a template would fill in."""
 FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
 """Variables that are lists of folders. Components prepend to them instead of setting them."""
 
@@ -143,6 +144,13 @@ def image_environment(recipe: Recipe) -> dict[str, str]:
     for variable, value in recipe.image.env.items():
         listed = variable in FOLDER_LISTS and variable in env
         env[variable] = f"{value}:{env[variable]}" if listed else value
+    for name in recipe.target.components:
+        if unpacked := recipe.component(name).unpacked:
+            unpacked.check_order(env)
+            for variable, value in recipe.env(name).items():
+                if variable not in FOLDER_LISTS and env[variable] != value:
+                    where = recipe.project.matrix.at("images", recipe.target.image, "env", variable)
+                    raise ConfigError(f"{where}: expected {value!r}, which {name} needs, found {env[variable]!r}")
     return env
 
 
@@ -177,13 +185,15 @@ def image_labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
 class Renderer:
     """Render targets of one project. Stages that several targets share are rendered once."""
 
-    def __init__(self, project: Project, versions: Pins) -> None:
+    def __init__(self, project: Project, versions: Pins, options: Sequence[str] = ()) -> None:
         self.project = project
         self.versions = versions
+        self.options = options
+        """Options of the command line that changed the project, for the command in the header."""
         self._known: dict[object, Any] = {}
         """What recipes remember together."""
-        self._stages: dict[tuple[int, str | None], str] = {}
-        """Identity of a component in a recipe, and base → text of its build stage."""
+        self._stages: dict[int, str] = {}
+        """Identity of a component in a recipe → text of its build stage."""
         self._installs: dict[tuple[str, str, str], str] = {}
         """Component, version, variant → steps of the final stage."""
         self._pins: dict[Source, str] = {}
@@ -198,38 +208,38 @@ class Renderer:
         recipe = self.recipe(target)
         for name in recipe.stages:
             if "gpu" in recipe.component(name).key:
-                return self._capabilities(recipe.values(name, stage=True).get("toolkit", recipe.version(name)))
-        return self._capabilities(target.axes.get("cuda", "0"))
+                return self._capabilities(recipe.values(name, stage=True).get("toolkit", recipe.version(name)), target)
+        return self._capabilities(target.axes.get("cuda", "0"), target)
 
-    def dockerfile(
-        self, target: Target, *, base: str | None = None, append: str = "", options: Sequence[str] = ()
-    ) -> Dockerfile:
+    def dockerfile(self, target: Target, options: Sequence[str] = ()) -> Dockerfile:
         """Render the self-contained Dockerfile of a target.
 
-        `base` replaces the image that the final stage starts from; `append` is put at the end of the final stage.
-        `options` are those of the command line that ask for it, for the command in the header.
-        Raises ConfigError if a template is wrong or the lock lacks a source. A source that the lock has as unresolved
-        is rendered as that word, which every builder refuses.
+        `options` are further options for the command in the header. Raises ConfigError if a template is wrong or the
+        lock lacks a source. A source that the lock has as unresolved is rendered as that word, which every builder
+        refuses.
         """
         recipe, lock = self.recipe(target), self.project.lock
         lock_hash = hash_of_lock(recipe, lock, self._pins)
-        start = base or digest_of(lock, recipe.image_base())
+        start = digest_of(lock, recipe.image_base())
         present = list(target.components)
-        variant = target.axes.get("variant", "")
+        variant = target.axes["variant"]
         installs = [
             self._install(name, version, variant)
             for name, version in target.components.items()
             if (name, "install.j2") in self._component_templates
         ]
+        if recipe.image.append:
+            place = ("images", target.image, "append")
+            check_appended(recipe.image.append, f"{self.project.matrix.at(*place)}: {dotted_key(place)}")
         text = self._render(
             "Dockerfile.j2",
             target=target,
             imagebuild=__version__,
-            command=" ".join(shlex.join(["imagebuild", "render", target.id, *options]).split()),
+            command=" ".join(shlex.join(["imagebuild", "render", target.id, *self.options, *options]).split()),
             description=recipe.image.description,
             lock_hash=lock_hash,
             base=start,
-            stages=[self._stage(recipe, name, base).strip() for name in recipe.stages],
+            stages=[self._stage(recipe, name).strip() for name in recipe.stages],
             packages=package_arguments(recipe, lock),
             repositories=[r for name in recipe.keyrings if (r := package_repository(recipe, name, lock))],
             before_install="".join(recipe.component(c).packages.before_install for c in present),
@@ -241,7 +251,7 @@ class Renderer:
             labels=image_labels(recipe, lock_hash, start),
             user=recipe.image.user,
             cmd=json.dumps(recipe.image.cmd),
-            append="\n".join(filter(None, (recipe.image.append.strip(), append.strip()))),
+            append=recipe.image.append.strip(),
         )
         return Dockerfile(text)
 
@@ -255,17 +265,17 @@ class Renderer:
         """Return the components that have a build stage."""
         return frozenset(name for name, file in self._component_templates if file == "build.j2")
 
-    def _stage(self, recipe: Recipe, name: str, base: str | None) -> str:
+    def _stage(self, recipe: Recipe, name: str) -> str:
         """Render the build stage of a component."""
-        if (recipe.identity(name), base) in self._stages:
-            return self._stages[recipe.identity(name), base]
+        if recipe.identity(name) in self._stages:
+            return self._stages[recipe.identity(name)]
         lock, component = self.project.lock, recipe.component(name)
         git, wheels = recipe.git(name), recipe.wheels(name)
         values = recipe.values(name, stage=True)
         context: dict[str, Any] = {
             "name": name,
             "version": recipe.version(name),
-            "base": (not recipe.image.base and base) or digest_of(lock, recipe.base(name).image),
+            "base": digest_of(lock, recipe.base(name).image),
             "os": recipe.os(name),
             "git": component.git,
             "commit": commit_of(lock, git) if git else None,
@@ -278,26 +288,31 @@ class Renderer:
             "signed": package_repository(recipe, name, lock, stage=True),
         }
         if "gpu" in component.key:
-            context["gpu"] = self._capabilities(values.get("toolkit", context["version"]))
+            context["gpu"] = self._capabilities(values.get("toolkit", context["version"]), recipe.target)
         summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
         if git and not git.commit:
             summary += f", tag {git.tag}"
         rule = self._macros["rule"](name, summary)
         text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
+        path = self.project.template(f"components/{name}/build.j2")
+        if head := unended(text):
+            source = read_text(path)
+            line = source.count("\n", 0, max(0, source.rfind(head[head.index("<<") :]))) + 1
+            raise ConfigError(f"{path}:{line}: the heredoc of `{head}` {NO_END}")
         if not re.search(rf"^FROM .* AS {name}$", text, re.MULTILINE):
-            path = self.project.template(f"components/{name}/build.j2")
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
-        self._stages[recipe.identity(name), base] = f"{rule}\n{text}"
-        return self._stages[recipe.identity(name), base]
+        self._stages[recipe.identity(name)] = f"{rule}\n{text}"
+        return self._stages[recipe.identity(name)]
 
-    def _capabilities(self, toolkit: str) -> dict[str, tuple[str, ...]]:
-        """Return architecture → compute capabilities that a CUDA toolkit can compile for."""
-        table = self.project.matrix.model.gpu_architectures
-        supported = {number: gpu for number, gpu in table.items() if satisfies(toolkit, gpu.cuda)}
+    def _capabilities(self, toolkit: str, target: Target) -> dict[str, tuple[str, ...]]:
+        """Return architecture → compute capabilities that a CUDA toolkit can compile for, of those that are wanted."""
+        table, generation = self.project.matrix.model.gpu_architectures, target.axes.get("gpu")
+        supported = {n: gpu for n, gpu in table.items() if satisfies(toolkit, gpu.cuda) and generation in (None, n)}
         result = {str(arch): tuple(n for n, gpu in supported.items() if arch in gpu.arch) for arch in ARCHS}
-        if not all(result.values()):
+        if lacking := [arch for arch in self.recipe(target).archs if not result[arch]]:
             where = self.project.matrix.at("gpu-architectures")
-            raise ConfigError(f"{where}: gpu-architectures: none for CUDA {toolkit}")
+            what = f"CUDA {toolkit}, {' and '.join(lacking)}" + (f" and gpu {generation}" if generation else "")
+            raise ConfigError(f"{where}: gpu-architectures: none for {what}; change one of these")
         return result
 
     def _install(self, name: str, version: str, variant: str) -> str:
@@ -318,6 +333,10 @@ class Renderer:
                 text = path.read_text(encoding="utf-8").rstrip("\n")
             except OSError as error:
                 raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+            if found := UNFILLED.search(text):
+                line, value = text.count("\n", 0, found.start()) + 1, found[1]
+                remedy = f"write @{value}@, and {{{{ file('{name}')|replace('@{value}@', {value}) }}}} in the template"
+                raise ConfigError(f"{path}:{line}: {found[0]} stays as it is, as files are no templates; {remedy}")
             if re.search(r"^EOF$", text, re.MULTILINE):
                 raise ConfigError(f"{path}: has a line 'EOF', which would end the heredoc that the file is put in")
             return text
@@ -328,7 +347,7 @@ class Renderer:
     def _environment(self) -> jinja2.Environment:
         compiled = None
         with suppress(OSError, ConfigError):  # without a folder to write to, templates are compiled each time
-            folder = cache_folder("templates")
+            folder = trimmed(cache_folder("templates"))
             folder.mkdir(parents=True, exist_ok=True)
             compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
         environment = jinja2.Environment(
@@ -362,7 +381,9 @@ class Renderer:
         try:
             text = self._environment.get_template(name).render(**self._macros, **context)
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"{self.project.template(error.name or name)}:{error.lineno}: {error.message}") from None
+            raise ConfigError(
+                f"{self.project.template(error.name or name)}:{error.lineno}: {error.message}; correct it"
+            ) from None
         except ConfigError:
             raise
         except Exception as error:  # a template may divide by zero
@@ -371,9 +392,12 @@ class Renderer:
                 if trace.tb_frame.f_code.co_filename.endswith(name):
                     line = trace.tb_lineno
                 trace = trace.tb_next
-            unknown = isinstance(error, jinja2.UndefinedError)
-            problem = f"{error}; {'a stage sees only its key' if unknown else 'correct the template'}"
-            raise ConfigError(f"{self.project.template(name)}:{line}: {problem}") from None
+            problem, remedy = str(error), "correct the template"
+            if isinstance(error, jinja2.UndefinedError):
+                known = [*context, *(key for value in context.values() if isinstance(value, dict) for key in value)]
+                near = nearest(problem.split("'")[-2], known)
+                remedy = f"did you mean {near!r}?" if near else "a stage sees only its key"
+            raise ConfigError(f"{self.project.template(name)}:{line}: {problem}; {remedy}") from None
         text = text.replace("\nEOF\n", "\nEOF\n\n")
         while "\n\n\n" in text:
             text = text.replace("\n\n\n", "\n\n")

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from string import Template
 
+from imagebuild.core.errors import ConfigError, suggestion
+
 STEPS = ("RUN", "COPY", "ADD", "WORKDIR")
 """Instructions that are executed. The others change what later steps see, or the image's configuration."""
 CONFIGURATION = ("CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "ONBUILD", "STOPSIGNAL", "VOLUME")
 """Instructions that no step sees."""
+NO_END = "has no end; write its last word on a line of its own"
+INSTRUCTIONS = (*STEPS, *CONFIGURATION, "ARG", "ENV", "SHELL", "USER", "MAINTAINER")
 BLOCK = re.compile(r"\n(?=FROM\s)", re.IGNORECASE)
 FROM = re.compile(r"FROM\s+(?:--platform=(\S+)\s+)?(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
 SOURCE = re.compile(r"--(?:from=|mount=\S*?\bfrom=)([^\s,]+)")
@@ -70,6 +74,26 @@ def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) 
         earlier = tuple((name, stages[name]) for name in (start.lower(), *block.sources) if name in stages)
         stages[block.name or f"stage-{index}"] = _stage(block, platform, start.lower(), (image, on), earlier)
     return stages
+
+
+def unended(text: str) -> str:
+    """Return the first line of the instruction with a heredoc that has no end; empty if there is none."""
+    blocks = _blocks(text)
+    return "" if not blocks or blocks[-1].whole else " ".join(blocks[-1].instructions[-1][:2]).partition("\n")[0]
+
+
+def check_appended(text: str, where: str) -> None:
+    """Raise ConfigError for instructions that cannot be at the end of a Dockerfile; `where` is where they come from."""
+    blocks = _blocks(f"FROM scratch\n{text}")
+    if len(blocks) > 1 or blocks[0].start != "scratch":
+        raise ConfigError(f"{where}: FROM would begin another image; leave it out: --base-image says the start")
+    if head := unended(f"FROM scratch\n{text}"):
+        raise ConfigError(f"{where}: the heredoc of `{head}` {NO_END}")
+    for word, rest, sources in blocks[0].instructions:
+        if word not in INSTRUCTIONS:
+            raise ConfigError(f"{where}: unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}")
+        if word == "COPY" and not (sources or "<<" in rest):
+            raise ConfigError(f"{where}: `COPY {rest}`: there is no build context to copy from; use a heredoc or RUN")
 
 
 def needed_stages(stages: Mapping[str, Stage]) -> dict[str, Stage]:

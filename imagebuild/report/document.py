@@ -179,10 +179,11 @@ class Report(Results):
             host_label(result.hosts) if sweep and isinstance(result, Run) else result.source
             for result, sweep in zip(self.measured, sweeps, strict=True)
         ]
-        names = unique_names([(one.subject, place) for one, place in zip(self.measured, places, strict=True)])
+        names = unique_names([(result.subject, place) for result, place in zip(self.measured, places, strict=True)])
         for result, name, sweep in zip(self.measured, names, sweeps, strict=True):
             own = tuple(judgements[id(result)])
-            worst = min((one.worst(allowed) for one in own), key=lambda c: STANDINGS.index(c.standing(allowed)))
+            claims = (judgement.worst(allowed) for judgement in own)
+            worst = min(claims, key=lambda claim: STANDINGS.index(claim.standing(allowed)))
             entries.append(Entry(result, name, best_value(result), own, claim_state(worst, allowed), sweep))
         return tuple(entries)
 
@@ -353,10 +354,11 @@ def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
 def assertions_on_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Assertion]:
     """Assert that the hardware passes its tests; a subject names what the test was about, if not everything."""
     assertions = []
-    for one in diagnostics:
-        subject = f"{one.test}, {one.entity}" if one.entity else one.test
-        state = DIAGNOSTIC_STATES.get(one.status, "failed")
-        assertions.append(Assertion("diagnostic", one.source, subject, state, one.status, "; ".join(one.messages)))
+    for diagnostic in diagnostics:
+        subject = f"{diagnostic.test}, {diagnostic.entity}" if diagnostic.entity else diagnostic.test
+        state = DIAGNOSTIC_STATES.get(diagnostic.status, "failed")
+        reason = "; ".join(diagnostic.messages)
+        assertions.append(Assertion("diagnostic", diagnostic.source, subject, state, diagnostic.status, reason))
     return assertions
 
 
@@ -454,8 +456,8 @@ def gather_files(named: Iterable[Path]) -> Gathered:
         ),
         **merged,
         sweeps=find_sweeps(merged["runs"]),
-        judgements=(*verdicts, *(verdict for one in earlier for verdict in one.judgements)),
-        verifications=(*verified.values(), *(verification for one in earlier for verification in one.verifications)),
+        judgements=(*verdicts, *(verdict for written in earlier for verdict in written.judgements)),
+        verifications=(*verified.values(), *(result for written in earlier for result in written.verifications)),
         nothing_in=tuple(dict.fromkeys(map(str, (*empty, *lost)))),
     )
     logs = tuple(file for file in others if kept.get(file.resolve(), True))
@@ -551,7 +553,7 @@ def judge_rest(report: Report) -> Report:
         kind: tuple(result for result in getattr(report, kind) if id(result) not in judged)
         for kind in ("runs", "tests", "tables", "ucx")
     }
-    rest["diagnostics"] = tuple(one for one in report.diagnostics if one.source not in diagnosed)
+    rest["diagnostics"] = tuple(diagnostic for diagnostic in report.diagnostics if diagnostic.source not in diagnosed)
     return report.model_copy(update={"judgements": (*report.judgements, *judge_results(Results(**rest)))})
 
 

@@ -281,7 +281,7 @@ MOST_HOSTS = 150
 def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
     """Draw pairs as a matrix of hosts, single hosts and larger groups as bars, the slowest first."""
     title = f"{sweep.subject}: {sweep.scope}"
-    hosts = [(one.label, f"{one.gb_s:.4g}", str(one.runs), str(one.slow_runs)) for one in sweep.hosts]
+    hosts = [(host.label, f"{host.gb_s:.4g}", str(host.runs), str(host.slow_runs)) for host in sweep.hosts]
     numbers = NumberTable("Hosts", ("host", "median GB/s", "runs", "slow runs"), hosts)
     if sweep.nodes == 2 and len(sweep.hosts) <= MOST_HOSTS:
         names = sorted((host.hosts[0] for host in sweep.hosts), key=host_order)
@@ -289,8 +289,8 @@ def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
         figure = heat_map([[speeds.get((row, column)) for column in names] for row in names], "GB/s", names)
     else:
         shown = sweep.hosts if sweep.nodes == 2 else sweep.groups
-        values = [one.gb_s for one in shown]
-        figure = bar_chart([one.label for one in shown], values, "GB/s", sweep.centre_gb_s, sweep.limit_gb_s)
+        values = [group.gb_s for group in shown]
+        figure = bar_chart([group.label for group in shown], values, "GB/s", sweep.centre_gb_s, sweep.limit_gb_s)
     note = f"median {sweep.range}; slow below {sweep.limit_gb_s:.4g} GB/s"
     return Drawing(id_, title, figure, [numbers], note=note)
 

@@ -131,7 +131,7 @@ class Sweep(Model):
         if self.nodes == 1:
             return off
         members = [host for host in self.hosts if host.label in outlier.hosts][:2]
-        return "; ".join([off, *(f"{one.label} slow in {one.slow_runs} of its {one.runs} runs" for one in members)])
+        return "; ".join([off, *(f"{host.label} slow in {host.slow_runs} of its {host.runs} runs" for host in members)])
 
 
 def host_label(hosts: tuple[str, ...]) -> str:

@@ -78,8 +78,8 @@ def print_report(report: Report) -> None:
         for entry in entries
         if not entry.sweep
     ]
-    diagnostics = [one for one in report.assertions if one.kind == "diagnostic"]
-    rows += [(_mark(one.state), _plain(one.subject), _coloured(one), "", "", "") for one in diagnostics]
+    diagnostics = [item for item in report.assertions if item.kind == "diagnostic"]
+    rows += [(_mark(item.state), _plain(item.subject), _coloured(item), "", "", "") for item in diagnostics]
     room = max(LEAST_ROWS, TERMINAL_LINES - 3 - len(notes))
     if len(rows) > room:
         rows[room:] = [("", f"… and {len(rows) - room} more; --json, --html and --markdown show them", "", "", "", "")]

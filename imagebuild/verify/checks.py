@@ -229,12 +229,13 @@ def correctness_problem(results: Results, tool: str) -> str:
     """Return why a benchmark's results are no success; empty if they are."""
 
     def verdict(item: Any) -> str:
-        return "" if item.verdict == "ok" else f"{item.verdict}: {item.reason}"
+        return "" if item.verdict == "ok" else judge.verdict_text(item.verdict, item.reason)
 
     # A test that does not fit the machine is waived or skipped; alone it proves nothing.
     items_and_problem: Mapping[str, tuple[Sequence[Any], Callable[[Any], str]]] = {
         "nccl-tests": (results.runs, verdict),
         "perftest": (results.tables, verdict),
+        "nvshmem": (results.tables, verdict),
         "nvbandwidth": (
             [test for test in results.tests if test.status != "waived"],
             lambda test: "" if test.status == "passed" else f"{test.name or 'a test'}: {test.status}",

@@ -145,7 +145,12 @@ def _run(node: Container, script: str, user: str = "root", environment: Mapping[
 def _execute(
     node: Container, script: str, user: str = "root", environment: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    return engine.execute_script(node, script, user=user, timeout_s=STEP_TIMEOUT_S, environment=environment or {})
+    """Return the exit status of a script, TIMEOUT_STATUS if it did not end in time, and what it prints."""
+    variables = {**(environment or {}), "HOME": USERS[user][0], "USER": user}
+    argv = ["bash", "-euo", "pipefail", "-c", script]
+    with OutputSink(None) as sink:
+        status = execute(node, argv, user, sink=sink, timeout_s=STEP_TIMEOUT_S, environment=variables)
+    return runner.TIMEOUT_STATUS if status is None else status, sink.text
 
 
 @contextmanager
@@ -320,19 +325,24 @@ def run_probe(container: Container, image: str) -> Host:
     return host
 
 
-def execute(container: Container, argv: list[str], user: str, *, sink: OutputSink, timeout_s: float) -> int | None:
+def execute(
+    container: Container, argv: list[str], user: str, *, sink: OutputSink, timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> int | None:  # fmt: skip
     """Run a program in a container. Return its status, or None if it exceeded its time limit or printed too much.
 
     Raises CommandError if the engine fails.
     """
+    assert container.client, "a container that was started has the client that started it"
+    api = container.client.api
     problems: list[BaseException] = []
     status: list[int | None] = []
 
     def read_output() -> None:
         try:
-            process = engine.ExecProcess.create(container, argv, user=user)
-            sink.drain(process.output())
-            status.append(process.status())
+            process = api.exec_create(container.id, argv, user=user, workdir="/", environment=dict(environment or {}))
+            sink.drain(engine.exec_output(api, process["Id"]))
+            status.append(api.exec_inspect(process["Id"])["ExitCode"])
         except (DockerException, OSError) as error:
             problems.append(error)
 

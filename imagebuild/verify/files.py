@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from imagebuild.oci.layout import OPAQUE, WHITEOUT
+from imagebuild.oci.layout import OPAQUE, WHITEOUT, Compression
 
 FileKind = Literal["file", "folder", "symlink", "hardlink", "device"]
 
@@ -58,6 +58,8 @@ class FileEntry:
     """Target of a link: of a symlink as written, of a hard link a path like `path`."""
     layer: int = 0
     """Number of its layer, from 0 for the lowest."""
+    owner: int = 0
+    """Number of its user or its group, whichever is larger."""
     capabilities: bool = False
     """Whether it has capabilities of the kernel, which work like setuid."""
     elf: Elf | None = None
@@ -80,7 +82,7 @@ class Layer:
     entries: tuple[FileEntry, ...]
     stored: int
     """Size in bytes, as stored."""
-    compressed: bool
+    compression: Compression
 
 
 @dataclass(frozen=True, slots=True)

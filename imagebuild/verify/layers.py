@@ -128,7 +128,7 @@ def scan(blob: Blob, number: int) -> Layer:
     """Read a layer. Raises ResultError if it cannot be read, or does not have its digest."""
     with layer_members(blob) as members:
         entries = tuple(_entry(archive, member, path, number) for archive, member, path in members)
-    return Layer(entries, blob.size, blob.compressed)
+    return Layer(entries, blob.size, blob.compression)
 
 
 def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, ...]:
@@ -164,7 +164,8 @@ def _end_at_once() -> None:
 
 def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, number: int) -> FileEntry:
     kinds: list[tuple[bool, FileKind]] = [
-        (member.isreg(), "file"), (member.isdir(), "folder"), (member.issym(), "symlink"), (member.islnk(), "hardlink"),
+        (member.isreg() or member.isfifo(), "file"), (member.isdir(), "folder"),
+        (member.issym(), "symlink"), (member.islnk(), "hardlink"),
     ]  # fmt: skip
     kind: FileKind = next((kind for is_kind, kind in kinds if is_kind), "device")
     values: dict[str, Any] = {}
@@ -175,7 +176,7 @@ def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, number:
     elif kind == "file" and member.size and (content := archive.extractfile(member)):
         values = _content(content, path, member.size)
     return FileEntry(
-        path, kind, member.mode, member.size, layer=number,
+        path, kind, member.mode, member.size, layer=number, owner=max(member.uid, member.gid),
         capabilities="SCHILY.xattr.security.capability" in member.pax_headers, **values,
     )  # fmt: skip
 

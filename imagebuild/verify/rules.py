@@ -17,11 +17,13 @@ from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import axis_facts, matches
 from imagebuild.oci import image as oci_image
 from imagebuild.oci.image import PlatformImage
+from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.component import Component
 from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
 from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult
 from imagebuild.render import renderer
+from imagebuild.render.recipe import SYSTEM_PATH
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
@@ -259,6 +261,12 @@ SETUID = frozenset(
     )
 )  # fmt: skip
 """Programs that distributions install setuid or setgid."""
+AUFS = f"{WHITEOUT}{WHITEOUT}"
+"""How names of aufs' own marks begin."""
+MOST_NUMBERS = 65535
+"""The last number of a user that useradd gives a user's containers in /etc/subuid."""
+CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "graphics", "utility", "video"})
+"""Values of NVIDIA_DRIVER_CAPABILITIES that enroot's hook knows."""
 CAPABLE = frozenset({"usr/bin/ping", "usr/bin/newgidmap", "usr/bin/newuidmap", "usr/bin/arping", "usr/bin/clockdiff"})
 """Programs that distributions give capabilities."""
 
@@ -334,6 +342,50 @@ def setuid(inspection: Inspection) -> Iterator[Finding]:
             yield Finding(f"/{entry.path}", "runs with capabilities of the kernel")
 
 
+def rootless(inspection: Inspection) -> Iterator[Finding]:
+    """Programs without root's rights can unpack and start it: enroot, Apptainer, rootless Podman.
+
+    What enroot does is in its src/docker.sh and conf/hooks.
+    """
+    for number, layer in enumerate(inspection.layers):
+        if layer.compression == "zstd":
+            text = "is compressed with zstd, which older enroot and umoci cannot read"
+            yield Finding(f"layer {number + 1}", text, note=True, layer=number)
+        paths: set[str] = set()
+        for entry in layer.entries:
+            paths.add(entry.path)
+            name = entry.path.rpartition("/")[2]
+            if entry.kind == "device" and not entry.path.startswith("dev/"):
+                yield _in_layer(entry, "is a device, which only root can make")
+            elif entry.kind == "hardlink" and entry.target not in paths:
+                yield _in_layer(entry, f"is a hard link to /{entry.target}, which is not before it in its layer")
+            elif entry.owner > MOST_NUMBERS:
+                yield _in_layer(entry, f"belongs to number {entry.owner}; rootless containers have {MOST_NUMBERS + 1}")
+            if name.startswith(AUFS) and name != OPAQUE:
+                yield _in_layer(entry, "is a mark of aufs, and no whiteout of OCI")
+        for path in sorted(paths):
+            folder, _, name = path.rpartition("/")
+            if name.startswith(WHITEOUT) and f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/") in paths:
+                yield Finding(f"/{path}", f"is a whiteout of what layer {number + 1} brings itself", layer=number)
+    yield from _variables_of_hooks(inspection)
+
+
+def _variables_of_hooks(inspection: Inspection) -> Iterator[Finding]:
+    """Yield settings with which enroot's hooks give a container no GPU, or end with an error."""
+    env = inspection.image.env
+    capabilities = set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")))
+    if any(elf.gpu for elf in inspection.objects.values()):
+        if env.get("NVIDIA_VISIBLE_DEVICES", "") in ("", "none", "void"):
+            yield Finding("NVIDIA_VISIBLE_DEVICES", "names no GPU, so containers of enroot have none")
+        if not capabilities & {"all", "compute"}:
+            yield Finding("NVIDIA_DRIVER_CAPABILITIES", "lacks compute, so containers of enroot have no libcuda.so.1")
+    if unknown := sorted(capabilities - CAPABILITIES_OF_DRIVER):
+        yield Finding("NVIDIA_DRIVER_CAPABILITIES", f"has {', '.join(unknown)}, at which enroot's hook ends")
+    devices = env.get("MELLANOX_VISIBLE_DEVICES", "")
+    if not re.fullmatch(r"(all|none|void|\d+(,\d+)*)?", devices):
+        yield Finding("MELLANOX_VISIBLE_DEVICES", f"is {devices!r}; enroot's hook takes all, none or numbers")
+
+
 def _contents(inspection: Inspection) -> Iterator[FileEntry]:
     """Yield the files of all layers, without the marks of what a layer removes."""
     entries = (entry for layer in inspection.layers for entry in layer.entries)
@@ -363,7 +415,7 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
         seen.update(patterns)
         code = describe_code(elf)
         if patterns:
-            exact = f"code for {', '.join(wanted)}; PTX for {wanted[-1]}"
+            exact = f"code for {', '.join(wanted)}" + (f"; PTX for {wanted[-1]}" if len(wanted) > 1 else "")
             if code != exact:
                 yield Finding(f"/{path}", f"has {code}; the matrix wants {exact}")
         elif lacking := [capability for capability in wanted if not runs(elf, capability)]:
@@ -415,7 +467,7 @@ ANOTHER_BASE = (f"{OCI}base.name", f"{OCI}base.digest")
 """Labels that `render --base-image` changes."""
 MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")
 """Folders that the container runtime mounts."""
-USUAL = renderer.SYSTEM_PATH.split(":")
+USUAL = SYSTEM_PATH.split(":")
 """Folders of everybody's PATH, whether they exist or not."""
 FOLDER_NAMES = re.compile(r"_(DIR|HOME|ROOT|PREFIX)$")
 """Names of variables whose value is a folder."""
@@ -533,30 +585,32 @@ def _accounts(inspection: Inspection, path: str) -> dict[str, list[str]]:
 
 
 def command(inspection: Inspection) -> Iterator[Finding]:
-    """What a container starts exists and is executable."""
+    """What a container starts exists and is executable, and so does /bin/sh."""
     settings = inspection.image.settings
     words = [*(settings.get("Entrypoint") or ()), *(settings.get("Cmd") or ())]
     if not words:
         yield Finding("command", "the image has neither an entrypoint nor a command")
         return
     program = str(words[0])
-    folders = [""] if program.startswith("/") else inspection.image.env.get("PATH", renderer.SYSTEM_PATH).split(":")
+    folders = [""] if program.startswith("/") else inspection.image.env.get("PATH", SYSTEM_PATH).split(":")
     files = (inspection.tree.find(f"{folder}/{program}") for folder in folders)
     file = next(filter(None, files), None)
     if file is None:
         yield Finding(program, "what a container starts does not exist")
     elif not file.mode & 0o111:
         yield Finding(program, "what a container starts is not executable")
+    if inspection.tree.find("bin/sh") is None:
+        yield Finding("/bin/sh", "does not exist; enroot and Apptainer start containers by it")
 
 
 def size(inspection: Inspection) -> Iterator[Finding]:
     """The compressed layers keep within the budget of the matrix."""
     target = inspection.target
     limits = inspection.renderer.project.matrix.model.images[target.image].size_limit_mb
-    limit = limits.get(target.axes.get("variant", "")) if isinstance(limits, dict) else limits
+    limit = limits.get(target.axes["variant"]) if isinstance(limits, dict) else limits
     if limit is None:
         raise NotApplicable("the matrix gives the image no size-limit-mb")
-    if not all(layer.compressed for layer in inspection.layers):
+    if not all(layer.compression for layer in inspection.layers):
         raise NotApplicable("the engine saves layers unpacked; the limit is for compressed layers")
     megabytes = sum(layer.stored for layer in inspection.layers) / 1e6
     text = f"{megabytes:.0f} MB in {len(inspection.layers)} layers, at most {limit} MB"
@@ -568,7 +622,8 @@ ImageRule = Callable[[Inspection], Iterator[Finding]]
 what passing proves. It yields what contradicts that, and raises NotApplicable if the image cannot be judged."""
 RULES: tuple[ImageRule, ...] = (
     labels, plan, packages, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
-    not_world_writable, setuid, architecture, closure, symbol_versions, symbols, one_provider, no_stubs, gpu_code,
+    not_world_writable, setuid, rootless, architecture, closure, symbol_versions, symbols, one_provider, no_stubs,
+    gpu_code,
 )  # fmt: skip
 
 

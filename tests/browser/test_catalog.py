@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from imagebuild.project import Catalog
-from imagebuild.publish import facets_of, picker_rows, write_site
+from imagebuild.publish import choices_of, facets_of, has_failures, picker_rows, write_site
 from tests import catalog_samples
 from tests.browser.conftest import Visit, until
 
@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.programs]
 
 
 def choose(page: Page, facet: str, value: str) -> None:
-    page.get_by_role("group", name=facet, exact=True).get_by_role("radio", name=value, exact=True).check(force=True)
+    box = page.get_by_label(facet, exact=True)
+    box.select_option(box.locator("option", has_text=re.compile(rf"^{re.escape(value)}$")).get_attribute("value"))
 
 
 def test_the_picker_leads_to_every_tag(visit: Visit, catalog: Catalog) -> None:
@@ -32,57 +33,101 @@ def test_the_picker_leads_to_every_tag(visit: Visit, catalog: Catalog) -> None:
     facets = facets_of(catalog.images)
     rows = picker_rows(catalog.images, facets)
     assert len(rows) > 50
-    wrong = page.evaluate(
-        """([rows, tags]) => rows.filter(row => {
-            const sets = document.querySelectorAll('fieldset');
-            document.querySelector('form.facets').reset();
+    offered = page.evaluate(
+        """rows => rows.map(row => {
+            const selects = document.querySelectorAll('.facets select');
             row.slice(1).forEach((value, i) => {
                 // Of platforms: the first that the image has.
-                const at = i === row.length - 2 ? Math.log2(value & -value) : value;
-                sets[i].querySelector(`input[value="${at}"]`).checked = true;
+                selects[i].value = i === row.length - 2 ? Math.log2(value & -value) : value;
             });
             document.querySelector('form.facets').dispatchEvent(new Event('change'));
-            const named = document.getElementById('tag').textContent;
-            return !named.endsWith(':' + tags[row[0]]) && document.getElementById('fits').textContent === 'This one fits.';
+            return document.getElementById('tag').textContent;
         })""",
-        [rows, [image.tag for image in catalog.images]],
+        rows,
     )
-    assert wrong == []
+    for row, name in zip(rows, offered, strict=True):
+        image = catalog.images[row[0]]
+        best = next(i for i in catalog.images if f"{i.image}:{i.tag}" == name)
+        assert choices_of(best) == choices_of(image)
+        assert not has_failures(best) or not [
+            i for i in catalog.images if choices_of(i) == choices_of(image) and not has_failures(i)
+        ]
 
 
 def test_choices_are_narrowed_and_say_why(visit: Visit) -> None:
     page = visit("catalog").page
     expect(page.locator("#fits")).to_contain_text("that fit.")
     choose(page, "OS", "ubuntu26.04")
-    cuda = page.get_by_role("group", name="CUDA", exact=True)
-    expect(cuda.get_by_role("radio", name="12.6.3", exact=True)).to_be_disabled()
-    expect(cuda.get_by_role("radio", name="13.4.2", exact=True)).to_be_enabled()
-    expect(cuda.locator(".not")).to_contain_text("Not with OS ubuntu26.04: 13.5")
-    expect(page.get_by_role("group", name="MPI", exact=True).locator(".not")).to_have_text(
-        "Not with OS ubuntu26.04: Open MPI 5.0.10"
+    options = page.get_by_label("CUDA", exact=True).locator("option")
+    refused = options.filter(has_text="13.5 – not with OS ubuntu26.04")
+    expect(refused).to_be_disabled()
+    expect(options.filter(has_text="12.6")).to_be_disabled()
+    expect(page.get_by_label("MPI", exact=True).locator("option:disabled")).to_have_text(
+        "Open MPI 5.0.10 – not with OS ubuntu26.04"
     )
-    choose(page, "CUDA", "13.4.2")
-    choose(page, "Variant", "runtime")
+    choose(page, "CUDA", "13.4")
+    choose(page, "Variant", "devel")
     expect(page.locator("#tag")).to_contain_text(
-        re.compile(r"^hpcx:cuda13\.4\.2-nccl2\.32\.3-hpcx2\.51-ubuntu26\.04-runtime-")
+        re.compile(r"^hpcx:cuda13\.4\.2-nccl2\.32\.3-hpcx2\.51-ubuntu26\.04-devel-")
     )
+    expect(page.locator("#facts")).to_contain_text("13.4.2")
     page.get_by_role("button", name="Start again").click()
-    expect(cuda.get_by_role("radio", name="12.6.3", exact=True)).to_be_enabled()
-    expect(cuda.locator(".not")).to_be_hidden()
+    expect(refused).to_have_count(0)
 
 
-def test_no_choice_that_is_offered_leads_nowhere(visit: Visit) -> None:
-    """Clicks whatever can be clicked, as long as anything can."""
-    page = visit("catalog").page
-    for start in range(3):
-        page.get_by_role("button", name="Start again").click()
-        for number in range(page.locator("fieldset").count()):
-            free = page.locator("fieldset").nth(number).locator("input:enabled")
-            count = free.count()
-            assert count >= 2
-            free.nth(1 + start % (count - 1)).check(force=True)
-            expect(page.locator("#tag")).to_contain_text(":")
-    assert page.locator(".command").count() == 7
+def test_the_answer_is_on_the_first_screen_of_a_phone(visit: Visit) -> None:
+    """13.2 on Ubuntu 24.04: the name, what speaks for it, and the command to pull it."""
+    page = visit("catalog#cuda=13.2&os=ubuntu24.04", width=390, height=844, has_touch=True, is_mobile=True).page
+    expect(page.locator("#tag")).to_contain_text("hpcx:cuda13.2.1-")
+    titles = page.locator("#facts dt").all_text_contents()
+    assert titles == ["Checks", "Scan", "Signature", "GPU", "CUDA", "Platforms", "Compressed", "Dated"]
+    expect(page.locator("#facts dd").last).to_contain_text(re.compile(r"^ ?2026-\d\d-\d\d, .+"))
+    for part in ("#tag", "#facts", "#commands .command:first-child .copy"):
+        box = page.locator(part).bounding_box()
+        assert box
+        assert box["y"] + box["height"] <= 844
+
+
+def test_a_newer_image_with_failures_is_mentioned_and_not_offered(browser: Browser, tmp_path: Path) -> None:
+    new, old, *_ = (i for i in catalog_samples.catalog(150).images if i.axes["cuda"] == "13.5" and not has_failures(i))
+    platform = new.platforms[0]
+    checks = (platform.checks[0].model_copy(update={"failed": 2}),)
+    bad = new.model_copy(update={"platforms": (platform.model_copy(update={"checks": checks}),)})
+    old = old.model_copy(update={"axes": new.axes, "platforms": old.platforms[:1], "created": "2026-10-01T00:00:00Z"})
+    page = browser.new_page()
+    for images, offered, said in (
+        ((bad, old), old, f"Not offered, as it has failures: {bad.image}:{bad.tag}, dated {bad.created[:10]}."),
+        ((bad,), bad, ""),
+        ((new, old), new, ""),
+    ):
+        made = catalog_samples.catalog(1).model_copy(update={"images": images})
+        page.goto("about:blank")
+        page.goto(write_site(made, tmp_path).as_uri())
+        expect(page.locator("#tag")).to_have_text(f"{offered.image}:{offered.tag}")
+        expect(page.locator("#over")).to_have_text(said)
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "said", "shown"),
+    [
+        ("#cuda=12.6&os=debian13", "no image has OS debian13 and CUDA 12.6.", "hpcx:cuda12.6.3-"),
+        ("#cuda=11.8&os=debian13", "no image has CUDA 11.8.", "debian13"),
+        ("#cuda=13.2.0", "it asks for CUDA 13.2.0, and CUDA 13.2 is shown.", "cuda13.2"),
+        ("#arch=arm64", "images are not chosen by arch.", ":"),
+        ("#os=%E0%A4%A&nothing", "no image has OS %E0%A4%A.", ":"),
+        ("#hpcx:gone", "There is no image hpcx:gone here", ":"),
+        ("#os=ubuntu26.04&cuda=13.4", "", "ubuntu26.04"),
+    ],
+)
+def test_a_link_that_cannot_be_met_says_so(visit: Visit, address: str, said: str, shown: str) -> None:
+    opened = visit(f"catalog{address}")
+    expect(opened.page.locator("#unmet")).to_contain_text(said)
+    expect(opened.page.locator("#unmet")).to_be_visible(visible=bool(said))
+    expect(opened.page.locator("#tag")).to_contain_text(shown)
+    assert opened.messages == []
+    opened.page.get_by_role("button", name="Start again").click()
+    expect(opened.page.locator("#unmet")).to_be_hidden()
 
 
 def test_commands_by_tag_and_by_digest(visit: Visit, catalog: Catalog) -> None:
@@ -125,9 +170,10 @@ def test_the_address_keeps_the_choice(visit: Visit) -> None:
     choose(page, "OS", "debian13")
     assert page.evaluate("location.hash") == "#os=debian13"
     page.reload()
-    expect(page.get_by_role("radio", name="debian13", exact=True)).to_be_checked()
+    expect(page.get_by_label("OS").locator("option:checked")).to_have_text("debian13")
     expect(page.locator("#tag")).to_contain_text("debian13")
-    assert visit("catalog#os=%E0%A4%A&cuda=nonsense&nothing").messages == []
+    page.evaluate("location.hash = '#os=ubuntu26.04'")
+    expect(page.locator("#tag")).to_contain_text("ubuntu26.04")
 
 
 @pytest.mark.parametrize("permitted", [True, False])
@@ -150,27 +196,26 @@ def test_by_keyboard(visit: Visit) -> None:
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the table of images")).to_be_focused()
     page.keyboard.press("Tab")
-    page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("radio", name="hpcx", exact=True)).to_be_checked()
+    page.keyboard.type("hpcx")
+    expect(page.get_by_label("Image", exact=True).locator("option:checked")).to_have_text("hpcx")
     page.keyboard.press("Tab")
-    page.keyboard.press("ArrowRight")
     # 13.5 is of another image only, so the arrow passes over it.
-    expect(page.get_by_role("radio", name="13.4.2", exact=True)).to_be_checked()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_label("CUDA", exact=True).locator("option:checked")).to_have_text("13.4")
     expect(page.locator("#tag")).to_contain_text("hpcx:cuda13.4.2")
-    outline = page.locator("input:focus + span").evaluate("e => getComputedStyle(e).outlineStyle")
-    assert outline == "solid"
+    assert page.locator("select:focus").evaluate("e => getComputedStyle(e).outlineStyle") == "solid"
 
 
 def test_search_and_sort(visit: Visit, catalog: Catalog) -> None:
     page = visit("catalog").page
     page.get_by_role("searchbox", name="Search").fill("13.5 debian13 DEVEL")
     hits = [i for i in catalog.images if i.axes == {"cuda": "13.5", "os": "debian13", "variant": "devel"}]
-    expect(page.get_by_role("status")).to_have_text(f"{len(hits)} of 150")
+    expect(page.get_by_role("status")).to_have_text(f"1–{len(hits)} of {len(hits)}")
     assert page.locator("table.images tbody tr:visible").count() == len(hits)
     page.get_by_role("searchbox", name="Search").fill(catalog.images[7].digest)
-    expect(page.get_by_role("status")).to_have_text("1 of 150")
+    expect(page.get_by_role("status")).to_have_text("1–1 of 1")
     page.get_by_role("searchbox", name="Search").fill("nonsense")
-    expect(page.get_by_role("status")).to_have_text("0 of 150: nothing fits")
+    expect(page.get_by_role("status")).to_have_text("nothing fits")
     page.get_by_role("searchbox", name="Search").fill("")
     head = page.get_by_role("columnheader", name="Compressed")
     head.get_by_role("button").click()
@@ -187,6 +232,24 @@ def test_search_and_sort(visit: Visit, catalog: Catalog) -> None:
     assert shown.partition("@")[2] in {i.digest for i in catalog.images if i.image == "quickstart"}
 
 
+def test_the_table_has_pages(visit: Visit, catalog: Catalog) -> None:
+    page = visit("catalog").page
+    shown, status = page.locator("table.images tbody tr:visible"), page.get_by_role("status")
+    expect(status).to_have_text("1–50 of 150")
+    names = shown.locator("a").all_text_contents()
+    expect(page.get_by_role("button", name="Previous")).to_be_disabled()
+    for number in ("51–100", "101–150"):
+        page.get_by_role("button", name="Next").click()
+        expect(status).to_have_text(f"{number} of 150")
+        names += shown.locator("a").all_text_contents()
+    assert names == [image.tag for image in catalog.images]
+    expect(page.get_by_role("button", name="Next")).to_be_disabled()
+    page.get_by_role("columnheader", name="Dated").get_by_role("button").click()  # from the first page again
+    expect(status).to_have_text("1–50 of 150")
+    page.emulate_media(media="print")
+    expect(shown).to_have_count(150)
+
+
 def test_a_phone_has_cards_with_labels(visit: Visit) -> None:
     page = visit("catalog", width=390, height=844, has_touch=True, is_mobile=True).page
     labels = (
@@ -195,7 +258,7 @@ def test_a_phone_has_cards_with_labels(visit: Visit) -> None:
         .evaluate_all("cells => cells.map(e => getComputedStyle(e, '::before').content)")
     )
     assert (labels[0], labels[-1]) == ('"CUDA"', '"Dated"')
-    box = page.locator(".chips label").first.bounding_box()
+    box = page.locator(".facets select").first.bounding_box()
     assert box
     assert box["height"] >= 32
 
@@ -228,10 +291,11 @@ SLOW_4G = {"offline": False, "latency": 150, "downloadThroughput": 1.6e6 / 8, "u
 ASK = """
 (() => {
     const ask = () => {
-        const input = document.querySelector('fieldset:nth-of-type(2) input[value="3"]');
-        const before = input && document.getElementById('picker').hidden === false && document.getElementById('tag').textContent;
+        const select = document.querySelector('.facets select[name="cuda"]');
+        const before = select && document.getElementById('picker').hidden === false && document.getElementById('tag').textContent;
         if (!before) { requestAnimationFrame(ask); return; }
-        input.click();
+        select.value = 3;
+        select.dispatchEvent(new Event('change', {bubbles: true}));
         requestAnimationFrame(() => {
             if (document.getElementById('tag').textContent !== before) { window.answered = performance.now(); }
             else { window.answered = -1; }

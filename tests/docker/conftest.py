@@ -143,9 +143,16 @@ STANDIN = ("test_hpcx", "test_hpcx_broken")
 """Modules that build from the stand-in for the vendor's servers; they share its ports, and with them BuildKit's cache."""
 
 
+FIRST = (
+    *STANDIN, "test_verify", "test_attest", "test_quickstart", "test_slurm_jobs", "test_cost", "test_job_pods", "test_workflows",
+    "test_scan_diff", "test_broken", "test_publish", "test_slurm", "test_nodes",
+)  # fmt: skip
+"""Modules in the order in which they begin: long ones first, so that no process ends long before the other."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let what takes longest begin first."""
-    items.sort(key=lambda item: item.path.stem not in STANDIN)
+    order = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 class Spread(LoadFileScheduling):  # type: ignore[misc] # has no types
@@ -534,7 +541,7 @@ def upstream(host: str, request: pytest.FixtureRequest) -> Iterator[Upstream]:
     """The stand-in for the vendor's servers, served without faults."""
     from tests.docker import standin  # noqa: PLC0415 - others need it not
 
-    made = standin.make_upstream(whole=request.config.getoption("--every-hpcx"))
+    made = standin.make_upstream(request.config.getoption("--whole-hpcx"))
     with made.serve():
         yield made
 
@@ -553,6 +560,5 @@ def locked(
     folder = standin.project(tmp_path_factory.mktemp("hpcx"), upstream.configuration)
     with watched(client, host) as environ:
         run = Imagebuild(folder, {**environ, "IMAGEBUILD_CONFIG": str(folder / "config.yaml")})
-        whole = request.config.getoption("--every-hpcx")
-        run("lock", *[f"hpcx-cuda{c}-*" for c in (standin.COMBINATIONS if whole else [standin.USUAL])])
+        run("lock", *[f"hpcx-cuda{c}-*" for c in standin.chosen(request.config.getoption("--whole-hpcx"))])
     return folder

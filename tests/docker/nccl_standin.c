@@ -1,6 +1,6 @@
 // A stand-in for a program of nccl-tests, which needs no GPU: options, help, table, status and JSON as those of v2.13.11,
 // v2.17.1 and v2.19.6 (src/common.cu and src/util.cu there). The file `behaviour` beside it says `VERSION FAULT GB/S HOST`;
-// HOST is ten times as slow. Faults: none, wrong, hang, crash, alone (built without MPI).
+// HOST is ten times as slow. Faults: none, wrong, hang.
 #include <getopt.h>
 #include <libgen.h>
 #include <mpi.h>
@@ -44,23 +44,19 @@ int main(int argc, char **argv) {
     printf("[-h,--help]\n");
     return 0;
   }
-  if (strcmp(fault, "alone")) {
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-    if (sum != ranks * (ranks - 1) / 2) return 9;
-  }
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  if (sum != ranks * (ranks - 1) / 2) return 9;
   // nodes of a Slurm on the loopback share the name of the machine
   if (getenv("SLURMD_NODENAME")) snprintf(host, sizeof host, "%s", getenv("SLURMD_NODENAME"));
   else gethostname(host, sizeof host);
-  if (!strcmp(fault, "crash") && rank == ranks - 1) abort();
   if (!strcmp(fault, "hang")) sleep(3600);
   char line[300], *lines = calloc(ranks, sizeof line);
   snprintf(line, sizeof line, "#  Rank %2d Group %2d Pid %6d on %10s device %2d [0000:%02x:00] NVIDIA A100 80GB PCIe\n", rank, 0,
            getpid(), host, rank % 4, 24 + rank % 4);
-  if (strcmp(fault, "alone")) MPI_Gather(line, sizeof line, MPI_BYTE, lines, sizeof line, MPI_BYTE, 0, MPI_COMM_WORLD);
-  else memcpy(lines, line, sizeof line);
+  MPI_Gather(line, sizeof line, MPI_BYTE, lines, sizeof line, MPI_BYTE, 0, MPI_COMM_WORLD);
   if (rank == 0) {
     FILE *out = fopen(json ? json : "/dev/null", json ? "wx" : "w");
     if (!out) return 8;
@@ -107,6 +103,6 @@ int main(int argc, char **argv) {
     printf("# Out of bounds values : %d %s\n# Avg bus bandwidth    : %g \n#\n", bad, bad ? "FAILED" : "OK", total / sizes);
     if (version >= 17) printf("# Collective test concluded: %s\n", program);
   }
-  if (strcmp(fault, "alone")) MPI_Finalize();
+  MPI_Finalize();
   return !strcmp(fault, "wrong");
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tests.docker.conftest import copy_of_project, install
@@ -11,7 +12,7 @@ from tests.upstream.__main__ import CACHE
 from tests.upstream.standin import Upstream, missing
 
 COMBINATIONS = {
-    "12.9.2-ubuntu22.04": "4",
+    "12.9.1-ubuntu22.04": "4",
     "13.2.1-ubuntu24.04": "4",
     "13.4.2-ubuntu26.04": "5",
 }
@@ -20,11 +21,16 @@ USUAL = "13.2.1-ubuntu24.04"
 """What `make docker` builds."""
 
 
-def make_upstream(*, whole: bool) -> Upstream:
-    """The stand-in, from the cache that all tests share, for all COMBINATIONS or the usual one; nothing is served yet."""
+def chosen(whole: str) -> list[str]:
+    """Those of COMBINATIONS that are built: the usual one, or with Open MPI those that match the pattern `whole`."""
+    return [name for name in COMBINATIONS if fnmatchcase(name, whole)] if whole else [USUAL]
+
+
+def make_upstream(whole: str) -> Upstream:
+    """The stand-in, from the cache that all tests share, for what is `chosen`; nothing is served yet."""
     if lacking := missing():
         install(*lacking)
-    return Upstream.make(CACHE, COMBINATIONS if whole else [USUAL], sources=whole)
+    return Upstream.make(CACHE, chosen(whole), sources=bool(whole))
 
 
 def project(folder: Path, configuration: str) -> Path:
@@ -33,8 +39,11 @@ def project(folder: Path, configuration: str) -> Path:
     matrix = (folder / "matrix.yaml").read_text()
     # One capability is enough to see that code is made; what the real Ubuntu has in other versions is Debian's here.
     matrix = re.sub(r'(?m)^  "(80|89|100|103|107|120)": .*\n', "", matrix)
-    matrix = re.sub(r"(?m)^(  (?:sshd|pmix):)\n(?:    - \{.*\n)+    - (.*)$", r"\1 \2", matrix)
-    matrix = re.sub(r"cuda: \[12\.6\.3, .*\]", "cuda: [12.9.2, 13.2.1, 13.4.2]", matrix)
+    matrix = matrix.replace('gpu: ["90", "100"]', 'gpu: ["90"]')
+    matrix = re.sub(
+        r"(?m)^(  (?:sshd|pmix):)\n(?:    - \{.*\n)+    - \{when: \{os: debian13\}, version: (.*)\}$", r"\1 \2", matrix
+    )
+    matrix = re.sub(r"cuda: \[12\.6\.3, .*\]", "cuda: [12.9.1, 13.2.1, 13.4.2]", matrix)
     head, _, hpcx = matrix.partition("  hpcx:\n    description")
     hpcx = hpcx.replace("[linux/amd64, linux/arm64]", "[linux/amd64]", 1)
     (folder / "matrix.yaml").write_text(f"{head}  hpcx:\n    description{hpcx}")

@@ -92,11 +92,11 @@ def edit(name: str, old: str, new: str) -> Callable[[Tiny], None]:
 TOOL = "dockerfiles/components/tool/build.j2"
 TARGETS_MORE = """\
     tags: ["{repository}/{image}:{cuda}-{variant}"]
-  COMPONENT:
+  tool:
     description: one more image
     axes: {cuda: ["13.3"], os: [debian13], variant: [runtime]}
     platforms: [linux/amd64, linux/arm64]
-    components: [COMPONENT]
+    components: [tool]
     tags: ["{repository}/{image}:{cuda}-{variant}"]
 """
 TAGS = TARGETS_MORE.splitlines(keepends=True)[0]
@@ -105,22 +105,12 @@ CHANGES = {
     "library": edit("matrix.yaml", 'library: "1.NONCE', 'library: "9.NONCE'),
     "a-file": lambda tiny: tiny.write("dockerfiles/components/tool/files/conf", f"another {tiny.nonce}\n"),
     "a-new-cuda": edit("matrix.yaml", '"13.0"]', '"13.0", "13.1"]'),
-    "a-new-target": edit("matrix.yaml", TAGS, TARGETS_MORE.replace("COMPONENT", "tool")),
-    "a-new-target-of-what-is-there": edit("matrix.yaml", TAGS, TARGETS_MORE.replace("COMPONENT", "library")),
+    "a-new-target": edit("matrix.yaml", TAGS, TARGETS_MORE),
     "a-comment": edit(TOOL, "RUN ", "# why\n# and how\nRUN \\\n# why\n "),
     "a-digest-of-an-image-that-is-replaced": edit("imagebuild.lock", "a" * 64, "c" * 64),
     "a-stage-on-another": edit(TOOL, "FROM {{ base }}", "FROM library"),
-    "a-variable": edit(
-        "dockerfiles/components/tool/component.yaml", "license: MIT", "license: MIT\nenv: {TOOL: NONCE}"
-    ),
-    "a-stage-without-use": edit(TOOL, "FROM", "FROM {{ base }} AS unused\nRUN exit 1\n\nFROM"),
-    "a-step-before": edit(TOOL, "RUN", "RUN echo NONCE\nRUN"),
-    "no-plugin": edit("matrix.yaml", ", plugin]", "]"),
 }
-WITHOUT_STEPS = {
-    "nothing", "a-new-target-of-what-is-there", "a-comment",
-    "a-digest-of-an-image-that-is-replaced", "a-stage-without-use", "no-plugin",
-}  # fmt: skip
+WITHOUT_STEPS = {"nothing", "a-comment", "a-digest-of-an-image-that-is-replaced"}
 
 
 class WithFile(Tiny):
@@ -222,17 +212,12 @@ def test_both_platforms(tiny: Tiny, server: str) -> None:
     assert_same(cold, build(tiny, *BOTH))
     shared = {s.stage for s in cold.steps if len(s.platforms) == 2}
     assert shared == {"native", "tool-common"}
-    for old, new, stages in (
-        (f"/{tiny.nonce}-arm64", f"/{tiny.nonce}-other", {"tool-source-arm64", "tool-source", "tool", "image"}),
-        ("A=1", "A=2", {"tool", "image"}),
-        ("WORKDIR /", "WORKDIR /to/", {"tool", "image"}),
-    ):
-        before = copied(tiny.root, tiny.root / "before")
-        tiny.replace(TOOL, old, new)
-        predicted = predict(tiny.imagebuild, before, *BOTH)
-        assert {step.stage for step in predicted.steps} == stages
-        assert_same(predicted, build(tiny, *BOTH))
-        shutil.rmtree(before)
+    before = copied(tiny.root, tiny.root / "before")
+    tiny.replace(TOOL, f"/{tiny.nonce}-arm64", f"/{tiny.nonce}-other")
+    tiny.replace(TOOL, "A=1", "A=2")
+    predicted = predict(tiny.imagebuild, before, *BOTH)
+    assert {step.stage for step in predicted.steps} == {"tool-source-arm64", "tool-source", "tool", "image"}
+    assert_same(predicted, build(tiny, *BOTH))
 
 
 def test_a_base_that_changed(tiny: Tiny, client: DockerClient, registry: str) -> None:

@@ -56,24 +56,3 @@ def test_a_terminal_sees_why_it_failed(tiny: Tiny) -> None:
     assert status == 4
     assert "component library: a step failed" in output
     assert "Traceback" not in output
-
-
-def test_plain_lines(tiny: Tiny) -> None:
-    done = tiny.build(TARGET)
-    assert "\x1b" not in done.err + done.out
-    assert re.search(r"^ +\d+\.\d  library 1/.: RUN mkdir.* → \d+\.\d s$", done.err, re.M)
-    assert re.search(r"^ +\d+\.\d  library 1/.: RUN mkdir.* → cached$", tiny.build(TARGET).err, re.M)
-
-
-def test_verbose_shows_what_steps_print(tiny: Tiny) -> None:
-    tiny.step("mkdir -p /out/runtime && echo from the step")
-    assert "library | from the step\n" in tiny.build(TARGET, "-v").err
-
-
-def test_github_actions_folds_each_step(tiny: Tiny) -> None:
-    tiny.step("mkdir -p /out/runtime && echo from the step")
-    done = tiny.build(TARGET, GITHUB_ACTIONS="true")
-    group = re.search(r"^::group::library 1/.: RUN .*\n(.*)\n::endgroup::$", done.err, re.M)
-    assert group, done.err
-    assert group[1] == "from the step"
-    assert done.err.count("::group::") == done.err.count("::endgroup::")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +16,9 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
-from imagebuild.project import BuildResult, Published, PublishResult
-from tests.docker.conftest import REPOSITORY, Services, Tiny, finish, until, watched
+from imagebuild.oci import Descriptor, Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
+from imagebuild.project import BuildResult, Catalog, Published, PublishResult
+from tests.docker.conftest import REPOSITORY, Services, Tiny, finish, install, until, watched
 from tests.faulty import Faulty, in_front_of
 
 pytestmark = pytest.mark.docker
@@ -129,7 +131,7 @@ def test_from_build_to_pull_over_a_bad_network(shop: Shop, client: DockerClient)
     }
     shop.complete("shop")
 
-    assert done[NEW].attached == {"provenance": 1, "verification": 1}
+    assert done[NEW].attached == {"provenance": 2, "verification": 2}  # the index has them, too
 
     # What is under the tag is what was built and verified, bit for bit, and it runs.
     name = f"{faulty.address}/{REPOSITORY}/shop/tiny:latest"
@@ -237,3 +239,103 @@ def test_publishers_of_two_targets_at_once(shop: Shop) -> None:
         assert (done.status, "Traceback" in done.err) == (0, False), done.out + done.err
     assert len(shop.tags("apart")) == 3
     shop.complete("apart")
+
+
+# The catalogue of what was published.
+
+
+def test_what_was_published_is_in_the_catalogue(shop: Shop, tmp_path: Path) -> None:
+    shop.publish("catalogue")
+    site = tmp_path / "site"
+    place = f"{shop.faulty.address}/{REPOSITORY}/catalogue"
+    shop.faulty.rule("busy", "GET", "/manifests/", seconds=1)
+    done = shop.tiny.imagebuild("catalog", "--registry", place, "-o", site)
+    assert f"2 images in {site}/index.html" in "".join(done.out.split("\n"))
+    assert "warning" not in done.err
+    catalog = Catalog.model_validate_json((site / "images.json").read_text())
+    assert catalog.repository == place
+    assert not catalog.problems
+    assert [image.target for image in catalog.images] == [NEW, OLD]
+    named = shop.tags("catalogue")
+    for image in catalog.images:
+        result = shop.result(image.target)
+        assert {named[tag] for tag in (*image.tags, *image.aliases)} == {image.digest}
+        assert re.fullmatch(rf"{image.axes['cuda']}-runtime-{str(result.revision)[:7]}", image.tag)
+        assert image.versions == {"library": f"1.{shop.tiny.nonce}", "tool": f"2.{shop.tiny.nonce}"}
+        index = shop.registry.manifest(f"{REPOSITORY}/catalogue/tiny", image.digest)
+        assert index
+        listed: list[Descriptor] = list(manifests_of(index.document))
+        assert [(p.platform, p.digest) for p in image.platforms] == [(c.platform, c.digest) for c in listed]
+        assert [p.digest for p in image.platforms] == list(result.manifests.values())
+        (platform,) = image.platforms
+        assert platform.size_bytes == result.size_bytes
+        (checks,) = platform.checks
+        assert (checks.failed, checks.runner) == (0, "docker")
+        assert checks.passed >= 1
+        assert [entry.digest for entry in platform.evidence if entry.kind == "verification"] == [checks.evidence]
+    assert [image.aliases for image in catalog.images] == [("latest",), ()]
+
+
+def test_what_the_catalogue_names_is_pulled(shop: Shop, tmp_path: Path) -> None:
+    """The commands in the article of an image, by tag and by digest."""
+    shop.publish("pulled", NEW)
+    site = tmp_path / "site"
+    shop.tiny.imagebuild("catalog", "--registry", f"{shop.faulty.address}/{REPOSITORY}/pulled", "-o", site)
+    (image,) = Catalog.model_validate_json((site / "images.json").read_text()).images
+    page = (site / "index.html").read_text()
+    assert re.findall(r">(docker pull [^<]+)<", page) == [
+        f"docker pull {image.repository}:{image.tag}", f"docker pull {image.reference}"
+    ]  # fmt: skip
+    shop.tiny.imagebuild("verify", image.reference, "--pull", "--only", "library/*")
+
+
+# Programs of others that pull and run what was published.
+
+
+def call(*command: str | Path) -> str:
+    """What a program prints, which may not take longer than a minute."""
+    if not shutil.which(command[0]):
+        install({"ctr": "containerd"}.get(str(command[0]), str(command[0])))
+    environ = os.environ | dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def test_skopeo_copies_it_umoci_unpacks_it_without_root_and_runc_runs_it(shop: Shop, tmp_path: Path) -> None:
+    """Apptainer unpacks by umoci's code, too."""
+    result, bundle = shop.result(NEW), tmp_path / "bundle"
+    # The proxy passes on one of the Accept headers, and skopeo has several.
+    repository = str(result.repository).replace(shop.faulty.address, shop.registry.host)
+    image = f"docker://{repository}@{result.digest}"
+    call("skopeo", "copy", "--src-tls-verify=false", image, f"oci:{tmp_path}/copy:it")
+    call("umoci", "unpack", "--rootless", "--image", f"{tmp_path}/copy:it", bundle)
+    config = json.loads((bundle / "config.json").read_text())
+    assert {"imagebuild.target": NEW}.items() <= config["annotations"].items()
+    config["process"] |= {"terminal": False, "args": ["sh", "-c", "cat /library /tool"]}
+    (bundle / "config.json").write_text(json.dumps(config))
+    printed = call("runc", "--root", tmp_path / "state", "run", "--bundle", bundle, f"{REPOSITORY}-umoci")
+    assert [line.split()[0] for line in printed.splitlines()] == [f"1.{shop.tiny.nonce}", f"2.{shop.tiny.nonce}"]
+
+
+def test_containerd_pulls_and_runs_it(shop: Shop) -> None:
+    result = shop.result(NEW)
+    image = f"{result.repository}@{result.digest}"
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+        place, socket = Path(folder), Path(folder, "socket")
+        (place / "config.toml").write_text(
+            f'version = 2\nroot = "{place}/root"\nstate = "{place}/state"\n'
+            f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n[grpc]\naddress = "{socket}"\n'
+        )
+        call("containerd", "--version")
+        with (
+            (place / "log").open("w") as log,
+            subprocess.Popen(["containerd", "--config", place / "config.toml"], stdout=log, stderr=log) as server,
+        ):
+            try:
+                assert until(socket.exists), (place / "log").read_text()
+                call("ctr", "--address", socket, "image", "pull", "--plain-http", image)
+                printed = call("ctr", "--address", socket, "run", "--rm", image, "it", "cat", "/library")
+            finally:
+                server.terminate()
+    assert printed.startswith(f"1.{shop.tiny.nonce} ")

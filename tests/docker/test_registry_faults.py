@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from docker import DockerClient
 
-from imagebuild.core import for_each
 from imagebuild.oci import (
-    CONFIG,
     MANIFEST,
     STATEMENT_MEDIA,
     Attachment,
@@ -26,11 +22,10 @@ from imagebuild.oci import (
     blobs_named,
     connect_registry,
     copy_image,
-    digest_of,
     push_image,
 )
 from imagebuild.project import staged_tag
-from imagebuild.publish import Pruning, decide_pruning, short_digest
+from imagebuild.publish import short_digest
 from tests import layouts
 from tests.docker.conftest import MARK, Tiny, finish, own_registry, until
 from tests.faulty import Fault, Faulty
@@ -195,35 +190,3 @@ def test_ctrl_c(faulty: Faulty, tiny: Tiny, layout: layouts.Layout) -> None:
     done = finish(process, 8)
     assert done.status == 130
     assert "Traceback" not in done.err
-
-
-def test_two_thousand_tags(registry: str) -> None:
-    """A thousand pushes, and a thousand published tags, are looked at in seconds."""
-    direct = connect(registry)
-    now = datetime.now(UTC)
-    config = b"{}"
-    direct.put_blob(STAGING, config, digest_of(config))
-    direct.put_blob(FINAL, config, digest_of(config))
-
-    def one(number: int) -> str:
-        content = json.dumps(
-            {"schemaVersion": 2, "mediaType": MANIFEST, "annotations": {"n": str(number)}, "layers": [],
-             "config": {"mediaType": CONFIG, "digest": digest_of(config), "size": len(config)}}
-        ).encode()  # fmt: skip
-        tag = staged_tag(digest_of(content), now - timedelta(days=30))
-        direct.put_manifest(STAGING, tag, content, MANIFEST)
-        if number % 2:
-            direct.put_manifest(FINAL, f"t{number}", content, MANIFEST)
-            direct.put_manifest(FINAL, f"alias-{number}", content, MANIFEST)
-        return digest_of(content)
-
-    digests = for_each(one, range(1000), direct, jobs=16)
-    direct.counts.clear()
-    began = time.monotonic()
-    pruning = Pruning(RepositoryAt(direct, STAGING), (RepositoryAt(direct, FINAL),), timedelta(days=14), now)
-    verdicts = {v.staged.digest: v for v in decide_pruning(pruning.survey(), now, timedelta(days=14))}
-    seconds = time.monotonic() - began
-    assert [bool(verdicts[digest].kept) for digest in digests] == [False, True] * 500
-    questions = direct.counts["GET"] + direct.counts["HEAD"]
-    assert questions <= 4 * 1000 + 20
-    assert seconds < 60, f"{questions} questions took {seconds:.0f} s"

@@ -46,16 +46,6 @@ def test_each_stage_runs_once_for_all_targets(tiny: Tiny, client: DockerClient) 
     assert not executed(tiny)
 
 
-@pytest.mark.parametrize(
-    ("component", "again"),
-    [("plugin", ["plugin"]), ("tool", ["tool", "tool"]), ("library", ["library", "plugin", "tool", "tool"])],
-)
-def test_a_bump_runs_what_uses_it(tiny: Tiny, component: str, again: list[str]) -> None:
-    tiny.build()
-    tiny.build("--set", f"{component}=9.{tiny.nonce}")
-    assert sorted(stage for stage, _ in executed(tiny)) == again
-
-
 def test_no_cache_runs_everything(tiny: Tiny) -> None:
     tiny.build("tiny-cuda13.0*runtime")
     tiny.build("tiny-cuda13.0*runtime", "--no-cache")
@@ -77,11 +67,3 @@ def test_a_folder_replaces_a_source_in_git(tiny: Tiny, client: DockerClient, tmp
     assert build("two", "first") == set()
     assert build("two", "second") == {"tool"}
     assert "/nowhere.invalid" not in str(tiny.result().steps)
-
-
-def test_wrong_sources_are_refused(tiny: Tiny) -> None:
-    tiny.from_git("https://nowhere.invalid/tool.git")
-    done = tiny.build("--source", "tol=.", expect=2)
-    assert "no component 'tol' with a source in git; did you mean 'tool'?" in done.err
-    (tiny.root / "empty").mkdir()
-    assert "not a folder with something in it" in tiny.build("--source", "tool=empty", expect=2).err

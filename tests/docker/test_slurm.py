@@ -65,7 +65,7 @@ def uid(request: pytest.FixtureRequest) -> int:
     return user
 
 
-@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 2), (2, 4)])
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 4)])
 def test_ranks_add_up(cluster: Cluster, uid: int, nodes: int, ranks: int) -> None:
     """Compiled in the devel image, run in the runtime image, by a Slurm whose PMIx is another version."""
     options = ["--mpi=pmix", f"--nodes={nodes}", f"--ntasks={ranks}"]

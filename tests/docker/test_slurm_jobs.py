@@ -118,7 +118,7 @@ def run(cluster: Slurm, programs: Path, folder: Path, behaviour: str, *options: 
     return Ended(done.returncode, output, {file.stem: file.read_text() for file in folder.glob("it-*/*.log")})
 
 
-@pytest.mark.parametrize("version", ["2.13", "2.17", "2.19"])
+@pytest.mark.parametrize("version", ["2.13", "2.19"])
 def test_a_job_runs_to_its_verdict(cluster: Slurm, programs: Path, tmp_path: Path, version: str) -> None:
     ended = run(cluster, programs, tmp_path, f"{version} none 9", "--nodes", "2")
     assert ended.status == 0, ended.output
@@ -135,10 +135,7 @@ def test_a_job_runs_to_its_verdict(cluster: Slurm, programs: Path, tmp_path: Pat
     [
         ("2.19 wrong 9", (), "all_reduce: ended with status"),
         ("2.13 wrong 9", ("without-imagebuild",), "all_reduce: wrong data in 1 of 32 sizes"),
-        ("2.17 crash 9", ("without-imagebuild",), "all_reduce: no result: nothing was measured"),
-        ("2.17 alone 9", ("without-imagebuild",), "all_reduce: 8 results instead of one: the ranks were not joined"),
         ("2.13 hang 9", ("without-imagebuild", "--set", "minutes=1"), "all_reduce: did not end in time"),
-        ("2.19 none 9", ("without-imagebuild", "--set", "min-bw=20"), "9 GB/s at best, less than the 20 that it must reach"),
         ("2.19 none 9", ("without-imagebuild", "--set", "suffix=_missing"), "all_reduce: ended with status"),
     ],
 )  # fmt: skip

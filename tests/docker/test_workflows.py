@@ -5,6 +5,8 @@ GitHub's part is the test's: what it fills in for variables, which job follows w
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import os
 import re
@@ -12,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -19,8 +22,11 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
+from imagebuild.oci import connect_registry, manifests_of, read_attestations
 from tests.conftest import LOCK, ROOT
 from tests.docker.conftest import COMPONENT, REPOSITORY, STAGE, Tiny
+from tests.upstream.keys import CUDA, Keys
+from tests.upstream.server import Server
 
 pytestmark = pytest.mark.docker
 
@@ -51,10 +57,11 @@ esac
     # Without a key it asks GitHub who signs; signatures with a key are tested elsewhere.
     "cosign": 'echo "cosign $*" >> "$STANDIN_LOG"\nexec "$STANDIN_PYTHON" -m tests.cosign_fake "$@"\n',
     # It would ask the security tracker of Debian; its package may not be installed here.
-    "debsecan": 'echo "debsecan $*" >> "$STANDIN_LOG"\n',
+    "debsecan": 'echo "debsecan $*" >> "$STANDIN_LOG"\ncat "$STANDIN_FOUND"\n',
     # The checkout's own code, without installing its dependencies again.
     "make": """\
-[[ $* == .venv/installed-ci ]] || { echo "make $*: not known here" >&2; exit 1; }
+[[ "$1 $3" == "--directory .venv/installed-ci" ]] || { echo "make $*: not known here" >&2; exit 1; }
+cd "$2"
 mkdir -p .venv/bin
 printf '#!/bin/sh\\nexec "%s" -m imagebuild "$@"\\n' "$STANDIN_PYTHON" > .venv/bin/imagebuild
 chmod +x .venv/bin/imagebuild
@@ -98,6 +105,7 @@ class Machine:
             "PYTHONPATH": str(ROOT),
             "DOCKER_CONFIG": str(self.folder / "docker"),
             "RUNNER_TEMP": str(self.folder),
+            "STANDIN_FOUND": "/dev/null",
             "GITHUB_SERVER_URL": "https://github.test",
             "GITHUB_WORKFLOW_REF": "acme/images/.github/workflows/images.yml@refs/heads/main",
         }
@@ -136,7 +144,7 @@ class Machine:
             files = {variable: work / f".{variable}" for variable in ("GITHUB_ENV", "GITHUB_PATH", "GITHUB_OUTPUT")}
             for path in files.values():
                 path.write_text("")
-            given = {variable: values[variable] for variable in wanted}
+            given = {"ACTION": str(work / ".github/actions/setup"), **{v: values[v] for v in wanted if v != "ACTION"}}
             done = subprocess.run(
                 ["bash", "-eo", "pipefail", "-c", step["run"]], cwd=work, env={**environ, **given, **{
                     variable: str(path) for variable, path in files.items()}},
@@ -161,7 +169,7 @@ class Machine:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(found, target)
         elif "/download-artifact@" in action:
-            shutil.copytree(artifacts, work / options["path"])
+            shutil.copytree(artifacts / options.get("name", ""), work / options["path"])
 
 
 @pytest.fixture
@@ -219,14 +227,18 @@ def test_images_from_a_push_to_the_catalog(machine: Machine, origin: Tiny, regis
     first = git(origin.root, "rev-parse", "HEAD").strip()
     (entry,) = planned(machine, JOBS="1")
     assert entry["name"] == f"{RUNTIME} and 1 more amd64"
-    machine.job("images.yml", "build", TARGETS=entry["targets"], PLATFORM=entry["platform"])
-    machine.job("images.yml", "publish")
+    machine.job("build.yml", "build", DAY="", TARGETS=entry["targets"], PLATFORM=entry["platform"])
+    machine.job("build.yml", "publish")
     machine.job("images.yml", "catalog", GH_REPO="x/y")
     published = tags(registry)
     assert {"runtime", "devel", f"13.0-runtime-{first[:7]}", f"13.0-devel-{first[:7]}"} <= set(published)
     assert len(set(published.values())) == 2 + sum(tag.startswith("sha256-") for tag in published)
+    docs = machine.folder / "artifacts/docs/index.html"  # `make docs` is part of the lint
+    docs.parent.mkdir()
+    docs.touch()
     site = machine.job("catalog.yml", "make") / "site"
     assert (site / "index.html").exists()
+    assert (site / "docs/index.html").exists()
     assert {tag for image in json.loads((site / "images.json").read_text())["images"] for tag in image["tags"]}
     assert "buildx create --name imagebuild --bootstrap --driver docker-container" in machine.calls
     assert f"login {registry} --username somebody --password-stdin" in machine.calls
@@ -247,11 +259,79 @@ def test_images_from_a_push_to_the_catalog(machine: Machine, origin: Tiny, regis
     assert entry["name"] == f"{DEVEL} amd64"
     shutil.rmtree(machine.folder / "artifacts")
     machine.job(
-        "images.yml", "build", fails="Verify those digests", TARGETS=entry["targets"], PLATFORM=entry["platform"]
+        "build.yml", "build", DAY="", fails="Verify those digests", TARGETS=entry["targets"], PLATFORM=entry["platform"]
     )
-    machine.job("images.yml", "publish", fails='imagebuild publish --results results --registry "$REGISTRY" --sign')
+    machine.job("build.yml", "publish", fails='imagebuild publish --results results --registry "$REGISTRY" --sign')
     assert tags(registry) == published
     assert [entry["name"] for entry in planned(machine)] == [f"{DEVEL} amd64"], "what failed is built again, alone"
+
+
+def test_a_security_update_is_built_again(machine: Machine, origin: Tiny, registry: str, tmp_path: Path) -> None:
+    origin.replace("matrix.yaml", "variant: [runtime, devel]", "variant: [runtime]")
+    commit(origin, "runtime alone")
+    revision, day = git(origin.root, "rev-parse", "HEAD")[:7], f"{datetime.now(UTC):%Y%m%d}"
+
+    def build(rows: str, day: str = "") -> None:
+        (row,) = json.loads(rows)["include"]
+        shutil.rmtree(machine.folder / "artifacts", ignore_errors=True)
+        machine.job("build.yml", "build", DAY=day, TARGETS=row["targets"], PLATFORM=row["platform"])
+        machine.job("build.yml", "publish")
+
+    planned(machine)
+    build(machine.outputs["matrix"])
+    before = tags(registry)
+    first = before["runtime"]
+
+    home = tmp_path / "gnupg"
+    home.mkdir()
+    Keys.make(home)
+    suite = tmp_path / "server/dists/trixie-security"
+    with Server(tmp_path / "server").running() as server:
+
+        def look(version: str) -> dict[str, str]:
+            """Publish this version of libc6 in the archive, and run the weekly job."""
+            archive(suite, f"Package: libc6\nVersion: {version}\nArchitecture: amd64\n\n", Keys(home))
+            values = {"ARCHIVE": f"http://127.0.0.1:{server.port}", "SUITE": "trixie-security", "TARGETS": "tiny"}
+            keyring = str(Keys(home).public / f"{CUDA}.gpg")
+            machine.job("fresh.yml", "look", **values, KEYRING=keyring, JOBS="256", GPU="linux/arm64")
+            return machine.outputs
+
+        assert look("1") == {}, "nothing is newer"
+        (machine.folder / "found").write_text(FOUND)
+        machine.environ["STANDIN_FOUND"] = str(machine.folder / "found")
+        assert "matrix" in look("1"), "the scan fails, and the distribution has mended what it found"
+        machine.environ["STANDIN_FOUND"] = "/dev/null"
+        asked = look("999")
+    machine.job("fresh.yml", "attach")
+    build(asked["matrix"], asked["day"])
+    published = tags(registry)
+    assert published["runtime"] == published[f"13.0-runtime-{revision}-{day}"] != first
+    assert published[f"13.0-runtime-{revision}"] == first, "the old tag stays"
+    assert planned(machine) == [], "a rebuild is as its commit is"
+    place, repository = connect_registry(registry), f"{REPOSITORY}/tiny"
+    index = place.manifest(repository, first)
+    assert index
+    (image,) = manifests_of(index.document)
+    assert len(read_attestations(place, repository, image.digest, "scan")) == 2, "that of the build, and this week's"
+
+
+FOUND = """CVE-2026-0001 (remotely exploitable, high urgency)
+  A hole
+  installed: libc6 1
+             (built from glibc 1)
+  fixed in unstable: glibc 2 (source package)
+  fix is available for the selected suite
+"""
+
+
+def archive(suite: Path, packages: str, keys: Keys) -> None:
+    """An index of one architecture, signed."""
+    index = suite / "main/binary-amd64/Packages.gz"
+    index.parent.mkdir(parents=True, exist_ok=True)
+    index.write_bytes(data := gzip.compress(packages.encode()))
+    line = f" {hashlib.sha256(data).hexdigest()} {len(data)} {index.relative_to(suite)}"
+    release = f"Origin: test\nSHA256:\n{line}\n"
+    (suite / "InRelease").write_bytes(keys.sign(release.encode(), CUDA)["InRelease"])
 
 
 def test_a_pull_request_pushes_nothing(machine: Machine, origin: Tiny, registry: str) -> None:

@@ -219,18 +219,19 @@ EOF
 COPY --chmod=755 <<'EOF' /usr/local/cuda/bin/capabilities
 #!/bin/sh
 # capabilities nvcc|cmake ARCH: the compute capabilities to compile for, as nvcc's options or CMake's list.
-# All of them as machine code, and the last one as PTX for GPUs that come later.
+# All of them as machine code, and of several the last one as PTX for GPUs that come later. One alone is for its GPUs only.
 set -eu
 list=$(sed -n "s/^$2 //p" /usr/local/cuda/capabilities)
 last=${list##* }
+if [ "$list" = "$last" ]; then last=; fi
 case $1 in
   nvcc)
     for number in $list; do printf -- '-gencode=arch=compute_%s,code=sm_%s ' "$number" "$number"; done
-    printf -- '-gencode=arch=compute_%s,code=compute_%s\n' "$last" "$last"
+    printf -- "${last:+-gencode=arch=compute_$last,code=compute_$last}\n"
     ;;
   cmake)
     for number in $list; do printf '%s-real;' "$number"; done
-    printf '%s-virtual\n' "$last"
+    printf "${last:+$last-virtual}\n"
     ;;
 esac
 EOF
@@ -605,6 +606,7 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   'libibumad3=56.1-1*' \
   'libibverbs-dev=56.1-1*' \
   'libibverbs1=56.1-1*' \
+  libnss-wrapper \
   libnuma1 \
   libpci3 \
   'libpmix-dev=5.0.7-1*' \
@@ -661,22 +663,56 @@ COPY --link --from=nccl-tests /out/devel/ /
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
 #!/bin/sh
 # sshd, with host keys made at the first start: the image has none. Takes sshd's options; the program
-# itself is /usr/sbin/sshd.distrib. A normal user gets a server that only that user can log in to;
-# give it a port above 1023 with -p.
+# itself is /usr/sbin/sshd.distrib. Who is not root gets a server that only that user can log in to;
+# give it a port above 1023 with -p. Where nothing else can be written, the host key is in $XDG_RUNTIME_DIR or /tmp.
 set -eu
 # The MPI operator mounts keys from a secret, whose owner and mode sshd would refuse.
 if [ -n "${K_MPI_JOB_ROLE:-}" ]; then set -- "$@" -o StrictModes=no; fi
-if [ "$(id -u)" = 0 ]; then
+uid=$(id -u)
+if [ "$uid" = 0 ] && [ -w /etc/ssh ]; then
   install -d -m 0755 /run/sshd
   ssh-keygen -A > /dev/null
   exec /usr/sbin/sshd.distrib "$@"
 fi
+if [ "$uid" != 0 ]; then
+  if [ -z "${NSS_WRAPPER_PASSWD+set}" ]; then NSS_WRAPPER_PASSWD='' exec /usr/local/bin/with-user "$0" "$@"; fi
+  if [ -n "$NSS_WRAPPER_PASSWD" ]; then
+    # Logins need it, too, and sshd takes the first SetEnv only.
+    names="LD_PRELOAD=$LD_PRELOAD NSS_WRAPPER_PASSWD=$NSS_WRAPPER_PASSWD NSS_WRAPPER_GROUP=$NSS_WRAPPER_GROUP"
+    set -- "$@" -o "SetEnv=$names $(sed -n 's/^SetEnv //p' /etc/ssh/sshd_config.d/20-environment.conf)"
+  fi
+  set -- "$@" -o UsePAM=no
+fi
 keys=${XDG_STATE_HOME:-$HOME/.local/state}/sshd
-install -d -m 0700 "$keys"
+if ! install -d -m 0700 "$keys" 2> /dev/null || [ ! -w "$keys" ]; then
+  keys=${XDG_RUNTIME_DIR:-/tmp}/user-$uid
+  install -d -m 0700 "$keys"
+fi
 if [ ! -e "$keys/ssh_host_ed25519_key" ]; then
   ssh-keygen -q -t ed25519 -N '' -f "$keys/ssh_host_ed25519_key"
 fi
-exec /usr/sbin/sshd.distrib "$@" -h "$keys/ssh_host_ed25519_key" -o UsePAM=no -o PidFile=none
+exec /usr/sbin/sshd.distrib "$@" -h "$keys/ssh_host_ed25519_key" -o PidFile=none
+EOF
+
+COPY --link --chmod=755 <<'EOF' /usr/local/bin/with-user
+#!/bin/sh
+# with-user COMMAND…: run a command as a user with an account, without which ssh, sshd and mpirun do not start. Where
+# /etc/passwd has none for this number (docker run --user 12345), or one without a shell (OpenShift), the user is mpi
+# with the home $HOME, for this command and what it starts. Writes to $XDG_RUNTIME_DIR or /tmp only.
+set -eu
+uid=$(id -u)
+case $(getent passwd "$uid" | cut -d: -f7) in '' | */nologin | */false)
+  folder=${XDG_RUNTIME_DIR:-/tmp}/user-$uid
+  install -d -m 0700 "$folder"
+  if [ "${HOME:-/}" = / ] || [ ! -d "$HOME" ]; then HOME=$folder; fi
+  new=$(mktemp "$folder/passwd.XXXXXX")
+  { echo "mpi:x:$uid:$(id -g):mpi:$HOME:/bin/bash"; cat /etc/passwd; } > "$new"
+  mv "$new" "$folder/passwd"
+  export HOME USER=mpi LOGNAME=mpi NSS_WRAPPER_PASSWD="$folder/passwd" NSS_WRAPPER_GROUP=/etc/group
+  export LD_PRELOAD="libnss_wrapper.so${LD_PRELOAD:+:$LD_PRELOAD}"
+  ;;
+esac
+exec "$@"
 EOF
 
 COPY --link <<'EOF' /etc/ssh/sshd_config.d/10-imagebuild.conf

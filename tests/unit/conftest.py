@@ -1,7 +1,8 @@
 """A machine for unit tests: its programs answer from a table, its processes and network devices are folders."""
 
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from imagebuild import __main__
 from imagebuild.build import private as build_private
 from imagebuild.core import CommandError, run
 from imagebuild.oci import EnginePaths
+from tests.upstream.keys import Keys
 
 BUILDX = {"docker buildx version": "github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3\n"}
 
@@ -33,6 +35,15 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return status, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def keys() -> Iterator[Keys]:
+    """Keys that sign archives, as gpg has them."""
+    # Short: the path of an agent's socket is limited.
+    with tempfile.TemporaryDirectory(prefix="keys-") as folder:
+        Keys.make(Path(folder))
+        yield Keys(Path(folder))
 
 
 class Runner:

@@ -28,6 +28,7 @@ class Node:
     type: bytes = tarfile.REGTYPE
     target: str = ""
     pax: dict[str, str] = field(default_factory=dict)
+    owner: int = 0
 
 
 def folder(mode: int = 0o755) -> Node:
@@ -53,7 +54,7 @@ def layer(files: Files) -> bytes:
             node = value if isinstance(value, Node) else Node(value)
             info = tarfile.TarInfo(name)
             info.size, info.mode, info.type, info.linkname = len(node.content), node.mode, node.type, node.target
-            info.pax_headers = node.pax
+            info.pax_headers, info.uid = node.pax, node.owner
             archive.addfile(info, io.BytesIO(node.content))
     return buffer.getvalue()
 

@@ -132,7 +132,7 @@ def test_compiled_parts_take_the_place_of_shells(tmp_path: Path) -> None:
 
 
 def test_images_and_repositories_have_what_others_saw() -> None:
-    wanted = bases.images(["12.9.2-ubuntu22.04", "13.2.1-ubuntu24.04"])
+    wanted = bases.images(["12.9.1-ubuntu22.04", "13.2.1-ubuntu24.04"])
     assert len(wanted) == 7  # two Ubuntus, two of each CUDA, and the oldest to compile on
     cuda = wanted["nvidia/cuda:13.2.1-devel-ubuntu24.04"][2]
     assert cuda

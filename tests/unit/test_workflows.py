@@ -66,7 +66,7 @@ def test_nothing_is_permitted_that_a_job_does_not_ask_for(file: str) -> None:
     assert not {"pull_request_target", "workflow_run", "issue_comment"} & set(found["on"])
     for name, job in found["jobs"].items():
         assert job["permissions"], name
-        assert 0 < job["timeout-minutes"] <= 350, name
+        assert "uses" in job or 0 < job["timeout-minutes"] <= 350, name
 
 
 def needs(job: dict[str, Any]) -> list[str]:
@@ -91,6 +91,7 @@ def test_a_pull_request_can_write_nothing_and_has_no_secret() -> None:
             assert set(job["permissions"].values()) == {"read"}, f"{file}: {name}"
             assert "environment" not in job
             assert "secrets." not in str(job)
+            assert "uses" not in job
             # Nobody's code runs on machines of our own.
             builders = [step.get("with", {}).get("builder") for step in job["steps"]]
             assert "vars." not in f"{job.get('runs-on')} {builders}"
@@ -100,7 +101,7 @@ def test_a_pull_request_can_write_nothing_and_has_no_secret() -> None:
 @pytest.mark.parametrize("where", [where for where, step in STEPS if "checkout" in step.get("uses", "")])
 def test_no_checkout_leaves_its_token_behind(where: str) -> None:
     found = [step["with"] for at, step in STEPS if at == where and "checkout" in step.get("uses", "")]
-    assert [options["persist-credentials"] for options in found] == [False]
+    assert {options["persist-credentials"] for options in found} == {False}
 
 
 @pytest.mark.parametrize(("where", "script"), SHELL)
@@ -112,7 +113,8 @@ def test_shell_is_short_and_takes_values_from_its_environment_only(where: str, s
 @pytest.mark.programs
 def test_shell_is_clean() -> None:
     checker = Path(sys.executable).with_name("shellcheck")
-    for script in [*(script for _, script in SHELL), (ROOT / ".github/propose").read_text()]:
+    programs = [(ROOT / ".github" / name).read_text() for name in ("plan", "propose", "scan")]
+    for script in [*(script for _, script in SHELL), *programs]:
         text = script if script.startswith("#!") else f"#!/usr/bin/env bash\nset -eo pipefail\n{script}"
         # Variables come from the step's `env`.
         done = subprocess.run(
@@ -143,7 +145,8 @@ def test_images_are_built_when_what_they_are_made_from_changes() -> None:
     paths = found["push"]["paths"]
     assert paths == found["pull_request"]["paths"]
     assert all((ROOT / pattern.partition("*")[0]).exists() for pattern in paths), "a path that is not there"
-    assert {".github/requirements.txt"} <= set(paths)
+    needed = ("requirements.txt", "plan", "scan", "workflows/build.yml")
+    assert {f".github/{name}" for name in needed} <= set(paths)
     inputs = [p for p in (ROOT / "dockerfiles").rglob("*") if p.is_file()]
     inputs += [*(ROOT / "imagebuild").rglob("*.py"), *(ROOT / ".github/actions").rglob("*.yml")]
     inputs += [ROOT / name for name in ("matrix.yaml", "imagebuild.lock", "scan-policy.yaml", "pyproject.toml")]
@@ -161,9 +164,9 @@ def test_every_action_input_is_declared() -> None:
 
 @pytest.mark.parametrize(("where", "script"), SHELL)
 def test_commands_have_the_options_that_they_are_given(where: str, script: str, command: Call) -> None:
-    for call in re.findall(r"\bimagebuild ([a-z]+)((?:\\\n|(?!imagebuild )[^\n;|&])*)", script):
+    for call in re.findall(r"\bimagebuild ((?:attest )?[a-z]+)((?:\\\n|(?!imagebuild )[^\n;|&])*)", script):
         options = set(re.findall(r"(?<!\S)--[a-z-]+\b", call[1]))
-        _, usage, _ = command(call[0], "--help")
+        _, usage, _ = command(*call[0].split(), "--help")
         assert options <= set(re.findall(r"--[a-z-]+", usage)), f"{where}: {call}"
 
 
@@ -178,8 +181,25 @@ def test_expressions_name_what_is_there(command: Call) -> None:
         assert set(re.findall(r"needs\.(\w+)", text)) <= set(needs(job)), f"{file}: {name}"
         assert set(re.findall(r"steps\.(\w+)", text)) <= {step.get("id") for step in job.get("steps", [])}, name
         assert set(re.findall(r"matrix\.(\w+)", text)) <= set(entry), f"{file}: {name}"
-        given = WORKFLOWS[file]["on"].get("workflow_dispatch") or {}
-        assert set(re.findall(r"inputs\.(\w+)", text)) <= set(given.get("inputs", {})), f"{file}: {name}"
+        given = inputs(WORKFLOWS[file])
+        assert set(re.findall(r"inputs\.(\w+)", text)) <= set(given), f"{file}: {name}"
+        if "uses" in job:
+            assert job["uses"].startswith("./")
+            called = WORKFLOWS[Path(job["uses"]).name]
+            wanted = {key for key, value in inputs(called).items() if value.get("required")}
+            assert wanted <= set(job["with"]) <= set(inputs(called)), f"{file}: {name}"
+            # GitHub starts nothing if a called job asks for more than its caller has.
+            for asking in called["jobs"].values():
+                assert asking["permissions"].items() <= job["permissions"].items() | READ.items(), f"{file}: {name}"
+
+
+READ = {"packages": "read"}
+
+
+def inputs(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    triggers = workflow["on"]
+    given = triggers.get("workflow_dispatch") or triggers.get("workflow_call") or {}
+    return dict(given.get("inputs", {}))
 
 
 def test_what_signs_and_pushes_runs_what_is_pinned_by_hash() -> None:

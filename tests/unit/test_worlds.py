@@ -5,21 +5,31 @@ Each row changes the stand-in of tests/upstream, which was made from others' evi
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import platform
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from imagebuild.core import ImagebuildError, run_program
-from imagebuild.lock import image_facts, tree_facts, unpack
-from imagebuild.project import Project
+from imagebuild.core import ImagebuildError, Mirrors, run_program
+from imagebuild.lock import Upstream, image_facts, resolve_sources, tree_facts, unpack
+from imagebuild.project import UNRESOLVED, LockedRepository, PackageSource, Project, Table, key_of
 from tests.unit.image_files import elf
-from tests.upstream import bases, hpcx
+from tests.unit.lock.test_lock_upstream import package_with
+from tests.upstream import bases, hpcx, packages
 from tests.upstream.hpcx import File, Release, Tree
+from tests.upstream.keys import Keys
+from tests.upstream.server import Server
 
 pytestmark = pytest.mark.programs
 Known = Callable[[Release], Release]
@@ -94,7 +104,7 @@ WORLDS = (
     ),
     World(
         "2.25.1 as shown", "2.25.1", env={**NEVER, "HPCX_HOME": HPCX},
-        begins={"PATH": "ompi/bin clusterkit/bin sharp/bin", "LD_LIBRARY_PATH": "nccl_rdma_sharp_plugin/lib nccl_spectrum-x_plugin/lib ompi/lib"},
+        begins={"PATH": "ompi/bin clusterkit/bin sharp/bin", "LD_LIBRARY_PATH": "nccl_rdma_sharp_plugin/lib nccl_spectrum-x_plugin/lib ucx/lib sharp/lib"},
         notes="PATH: /opt/hpcx/ompi/tests/imb is not in the image",
     ),
     World(
@@ -103,8 +113,12 @@ WORLDS = (
     ),
     World(
         "lists in another order", known=lists(lambda _, parts: tuple(reversed(parts))),
-        begins={"CPATH": "hcoll/include sharp/include ucx/include", "PKG_CONFIG_PATH": "ompi/lib/pkgconfig ucx/lib/pkgconfig"},
+        begins={"CPATH": "hcoll/include sharp/include ucx/include", "LD_LIBRARY_PATH": "nccl_rdma_sharp_plugin/lib hcoll/lib sharp/lib nccl_spectrum-x_plugin/lib"},
+        notes="LD_LIBRARY_PATH: images have *plugin*/lib, ucx/lib, ompi/lib in this order, the script has not",
     ),
+    World("Open MPI where UCX should be", known=lists(lambda _, parts: tuple({"ucx/lib": "{mpi}/lib", "{mpi}/lib": "ucx/lib"}.get(p, p) for p in parts)), begins={"LD_LIBRARY_PATH": "nccl_spectrum-x_plugin/lib nccl_rdma_sharp_plugin/lib ucc/lib/ucc ucc/lib ucx/lib/ucx ucx/lib sharp/lib hcoll/lib ompi/lib"}, notes="in this order"),
+    World("libraries that are found by themselves", known=lists(lambda name, parts: tuple(p for p in parts if name != "LD_LIBRARY_PATH" or "plugin" in p)), begins={"LD_LIBRARY_PATH": "nccl_spectrum-x_plugin/lib nccl_rdma_sharp_plugin/lib ucx/lib ompi/lib"}, notes="in this order"),
+    World("no folders of libraries", known=lambda known: replace(known, lists={n: p for n, p in known.lists.items() if n != "LD_LIBRARY_PATH"}), env={"LD_LIBRARY_PATH": f"{HPCX}/ucx/lib:{HPCX}/ompi/lib"}, facts={"plugins": []}),
     World(
         "the order of 2.51 for another distribution",
         known=lists(lambda name, parts: ("{plugin}/lib", "nccl_rdma_sharp_plugin/lib", "sharp/lib", "hcoll/lib", "ucc/lib", "ucx/lib", "{mpi}/lib") if name == "LIBRARY_PATH" else parts),
@@ -117,18 +131,18 @@ WORLDS = (
     World("a variable that nobody knows", known=variables(HPCX_NEW_DIR="sharp"), env={"HPCX_NEW_DIR": f"{HPCX}/sharp"}),
     World("a value that is no folder", files=texts("export HPCX_IPM_DIR=", "export HPCX_IPM_DIR= HPCX_FLAVOUR=release", SCRIPT), env={"HPCX_FLAVOUR": "release", "HPCX_IPM_DIR": None}),
     World("no home of OpenSHMEM", known=variables(SHMEM_HOME=None), env={"SHMEM_HOME": None, **NEVER}),
-    World("PMIx by another variable", known=variables(PMIX_PREFIX="{mpi}"), env={"PMIX_PREFIX": None}, notes="PMIX_PREFIX: no image has it"),
-    World("the plug-in for MRC", known=lambda known: replace(known, plugin={"default": "nccl_mrc_plugin"}), env={"HPCX_NCCLNET_PLUGIN_DIR": f"{HPCX}/nccl_mrc_plugin"}, facts={"plugins": ["ibext"]}),
+    World("PMIx by another variable", known=variables(PMIX_PREFIX="{mpi}"), env={"PMIX_PREFIX": None}, notes="PMIX_PREFIX: no image has these"),
+    World("the plug-in for MRC", known=lambda known: replace(known, plugin={"default": "nccl_mrc_plugin"}), env={"HPCX_NCCLNET_PLUGIN_DIR": f"{HPCX}/nccl_mrc_plugin"}, facts={"plugins": ["ibext"]}, notes="of which it loads the first: ibext in nccl_rdma_sharp_plugin/lib"),
     World("no second plug-in", files=without("nccl_spectrum-x_plugin/"), env={"HPCX_NCCLNET_PLUGIN_DIR": None}, facts={"plugins": ["ibext"]}, notes="nccl_spectrum-x_plugin is not in the image"),
     World("no ClusterKit", files=without("clusterkit/"), env={"HPCX_CLUSTERKIT_DIR": None}, begins={"PATH": "sharp/bin hcoll/bin"}, notes="PATH: /opt/hpcx/clusterkit/bin is not in the image"),
     World("no ClusterKit for aarch64", arm=(same, without("clusterkit/")), env={"HPCX_CLUSTERKIT_DIR": None}, begins={"PATH": "sharp/bin hcoll/bin"}, notes="HPCX_CLUSTERKIT_DIR: only the archive for amd64 has it"),
     World("another value for aarch64", arm=(variables(HPCX_UCC_DIR="ucx"), same), stops="HPCX_UCC_DIR: expected one value for all architectures"),
     World("no HCOLL", files=without("hcoll/"), env={"HPCX_HCOLL_DIR": None}, begins={"PATH": "sharp/bin clusterkit/bin ucc/bin"}, notes="hcoll/lib is not in the image"),
-    World("Open MPI 4 by default", known=lambda known: replace(known, mpi={"default": "ompi4"}), env=NEVER),
+    World("Open MPI 4 by default", known=lambda known: replace(known, mpi={"default": "ompi4"}), env=NEVER, notes="/opt/hpcx/ompi4 is /opt/hpcx/ompi in images"),
     World("an Open MPI that nobody knows", known=lambda known: replace(known, mpi={"default": "ompi6"}), env=NEVER, begins={"PATH": "sharp/bin clusterkit/bin hcoll/bin ucc/bin ucx/bin ompi/bin"}, files=lambda tree: {**tree, "ompi6/bin/mpirun": File(b"x", 0o755), "ompi6/lib/libmpi.so.60": File(b"x")}),
     World("one plug-in, and folders with versions, as in 2.15", known=lambda known: replace(lists(lambda _, parts: tuple(p for p in parts if p != "{plugin}/lib"))(variables(HPCX_NCCLNET_PLUGIN_DIR=None, HPCX_IPM_LIB="{mpi}/tests/ipm-2.0.6/lib/libipm.so", HPCX_OSU_DIR="{mpi}/tests/osu-micro-benchmarks-5.8")(known)), mpi={"default": "ompi"}, links={}), files=without("nccl_spectrum-x_plugin/", "nccl_mrc_plugin/"), env={**NEVER, "HPCX_IPM_LIB": None}, begins={"LD_LIBRARY_PATH": "nccl_rdma_sharp_plugin/lib ucc/lib/ucc"}, facts={"plugins": ["nccl_rdma_sharp_plugin"]}),
     World("Open MPI 5 alone", files=without("ompi4/", "sources/openmpi4"), env=NEVER, facts={"sources": ["openmpi5-gitclone.tar.gz", "ucx-1.22.0.tar.gz"]}),
-    World("built in another folder", known=lambda known: replace(known, built_in="/build-result/src/{archive}"), facts={"built_in": ["/build-result/src/hpcx-v2.51-gcc-doca_ofed-ubuntu24.04-cuda13-x86_64"]}),
+    World("built in another folder", known=lambda known: replace(known, built_in="/build-result/src/{archive}"), notes="text files name /build-result/src/hpcx-v2.51-gcc-doca_ofed-ubuntu24.04-cuda13-x86_64, which is /opt/hpcx in images", facts={"built_in": ["/build-result/src/hpcx-v2.51-gcc-doca_ofed-ubuntu24.04-cuda13-x86_64"]}),
     World("built in no folder", known=lambda known: replace(known, built_in="/usr"), facts={"built_in": []}),
     World("addresses that look like the folder", files=added(README=File(b"https://content.mellanox.com/hpc/hpcx-v2.51-gcc.tbz\n")), facts={"built_in": ["/build-result/hpcx-v2.51-gcc-doca_ofed-ubuntu24.04-cuda13-x86_64"]}),
     World("no file VERSION", files=without("VERSION"), facts={"versions": {"ucx": "1"}}),
@@ -202,6 +216,151 @@ def test_archives_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "page").write_text("<html>")
     with pytest.raises(ImagebuildError, match="expected a tar archive"):
         unpack(tmp_path / "page", tmp_path / "c")
+
+
+INDEX = "".join(
+    f"Package: {name}\nVersion: {version}\nFilename: {name}.deb\n\n"
+    for name, version in (
+        ("libnccl2", "2.30.7-1+cuda13.3"), ("libnccl2", "2.32.3-1+cuda12.9"), ("libnccl2", "2.32.3-1+cuda13.4"), ("libxpmem0", "1"),
+    )
+)  # fmt: skip
+WANTED = ("libnccl2=2.32.3-1+cuda13.4", "libxpmem0")
+KEYRING = yaml.safe_load(packages.EVIDENCE.read_text())["keyring"]
+NEXT = f"Package: {KEYRING['package']}\n"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A change of a repository that people have shown, and what becomes of the two packages that are asked for."""
+
+    says: str
+    of: str = "ubuntu2404"
+    """Part of its path."""
+    by: str = ""
+    """The key that signs it, if it is another one than was seen."""
+    keyring: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"usr/share/keyrings/cuda-archive-keyring.gpg": tuple(KEYRING["keys"])}
+    )
+    """Files of the package with the repository's keys, and which these are."""
+    index: Callable[[str], str] = same
+    release: Callable[[str], str] = same
+    gone: tuple[str, ...] = ()
+    """Files that are not there; `*` stands for more letters."""
+    content: Mapping[str, bytes] = field(default_factory=dict)
+    known: str = ""
+    """The key that the lock trusts."""
+    key: str = ""
+    """The key that the lock has afterwards, if it is another one than was seen."""
+    lacks: str = ""
+    """What is what of packages that it lacks; the others are pinned."""
+    stops: str = ""
+
+
+OLD, NEW = packages.REPOSITORIES[0].key, "cuda-new"
+SERVED = (
+    Served("24.04 as shown"),
+    Served("26.04 as shown: signed by the newer of two keys", "ubuntu2604", key=NEW),
+    Served("DOCA as shown", "doca/3.5.0/ubuntu24.04"),
+    Served("the key has another name", gone=("3bf863cc.pub",)),
+    Served("no key beside the index", gone=("*.pub", "*.gpg"), content={"Release.gpg": b""}),
+    Served("signed by the next key, which the keyring has", by=NEW, key=NEW),
+    Served("signed by the next key, and the lock trusts the one before", by=NEW, known=OLD, stops="is signed by the key {by}, but imagebuild.lock trusts {known}; if its owner announced the change, `imagebuild lock --update"),
+    Served("signed by a key that is in no keyring", by="stranger", stops="signed by .*: the key is not in the file; the file of the key holds {known}"),
+    Served("signed by a key that has expired", by="expired", keyring={"usr/share/keyrings/x.gpg": ("expired",)}, stops="the key has expired"),
+    Served("the keyring has another name", keyring={"usr/share/keyrings/nvidia.asc": (OLD,)}),
+    Served("the keyring is in another folder", keyring={"etc/apt/trusted.gpg.d/cuda.gpg": (OLD,)}, stops="expected a keyring in /usr/share/keyrings of the package cuda-keyring, found none"),
+    Served("the package of the keyring is called otherwise", index=lambda text: text.replace(NEXT, "Package: nvidia-keyring\n"), stops="expected the package cuda-keyring, which holds the repository's key, but it has none of that name; give the component's"),
+    Served("the package of the keyring is another one", content={"keyring.deb": b"!<arch>\n"}, stops="keyring.deb has another sha256 than the index of packages says"),
+    Served("DOCA's keyring has another name", "doca/3.5.0/ubuntu24.04", gone=("doca_keyring.gpg",), stops="doca_keyring.gpg.*: the server does not have it .404."),
+    Served("no InRelease", gone=("InRelease",)),
+    Served("nothing that is signed", gone=("InRelease", "Release", "Release.gpg"), stops="Release.*: the server does not have it .404."),
+    Served("a release without its signature", gone=("InRelease", "Release.gpg"), stops="Release.gpg.*: the server does not have it .404."),
+    Served("a web page instead", content={"InRelease": b"<html>log in first</html>"}, stops="InRelease has no signature; is it the web page of a proxy"),
+    Served("another suite", gone=("*",), content={"dists/stable/InRelease": b"x"}, stops="Release.*: the server does not have it .404."),
+    Served("an old copy", release=lambda text: f"Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC\n{text}", stops="the release was valid until Wed, 01 Jan 2020 00:00:00 UTC; is this an old copy"),
+    Served("hashes of yesterday only", release=lambda text: text.replace("SHA256:", "SHA1:"), stops="the signed release lists no index of packages with a sha256"),
+    Served("one form of the index", gone=("Packages",)),
+    Served("another form of the index", gone=("Packages.gz",)),
+    Served("no index", gone=("Packages*",), stops="the signed release lists no index of packages with a sha256 that is there"),
+    Served("an index of another name", release=lambda text: text.replace("Packages", "Index"), stops="the signed release lists no index"),
+    Served("an index that was changed afterwards", content={"Packages": b"x", "Packages.gz": b"x"}, stops="Packages.* has the SHA256 .*, but the signed release says"),
+    Served("a package is absent", index=lambda text: text.replace("Package: libxpmem0", "Package: libxpmem1"), lacks="has no package libxpmem0"),
+    Served("all packages have other names", index=lambda text: re.sub("Package: lib", "Package: cu", text), lacks="has no package libnccl2; has no package libxpmem0"),
+    Served("another build only", index=lambda text: text.replace("2.32.3-1+cuda13.4", "2.32.3-1+cuda13.5"), lacks="has no libnccl2 in version 2.32.3-1+cuda13.4; the newest: 2.32.3-1+cuda13.5, 2.32.3-1+cuda12.9, 2.30.7-1+cuda13.3"),
+    Served("sections without a version", index=lambda text: f"Package: libnccl2\n\n{text}"),
+    Served("sections without a name", index=lambda text: f"Version: 7\nFilename: x.deb\n\n{text}"),
+    Served("an index with carriage returns", index=lambda text: text.replace("\n", "\r\n")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("world", SERVED, ids=lambda world: world.says)
+def test_repositories(world: Served, keys: Keys, tmp_path: Path) -> None:
+    shown = next(row for row in packages.REPOSITORIES if world.of in row.path)
+    folder = tmp_path / shown.path
+    folder.mkdir(parents=True)
+    held = {name: b"".join((keys.public / f"{k}.gpg").read_bytes() for k in of) for name, of in world.keyring.items()}
+    deb = package_with(held)
+    (folder / "keyring.deb").write_bytes(deb)
+    own = f"{NEXT}Version: {KEYRING['version']}\nFilename: ./keyring.deb\nSHA256: {hashlib.sha256(deb).hexdigest()}\n\n"
+    index = world.index(INDEX + own).encode()
+    indexes = {"Packages": index, "Packages.gz": gzip.compress(index)}
+    lines = [f" {hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in indexes.items()]
+    release = world.release("\n".join(["Origin: shown", "SHA256:", *lines, ""])).encode()
+    signed = {"Release": release, **keys.sign(release, world.by or shown.key)}
+    published = {name: (keys.public / key).read_bytes() for name, key in shown.files.items()}
+    content = {name: data for name, data in {**indexes, **signed, **published}.items()
+               if not any(fnmatchcase(name, pattern) for pattern in world.gone)}  # fmt: skip
+    for name, data in {**content, **world.content}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    url = f"https://{shown.path}/"
+    key = f"package:{KEYRING['package']}" if shown.of == "cuda" else f"{url}doca_keyring.gpg"
+    source = PackageSource(url, "/", key, WANTED)
+    known = LockedRepository(fingerprint=keys.fingerprint(world.known)) if world.known else None
+    entries: Table = {key_of(source): known} if known else {}
+    before = dict(entries)
+    with Server(tmp_path).running() as server:
+        mirrors = Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/{shown.path}/"})
+        outcome = resolve_sources(entries, [source], Upstream(mirrors, pause_s=0.001), keep=lambda: None, mark=False)
+    what = " ".join([*outcome.wrong.values(), *outcome.unresolved.values()])
+    if world.stops:
+        by, trusted = (keys.fingerprint(key) for key in (world.by or shown.key, world.known or shown.key))
+        assert re.search(world.stops.format(by=by, known=trusted), what), what
+        assert entries == before
+        return
+    entry = entries[key_of(source)]
+    assert isinstance(entry, LockedRepository), what
+    assert entry.fingerprint == keys.fingerprint(world.key or shown.key)
+    absent = {package for package in WANTED if f"{package.partition('=')[0]}" in world.lacks}
+    assert {package for package, version in entry.packages.items() if version == UNRESOLVED} == absent
+    assert what == (f"{world.lacks}; all else of it is pinned" if world.lacks else "")
+
+
+@pytest.mark.parametrize(
+    ("folders", "says"),
+    [
+        ("hpcx/net/lib hpcx/ucx/lib", "tool: {root}/hpcx/ucx/lib/tool"),
+        ("mine hpcx/net/lib hpcx/ucx/lib", "expected it in {root}/hpcx"),
+        ("hpcx/net/lib", "no folder in LD_LIBRARY_PATH has a libucp.so.0"),
+    ],
+    ids=["as they are", "another first", "not there"],
+)
+def test_what_is_found_first(folders: str, says: str, project: Project, tmp_path: Path) -> None:
+    """The check of the image, with libraries that are no more than libraries; of the loader's cache nothing is tried."""
+    script = (project.folder("hpcx") / "checks" / "first-found.sh").read_text()
+    library = next(Path("/lib", platform.machine() + "-linux-gnu").glob("libm.so.*"))
+    for name in ("hpcx/net/lib/libnccl-net.so", "hpcx/ucx/lib/libucp.so.0", "mine/libucp.so.0", "hpcx/ucx/lib/tool"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, tmp_path / name)
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script.replace("/opt/hpcx", f"{tmp_path}/hpcx").replace(" -u LD_LIBRARY_PATH", "")],
+        env={"PATH": f"{tmp_path}/hpcx/ucx/lib:/usr/bin:/bin", "NAMES": "libnccl-net.so libucp.so.0", "PROGRAMS": "tool",
+             "LD_LIBRARY_PATH": ":".join(f"{tmp_path}/{folder}" for folder in folders.split())},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert says.format(root=tmp_path) in done.stdout
+    assert done.returncode == (0 if says.startswith("tool") else 1)
 
 
 CUDA = bases.Cuda("13.2.1", "ubuntu24.04", "13.0", "2.28.9-1+cuda13.0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -187,8 +188,11 @@ def _pack(tree: hpcx.Tree, archive: hpcx.Distribution, folder: Path) -> None:
 
 
 def _link(link: Path, target: Path) -> None:
-    """It may be there, and another process may serve it."""
-    if not link.is_symlink():
+    """It may be there, and another process may serve it; what an older layout of the cache has there goes."""
+    if not link.is_symlink() or link.readlink() != target:
+        if link.is_dir() and not link.is_symlink():
+            shutil.rmtree(link)
+        link.unlink(missing_ok=True)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
 

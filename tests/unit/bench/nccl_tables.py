@@ -16,7 +16,7 @@ FACTORS: dict[str, Callable[[int], float]] = {
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("broadcast", "reduce")
 DIVIDED = ("all_gather", "reduce_scatter", "alltoall")
-RELEASES = ("1.0", "2.0", "2.10", "2.13.0", "2.13.10", "2.16.7", "2.17.3", "2.17.6", "2.19.6")
+RELEASES = ("2.0", "2.10", "2.13.0", "2.13.10", "2.16.7", "2.17.3", "2.17.6", "2.19.6")
 
 
 @dataclass
@@ -50,10 +50,6 @@ class Table:
     def modern(self) -> bool:
         return self.number >= (2, 13)
 
-    @property
-    def one_half(self) -> bool:
-        return self.number < (2,) and self.collective == "broadcast"
-
     def fixed(self, value: float, width: int) -> str:
         for decimals in (2, 1, 0):
             text = f"{value:{width}.{decimals}f}"
@@ -64,10 +60,7 @@ class Table:
     def half(self, time: float, size: int, wrong: int, checked: bool) -> tuple[str, Half]:
         algbw = size / time / 1e3
         busbw = algbw * FACTORS[self.collective](self.ranks)
-        if self.number < (2,):
-            error = f"{0.0 if not wrong else 1.0:7.0e}" if checked else "\tN/A"
-            cells = [f"{time / 1e3:7.3f}", f"{algbw:5.2f}", f"{busbw:5.2f}", error]
-        elif self.number < (2, 17, 3):
+        if self.number < (2, 17, 3):
             times = f"{time:7.0f}" if time >= 10000 else f"{time:7.1f}" if time >= 100 else f"{time:7.2f}"
             count = f"{wrong:5g}" if self.modern else f"{0.0 if not wrong else 1.0:5.0e}"
             cells = [times, f"{algbw:6.2f}", f"{busbw:6.2f}", count if checked else "  N/A"]
@@ -81,9 +74,8 @@ class Table:
         text = "".join("  " + cell for cell in cells)
         if self.per_iteration:
             text += "".join("  " + self.fixed(value, 7) for value in (time * 0.99, time * 1.07, time * 1.06, 1.75))
-        scale = 1000 if self.number < (2,) else 1
         counted = int(float(cells[3])) if self.modern and checked else None
-        return text, Half(time_us=float(cells[0]) * scale, algbw_gb_s=float(cells[1]), busbw_gb_s=float(cells[2]), wrong=counted)  # fmt: skip
+        return text, Half(time_us=float(cells[0]), algbw_gb_s=float(cells[1]), busbw_gb_s=float(cells[2]), wrong=counted)  # fmt: skip
 
     def row(self, at: int, size: int) -> tuple[str, NcclRow]:
         source = random.Random(f"{self.seed}/{at}")
@@ -102,7 +94,7 @@ class Table:
             if self.collective in ROOTED:
                 text += f"  {root:6d}"
         halves = []
-        for place in range(1 if self.one_half else 2):
+        for place in range(2):
             time = source.uniform(5, 60) + size / source.uniform(20e3, 400e3)
             checked = self.validate and not (self.modern and place == 1 and self.collective == "alltoall")
             cells, half = self.half(time, size, self.wrong.get(at, 0) if place == 0 else 0, checked)
@@ -114,7 +106,7 @@ class Table:
         row = NcclRow(
             size_bytes=size, count=count, dtype="float", redop=None if shown else redop,
             root=root if self.modern or self.collective in ROOTED else None, out_of_place=halves[0],
-            in_place=halves[1] if len(halves) > 1 else None,
+            in_place=halves[1],
         )  # fmt: skip
         return text, row
 
@@ -122,7 +114,6 @@ class Table:
         return [self.row(at, size)[1] for at, size in enumerate(self.sizes)]
 
     def head(self) -> list[str]:
-        old = self.number < (2,)
         lines = []
         if self.number >= (2, 17, 6):
             lines.append(f"# nccl-tests version {self.release} nccl-headers=23007 nccl-library=23007")
@@ -132,28 +123,19 @@ class Table:
             f"nThread 1 nGpus {self.ranks} minBytes {self.sizes[0]} maxBytes {self.sizes[-1]} step: 8(factor) "
             f"warmup iters: 5 iters: 20 {'agg iters: 1 ' if self.modern else ''}validation: {int(self.validate)} "
         )
-        lines.append(parameters if old else f"# {parameters}{'graph: 0' if self.modern else ''}")
-        if old:
-            lines.append("# NCCL Tests compiled with NCCL 2.1")
-        lines += ["# Using devices"] if old else ["#", "# Using devices"]
+        lines += [f"# {parameters}{'graph: 0' if self.modern else ''}", "#", "# Using devices"]
         for rank in range(self.ranks):
             group = "Group  0 " if self.number >= (2, 13, 8) else ""
-            pid = "" if old else f"Pid {4711 + rank:6d} "
+            pid = f"Pid {4711 + rank:6d} "
             host = f"node{rank * self.hosts // self.ranks + 1}"
             bus = f"[0000:{16 + rank % 8:x}:00]" if self.number >= (2, 15) else f"[0x{16 + rank % 8:x}]"
             lines.append(
                 f"#  Rank {rank:2d} {group}{pid}on {host:>10} device {rank % 8:2d} {bus} NVIDIA H100 80GB HBM3"
             )
-        return [*lines, "" if old else "#", *self.header()]
+        return [*lines, "#", *self.header()]
 
     def header(self) -> list[str]:
         time = "cputime" if self.cputime else "time"
-        if self.number < (2,):
-            labels = (
-                ["bytes", "N", "type"] + ["op"] * (self.collective in REDUCING) + ["root"] * (self.collective in ROOTED)
-            )
-            halves = 1 if self.one_half else 2
-            return ["#                out-of-place                    in-place", "# " + "  ".join(labels + [time, "algbw", "busbw", "res"] * halves)]  # fmt: skip
         redop = self.modern or self.collective in (*REDUCING, "alltoall")
         root = self.modern or self.collective in ROOTED
         half = [time, "algbw", "busbw", "#wrong" if self.modern else "error"]
@@ -166,12 +148,11 @@ class Table:
         ]
 
     def foot(self) -> list[str]:
-        mark = "" if self.number < (2,) else "#"
         bad = len(self.wrong)
         lines = [
-            f"{mark} Out of bounds values : {bad} {'FAILED' if bad else 'OK'}",
-            f"{mark} Avg bus bandwidth    : {self.average:g} ",
-            mark,
+            f"# Out of bounds values : {bad} {'FAILED' if bad else 'OK'}",
+            f"# Avg bus bandwidth    : {self.average:g} ",
+            "#",
         ]
         return [*lines, f"# Collective test concluded: {self.collective}_perf"] if self.number >= (2, 16, 7) else lines
 

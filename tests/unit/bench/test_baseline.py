@@ -32,8 +32,8 @@ def verdict_of(new: Results, old: Results) -> SpeedClaim:
 
 
 def flagged(rng: random.Random, noise: float, runs: int, **changes: object) -> float:
-    """Share of 60 comparisons that are a regression."""
-    verdicts = [verdict_of(results(rng, noise, runs, **changes), results(rng, noise, runs)) for _ in range(60)]
+    """Share of 30 comparisons that are a regression."""
+    verdicts = [verdict_of(results(rng, noise, runs, **changes), results(rng, noise, runs)) for _ in range(30)]
     return sum(verdict.state == "too slow" for verdict in verdicts) / len(verdicts)
 
 

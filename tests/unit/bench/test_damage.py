@@ -104,21 +104,16 @@ ROWS = log().count(" float ")
     ("text", "profile", "expected", "counts_as", "reason"),
     [
         (log(), "h100", {}, "passed", "right"),
-        (log(ranks=7), "h100", {}, "failed", "7 of 8 GPUs took part"),
         (log(ranks=7, device="NVIDIA H200"), "h200", {}, "failed", "7 of 8 GPUs took part"),
-        (log(ranks=4), "h100", {"ranks": 8, "nodes": 1}, "failed", "4 of 8 ranks took part"),
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), "h100", {}, "failed", "the ranks were not joined"),
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), None, {}, "failed", "the ranks were not joined"),
         (log(validation=0, wrong="N/A"), "h100", {}, "open", "data were not validated"),
         (log().replace("  0\n", " N/A\n"), "h100", {}, "passed", "right"),  # as in place, where a collective has no such
         (log().replace("  0\n", " N/A\n", 1), "h100", {}, "open", f"data were compared in {ROWS - 1} of {ROWS} rows only"),
-        (log(device="NVIDIA H20"), "h100", {}, "failed", "it ran on NVIDIA H20"),
         (NVBANDWIDTH.format("NVIDIA GeForce RTX 5090", "395.10"), "h200", {}, "failed", "RTX 5090"),
         (NVBANDWIDTH.format("NVIDIA H200", "nan"), "h200", {"ranks": 2}, "failed", "rows of its matrix could not be"),
         (NVBANDWIDTH.format("NVIDIA H200", "395.10"), "h200", {"ranks": 2}, "passed", "right"),
-        (log(ranks=24, nodes=3, peak=50), "h100", {}, "failed", "below the floor of 200.0 GB/s"),
         (log(ranks=16, nodes=2, peak=50), "h100", {}, "failed", "of the reference, below"),
-        (log("sendrecv", peak=8.4, ranks=2, nodes=2), "h100", {"ranks": 2}, "failed", "too slow"),
         ("\n".join(line for line in log().split("\n") if not line.startswith(f"{1 << 30:12d}")), "h100", {}, "failed",
          f"no row of {1 << 30} bytes"),
         (log().replace(f"{1 << 30:12d}", f"{1 << 30:12d}x"), "h100", {}, "open", "2 rows could not be read"),
@@ -138,7 +133,7 @@ ROWS = log().count(" float ")
 def test_what_counts_as_what(
     text: str, profile: str | None, expected: dict[str, object], counts_as: str, reason: str
 ) -> None:
-    """Generated logs. Where they are like public ones: 7 GPUs, no MPI, H20, pairs at 8.4 GB/s, a ring of 366 GB/s."""
+    """Generated logs, like public ones: 7 GPUs, no MPI, a ring of 366 GB/s. Claims about figures are in test_judge.py."""
     found, why = standing(text, profile, **expected)
     assert (found, reason in why) == (counts_as, True), why
 
@@ -370,7 +365,7 @@ def passes(text: str) -> bool:
 def test_no_damage_passes_that_matters(make: Callable[[random.Random], str], damage: Damage) -> None:
     """What survives changed nothing that anybody reads: equal numbers were swapped, or a line of text was cut."""
     survivors = []
-    for seed in range(20):
+    for seed in range(8):
         source = random.Random(seed)
         healthy = make(source)
         assert passes(healthy), standing(healthy)

@@ -1,4 +1,4 @@
-"""dcgmi diag: the tables and documents of DCGM 3 and 4."""
+"""dcgmi diag: the documents of DCGM 3 and 4."""
 
 from __future__ import annotations
 
@@ -8,49 +8,6 @@ import pytest
 
 from tests.unit.bench.outputs import NOTHING, Output, read_json, read_part
 
-TOP = """\
-Successfully ran diagnostic for group.
-+---------------------------+------------------------------------------------+
-| Diagnostic                | Result                                         |
-+===========================+================================================+
-|-----  Metadata  ----------+------------------------------------------------|
-| DCGM Version              | 4.2.3                                          |
-| Driver Version Detected   | 570.124.06                                     |
-| GPU Device IDs Detected   | 2330, 2330                                     |
-"""
-END = "+---------------------------+------------------------------------------------+\n"
-
-
-def row(name: str, value: str) -> str:
-    return f"| {name:<25} | {value:<46} |\n"
-
-
-DEPLOYMENT = "|-----  Deployment  --------+------------------------------------------------|\n"
-HARDWARE = "+-----  Hardware  ----------+------------------------------------------------+\n"
-STRESS = "+-----  Stress  ------------+------------------------------------------------+\n"
-NEW = (
-    TOP
-    + DEPLOYMENT
-    + row("software", "Fail")
-    + row("", "GPU0: Pass")
-    + row("", "GPU1: Fail")
-    + row("Warning: GPU1", "Persistence mode for GPU 1 is currently disab")
-    + row("", "led. Enable persistence mode by running \"nvid")
-    + row("", "ia-smi -i 1 -pm 1 \" as root.")
-    + HARDWARE
-    + row("memory", "Skip")
-    + row("", "GPU0: Skip")
-    + row("", "GPU1: Skip")
-    + STRESS
-    + row("targeted_power", "Not Run")
-    + END
-)  # fmt: skip
-OLD = TOP.replace("4.2.3", "3.3.9") + DEPLOYMENT + row("Denylist", "Pass") + row("GPU Memory", "Fail - GPU: 1   ") + END
-
-
-def parse(text: str) -> Output:
-    return read_part("diagnostics", text)
-
 
 def parse_json(document: object) -> Output:
     return read_json("diagnostics", document)
@@ -58,71 +15,6 @@ def parse_json(document: object) -> Output:
 
 def brief(output: Output) -> list[tuple[str | None, str, str | None, str]]:
     return [(result.category, result.test, result.entity, result.status) for result in output.items]
-
-
-def test_dcgm_4() -> None:
-    output = parse(NEW)
-    assert brief(output) == [
-        ("Deployment", "software", None, "fail"),
-        ("Deployment", "software", "GPU 0", "pass"),
-        ("Deployment", "software", "GPU 1", "fail"),
-        ("Hardware", "memory", None, "skip"),
-        ("Hardware", "memory", "GPU 0", "skip"),
-        ("Hardware", "memory", "GPU 1", "skip"),
-        ("Stress", "targeted_power", None, "not-run"),
-    ]
-    assert output.items[2].messages == (
-        'Persistence mode for GPU 1 is currently disabled. Enable persistence mode by running "nvidia-smi -i 1 -pm 1 " as root.',
-    )
-    assert output.items[0].messages == ()
-    assert output.unread == ()
-
-
-def test_the_table_of_dcgm_3_is_not_read() -> None:
-    assert parse(OLD) == Output((), ("the table of DCGM 3.3.9 is not read: use dcgmi diag -j",))
-    assert parse(OLD + NEW).items == parse(NEW).items
-
-
-def test_copies_that_lost_blanks() -> None:
-    copied = "\n".join(
-        " ".join(line.split()) for line in NEW.replace("-----  ", "-----  ").splitlines() if "-----" not in line
-    )
-    output = parse(copied)
-    assert [result[1:] for result in brief(output)] == [result[1:] for result in brief(parse(NEW))]
-    assert output.items[2].messages[0].startswith("Persistence mode for GPU 1")
-
-
-def test_a_status_of_no_version_is_not_a_pass() -> None:
-    assert brief(parse(NEW.replace("| Skip ", "|      ")))[3] == ("Hardware", "memory", None, "unknown")
-    odd = parse(NEW.replace("| Skip ", "| Fine "))
-    assert ("memory: Fine" in odd.unread, "memory" in [result.test for result in odd.items]) == (True, False)
-    assert len(odd.items) == 4  # the GPUs below it are of no other test
-
-
-def test_a_table_that_is_cut() -> None:
-    output = parse(NEW[: NEW.index("| memory")])
-    assert [result.test for result in output.items] == ["software"] * 3
-    assert output.unread == ("the table of dcgmi diag has no end",)
-    half = parse(NEW[: NEW.index("| memory") + 20])
-    assert half.unread[0] == "| memory"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        "Error: Diagnostic could not be run while DCGM is paused.",
-        "Error: Unable to complete diagnostic for group 2147483647. Return: (-21) Timeout",
-        "Error: Unable to run diagnostic on unsupported GPU 0.",
-        "Error: unable to establish a connection to the specified host: localhost",
-    ],
-)
-def test_a_run_that_failed(error: str) -> None:
-    output = parse(error + "\n")
-    assert [(result.test, result.status, result.messages) for result in output.items] == [("diag", "fail", (error,))]
-
-
-def test_runs_after_each_other() -> None:
-    assert len(parse(NEW + OLD + NEW).items) == 7 + 7
 
 
 def new_document() -> dict[str, Any]:
@@ -201,5 +93,14 @@ def test_json_of_others() -> None:
     assert {parse_json(other) for other in others} == {NOTHING}
 
 
-def test_foreign_lines_are_nothing() -> None:
-    assert parse("| Result | Pass |\n|                           | GPU0: Pass |\nError: no\n+-----+-----+\n") == NOTHING
+@pytest.mark.parametrize("error", ["runtime_error", "Warning"])
+def test_a_run_that_failed(error: str) -> None:
+    output = parse_json({"DCGM Diagnostic": {error: "could not be run while DCGM is paused"}})
+    assert [(result.test, result.status) for result in output.items] == [("diag", "fail")]
+
+
+def test_the_table_is_named_as_not_read() -> None:
+    output = read_part(
+        "diagnostics", "| Diagnostic                | Result                                         |\n"
+    )
+    assert output == Output((), ("the table of dcgmi diag is not read; use dcgmi diag -j",))

@@ -15,7 +15,6 @@ from imagebuild.bench import Results, read_files, read_text
 from imagebuild.core import ResultError
 from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.nccl_tables import Table, broken_lines, same
-from tests.unit.bench.test_dcgm import NEW as DIAG
 from tests.unit.bench.test_dcgm import new_document
 from tests.unit.bench.test_nvbandwidth import BOTH_WAYS, DOCUMENT, HOST, PAIRS
 from tests.unit.bench.test_perftest import LEVELS, OLD
@@ -40,14 +39,6 @@ def test_published_logs(entry: dict[str, object]) -> None:
     } == {key: value for key, value in entry.items() if key not in ("file", "origin", "shows")}  # fmt: skip
     assert run.partial_rows == 0
     assert (results.sources[0].tools, results.sources[0].unread) == (("nccl-tests",), 0)
-
-
-def test_all_logs_of_a_directory() -> None:
-    results = read_files(sorted(LOGS.iterdir()))
-    assert len(results.runs) == len(INDEX)
-    assert [source.tools for source in results.sources if source.path.endswith(".txt")] == [("nccl-tests",)] * len(
-        INDEX
-    )
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -96,7 +87,6 @@ ALL = {
     "nvbandwidth": HOST + PAIRS + BOTH_WAYS,
     "perftest": SWEEP,
     "ucx_perftest": UCX,
-    "dcgmi": DIAG,
 }
 
 
@@ -110,7 +100,7 @@ def unread(results: Results) -> list[str]:
 
 def test_everything_in_one_file() -> None:
     results = read_text("log", "".join(ALL.values()))
-    assert counts(results) == (3 + 1 + 3, 1, 1, 7)
+    assert counts(results) == (3 + 1 + 3, 1, 1, 0)
     assert set(results.sources[0].tools) == set(ALL)
     assert unread(results) == []
 
@@ -154,7 +144,11 @@ def test_json_without_its_end_is_counted() -> None:
 
 
 UCX_LOGS = [path.read_text() for path in sorted((Path(__file__).parents[2] / "data" / "ucx-logs").glob("*.txt"))]
-FUZZED = ["".join(ALL.values()), json.dumps(DOCUMENT, indent=1) + LEVELS + OLD, "".join(UCX_LOGS), DIAG]
+FUZZED = [
+    "".join(ALL.values()), json.dumps(DOCUMENT, indent=1) + LEVELS + OLD, "".join(UCX_LOGS), Table().text(),
+    Table("2.0", "broadcast").text(), "\n".join(broken_lines(Table(per_iteration=True).lines(), random.Random(1), 0.5)),
+    *(path.read_text() for path in sorted(LOGS.glob("*.txt"))), random.Random(1).randbytes(20_000).decode("latin-1"),
+]  # fmt: skip
 DOCUMENTS = [
     DOCUMENT,
     new_document(),
@@ -170,45 +164,15 @@ def assert_finite(results: Results) -> None:
 @pytest.mark.parametrize("text", FUZZED, ids=range(len(FUZZED)))
 def test_broken_text_is_no_error(text: str) -> None:
     for changed in broken(text, count=40):
-        assert_finite(read_text("log", changed))
+        results = read_text("log", changed)
+        assert_finite(results)
+        assert all(run.reason for run in results.runs)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=range(len(DOCUMENTS)))
 def test_spoiled_documents_are_no_error(document: object) -> None:
     for changed in spoiled(document):
         assert_finite(read_text("log", json.dumps(changed)))
-
-
-SEEDS = [path.read_text() for path in sorted(LOGS.glob("*.txt"))] + [
-    Table().text(), Table("1.0", "broadcast").text(), "\n".join(broken_lines(Table(per_iteration=True).lines(), random.Random(1), 0.5)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_spoiled_input_is_no_error(seed: int) -> None:
-    source = random.Random(seed)
-    for text in SEEDS:
-        cut = text[: source.randrange(len(text))]
-        shuffled = text.splitlines()
-        source.shuffle(shuffled)
-        mutated = list(text)
-        for _ in range(source.randrange(1, 200)):
-            at = source.randrange(len(mutated))
-            mutated[at : at + source.randrange(3)] = source.choice(
-                ["\n", " ", "\0", "\x1b[", "9" * 40, "é", "{", "[", '"', "-", "e+99", "N/A", "nan", ""]
-            )
-        for damaged in (cut, "\n".join(shuffled), "".join(mutated), text[source.randrange(len(text)) :]):
-            for run in read_text("log", damaged).runs:
-                assert run.reason
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_random_bytes_are_no_error(seed: int, tmp_path: Path) -> None:
-    source = random.Random(seed)
-    (tmp_path / "log").write_bytes(source.randbytes(20_000))
-    assert not read_files([tmp_path / "log"]).sources[0].tools
-    alphabet = " \n\t0123456789.,:;#-+{}[]()<>\"'/|eEfloatsumNACINFO\x1b\r\0"
-    read_text("log", "".join(source.choices(alphabet, k=20_000)))
 
 
 HARD = [
@@ -229,5 +193,5 @@ def test_time_grows_with_size_only(piece: str) -> None:
         return time.process_time() - begin
 
     seconds(2_000)
-    small, large = min(seconds(40_000) for _ in range(3)), min(seconds(320_000) for _ in range(2))
+    small, large = min(seconds(40_000) for _ in range(2)), seconds(320_000)
     assert large < 24 * small + 0.5

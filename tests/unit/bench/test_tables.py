@@ -70,3 +70,58 @@ def test_all_reduce_bench() -> None:
     (new,) = read_part("runs", BENCH).items
     assert (new.tool, new.ranks, new.device, new.compared) == ("all_reduce_bench", 8, "NVIDIA H200", False)
     assert [(row.size_bytes, row.out_of_place.busbw_gb_s) for row in new.rows] == [(2**29, 430.1), (2**34, 481.9)]
+
+
+# The second table is of a public log, NVIDIA/nvshmem#76; the first has the layout of the programs' source.
+NVSHMEM = """\
+Runtime options after parsing command line arguments
+#shmem_put_bw_uni
+size(B)     scope     BW (GB/sec)
+1024        None      0.113400
+4194304     None      352.120000
+#alltoall_device
+size(B)     count     type      scope     latency(us)       algbw(GB/s)   busbw(GB/s)
+128         32        32-bit    block     225.921094        0.001         0.001
+"""
+OURS = "#put_bw_within_node\nsize(B)     scope     BW (GB/sec)\n1048576     block     {}\n# {} words of 4 bytes were wrong\n"
+
+
+def test_nvshmem() -> None:
+    put, alltoall = read_part("tables", NVSHMEM).items
+    assert facts((put, alltoall), "tool", "test", "unit", "verdict", "compared") == [
+        ("nvshmem", "shmem_put_bw_uni", "GB/s", "ok", False),
+        ("nvshmem", "alltoall_device", "usec", "ok", False),
+    ]
+    assert facts(put.rows, "size_bytes", "bw_average") == [(1024, 0.1134), (4194304, 352.12)]
+    assert alltoall.rows[0].latency_us == {"average": 225.921094}
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "unread"),
+    [
+        (OURS.format("350.0", 3), "failed", 0),
+        (OURS.format("", 0), "truncated", 1),
+        (OURS.format("nan", 0), "truncated", 1),
+        ("\n".join(OURS.splitlines()[:2]), "truncated", 0),
+    ],
+)
+def test_nvshmem_that_is_damaged(text: str, verdict: str, unread: int) -> None:
+    (table,), examples = read_part("tables", text)
+    assert (table.verdict, len(examples)) == (verdict, unread)
+
+
+@pytest.mark.parametrize(
+    ("text", "profile", "state"),
+    [
+        (OURS.format("500.0", 0), "a100-sxm", "impossible"),
+        (OURS.format("100.0", 0), "a100-sxm", "too slow"),
+        (OURS.format("200.0", 0), "a100-sxm", "fast enough"),
+        (OURS.format("200.0", 0).replace("within_node", "between_nodes"), "a100-sxm", "not judged"),
+        (NVSHMEM, "a100-sxm", "impossible"),
+        (NVSHMEM, None, "not judged"),
+    ],
+)
+def test_kernels_are_judged_within_a_node(text: str, profile: str | None, state: str) -> None:
+    judgement = judge_results(read_text("log", text), shipped(profile) if profile else None)[0]
+    assert judgement.speed.state == state
+    assert judgement.data.state == ("right" if "words" in text else "not compared")

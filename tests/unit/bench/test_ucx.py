@@ -1,4 +1,4 @@
-"""ucx_perftest: logs of a real one in tests/data/ucx-logs, and layouts of other versions."""
+"""ucx_perftest: logs of a real one in tests/data/ucx-logs."""
 
 from __future__ import annotations
 
@@ -10,21 +10,6 @@ from imagebuild.bench import UcxResult
 from tests.unit.bench.outputs import NOTHING, Output, read_part
 
 LOGS = Path(__file__).parents[2] / "data" / "ucx-logs"
-OLDEST = """\
-+------------------------------------------------------------------------------------------+
-| API:          protocol layer                                                             |
-| Test:         tag match bandwidth                                                        |
-| Data layout:  (automatic)                                                                |
-| Message size: 65536                                                                      |
-+------------------------------------------------------------------------------------------+
-+--------------+-----------------------------+---------------------+-----------------------+
-|              |       latency (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |
-+--------------+---------+---------+---------+----------+----------+-----------+-----------+
-| # iterations | typical | average | overall |  average |  overall |   average |   overall |
-+--------------+---------+---------+---------+----------+----------+-----------+-----------+
-        193217     5.170     5.176     5.176   12075.10   12075.10      193202      193202
-        386601     5.167     5.171     5.173   12086.30   12080.70      193381      193291
-"""
 
 
 def log(name: str) -> str:
@@ -59,7 +44,6 @@ def test_latency() -> None:
     [
         ("bandwidth", "tag match bandwidth", 1048576, 2970.24),
         ("final-only", "tag match bandwidth", 4096, 76.21),
-        ("csv", "tag match bandwidth", 4096, 131.14),
         ("percentile", "tag match latency", 8, 13.51),
         ("threads", "tag match latency", 8, 1.52),
         ("transport", "active message latency", 8, 0.01),
@@ -80,15 +64,6 @@ def test_another_percentile_and_totals_of_several_threads() -> None:
     assert only(log("percentile")).latency_us == {"p99": 0.186, "average": 0.565, "overall": 0.565}
     result = only(log("threads"))
     assert (result.latency_us, result.rate_msg_s) == ({"overall": 10.050}, {"overall": 199129.0})
-
-
-@pytest.mark.parametrize("name", ["batch", "batch-csv", "batch-final-only"])
-def test_several_tests_in_one_run(name: str) -> None:
-    output = parse(log(name))
-    assert [(result.title, result.size_bytes, result.iterations, result.final) for result in output.items] == [
-        ("lat8", None, 1000, True),
-        ("bw1M", None, 1000, True),
-    ]
 
 
 def test_thousands_may_be_grouped() -> None:
@@ -119,21 +94,6 @@ def test_a_row_for_each_thread() -> None:
     assert [(result.thread, result.iterations) for result in output.items] == [(0, 1652), (1, 20000)]
 
 
-def test_the_oldest_layout_does_not_mark_its_result() -> None:
-    result = only(OLDEST)
-    assert (result.title, result.iterations, result.final) == ("tag match bandwidth", 386601, True)
-    assert result.size_bytes == 65536
-    assert result.latency_us == {"typical": 5.167, "average": 5.171, "overall": 5.173}
-
-
-def test_csv_of_older_versions() -> None:
-    result = only(
-        "iterations,typical_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n1000000,0.251,0.255,0.255,30.00,30.00,3921568,3921568\n"
-    )
-    assert result.latency_us["typical"] == 0.251
-    assert result.rate_msg_s["overall"] == 3921568.0
-
-
 def test_log_lines_between_header_and_rows() -> None:
     noise = (
         "[1795246298.055023] [node1:178  :0]    ucp_context.c:1979 UCX  WARN  network device 'eth9' is not available\n"
@@ -159,9 +119,9 @@ def test_the_name_of_another_run_is_not_taken() -> None:
 
 
 def test_runs_after_each_other() -> None:
-    output = parse("".join(log(name) for name in ("latency", "bandwidth", "csv", "mpi", "latency")))
+    output = parse("".join(log(name) for name in ("latency", "bandwidth", "mpi", "latency")))
     assert [result.title for result in output.items] == [
-        "tag match latency", "tag match bandwidth", "tag match bandwidth", "overhead", "tag match latency",
+        "tag match latency", "tag match bandwidth", "overhead", "tag match latency",
     ]  # fmt: skip
 
 
@@ -172,7 +132,7 @@ def test_rows_that_are_cut_are_counted() -> None:
     assert [result.final for result in output.items] == [False]
 
 
-@pytest.mark.parametrize("name", ["latency", "bandwidth", "final-only", "csv", "percentile", "transport", "mpi"])
+@pytest.mark.parametrize("name", ["latency", "bandwidth", "final-only", "percentile", "transport", "mpi"])
 def test_a_rate_that_is_cut_is_no_rate(name: str) -> None:
     text, whole = log(name).rstrip(), only(log(name))
     last = whole.rate_msg_s["overall"]
@@ -186,3 +146,8 @@ def test_foreign_lines_are_nothing() -> None:
     matrix = "Running a_b.\n 0     1.00      2.00      3.00      4.00  5.00  6 7\n"
     assert parse(matrix + "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n") == NOTHING
     assert only(log("latency") + matrix) == only(log("latency"))
+
+
+def test_csv_is_named_as_not_read() -> None:
+    text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n1,2,3,4,5,6,7,8\n"
+    assert parse(text) == Output((), ("the CSV of ucx_perftest is not read; run it without -v",))

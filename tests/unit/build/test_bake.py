@@ -19,6 +19,7 @@ from imagebuild.build import (
     LayerFormat,
     bake_file,
     epoch_of,
+    layer_format_of,
     parse_compression,
     platforms_of,
 )
@@ -49,6 +50,15 @@ def test_the_bake_file_of_this_project(run: BuildRun, golden: Callable[[str, str
     file = bake_file(replace(run, inputs=replace(CA, images=images)))
     golden("tests/golden/bake.json", json.dumps(file, indent=1) + "\n")
     assert not any("." in name for name in file["target"])
+
+
+def test_a_rebuild_installs_packages_again_and_compiles_nothing_again(run: BuildRun, project: Project) -> None:
+    target = run.request.targets[0]
+    assert entry(run, target, rebuilt=date(2026, 11, 26))["no-cache-filter"] == ["image"]
+    assert "no-cache-filter" not in entry(run, target)
+    for day in (date(2020, 1, 1), date(2999, 1, 1)):
+        with pytest.raises(ConfigError, match=f"--rebuild {day}: name a day from the lock's date"):
+            layer_format_of(project, "gzip", day)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from imagebuild.build import (
 )
 from imagebuild.core import CommandError, ConfigError, ResultError, ca_bundle
 from imagebuild.oci import Endpoint, ImageSettings, add_image, blob_path, images_in, write_index
-from imagebuild.project import BuildResult, Plan, Project, Step, repository_name, staged_tag
+from imagebuild.project import BuildResult, Changes, ImagePackages, Plan, Project, Step, repository_name, staged_tag
 from imagebuild.render import Renderer
 from tests.registry_fake import FakeRegistry
 
@@ -171,7 +171,7 @@ def run_of(renderer: Renderer, plan: Plan, folder: Path, *names: str, **asked: A
     targets = tuple(t for t in plan.targets if t.id in names)
     dockerfiles = {t.id: renderer.dockerfile(t) for t in targets}
     request = BuildRequest(targets, folder=folder, **asked)
-    project = renderer.project.in_repository("registry.test/gpu")
+    project = renderer.project.changed(Changes(repository="registry.test/gpu"))
     return BuildRun(request, project, dockerfiles, Endpoint("unix:///x", "private"), revision="a" * 40, started=NOW)
 
 
@@ -231,6 +231,57 @@ def test_a_failed_step_names_target_component_last_lines_and_how_to_see_it_again
     assert text.count("line ") == 24
     assert "cc: error: no such file" in text
     assert f"imagebuild build open-cuda13.5-debian13-devel --stage {stage} -v" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "E: Unable to locate package hto",
+            "matrix.yaml:{}: images.open.packages.apt: debian13 has no package 'hto'; corr",
+        ),
+        (
+            "E: Couldn't find any package by glob 'hto'",
+            "debian13 has no package 'hto'; correct the name, or leave it out",
+        ),
+        (
+            "E: Version '99*' for 'hto' was not found",
+            "debian13 has no version 99 of hto; `apt-cache madison hto` in its",
+        ),
+        (
+            "E: Version '9*' for 'libibverbs1' was not found",
+            "rdma-core/component.yaml:{}: packages.runtime: debian13 has",
+        ),
+        (
+            "E: Unable to locate package nosuch",
+            "open-cuda13.5-debian13-devel: debian13 has no package 'nosuch'; correct",
+        ),
+    ],
+)
+def test_a_package_that_is_not_there_is_found_in_the_files(
+    open_run: BuildRun, full_plan: Plan, line: str, message: str
+) -> None:
+    document = open_run.project.matrix
+    images = document.model.images
+    named = images["open"].model_copy(update={"packages": ImagePackages(apt=("htop", "hto=99"))})
+    model = document.model.model_copy(update={"images": {**images, "open": named}})
+    project = replace(open_run.project, matrix=replace(document, model=model))
+    name = "[open-cuda13_5-debian13-devel image 2/3] RUN apt-get"
+    stream = read(vertex("a", name), log("a", f"{line}\n"), vertex("a", name, end=T1, error="exit code: 100"))
+    last = explain_failure(replace(open_run, project=project), stream, 1).splitlines()[-1]
+    assert re.search(re.escape(message).replace(r"\{\}", r"\d+"), last), last
+
+
+def test_a_wheel_that_is_not_there_is_found_in_the_files(open_run: BuildRun) -> None:
+    name = "[open-cuda13_5-debian13-devel nccl-wheel 2/3] RUN fetch-wheels"
+    for said, words in {
+        "ERROR: No matching distribution found for nvidia-nccl-cu13==9": "the package index has no nvidia-nccl-cu13==9",
+        "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If\n    nvidia-nccl-cu13==2.32.3 from x:":
+        "nvidia-nccl-cu13 2.32.3 is not the file of the lock; `imagebuild lock --update nccl-wheel`",
+    }.items():  # fmt: skip
+        stream = read(vertex("a", name), log("a", f"{said}\n"), vertex("a", name, end=T1, error="exit code: 1"))
+        last = explain_failure(open_run, stream, 1).splitlines()[-1]
+        assert re.search(rf"nccl-wheel/component.yaml:\d+: wheels: {re.escape(words)}", last), last
 
 
 def test_without_a_failed_step_buildx_speaks(open_run: BuildRun) -> None:

@@ -1,15 +1,20 @@
 """Exit codes, and what is printed, without an engine."""
 
+import io
 import json
 import shlex
 import sys
 from datetime import date
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from imagebuild import __version__
-from tests.conftest import Files
+from imagebuild.build import BuildRequest, build
+from imagebuild.project import BuildResult, Project
+from imagebuild.render import Renderer
+from tests.conftest import LIBRARY, LOCK, Files
 from tests.unit.conftest import Call
 
 
@@ -49,10 +54,26 @@ def test_render_to_a_file_equals_render_to_the_terminal(call: Call, tmp_path: Pa
     assert (tmp_path / "D").read_text() == out
 
 
+def test_a_build_says_what_is_adapted_before_it_begins(call: Call, tiny: Files) -> None:
+    url = "https://example.org/a.tar"
+    unpacked = "unpacked: {prefix: /opt/x, script: ':', left-out: [OLD_*]}"
+    tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM x AS library\n")
+    facts = {"environment": {"OLD_PATH": "/bin", "PATH": "/opt/x/bin"}, "absent": ["bin"]}
+    tiny.lock({**LOCK, "archives": {url: {"sha256": "a" * 64, "facts": facts}}})
+    status, out, err = call("build", "tiny-cuda12.9*", "--stage", "gone")
+    lines = [line for line in out.splitlines() if line.startswith("adapted: ")]
+    assert lines == [
+        "adapted: library: OLD_PATH: no image has these",
+        "adapted: library: PATH: /opt/x/bin is not in the image",
+    ]
+    assert (status, "no selected target has such a stage" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         (["plan", "nothing"], 3, "no target fits nothing"),
+        (["plan", "open:x:"], 3, "no target fits open:x:;"),  # no picture
         (["plan", "--matrix", "gone.yaml"], 2, "gone.yaml: cannot be read"),
         (["plan", "--set", "x"], 2, "write it as name=value"),
         (["plan", "--sett", "x"], 2, "error: No such option: --sett"),
@@ -102,14 +123,54 @@ def test_the_header_has_the_command_that_makes_the_same_file_again(call: Call, t
     assert text.endswith("\nRUN mine\n")
 
 
+def test_a_build_takes_the_file_that_render_prints(
+    call: Call, tiny: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    base = f"r.test/acme/base@sha256:{'a' * 64}"
+    arguments = ["tiny-cuda13.0-debian13-runtime", "--set", "library=1.3", "--base-image", base, "--append", "more"]
+    tiny.write("more", 'LABEL x="mine"\nCMD ["mine"]')
+    built: list[str] = []
+
+    def record(_: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
+        built.append(renderer.dockerfile(request.targets[0]).text)
+        assert request.repeat_options == tuple(arguments[1:])
+        return []
+
+    monkeypatch.setattr(build, "build_targets", record)
+    assert call("build", *arguments, "--json", "-")[0] == 0
+    assert call("render", *arguments)[1:] == (built[0], ANY)
+    assert f"FROM {base} AS image" in built[0]
+    assert built[0].endswith('LABEL x="mine"\nCMD ["mine"]\n')
+    monkeypatch.setattr(sys, "stdin", io.StringIO("RUN mine"))
+    assert call("render", arguments[0], "--append", "-")[1].endswith("\nRUN mine\n")
+
+
+def test_unresolved_prints_what_the_lock_lacks(call: Call, tiny: Files) -> None:
+    tiny.lock({})
+    status, _, said = call("render", "tiny-cuda13.0-debian13-runtime")
+    assert (status, "or print it with --unresolved" in said) == (2, True)
+    status, text, _ = call("render", "tiny-cuda13.0-debian13-runtime", "--unresolved")
+    assert (status, "debian:13-slim@sha256:unresolved" in text) == (0, True)
+
+
+def test_without_a_matrix_the_shipped_one_is_named(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    status, text, said = call("plan", "quickstart", "--json", "-")
+    assert (status, json.loads(text)["targets"][0]["image"]) == (0, "quickstart")
+    assert said.startswith(f"{tmp_path}/empty has no matrix.yaml, so these are the images that come with imagebuild; ")
+    assert len(said.splitlines()) == 1
+    assert call("plan", "--project", tmp_path)[2] == ""
+
+
 @pytest.mark.parametrize(
     ("image", "status", "message"),
     [
         ("", 2, "not an image such as ubuntu:24.04"),
         ("not an image", 2, "not an image"),
         ("x\nRUN y", 2, "not an image"),
-        ("ubuntu:24.04", 2, "has packages and pins of debian13; take a base of that"),
-        ("r.test/debian:12", 2, "has packages and pins of debian13"),
+        ("ubuntu:24.04", 2, "packages and pins are of debian13; take a base of that"),
+        ("r.test/debian:12", 2, "packages and pins are of debian13"),
         ("debian:13.7-slim", 0, "has to be debian13, of which packages and pins are; add @sha256:"),
         (f"r.test/acme/base@sha256:{'a' * 64}", 0, "has to be debian13"),
     ],
@@ -125,6 +186,9 @@ def test_another_base_has_to_be_of_the_same_release(call: Call, image: str, stat
         ("plan tiny-cuda12", ["tiny-cuda12.9-debian13-runtime"]),
         ("render ti", ["tiny", "tiny-cuda12.9-debian13-runtime"]),
         ("plan --with li", ["library"]),
+        ("build --without to", ["tool"]),
+        ("verify tiny-cuda12", ["tiny-cuda12.9-debian13-runtime"]),
+        ("report x --profile h10", ["h100"]),
         ("limits h10", ["h100"]),
         ("job mpijob --cluster co", ["coreweave"]),
         ("job j", ["jobset"]),

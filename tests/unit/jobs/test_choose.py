@@ -86,18 +86,18 @@ def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> Non
     newest = job_of(IB, planned)
     names = {target.name: target.id for target in planned.targets}
     assert names[newest.image.reference] == "hpcx-cuda13.4.2-ubuntu26.04-runtime"
-    assert newest.image.nccl == project.matrix.model.versions["nccl"][0].version
+    assert newest.image.nccl == project.matrix.model.versions["nccl"][-1].version
     assert newest.image.arches == ("amd64", "arm64")
     planned_note, note = newest.messages[::-1]
     assert planned_note == (
         f"note: {newest.image.reference} is planned; whether it was built and pushed is not known; "
-        "--catalog chooses among images that were"
+        "--catalog chooses among images that were, which `imagebuild catalog` lists"
     )
     with pytest.raises(ConfigError, match="this name has no registry to pull it from"):
         job_of(IB, replace(planned, unnamed=True))
     assert note.endswith("driver 580 or later; if the nodes have an older one, name it with --set driver=VERSION")
     assert job_of(f"{IB} --set driver=580.65", planned).messages == (planned_note,)
-    assert "cuda12.9.2" in job_of(f"{IB} --set driver=570", planned).image.reference
+    assert "cuda12.9.1" in job_of(f"{IB} --set driver=570", planned).image.reference
 
 
 def test_no_image_fits(planned: Offer, published: Catalog) -> None:
@@ -106,7 +106,7 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
     for line, offer, problem in (
         (f"{IB} --set driver=500", planned, f"also runs on driver 500; {NAME_ONE}"),
         ("mpijob --profile p5 --fabric efa", planned, "no image of the plan that has nccl-tests and runs on amd64 also "
-         f"has the plug-in 'ofi'; {NAME_ONE}"),
+         "has the plug-in 'ofi'; build open with --with aws-ofi-nccl, say --with aws-ofi-nccl here, too, or name an"),
         (IB, Offer(), f"^no image of the plan has nccl-tests; {NAME_ONE}"),
         ("mpijob --profile gb200-nvl72 --fabric ib --racks 1", only_amd64, "no published image that has nccl-tests also "
          "runs on arm64"),
@@ -115,13 +115,28 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
             job_of(line, offer)
 
 
+def test_an_optional_plug_in_is_one_that_the_image_was_built_with(planned: Offer, published: Catalog) -> None:
+    efa, target = "mpijob --profile p5 --nodes 2", "open-cuda13.5-debian13-runtime"
+    with_plugin = [t.model_copy(update={"components": {**t.components, "aws-ofi-nccl": "1"}}) for t in planned.targets]
+    job = job_of(efa, replace(planned, targets=tuple(t for t in with_plugin if t.image == "open")))
+    values = {v.name: v.value for v in job.variables if v.scope == "rank"}
+    assert (job.image.stack, values["NCCL_NET_PLUGIN"], values["NCCL_NET"]) == ("open", "ofi", "Libfabric")
+    for image in (target, "example.com/open:mine"):
+        with pytest.raises(ConfigError, match="the image has no plug-in 'ofi'; build open with --with aws-ofi-nccl"):
+            job_of(efa, planned, image)
+    more = {"openmpi-git": "1", "nccl-tests": "1", "aws-ofi-nccl": "1"}
+    images = [i.model_copy(update={"versions": {"nccl": "2.32.3", **more}}) for i in published.images]
+    known = published_offer(planned, published.model_copy(update={"images": tuple(images)}))
+    assert job_of(efa, known).image.stack == "open"
+
+
 def test_images_of_the_plan_are_known_by_id_and_tag(planned: Offer, project: Any) -> None:
     target = next(t for t in planned.targets if t.id == "open-cuda13.5-debian13-runtime")
     by_id, by_tag = job_of(IB, planned, target.id), job_of(IB, planned, target.aliases[0])
     assert (by_id.image.reference, by_tag.image.reference) == (target.name, target.aliases[0])
     assert by_tag.image.nccl == by_id.image.nccl
     assert {"OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_plm_ssh_args"} <= {v.name for v in by_id.in_scope("launcher")}
-    newest = project.matrix.model.versions["nccl"][0].version
+    newest = project.matrix.model.versions["nccl"][-1].version
     assert job_of(IB, planned, "example.com/x:1").messages == (
         f"note: the version of NCCL is not known, so {newest} is assumed; name it with --nccl",
     )
@@ -146,7 +161,7 @@ def test_published_images_the_newest_by_digest_others_by_tag_or_target(published
     verified = published_offer(Offer(architectures=needs), published.model_copy(update={"images": others}))
     assert job_of(IB, verified).image.reference == fits[1].reference
     assert job_of(IB, verified, unchecked.reference).image.arches == chosen.arches
-    image = next(i for i in published.images if (i.axes["cuda"], i.axes["variant"]) == ("12.9.2", "runtime"))
+    image = next(i for i in published.images if (i.axes["cuda"], i.axes["variant"]) == ("12.9.1", "runtime"))
     by_tag = job_of(IB, offer, f"{image.repository}:{image.tag}").image
     assert (by_tag.reference, by_tag.nccl) == (f"{image.repository}:{image.tag}", "2.32.3")
     assert job_of(IB, offer, image.target).image.reference == image.reference

@@ -58,7 +58,8 @@ def test_the_documented_names_can_be_set_anew() -> None:
         assert rank_exports(f"{H100} --set {name}=x")[name].startswith("x")
 
 
-def test_every_parameter_is_documented() -> None:
+def test_every_parameter_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imagebuild.core.errors.MANY", 99)
     with pytest.raises(ConfigError) as caught:
         job(f"{H100} --set 0=1")
     known = str(caught.value).partition("known: ")[2].split(", ")
@@ -101,11 +102,7 @@ def test_entries_that_do_not_fit_stop_with_their_place(tmp_path: Path, line: str
         ("2.28.3", "NCCL_IB_NET_LATENCY=50", "warning: {place}: NCCL 2.28.3 does not read NCCL_IB_NET_LATENCY"),
         ("2.28.3", "NCCL_IB_TIMOUT=22", "warning: {place}: NCCL 2.28.3 does not read NCCL_IB_TIMOUT; did you mean 'NCCL_IB_TIMEOUT'?"),
         ("2.28.3", "NCCL_PROXY_PROFILE=x", "warning: {place}: NCCL 2.28.3 does not read NCCL_PROXY_PROFILE; releases 2.21.5 to 2.22.3 do"),
-        ("2.28.3", "NCCL_SHM_DISABLE=0", "note: {place}: NCCL_SHM_DISABLE=0 is the default of NCCL 2.28.3"),
-        ("2.26.2", "NCCL_NET_GDR_C2C=0", "note: {place}: NCCL_NET_GDR_C2C=0 is the default of NCCL 2.26.2"),
         ("2.26.2", "NCCL_NET_GDR_C2C=1", None),
-        ("2.28.3", "NCCL_NET_GDR_C2C=1", "note: {place}: NCCL_NET_GDR_C2C=1 is the default of NCCL 2.28.3"),
-        ("2.30.7", "NCCL_P2P_NET_CHUNKSIZE=131072", "note: {place}: NCCL_P2P_NET_CHUNKSIZE=131072 is the default of NCCL 2.30.7"),
         ("2.30.7", "NCCL_ALGO=ring", None),
         ("2.28.3", "NCCL_TESTS_SPLIT=AND7", None),
         ("2.28.3", "NCCL_OFI_X=1", None),

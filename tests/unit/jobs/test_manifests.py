@@ -92,11 +92,12 @@ def test_collect_adds_comments_that_tell_how_to_get_the_result(scheduler: str) -
     assert all(line.startswith("# ") for line in added)
 
 
-def test_a_thousand_jobs_take_seconds() -> None:
-    lines = list(REFERENCE.values()) * 32
+def test_three_hundred_jobs_take_a_second_or_two() -> None:
+    """How long a thousand take, `make bench` measures."""
+    lines = list(REFERENCE.values()) * 10
     text(lines[0])
     start = time.process_time()
-    for line in lines[:1000]:
+    for line in lines[:300]:
         text(line)
     assert time.process_time() - start < 2
 
@@ -316,7 +317,7 @@ def script_files(line: str, folder: Path) -> list[Path]:
 
 @pytest.mark.programs
 def test_scripts_pass_bash_and_shellcheck(tmp_path: Path) -> None:
-    lines = (*REFERENCE.values(), *random_lines()[:60])
+    lines = (*REFERENCE.values(), *random_lines())
     files = [file for line in lines for file in script_files(line, tmp_path)]
     assert len(files) > 100
     for file in files:

@@ -52,9 +52,11 @@ def test_a_version_that_cannot_be_compared() -> None:
 
 def test_who_is_asked_about_this_projects_pins(project: Project, full_plan: Plan, renderer: Renderer) -> None:
     found = inquiries(renderer.recipe(t) for t in full_plan.targets)
-    kinds = {name: {type(q.listing) for q in asking.questions} for (name, _), asking in found.items()}
+    kinds: dict[str, set[type]] = {name: set() for name, _ in found}
+    for (name, _), asking in found.items():
+        kinds[name] |= {type(q.listing) for q in asking.questions}
     assert kinds["ucx"] == {GitRef}
-    assert kinds["nccl"] == {PackageSource, WheelSet}
+    assert kinds["nccl"] == {PackageSource, WheelSet, GitRef}
     assert kinds["cudnn"] == {PackageSource}
     for name, why in [
         ("hpcx", "is part of an archive's address, and nobody lists those"),

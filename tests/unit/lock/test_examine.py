@@ -97,4 +97,5 @@ def test_a_source(state: str, source: Source, world: dict[str, Any], found: str,
     assert answer.state == state
     assert found in answer.found
     assert bool(answer.consequence) == (state != "as locked")
+    assert state != "changed" or f"`imagebuild lock --update {key_of(source)[1]}`" in answer.consequence
     assert report.exit_status == {"as locked": 0, "no answer": 4}.get(state, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from imagebuild.project import (
     PackageSource,
     Project,
     Table,
+    Target,
     TreeFacts,
     Unpacked,
     check_resolved,
@@ -32,9 +34,10 @@ from imagebuild.project import (
     versions_with,
 )
 from imagebuild.render import Renderer
-from tests.upstream import hpcx
+from tests.upstream import bases, hpcx
 
 pytestmark = pytest.mark.programs
+CUDA = bases.Cuda("13.4.2", "ubuntu24.04", "13.4", "2.30.7-1+cuda13.3")
 WANTED = ArchiveTree(prefix="/opt/stack", script=". ./init.sh; stack_load")
 INIT = """
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
@@ -199,9 +202,19 @@ UNPACKED = Unpacked(
     ("values", "absent", "wanted", "note"),
     [
         ({"STACK_DIR": "/opt/stack"}, (), {"STACK_DIR": "/opt/stack"}, ""),
-        ({"MPI_HOME": "/opt/stack/mpi5"}, (), {"MPI_HOME": "/opt/stack/mpi"}, ""),
+        (
+            {"MPI_HOME": "/opt/stack/mpi5"},
+            (),
+            {"MPI_HOME": "/opt/stack/mpi"},
+            "/opt/stack/mpi5 is /opt/stack/mpi in images",
+        ),
         ({"TESTS": "/opt/stack/mpi4/tests"}, (), {}, "TESTS: /opt/stack/mpi4/tests is not in the image"),
-        ({"OLD_PATH": "/usr/bin", "PMIX_INSTALL_PREFIX": "/opt/stack/mpi4"}, (), {}, "OLD_PATH: no image has it"),
+        (
+            {"OLD_PATH": "/usr/bin", "PMIX_INSTALL_PREFIX": "/opt/stack/mpi4"},
+            (),
+            {},
+            "OLD_PATH, PMIX_INSTALL_PREFIX: no image has these",
+        ),
         ({"EMPTY": "", "OPTION": "a/b", "ELSEWHERE": "/usr/lib"}, (), {"OPTION": "a/b", "ELSEWHERE": "/usr/lib"}, ""),
         ({"KIT": "/opt/stack/kit"}, ("kit",), {}, "KIT: /opt/stack/kit is not in the image"),
         (
@@ -244,9 +257,8 @@ def test_an_image_for_two_architectures_takes_what_both_have() -> None:
         UNPACKED.environment({"amd64": facts(NET="a"), "arm64": facts(NET="b")})
 
 
-def test_the_dockerfile_of_hpcx_for_what_was_shown_of_it(
-    project: Project, tmp_path: Path, golden: Callable[[str, str], None]
-) -> None:
+@pytest.fixture
+def locked_hpcx(project: Project, tmp_path: Path) -> tuple[Project, Target]:
     """Facts are those of the stand-in of tests/upstream, which was made from others' evidence; other pins are made up."""
     unpacked = project.components["hpcx"].model.unpacked
     assert unpacked
@@ -260,15 +272,71 @@ def test_the_dockerfile_of_hpcx_for_what_was_shown_of_it(
                 facts = tree_facts(run_program, top, unpacked)
                 entries[key_of(source)] = LockedArchive(sha256="a" * 64, facts=facts)
             case BaseImage():
-                entries[key_of(source)] = LockedImage(digest=f"sha256:{'b' * 64}")
+                configured = {
+                    "config": {"Env": [f"{name}={value}" for name, value in CUDA.environment("devel").items()]}
+                }
+                known = image_facts(configured) if source.facts else None
+                of_platforms = dict.fromkeys(target.platforms, known) if known else None
+                entries[key_of(source)] = LockedImage(digest=f"sha256:{'b' * 64}", facts=of_platforms)
             case PackageSource(packages=packages):
-                known = entries.get(key_of(source))
-                versions = known.packages if isinstance(known, LockedRepository) else {}
+                before = entries.get(key_of(source))
+                versions = before.packages if isinstance(before, LockedRepository) else {}
                 versions = {**versions, **{p: p.partition("=")[2] or "1.0" for p in packages}}
                 entries[key_of(source)] = LockedRepository(fingerprint="F" * 40, packages=versions)
             case GitRef(commit=None):
                 entries[key_of(source)] = "c" * 40
-    made = replace(project, lock=lock_from_table(entries))
+    return replace(project, lock=lock_from_table(entries)), target
+
+
+def with_env(project: Project, **env: str) -> Renderer:
+    """A renderer of the project, whose image `hpcx` sets these variables."""
+    matrix = project.matrix.model
+    hpcx = matrix.images["hpcx"].model_copy(update={"env": env})
+    model = matrix.model_copy(update={"images": {**matrix.images, "hpcx": hpcx}})
+    changed = replace(project, matrix=replace(project.matrix, model=model))
+    return Renderer(changed, versions_with(changed, Changes()))
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        ({"OPAL_PREFIX": "/usr"}, "matrix.yaml:[0-9]+: expected '/opt/hpcx/ompi', which hpcx needs, found '/usr'"),
+        ({"LD_LIBRARY_PATH": "/opt/hpcx/ompi/lib"}, r"LD_LIBRARY_PATH: expected \*plugin\*/lib, ucx/lib, ompi/lib of /opt/hpcx once and in this order"),
+        ({"LD_LIBRARY_PATH": "/opt/mine/lib", "PATH": "/opt/mine/bin"}, ""),
+    ],
+    ids=["prefix", "order", "own folders"],
+)  # fmt: skip
+def test_what_is_ours_of_the_environment_stays(
+    locked_hpcx: tuple[Project, Target], env: dict[str, str], problem: str
+) -> None:
+    renderer = with_env(locked_hpcx[0], **env)
+    if problem:
+        with pytest.raises(ConfigError, match=problem):
+            renderer.dockerfile(locked_hpcx[1])
+    else:
+        assert 'ENV PATH="/opt/mine/bin:/opt/nccl-tests' in renderer.dockerfile(locked_hpcx[1]).text
+
+
+def test_each_architecture_has_sources_of_its_own(locked_hpcx: tuple[Project, Target]) -> None:
+    recipe = with_env(locked_hpcx[0]).recipe(locked_hpcx[1])
+    names = {"linux/amd64": "x86_64", "linux/arm64": "aarch64|sbsa"}
+    for platform, name in names.items():
+        part = recipe.for_platform(platform)  # type: ignore[arg-type]
+        own = {s.url for s in part.sources() if isinstance(s, Archive | PackageSource)}
+        assert {url.split("/")[2] for url in own} == {
+            "content.mellanox.com", "linux.mellanox.com", "developer.download.nvidia.com"
+        }  # fmt: skip
+        assert all(re.search(name, url) for url in own)
+    lines = list(recipe.adaptions())
+    assert "nvidia/cuda:13.4.2-devel-ubuntu24.04: has NCCL 2.30.7-1+cuda13.3, images 2.32.3" in lines
+    assert "hpcx: /opt/hpcx/ompi5 is /opt/hpcx/ompi in images" in lines
+    assert len(lines) == len(set(lines)) < 25
+
+
+def test_the_dockerfile_of_hpcx_for_what_was_shown_of_it(
+    locked_hpcx: tuple[Project, Target], golden: Callable[[str, str], None]
+) -> None:
+    made, target = locked_hpcx
     recipe = Renderer(made, versions_with(made, Changes())).recipe(target)
     check_resolved(made.lock, recipe.sources())
     text = Renderer(made, versions_with(made, Changes())).dockerfile(target).text

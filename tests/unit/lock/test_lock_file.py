@@ -100,6 +100,18 @@ def test_a_new_archive_says_what_changed() -> None:
     assert facts_changes(before, before) == facts_changes({}, before) == []
 
 
+def test_what_images_adapt_is_said_of_what_was_read_now(tiny: Files) -> None:
+    url = "https://example.org/a.tar"
+    unpacked = "unpacked: {prefix: /opt/x, script: ':', left-out: [OLD_*]}"
+    tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM x AS library\n")
+    archive = LockedArchive(sha256=A, facts=TreeFacts(environment={"OLD_PATH": "/bin", "PATH": "/opt/x/bin"}))
+    lock = job(tiny, FIRST)
+    _, outcome = complete_lock(lock, Fake(answers={("archives", url): archive}), whole=True)
+    assert outcome.adaptions == ["library: OLD_PATH: no image has these"]
+    assert complete_lock(lock, Fake(), whole=True)[1].adaptions == []
+    assert "  library: OLD_PATH: no image has these" in list(shown_sources(job(tiny, FIRST), ["library"]))
+
+
 def test_what_is_known_of_a_source_is_shown(tiny: Files) -> None:
     lines = list(shown_sources(job(tiny, FIRST), ["tool"]))
     assert lines == ["git https://example.org/tool.git 3.4", f"  pin: {'b' * 40}"]
@@ -113,6 +125,7 @@ def test_a_platform_limits_what_is_locked(tiny: Files) -> None:
     lock = replace(job(tiny, FIRST), platforms=("linux/arm64",))
     upstream = Fake(answers={("archives", "https://example.org/arm64.tar"): A})
     _, outcome = complete_lock(lock, upstream, whole=False)
+    assert outcome.adaptions == []
     assert upstream.asked == [("archives", "https://example.org/arm64.tar")]
     assert outcome.resolved == ["archive https://example.org/arm64.tar"]
     silent = Fake()

@@ -15,11 +15,9 @@ import socket
 import subprocess
 import sys
 import tarfile
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Literal
@@ -31,7 +29,6 @@ from imagebuild.core import (
     CommandError,
     ConfigError,
     Mirrors,
-    ResultError,
     Unreachable,
     run_program,
 )
@@ -49,7 +46,7 @@ from imagebuild.project import (
     key_of,
 )
 from tests.conftest import LIBRARY, ROOT, Files
-from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER, Keys
+from tests.upstream.keys import CUDA, DOCA, EXPIRED, Keys
 from tests.upstream.server import Server
 from tests.upstream.wheels import make_wheel
 
@@ -66,14 +63,6 @@ PACKAGES = "".join(
         ("tool", "1:1.0"),
     ]
 )
-
-
-@pytest.fixture(scope="module")
-def keys() -> Iterator[Keys]:
-    # Short: the path of an agent's socket is limited.
-    with tempfile.TemporaryDirectory(prefix="keys-") as folder:
-        Keys.make(Path(folder))
-        yield Keys(Path(folder))
 
 
 @pytest.fixture
@@ -176,26 +165,6 @@ def test_a_missing_package_costs_that_package(server: Server) -> None:
     assert not is_unresolved(lock, source(server, "tool"))
 
 
-@pytest.mark.parametrize("keyring", [True, False])
-def test_the_key_comes_from_the_repositorys_own_package(server: Server, keys: Keys, keyring: bool) -> None:
-    public = (keys.public / f"{CUDA}.gpg").read_bytes()
-    deb = package_with({"usr/share/keyrings/some-archive-keyring.gpg": public} if keyring else {"etc/else": b""})
-    (server.root / "keyring_1_all.deb").write_bytes(deb)
-    sha256 = hashlib.sha256(deb).hexdigest()
-    paragraph = f"Package: keyring\nVersion: 1\nFilename: ../keyring_1_all.deb\nSHA256: {sha256}\n"
-    publish(server.root, keys, index=PACKAGES + paragraph)
-    wanted = PackageSource(at(server, "repo/"), "/", "package:keyring", ("tool",))
-    if keyring:
-        entry = Upstream(pause_s=0.01).resolve(wanted, None, lambda *_: None)
-        assert isinstance(entry, LockedRepository)
-        assert entry.fingerprint == keys.fingerprint(CUDA)
-    else:
-        with pytest.raises(ResultError, match="expected a keyring in /usr/share/keyrings of the package keyring"):
-            Upstream(pause_s=0.01).resolve(wanted, None, lambda *_: None)
-    with pytest.raises(ConfigError, match="expected the package absent, which holds the repository's key"):
-        Upstream(pause_s=0.01).resolve(replace(wanted, key="package:absent"), None, lambda *_: None)
-
-
 def tar_of(files: dict[str, bytes], mode: Literal["w:xz", "w:bz2"]) -> bytes:
     """A packed archive with these files."""
     buffer = io.BytesIO()
@@ -219,25 +188,6 @@ def package_with(files: dict[str, bytes]) -> bytes:
         head = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n"
         result += head.encode() + data + b"\n" * (len(data) % 2)
     return result
-
-
-@pytest.mark.parametrize(
-    ("by", "key", "reason"),
-    [
-        (STRANGER, CUDA, "signed by {by_id}.*: the key is not in the file; the file of the key holds {key_id}$"),
-        (EXPIRED, EXPIRED, r"the key has expired; the file of the key holds {key_id} \(expired\)"),
-        (DOCA, DOCA, "is signed by the key {by_id}, but imagebuild.lock trusts {known_id}"),
-    ],
-)
-def test_a_repository_of_another_key(server: Server, keys: Keys, by: str, key: str, reason: str) -> None:
-    known = resolved(server, "tool")
-    publish(server.root, keys, by=by)
-    by_id = keys.fingerprint(by)[-16:] if by == STRANGER else keys.fingerprint(by)
-    key_id = keys.fingerprint(key)
-    with pytest.raises(CommandError if by != DOCA else ConfigError) as caught:
-        resolved(server, "tool", known=known, key=f"{key}.asc")
-    assert re.search(reason.format(by_id=by_id, key_id=key_id, known_id=keys.fingerprint(CUDA)), str(caught.value))
-    assert at(server, "repo/") in str(caught.value)
 
 
 INDEX_9 = b"Package: tool\nVersion: 9\n"
@@ -266,18 +216,9 @@ def test_text_around_the_signature_does_not_count(server: Server) -> None:
     assert versions(server, "tool") == {"tool": "1:1.0"}
 
 
-def test_an_old_copy_and_a_missing_index(server: Server, keys: Keys) -> None:
-    publish(server.root, keys, more="Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC")
-    with pytest.raises(CommandError, match="was valid until Wed, 01 Jan 2020"):
-        resolved(server, "tool")
-    publish(server.root, keys)
-    (server.root / "repo" / "Packages.xz").unlink()
-    assert versions(server, "tool") == {"tool": "1:1.0"}  # the other form
-    (server.root / "repo" / "Packages.gz").unlink()
-    with pytest.raises(ResultError, match="lists no index"):
-        resolved(server, "tool")
+def test_a_suite_that_is_not_flat() -> None:
     with pytest.raises(ConfigError, match="the suite 'stable' is not flat"):
-        Upstream().index(PackageSource(at(server, ""), "stable", "k", ()), ())
+        Upstream().index(PackageSource("https://example.org/", "stable", "k", ()), ())
 
 
 @pytest.fixture
@@ -464,6 +405,32 @@ def test_what_cannot_be_reached_is_listed_and_resolved_later(command: Command, s
     assert "unresolved  archive" in command("lock", "--check", "--offline", expect=1)
     b.write_bytes(content)
     assert "1 resolved; all 5 sources are pinned" in command("lock")
+
+
+def test_a_failure_costs_what_failed_and_nothing_else(command: Command, server: Server, files: Files) -> None:
+    command("lock")
+    before = command.lock
+    component = "dockerfiles/components/tool/component.yaml"
+    files.replace(component, at(server, "host/b.tar"), f"{at(server, 'host/{cuda}.tar')}\nkey: [cuda]")
+    files.replace("matrix.yaml", 'git-tool: "3.4"', 'git-tool: "3.5"')
+    server.forget()
+    # One target: its sources only, each asked for and shown once; nothing is written of what failed.
+    out = command("lock", "tiny-cuda12.9-debian13-runtime", expect=4)
+    assert [request.path for request in server.requests] == ["/host/12.9.tar"]
+    shown = [line.split()[1:] for line in out.splitlines() if re.match(r" +[0-9]+\.[0-9] ", line)]
+    assert sorted(line[0] for line in shown) == ["archive", "git"]
+    assert {**command.lock, "git": before["git"]} == before
+    # All: what is there is written, and what was there stays, in use or not.
+    (server.root / "host" / "13.0.tar").write_bytes(b"13")
+    command("lock", expect=4)
+    failed = command.lock
+    assert failed["archives"][at(server, "host/12.9.tar")] == "unresolved"
+    assert failed["archives"][at(server, "host/13.0.tar")] == hashlib.sha256(b"13").hexdigest()
+    assert failed["archives"].items() >= before["archives"].items()
+    assert all(tag in str(failed["git"]) for tag in ("v3.4", "v3.5"))
+    (server.root / "host" / "12.9.tar").write_bytes(b"12")
+    command("lock")
+    assert at(server, "host/b.tar") not in command.lock["archives"]
 
 
 class Stuck(BaseHTTPRequestHandler):

@@ -17,8 +17,8 @@ from imagebuild.core import CommandError
 from imagebuild.oci import (
     Endpoint,
     EnginePaths,
-    ExecProcess,
     buildx_version,
+    exec_output,
     find_engine,
     output_frames,
     remove_patiently,
@@ -108,7 +108,7 @@ def engine() -> Iterator[Callable[..., Iterator[bytes]]]:
             threads.append(threading.Thread(target=answer, args=(pieces,)))
             threads[-1].start()
             client = APIClient(f"tcp://127.0.0.1:{server.getsockname()[1]}", version="1.44")
-            return ExecProcess(client, "1").output()
+            return exec_output(client, "1")
 
         yield start
         for thread in threads:

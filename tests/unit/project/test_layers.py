@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -18,7 +19,7 @@ from imagebuild.project import (
     versions_with,
 )
 from imagebuild.render import Renderer
-from tests.conftest import ROOT, Files
+from tests.conftest import LOCK, ROOT, Files
 from tests.unit.conftest import Call
 from tests.unit.project.test_revision import git
 
@@ -57,6 +58,19 @@ def test_all_but_the_images_comes_along(tmp_path: Path, tiny: Files) -> None:
     assert [target.id for target in plan.targets] == ["train-cuda13.0-debian13-runtime"]
     assert plan.targets[0].components == {"library": "1.2", "tool": "3.4"}
     assert render(project).count("b" * 40) == 1, "the commit is from the lock of the extended project"
+
+
+def test_the_own_lock_gets_what_its_targets_need_of_the_other_one(tmp_path: Path, tiny: Files, command: Call) -> None:
+    unused = {"git": {**LOCK["git"], "https://example.org/other.git": {"1": "d" * 40}}}
+    tiny.lock({**LOCK, **unused})
+    folder = own(tmp_path / "own", "..")
+    for options in ([], ["--set", "library=1.5"]):
+        assert command("lock", "--project", folder, *options)[0] == 0
+        assert command("lock", "--project", folder, "--date", "2026-11-23")[0] == 0
+        written = json.loads((folder / "imagebuild.lock").read_text())
+        assert {name: written[name] for name in LOCK} == {**LOCK, "images": ANY}
+        assert command("lock", "--project", folder, "--check", "--offline")[0] == 0
+        (folder / "imagebuild.lock").unlink()
 
 
 def test_own_versions_bases_components_and_entries_of_the_lock_count_instead(tmp_path: Path, tiny: Files) -> None:

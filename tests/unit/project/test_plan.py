@@ -103,7 +103,7 @@ def test_with_and_without(tiny: Files) -> None:
 
 def test_another_registry_is_a_change_of_the_plan(tiny: Files) -> None:
     changes = parse_changes([], repository="r.test/x")
-    project = tiny.load().in_repository("r.test/x")
+    project = tiny.load().changed(changes)
     made = make_plan(project, changes)
     assert {name.partition(":")[0] for t in made.targets for name in (t.name, *t.tags)} == {"r.test/x/tiny"}
     assert make_plan(tiny.load()).targets[0].name.startswith("example/tiny:")

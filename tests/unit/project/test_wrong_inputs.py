@@ -91,8 +91,17 @@ def edit(old: str, new: str) -> Callable[[Files], None]:
     return lambda files: files.replace("matrix.yaml", old, new)
 
 
+def image(more: str) -> Callable[[Files], None]:
+    return edit("    tags:", f"    {more}\n    tags:")
+
+
 def write(name: str, text: str) -> Callable[[Files], None]:
     return lambda files: files.write(name, text)
+
+
+def unfilled(files: Files) -> None:
+    files.write("dockerfiles/components/tool/files/f", "\necho {{ version }}\n")
+    files.component("tool", TOOL, "FROM x AS tool\n{{ file('f') }}\n")
 
 
 def nothing(files: Files) -> None:
@@ -134,20 +143,20 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (write("imagebuild.lock", '{"date": "2026-01-01", "date": "2026-01-02"}'), "plan", "date: the key is there twice"),
     (write("imagebuild.lock", '{\n "archives": {},,\n}'), "plan", "imagebuild.lock:2: not JSON"),
     (edit("repository: example", "repository: Example"), "plan", "matrix.yaml:1: repository: must be lower case as"),
-    (edit("    tags:", "    build-with: {complier: library}\n    tags:"), "plan", "no component builds with 'complier'"),
-    (edit("    tags:", "    size-limit-mb: {runtim: 4}\n    tags:"), "plan", "no variant 'runtim'; did you mean 'runtime'?"),
-    (edit("    tags:", "    packages: {apt: [a; b]}\n    tags:"), "plan", "packages.apt.0: must be a package: name or"),
-    (edit("    tags:", '    env: {X: "a\\nb"}\n    tags:'), "plan", "env.X: must be one line without quotes"),
-    (edit("    tags:", '    labels: {X: a}\n    tags:'), "plan", "labels.X: must be the name of a label"),
+    (image("build-with: {complier: library}"), "plan", "no component builds with 'complier'"),
+    (image("size-limit-mb: {runtim: 4}"), "plan", "no variant 'runtim'; did you mean 'runtime'?"),
+    (image("packages: {apt: [a; b]}"), "plan", "packages.apt.0: must be a package in lower case: name or"),
+    (image('env: {X: "a\\nb"}'), "plan", "env.X: must be one line without quotes"),
+    (image('labels: {X: a}'), "plan", "labels.X: must be the name of a label"),
     (edit('["12.9", "13.0"]', '["13.0", "13.0"]'), "plan", "matrix.yaml:14: cuda 13.0 is there twice; remove one"),
     (edit('"1.2"', '"1 2"'), "plan", "matrix.yaml:8: versions.library: must be a version"),
     (edit("13-slim", "13 slim"), "plan", "matrix.yaml:4: bases.debian13.image: must be an image such as debian:13-slim"),
     (edit("images:", 'gpu-architectures: {"x": {gpus: x, cuda: "1"}}\nimages:'), "plan", "must be a compute capability"),
     (edit("{cuda}-{os}", "{cuda-{os}"), "plan", "matrix.yaml:19: images.tiny.tags.0: 'example/tiny:{cuda-debian13"),
     (edit("platforms: [linux/amd64]", "platforms: linux/amd64"), "plan", "must be a list, not 'linux/amd64'; write [linux"),
-    (component("version-axis: cudaa\n"), "plan", "version-axis: image tiny has no axis 'cudaa'; did you mean 'cuda'?"),
+    (component("version-axis: cudaa\n"), "plan", "takes the version of tool; correct 'cuda'"),
     (component("variants: [dev]\n"), "plan", "variants.0: must be 'runtime' or 'devel', not 'dev'"),
-    (edit("variant: [", "variant: [dev, "), "plan", "images.tiny.axes.variant: must be 'runtime' or 'devel', not 'dev'"),
+    (edit("variant: [", "variant: [dev, "), "plan", "images.tiny.axes.variant: no variant 'dev'; did you mean 'devel'?"),
     (component("build-only: true\n"), "plan", "images.tiny.components: tool is a tool of build stages; leave it out"),
     (component("provides: [library]\n"), "plan", "library and tool provide 'library'; leave one out, or --without"),
     (component("checks:\n  - {name: a, description: x}\n"), "plan", "checks/a.sh is missing; add it, or `run`"),
@@ -159,10 +168,59 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("", "\n{{ 1 / 0 }}"), f"render {TARGET}", f"{TEMPLATE}:2: division by zero; correct the template"),
     (component("", "\n{{ source() }}"), f"render {TARGET}", f"{TEMPLATE}:2: "),
     (component("", "{{ cuda }}"), f"render {TARGET}", "'cuda' is undefined; a stage sees only its key"),
+    (component("", "FROM {{ bsae }} AS tool"), f"render {TARGET}", f"{TEMPLATE}:1: 'bsae' is undefined; did you mean 'base'?"),
+    (component("key: [cudaa]\n"), f"render {TARGET}", f"key: 'cudaa' is neither an axis nor a component of {TARGET}; did"),
     (component("", "{% if %}"), f"render {TARGET}", f"{TEMPLATE}:1: Expected an expression"),
     (component("", "{{ file('gone') }}"), f"render {TARGET}", "files/gone: cannot be read"),
     (lambda files: (files.root / TEMPLATE).write_bytes(b"\xff"), f"render {TARGET}", f"{TEMPLATE}: cannot be read: not UTF-8"),
     (lambda files: (files.root / "dockerfiles/macros.j2").unlink(), f"render {TARGET}", "macros.j2: cannot be read"),
+    # conditions
+    (edit('cuda: "<13"', 'cdua: "<13"'), "plan", "matrix.yaml:22: rules.when: unknown axis 'cdua'; did you mean 'cuda'?"),
+    (edit("variant: devel}", "variant: dev}"), "plan", "matrix.yaml:22: rules.when.variant: no target has 'dev'; did you"),
+    (image("aliases: [{tag: 'x/y:z', when: {varint: runtime}}]"), "plan", "aliases.when: unknown axis 'varint'; did you"),
+    (image("aliases: [{tag: 'x/y:z', when: {cuda: '13'}}]"), "plan", "when.cuda: only cuda-major is '13'; did you mean"),
+    (image("waivers: [{rule: x, subject: x, reason: x, when: {arch: arm}}]"), "plan", "no target has 'arm'; did you mean"),
+    (edit('library: "1.2"', 'library: {when: {os: debian12}, version: "1"}'), "plan", "versions.library.when.os: no target"),
+    (edit('library: "1.2"', 'library: {when: {cuda: "<9"}, version: "1"}'), "plan", "add `library: VERSION`, or a rule that"),
+    (component("supports: [{when: {arch: amd64}, reason: x}]\n"), "plan", "component.yaml:7: supports.when: unknown axis"),
+    (component("excludes: [{when: {image: gone}, reason: x}]\n"), "plan", "excludes.when: unknown axis 'image'; known: cuda"),
+    (component("facts: [{when: {os: ubuntu24.04}, values: {x: y}}]\n"), "plan", "facts.when.os: no target has 'ubuntu24.04'"),
+    (component("env: [{when: {variants: devel}, values: {X: y}}]\n"), "plan", "env.when: unknown axis 'variants'; did you"),
+    (component("checks:\n  - {name: a, description: x, run: x, when: {cuda: 14}}\n"), "plan", "checks.when.cuda: no target has"),
+    (edit("      variant: [runtime, devel]\n", ""), "plan", "tiny.axes: the axis 'variant' is missing; add `variant: [runtime]`"),
+    (edit("      os: [debian13]\n", ""), "plan", "images.tiny.axes: the axis 'os' is missing; add `os: [debian13]`"),
+    # the right form
+    (image("packages: [jq]"), "plan", "packages: must be a mapping of keys and values, not a list; write {apt: [jq]}"),
+    (image("packages: {apt: jq htop}"), "plan", "packages.apt: must be a list, not 'jq htop'; write [jq, htop]"),
+    (image("env: [A=b, C=d]"), "plan", "env: must be a mapping of keys and values, not a list; write {A: b, C: d}"),
+    (image("labels: com.acme=x"), "plan", "must be a mapping of keys and values, not 'com.acme=x'; write {com.acme: x}"),
+    (image("cmd: sleep 3"), "plan", "matrix.yaml:19: images.tiny.cmd: must be a list, not 'sleep 3'; write [sleep, 3]"),
+    (image("cmd: []"), "plan", "matrix.yaml:19: images.tiny.cmd: must not be empty\n"),
+    (edit("repository:", "extends: {git: 'https://x.org/a.git'}\nrepository:"), "plan", "matrix.yaml:1: extends.commit: is missing"),
+    (component("packages: [jq]\n"), "plan", "component.yaml:7: packages: must be a mapping of keys and values, not a list; write"),
+    (component("checks:\n  - {name: a, description: x, run: x, expect: '{vers}'}\n"), "plan", "{vers} has no value here; only {v"),
+    (image("\tx: y"), "plan", "matrix.yaml:19: not YAML: a tab, where only blanks may be; replace it by blanks"),
+    (image("user: 'me"), "plan", "matrix.yaml:19: not YAML: found unexpected end of stream; correct the line"),
+    # the files of a project
+    (lambda files: (files.root / COMPONENT).unlink(), "plan", "components/tool: has no component.yaml; write one, or remove"),
+    (lambda files: (files.root / TEMPLATE).rename(files.root / TEMPLATE.replace("build", "stage")), "plan", "stage.j2: is not read"),
+    (write("dockerfiles/components/tool/check/a.sh", ""), "plan", "components/tool/check: is not read; a component has"),
+    (write("matrix.yaml", "repository: x\nimages: {}\n"), "plan", "has no bases and extends nothing; write `extends: imagebuild`"),
+    (nothing, "plan --lock gone", "--lock gone: no such file; `imagebuild lock --lock gone` writes it"),
+    (nothing, "lock --check --offline --lock gone", "--lock gone: no such file"),
+    (image("base: ubuntu:24.04"), "plan", "base: ubuntu:24.04: packages and pins are of debian13; take a base of that"),
+    (image("build-with: {library: tool}"), "plan", "build-with.library: nothing that provides it is 'tool'; known: library"),
+    # what is appended, and heredocs
+    (image("append: FROM x"), f"render {TARGET}", "matrix.yaml:19: images.tiny.append: FROM would begin another image; leave"),
+    (image("append: COPY x /y"), f"render {TARGET}", "append: `COPY x /y`: there is no build context to copy from; use"),
+    (image("append: RUNN x"), f"render {TARGET}", "append: unknown instruction 'RUNN'; did you mean 'RUN'?"),
+    (image("append: 'RUN <<X'"), f"render {TARGET}", "append: the heredoc of `RUN <<X` has no end; write its last word on"),
+    (write("more", "RUN x\n FROM y\n"), f"render {TARGET} --append more", "--append more: FROM would begin another image"),
+    (write("more", "ENV x"), f"build {TARGET} --append less", "less: cannot be read: No such file or directory"),
+    (nothing, f"build {TARGET} --base-image debian:13", "--base-image debian:13: nothing would verify it; add its digest"),
+    (nothing, f"build {TARGET} --base-image debian:12@sha256:{'a' * 64}", "packages and pins are of debian13; take a base"),
+    (component("", "FROM x AS tool\nRUN <<'END'\ntrue\n"), f"render {TARGET}", f"{TEMPLATE}:2: the heredoc of `RUN <<'END'` has"),
+    (unfilled, f"render {TARGET}", "files/f:2: {{ version }} stays as it is, as files are no templates; write @version@"),
 ]  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from imagebuild.publish import (
     Trust,
     add_attachment,
     attach,
+    job_workflow,
     judge_predicate,
     provenance_of,
     read_predicate,
@@ -55,6 +56,7 @@ from tests.attached import spdx
 from tests.cosign_fake import FakeCosign
 from tests.registry_fake import FakeRegistry, image, index
 from tests.report_samples import GOOD
+from tests.upstream.server import Server
 
 REPOSITORY = "gpu/open"
 TARGET = "open-cuda13.0-debian13-runtime"
@@ -242,6 +244,24 @@ def test_what_signing_needs_is_looked_at_first(keys: Keys, monkeypatch: pytest.M
             check()
 
 
+def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_called_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours, callers = (f"acme/images/.github/workflows/{name}.yml@refs/heads/main" for name in ("build", "fresh"))
+    claims = base64.urlsafe_b64encode(json.dumps({"job_workflow_ref": ours}).encode()).decode().rstrip("=")
+    (tmp_path / "token").write_text(json.dumps({"value": f"e30.{claims}.x"}))
+    (tmp_path / "nothing").write_text("{}")
+    assert job_workflow({"GITHUB_WORKFLOW_REF": callers}) == callers
+    assert job_workflow({}) == ""
+    with Server(tmp_path).running() as server:
+        address = f"http://127.0.0.1:{server.port}"
+        variables = {"GITHUB_WORKFLOW_REF": callers, "ACTIONS_ID_TOKEN_REQUEST_URL": f"{address}/token?api-version=2"}
+        assert job_workflow(variables) == ours
+        for name in ("nothing", "gone"):
+            with pytest.raises(CommandError, match="GitHub does not say who signs"):
+                job_workflow({"ACTIONS_ID_TOKEN_REQUEST_URL": f"{address}/{name}?x"})
+
+
 @pytest.mark.parametrize(
     ("trust", "said"),
     [
@@ -309,7 +329,7 @@ def test_a_referrer_that_is_listed_and_not_there(published: Published, monkeypat
     digest = published.attach("scan", scan(published.platforms[AMD64].digest))
     everything = {p.digest: published.registry.referrers(REPOSITORY, p.digest) for p in published.platforms.values()}
     published.registry.repositories[REPOSITORY].manifests.pop(digest)
-    monkeypatch.setattr(published.registry, "referrers", lambda _, subject: everything[subject])
+    monkeypatch.setattr(published.registry, "referrers", lambda _, subject: everything.get(subject, ()))
     (finding,) = wrong(published.verify())
     assert (finding.kind, finding.detail) == ("scan", "is listed, but the registry does not have it")
 
@@ -319,7 +339,7 @@ def test_a_referrer_of_another_digest(published: Published, monkeypatch: pytest.
     amd64, arm64 = (published.platforms[p].digest for p in PLATFORMS)
     listed = published.registry.referrers
     swapped = {amd64: listed(REPOSITORY, arm64), arm64: listed(REPOSITORY, amd64)}
-    monkeypatch.setattr(published.registry, "referrers", lambda _, subject: swapped[subject])
+    monkeypatch.setattr(published.registry, "referrers", lambda _, subject: swapped.get(subject, ()))
     findings = wrong(published.verify())
     assert len(findings) == 2 * len(DEFAULT_KINDS)
     assert all(f.outcome == "broken" and "refers to another image" in f.detail for f in findings)

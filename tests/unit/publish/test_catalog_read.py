@@ -259,7 +259,7 @@ def test_tags() -> None:
 def test_the_repositories_of_this_project(project: Project) -> None:
     named = published_repositories(make_plan(project))
     assert {str(name): image for name, image in named.items()} == {
-        f"docker.io/imagebuild/{image}": image for image in ("quickstart", "open", "hpcx")
+        f"docker.io/imagebuild/{image}": image for image in ("quickstart", "open", "slim", "hpcx")
     }
 
 

@@ -23,10 +23,13 @@ from imagebuild.publish import (
     choices_of,
     curve_chart,
     facets_of,
+    facts_of,
     format_day,
     format_minute,
+    has_failures,
     image_tags,
     natural_order,
+    newest_of_kind,
     picker_rows,
     pull_commands,
     read_catalog,
@@ -132,32 +135,51 @@ def test_every_image_has_a_row_and_an_article(few: Catalog) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_picker_leads_to_the_newest_of_every_kind(seed: int) -> None:
-    """What the page's program does, done here: all choices of an image lead to it, or to a newer one of its kind."""
+def test_the_picker_leads_to_the_newest_without_failures_of_every_kind(seed: int) -> None:
+    """What the page's program does, done here: of each kind, the newest image that has no failure, else the newest."""
     catalog = catalog_samples.catalog(random.Random(seed).randrange(1, 200), seed)
     facets = facets_of(catalog.images)
     rows = picker_rows(catalog.images, facets)
     assert facets[-1].key == PLATFORM
-    reached = set()
-    for place, image in enumerate(catalog.images):
-        own = choices_of(image)
+    kinds: dict[tuple[object, ...], list[PublishedImage]] = {}
+    for image in catalog.images:
+        key = (*choices_of(image).items(), *(platform.platform for platform in image.platforms))
+        kinds.setdefault(key, []).append(image)
+    for images in kinds.values():
+        own, days = choices_of(images[0]), [image.created for image in images]
         wanted = [facet.values.index(own.get(facet.key, ABSENT)) for facet in facets[:-1]]
-        mask = sum(1 << facets[-1].values.index(platform.platform) for platform in image.platforms)
-        hits = [row for row in rows if row[1:-1] == wanted and row[-1] == mask]
-        assert len(hits) == 1
-        offered = catalog.images[hits[0][0]]
-        assert offered.created >= image.created
-        assert hits[0][0] <= place
-        reached.add(hits[0][0])
-    assert reached == {row[0] for row in rows}
+        mask = sum(1 << facets[-1].values.index(platform.platform) for platform in images[0].platforms)
+        offered = [catalog.images[row[0]] for row in rows if row[1:] == [*wanted, mask]]
+        sound = [image for image in images if not has_failures(image)]
+        assert offered[0].created == max(days)
+        assert len(offered) == (1 if not sound or not has_failures(offered[0]) else 2)
+        if sound:
+            assert offered[-1].created == max(image.created for image in sound)
+            assert not has_failures(offered[-1])
     days = [catalog.images[row[0]].created[:10] for row in rows]
     assert days == sorted(days, reverse=True)
+
+
+def test_what_is_weighed_and_what_was_replaced(few: Catalog) -> None:
+    image = next(i for i in few.images if i.platforms[0].checks[0].gpus and not has_failures(i))
+    facts = {title: text for title, _, text in facts_of(image)}
+    assert list(facts) == ["Checks", "Scan", "Signature", "GPU", "CUDA", "Platforms", "Compressed", "Dated"]
+    assert (facts["GPU"], facts["CUDA"]) == ("NVIDIA H100 80GB HBM3", image.axes["cuda"])
+    assert choices_of(image)["cuda"] == ".".join(image.axes["cuda"].split(".")[:2])
+    bare = image.platforms[0].model_copy(update={"checks": (), "scan": None})
+    unknown = facts_of(image.model_copy(update={"platforms": (bare,), "signed": False, "created": ""}))
+    assert [(state, text) for _, state, text in unknown[:4]] == [
+        ("skipped", "not checked"), ("skipped", "not scanned"), ("skipped", "none"), ("skipped", "not tried on any"),
+    ]  # fmt: skip
+    old = image.model_copy(update={"digest": few.images[0].digest, "created": "2026-01-01T00:00:00Z"})
+    assert newest_of_kind([image, old]) == {image.digest}
+    assert catalog_page(few.model_copy(update={"images": (image, old)})).count(">replaced<") == 1
 
 
 def test_facets_are_the_newest_first(few: Catalog) -> None:
     facets = {facet.key: facet for facet in facets_of(few.images)}
     assert list(facets) == ["image", "cuda", "os", "nccl", "mpi", "variant", "platform"]
-    assert facets["cuda"].values[:3] == ("13.5", "13.4.2", "13.4")
+    assert facets["cuda"].values[:3] == ("13.5", "13.4", "13.3")
     assert facets["os"].values == ("ubuntu26.04", "ubuntu24.04", "ubuntu22.04", "debian13")
     assert facets["platform"].values == ("linux/amd64", "linux/arm64")
     lacking = few.images[0].model_copy(update={"stack": {}})

@@ -48,7 +48,7 @@ def test_what_is_printed(site: Site, call: Call) -> None:
     assert status == 0
     (target,) = json.loads(Path("out.json").read_text())["targets"]
     assert f"✓ published {NEW} {target['digest']}\n    given  {TAG}\n" in out
-    assert "attached  2 provenance, 2 verification" in out
+    assert "attached  4 provenance, 4 verification" in out
     status, out, _ = call("publish", "--results", str(site.evidence))
     assert (status, f"✓ unchanged {NEW}" in out, f"kept   {TAG}" in out) == (0, True, True)
     before = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")], tag="latest")

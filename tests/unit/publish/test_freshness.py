@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from imagebuild.oci import registry
-from imagebuild.publish import Freshness, security_updates
-from tests.publish_fakes import AMD64, ARM64, NEW, OLD, Site
+from imagebuild.publish import Freshness, published_images, security_updates
+from tests.publish_fakes import AMD64, ARM64, HOST, NEW, OLD, Site
 from tests.registry_fake import FakeRegistry
 from tests.unit.conftest import Call
 from tests.upstream.keys import CUDA, STRANGER, Keys
@@ -24,14 +24,6 @@ pytestmark = pytest.mark.programs
 SUITE = "trixie-security"
 HAS = "3.5.7-1~deb13u3"
 """Version of libssl3t64 in the SBOM of every image here."""
-
-
-@pytest.fixture(scope="module")
-def keys() -> Iterator[Keys]:
-    # Short: the path of an agent's socket is limited.
-    with tempfile.TemporaryDirectory(prefix="keys-") as folder:
-        Keys.make(Path(folder))
-        yield Keys(Path(folder))
 
 
 @pytest.fixture
@@ -45,7 +37,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         site.built(NEW, {platform: digest})
         site.verified(digest, platform)
         site.listed(digest)
-    assert site.publish().only.attached == {"sbom": 2, "verification": 2}
+    assert site.publish().only.attached == {"sbom": 4, "verification": 4}  # of the platforms, and of the index
     monkeypatch.chdir(site.files.root)
     monkeypatch.setattr(registry, "connect_registry", lambda _: site.fake)
     return site
@@ -120,6 +112,43 @@ def test_an_archive_that_cannot_be_believed(look: Look, changed: dict[str, str],
     found, result, out = look(HAS, NEW, **changed)
     assert (found, result) == (status, None)
     assert said in out
+
+
+@pytest.mark.parametrize(("package", "status"), [("libssl3t64", 1), ("a-wheel", 0)])
+def test_a_scan_fails_whose_cure_is_a_new_build(
+    look: Look, site: Site, tmp_path: Path, package: str, status: int
+) -> None:
+    """Only packages of the distribution are mended by that."""
+    finding = {
+        "id": "CVE-2026-1",
+        "severity": "high",
+        "package": package,
+        "version": "1",
+        "fixed_in": "2",
+        "fails": True,
+    }
+    scan = {
+        "image": "x", "digest": published_images([site.target(NEW)], lambda _: site.fake)[0].digest, "platform": AMD64,
+        "scanner": "test 1", "database": "of today", "findings": [finding], "started": "2026-11-21T11:00:00Z",
+        "verdict": "failed", "reason": "1 finding",
+    }  # fmt: skip
+    (tmp_path / "scan.json").write_text(json.dumps(scan))
+    found = look(HAS, NEW, "--scans", str(tmp_path))
+    assert (found[0], found[1] and found[1].rebuild) == (status, (NEW,) if status else ())
+    missing = look(HAS, NEW, "--scans", str(tmp_path / "none"))
+    assert (missing[0], "no such folder" in missing[2]) == (2, True)
+
+
+def test_a_command_for_each_published_image(site: Site, command: Call, tmp_path: Path) -> None:
+    script = "import sys; open(sys.argv[2] + '/name', 'w').write(sys.argv[1])"
+    words = (sys.executable, "-c", script, "{image} {target} {arch}", "{folder}")
+    status, _, err = command("each", tmp_path / "each", "--published", f"{HOST}/acme", "--", *words)
+    assert (status, f"{OLD}: {HOST}/acme/tiny:cuda12.9: is not published" in err) == (0, True)
+    for image in published_images([site.target(NEW)], lambda _: site.fake):
+        arch = image.platform.removeprefix("linux/")
+        text = (tmp_path / f"each/{NEW}-{arch}/name").read_text()
+        assert text == f"{HOST}/acme/tiny@{image.digest} {NEW} {arch}"
+    assert command("each", tmp_path / "each", "--published", f"{HOST}/nobody", "--", "true")[0] == 3
 
 
 def test_a_hundred_images_take_a_minute_at_most(site: Site) -> None:

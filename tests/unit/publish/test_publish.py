@@ -51,7 +51,7 @@ def test_nothing_is_sent_that_staging_has(site: Site) -> None:
     done = site.publish().only
     assert done.mounted == 4  # a configuration and a layer for each platform
     assert len(site.fake.changed("mount")) == 4
-    assert site.fake.sent - before < 20_000  # manifests, and the verifications
+    assert site.fake.sent - before < 40_000  # manifests, and the verifications
 
 
 def test_run_twice_it_changes_nothing(site: Site) -> None:
@@ -71,7 +71,7 @@ def test_a_dry_run_changes_nothing_and_says_what_it_would_do(site: Site) -> None
     done = site.publish(dry_run=True).only
     assert done.state == "possible"
     assert len(done.given) == 3
-    assert done.attached == {"verification": 2}
+    assert done.attached == {"verification": 4}
     assert not site.fake.calls
     assert site.publish().only.digest == done.digest
 
@@ -201,6 +201,10 @@ FAULTS: dict[str, tuple[Callable[[Site], object], str]] = {
         lambda site: built_again(site, revision="f" * 40),
         "its builds are of different commits: linux/amd64 from ffffffffffff, linux/arm64 from 0123456789ab",
     ),
+    "of different days": (
+        lambda site: built_again(site, rebuilt="2026-11-22"),
+        "its builds are of different days: without --rebuild, 20261122; build all platforms on one day",
+    ),
     "of no commit": (lambda site: built_again(site, revision=None), "a build does not name its commit"),
 }  # fmt: skip
 
@@ -325,7 +329,7 @@ def test_required_attachments_must_be_there(tmp_path: Path) -> None:
         site.scanned(digest)
     done = site.publish().only
     assert done.state == "published"
-    assert done.attached == {"sbom": 2, "scan": 2, "verification": 2}
+    assert done.attached == {"sbom": 4, "scan": 4, "verification": 4}
 
 
 def test_what_is_attached_is_found_at_the_platforms_image(site: Site) -> None:
@@ -362,6 +366,7 @@ class Signing:
         return [(finding.kind, finding.outcome) for finding in result.findings if finding.is_wrong]
 
 
+# That of both platforms is the same here, so the index gets it once.
 PROVENANCE = {"buildDefinition": {"externalParameters": {}, "resolvedDependencies": [{"name": "project"}]}}
 
 
@@ -373,7 +378,7 @@ def signing(site: Site, request: pytest.FixtureRequest) -> Signing:
 
 def test_what_is_published_signed_is_trusted_and_signed_once(signing: Signing) -> None:
     done = signing.publish().only
-    assert (done.state, done.attached, done.signed) == ("published", {"provenance": 2, "verification": 2}, 3)
+    assert (done.state, done.attached, done.signed) == ("published", {"provenance": 3, "verification": 4}, 3)
     assert signing.wrong() == []
     again = signing.publish().only
     assert (again.state, again.attached, again.signed) == ("unchanged", {}, 0)
@@ -388,7 +393,7 @@ def test_what_nobody_trusted_signed_is_attached_again_and_signed(signing: Signin
         signing.site.publish(tools=replace(signing.tools(), signer=None))
     assert ("provenance", "missing") in signing.wrong()
     done = signing.publish().only
-    assert (done.state, done.attached, done.signed) == ("published", {"provenance": 2, "verification": 2}, 3)
+    assert (done.state, done.attached, done.signed) == ("published", {"provenance": 3, "verification": 4}, 3)
     assert signing.wrong() == []
 
 
@@ -449,8 +454,21 @@ def test_evidence_that_comes_later_is_attached_and_moves_no_tag(site: Site) -> N
     tags = site.tags()
     site.verified(str(first.digest), AMD64, file="gpu/verify.json", outcomes={"library/on-gpu": "passed"})
     done = site.publish().only
-    assert (done.state, done.attached, done.given) == ("published", {"verification": 1}, ())
+    assert (done.state, done.attached, done.given) == ("published", {"verification": 2}, ())
     assert site.tags() == tags
+
+
+def test_a_rebuild_has_a_tag_of_its_day_and_takes_the_aliases(site: Site) -> None:
+    site.ready(NEW)
+    first = site.publish().only.digest
+    for old in list(site.evidence.rglob("*.json")):
+        old.unlink()
+    for platform in (AMD64, ARM64):
+        digest = site.stage(NEW, platform, b"newer packages" + platform.encode())
+        site.built(NEW, {platform: digest}, rebuilt="2026-11-26")
+        site.verified(digest, platform)
+    second = site.publish().only.digest
+    assert site.tags() == {TAG: first, **dict.fromkeys((f"{TAG}-20261126", "cuda13.0", "latest"), second)}
 
 
 def test_an_immutable_tag_never_moves(site: Site) -> None:

@@ -1,5 +1,7 @@
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,14 +10,17 @@ from imagebuild.project import Changes, Plan, Project, make_plan, parse_changes,
 from imagebuild.render import Renderer
 from tests.conftest import LIBRARY, LOCK, Files
 
-GOLDEN = ["quickstart-cuda13.5-debian13-runtime", "quickstart-cuda13.5-debian13-devel", "open-cuda13.5-debian13-devel"]
+GOLDEN = [
+    "quickstart-cuda13.5-debian13-runtime", "quickstart-cuda13.5-debian13-devel", "open-cuda13.5-debian13-devel",
+    "slim-cuda13.0-gpu90-debian13-runtime",
+]  # fmt: skip
 
 
-def rendered(tiny: Files, settings: tuple[str, ...] = (), **options: str) -> str:
-    project = tiny.load()
-    changes = parse_changes(settings)
+def rendered(tiny: Files, settings: tuple[str, ...] = (), **options: Any) -> str:
+    changes = replace(parse_changes(settings), **options)
+    project = tiny.load().changed(changes)
     target = make_plan(project, changes).targets[-1]
-    return Renderer(project, versions_with(project, changes)).dockerfile(target, **options).text
+    return Renderer(project, versions_with(project, changes)).dockerfile(target).text
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -24,6 +29,35 @@ def test_dockerfiles_of_this_project(
 ) -> None:
     target = next(t for t in full_plan.targets if t.id == name)
     golden(f"tests/golden/{name}.Dockerfile", renderer.dockerfile(target).text)
+
+
+def test_dockerfile_with_an_optional_component(project: Project, golden: Callable[[str, str], None]) -> None:
+    changes = Changes({"cuda": "13.5"}, with_=("aws-ofi-nccl",))
+    target = next(t for t in make_plan(project, changes).targets if t.id == "open-cuda13.5-debian13-runtime")
+    text = Renderer(project, versions_with(project, changes)).dockerfile(target).text
+    golden(f"tests/golden/{target.id}+aws-ofi-nccl.Dockerfile", text)
+
+
+def test_optional_components(project: Project, golden: Callable[[str, str], None]) -> None:
+    """The lock does not have what no image has, so its hashes are missing here."""
+    wheels = {**project.lock.wheels, "nvshmem": {"3.8.0": "unresolved"}}
+    project = replace(project, lock=project.lock.model_copy(update={"wheels": wheels}))
+    changes = Changes(with_=("nvshmem",))
+    target = next(t for t in make_plan(project, changes).targets if t.id == GOLDEN[-1])
+    text = Renderer(project, versions_with(project, changes)).dockerfile(target).text
+    golden("tests/golden/nvshmem.Dockerfile", text[text.index("# ---- nvshmem ") : text.index("# ---- image ")])
+
+
+def test_one_gpu_generation(project: Project) -> None:
+    """Without others, there is no PTX for later ones; a capability is refused that the toolkit does not know."""
+    plan = make_plan(project, Changes({"gpu": "90,107"}))
+    older, newer = (t for t in plan.targets if t.image == "slim")
+    renderer = Renderer(project, versions_with(project, Changes()))
+    assert renderer.capabilities(older) == {"amd64": ("90",), "arm64": ("90",)}
+    with pytest.raises(ConfigError, match="gpu-architectures: none for CUDA 13.0, amd64 and arm64 and gpu 107"):
+        renderer.dockerfile(newer)
+    with pytest.raises(ConfigError, match="no compute capability '91'; known: "):
+        make_plan(project, Changes({"gpu": "91"}))
 
 
 def test_every_target_renders_alone(renderer: Renderer, full_plan: Plan) -> None:
@@ -49,7 +83,7 @@ def test_what_targets_share_changes_none_of_them(project: Project, renderer: Ren
 
 
 def test_base_and_append(tiny: Files) -> None:
-    text = rendered(tiny, base="example.org/my:1", append="RUN echo mine\n")
+    text = rendered(tiny, base_image="example.org/my:1", appended="RUN echo mine\n")
     assert "debian:13-slim" not in text
     assert "FROM example.org/my:1 AS image" in text
     assert text.index("RUN echo mine") > text.index('CMD ["bash"]')

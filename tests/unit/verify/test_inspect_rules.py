@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from imagebuild.project import Changes, CheckResult, Plan, Project, make_plan, versions_with
 from imagebuild.render import Renderer, hash_of_lock, image_labels
@@ -39,7 +41,7 @@ Version: 1
 BASE: dict[str, Node | bytes] = {
     **{f"usr/local/{name}": folder() for name in ("sbin", "bin")}, "usr/sbin": folder(), "usr/bin": folder(),
     "bin": symlink("usr/bin"), "sbin": symlink("usr/sbin"), "lib": symlink("usr/lib"), "tmp": folder(0o1777),
-    "usr/bin/bash": Node(elf(**NEEDS_LIBC), 0o755), f"{LIB}/libc.so.6": LIBC, "usr/bin/su": Node(b"x", 0o4755),
+    "usr/bin/bash": Node(elf(**NEEDS_LIBC), 0o755), "usr/bin/sh": symlink("bash"), f"{LIB}/libc.so.6": LIBC, "usr/bin/su": Node(b"x", 0o4755),
     "etc/ld.so.cache": cache([f"/{LIB}/libc.so.6"]), "var/lib/dpkg/status": STATUS,
     "etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nmpiuser:x:1000:1000::/home/mpiuser:/bin/bash\n",
     "etc/shadow": b"root:*:1::::::\nmpiuser:*:1::::::\n", "home/mpiuser": folder(),
@@ -47,7 +49,8 @@ BASE: dict[str, Node | bytes] = {
     "etc/ssl/certs/all.crt": b"-----BEGIN CERTIFICATE-----\n" + b"A1b2" * 30 + b"\n-----END CERTIFICATE-----\n",
     "var/lib/apt/lists/lock": b"", "usr/share/doc/tool/copyright": b"MIT",
 }  # fmt: skip
-SETTINGS = {"Env": [f"PATH={PATH}"], "Cmd": ["bash"]}
+HOOKS = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
+SETTINGS = {"Env": [f"PATH={PATH}", *HOOKS], "Cmd": ["bash"]}
 TARGET = "tiny-cuda13.0-debian13-runtime"
 GOLDEN = "cuda13.5-debian13-runtime"
 
@@ -146,6 +149,12 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
     "setuid": ("setuid", {"opt/tool": Node(b"x", 0o4755)}, "rights of its owner or group (mode 4755)"),
     "setgid": ("setuid", {"opt/tool": Node(b"x", 0o2755)}, "(mode 2755)"),
     "capability": ("setuid", {"opt/tool": Node(b"x", 0o755, pax={"SCHILY.xattr.security.capability": "x"})}, "capabilities"),
+    "device": ("rootless", {"opt/null": Node(type=tarfile.CHRTYPE)}, "/opt/null: is a device, which only root can make, in lay"),
+    "far-link": ("rootless", {"opt/sh": hardlink("usr/bin/bash")}, "/opt/sh: is a hard link to /usr/bin/bash, which is not before"),
+    "number": ("rootless", {"opt/x": Node(b"x", owner=70000)}, "/opt/x: belongs to number 70000; rootless containers have 65536"),
+    "aufs": ("rootless", {"opt/.wh..wh.plnk": b""}, "/opt/.wh..wh.plnk: is a mark of aufs, and no whiteout of OCI, in layer 2"),
+    "own-whiteout": ("rootless", {"opt/x": b"x", "opt/.wh.x": b""}, "/opt/.wh.x: is a whiteout of what layer 2 brings itself"),
+    "no-sh": ("command", {"usr/bin/.wh.sh": b""}, "/bin/sh: does not exist; enroot and Apptainer start containers by it"),
     "machine": ("architecture", {"opt/arm": elf(machine=183)}, "/opt/arm: is for ELF machine 183, not for amd64"),
     "no-elf": ("architecture", {"opt/x": b"\x7fELF\x02\x01 something"}, "begins like an ELF file, but cannot be read"),
     "library": ("closure", {"opt/x": elf(needed=["liba.so"], interpreter=LD)}, "needs liba.so, which is nowhere"),
@@ -182,7 +191,7 @@ def test_a_fault_in_files(case: Case, rule: str, files: dict[str, Node | bytes],
 
 
 OF_FILES = {
-    "no-site-ca", "no-leftovers", "not-world-writable", "setuid", "architecture", "closure", "symbol-versions", "symbols",
+    "no-site-ca", "no-leftovers", "not-world-writable", "setuid", "rootless", "architecture", "closure", "symbol-versions", "symbols",
     "one-provider", "no-stubs", "gpu-code",
 }  # fmt: skip
 """Rules that judge what we add, but not what the base image brings."""
@@ -234,6 +243,16 @@ def test_a_fault_of_the_merged_tree_is_gone_when_it_is_hidden(case: Case) -> Non
         ("environment", {"Env": [f"PATH={PATH}:bin"]}, "PATH: 'bin' depends on the current folder"),
         ("environment", {"Env": [f"PATH={PATH}", "MPI_HOME=/opt/mpi"]}, "MPI_HOME: /opt/mpi does not exist"),
         ("environment", {"Env": [f"PATH={PATH}", "API_TOKEN=x"]}, "API_TOKEN: a variable with the name of a secret"),
+        (
+            "rootless",
+            {"Env": [f"PATH={PATH}", "NVIDIA_DRIVER_CAPABILITIES=compute,ngx"]},
+            "NVIDIA_DRIVER_CAPABILITIES: has ngx, at which enroot's hook ends",
+        ),
+        (
+            "rootless",
+            {"Env": [f"PATH={PATH}", "MELLANOX_VISIBLE_DEVICES=mlx5_0"]},
+            "is 'mlx5_0'; enroot's hook takes all,",
+        ),
         ("no-tokens", {"Env": [f"PATH={PATH}", f"X={AWS}"]}, "environment X: holds what looks like a AWS access key"),
         ("user", {"User": "nobody:nogroup"}, "nobody: containers start as this user"),
         ("command", {"Cmd": None}, "the image has neither an entrypoint nor a command"),
@@ -245,6 +264,23 @@ def test_a_fault_in_settings(case: Case, rule: str, settings: dict[str, Any], re
     found = failed(case.results())
     assert list(found) == [rule]
     assert reason in found[rule]
+
+
+def test_what_hooks_of_gpus_need(case: Case) -> None:
+    case.add({"opt/lib.so": elf(fatbin=image_files.fatbin(("code", 90, 0)))})
+    case.settings["Env"] = [f"PATH={PATH}", "NVIDIA_DRIVER_CAPABILITIES=utility"]
+    lines = case.results()["rootless"].output.splitlines()
+    assert lines == [
+        "NVIDIA_VISIBLE_DEVICES: names no GPU, so containers of enroot have none",
+        "NVIDIA_DRIVER_CAPABILITIES: lacks compute, so containers of enroot have no libcuda.so.1",
+    ]
+
+
+def test_zstd_is_noted(case: Case) -> None:
+    case.pack = zstandard.compress
+    result = case.results()["rootless"]
+    noted = "layer 1: is compressed with zstd, which older enroot and umoci cannot read (no fault)"
+    assert (result.outcome, result.output) == ("passed", noted)
 
 
 def test_a_secret_in_a_build_argument(case: Case) -> None:
@@ -300,7 +336,7 @@ def test_what_is_no_fault_is_listed(case: Case) -> None:
     "files",
     [
         {"opt/cubin": elf(machine=190)}, {"usr/local/nvidia": b""}, {"opt/lib.so": elf(fatbin=image_files.fatbin(("ptx", 80, 0)))},
-        {"usr/bin/mount": Node(b"x", 0o4755)}, {"opt/link": hardlink("usr/bin/bash")}, {"var/mail": folder(0o2775)},
+        {"usr/bin/mount": Node(b"x", 0o4755)}, {"opt/a": b"x", "opt/link": hardlink("opt/a")}, {"opt/.wh..wh..opq": b"", "opt/x": b"x"}, {"var/mail": folder(0o2775)},
         {"opt/crypto.so": elf(soname="crypto.so") + KEY}, {"usr/share/doc/x": b"ghp_" + b"x" * 36},
         {"usr/share/doc/y": b"AKIA" + b"IOSFODNN7EXAMPLE"}, {"usr/share/x": b"https://user:password@host"},
         {"usr/lib/stubs/libcuda.so": elf(soname="libcuda.so.1")}, {"tmp/.wh.x": b""}, {"opt/weak": elf(weak=["maybe"])},
@@ -321,7 +357,7 @@ OF_MATRIX = "waivers: [{rule: setuid, subject: /opt/x, reason: so}]"
     ("declared", "files", "rule", "outcome", "output"),
     [
         ("gpu-code: ['/opt/*_perf']\n", {"opt/x_perf": X_PERF}, "gpu-code", "failed",
-         "/opt/x_perf: has code for 80, 90; PTX for 90; the matrix wants code for 90; PTX for 90"),
+         "/opt/x_perf: has code for 80, 90; PTX for 90; the matrix wants code for 90"),
         ("gpu-code: ['/opt/*_perf']\n", {}, "gpu-code", "failed", "/opt/*_perf: holds no GPU code"),
         (WAIVER.format("runtime"), TOOL, "setuid", "passed",
          "/opt/tool: runs with the rights of its owner or group (mode 4755) (waived: tool: it is meant so)"),

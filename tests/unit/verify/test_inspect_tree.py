@@ -20,7 +20,7 @@ def entry(text: str) -> FileEntry:
 
 
 def tree(*layers: str) -> Tree:
-    return Tree(Layer(tuple(entry(line.strip()) for line in text.split(",")), 0, True) for text in layers)
+    return Tree(Layer(tuple(entry(line.strip()) for line in text.split(",")), 0, "gzip") for text in layers)
 
 
 def paths(found: Tree) -> set[str]:

@@ -1,5 +1,5 @@
 # version.sh TOOLKIT CUDA: /out/runtime and /out/devel with what says which CUDA this is, above all the runtime library.
-# TOOLKIT (13.0) is what it is, CUDA (12.9.2) is what it says: CUDA 12's library is CUDA 13's under another name.
+# TOOLKIT (13.0) is what it is, CUDA (12.9.1) is what it says: CUDA 12's library is CUDA 13's under another name.
 set -euo pipefail
 tree=/out/runtime/usr/local/cuda-$1
 lib=$tree/targets/x86_64-linux/lib

@@ -1,0 +1,7 @@
+# Through the plug-in that NVSHMEM would take: NVSHMEM itself asks for a driver before it opens one.
+start=(mpirun -n 2 --oversubscribe)
+if [ "$SPREAD" = nodes ]; then
+  read -r -a nodes <<< "$IMAGEBUILD_NODES"
+  start+=(--host "${nodes[0]},${nodes[1]}")
+fi
+"${start[@]}" nvshmem-perf bootstrap "/opt/nvshmem/lib/nvshmem_bootstrap_$PLUGIN.so.3"

@@ -1,0 +1,177 @@
+"""Publishing into the distribution's docker-registry through what registries and clocks do wrong, and how much it moves.
+
+Images and results are made up; nothing is built.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core import CommandError
+from imagebuild.oci import KINDS, connect_registry, read_attestations
+from imagebuild.project import Published
+from imagebuild.publish import Cosign, PublishTools, Signer
+from tests.bench_publish import TARGETS, site_of, staged
+from tests.docker.conftest import own_registry
+from tests.faulty import Faulty, in_front_of
+from tests.publish_fakes import AMD64, ARM64, COMMIT, NEW, Site
+
+pytestmark = pytest.mark.docker
+WRITES = ("PUT", "POST", "PATCH", "DELETE")
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Iterator[Faulty]:
+    with own_registry(tmp_path / "registry") as address, in_front_of(address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def site(faulty: Faulty, tmp_path: Path) -> Site:
+    """A target for two platforms, staged and verified."""
+    made = Site(tmp_path / "site", host=faulty.address)
+    made.ready(NEW, registry=connect_registry(faulty.address))
+    faulty.clear()
+    return made
+
+
+def publish(site: Site, signer: Signer | None = None) -> Published:
+    """As a new process would."""
+    return site.publish(tools=PublishTools(cache(connect_registry), signer=signer)).only
+
+
+def tags(site: Site) -> set[str]:
+    """What people can pull; this registry lists what refers to images under tags, too."""
+    found = connect_registry(site.host).tags("acme/tiny")
+    return {tag for tag in found if not tag.startswith("sha256-")}
+
+
+TAGS = {f"cuda13.0-tool3.4-{COMMIT[:7]}", "cuda13.0", "latest"}
+
+
+@pytest.mark.parametrize("path", ["mount=", "/blobs/", "/manifests/sha256:", "/manifests/cuda"])
+def test_a_token_that_expires_in_the_middle(site: Site, faulty: Faulty, path: str) -> None:
+    expired = faulty.rule("expired", "PUT|POST|HEAD", path, times=1)
+    assert publish(site).state == "published"
+    assert expired.times == 0
+    assert faulty.count("GET", "other") > 0, "another token was asked for"
+    assert tags(site) == TAGS
+
+
+@pytest.mark.parametrize("path", ["/manifests/sha256:", "/manifests/cuda13.0-"])
+def test_a_login_that_ends_in_the_middle(site: Site, faulty: Faulty, path: str) -> None:
+    faulty.rule("denied", "PUT", path, times=99)
+    done = publish(site)
+    assert (done.state, "401" in done.reasons[0], "docker login" in done.reasons[0]) == ("failed", True, True)
+    assert tags(site) == set()
+    faulty.clear()
+    assert publish(site).state == "published"
+
+
+def test_a_registry_that_deletes_nothing(tmp_path: Path) -> None:
+    with own_registry(tmp_path / "frozen", deletes=False) as address, in_front_of(address) as proxy:
+        site = Site(tmp_path / "site", host=proxy.address)
+        site.ready(NEW, registry=connect_registry(address))
+        assert [publish(site).state, publish(site).state] == ["published", "unchanged"]
+        assert tags(site) == TAGS
+        assert proxy.count("DELETE") == 0
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_builders_whose_clock_is_a_day_off(site: Site, days: int) -> None:
+    """Nothing is decided by when a machine says that it built: digests decide."""
+    now = datetime.now(UTC) + timedelta(days=days)
+    for path in site.evidence.rglob("*.json"):
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps({**document, "started": now.isoformat()}))
+    first = publish(site)
+    assert first.state == "published"
+    again = publish(site)
+    assert (again.state, again.digest, tags(site)) == ("unchanged", first.digest, TAGS)
+
+
+def test_results_of_another_image(site: Site) -> None:
+    """A stale pod: what was checked is not what was built."""
+    other = site.stage(NEW, AMD64, b"another", connect_registry(site.host))
+    ours = next(path for path in site.evidence.rglob("verify.json") if AMD64 in path.read_text())
+    document = json.loads(ours.read_text())
+    ours.write_text(json.dumps({**document, "digest": other}))
+    done = publish(site)
+    assert (done.state, tags(site)) == ("refused", set())
+    assert f"{AMD64}: not verified: no result names this digest" in done.reasons[0]
+    # It names the digest, but ran through a prefix that nobody proved to lead there.
+    ours.write_text(json.dumps({**document, "surroundings": {"runner": "exec:ssh node"}, "checks": [
+        check for check in document["checks"] if check["check"] != "same-files"]}))  # fmt: skip
+    done = publish(site)
+    assert (done.state, tags(site)) == ("refused", set())
+    assert "it ran through exec:ssh node, but image/same-files was not run" in done.reasons[0]
+
+
+@pytest.mark.parametrize("command", ["attest-blob", "sign"])
+def test_signing_that_fails_between_copy_and_tag_is_made_up_for(site: Site, tmp_path: Path, command: str) -> None:
+    """By a real cosign, whose answers after the first few of this command are lost."""
+    if not shutil.which("cosign"):
+        pytest.skip("cosign is not installed")
+    own = {"COSIGN_PASSWORD": ""}
+    subprocess.run(["cosign", "generate-key-pair"], cwd=tmp_path, env={**os.environ, **own}, check=True)
+    cosign = Cosign(own)
+    calls: list[str] = []
+
+    def fails(program: str, *arguments: str, env: dict[str, str]) -> str:
+        calls.extend(arguments[:1] if "--help" not in arguments else ())
+        if arguments[0] == command and calls.count(command) > 2:
+            raise CommandError("the log does not answer")
+        return cosign.run(program, *arguments, env=env)
+
+    good = Signer(str(tmp_path / "cosign.key"), False, cosign)
+    done = publish(site, replace(good, cosign=replace(cosign, run=fails)))
+    assert (done.state, done.reasons, tags(site)) == ("failed", ("the log does not answer",), set())
+    done = publish(site, good)
+    assert (done.state, tags(site)) == ("published", TAGS)
+    assert publish(site, good).state == "unchanged"
+
+    # By the tag, cosign finds what platforms have: the index has it, too.
+    place, repository = connect_registry(site.host), "acme/tiny"
+    listed = [item.kind for item in read_attestations(place, repository, str(done.digest))]
+    assert listed.count("verification") == 2
+    roots = tmp_path / "roots.json"
+    roots.write_text('{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}')
+    more = ("--new-bundle-format", "--trusted-root", roots) if cosign.is_before_3 else ()
+    key = ("--key", tmp_path / "cosign.pub", "--insecure-ignore-tlog=true", "--allow-http-registry")
+    name = f"{site.host}/{repository}:latest"
+    printed = cosign("verify-attestation", *key, *more, "--type", KINDS["verification"], name)
+    statements = [json.loads(base64.b64decode(json.loads(line)["payload"])) for line in printed.splitlines()]
+    assert {s["subject"][0]["digest"]["sha256"] for s in statements} == {str(done.digest).removeprefix("sha256:")}
+    assert {s["predicate"]["platform"] for s in statements} == {AMD64, ARM64}
+
+
+def test_twenty_unchanged_targets_move_no_blob(tmp_path: Path, faulty: Faulty) -> None:
+    site = site_of(tmp_path / "site", faulty.address)
+    digests = staged(site, faulty.upstream, (1000,), 1000)
+
+    def publish_all() -> list[str]:
+        faulty.clear()
+        return site.publish(tools=PublishTools(cache(connect_registry))).states
+
+    assert publish_all() == ["published"] * TARGETS
+    assert publish_all() == ["unchanged"] * TARGETS
+    assert [r for r in faulty.requests if r.method in WRITES] == []
+    assert faulty.count(kind="blob") == 2 * TARGETS, "configurations are read, whose labels are compared"
+    for old in list(site.evidence.rglob("result.json")):
+        old.unlink()
+    for (target, platform), digest in digests.items():
+        site.built(target, {platform: digest}, revision="f" * 40)
+    assert publish_all() == ["published"] * TARGETS
+    assert faulty.count("PUT", "upload") == 2 * TARGETS, "statements about the new indexes, and no part of an image"
+    assert not [r for r in faulty.requests if "mount=" in r.path]
