@@ -135,8 +135,9 @@ def test_published_and_verified(
     document = json.loads(first.read_text())
     assert SpdxDocument.model_validate(document).digests == {digest}
     packages = {p["name"]: p for p in document["packages"]}
-    assert {"libc6", "openmpi-bin", "nccl-wheel", "nvidia-nccl-cu13", "sshd"} <= packages.keys()
-    assert packages["nvidia-nccl-cu13"]["checksums"]
+    assert {"libc6", "openmpi-bin", "nccl-wheel", "sshd"} <= packages.keys()
+    (reference,) = packages["nccl-wheel"]["externalRefs"]
+    assert reference["referenceLocator"].startswith("pkg:pypi/nvidia-nccl-cu13@"), "what scanners know it by"
     assert "comment" not in document, "the checkout has the lock that the image was built with"
 
     imagebuild("verify", quickstart.tag, "--only", "pmix/*", "--json", verified)
