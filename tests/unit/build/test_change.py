@@ -200,9 +200,7 @@ def test_revisions_that_there_are_not_or_that_are_wrong(repository: Files, call:
         (["--from", ".", "--why"], 2, "not for --github or --why"),
         (["--from", ".", "--base", "mine"], 2, "use bootstrap or registry"),
         (["--from", ".", "--to", "nothing"], 2, "only --from can be nothing"),
-        (["--from", "./dockerfiles"], 2, "has no matrix.yaml"),
         (["--from", ".", "--platform", "linux/arm64"], 2, "is not for linux/arm64"),
-        (["--from", ".", "none"], 3, "no target fits none"),
     ],
 )
 def test_exit_codes(call: Call, arguments: list[str], status: int, message: str) -> None:

@@ -74,7 +74,6 @@ def test_a_build_says_what_is_adapted_before_it_begins(call: Call, tiny: Files) 
     [
         (["plan", "nothing"], 3, "no target fits nothing"),
         (["plan", "open:x:"], 3, "no target fits open:x:;"),  # no picture
-        (["plan", "--matrix", "gone.yaml"], 2, "gone.yaml: cannot be read"),
         (["plan", "--set", "x"], 2, "write it as name=value"),
         (["plan", "--sett", "x"], 2, "error: No such option: --sett"),
         (["plan", "--set"], 2, "error: Option '--set' requires an argument"),
@@ -95,8 +94,6 @@ def test_a_build_says_what_is_adapted_before_it_begins(call: Call, tiny: Files) 
         (["build", "--load", "--push"], 2, "exclude each other"),
         (["build", "--platform", "linux/riscv64"], 2, "linux/riscv64: unknown platform; use linux/amd64"),
         (["build", "--stage", "gone"], 2, "no selected target has such a stage"),
-        (["build", "--source", "tool=/gone"], 2, "is not a folder"),
-        (["build", "--compression", "xz"], 2, "--compression xz: use gzip or zstd"),
         (["build", "--cache-write"], 2, "--cache-write: needs --cache REPOSITORY"),
         (["lock", "--json", "-"], 2, "--json: needs --check"),
         (["lock", "--offline"], 2, "--offline: needs --check"),

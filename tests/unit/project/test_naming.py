@@ -58,7 +58,6 @@ def test_a_selection_leaves_an_alias_where_it_is(tiny: Files) -> None:
         ("{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:{cuda-mayor}"', "did you mean 'cuda-major'"),
         ("{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:a b"', "'example/tiny:a b' is not a valid image"),
         ("{repository}/{image}:{cuda-major}", '"{repository}/{image}:x"', "tags.0: no value for {cuda-major}"),
-        ("{repository}/{image}:{cuda}", '"{repository}/{image}:x"', "names both"),
         (
             "{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:13.0-devel"',
             "alias example/tiny:13.0-devel of tiny-cuda13.0-debian13-devel would move a tag",

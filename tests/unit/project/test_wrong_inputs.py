@@ -210,6 +210,22 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, "lock --check --offline --lock gone", "--lock gone: no such file"),
     (image("base: ubuntu:24.04"), "plan", "base: ubuntu:24.04: packages and pins are of debian13; take a base of that"),
     (image("build-with: {library: tool}"), "plan", "build-with.library: nothing that provides it is 'tool'; known: library"),
+    # names that another file has to know
+    (edit("components: [tool,", "components: [tol,"), "plan", "matrix.yaml:18: images.tiny.components: unknown component 'tol'; did you mean 'tool'?"),
+    (edit("os: [debian13]", "os: [debain13]"), "plan", "matrix.yaml:15: images.tiny.axes.os: no base 'debain13'; did you mean 'debian13'?"),
+    (edit("build-on: debian13", "build-on: debain13"), "plan", "matrix.yaml:5: bases.debian13.build-on: no base 'debain13'; did"),
+    (edit('"1.2"\n', '"1.2"\n  libary: "1"\n'), "plan", "matrix.yaml:9: versions: unknown component 'libary'; did you mean 'library'?"),
+    (edit('  library: "1.2"\n', ""), "plan", "matrix.yaml:7: versions: no version for library, which tiny uses"),
+    (lambda files: files.replace(COMPONENT, "[library]", "[libary]"), "plan", "component.yaml:5: requires: unknown component 'libary'; did"),
+    (component("build-requires: [gone]\n"), "plan", "component.yaml:7: build-requires: unknown component 'gone'"),
+    (lambda files: files.component("library", LIBRARY + "requires: [tool]\n"), "plan", "requires: goes in a circle: "),
+    (edit('cuda: "<13"', 'cuda: "<12"'), "plan", "matrix.yaml:21: rules.no-old-devel: matches no combination; remove it, or correct its"),
+    (edit('cuda: "<13"', 'cuda: "<<13"'), "plan", "matrix.yaml:22: rules.0.when.cuda: '<<13' is not a version specifier such as '>=13"),
+    (edit("repository: example", "repository: [example]"), "plan", "matrix.yaml:1: repository: must be a text, not a list"),
+    (edit(":{cuda}-{os}-{variant}", ":{cuda}-{os}"), "plan", "matrix.yaml:19: tag example/tiny:13.0-debian13 names both tiny-cuda13.0-"),
+    # selection and settings
+    (nothing, "plan cuda=12.9 variant=devel", "no-old-devel excludes tiny-cuda12.9-debian13-devel: nobody asked for it"),
+    (nothing, "plan --set tool=4@main", "write it as tool=<tag> or tool=4@<40-digit commit>"),
     # what is appended, and heredocs
     (image("append: FROM x"), f"render {TARGET}", "matrix.yaml:19: images.tiny.append: FROM would begin another image; leave"),
     (image("append: COPY x /y"), f"render {TARGET}", "append: `COPY x /y`: there is no build context to copy from; use"),
