@@ -46,7 +46,6 @@ STEP_NAME = re.compile(
     r"(?P<text>(?!LINK ).*)",  # the second half of COPY --link, which is no step of the Dockerfile
     re.DOTALL,
 )
-FINAL_STAGE = "image"
 BLOB = re.compile(r"^(extracting )?sha256:")
 """Name of a progress bar of a layer that comes from a registry. Steps that run have no bars, only output."""
 LOOKED_UP_S = 0.001
@@ -123,7 +122,7 @@ class Vertex:
         if not self.parts:
             return self.name.splitlines()[0][:100] if self.name else self.digest
         # Targets share all stages but the last, so only there the target's name matters.
-        target = self.target if self.stage == FINAL_STAGE else ""
+        target = self.target if self.stage == bake.FINAL_STAGE else ""
         words = [target, self.stage, f"({self.parts['platform']})" if self.parts["platform"] else ""]
         return f"{' '.join(filter(None, words))} {self.parts['n']}: {shorten_command(self.parts['text'])}"
 

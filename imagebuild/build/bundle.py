@@ -34,7 +34,7 @@ from imagebuild.build.inputs import (
     git_environment,
 )
 from imagebuild.core import yaml
-from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Mistakes, ResultError
+from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, ResultError
 from imagebuild.core.fields import Commit, Model, Platform
 from imagebuild.core.files import write_text
 from imagebuild.core.http import Downloads
@@ -84,11 +84,7 @@ class Bundle:
             raise ConfigError(
                 f"{folder}: no bundle is here ({MANIFEST} is missing); make one with `imagebuild bundle create`"
             )
-        mistakes = Mistakes()
-        document = yaml.load_yaml(path, BundleManifest, mistakes)
-        mistakes.stop_if_any()
-        assert document is not None
-        return cls(folder.absolute(), document.model)
+        return cls(folder.absolute(), yaml.read_yaml(path, BundleManifest).model)
 
     @cached_property
     def store(self) -> DownloadStore:

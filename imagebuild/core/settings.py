@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import Field
 
 from imagebuild.core import yaml
-from imagebuild.core.errors import ConfigError, Mistakes
+from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model, full_reference
 from imagebuild.core.files import read_text, write_text
 
@@ -88,10 +88,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     file = settings_path(environ)
     if not file.exists() and not environ.get("IMAGEBUILD_CONFIG"):
         return Settings()
-    mistakes = Mistakes()
-    document = yaml.load_yaml(file, Settings, mistakes)
-    mistakes.stop_if_any()
-    assert document is not None
+    document = yaml.read_yaml(file, Settings)
     settings = document.model
     if settings.netrc_file:
         try:

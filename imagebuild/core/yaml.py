@@ -50,6 +50,15 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
     return None
 
 
+def read_yaml(path: Path, model: type[M]) -> YamlFile[M]:
+    """Read a YAML or JSON file that is needed by itself. Raises ConfigError with every mistake in it."""
+    mistakes = Mistakes()
+    document = load_yaml(path, model, mistakes)
+    mistakes.stop_if_any()
+    assert document
+    return document
+
+
 def read_written(model: type[M], content: str | bytes | Mapping[str, Any], name: str) -> M:
     """Read what imagebuild wrote, as JSON or already parsed. Raises ResultError, which begins with the name."""
     try:

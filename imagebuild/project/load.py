@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from imagebuild.core.errors import ConfigError, Mistakes, nearest
 from imagebuild.core.files import cache_folder, shipped_folder
 from imagebuild.core.run import RunProgram, run_program
-from imagebuild.core.yaml import load_yaml
+from imagebuild.core.yaml import load_yaml, read_yaml
 from imagebuild.project.component import Check, Component
 from imagebuild.project.lockfile import Lock, layered_lock
 from imagebuild.project.matrix import GitProject, Matrix
@@ -159,11 +159,7 @@ def extended_folder(matrix: Path) -> Path | None:
     """
     if not matrix.is_file() or b"extends:" not in matrix.read_bytes():
         return None
-    mistakes = Mistakes()
-    document = load_yaml(matrix, Matrix, mistakes)
-    mistakes.stop_if_any()
-    assert document
-    return base_folder(document.model.extends, matrix.parent)
+    return base_folder(read_yaml(matrix, Matrix).model.extends, matrix.parent)
 
 
 def script_of(project: Project, component: str, check: Check) -> str:

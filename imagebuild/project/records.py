@@ -9,6 +9,7 @@ from pydantic import Field
 
 from imagebuild.bench.models import Judgement, Limit, Results
 from imagebuild.core.fields import Model, Name, Platform
+from imagebuild.project.lockfile import Digest
 
 
 class Step(Model):
@@ -220,7 +221,6 @@ class PublishResult(Model):
 
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 """Also the name of a page."""
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 class AttachedFile(Model):
