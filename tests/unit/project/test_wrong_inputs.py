@@ -99,9 +99,14 @@ def write(name: str, text: str) -> Callable[[Files], None]:
     return lambda files: files.write(name, text)
 
 
-def unfilled(files: Files) -> None:
-    files.write("dockerfiles/components/tool/files/f", "\necho {{ version }}\n")
-    files.component("tool", TOOL, "FROM x AS tool\n{{ file('f') }}\n")
+def with_file(text: str) -> Callable[[Files], None]:
+    """The stage of `tool` holds this file."""
+
+    def change(files: Files) -> None:
+        files.write("dockerfiles/components/tool/files/f", text)
+        files.component("tool", TOOL, "FROM x AS tool\n{{ file('f') }}\n")
+
+    return change
 
 
 def nothing(files: Files) -> None:
@@ -236,7 +241,10 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, f"build {TARGET} --base-image debian:13", "--base-image debian:13: nothing would verify it; add its digest"),
     (nothing, f"build {TARGET} --base-image debian:12@sha256:{'a' * 64}", "packages and pins are of debian13; take a base"),
     (component("", "FROM x AS tool\nRUN <<'END'\ntrue\n"), f"render {TARGET}", f"{TEMPLATE}:2: the heredoc of `RUN <<'END'` has"),
-    (unfilled, f"render {TARGET}", "files/f:2: {{ version }} stays as it is, as files are no templates; write @version@"),
+    (with_file("cat <<EOF\nEOF\n"), f"render {TARGET}", "files/f: has a line 'EOF', which would end the heredoc that"),
+    (component("", "FROM x AS tool\n{{ version | nofilter }}\n"), f"render {TARGET}", "No filter named 'nofilter'"),
+    (component("wheels: [x]\n", "FROM x AS tool\n"), f"render {TARGET}", "has no wheels tool 3.4; add it with `imagebuild lock`"),
+    (with_file("\necho {{ version }}\n"), f"render {TARGET}", "files/f:2: {{ version }} stays as it is, as files are no templates; write @version@"),
 ]  # fmt: skip
 
 
