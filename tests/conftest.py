@@ -38,6 +38,15 @@ def no_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(subprocess, "Popen", refuse)
 
 
+def git(folder: Path, *words: str) -> str:
+    """Run git in a folder, as somebody; what it printed."""
+    given = ("user.name=x", "user.email=x@example.org", "protocol.file.allow=always")
+    options = [word for setting in given for word in ("-c", setting)]
+    return subprocess.run(
+        ["git", "-C", folder, *options, *words], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     def compare(name: str, text: str) -> None:

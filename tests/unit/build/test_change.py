@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -31,7 +29,7 @@ from imagebuild.oci import Endpoint
 from imagebuild.project import Plan, Project, ProjectPaths, parse_changes, select_targets
 from imagebuild.render import Renderer
 from tests import reference_cost
-from tests.conftest import ROOT, Files
+from tests.conftest import ROOT, Files, git
 from tests.reference_cost import CHANGES, COLD, Change
 from tests.unit.conftest import Call
 
@@ -143,11 +141,6 @@ def test_a_folder_with_a_copy(call: Call, tiny: Files) -> None:
     assert "| tiny-cuda13.0-debian13-runtime | library, image |" in markdown
     assert "from . to the working tree --set library=2: 1 of 3" in call("plan", "--from", ".", "--set", "library=2")[1]
     assert "to the working tree --without tool: 0 of" in call("plan", "--from", ".", "--without", "tool")[1]
-
-
-def git(folder: Path, *arguments: str) -> str:
-    who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    return subprocess.run(["git", "-C", folder, *who, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 @pytest.fixture

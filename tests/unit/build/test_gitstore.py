@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from imagebuild.build import GitStore, Submodule, absolute_url, parse_modules
 from imagebuild.core import CommandError, ConfigError, ResultError
+from tests.conftest import git
 
 A, B = "a" * 40, "b" * 40
 
@@ -41,12 +40,6 @@ def test_submodules() -> None:
 def test_a_submodule_without_address() -> None:
     with pytest.raises(ConfigError, match="the submodule 3rd/gone has no address"):
         list(parse_modules(LISTING, {"3rd/gone": A}, "https://example.org/main.git"))
-
-
-def git(folder: Path, *words: str) -> str:
-    identity = {f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    command = ["git", "-c", "protocol.file.allow=always", "-C", str(folder), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **identity}).stdout
 
 
 @pytest.fixture

@@ -19,9 +19,8 @@ from imagebuild.project import (
     versions_with,
 )
 from imagebuild.render import Renderer
-from tests.conftest import LOCK, ROOT, Files
+from tests.conftest import LOCK, ROOT, Files, git
 from tests.unit.conftest import Call
-from tests.unit.project.test_revision import git
 
 OWN = """\
 extends: {extends}
@@ -165,7 +164,7 @@ def test_an_earlier_revision_is_read_with_what_it_extends(tmp_path: Path, tiny: 
         git(vendored, "init", "-q")
         git(vendored, "add", ".")
         git(vendored, "commit", "-qm", "one")
-        git(work, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(vendored), "vendor")
+        git(work, "submodule", "--quiet", "add", str(vendored), "vendor")
     else:
         vendored.rename(work / "vendor")
     own(work, "vendor" if how != "link" else "linked")

@@ -4,15 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import run_program
 from imagebuild.project import current_revision, origin_of_build
+from tests.conftest import git
 
 pytestmark = pytest.mark.programs
-
-
-def git(folder: Path, *words: str) -> str:
-    identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    return run_program("git", "-C", str(folder), *identity, *words).strip()
 
 
 @pytest.fixture
