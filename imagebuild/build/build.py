@@ -99,8 +99,6 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
 
 def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> None:
     """Raise ConfigError for options that exclude each other, an unknown stage, or a bundle that lacks something."""
-    if request.base not in ("bootstrap", "registry"):
-        raise ConfigError(f"--base {request.base}: use bootstrap or registry")
     if request.cache_write and not request.cache:
         raise ConfigError("--cache-write: needs --cache REPOSITORY, the repository to write to")
     if request.cache_write and (request.sources or request.stage):

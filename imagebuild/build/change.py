@@ -198,8 +198,6 @@ def predict_cost(request: ChangeRequest) -> Cost:
 
     Raises ConfigError for options that make no sense, and for a state that cannot be read.
     """
-    if request.base not in ("bootstrap", "registry"):
-        raise ConfigError(f"--base {request.base}: use bootstrap or registry")
     if request.after == NOTHING:
         raise ConfigError("--to nothing: only --from can be nothing")
 

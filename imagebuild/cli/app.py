@@ -103,19 +103,20 @@ class LazyCommands(TyperGroup):
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 """What typer raises for unknown options, missing arguments and the like."""
-NUMBERS = {
+REFUSED = {
     r".*valid integer.*": "must be a whole number",
     r".*valid number.*": "must be a number",
     r".*greater than or equal to (\S+)": r"must be \1 or more",
+    r".*is not one of (.+?)\.?": r"must be one of \1",
 }
-"""What typer says of a number that it does not take → what we say."""
+"""What typer says of a value that it does not take → what we say."""
 
 
 class StrictCommand(TyperCommand):
     """Refuse an option that is given twice where only one value counts: the last one would win without a word."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. Raises ConfigError for an option that is there twice, and for what is no number."""
+        """Read the arguments. Raises ConfigError for an option that is there twice, and for a value that cannot be."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         read: Any = self.make_parser(ctx).parse_args(list(args))
@@ -127,7 +128,7 @@ class StrictCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            for theirs, ours in NUMBERS.items():
+            for theirs, ours in REFUSED.items():
                 if error.param and (match := re.fullmatch(theirs, error.message)):
                     option = error.param.opts[-1]
                     raise ConfigError(f"{option} {values[error.param.name]}: {match.expand(ours)}") from None

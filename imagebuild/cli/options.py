@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -102,7 +102,7 @@ PlatformOption = Annotated[
 ]
 FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
 BaseOption = Annotated[
-    str,
+    Literal["bootstrap", "registry"],
     option(
         "--base bootstrap|registry",
         "Make base images from the distribution's archive, or pull them from their registry.",

@@ -191,7 +191,7 @@ def test_revisions_that_there_are_not_or_that_are_wrong(repository: Files, call:
         (["--markdown"], 2, "need --from"),
         (["--from", ".", "--json", "-", "--markdown"], 2, "exclude each other"),
         (["--from", ".", "--why"], 2, "not for --github or --why"),
-        (["--from", ".", "--base", "mine"], 2, "use bootstrap or registry"),
+        (["--from", ".", "--base", "mine"], 2, "--base mine: must be one of 'bootstrap', 'registry'"),
         (["--from", ".", "--to", "nothing"], 2, "only --from can be nothing"),
         (["--from", ".", "--platform", "linux/arm64"], 2, "is not for linux/arm64"),
     ],
