@@ -56,6 +56,7 @@ RATIO_ERROR = 0.002
 RATIO_LEAST = 20.0
 
 NO_PROFILE = "no profile says how fast it should be"
+UNSOUND = "its data are no result, so its speed says nothing"
 NO_DATA = DataClaim(state="not compared", reason="this benchmark never compares data")
 NO_PARTICIPATION = ParticipationClaim(state="not applicable", reason="the output says nothing of ranks and GPUs")
 
@@ -119,7 +120,7 @@ def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int
         subject=subject,
         data=data,
         participation=participation,
-        speed=_speed_of_run(run, profile, expected, is_sound=data.standing() != "failed"),
+        speed=_speed_of_run(run, profile, expected, UNSOUND if data.standing() == "failed" else ""),
     )
 
 
@@ -200,9 +201,13 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
     return _gpus_claim(ranks, wanted or ranks, "took part", scale)
 
 
-def _unjudged(profile: Profile | None, reason: str, **facts: Any) -> SpeedClaim:
-    """Return that a speed was not judged, which stays open if a profile was asked for."""
-    return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile else None, **facts)
+def _unjudged(profile: Profile | None, unsound: str, problem: str, **facts: Any) -> SpeedClaim:
+    """Return that a speed was not judged: what was measured is `unsound`, there is no profile, or another problem.
+
+    It stays open if a profile was asked for and nothing is wrong with what was measured.
+    """
+    reason = unsound or (problem if profile else NO_PROFILE)
+    return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile and not unsound else None, **facts)
 
 
 def _gpus_claim(found: int, wanted: int, verb: str, scale: str = "") -> ParticipationClaim:
@@ -232,24 +237,23 @@ def _wrong_ratio(run: Run, ranks: int) -> float | None:
     return None if is_old or abs(ratio - right) <= RATIO_ERROR else ratio
 
 
-def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, *, is_sound: bool) -> SpeedClaim:
-    """Judge the speed of a run, if it is a result and of the profile's hardware."""
+def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound: str) -> SpeedClaim:
+    """Judge the speed of a run, if it is a result (not `unsound`) and of the profile's hardware."""
     measured, size = best_row(run)
     facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
     if run.ranks == 1:
         return SpeedClaim(state="not applicable", reason="one rank moves nothing between GPUs", **facts)
-    problem = "" if is_sound else "its data are no result, so its speed says nothing"
-    if expected.least is not None and not problem:
+    if expected.least is not None and not unsound:
         claim = _speed_asked_for(run, expected.least, facts)
         if profile is None or claim.state != "fast enough":
             return claim
-    problem = problem or _foreign_devices(run.devices, profile)
-    if problem or profile is None:
-        return SpeedClaim(state="not judged", reason=problem or NO_PROFILE, **facts)
+    unsound = unsound or _foreign_devices(run.devices, profile)
+    if unsound or profile is None:
+        return _unjudged(profile, unsound, "", **facts)
     try:
         return _speed_on_profile(run, profile, expected)
     except NotComparable as reason:
-        return _unjudged(profile, str(reason), **facts)
+        return _unjudged(profile, "", str(reason), **facts)
 
 
 def _speed_asked_for(run: Run, least: float, facts: Mapping[str, Any]) -> SpeedClaim:
@@ -392,13 +396,12 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
     elif profile and gpus and not is_absent:
         wanted = expected.ranks or profile.node.gpus * (expected.nodes or 1)
         participation = _gpus_claim(gpus, wanted, "took part")
+    unsound = problem or (UNSOUND if data.standing() == "failed" else "")
     if test.unit != "GB/s" or is_absent or "local" in name:
         reason = "times are not judged" if test.unit != "GB/s" else "it passes no link between devices"
         speed = SpeedClaim(state="not applicable", reason="" if is_absent else reason)
-    elif profile is None or problem or data.standing() == "failed" or not pairs:
-        reason = problem or (NO_PROFILE if not profile else "no pair was measured")
-        is_asked = not problem and data.standing() != "failed"
-        speed = _unjudged(profile if is_asked else None, reason, measured=min(pairs, default=None))
+    elif profile is None or unsound or not pairs:
+        speed = _unjudged(profile, unsound, "no pair was measured", measured=min(pairs, default=None))
     else:
         reference = next((copy for copy in profile.copies if copy.is_for(name)), None)
         limits = ceilings.copy_limits(profile, name)
@@ -431,45 +434,45 @@ def _cells_between_devices(test: BandwidthTest) -> list[float | None]:
 
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
-    """Judge a table of perftest by its best average, converted to Gb/s, and one of NVSHMEM by that in GB/s."""
-    test = table.subject
+    """Judge a table by its best average: of perftest in Gb/s, of NVSHMEM in GB/s."""
+    test, is_nvshmem = table.subject, table.tool == "nvshmem"
     rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
     value, size = max(rows, default=(None, None))
-    data, scale = (
-        DataClaim(state="right", reason="validated") if table.compared else NO_DATA,
-        ceilings.GBIT_UNITS.get(table.unit or ""),
-    )
+    unit, scale = ("GB/s", 1.0) if is_nvshmem else ("Gb/s", ceilings.GBIT_UNITS.get(table.unit or ""))
     measured = value * scale if value is not None and scale else None
+    facts: dict[str, Any] = {"unit": unit, "measured": measured, "size_bytes": size}
+    data, unsound = DataClaim(state="right", reason="validated") if table.compared else NO_DATA, ""
     if table.verdict != "ok":
-        data = DataClaim(state="unfinished", reason=verdict_text(table.verdict, table.reason))
+        data, unsound = DataClaim(state="unfinished", reason=verdict_text(table.verdict, table.reason)), UNSOUND
     if any(row.latency_us for row in table.rows):
         speed = SpeedClaim(state="not applicable", unit="Gb/s", reason="times are not judged")
-    elif table.tool == "nvshmem" and profile and value is not None and size and data.standing() != "failed":
-        speed = _speed_of_kernels(test, value, size, profile)
-    elif table.tool == "nvshmem":
-        reason = NO_PROFILE if data.standing() != "failed" else "its data are no result, so its speed says nothing"
-        speed = _unjudged(None, reason, measured=value, size_bytes=size)
-    elif table.tool != "perftest" or "Atomic" in test:
+    elif table.tool == "osu" or "Atomic" in test:
         reason = "8 bytes at a time are no bandwidth" if "Atomic" in test else "OSU does not say what its data pass"
-        speed = SpeedClaim(state="not applicable", unit="Gb/s", measured=measured, size_bytes=size, reason=reason)
-    elif profile is None or measured is None or size is None or table.verdict != "ok":
-        reason = NO_PROFILE if profile is None else "no bandwidth was read"
+        speed = SpeedClaim(state="not applicable", reason=reason, **facts)
+    elif profile is None or unsound or measured is None or size is None:
+        problem = "no bandwidth was read"
         if value is not None and not scale:
-            reason = "the unit was not printed; run with --report_gbits and keep the text"
-        is_asked = table.verdict == "ok"
-        speed = _unjudged(profile if is_asked else None, reason, unit="Gb/s", measured=measured, size_bytes=size)
+            problem = "the unit was not printed; run with --report_gbits and keep the text"
+        speed = _unjudged(profile, unsound, problem, **facts)
     else:
-        # The output does not say whether buffers were in GPU memory, so the lower reference counts.
-        fitting = [wire for wire in profile.wires if wire.is_for(test)]
-        reference = min(fitting, key=lambda wire: wire.rate * wire.tolerance, default=None)
-        notes = [f"the reference is for {reference.memory} memory" if reference else ""]
-        missing = f"{profile.name} has no reference for this test"
-        ceiling, floor = ceilings.wire_limits(profile, test)
-        if size < WIRE_BYTES:
-            reference = floor = None
-            missing = f"the largest size is {size} bytes; speed is judged at {WIRE_BYTES} bytes or more"
-        speed = _speed("Gb/s", measured, size, (ceiling, floor), reference, missing=missing, notes=notes)
+        speed = (_speed_of_kernels if is_nvshmem else _speed_of_wire)(test, measured, size, profile)
     return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
+
+
+def _speed_of_wire(test: str, measured: float, size: int, profile: Profile) -> SpeedClaim:
+    """Judge what perftest moved over one card.
+
+    The output does not say whether buffers were in GPU memory, so the lower reference counts.
+    """
+    fitting = [wire for wire in profile.wires if wire.is_for(test)]
+    reference = min(fitting, key=lambda wire: wire.rate * wire.tolerance, default=None)
+    notes = [f"the reference is for {reference.memory} memory" if reference else ""]
+    missing = f"{profile.name} has no reference for this test"
+    ceiling, floor = ceilings.wire_limits(profile, test)
+    if size < WIRE_BYTES:
+        reference = floor = None
+        missing = f"the largest size is {size} bytes; speed is judged at {WIRE_BYTES} bytes or more"
+    return _speed("Gb/s", measured, size, (ceiling, floor), reference, missing=missing, notes=notes)
 
 
 def _speed_of_kernels(test: str, measured: float, size: int, profile: Profile) -> SpeedClaim:
