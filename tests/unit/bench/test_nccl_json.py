@@ -150,14 +150,6 @@ def test_output_after_a_document_without_end_is_read() -> None:
     assert [len(run.rows) for run in results.runs] == [2, 11]
 
 
-@pytest.mark.parametrize("text", [
-    "{", "[", "{}", "[]", "{ x }", '{"a": 1}', "[0] x", '{"results": {}}', '{"version": 1', "{" * 5000, '{"results":[' * 5000,
-])  # fmt: skip
-def test_json_of_others(text: str) -> None:
-    results = read_text("x", text)
-    assert (results.runs, results.sources[0].tools) == ((), ())
-
-
 def written(*, faster: float = 1.0) -> str:
     """The document of the run that `TABLE` prints, with times that are not rounded."""
     made = document()

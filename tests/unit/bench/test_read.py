@@ -59,12 +59,41 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_p2p_bandwidth_latency_test_is_named_as_not_read() -> None:
-    text = "P2P Connectivity Matrix\n     D\\D     0     1\n     0       1     1\n     1       1     1\n"
+P2P = "P2P Connectivity Matrix\n     D\\D     0     1\n     0       1     1\n     1       1     1\n"
+CSV = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n1,2,3,4,5,6,7,8\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (P2P, "the output of p2pBandwidthLatencyTest is not read; use nvbandwidth, which measures the same"),
+        (CSV, "the CSV of ucx_perftest is not read; run it without -v"),
+        ("| Diagnostic     | Result        |\n", "the table of dcgmi diag is not read; use dcgmi diag -j"),
+    ],
+)
+def test_outputs_that_are_named_as_not_read(text: str, advice: str) -> None:
     for other in ("", Table().text()):
-        source = read_text("log", text + other).sources[0]
-        assert source.unread == 1
-        assert source.examples[0].startswith("the output of p2pBandwidthLatencyTest is not read; use nvbandwidth")
+        results = read_text("log", text + other)
+        assert (results.sources[0].examples, len(results.runs)) == ((advice,), bool(other))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Running tests\n# SUM 3\n 0 1 2\nError: no\nWaived\nmemcpy failed\n",
+        " 8388608    20000            24056.74            24056.72\t\t   0.003007\nFailed to do it\n# bytes\n",
+        "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n",
+        "hello\n1 2 3 4 5 6 7\n[1,0]<stdout>: # size 5\nGPU 0: NVIDIA H100\n",
+        "srun: error: node1: task 0: Exited with exit code 1\n",
+        "{", "[", "{}", "[]", "{ x }", '{"a": 1}', "[0] x", '{"results": {}}', '{"version": 1', "{" * 5000,
+        '{"results":[' * 5000, '{"results": [{"size": 1}]}', '{"results": {"size": 1}}', '{"results": {"x": 1}}',
+        '{"test_info": {}}', '{"nvbandwidth": 1}', '{"results": []}', '{"iterations": 20}', '{"iterations": [1]}',
+        '{"test_categories": []}',
+    ],
+)  # fmt: skip
+def test_what_others_print_is_nothing(text: str) -> None:
+    results = read_text("log", text)
+    assert (*counts(results), *results.runs, *unread(results), *results.sources[0].tools) == (0, 0, 0, 0)
 
 
 def test_a_text_in_memory() -> None:
@@ -72,13 +101,6 @@ def test_a_text_in_memory() -> None:
     same(read_text("check", table.text()).runs[0], table)
     assert read_text("check", "").sources[0].tools == ()
     assert read_text("check", "\udc80\ud800 x").runs == ()
-
-
-def test_unread_lines_are_shown() -> None:
-    table = Table()
-    text = "\n".join([*table.head(), table.body()[0][:60], *table.body()[1:], *table.foot()])
-    source = read_text("log", text).sources[0]
-    assert (source.unread, source.examples) == (1, (table.body()[0][:60].strip(),))
 
 
 UCX = (Path(__file__).parents[2] / "data" / "ucx-logs" / "latency.txt").read_text()
@@ -112,13 +134,6 @@ def test_a_tool_after_another_that_was_cut(first: str, second: str) -> None:
     for at in range(0, len(text), max(1, len(text) // 12)):
         before, both = read_text("log", text[:at]), read_text("log", f"{text[:at]}\n\n{ALL[second]}")
         assert tuple(map(sum, zip(counts(before), counts(alone), strict=True))) == counts(both), text[:at][-200:]
-
-
-@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "[0] ", "2026-01-02T03:04:05.678901234Z "])
-def test_prefixes_of_launchers(prefix: str) -> None:
-    for text in ALL.values():
-        prefixed = "".join(prefix + line for line in text.splitlines(keepends=True))
-        assert counts(read_text("log", prefixed)) == counts(read_text("log", text))
 
 
 def test_json_between_warnings_with_braces() -> None:
