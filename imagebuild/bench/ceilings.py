@@ -20,7 +20,7 @@ from typing import NamedTuple, get_args
 
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
 from imagebuild.bench.profiles import CopyRate, MeasuredSpeed, Profile, WireRate, profile_key
-from imagebuild.core.errors import ConfigError, Mistakes
+from imagebuild.core.errors import ConfigError, Mistakes, plural
 from imagebuild.core.fields import Model, YamlFile
 
 
@@ -240,11 +240,6 @@ def hard_ceiling(
     ceilings = class_ceilings(collective, ranks, nodes, hardware)
     known = [ceiling for ceiling in ceilings if algorithm in (None, ceiling.algorithm)]
     return max(known, key=lambda ceiling: ceiling.value, default=None)
-
-
-def plural(count: int, noun: str) -> str:
-    """Return `1 node`, `2 nodes`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # Ranks on the hardware of a profile

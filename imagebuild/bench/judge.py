@@ -21,7 +21,7 @@ from itertools import groupby
 from typing import Any, get_args
 
 from imagebuild.bench import ceilings
-from imagebuild.bench.ceilings import NotComparable, RankLayout, plural, rank_layout
+from imagebuild.bench.ceilings import NotComparable, RankLayout, rank_layout
 from imagebuild.bench.models import (
     AlgorithmName,
     BandwidthTest,
@@ -40,7 +40,7 @@ from imagebuild.bench.models import (
     describe_run,
 )
 from imagebuild.bench.profiles import Measured, Profile
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, plural
 
 MARGIN = 0.02
 """How far above a ceiling a figure may be before it is called a mistake. Timers start late and figures are rounded: a

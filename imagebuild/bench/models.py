@@ -12,6 +12,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field
 
+from imagebuild.core.errors import plural
 from imagebuild.core.fields import Model
 
 Collective = Literal[
@@ -74,7 +75,7 @@ def bus_ratio(rows: Iterable[NcclRow], least: float) -> float | None:
 
 def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
     """Return `all_reduce, 16 ranks, 2 nodes`, up to the first number that is unknown."""
-    scale = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
+    scale = [plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
     return ", ".join([collective or "unknown collective", *scale[: None if ranks else 0]])
 
 

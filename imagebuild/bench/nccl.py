@@ -34,6 +34,7 @@ from imagebuild.bench.logs import (
     parse_number,
 )
 from imagebuild.bench.models import Half, NcclRow, Run, RunVerdict, bus_ratio
+from imagebuild.core.errors import plural
 
 
 def parse_nccl_text(log: Log) -> ParsedOutput[Run]:
@@ -735,7 +736,7 @@ def _with_verdict(
         (True, "complete"),
         (reduced_to, f"the largest size was reduced to {reduced_to} bytes for lack of memory"),
         (left_out, "parts are left out where the output has dots"),
-        (run.partial_rows, f"{run.partial_rows} row{'s' if run.partial_rows > 1 else ''} could not be read"),
+        (run.partial_rows, f"{plural(run.partial_rows, 'row')} could not be read"),
         (not compared_rows and rows, "data were not validated"),
         (0 < compared_rows < len(rows), f"data were compared in {compared_rows} of {len(rows)} rows only"),
     )

@@ -10,9 +10,8 @@ from typing import Any, TypeVar, get_args
 
 from packaging.version import InvalidVersion, Version
 
-from imagebuild.bench.ceilings import plural
 from imagebuild.bench.profiles import Profile
-from imagebuild.core.errors import ConfigError, nearest, suggestion
+from imagebuild.core.errors import ConfigError, nearest, plural, suggestion
 from imagebuild.core.fields import Arch, Model, Platform, YamlFile, full_reference, major, matches, satisfies
 from imagebuild.jobs.facts import (
     COLLECTIVES,
