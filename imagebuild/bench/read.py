@@ -20,7 +20,7 @@ from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwid
 from imagebuild.bench.perftest import parse_perftest_json, parse_perftest_text
 from imagebuild.bench.tables import parse_nvshmem_text, parse_osu_text
 from imagebuild.bench.ucx import parse_ucx_text
-from imagebuild.core.errors import ResultError
+from imagebuild.core.errors import ConfigError
 
 _TextParser = Callable[[str, Sequence[str]], ParsedOutput[Any]]
 _JsonParser = Callable[[str, JsonDocument], ParsedOutput[Any] | None]
@@ -62,7 +62,7 @@ _LONGEST_EXAMPLE = 160
 def read_files(files: Iterable[Path | str]) -> Results:
     """Read files, which may hold no output of a benchmark.
 
-    A file whose compressed data are damaged says so in its `Source`. Raises ResultError if one cannot be opened.
+    A file whose compressed data are damaged says so in its `Source`. Raises ConfigError if one cannot be opened.
     """
     everything: dict[str, list[Any]] = defaultdict(list)
     for file in files:
@@ -72,7 +72,8 @@ def read_files(files: Iterable[Path | str]) -> Results:
             if error.errno is None:  # not even its beginning can be decompressed
                 everything["sources"].append(Source(path=str(file), tools=(), lines=0, unread=0, damage=str(error)))
                 continue
-            raise ResultError(f"{file}: {error.strerror or error}; give a file that can be read") from None
+            why = f"{error.strerror or error}; name logs, JSON files or folders"
+            raise ConfigError(f"{file}: cannot be read: {why}") from None
         for part, items in _parse_log(log):
             everything[part] += items
     return Results(**{part: tuple(items) for part, items in everything.items()})

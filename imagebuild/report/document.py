@@ -497,21 +497,16 @@ def _texts_of(*parts: Results | VerifyResult) -> Iterator[str]:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Return the file, or all files of the folder. Raises ConfigError if one cannot be opened or named in JSON."""
-    try:
-        files = [path]
-        if path.is_dir():
-            files = [file for file in sorted(path.rglob("*")) if file.is_file()]
-            files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
-        for file in files:
+    """Return the file, or all files of the folder. Raises ConfigError if one cannot be named in JSON."""
+    files = [path]
+    if path.is_dir():
+        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+    for file in files:
+        try:
             str(file).encode()
-            with open_log(file):
-                pass
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{visible(error.object)}: cannot be read: its name is not UTF-8; rename it") from None
-    except OSError as error:
-        where = error.filename or path
-        raise ConfigError(f"{where}: cannot be read: {error.strerror}; name logs, JSON files or folders") from None
+        except UnicodeEncodeError:
+            raise ConfigError(f"{visible(str(file))}: cannot be read: its name is not UTF-8; rename it") from None
     return files
 
 

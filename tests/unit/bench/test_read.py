@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.bench import Results, read_files, read_text
-from imagebuild.core import ResultError
+from imagebuild.core import ConfigError
 from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.nccl_tables import Table, broken_lines, same
 from tests.unit.bench.test_dcgm import new_document
@@ -42,7 +42,7 @@ def test_published_logs(entry: dict[str, object]) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match=r"no-such-file: No such file"):
+    with pytest.raises(ConfigError, match=r"no-such-file: cannot be read: No such file"):
         read_files([tmp_path / "no-such-file"])
     packed = gzip.compress(Table().text().encode())
     for data, problem in (
