@@ -146,11 +146,15 @@ _LONGEST_CUT_ROW = 2000
 _GLUED_NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d\d)?(?=[A-Za-z])|-(?=[A-Za-z])")
 
 
+DAMAGED = (gzip.BadGzipFile, zlib.error, EOFError)
+"""What reading raises where compressed data are damaged; the last if they have no end."""
+
+
 @contextmanager
 def open_log(path: Path) -> Iterator[BinaryIO]:
     """Open a file, also one that gzip compressed, or the standard input if the path is `-`.
 
-    Raises OSError, also within the block, if the compressed data are damaged.
+    Raises OSError if it cannot be opened, and in the block one of DAMAGED if compressed data are damaged.
     """
     with ExitStack() as opened:
         is_input = str(path) == "-"
@@ -160,10 +164,7 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
             content.seek(0)
             content = cast(BinaryIO, opened.enter_context(gzip.open(content)))
         content.seek(0)
-        try:
-            yield content
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise OSError(f"its compressed data are damaged ({error})") from None
+        yield content
 
 
 @cache
@@ -173,30 +174,37 @@ def _standard_input(stream: TextIO) -> bytes:
 
 
 def read_log(path: Path | str) -> Log:
-    """Read a file as `open_log` opens it, up to where its compressed data are damaged. Raises OSError."""
+    """Read a file up to where its compressed data are damaged. Raises OSError if it cannot be opened."""
+    log = Log(str(path))
     with open_log(Path(path)) as content:
-        encoding = "utf-16" if content.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-        content.seek(0)
-        with io.TextIOWrapper(content, encoding, errors="replace", newline="\n") as file:
-            return _read(str(path), file)
+        try:
+            encoding = "utf-16" if content.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+            content.seek(0)
+            with io.TextIOWrapper(content, encoding, errors="replace", newline="\n") as file:
+                _read(log, file)
+        except DAMAGED as error:
+            how = "have no end" if isinstance(error, EOFError) else f"are damaged ({error})"
+            log.damage = f"its compressed data {how}"
+    return log
 
 
 def log_from_text(name: str, text: str) -> Log:
     """Read a text that is in memory."""
     text = text.removeprefix("\ufeff").encode(errors="replace").decode()
-    return _read(name, io.StringIO(text, newline="\n"))
+    log = Log(name)
+    _read(log, io.StringIO(text, newline="\n"))
+    return log
 
 
-def _read(path: str, file: TextIO) -> Log:
-    """Read lines without debug output.
+def _read(log: Log, file: TextIO) -> None:
+    """Add the lines of a file without debug output.
 
     A message of NCCL comes between two pieces of a row if it was printed while the row was: what a process prints next
     is the rest of the row.
     """
-    log = Log(path)
     hosts: set[str] = set()
     cut: dict[str, str] = {}
-    for row in _rows(file, log):
+    while row := file.readline(_LONGEST_LINE):
         log.line_count += 1
         if "NCCL_ALGO" in row or "NCCL_NVLS" in row or "-> Algo " in row:
             log.settings += _settings(row, log.line_count)
@@ -222,7 +230,6 @@ def _read(path: str, file: TextIO) -> Log:
         else:
             log.lines.append(LogLine(piece, process, log.line_count))
     log.lines.extend(LogLine(text, process, log.line_count) for process, text in cut.items())
-    return log
 
 
 def _settings(row: str, number: int) -> Iterator[Setting]:
@@ -232,21 +239,6 @@ def _settings(row: str, number: int) -> Iterator[Setting]:
         if match["algo"] and value.isdigit():
             value = _ALGORITHMS[int(value)] if int(value) < len(_ALGORITHMS) else ""
         yield Setting(number, match["name"] or match["unset"] or "NCCL_ALGO", value)
-
-
-def _rows(file: TextIO, log: Log) -> Iterator[str]:
-    while True:
-        try:
-            row = file.readline(_LONGEST_LINE)
-        except EOFError:
-            log.damage = "its compressed data have no end"
-            return
-        except (gzip.BadGzipFile, zlib.error) as error:
-            log.damage = f"its compressed data are damaged ({error})"
-            return
-        if not row:
-            return
-        yield row
 
 
 def _glued(before: str, host: str, hosts: set[str]) -> str:

@@ -69,9 +69,6 @@ def read_files(files: Iterable[Path | str]) -> Results:
         try:
             log = read_log(file)
         except OSError as error:
-            if error.errno is None:  # not even its beginning can be decompressed
-                everything["sources"].append(Source(path=str(file), tools=(), lines=0, unread=0, damage=str(error)))
-                continue
             why = f"{error.strerror or error}; name logs, JSON files or folders"
             raise ConfigError(f"{file}: cannot be read: {why}") from None
         for part, items in _parse_log(log):

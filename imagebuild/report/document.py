@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, get_args
 
 from imagebuild import __version__
 from imagebuild.bench.judge import best_row, device_pairs, judge_results
-from imagebuild.bench.logs import open_log
+from imagebuild.bench.logs import DAMAGED, open_log
 from imagebuild.bench.models import (
     STANDINGS,
     BandwidthTest,
@@ -522,7 +522,7 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
                 return None
             opened.seek(0)
             data = json.loads(opened.read())
-    except (OSError, EOFError, ValueError, RecursionError):
+    except (OSError, *DAMAGED, ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None

@@ -22,7 +22,7 @@ import jinja2
 from markupsafe import Markup
 
 from imagebuild.bench.judge import best_row as judged_row
-from imagebuild.bench.logs import open_log
+from imagebuild.bench.logs import DAMAGED, open_log
 from imagebuild.bench.models import BandwidthTest, PerftestTable, Run, UcxResult
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError, plural
@@ -190,7 +190,7 @@ def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, .
                 total = file.seek(0, 2)
                 file.seek(max(0, total - kept))
                 data = file.read(kept)
-        except (OSError, EOFError):
+        except (OSError, *DAMAGED):
             continue
         if total > kept:
             data = data[data.find(b"\n", 0, 4096) + 1 :]  # without the rest of a line, which could mislead
