@@ -78,7 +78,7 @@ class Series:
 
 
 def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
-    """Judge everything that was measured in either document by the other one; what is not measured any more fails."""
+    """Judge what was measured now by the baseline; a measurement that only the baseline has is a failure."""
     new_series, old_series = _series_of(new), _series_of(old)
     judgements = []
     for name in dict.fromkeys((*new_series, *old_series)):
@@ -99,7 +99,7 @@ def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
 
 
 def _vanished(new: Series, old: Series) -> str:
-    """Return which cells, or sizes above all that were measured now, only the baseline has; empty if none."""
+    """Return which cells, or which sizes above the largest that was measured now, only the baseline has."""
     largest = max((point for point in new.points() if isinstance(point, int)), default=0)
     lost = sorted(p for p in old.points() - new.points() if not isinstance(p, int) or p > largest)
     if not lost:
@@ -169,7 +169,7 @@ def _noise(new: Series, old: Series, changes: dict[Point, float]) -> float | Non
 
 
 def _offsets(series: Series) -> list[float]:
-    """Return how far each run is off what is usual at its points."""
+    """Return for each run how far its values are off the medians of all runs."""
     return [
         median(value - median(series.at(point)) for point, values in run.items() for value in values)
         for run in series.runs
@@ -178,7 +178,7 @@ def _offsets(series: Series) -> list[float]:
 
 
 def _scatter(series: Series, where: str) -> str:
-    """Return that runs differ by more than SPREAD, empty if they do not."""
+    """Return in words that runs differ by more than SPREAD; empty if they do not."""
     offsets = _offsets(series)
     spread = -math.expm1(min(offsets) - max(offsets))
     return f"the {len(offsets)} runs{where} differ too much, by {spread:.0%}" if spread > SPREAD else ""

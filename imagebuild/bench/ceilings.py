@@ -25,7 +25,7 @@ from imagebuild.core.fields import Model, YamlFile
 
 
 class NotComparable(Exception):
-    """Say why a measurement has no place on the hardware of a profile."""
+    """Say why a measurement cannot be compared with the hardware of a profile."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ than a ring."""
 
 
 def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
-    """Return the classes that NCCL_ALGO and NCCL_NVLS_ENABLE leave NCCL to choose from; none if they leave all."""
+    """Return the classes that NCCL_ALGO and NCCL_NVLS_ENABLE allow; none if they allow all."""
     everything: tuple[AlgorithmName, ...] = tuple(dict.fromkeys(algorithm.name for algorithm in ALGORITHMS))
     chosen = set(everything)
     setting = variables.get("NCCL_ALGO", "").strip("\"' ").lower()
@@ -438,8 +438,8 @@ def limit_table(profile: Profile, nodes: int | None = None) -> LimitTable:
 def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
     """Add the mistakes in a profile that is otherwise sound.
 
-    They are references at or above their ceiling, of a scale that does not fit, or listed twice; tests without a rate
-    that limits them; and links that are not in order.
+    Mistakes are: a reference that is not below its ceiling, does not fit the hardware or is listed twice; a test that
+    no rate of the profile limits; links in the wrong order.
     """
     profile = document.model
     if sorted(link.gpus for link in profile.links) != [link.gpus for link in profile.links]:

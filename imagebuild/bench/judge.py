@@ -106,7 +106,7 @@ def judge_results(
 def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int, files: int) -> Judgement:
     """Judge one run of nccl-tests.
 
-    `alone` is the number of runs in its file that have one rank each, `files` that of files with such runs.
+    `alone` counts the runs of one rank in its file, `files` the files that have such runs.
     """
     participation = _participation(run, profile, expected, alone, files)
     known = {"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)}
@@ -123,7 +123,7 @@ def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int
 
 
 def verdict_text(verdict: str, reason: str) -> str:
-    """Return the reason of a verdict, which is said first unless the reason begins with it."""
+    """Return verdict and reason, the verdict only if the reason does not begin with it."""
     return reason if reason.startswith(verdict.split("-", maxsplit=1)[0]) else f"{verdict}: {reason}"
 
 
@@ -139,8 +139,8 @@ def _data_of_run(run: Run) -> DataClaim:
 def _nodes_of(run: Run, expected: Expected) -> int | None:
     """Return the number of hosts: what the output lists, or else the caller says.
 
-    Hosts of one name, whose cards have the same addresses, look like one that shares its GPUs, which NCCL refuses: the
-    caller tells how many they are.
+    Several hosts with the same name look like one host whose ranks share GPUs. As NCCL refuses that, the caller's
+    number counts then.
     """
     if run.nodes == 1 and run.gpus and expected.nodes and run.gpus * expected.nodes == run.ranks:
         return expected.nodes
@@ -207,7 +207,7 @@ def _unjudged(profile: Profile | None, unsound: str, problem: str, **facts: Any)
 
 
 def _gpus_claim(found: int, wanted: int, verb: str, scale: str = "") -> ParticipationClaim:
-    """Return whether as many GPUs took part, or were tested, as should; `scale` says it in other words if so."""
+    """Compare the number of GPUs with what it should be; `scale` is the reason if it is reached."""
     counts = f"{found} of {wanted} GPUs {verb}"
     if found < wanted:
         return ParticipationClaim(state="incomplete", reason=counts, allow="partial")
@@ -215,7 +215,7 @@ def _gpus_claim(found: int, wanted: int, verb: str, scale: str = "") -> Particip
 
 
 def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
-    """Return which of the devices are not the profile's; empty if none is, or without a profile."""
+    """Return a sentence about devices that the profile does not have; empty if there are none, or no profile."""
     if profile is None:
         return ""
     others = [name for name in names if _names_gpu(name) and not profile.has(name)]
@@ -223,7 +223,7 @@ def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
 
 
 def _wrong_ratio(run: Run, ranks: int) -> float | None:
-    """Return busbw / algbw of a run if it is not what so many ranks make it."""
+    """Return busbw / algbw of a run if it is not that of so many ranks."""
     ratio = bus_ratio(run.rows, RATIO_LEAST)
     if ratio is None or run.collective not in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
         return None
@@ -318,7 +318,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
 
 
 def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
-    """Return the rate below which no healthy run is, whichever of the classes it used."""
+    """Return the rate that every healthy run reaches, whichever of the classes it used."""
     if not known:
         return None
     lowest = min(known, key=lambda ceiling: ceiling.value)
@@ -351,7 +351,7 @@ def _scale_of(run: Run) -> tuple[str, int, int]:
 
 
 def _names_gpu(device: str) -> bool:
-    """Return whether the output says which GPU it was: a driver calls one that it does not know a graphics device."""
+    """Return whether this is the name of a GPU: drivers call one that they do not know `Graphics Device`."""
     return not device.endswith("Graphics Device")
 
 
@@ -500,7 +500,7 @@ def _judge_ucx(result: UcxResult) -> Judgement:
 
 
 def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
-    """Judge one dcgmi diag: it passes if tests of GPUs were run, and all that were run passed."""
+    """Judge one dcgmi diag: it passes if tests of the hardware were run, and every test that was run passed."""
     by_status = Counter(diagnostic.status for diagnostic in diagnostics)
     on_gpus = {
         d.entity for d in diagnostics if d.status in ("pass", "fail", "warn") and (d.entity or "").startswith("GPU")
@@ -542,7 +542,7 @@ def _speed(
 ) -> SpeedClaim:
     """Compare a measurement with its ceiling, then with the reference, else (`missing` says why) with the floor.
 
-    `limits` are both of them; `highest` is what must not be above the ceiling, if it is not the measurement itself.
+    `limits` are ceiling and floor. `highest` is compared with the ceiling instead of the measurement, if it is given.
     """
     ceiling, floor = limits
     facts: dict[str, Any] = {"unit": unit, "size_bytes": size_bytes, "ceiling": ceiling}

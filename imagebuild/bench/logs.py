@@ -35,7 +35,7 @@ class LogLine(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Hold a variable of NCCL, as a command line, a script or NCCL says it."""
+    """Hold a variable of NCCL that a command line, a script or NCCL itself mentions."""
 
     number: int
     """Line number in the file."""
@@ -46,7 +46,7 @@ class Setting(NamedTuple):
 
 @dataclass
 class Log:
-    """Hold a log without the lines that cannot be of results."""
+    """Hold a log without debug output."""
 
     path: str
     lines: list[LogLine] = field(default_factory=list)
@@ -86,7 +86,7 @@ class LineReader(Generic[Item]):
     """Whether the line before it was one: another one that follows at once explains it."""
 
     def read_all(self, lines: Sequence[str], mark: re.Pattern[str], longest: int) -> ParsedOutput[Item]:
-        """Read cleaned lines if `mark` matches one, which only this tool prints. No line of it is longer than that."""
+        """Read cleaned lines of up to `longest` characters, if one matches `mark`, which only this tool prints."""
         if any(map(mark.match, lines)):
             for line in lines:
                 if len(line) <= longest and (text := line.strip().removeprefix("> ")):
@@ -169,7 +169,7 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
 
 @cache
 def _standard_input(stream: TextIO) -> bytes:
-    """Return what there is to read, each time that it is asked for."""
+    """Return all of the standard input, also when it is asked for again."""
     return stream.buffer.read()
 
 
@@ -199,8 +199,7 @@ def log_from_text(name: str, text: str) -> Log:
 def _read(log: Log, file: TextIO) -> None:
     """Add the lines of a file without debug output.
 
-    A message of NCCL comes between two pieces of a row if it was printed while the row was: what a process prints next
-    is the rest of the row.
+    NCCL may print a message while a program prints a row: then the next line of that process is the rest of the row.
     """
     hosts: set[str] = set()
     cut: dict[str, str] = {}
@@ -368,7 +367,7 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
 
 
 def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
-    """Return what is sound of a document that breaks the rules or has no end, where that ends, and if it is whole.
+    """Return what can be read of a document with mistakes or without an end, where it ends, and whether it has an end.
 
     A comma may be too many, keys and values may lack quotes: numbers are returned as strings then, and so are `nan` and
     `inf`, which JSON does not have. A value counts once a comma or bracket ends it, as a number at the very end may
