@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from imagebuild.bench.ceilings import forced_classes
 from imagebuild.bench.logs import (
@@ -33,7 +33,7 @@ from imagebuild.bench.logs import (
     json_object,
     parse_number,
 )
-from imagebuild.bench.models import Half, NcclRow, Run, RunVerdict, bus_ratio
+from imagebuild.bench.models import Collective, Half, NcclRow, Run, RunVerdict, bus_ratio
 from imagebuild.core.errors import plural
 
 
@@ -85,10 +85,7 @@ def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...
 
 # Lines: events.
 
-_COLLECTIVES = frozenset((
-    "all_reduce", "all_gather", "reduce_scatter", "alltoall", "alltoallv", "broadcast", "reduce", "sendrecv",
-    "gather", "scatter", "hypercube",
-))  # fmt: skip
+_COLLECTIVES = frozenset(get_args(Collective))
 _OPENINGS = frozenset(("version", "starting", "parameters", "devices", "header"))
 """Each comes once, before the rows: a second one belongs to another run."""
 _FOOTERS = frozenset(("bounds", "average", "concluded"))
