@@ -23,6 +23,7 @@ from imagebuild.bench import (
 )
 from imagebuild.project import CheckResult, VerifyResult
 from imagebuild.report import Report, ReportOrigin, judge_rest
+from tests.unit.bench.nccl_tables import Table
 
 HOSTILE = (
     '<script>document.title="owned"</script><img src=x onerror=alert(1)>\x1b[31m red\x00 \u202e ]]> {{ 7*7 }} | `@all`'
@@ -36,21 +37,18 @@ def half(busbw: float | None, size: int, factor: float = 1.75, wrong: int | None
     return Half(time_us=time_us, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=wrong)
 
 
-def row(size: int, busbw: float | None, in_place: float | None = None, **values: object) -> NcclRow:
+def row(
+    size: int, busbw: float | None, in_place: float | None = None, factor: float = 1.75, **values: object
+) -> NcclRow:
     known = {"count": size // 4, "dtype": "float", "redop": "sum", "root": -1} | values
-    inner = None if in_place is None else half(in_place, size)
-    return NcclRow(size_bytes=size, out_of_place=half(busbw, size), in_place=inner, **known)
+    inner = None if in_place is None else half(in_place, size, factor)
+    return NcclRow(size_bytes=size, out_of_place=half(busbw, size, factor), in_place=inner, **known)
 
 
 def curve(peak: float, factor: float) -> tuple[NcclRow, ...]:
     """Rows from 1 KiB to 8 GiB that approach a peak, as real ones do; `factor` is bus bandwidth / bandwidth."""
     sizes = [1 << power for power in range(10, 34)]
-    return tuple(
-        NcclRow(size_bytes=s, count=s // 4, dtype="float", redop="sum", root=-1,
-                out_of_place=half(round(peak * s / (s + 6e7), 3), s, factor),
-                in_place=half(round(peak * s / (s + 6.3e7), 3), s, factor))
-        for s in sizes
-    )  # fmt: skip
+    return tuple(row(s, *(round(peak * s / (s + most), 3) for most in (6e7, 6.3e7)), factor) for s in sizes)
 
 
 def run(collective: str | None = "all_reduce", peak: float = 480.0, **values: object) -> Run:
@@ -189,35 +187,10 @@ BAD = report(
 )  # fmt: skip
 
 
-def nccl_log(
-    busbw: float, *, ranks: int = 8, wrong: int = 0, collective: str = "all_reduce", factor: float = 1.75
-) -> str:
+def nccl_log(busbw: float, *, ranks: int = 8, wrong: int = 0, collective: str = "all_reduce") -> str:
     """What nccl-tests 2.19 prints for sizes from 256 MiB to 8 GiB, each at a fraction of `busbw`."""
-    lines = [
-        "# nccl-tests version 2.19.6 nccl-headers=22902 nccl-library=22902",
-        f"# Collective test starting: {collective}_perf",
-        "# nThread 1 nGpus 8 minBytes 268435456 maxBytes 8589934592 step: 2(factor) warmup iters: 1 iters: 20"
-        " agg iters: 1 validation: 1 graph: 0",
-        "#",
-        "# Using devices",
-        *(
-            f"#  Rank {n:2} Group  0 Pid 100 on node1 device {n:2} [0000:{n + 16:x}:00] NVIDIA H100 80GB HBM3"
-            for n in range(ranks)
-        ),
-        "#",
-        "#                                                              out-of-place                       in-place",
-        "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong",
-        "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
-    ]
-    speeds = []
-    for power in range(28, 34):
-        speed = busbw * (1 - 0.04 * (33 - power))
-        half = f"{(1 << power) / (speed / factor) / 1e3:.1f} {speed / factor:.2f} {speed:.2f} {wrong}"
-        lines.append(f" {1 << power} {(1 << power) // 4} float sum -1 {half} {half}")
-        speeds.append(speed)
-    verdict = "FAILED" if wrong else "OK"
-    return "\n".join([
-        *lines, f"# Out of bounds values : {12 if wrong else 0} {verdict}",
-        f"# Avg bus bandwidth    : {sum(speeds) / len(speeds):.3f}", "#",
-        f"# Collective test concluded: {collective}_perf", "",
-    ])  # fmt: skip
+    sizes = tuple(1 << power for power in range(28, 34))
+    return Table(
+        collective=collective, ranks=ranks, sizes=sizes, step=2, wrong={0: wrong} if wrong else {},
+        speed=lambda size: busbw * (1 - 0.04 * (34 - size.bit_length())),
+    ).text()  # fmt: skip

@@ -50,6 +50,7 @@ MAD_SCALE = 1.4826
 """Standard deviation of a normal distribution / its median absolute deviation."""
 MEDIAN_ERROR = 1.2533
 """Standard error of a median / that of a mean."""
+NO_DATA = DataClaim(state="not applicable", reason="compared with the baseline")
 SMALLEST = 2**20
 """Least size in bytes at which collectives are compared."""
 
@@ -78,28 +79,28 @@ class Series:
 
 
 def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
-    """Judge everything that was measured in either document by the other one; what is not measured any more fails."""
+    """Judge what was measured now by the baseline; a measurement that only the baseline has is a failure."""
     new_series, old_series = _series_of(new), _series_of(old)
     judgements = []
     for name in dict.fromkeys((*new_series, *old_series)):
-        now, before = new_series.get(name), old_series.get(name)
-        vanished = ""
+        now, before, vanished = new_series.get(name), old_series.get(name), ""
         if now and before:
-            judgement, vanished = _compare(name, now, before), _vanished(now, before)
+            speed, vanished = _compare(now, before), _vanished(now, before)
         elif now:
-            judgement = _judgement(now, name, "not judged", "the baseline does not have it")
+            speed = _claim(now, "not judged", "the baseline does not have it")
         else:
             vanished = "it is in the baseline, and was not measured now"
-            judgement = _judgement(old_series[name], name, "not judged", vanished)
-        if vanished:
-            incomplete = ParticipationClaim(state="incomplete", reason=vanished)
-            judgement = judgement.model_copy(update={"participation": incomplete})
-        judgements.append(judgement)
+            speed = _claim(old_series[name], "not judged", vanished)
+        participation = ParticipationClaim(state="incomplete", reason=vanished) if vanished else NO_PARTICIPATION
+        source = (now or old_series[name]).source
+        judgements.append(
+            Judgement(source=source, subject=name, data=NO_DATA, participation=participation, speed=speed)
+        )
     return tuple(judgements)
 
 
 def _vanished(new: Series, old: Series) -> str:
-    """Return which cells, or sizes above all that were measured now, only the baseline has; empty if none."""
+    """Return which cells, or which sizes above the largest that was measured now, only the baseline has."""
     largest = max((point for point in new.points() if isinstance(point, int)), default=0)
     lost = sorted(p for p in old.points() - new.points() if not isinstance(p, int) or p > largest)
     if not lost:
@@ -108,16 +109,16 @@ def _vanished(new: Series, old: Series) -> str:
     return f"{what} are in the baseline, and were not measured now"
 
 
-def _compare(name: str, new: Series, old: Series) -> Judgement:
+def _compare(new: Series, old: Series) -> SpeedClaim:
     """Judge one series by the rule of the module's docstring."""
     if problem := new.problem or (old.problem and f"in the baseline, {old.problem}"):
-        return _judgement(new, name, "not judged", problem, allow="unjudged")
+        return _claim(new, "not judged", problem, allow="unjudged")
     if new.devices and old.devices and new.devices != old.devices:
         now, before = ", ".join(sorted(new.devices)), ", ".join(sorted(old.devices))
-        return _judgement(new, name, "not judged", f"{now} now, {before} in the baseline", allow="unjudged")
+        return _claim(new, "not judged", f"{now} now, {before} in the baseline", allow="unjudged")
     shared = new.points() & old.points()
     if not shared:
-        return _judgement(new, name, "not judged", "no size of 1 MiB or more is in both", allow="unjudged")
+        return _claim(new, "not judged", "no size of 1 MiB or more is in both", allow="unjudged")
     changes = {point: median(new.at(point)) - median(old.at(point)) for point in shared}
     noise, between = _noise(new, old, changes), _error_between_runs(new, old)
     noise_text = f"noise {noise:.1%}" if noise is not None else "too few values to know the noise"
@@ -133,18 +134,18 @@ def _compare(name: str, new: Series, old: Series) -> Judgement:
         sizes = " of 1 GiB and more" if group is large else ""
         reason = f"median change {_percent(centre)} over {count}{sizes}; {_percent(limit)} is flagged; {noise_text}"
         if centre < limit:
-            return _judgement(new, name, "too slow", reason, old=old, point=best, limit=limit)
+            return _claim(new, "too slow", reason, old=old, point=best, limit=limit)
     worst = min(changes, key=lambda point: changes[point])
     point_limit = -max(2 * floor, K_POINT * (noise or 0))
     if changes[worst] < point_limit:
         where = f"{worst} bytes" if isinstance(worst, int) else f"row {worst[0]}, column {worst[1]}"
         reason = f"{where}: {_percent(changes[worst])}; {_percent(point_limit)} is flagged; {reason}"
-        return _judgement(new, name, "too slow", reason, old=old, point=worst, limit=point_limit)
+        return _claim(new, "too slow", reason, old=old, point=worst, limit=point_limit)
     problem = _scatter(new, "") or _scatter(old, " of the baseline")
     state: SpeedState = "not judged" if problem else "fast enough"
     reason = "; ".join(filter(None, (problem, reason)))
     allow: Openness | None = "unjudged" if problem else None
-    return _judgement(new, name, state, reason, allow=allow, old=old, point=best, limit=limit)
+    return _claim(new, state, reason, allow=allow, old=old, point=best, limit=limit)
 
 
 def _noise(new: Series, old: Series, changes: dict[Point, float]) -> float | None:
@@ -169,7 +170,7 @@ def _noise(new: Series, old: Series, changes: dict[Point, float]) -> float | Non
 
 
 def _offsets(series: Series) -> list[float]:
-    """Return how far each run is off what is usual at its points."""
+    """Return for each run how far its values are off the medians of all runs."""
     return [
         median(value - median(series.at(point)) for point, values in run.items() for value in values)
         for run in series.runs
@@ -178,7 +179,7 @@ def _offsets(series: Series) -> list[float]:
 
 
 def _scatter(series: Series, where: str) -> str:
-    """Return that runs differ by more than SPREAD, empty if they do not."""
+    """Return in words that runs differ by more than SPREAD; empty if they do not."""
     offsets = _offsets(series)
     spread = -math.expm1(min(offsets) - max(offsets))
     return f"the {len(offsets)} runs{where} differ too much, by {spread:.0%}" if spread > SPREAD else ""
@@ -199,9 +200,8 @@ def _percent(change: float) -> str:
     return f"{math.expm1(change):+.1%}"
 
 
-def _judgement(
+def _claim(
     series: Series,
-    name: str,
     state: SpeedState,
     reason: str,
     *,
@@ -209,12 +209,12 @@ def _judgement(
     old: Series | None = None,
     point: Point | None = None,
     limit: float | None = None,
-) -> Judgement:
+) -> SpeedClaim:
     reference = None
     if old is not None and point is not None:
         before = math.exp(median(old.at(point)))
         reference = Limit(value=round(before, 3), unit=series.unit, what=f"the baseline, {old.source}")
-    speed = SpeedClaim(
+    return SpeedClaim(
         state=state,
         reason=reason,
         allow=allow,
@@ -224,8 +224,6 @@ def _judgement(
         reference=reference,
         tolerance=round(math.exp(limit), 4) if limit is not None else None,
     )
-    data = DataClaim(state="not applicable", reason="compared with the baseline")
-    return Judgement(source=series.source, subject=name, data=data, participation=NO_PARTICIPATION, speed=speed)
 
 
 def _series_of(results: Results) -> dict[str, Series]:

@@ -20,12 +20,12 @@ from typing import NamedTuple, get_args
 
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
 from imagebuild.bench.profiles import CopyRate, MeasuredSpeed, Profile, WireRate, profile_key
-from imagebuild.core.errors import ConfigError, Mistakes
+from imagebuild.core.errors import ConfigError, Mistakes, plural
 from imagebuild.core.fields import Model, YamlFile
 
 
 class NotComparable(Exception):
-    """Say why a measurement has no place on the hardware of a profile."""
+    """Say why a measurement cannot be compared with the hardware of a profile."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ than a ring."""
 
 
 def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
-    """Return the classes that NCCL_ALGO and NCCL_NVLS_ENABLE leave NCCL to choose from; none if they leave all."""
+    """Return the classes that NCCL_ALGO and NCCL_NVLS_ENABLE allow; none if they allow all."""
     everything: tuple[AlgorithmName, ...] = tuple(dict.fromkeys(algorithm.name for algorithm in ALGORITHMS))
     chosen = set(everything)
     setting = variables.get("NCCL_ALGO", "").strip("\"' ").lower()
@@ -240,11 +240,6 @@ def hard_ceiling(
     ceilings = class_ceilings(collective, ranks, nodes, hardware)
     known = [ceiling for ceiling in ceilings if algorithm in (None, ceiling.algorithm)]
     return max(known, key=lambda ceiling: ceiling.value, default=None)
-
-
-def plural(count: int, noun: str) -> str:
-    """Return `1 node`, `2 nodes`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # Ranks on the hardware of a profile
@@ -443,8 +438,8 @@ def limit_table(profile: Profile, nodes: int | None = None) -> LimitTable:
 def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
     """Add the mistakes in a profile that is otherwise sound.
 
-    They are references at or above their ceiling, of a scale that does not fit, or listed twice; tests without a rate
-    that limits them; and links that are not in order.
+    Mistakes are: a reference that is not below its ceiling, does not fit the hardware or is listed twice; a test that
+    no rate of the profile limits; links in the wrong order.
     """
     profile = document.model
     if sorted(link.gpus for link in profile.links) != [link.gpus for link in profile.links]:

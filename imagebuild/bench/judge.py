@@ -21,7 +21,7 @@ from itertools import groupby
 from typing import Any, get_args
 
 from imagebuild.bench import ceilings
-from imagebuild.bench.ceilings import NotComparable, RankLayout, plural, rank_layout
+from imagebuild.bench.ceilings import NotComparable, RankLayout, rank_layout
 from imagebuild.bench.models import (
     AlgorithmName,
     BandwidthTest,
@@ -40,15 +40,13 @@ from imagebuild.bench.models import (
     describe_run,
 )
 from imagebuild.bench.profiles import Measured, Profile
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, plural
 
 MARGIN = 0.02
 """How far above a ceiling a figure may be before it is called a mistake. Timers start late and figures are rounded: a
 loopback on a 200 Gb/s adapter was seen at 201.8 Gb/s."""
 GATE_BYTES, WIRE_BYTES = 2**30, 2**16
 """Smaller messages of collectives, and over one card, show latency, not bandwidth."""
-NEVER_COMPARE = ("all_reduce_bench",)
-"""Tools that cannot compare data, so that nobody can ask for it."""
 COLLAPSE = 0.5
 """The least fraction of the best row that rows of larger sizes must reach."""
 RATIO_ERROR = 0.002
@@ -56,6 +54,7 @@ RATIO_ERROR = 0.002
 RATIO_LEAST = 20.0
 
 NO_PROFILE = "no profile says how fast it should be"
+UNSOUND = "its data are no result, so its speed says nothing"
 NO_DATA = DataClaim(state="not compared", reason="this benchmark never compares data")
 NO_PARTICIPATION = ParticipationClaim(state="not applicable", reason="the output says nothing of ranks and GPUs")
 
@@ -107,7 +106,7 @@ def judge_results(
 def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int, files: int) -> Judgement:
     """Judge one run of nccl-tests.
 
-    `alone` is the number of runs in its file that have one rank each, `files` that of files with such runs.
+    `alone` counts the runs of one rank in its file, `files` the files that have such runs.
     """
     participation = _participation(run, profile, expected, alone, files)
     known = {"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)}
@@ -119,20 +118,18 @@ def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int
         subject=subject,
         data=data,
         participation=participation,
-        speed=_speed_of_run(run, profile, expected, is_sound=data.standing() != "failed"),
+        speed=_speed_of_run(run, profile, expected, UNSOUND if data.standing() == "failed" else ""),
     )
 
 
 def verdict_text(verdict: str, reason: str) -> str:
-    """Return the reason of a verdict, which is said first unless the reason begins with it."""
+    """Return verdict and reason, the verdict only if the reason does not begin with it."""
     return reason if reason.startswith(verdict.split("-", maxsplit=1)[0]) else f"{verdict}: {reason}"
 
 
 def _data_of_run(run: Run) -> DataClaim:
     if run.verdict == "ok" and run.compared and not run.partial_rows:
         return DataClaim(state="right", reason=run.reason)
-    if run.verdict == "ok" and run.tool in NEVER_COMPARE:
-        return NO_DATA
     if run.verdict == "ok":
         return DataClaim(state="not compared", reason=run.reason, allow="unvalidated")
     state = "wrong" if run.verdict == "wrong-data" else "unfinished"
@@ -142,8 +139,8 @@ def _data_of_run(run: Run) -> DataClaim:
 def _nodes_of(run: Run, expected: Expected) -> int | None:
     """Return the number of hosts: what the output lists, or else the caller says.
 
-    Hosts of one name, whose cards have the same addresses, look like one that shares its GPUs, which NCCL refuses: the
-    caller tells how many they are.
+    Several hosts with the same name look like one host whose ranks share GPUs. As NCCL refuses that, the caller's
+    number counts then.
     """
     if run.nodes == 1 and run.gpus and expected.nodes and run.gpus * expected.nodes == run.ranks:
         return expected.nodes
@@ -180,7 +177,7 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
     if unknown and (asked or not ranks):
         options = " and ".join(f"--{noun}" for noun in unknown)
         what = f"the output does not list the {' and '.join(unknown)}"
-        if run.device and run.tool not in NEVER_COMPARE:
+        if run.device:
             what = "the output's list of devices is incomplete"
         reason = f"{what}; say how many with {options}"
         return ParticipationClaim(state="not known", reason=reason, allow=asked)
@@ -200,13 +197,17 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
     return _gpus_claim(ranks, wanted or ranks, "took part", scale)
 
 
-def _unjudged(profile: Profile | None, reason: str, **facts: Any) -> SpeedClaim:
-    """Return that a speed was not judged, which stays open if a profile was asked for."""
-    return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile else None, **facts)
+def _unjudged(profile: Profile | None, unsound: str, problem: str, **facts: Any) -> SpeedClaim:
+    """Return that a speed was not judged: what was measured is `unsound`, there is no profile, or another problem.
+
+    It stays open if a profile was asked for and nothing is wrong with what was measured.
+    """
+    reason = unsound or (problem if profile else NO_PROFILE)
+    return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile and not unsound else None, **facts)
 
 
 def _gpus_claim(found: int, wanted: int, verb: str, scale: str = "") -> ParticipationClaim:
-    """Return whether as many GPUs took part, or were tested, as should; `scale` says it in other words if so."""
+    """Compare the number of GPUs with what it should be; `scale` is the reason if it is reached."""
     counts = f"{found} of {wanted} GPUs {verb}"
     if found < wanted:
         return ParticipationClaim(state="incomplete", reason=counts, allow="partial")
@@ -214,7 +215,7 @@ def _gpus_claim(found: int, wanted: int, verb: str, scale: str = "") -> Particip
 
 
 def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
-    """Return which of the devices are not the profile's; empty if none is, or without a profile."""
+    """Return a sentence about devices that the profile does not have; empty if there are none, or no profile."""
     if profile is None:
         return ""
     others = [name for name in names if _names_gpu(name) and not profile.has(name)]
@@ -222,7 +223,7 @@ def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
 
 
 def _wrong_ratio(run: Run, ranks: int) -> float | None:
-    """Return busbw / algbw of a run if it is not what so many ranks make it."""
+    """Return busbw / algbw of a run if it is not that of so many ranks."""
     ratio = bus_ratio(run.rows, RATIO_LEAST)
     if ratio is None or run.collective not in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
         return None
@@ -232,24 +233,23 @@ def _wrong_ratio(run: Run, ranks: int) -> float | None:
     return None if is_old or abs(ratio - right) <= RATIO_ERROR else ratio
 
 
-def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, *, is_sound: bool) -> SpeedClaim:
-    """Judge the speed of a run, if it is a result and of the profile's hardware."""
+def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound: str) -> SpeedClaim:
+    """Judge the speed of a run, if it is a result (not `unsound`) and of the profile's hardware."""
     measured, size = best_row(run)
     facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
     if run.ranks == 1:
         return SpeedClaim(state="not applicable", reason="one rank moves nothing between GPUs", **facts)
-    problem = "" if is_sound else "its data are no result, so its speed says nothing"
-    if expected.least is not None and not problem:
+    if expected.least is not None and not unsound:
         claim = _speed_asked_for(run, expected.least, facts)
         if profile is None or claim.state != "fast enough":
             return claim
-    problem = problem or _foreign_devices(run.devices, profile)
-    if problem or profile is None:
-        return SpeedClaim(state="not judged", reason=problem or NO_PROFILE, **facts)
+    unsound = unsound or _foreign_devices(run.devices, profile)
+    if unsound or profile is None:
+        return _unjudged(profile, unsound, "", **facts)
     try:
         return _speed_on_profile(run, profile, expected)
     except NotComparable as reason:
-        return _unjudged(profile, str(reason), **facts)
+        return _unjudged(profile, "", str(reason), **facts)
 
 
 def _speed_asked_for(run: Run, least: float, facts: Mapping[str, Any]) -> SpeedClaim:
@@ -318,7 +318,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
 
 
 def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
-    """Return the rate below which no healthy run is, whichever of the classes it used."""
+    """Return the rate that every healthy run reaches, whichever of the classes it used."""
     if not known:
         return None
     lowest = min(known, key=lambda ceiling: ceiling.value)
@@ -351,7 +351,7 @@ def _scale_of(run: Run) -> tuple[str, int, int]:
 
 
 def _names_gpu(device: str) -> bool:
-    """Return whether the output says which GPU it was: a driver calls one that it does not know a graphics device."""
+    """Return whether this is the name of a GPU: drivers call one that they do not know `Graphics Device`."""
     return not device.endswith("Graphics Device")
 
 
@@ -392,13 +392,12 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
     elif profile and gpus and not is_absent:
         wanted = expected.ranks or profile.node.gpus * (expected.nodes or 1)
         participation = _gpus_claim(gpus, wanted, "took part")
+    unsound = problem or (UNSOUND if data.standing() == "failed" else "")
     if test.unit != "GB/s" or is_absent or "local" in name:
         reason = "times are not judged" if test.unit != "GB/s" else "it passes no link between devices"
         speed = SpeedClaim(state="not applicable", reason="" if is_absent else reason)
-    elif profile is None or problem or data.standing() == "failed" or not pairs:
-        reason = problem or (NO_PROFILE if not profile else "no pair was measured")
-        is_asked = not problem and data.standing() != "failed"
-        speed = _unjudged(profile if is_asked else None, reason, measured=min(pairs, default=None))
+    elif profile is None or unsound or not pairs:
+        speed = _unjudged(profile, unsound, "no pair was measured", measured=min(pairs, default=None))
     else:
         reference = next((copy for copy in profile.copies if copy.is_for(name)), None)
         limits = ceilings.copy_limits(profile, name)
@@ -431,45 +430,45 @@ def _cells_between_devices(test: BandwidthTest) -> list[float | None]:
 
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
-    """Judge a table of perftest by its best average, converted to Gb/s, and one of NVSHMEM by that in GB/s."""
-    test = table.subject
+    """Judge a table by its best average: of perftest in Gb/s, of NVSHMEM in GB/s."""
+    test, is_nvshmem = table.subject, table.tool == "nvshmem"
     rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
     value, size = max(rows, default=(None, None))
-    data, scale = (
-        DataClaim(state="right", reason="validated") if table.compared else NO_DATA,
-        ceilings.GBIT_UNITS.get(table.unit or ""),
-    )
+    unit, scale = ("GB/s", 1.0) if is_nvshmem else ("Gb/s", ceilings.GBIT_UNITS.get(table.unit or ""))
     measured = value * scale if value is not None and scale else None
+    facts: dict[str, Any] = {"unit": unit, "measured": measured, "size_bytes": size}
+    data, unsound = DataClaim(state="right", reason="validated") if table.compared else NO_DATA, ""
     if table.verdict != "ok":
-        data = DataClaim(state="unfinished", reason=verdict_text(table.verdict, table.reason))
+        data, unsound = DataClaim(state="unfinished", reason=verdict_text(table.verdict, table.reason)), UNSOUND
     if any(row.latency_us for row in table.rows):
         speed = SpeedClaim(state="not applicable", unit="Gb/s", reason="times are not judged")
-    elif table.tool == "nvshmem" and profile and value is not None and size and data.standing() != "failed":
-        speed = _speed_of_kernels(test, value, size, profile)
-    elif table.tool == "nvshmem":
-        reason = NO_PROFILE if data.standing() != "failed" else "its data are no result, so its speed says nothing"
-        speed = _unjudged(None, reason, measured=value, size_bytes=size)
-    elif table.tool != "perftest" or "Atomic" in test:
+    elif table.tool == "osu" or "Atomic" in test:
         reason = "8 bytes at a time are no bandwidth" if "Atomic" in test else "OSU does not say what its data pass"
-        speed = SpeedClaim(state="not applicable", unit="Gb/s", measured=measured, size_bytes=size, reason=reason)
-    elif profile is None or measured is None or size is None or table.verdict != "ok":
-        reason = NO_PROFILE if profile is None else "no bandwidth was read"
+        speed = SpeedClaim(state="not applicable", reason=reason, **facts)
+    elif profile is None or unsound or measured is None or size is None:
+        problem = "no bandwidth was read"
         if value is not None and not scale:
-            reason = "the unit was not printed; run with --report_gbits and keep the text"
-        is_asked = table.verdict == "ok"
-        speed = _unjudged(profile if is_asked else None, reason, unit="Gb/s", measured=measured, size_bytes=size)
+            problem = "the unit was not printed; run with --report_gbits and keep the text"
+        speed = _unjudged(profile, unsound, problem, **facts)
     else:
-        # The output does not say whether buffers were in GPU memory, so the lower reference counts.
-        fitting = [wire for wire in profile.wires if wire.is_for(test)]
-        reference = min(fitting, key=lambda wire: wire.rate * wire.tolerance, default=None)
-        notes = [f"the reference is for {reference.memory} memory" if reference else ""]
-        missing = f"{profile.name} has no reference for this test"
-        ceiling, floor = ceilings.wire_limits(profile, test)
-        if size < WIRE_BYTES:
-            reference = floor = None
-            missing = f"the largest size is {size} bytes; speed is judged at {WIRE_BYTES} bytes or more"
-        speed = _speed("Gb/s", measured, size, (ceiling, floor), reference, missing=missing, notes=notes)
+        speed = (_speed_of_kernels if is_nvshmem else _speed_of_wire)(test, measured, size, profile)
     return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
+
+
+def _speed_of_wire(test: str, measured: float, size: int, profile: Profile) -> SpeedClaim:
+    """Judge what perftest moved over one card.
+
+    The output does not say whether buffers were in GPU memory, so the lower reference counts.
+    """
+    fitting = [wire for wire in profile.wires if wire.is_for(test)]
+    reference = min(fitting, key=lambda wire: wire.rate * wire.tolerance, default=None)
+    notes = [f"the reference is for {reference.memory} memory" if reference else ""]
+    missing = f"{profile.name} has no reference for this test"
+    ceiling, floor = ceilings.wire_limits(profile, test)
+    if size < WIRE_BYTES:
+        reference = floor = None
+        missing = f"the largest size is {size} bytes; speed is judged at {WIRE_BYTES} bytes or more"
+    return _speed("Gb/s", measured, size, (ceiling, floor), reference, missing=missing, notes=notes)
 
 
 def _speed_of_kernels(test: str, measured: float, size: int, profile: Profile) -> SpeedClaim:
@@ -501,7 +500,7 @@ def _judge_ucx(result: UcxResult) -> Judgement:
 
 
 def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
-    """Judge one dcgmi diag: it passes if tests of GPUs were run, and all that were run passed."""
+    """Judge one dcgmi diag: it passes if tests of the hardware were run, and every test that was run passed."""
     by_status = Counter(diagnostic.status for diagnostic in diagnostics)
     on_gpus = {
         d.entity for d in diagnostics if d.status in ("pass", "fail", "warn") and (d.entity or "").startswith("GPU")
@@ -543,7 +542,7 @@ def _speed(
 ) -> SpeedClaim:
     """Compare a measurement with its ceiling, then with the reference, else (`missing` says why) with the floor.
 
-    `limits` are both of them; `highest` is what must not be above the ceiling, if it is not the measurement itself.
+    `limits` are ceiling and floor. `highest` is compared with the ceiling instead of the measurement, if it is given.
     """
     ceiling, floor = limits
     facts: dict[str, Any] = {"unit": unit, "size_bytes": size_bytes, "ceiling": ceiling}

@@ -35,7 +35,7 @@ class LogLine(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Hold a variable of NCCL, as a command line, a script or NCCL says it."""
+    """Hold a variable of NCCL that a command line, a script or NCCL itself mentions."""
 
     number: int
     """Line number in the file."""
@@ -46,7 +46,7 @@ class Setting(NamedTuple):
 
 @dataclass
 class Log:
-    """Hold a log without the lines that cannot be of results."""
+    """Hold a log without debug output."""
 
     path: str
     lines: list[LogLine] = field(default_factory=list)
@@ -86,7 +86,7 @@ class LineReader(Generic[Item]):
     """Whether the line before it was one: another one that follows at once explains it."""
 
     def read_all(self, lines: Sequence[str], mark: re.Pattern[str], longest: int) -> ParsedOutput[Item]:
-        """Read cleaned lines if `mark` matches one, which only this tool prints. No line of it is longer than that."""
+        """Read cleaned lines of up to `longest` characters, if one matches `mark`, which only this tool prints."""
         if any(map(mark.match, lines)):
             for line in lines:
                 if len(line) <= longest and (text := line.strip().removeprefix("> ")):
@@ -146,11 +146,15 @@ _LONGEST_CUT_ROW = 2000
 _GLUED_NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d\d)?(?=[A-Za-z])|-(?=[A-Za-z])")
 
 
+DAMAGED = (gzip.BadGzipFile, zlib.error, EOFError)
+"""What reading raises where compressed data are damaged; the last if they have no end."""
+
+
 @contextmanager
 def open_log(path: Path) -> Iterator[BinaryIO]:
     """Open a file, also one that gzip compressed, or the standard input if the path is `-`.
 
-    Raises OSError, also within the block, if the compressed data are damaged.
+    Raises OSError if it cannot be opened, and in the block one of DAMAGED if compressed data are damaged.
     """
     with ExitStack() as opened:
         is_input = str(path) == "-"
@@ -160,43 +164,46 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
             content.seek(0)
             content = cast(BinaryIO, opened.enter_context(gzip.open(content)))
         content.seek(0)
-        try:
-            yield content
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise OSError(f"its compressed data are damaged ({error})") from None
+        yield content
 
 
 @cache
 def _standard_input(stream: TextIO) -> bytes:
-    """Return what there is to read, each time that it is asked for."""
+    """Return all of the standard input, also when it is asked for again."""
     return stream.buffer.read()
 
 
 def read_log(path: Path | str) -> Log:
-    """Read a file as `open_log` opens it, up to where its compressed data are damaged. Raises OSError."""
+    """Read a file up to where its compressed data are damaged. Raises OSError if it cannot be opened."""
+    log = Log(str(path))
     with open_log(Path(path)) as content:
-        encoding = "utf-16" if content.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-        content.seek(0)
-        with io.TextIOWrapper(content, encoding, errors="replace", newline="\n") as file:
-            return _read(str(path), file)
+        try:
+            encoding = "utf-16" if content.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+            content.seek(0)
+            with io.TextIOWrapper(content, encoding, errors="replace", newline="\n") as file:
+                _read(log, file)
+        except DAMAGED as error:
+            how = "have no end" if isinstance(error, EOFError) else f"are damaged ({error})"
+            log.damage = f"its compressed data {how}"
+    return log
 
 
 def log_from_text(name: str, text: str) -> Log:
     """Read a text that is in memory."""
     text = text.removeprefix("\ufeff").encode(errors="replace").decode()
-    return _read(name, io.StringIO(text, newline="\n"))
+    log = Log(name)
+    _read(log, io.StringIO(text, newline="\n"))
+    return log
 
 
-def _read(path: str, file: TextIO) -> Log:
-    """Read lines without debug output.
+def _read(log: Log, file: TextIO) -> None:
+    """Add the lines of a file without debug output.
 
-    A message of NCCL comes between two pieces of a row if it was printed while the row was: what a process prints next
-    is the rest of the row.
+    NCCL may print a message while a program prints a row: then the next line of that process is the rest of the row.
     """
-    log = Log(path)
     hosts: set[str] = set()
     cut: dict[str, str] = {}
-    for row in _rows(file, log):
+    while row := file.readline(_LONGEST_LINE):
         log.line_count += 1
         if "NCCL_ALGO" in row or "NCCL_NVLS" in row or "-> Algo " in row:
             log.settings += _settings(row, log.line_count)
@@ -222,7 +229,6 @@ def _read(path: str, file: TextIO) -> Log:
         else:
             log.lines.append(LogLine(piece, process, log.line_count))
     log.lines.extend(LogLine(text, process, log.line_count) for process, text in cut.items())
-    return log
 
 
 def _settings(row: str, number: int) -> Iterator[Setting]:
@@ -232,21 +238,6 @@ def _settings(row: str, number: int) -> Iterator[Setting]:
         if match["algo"] and value.isdigit():
             value = _ALGORITHMS[int(value)] if int(value) < len(_ALGORITHMS) else ""
         yield Setting(number, match["name"] or match["unset"] or "NCCL_ALGO", value)
-
-
-def _rows(file: TextIO, log: Log) -> Iterator[str]:
-    while True:
-        try:
-            row = file.readline(_LONGEST_LINE)
-        except EOFError:
-            log.damage = "its compressed data have no end"
-            return
-        except (gzip.BadGzipFile, zlib.error) as error:
-            log.damage = f"its compressed data are damaged ({error})"
-            return
-        if not row:
-            return
-        yield row
 
 
 def _glued(before: str, host: str, hosts: set[str]) -> str:
@@ -376,7 +367,7 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
 
 
 def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
-    """Return what is sound of a document that breaks the rules or has no end, where that ends, and if it is whole.
+    """Return what can be read of a document with mistakes or without an end, where it ends, and whether it has an end.
 
     A comma may be too many, keys and values may lack quotes: numbers are returned as strings then, and so are `nan` and
     `inf`, which JSON does not have. A value counts once a comma or bracket ends it, as a number at the very end may

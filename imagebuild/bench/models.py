@@ -12,6 +12,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field
 
+from imagebuild.core.errors import plural
 from imagebuild.core.fields import Model
 
 Collective = Literal[
@@ -74,7 +75,7 @@ def bus_ratio(rows: Iterable[NcclRow], least: float) -> float | None:
 
 def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
     """Return `all_reduce, 16 ranks, 2 nodes`, up to the first number that is unknown."""
-    scale = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
+    scale = [plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
     return ", ".join([collective or "unknown collective", *scale[: None if ranks else 0]])
 
 
@@ -269,8 +270,8 @@ class Limit(Model):
 
 
 Standing = Literal["failed", "open", "unasked", "accepted", "passed", "not applicable"]
-"""What a claim counts as, the worst first. Only the first two are no success: `open` is what was asked for and is not
-known, `unasked` is not known and nobody asked, `accepted` was accepted by name."""
+"""What a claim counts as, the worst first; the first two make a report fail. `open`: it was asked for and is not known;
+`unasked`: it is not known, and nobody asked; `accepted`: `--allow` names it."""
 STANDINGS: tuple[Standing, ...] = get_args(Standing)
 
 Openness = Literal["unvalidated", "partial", "unjudged"]
@@ -299,7 +300,7 @@ class Claim(Model):
     """What `--allow` names to accept this state. `None` if nothing accepts it, or if it is open and nobody asked."""
 
     def standing(self, allowed: Collection[str] = ()) -> Standing:
-        """Return what the claim counts as if these kinds are accepted."""
+        """Return what the claim counts as, where `--allow` names these kinds."""
         standing = _STANDINGS[self.state]
         if standing in ("open", "failed") and self.allow in allowed:
             return "accepted"
@@ -338,7 +339,7 @@ class SpeedClaim(Claim):
 
     @property
     def words(self) -> str:
-        """Return the state for people, who are told if it was only compared with a floor, or judged as some class."""
+        """Return the state in words, with the class of algorithms, and `above the floor` if there was no reference."""
         is_above_floor = self.state == "fast enough" and self.ceiling and self.floor and not self.reference
         state = "above the floor" if is_above_floor else self.state
         return f"{state} as {self.algorithm}" if self.algorithm else state
@@ -359,5 +360,5 @@ class Judgement(Model):
         return self.data, self.participation, self.speed
 
     def worst(self, allowed: Collection[str] = ()) -> Claim:
-        """Return the claim that counts worst, the first of several: `worst().standing()` is that of the result."""
+        """Return the claim that counts worst, the first of equal ones."""
         return min(self.claims, key=lambda claim: STANDINGS.index(claim.standing(allowed)))

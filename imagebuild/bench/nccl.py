@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from imagebuild.bench.ceilings import forced_classes
 from imagebuild.bench.logs import (
@@ -33,7 +33,8 @@ from imagebuild.bench.logs import (
     json_object,
     parse_number,
 )
-from imagebuild.bench.models import Half, NcclRow, Run, RunVerdict, bus_ratio
+from imagebuild.bench.models import Collective, Half, NcclRow, Run, RunVerdict, bus_ratio
+from imagebuild.core.errors import plural
 
 
 def parse_nccl_text(log: Log) -> ParsedOutput[Run]:
@@ -84,10 +85,7 @@ def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...
 
 # Lines: events.
 
-_COLLECTIVES = frozenset((
-    "all_reduce", "all_gather", "reduce_scatter", "alltoall", "alltoallv", "broadcast", "reduce", "sendrecv",
-    "gather", "scatter", "hypercube",
-))  # fmt: skip
+_COLLECTIVES = frozenset(get_args(Collective))
 _OPENINGS = frozenset(("version", "starting", "parameters", "devices", "header"))
 """Each comes once, before the rows: a second one belongs to another run."""
 _FOOTERS = frozenset(("bounds", "average", "concluded"))
@@ -196,8 +194,8 @@ _FAILURES: tuple[tuple[int, RunVerdict, str], ...] = (
         r"|is not supported by this test|\bKilled\s{0,4}$",
     ),
 )  # fmt: skip
-"""How far from the cause a message is, the verdict, and the message. A line is the first of these that it has: it names
-the cause after who reports it, `Test NCCL failure … 'unhandled cuda error'`.
+"""Distance of a message from the cause, verdict, pattern of the message. Of several that a line has, the first counts:
+`Test NCCL failure … 'unhandled cuda error'` is an error of CUDA.
 
 A CUDA error is nobody's consequence; of communication errors and timeouts the first leads to the others; "remote
 process exited" is what every other rank says; launchers and traces say only that something happened.
@@ -208,7 +206,7 @@ _OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
 
 
 class _Failure(NamedTuple):
-    """Hold a line that reports a failure; the least of several explains the others."""
+    """Hold a line that reports a failure. Of several, the least (by distance, then line) is the cause of the others."""
 
     distance: int
     number: int
@@ -252,7 +250,7 @@ _DATE_OR_CLOCK = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d")
 
 
 def _row_event(line: LogLine, labels: Sequence[str]) -> _Event | None:
-    """Return the row that a line has, also one that is not whole; None if it has none.
+    """Return the row in a line, whole or partial; None if there is none.
 
     `labels` are those of the header, if there was one.
     """
@@ -302,7 +300,7 @@ def _halves(values: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> bool:
-    """Return whether size is a multiple of the data of all elements, and algbw is size by time."""
+    """Return whether the size is a multiple of the elements' bytes, and algbw is size / time."""
     for time, algbw in (map(parse_number, half[:2]) for half in halves):
         if not time or algbw is None or abs(algbw - size / time / 1e3) > 0.1 * size / time / 1e3 + 0.011:
             return False
@@ -317,7 +315,7 @@ def _counts_wrong(wrong: str, labels: Sequence[str]) -> bool:
 
 
 def _ends_like_row(text: str) -> bool:
-    """Return whether a line ends as a row does, though its beginning is something else."""
+    """Return whether a line ends like a row, whatever it begins with."""
     words = [word for word in text.replace("|", " ").split()[-20:] if not _DATE_OR_CLOCK.fullmatch(word)]
     ends = (words[-width:] for width in (8, 16))
     return any("." in "".join(end) and all(map(_VALUE.fullmatch, end)) and _halves(end) for end in ends)
@@ -735,7 +733,7 @@ def _with_verdict(
         (True, "complete"),
         (reduced_to, f"the largest size was reduced to {reduced_to} bytes for lack of memory"),
         (left_out, "parts are left out where the output has dots"),
-        (run.partial_rows, f"{run.partial_rows} row{'s' if run.partial_rows > 1 else ''} could not be read"),
+        (run.partial_rows, f"{plural(run.partial_rows, 'row')} could not be read"),
         (not compared_rows and rows, "data were not validated"),
         (0 < compared_rows < len(rows), f"data were compared in {compared_rows} of {len(rows)} rows only"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from imagebuild.bench.logs import (
     JsonDocument,
@@ -226,6 +227,7 @@ def parse_nvbandwidth_json(source: str, document: JsonDocument) -> ParsedOutput[
     version = json_text(top.get("version")) or json_text(top.get("git_version"))
     listed = [_JSON_DEVICE.match(str(line)) for line in json_list(top.get("GPU Device list"))]
     devices = tuple(match["name"] for match in listed if match)
+    new_test = partial(BandwidthTest, source=source, tool_version=version)
     tests: list[BandwidthTest] = []
     unread: list[str] = []
     for value in json_list(top.get("testcases")):
@@ -240,31 +242,20 @@ def parse_nvbandwidth_json(source: str, document: JsonDocument) -> ParsedOutput[
             tests.pop()
         matrix, problem = _json_matrix(case.get("bandwidth_matrix"))
         total = json_number(case.get("sum"))
+        printed_unit = _UNIT.search(json_text(case.get("bandwidth_description")) or "")
+        unit = printed_unit[1] if printed_unit else None
         last = matrix[-len(matrix[0]) :] if matrix and "bidirectional" in (name or "") else matrix
-        if last and "GB/s" in (json_text(case.get("bandwidth_description")) or "") and _is_other_sum(last, total):
+        if last and unit == "GB/s" and _is_other_sum(last, total):
             problem = problem or f"the sum of its cells is not {total}"
         if problem:
             unread.append(excerpt(f"{name}: {problem}"))
             status, reason = "truncated", reason or "its matrix could not be read"
         if status == "truncated":
             reason = reason or "the document was written while the test ran"
-        unit = _UNIT.search(json_text(case.get("bandwidth_description")) or "")
-        tests.append(
-            BandwidthTest(
-                source=source,
-                tool_version=version,
-                name=name,
-                unit=unit[1] if unit else None,
-                status=status,
-                matrix=matrix,
-                sum=total,
-                reason=excerpt(reason),
-                devices=devices,
-            )
-        )
+        facts = {"reason": excerpt(reason), "devices": devices}
+        tests.append(new_test(name=name, unit=unit, status=status, matrix=matrix, sum=total, **facts))
     if error := json_text(top.get("error")):
-        failed = BandwidthTest(source=source, name=None, unit=None, status="error", matrix=None, sum=None)
-        tests.append(failed.model_copy(update={"tool_version": version, "reason": excerpt(error)}))
+        tests.append(new_test(name=None, unit=None, status="error", matrix=None, sum=None, reason=excerpt(error)))
     return ParsedOutput(tuple(tests), tuple(unread))
 
 

@@ -18,9 +18,9 @@ from imagebuild.bench.models import Results, Source
 from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.perftest import parse_perftest_json, parse_perftest_text
-from imagebuild.bench.tables import parse_all_reduce_bench, parse_nvshmem_text, parse_osu_text
+from imagebuild.bench.tables import parse_nvshmem_text, parse_osu_text
 from imagebuild.bench.ucx import parse_ucx_text
-from imagebuild.core.errors import ResultError
+from imagebuild.core.errors import ConfigError
 
 _TextParser = Callable[[str, Sequence[str]], ParsedOutput[Any]]
 _JsonParser = Callable[[str, JsonDocument], ParsedOutput[Any] | None]
@@ -31,7 +31,6 @@ _PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = 
     ("ucx_perftest", "ucx", parse_ucx_text, None),
     ("osu", "tables", parse_osu_text, None),
     ("nvshmem", "tables", parse_nvshmem_text, None),
-    ("all_reduce_bench", "runs", parse_all_reduce_bench, None),
     ("dcgmi", "diagnostics", None, parse_dcgm_json),
 )
 """Tool; field of `Results` that its items go to; the function that reads the lines of one process; the function that
@@ -39,15 +38,17 @@ reads a JSON document, and returns None for one of another tool.
 
 The text of nccl-tests needs the lines of all processes, since failures are printed by others.
 """
-_NOT_READ = {
-    re.compile(r"[\s>]{0,40}(?:P2P Connectivity Matrix|(?:Uni|Bi)directional P2P=)"):
-        "the output of p2pBandwidthLatencyTest is not read; use nvbandwidth, which measures the same",
-    re.compile(r"[\s>]{0,40}\|\s{0,3}Diagnostic\s{1,40}\|"):
-        "the table of dcgmi diag is not read; use dcgmi diag -j",
-    re.compile(r"(?:[^,\s]{1,80},){0,8}iterations,[\w.]{1,40}_lat,avg_lat,"):
-        "the CSV of ucx_perftest is not read; run it without -v",
-}  # fmt: skip
-"""Mark of an output that people have, and is not read → what to do."""
+_NOT_READ = re.compile(
+    r"[\s>]{0,40}(?:(?P<p2p>P2P Connectivity Matrix|(?:Uni|Bi)directional P2P=)"
+    r"|(?P<dcgmi>\|\s{0,3}Diagnostic\s{1,40}\|)|(?P<ucx>(?:[^,\s]{1,80},){0,8}iterations,[\w.]{1,40}_lat,avg_lat,))"
+)
+"""Marks of outputs that people have, and that are not read."""
+_ADVICE = {
+    "p2p": "the output of p2pBandwidthLatencyTest is not read; use nvbandwidth, which measures the same",
+    "dcgmi": "the table of dcgmi diag is not read; use dcgmi diag -j",
+    "ucx": "the CSV of ucx_perftest is not read; run it without -v",
+}
+"""Group of `_NOT_READ` → what to do."""
 _ERROR = re.compile(
     r"\b(?:error|failed|failure|fatal|killed|cancelled|refused|denied|timed out|unreachable|cannot|could not)\b"
     r"|^ssh: |\bunable to\b|\bno (?:route|such)\b|not found|\bexit(?:ed)? (?:with )?(?:code|status)",
@@ -61,17 +62,15 @@ _LONGEST_EXAMPLE = 160
 def read_files(files: Iterable[Path | str]) -> Results:
     """Read files, which may hold no output of a benchmark.
 
-    A file whose compressed data are damaged says so in its `Source`. Raises ResultError if one cannot be opened.
+    A file whose compressed data are damaged says so in its `Source`. Raises ConfigError if one cannot be opened.
     """
     everything: dict[str, list[Any]] = defaultdict(list)
     for file in files:
         try:
             log = read_log(file)
         except OSError as error:
-            if error.errno is None:  # not even its beginning can be decompressed
-                everything["sources"].append(Source(path=str(file), tools=(), lines=0, unread=0, damage=str(error)))
-                continue
-            raise ResultError(f"{file}: {error.strerror or error}; give a file that can be read") from None
+            why = f"{error.strerror or error}; name logs, JSON files or folders"
+            raise ConfigError(f"{file}: cannot be read: {why}") from None
         for part, items in _parse_log(log):
             everything[part] += items
     return Results(**{part: tuple(items) for part, items in everything.items()})
@@ -102,13 +101,12 @@ def _parse_log(log: Log) -> Results:
     for lines in waiting:
         documents, others = extract_json(lines)
         texts = [line.text for line in others]
-        # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
-        printed_texts = [text for document in documents for text in _printed_in(document.value)]
-        waiting += [log_from_text(log.path, text).lines for text in printed_texts]
+        for document in documents:
+            # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
+            waiting += [log_from_text(log.path, text).lines for text in _printed_in(document.value)]
         for tool, part, parse_text, parse_json in _PARSERS:
-            for document in documents if parse_json else ():
-                parsed = parse_json(log.path, document) if parse_json else None
-                if parsed is None:
+            for document in documents:
+                if not parse_json or not (parsed := parse_json(log.path, document)):
                     continue
                 add(tool, part, parsed)
                 if not document.is_whole and tool != "nccl-tests":  # the reason of a run says it
@@ -116,7 +114,8 @@ def _parse_log(log: Log) -> Results:
             if parse_text:
                 add(tool, part, parse_text(log.path, texts))
         outside += others
-    unread += [advice for mark, advice in _NOT_READ.items() if any(mark.match(line.text) for line in outside)]
+    marks = {match.lastgroup for line in outside if (match := _NOT_READ.match(line.text))}
+    unread += [advice for mark, advice in _ADVICE.items() if mark in marks]
     outside.sort(key=lambda line: line.number)
     json_runs = parts.pop("runs", [])
     printed = parse_nccl_text(Log(log.path, outside, warnings=log.warnings, settings=log.settings))

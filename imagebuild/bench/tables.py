@@ -1,151 +1,132 @@
-"""Read plain tables: the OSU micro-benchmarks, those of NVSHMEM, and all_reduce_bench.py of ml-engineering."""
+"""Read plain tables: those of the OSU micro-benchmarks and of NVSHMEM."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from imagebuild.bench.logs import ParsedOutput, excerpt, parse_integer, parse_number
-from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow
+from imagebuild.bench.models import PerftestTable, TableRow, TableVerdict
+
+_LONGEST_REASON = 1000
+
+
+@dataclass
+class TableBuilder:
+    """Collect what one program prints of a table; at the end of the output, give it a verdict."""
+
+    test: str | None = None
+    tool: str = "perftest"
+    columns: Sequence[str] = ()
+    """Of its table, by the names that `table_row` knows; empty before the header."""
+    unit: str | None = None
+    rows: list[TableRow] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    compared: bool = False
+    waits: bool = False
+    """Whether it is a server that waits for its client."""
+    has_unread_row: bool = False
+    not_measured: list[int] = field(default_factory=list)
+    """Sizes of rows with a figure that is no number."""
+    is_closed: bool = False
+    """Whether the line came that ends the table."""
+
+    def table(self, source: str) -> PerftestTable:
+        """Return the table with its verdict."""
+        negative = [
+            row.size_bytes
+            for row in self.rows
+            for value in (row.bw_peak, row.bw_average, row.msg_rate, *(row.latency_us or {}).values())
+            if value is not None and value < 0
+        ]
+        verdicts: tuple[tuple[object, TableVerdict, str], ...] = (
+            (self.errors, "failed", "; ".join(dict.fromkeys(self.errors))[:_LONGEST_REASON]),
+            (self.has_unread_row, "truncated", "a row could not be read"),
+            (not self.columns and self.waits, "no-data", "the server waits for its client"),
+            (not self.columns, "no-data", "no result was printed"),
+            (not self.rows, "truncated", "the output ends before the first row"),
+            (negative, "failed", f"a measurement with {min(negative, default=0)} bytes is negative"),
+            (self.not_measured, "failed", f"a figure with {min(self.not_measured, default=0)} bytes is no number"),
+            (True, "ok", ""),
+        )
+        verdict, reason = next((verdict, reason) for holds, verdict, reason in verdicts if holds)
+        return PerftestTable(
+            source=source, tool=self.tool, test=self.test, unit=self.unit, rows=tuple(self.rows),
+            compared=self.compared, verdict=verdict, reason=reason,
+        )  # fmt: skip
+
+
+def table_row(size: int, values: Mapping[str, float | None]) -> TableRow:
+    """Return a row of values by name: `bw_peak`, `bw_average`, `msg_rate`, and latencies such as `lat min`."""
+    latency = {name[4:]: value for name, value in values.items() if name.startswith("lat ") and value is not None}
+    rates = {name: values.get(name) for name in ("bw_peak", "bw_average", "msg_rate")}
+    return TableRow(size_bytes=size, latency_us=latency or None, **rates)
+
 
 # OSU: `# OSU MPI-CUDA Bandwidth Test v7.4`, `# Size      Bandwidth (MB/s)`, rows; MB are 10^6 bytes.
 
-_OSU_TITLE = re.compile(r"#\s*(?P<test>OSU [\w+ /()-]{1,100}?) Test(?: v(?P<version>[\w.]{1,20}))?")
-_OSU_HEADER = re.compile(r"#\s*(?:Size|Message size)\b.*", re.IGNORECASE)
-_OSU_COLUMN = re.compile(
-    r"(?P<bw>Bandwidth \(MB/s\)|(?<!\()MB/s)|(?P<rate>Messages/s)"
-    r"|(?:(?P<kind>Avg|Min|Max) )?(?P<lat>Lat(?:ency)? ?\(us\))|(?P<valid>Validation)|(?P<other>Iterations)",
-    re.IGNORECASE,
-)
-
-
-def parse_osu_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTable]:
-    """Read the tables of OSU micro-benchmarks in cleaned lines; a row whose data were wrong makes a table fail."""
-    tables: list[PerftestTable] = []
-    unread: list[str] = []
-    columns: list[str] = []
-    for line in lines:
-        text = line.strip()
-        if title := _OSU_TITLE.match(text):
-            table = PerftestTable(source=source, tool="osu", test=title["test"], unit=None, verdict="no-data",
-                                  reason="no result was printed")  # fmt: skip
-            tables.append(table)
-            columns = []
-        elif tables and _OSU_HEADER.fullmatch(text):
-            found = _OSU_COLUMN.finditer(text)
-            columns = [
-                f"lat {(match['kind'] or 'avg').lower()}" if match["lat"] else str(match.lastgroup) for match in found
-            ]
-            unit = "MB/s" if "bw" in columns else "usec"
-            facts = {"unit": unit, "compared": "valid" in columns, "verdict": "truncated", "reason": "no row"}
-            tables[-1] = tables[-1].model_copy(update=facts)
-        elif columns and text and not text.startswith("#"):
-            words = text.split()
-            if parse_integer(words[0]) is None:
-                continue
-            numbers = [parse_number(word) for word in words[1:]]
-            is_whole = len(words) == len(columns) + 1
-            if not is_whole or any(n is None for n, column in zip(numbers, columns, strict=True) if column != "valid"):
-                unread.append(excerpt(text))
-                tables[-1] = tables[-1].model_copy(update={"verdict": "truncated", "reason": "a row could not be read"})
-                continue
-            tables[-1] = _with_osu_row(tables[-1], words, dict(zip(columns, numbers, strict=True)))
-    return ParsedOutput(tuple(tables), tuple(unread))
-
-
-def _with_osu_row(table: PerftestTable, words: Sequence[str], values: dict[str, float | None]) -> PerftestTable:
-    names = {"lat avg": "average", "lat min": "min", "lat max": "max"}
-    rate = values.get("rate")
-    row = TableRow(
-        size_bytes=int(words[0]),
-        bw_average=values.get("bw"),
-        msg_rate=rate / 1e6 if rate is not None else None,
-        latency_us={ours: v for key, ours in names.items() if (v := values.get(key)) is not None} or None,
-    )
-    verdict, reason = table.verdict, table.reason
-    if "fail" in "".join(words).lower():
-        verdict, reason = "failed", f"the data of {words[0]} bytes were wrong"
-    elif not table.rows:
-        verdict, reason = "ok", ""
-    return table.model_copy(update={"rows": (*table.rows, row), "verdict": verdict, "reason": reason})
-
+_OSU_TITLE = re.compile(r"#\s*(?P<test>OSU [\w+ /()-]{1,100}?) Test\b.*")
+_OSU_HEADER = re.compile(r"#\s*(?:Message )?Size\b.*", re.IGNORECASE)
 
 # NVSHMEM: `#shmem_put_bw_uni`, `size(B)  scope  BW (GB/sec)`, rows. The programs that come with NVSHMEM compare no
 # data; nvshmem-perf of our images does, and says so in the end.
 
 _NVSHMEM_TITLE = re.compile(r"#\s*(?P<test>[a-z][a-z0-9_]{1,60})")
 _NVSHMEM_HEADER = re.compile(r"size\(B\)\s.*")
-_NVSHMEM_COLUMNS = {"BW(GB/sec)": "bw", "MMPs": "rate", "MMPs(M)": "rate", "latency(us)": "average",
-                    "min_lat(us)": "min", "max_lat(us)": "max"}  # fmt: skip
 _NVSHMEM_WRONG = re.compile(r"# (?P<wrong>\d{1,18}) words of 4 bytes were wrong")
+
+_COLUMN = re.compile(
+    r"#|(?P<size>size\(B\)|(?:Message )?Size\b)|(?P<bw_average>Bandwidth ?\(MB/s\)|MB/s|BW ?\(GB/sec\))"
+    r"|(?P<messages>Messages/s)|(?P<msg_rate>MMPs\S*)|(?P<min>min[_ ]lat\w* ?\(us\))|(?P<max>max[_ ]lat\w* ?\(us\))"
+    r"|(?P<average>(?:avg )?lat(?:ency)? ?\(us\))|(?P<valid>Validation)|(?:P\d+ Tail )?[^\s#]+",
+    re.IGNORECASE,
+)
+_FIGURES = {"bw_average": "bw_average", "msg_rate": "msg_rate", "messages": "messages",
+            **{name: f"lat {name}" for name in ("average", "min", "max")}}  # fmt: skip
+"""Group of `_COLUMN` → name of its figure; other columns are passed over."""
+
+
+def parse_osu_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTable]:
+    """Read the tables of OSU micro-benchmarks in cleaned lines; a row whose data were wrong makes a table fail."""
+    return _read_tables("osu", source, lines, _OSU_TITLE, _OSU_HEADER)
 
 
 def parse_nvshmem_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTable]:
     """Read the tables of NVSHMEM's tests, and of nvshmem-perf, in cleaned lines."""
-    tables: list[PerftestTable] = []
+    output = _read_tables("nvshmem", source, lines, _NVSHMEM_TITLE, _NVSHMEM_HEADER)
+    # Any comment of one word looks like a title.
+    return ParsedOutput(tuple(table for table in output.items if table.verdict != "no-data"), output.unread)
+
+
+def _read_tables(
+    tool: str, source: str, lines: Sequence[str], title: re.Pattern[str], header: re.Pattern[str]
+) -> ParsedOutput[PerftestTable]:
+    """Read tables that begin with a title and a header."""
+    builders: list[TableBuilder] = []
     unread: list[str] = []
-    test: str | None = None
-    columns: list[str] = []
-    for line in lines:
-        text = line.strip()
-        if title := _NVSHMEM_TITLE.fullmatch(text):
-            test, columns = title["test"], []
-        elif test and _NVSHMEM_HEADER.fullmatch(text):
-            columns = re.sub(r"\s+\(", "(", text).split()
-            unit = "GB/s" if "BW(GB/sec)" in columns else "usec"
-            tables.append(PerftestTable(source=source, tool="nvshmem", test=test, unit=unit, verdict="truncated",
-                                        reason="no row"))  # fmt: skip
-        elif columns and (found := _NVSHMEM_WRONG.fullmatch(text)):
-            wrong = int(found["wrong"])
-            facts = {"verdict": "failed", "reason": f"{wrong} words of 4 bytes were wrong"} if wrong else {}
-            tables[-1] = tables[-1].model_copy(update={"compared": True, **facts})
-        elif columns and parse_integer(text.partition(" ")[0]) is not None:
-            values = dict(zip(columns, text.split(), strict=False))
-            numbers = {_NVSHMEM_COLUMNS.get(name): parse_number(word) for name, word in values.items()}
-            numbers.pop(None, None)
-            if len(text.split()) != len(columns) or None in numbers.values() or not numbers:
+    for text in map(str.strip, lines):
+        words = text.split()
+        table = builders[-1] if builders else TableBuilder(None, tool)
+        if match := title.fullmatch(text):
+            builders.append(TableBuilder(match["test"], tool))
+        elif table.test and header.fullmatch(text):
+            if table.columns:
+                builders.append(table := TableBuilder(table.test, tool))
+            names = [match.lastgroup or "" for match in _COLUMN.finditer(text) if match[0] != "#"]
+            table.columns, table.compared = tuple(_FIGURES.get(name, "") for name in names), "valid" in names
+            table.unit = "usec" if "bw_average" not in names else "GB/s" if tool == "nvshmem" else "MB/s"
+        elif table.columns and (match := _NVSHMEM_WRONG.fullmatch(text)):
+            table.compared = True
+            table.errors += [text.removeprefix("# ")] if int(match["wrong"]) else []
+        elif table.columns and words and (size := parse_integer(words[0])) is not None:
+            values = {name: parse_number(word) for name, word in zip(table.columns, words, strict=False) if name}
+            if len(words) != len(table.columns) or not values or None in values.values():
+                table.has_unread_row = True
                 unread.append(excerpt(text))
-                tables[-1] = tables[-1].model_copy(update={"verdict": "truncated", "reason": "a row could not be read"})
                 continue
-            times = {name: value for name, value in numbers.items() if name in ("average", "min", "max")}
-            row = TableRow(size_bytes=int(values["size(B)"]), bw_average=numbers.get("bw"),
-                           msg_rate=numbers.get("rate"), latency_us=times or None)  # fmt: skip
-            facts = {} if tables[-1].rows else {"verdict": "ok", "reason": ""}
-            tables[-1] = tables[-1].model_copy(update={"rows": (*tables[-1].rows, row), **facts})
-    return ParsedOutput(tuple(tables), tuple(unread))
-
-
-# all_reduce_bench.py: a Markdown table of payload, busbw and algbw, as it prints since 2024.
-
-_ARB_TITLE = re.compile(r"The average bandwidth of all_reduce over (?P<ranks>\d+) ranks.*")
-_ARB_ROW = re.compile(
-    r"\|\s*(?P<size>[\d.]+)(?P<unit>[KMGT]?)i?B\s*\|\s*(?P<busbw>[\d.]+)GBps\s*\|\s*(?P<algbw>[\d.]+)GBps\s*\|"
-)
-_ARB_DEVICE = re.compile(r"- hardware: .{0,100}?name='(?P<device>[^']{1,200})'.*")
-
-
-def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> ParsedOutput[Run]:
-    """Read the runs of all_reduce_bench.py in cleaned lines. It does not compare data, and does not say the nodes."""
-    runs: list[Run] = []
-    device = None
-    for line in lines:
-        text = line.strip()
-        if match := _ARB_DEVICE.fullmatch(text):
-            device = match["device"]
-        elif match := _ARB_TITLE.fullmatch(text):
-            runs.append(
-                Run(source=source, tool="all_reduce_bench", collective="all_reduce", ranks=int(match["ranks"]),
-                    device=device, compared=False, verdict="no-data", reason="no row of results")
-            )  # fmt: skip
-        elif runs and (match := _ARB_ROW.fullmatch(text)):
-            size, algbw = (
-                round(float(match["size"]) * 1024 ** " KMGT".index(match["unit"] or " ")),
-                float(match["algbw"]),
-            )
-            time = size / algbw / 1e3 if algbw else None
-            half = Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=float(match["busbw"]), wrong=None)
-            row = NcclRow(size_bytes=size, count=size // 4, dtype="float", redop="sum", root=None, out_of_place=half,
-                          in_place=None)  # fmt: skip
-            update = {"rows": (*runs[-1].rows, row), "verdict": "ok", "reason": "complete; data were not validated"}
-            runs[-1] = runs[-1].model_copy(update=update)
-    return ParsedOutput(tuple(runs))
+            messages = values.pop("messages", None)
+            millions = {} if messages is None else {"msg_rate": messages / 1e6}
+            table.rows.append(table_row(size, {**values, **millions}))
+            table.errors += [f"the data of {size} bytes were wrong"] if "fail" in text.lower() else []
+    return ParsedOutput(tuple(builder.table(source) for builder in builders), tuple(unread))

@@ -10,7 +10,7 @@ import typer
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, plural
 
 if TYPE_CHECKING:
     from imagebuild.bench.ceilings import LimitRow, LimitTable
@@ -113,7 +113,7 @@ def limits(
     if check:
         checked = {profile: find_profile(known, profile)} if profile is not None else known
         mistakes = _mistakes_in(checked)
-        verdict = f"{_count(len(checked), 'profile')}: every reference is below its ceiling."
+        verdict = f"{plural(len(checked), 'profile')}: every reference is below its ceiling."
         shown = "\n".join(mistakes) or verdict
         options.print_result(json_file, mistakes, lambda: out.print(shown, markup=False))
         if mistakes:
@@ -147,9 +147,9 @@ def _show(table: LimitTable) -> None:
     from imagebuild.core.console import out, print_table
 
     network = f"; W = {table.network_gb_s:g} GB/s for the network of one domain" if table.network_gb_s else ""
-    out.print(f"{table.title}: {_count(table.ranks, 'rank')} on {_count(table.nodes, 'node')}", markup=False)
+    out.print(f"{table.title}: {plural(table.ranks, 'rank')} on {plural(table.nodes, 'node')}", markup=False)
     out.print(
-        f"n = {table.ranks} ranks, k = {_count(table.domains, 'NVLink domain')}, g = {table.ranks // table.domains} "
+        f"n = {table.ranks} ranks, k = {plural(table.domains, 'NVLink domain')}, g = {table.ranks // table.domains} "
         f"ranks each; link = {table.link_gb_s:g} GB/s one way{network}\n",
         markup=False,
     )
@@ -179,7 +179,3 @@ def _lines(row: LimitRow) -> list[tuple[str, ...]]:
 
 def _cite(measured: Measured) -> str:
     return f"{measured.source}, {measured.date}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

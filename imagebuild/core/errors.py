@@ -78,6 +78,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(near), None)
 
 
+def plural(count: int, noun: str) -> str:
+    """Return `1 node`, `2 nodes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def suggestion(name: str, known: Mapping[str, Any] | list[str] | set[str]) -> str:
     """Return `; did you mean 'x'?`, or the known names if none is similar."""
     if near := nearest(name, known):

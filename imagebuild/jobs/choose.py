@@ -10,9 +10,8 @@ from typing import Any, TypeVar, get_args
 
 from packaging.version import InvalidVersion, Version
 
-from imagebuild.bench.ceilings import plural
 from imagebuild.bench.profiles import Profile
-from imagebuild.core.errors import ConfigError, nearest, suggestion
+from imagebuild.core.errors import ConfigError, nearest, plural, suggestion
 from imagebuild.core.fields import Arch, Model, Platform, YamlFile, full_reference, major, matches, satisfies
 from imagebuild.jobs.facts import (
     COLLECTIVES,
@@ -274,7 +273,7 @@ def container_of(request: JobRequest) -> Container:
 
 
 def _refuse_what_would_be_ignored(request: JobRequest) -> None:
-    """Raise ConfigError for an empty name, and for options of which one makes the other pointless."""
+    """Raise ConfigError for an empty name, and for an option that another one makes pointless."""
     for name in ("image", "nccl", "registry"):
         if getattr(request, name) == "":
             raise ConfigError(f"--{name}: is empty; leave it out or give it a value")
@@ -302,7 +301,7 @@ def find_facts(files: Mapping[str, YamlFile[M]], name: str, option: str, noun: s
 
 
 def _refuse_bad_combinations(combined: Mapping[str, Fabric | Feature], conditions: Mapping[str, str]) -> None:
-    """Raise ConfigError with the reason why an option does not fit; ignore rules about what is not decided yet."""
+    """Raise ConfigError if an option does not fit; ignore rules whose facts are not decided yet."""
     for option, facts in combined.items():
         against = [rule for rule in facts.supports if not matches(rule.when, conditions)]
         against += [rule for rule in facts.excludes if matches(rule.when, conditions)]
@@ -464,7 +463,7 @@ def newest_image(
 
 
 def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
-    """Return how to get an image with a plug-in that is optional, as the beginning of an advice; else nothing."""
+    """Return advice how to get an image with an optional plug-in, to be continued; empty for other plug-ins."""
     for name, file in stacks.items():
         if component := file.model.optional_plugins.get(plugin):
             return f"build {name} with --with {component}, say --with {component} here, too, or "

@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
+from imagebuild.bench.models import Collective
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
 from imagebuild.core.fields import Condition, Model, YamlFile
@@ -119,10 +120,7 @@ def _shell_command(text: str) -> str:
     return text
 
 
-COLLECTIVES = (
-    "all_reduce", "all_gather", "alltoall", "alltoallv", "broadcast", "gather", "hypercube", "reduce", "reduce_scatter",
-    "scatter", "sendrecv",
-)  # fmt: skip
+COLLECTIVES = get_args(Collective)
 CONDITIONS = (
     "arch", "capability", "cluster", "container", "fabric", "gpu", "mnnvl", "nccl", "network", "nodes", "nvls",
     "plugin", "profile", "rack-nvlink", "racks", "scheduler", "stack", "test",

@@ -60,7 +60,7 @@ class Job(Choices):
 
     @property
     def slurm_options(self) -> Mapping[str, str]:
-        """Return what `--set`, the GPU's nodes or the cluster say of sbatch's options; the first of them counts."""
+        """Return sbatch's options: from `--set`, else from the GPU's nodes, else from the cluster."""
         parameters, nodes, slurm = self.parameters, self.nodes, self.cluster.slurm
         values = {
             name: parameters.get(name) or getattr(nodes, name) or getattr(slurm, name)
@@ -239,7 +239,7 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
 
 
 def choose_placement(choices: Choices) -> Placement:
-    """Return how workers come onto racks. Raises ConfigError where nothing would put as many nodes of each rack."""
+    """Return how workers come onto racks. Raises ConfigError if nothing would take equally many nodes of each rack."""
     kube, racks, named = choices.cluster.kubernetes, choices.scale.racks, rack_names(choices)
     if not choices.mnnvl:
         if named:

@@ -174,6 +174,15 @@ Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
 """File, place in it, what an unknown name is there, the name, and the names that there are."""
 
 
+def _known_values(matrix: Matrix) -> Mapping[str, tuple[str, Collection[str]]]:
+    """Return axis → what an unknown value is, and the values that there are."""
+    return {
+        "os": ("no base", matrix.bases),
+        "variant": ("no variant", get_args(Variant)),
+        "gpu": ("no compute capability", matrix.gpu_architectures),
+    }
+
+
 def _references(project: Project) -> Iterator[Reference]:
     """Yield where files name what other files have."""
     matrix, file, known = project.matrix.model, project.matrix, project.components
@@ -187,12 +196,9 @@ def _references(project: Project) -> Iterator[Reference]:
             yield file, ("images", name, "build-with"), "no component builds with", wanted, roles
         for variant in image.size_limit_mb if isinstance(image.size_limit_mb, dict) else ():
             yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes.get("variant", ())
-        for i, value in enumerate(image.axes.get("os", ())):
-            yield file, ("images", name, "axes", "os", i), "no base", value, matrix.bases
-        for i, kind in enumerate(image.axes.get("variant", ())):
-            yield file, ("images", name, "axes", "variant", i), "no variant", kind, get_args(Variant)
-        for i, value in enumerate(image.axes.get("gpu", ())):
-            yield file, ("images", name, "axes", "gpu", i), "no compute capability", value, matrix.gpu_architectures
+        for axis, (problem, offered) in _known_values(matrix).items():
+            for i, value in enumerate(image.axes.get(axis, ())):
+                yield file, ("images", name, "axes", axis, i), problem, value, offered
     pins = {*known, *(d.model.pin for d in known.values() if d.model.pin)}
     for pin in matrix.versions:
         yield file, ("versions", pin), "unknown component", pin, pins
@@ -461,11 +467,10 @@ def _axis_values(project: Project, name: str, changes: Changes, mistakes: Mistak
         where = f"--set {axis}" if axis in changes.values else project.matrix.at("images", name, "axes", axis)
         for value in sorted({value for value in found if found.count(value) > 1}):
             mistakes.add(where, f"{axis} {value} is there twice; remove one")
-        known = set(matrix.bases if axis == "os" else matrix.gpu_architectures if axis == "gpu" else ())
+        problem, known = _known_values(matrix).get(axis, ("", ()))
         for value in found if known and axis in changes.values else ():
             if value not in known:
-                noun = "base" if axis == "os" else "compute capability"
-                mistakes.add(where, f"no {noun} {value!r}{suggestion(value, known)}")
+                mistakes.add(where, f"{problem} {value!r}{suggestion(value, set(known))}")
     return choices
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from imagebuild.bench.models import Claim, Limit
 from imagebuild.report.document import GIB, format_bytes, one_line
@@ -27,8 +27,7 @@ Figure = dict[str, Any]
 """The `data` and `layout` that plotly.js draws."""
 
 
-@dataclass(frozen=True)
-class NumberTable:
+class NumberTable(NamedTuple):
     """Hold a table of numbers; the first cell of each row is its head."""
 
     caption: str
@@ -36,8 +35,7 @@ class NumberTable:
     rows: Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """Hold a measured value of one message size."""
 
     size_bytes: int
@@ -56,21 +54,13 @@ class Line:
     """Verdict on the data, if it is not `ok`."""
     ceilings: Sequence[Limit] = ()
     references: Sequence[Limit] = ()
+    colour: str = ""
+    dash: str = ""
+    symbol: str = ""
+    """Its looks, which `line_chart` chooses."""
 
 
-@dataclass(frozen=True)
-class LegendLine:
-    """Describe the look of a line."""
-
-    name: str
-    note: str
-    colour: str
-    dash: str
-    symbol: str
-
-
-@dataclass(frozen=True)
-class DrawnLimit:
+class DrawnLimit(NamedTuple):
     """Describe a limit that a chart shows."""
 
     kind: str
@@ -93,7 +83,7 @@ class Drawing:
     title: str
     figure: Figure
     tables: Sequence[NumberTable]
-    legend: Sequence[LegendLine] = ()
+    legend: Sequence[Line] = ()
     limits: Sequence[DrawnLimit] = ()
     claims: Sequence[Claim] = ()
     note: str = ""
@@ -101,14 +91,14 @@ class Drawing:
 
 def line_chart(id_: str, title: str, unit: str, lines: Sequence[Line], tables: Sequence[NumberTable]) -> Drawing:
     """Draw lines over message size on logarithmic axes. Points that such axes do not have are left out."""
-    legend = []
+    legend, traces = [], []
     for number, line in enumerate(lines):
         colour, symbol = PALETTE[number % len(PALETTE)], SYMBOLS[number % len(SYMBOLS)]
         # The dash differs where a colour is used again.
         dash = tuple(DASHES)[number // len(PALETTE) % len(DASHES)]
-        legend.append(LegendLine(line.name, line.note, colour, dash, symbol))
-    traces = [_trace(line, look) for line, look in zip(lines, legend, strict=True)]
-    limits = _drawn_limits(lines, legend)
+        legend.append(replace(line, colour=colour, dash=dash, symbol=symbol))
+        traces.append(_trace(legend[-1]))
+    limits = _drawn_limits(legend)
 
     sizes = [size for trace in traces for size in trace["x"]]
     values = [value for trace in traces for value in trace["y"]] + [drawn.limit.value for drawn in limits]
@@ -140,12 +130,9 @@ def line_chart(id_: str, title: str, unit: str, lines: Sequence[Line], tables: S
     return Drawing(id_, title, {"data": traces, "layout": layout}, tables, legend, limits)
 
 
-def _trace(line: Line, look: LegendLine) -> dict[str, Any]:
-    points = [
-        point
-        for point in sorted(line.points, key=lambda point: point.size_bytes)
-        if point.size_bytes > 0 and point.value > 0 and math.isfinite(point.value)
-    ]
+def _trace(line: Line) -> dict[str, Any]:
+    drawable = (p for p in line.points if p.size_bytes > 0 and p.value > 0 and math.isfinite(p.value))
+    points = sorted(drawable, key=lambda point: point.size_bytes)
     return {
         "type": "scatter",
         "name": _plotly_text(line.name),
@@ -156,21 +143,21 @@ def _trace(line: Line, look: LegendLine) -> dict[str, Any]:
             for point in points
         ],
         "mode": "lines+markers",
-        "line": {"color": look.colour, "width": 2, "dash": look.dash},
-        "marker": {"size": 6, "symbol": look.symbol},
+        "line": {"color": line.colour, "width": 2, "dash": line.dash},
+        "marker": {"size": 6, "symbol": line.symbol},
         "hovertemplate": "<b>%{fullData.name}</b><br>%{customdata[0]}: %{y:.4g}<br>%{customdata[1]}<extra></extra>",
     }
 
 
-def _drawn_limits(lines: Sequence[Line], legend: Sequence[LegendLine]) -> tuple[DrawnLimit, ...]:
+def _drawn_limits(lines: Sequence[Line]) -> tuple[DrawnLimit, ...]:
     """Return each ceiling and each reference once; a reference has the colour of the first line that it is for."""
-    drawn: dict[tuple[str, float, str], DrawnLimit] = {}
+    drawn: dict[tuple[object, ...], DrawnLimit] = {}
     for line in lines:
         for ceiling in line.ceilings:
-            drawn.setdefault(("ceiling", round(ceiling.value, 1), ""), DrawnLimit("ceiling", ceiling, CEILING_COLOUR))
-    for line, look in zip(lines, legend, strict=True):
+            drawn.setdefault((round(ceiling.value, 1),), DrawnLimit("ceiling", ceiling, CEILING_COLOUR))
+    for line in lines:
         for limit in line.references:
-            drawn.setdefault(("reference", limit.value, limit.what), DrawnLimit("reference", limit, look.colour))
+            drawn.setdefault((limit.value, limit.what), DrawnLimit("reference", limit, line.colour))
     return tuple(drawn.values())
 
 

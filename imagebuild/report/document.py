@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, get_args
 
 from imagebuild import __version__
 from imagebuild.bench.judge import best_row, device_pairs, judge_results
-from imagebuild.bench.logs import open_log
+from imagebuild.bench.logs import DAMAGED, open_log
 from imagebuild.bench.models import (
     STANDINGS,
     BandwidthTest,
@@ -236,7 +236,7 @@ class Report(Results):
     def exit_status(self) -> int:
         """Return 0 if nothing failed and nothing that was asked for is open, else 1.
 
-        5 if nothing could be read, or a file not to its end.
+        5 if nothing could be read, or a file is damaged.
         """
         return EXIT_STATUS["nothing-read" if any(source.damage for source in self.sources) else self.overall]
 
@@ -297,7 +297,7 @@ def assertions_on_sweeps(sweeps: Sequence[Sweep]) -> list[Assertion]:
 
 
 def summary_of(sweep: Sweep, entries: Sequence[Entry]) -> tuple[State, tuple[str, ...]]:
-    """Return what a sweep counts as, and the claims about its entries with numbers: `134 right, 2 wrong`."""
+    """Return the state of a sweep, and how many of its runs have each claim: `134 right, 2 wrong`."""
     members = [entry for entry in entries if entry.sweep is sweep]
     counts = [Counter(entry.words[place] for entry in members) for place in range(len(CLAIMS))]
     words = [", ".join(w if n == len(members) else f"{n} {w}" for w, n in c.most_common()) for c in counts]
@@ -309,7 +309,7 @@ def summary_of(sweep: Sweep, entries: Sequence[Entry]) -> tuple[State, tuple[str
 
 
 def assertions_on_claims(judgement: Judgement, allowed: Sequence[Openness]) -> list[Assertion]:
-    """Assert each claim that is applicable; one that is skipped if none is."""
+    """Assert each claim that is applicable; if none is, skip the one about data."""
     claims = [(kind, claim) for kind, claim in zip(CLAIMS, judgement.claims, strict=True) if not_void(claim)]
     assertions = []
     for kind, claim in claims or [("data", judgement.data)]:
@@ -467,8 +467,8 @@ def gather_files(named: Iterable[Path]) -> Gathered:
 def _lost_logs(sources: Iterable[Source]) -> list[str]:
     """Return the files without a result that may be logs of runs that left none.
 
-    Their names are those of logs but for numbers; or they hold nothing but errors, beside several logs. A job with one
-    log may keep what its workers wrote. An empty file of another kind, `job.err` beside `job.out`, is none.
+    Such a file is named like a log but for numbers, or holds nothing but errors and lies beside several logs. Beside a
+    single log, errors may be what workers of the job wrote. An empty `job.err` beside `job.out` is no log.
     """
 
     def kind(path: PurePath) -> str:
@@ -497,28 +497,21 @@ def _texts_of(*parts: Results | VerifyResult) -> Iterator[str]:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Return the file, or all files of the folder. Raises ConfigError if one cannot be opened or named in JSON."""
-    try:
-        files = [path]
-        if path.is_dir():
-            files = [file for file in sorted(path.rglob("*")) if file.is_file()]
-            files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
-        for file in files:
+    """Return the file, or all files of the folder. Raises ConfigError if one cannot be named in JSON."""
+    files = [path]
+    if path.is_dir():
+        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+    for file in files:
+        try:
             str(file).encode()
-            with open_log(file):
-                pass
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{visible(error.object)}: cannot be read: its name is not UTF-8; rename it") from None
-    except OSError as error:
-        where = error.filename or path
-        raise ConfigError(f"{where}: cannot be read: {error.strerror}; name logs, JSON files or folders") from None
+        except UnicodeEncodeError:
+            raise ConfigError(f"{visible(str(file))}: cannot be read: its name is not UTF-8; rename it") from None
     return files
 
 
 def read_own_file(file: Path) -> VerifyResult | Report | None:
-    """Return what imagebuild wrote into a file, None if imagebuild did not write it. Raises ResultError if the content
-    of a file of imagebuild is invalid.
-    """
+    """Return what imagebuild wrote into a file, None for a file of others. Raises ResultError if it is invalid."""
     try:
         with open_log(file) as opened:
             head = opened.read(HEAD_BYTES)
@@ -527,7 +520,7 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
                 return None
             opened.seek(0)
             data = json.loads(opened.read())
-    except (OSError, EOFError, ValueError, RecursionError):
+    except (OSError, *DAMAGED, ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None
@@ -560,8 +553,8 @@ def judge_rest(report: Report) -> Report:
 def _judgements_of(report: Report) -> dict[int, list[Judgement]]:
     """Return id of a result → its judgements: of the same file, with a subject that is or begins with the result's.
 
-    Ranks that were asserted, and the type of a comparison with a baseline, come after what the result says. Of equal
-    results, the first gets the first, since judges keep the order.
+    A judgement's subject may go on after the result's, with ranks that were asserted or the type that was compared.
+    Results with equal subjects get their judgements in order, since judges keep it.
     """
     equal: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for result in report.measured:

@@ -22,10 +22,10 @@ import jinja2
 from markupsafe import Markup
 
 from imagebuild.bench.judge import best_row as judged_row
-from imagebuild.bench.logs import open_log
+from imagebuild.bench.logs import DAMAGED, open_log
 from imagebuild.bench.models import BandwidthTest, PerftestTable, Run, UcxResult
 from imagebuild.core.console import format_size
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, plural
 from imagebuild.project.records import CheckResult, VerifyResult
 from imagebuild.report.charts import DASHES, Drawing, Line, NumberTable, Point, bar_chart, heat_map, line_chart
 from imagebuild.report.document import (
@@ -190,7 +190,7 @@ def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, .
                 total = file.seek(0, 2)
                 file.seek(max(0, total - kept))
                 data = file.read(kept)
-        except (OSError, EOFError):
+        except (OSError, *DAMAGED):
             continue
         if total > kept:
             data = data[data.find(b"\n", 0, 4096) + 1 :]  # without the rest of a line, which could mislead
@@ -314,8 +314,8 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
 
     drawable = [item for item in runs if any(row.size_bytes > 0 and row.busbw_gb_s for row in item[1].rows)]
     for number, ((_, nodes, ranks), group) in enumerate(groupby(sorted(drawable, key=scale), key=scale), 1):
-        title = f"{ranks} rank{'s' * (ranks != 1)}" if ranks else "Number of ranks unknown"
-        title += f", {nodes} node{'s' * (nodes != 1)}" if nodes else ""
+        title = plural(ranks, "rank") if ranks else "Number of ranks unknown"
+        title += f", {plural(nodes, 'node')}" if nodes else ""
         lines, tables = [], []
         for entry, run in group:
             # Without the scale, which the title has.

@@ -101,12 +101,12 @@ class Sweep(Model):
 
     @property
     def is_even(self) -> bool:
-        """Return whether no run is slow, and all are about as fast."""
+        """Return whether no run is slow, and all are about equally fast."""
         slowest, fastest = self.extremes
         return not self.outliers and slowest >= (1 - EVEN) * fastest
 
     def holds(self, result: object) -> bool:
-        """Return whether a result is one of its runs, or would be if its data were right."""
+        """Return whether a result is one of its runs, right or not."""
         return isinstance(result, Run) and sweep_key(result) == (
             self.collective, self.ranks, self.nodes, self.device, self.dtype, self.size_bytes
         )  # fmt: skip

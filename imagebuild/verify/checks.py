@@ -60,7 +60,7 @@ def select_checks(
     components: Iterable[str] | None = None,
     patterns: Sequence[str] = (),
 ) -> list[ListedCheck]:
-    """Return the checks that fit one of the globs `COMPONENT/CHECK`, all without a glob: the image's own come first.
+    """Return the checks that fit a glob `COMPONENT/CHECK`, or all if there are no globs; the image's own come first.
 
     An image has checks of its `components`, by default of all, and `image_checks`: name → what passing proves. A
     component alone as a glob means all of its checks. Raises ConfigError for a glob that fits no check of any image,
@@ -150,7 +150,7 @@ def skipped_result(planned: PlannedCheck, reason: str) -> CheckResult:
 def run_check(
     planned: PlannedCheck, session: Session, log: Path, environment: Mapping[str, str] | None = None
 ) -> CheckResult:
-    """Run a check with these variables beside its own, which count more, or say why it cannot run.
+    """Run a check with these variables and its own, which replace them; or say why it cannot run.
 
     A failed check is a result; raises CommandError if the runner fails.
     """

@@ -120,9 +120,9 @@ def subject_elsewhere(
 ) -> Subject:
     """Describe an image that a command prefix leads to, with its files below `folder` if they can be found.
 
-    They are in the layout; of a target, where the result of its build says; of a digest, in its registry. A tag may
-    have moved since the place was started. `platform` tells that of the place, for an image that has several. Raises
-    ConfigError, CommandError or ResultError if the files should be there and cannot be read.
+    They are looked for in the layout; for a target, where its build left them; for a digest, in its registry. A tag is
+    not looked up: it may have moved since the place was started. `platform` returns that of the place, if the image has
+    several. Raises ConfigError, CommandError or ResultError if the files should be there and cannot be read.
     """
     target = target_with_id(finder.plan, name) if name else None
     found = None
@@ -147,7 +147,7 @@ COMPARE_S = 300
 
 
 def recognisable_files(inspection: Inspection) -> dict[str, str]:
-    """Return path → hash of files by which an image is told from others: the package database, some of each layer."""
+    """Return path → hash of files that tell an image from others: the package database, and some of each layer."""
     by_layer: dict[int, list[FileEntry]] = defaultdict(list)
     for entry in inspection.tree:
         if entry.sha256 and "\\" not in entry.path and "\n" not in entry.path:

@@ -35,6 +35,13 @@ class Table:
     cputime: bool = False
     hosts: int = 1
     seed: int = 0
+    speed: Callable[[int], float] | None = None
+    """Bus bandwidth by size; without it, times are random."""
+    step: int = 8
+    """Factor between sizes, as the parameters say it."""
+    device: str = "NVIDIA H100 80GB HBM3"
+    first_rank: int = 0
+    """Number of the first GPU of this process on its host."""
 
     @property
     def number(self) -> tuple[int, ...]:
@@ -96,6 +103,9 @@ class Table:
         halves = []
         for place in range(2):
             time = source.uniform(5, 60) + size / source.uniform(20e3, 400e3)
+            if self.speed:
+                factor = FACTORS[self.collective](self.ranks)
+                time = size / (self.speed(size) / factor if factor else 100.0) / 1e3
             checked = self.validate and not (self.modern and place == 1 and self.collective == "alltoall")
             cells, half = self.half(time, size, self.wrong.get(at, 0) if place == 0 else 0, checked)
             text += cells
@@ -120,18 +130,17 @@ class Table:
         if self.number >= (2, 16, 7):
             lines.append(f"# Collective test starting: {self.collective}_perf")
         parameters = (
-            f"nThread 1 nGpus {self.ranks} minBytes {self.sizes[0]} maxBytes {self.sizes[-1]} step: 8(factor) "
+            f"nThread 1 nGpus {self.ranks} minBytes {self.sizes[0]} maxBytes {self.sizes[-1]} step: {self.step}(factor) "
             f"warmup iters: 5 iters: 20 {'agg iters: 1 ' if self.modern else ''}validation: {int(self.validate)} "
         )
         lines += [f"# {parameters}{'graph: 0' if self.modern else ''}", "#", "# Using devices"]
         for rank in range(self.ranks):
             group = "Group  0 " if self.number >= (2, 13, 8) else ""
-            pid = f"Pid {4711 + rank:6d} "
+            gpu = (rank + self.first_rank) % 8
+            pid = f"Pid {4711 + rank + self.first_rank:6d} "
             host = f"node{rank * self.hosts // self.ranks + 1}"
-            bus = f"[0000:{16 + rank % 8:x}:00]" if self.number >= (2, 15) else f"[0x{16 + rank % 8:x}]"
-            lines.append(
-                f"#  Rank {rank:2d} {group}{pid}on {host:>10} device {rank % 8:2d} {bus} NVIDIA H100 80GB HBM3"
-            )
+            bus = f"[0000:{16 + gpu:x}:00]" if self.number >= (2, 15) else f"[0x{16 + gpu:x}]"
+            lines.append(f"#  Rank {rank:2d} {group}{pid}on {host:>10} device {gpu:2d} {bus} {self.device}")
         return [*lines, "#", *self.header()]
 
     def header(self) -> list[str]:

@@ -14,9 +14,6 @@ class Output(NamedTuple):
     """The first few lines that look like results and could not be read."""
 
 
-NOTHING = Output((), ())
-
-
 def read_part(part: str, text: str) -> Output:
     """Items of one field of `Results`."""
     results = read_text("log", text)

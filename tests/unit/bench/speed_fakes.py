@@ -7,8 +7,6 @@ from pathlib import Path
 
 from imagebuild.bench import (
     BandwidthTest,
-    Half,
-    NcclRow,
     PerftestTable,
     Profile,
     Profiles,
@@ -17,6 +15,7 @@ from imagebuild.bench import (
     load_profiles,
 )
 from tests.conftest import ROOT
+from tests.report_samples import row
 
 GIB = 2**30
 
@@ -30,10 +29,6 @@ def shipped(name: str) -> Profile:
     return every_shipped()[name].model
 
 
-def half(busbw: float | None, factor: float = 1.0) -> Half:
-    return Half(time_us=1.0, algbw_gb_s=None if busbw is None else busbw / factor, busbw_gb_s=busbw, wrong=0)
-
-
 def run(*values: tuple[int, float, float | None], **changes: object) -> Run:
     """8 ranks of H200 on one node, unless `changes` say otherwise; values are size, out of place and in place."""
     ranks = changes.get("ranks") or 8
@@ -41,11 +36,7 @@ def run(*values: tuple[int, float, float | None], **changes: object) -> Run:
     factor = 1.0
     if changes.get("collective", "all_reduce") in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
         factor = max(1, ranks - 1) / ranks * (2 if changes.get("collective", "all_reduce") == "all_reduce" else 1)
-    rows = tuple(
-        NcclRow(size_bytes=size, count=1, dtype="float", redop="sum", root=-1, out_of_place=half(out, factor),
-            in_place=None if inside is None else half(inside, factor))
-        for size, out, inside in values
-    )  # fmt: skip
+    rows = tuple(row(size, out, inside, factor) for size, out, inside in values)
     base = Run(source="a.log", collective="all_reduce", ranks=8, nodes=1, device="NVIDIA H200", rows=rows,
                avg_busbw_gb_s=1.0, verdict="ok", reason="complete")  # fmt: skip
     return base.model_copy(update=changes)

@@ -7,65 +7,26 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
 import pytest
 
 from imagebuild.bench import Expected, Results, Standing, judge_results, read_text
+from tests.unit.bench.nccl_tables import Table
 from tests.unit.bench.speed_fakes import shipped
 from tests.unit.bench.strict_reader import package_rows, strict_rows
 
 H100 = "NVIDIA H100 80GB HBM3"
-HEADER = """\
-#                                                              out-of-place                       in-place          
-#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong 
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)         
-"""  # noqa: W291
 PEAKS = {"all_reduce": 482.0, "all_gather": 365.0, "reduce_scatter": 365.0, "alltoall": 348.0, "sendrecv": 367.0}
 LOGS = Path(__file__).parents[2] / "data" / "nccl-logs"
 
 
-def log(
-    collective: str = "all_reduce", ranks: int = 8, peak: float = 0.0, *, nodes: int = 1, device: str = H100,
-    wrong: str = "0", validation: int = 1, first_rank: int = 0, smallest: int = 1 << 20,
-) -> str:  # fmt: skip
-    """A generated log, as nccl-tests 2.17 prints it, with the speeds of a healthy node unless `peak` says otherwise."""
-    peak = peak or PEAKS[collective]
-    factor = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0}.get(collective, (ranks - 1) / ranks)
-    lines = [
-        "# nccl-tests version 2.17.8 nccl-headers=22902 nccl-library=22902",
-        f"# Collective test starting: {collective}_perf",
-        f"# nThread 1 nGpus 1 minBytes {smallest} maxBytes {1 << 34} step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 "
-        f"validation: {validation} graph: 0",
-        "#",
-        "# Using devices",
-        *(
-            f"#  Rank {rank:2d} Group  0 Pid {4711 + rank + first_rank:6d} on "
-            f"node{rank * nodes // ranks + 1:02d} device {(rank + first_rank) % 8:2d} [0000:{16 + (rank + first_rank) % 8:x}:00] {device}"
-            for rank in range(ranks)
-        ),
-        "#",
-        *HEADER.splitlines(),
-    ]
-    redop = "sum" if collective in ("all_reduce", "reduce_scatter") else "none"
-    size, speeds = smallest, []
-    while size <= 1 << 34:
-        halves = []
-        for off in (1.0, 0.996):
-            busbw = peak * off * size / (size + 6e7)
-            algbw = busbw / factor if factor else 100.0
-            speeds.append(round(algbw * factor, 2))
-            cells = (
-                f"{size / algbw / 1e3:.{2 if size < 1 << 30 else 0}f}",
-                f"{algbw:.2f}",
-                f"{algbw * factor:.2f}",
-                wrong,
-            )
-            halves.append("  ".join(f"{cell:>7}" for cell in cells))
-        lines.append(f"{size:12d}  {size // 4:12d}  {'float':>8}  {redop:>6}  {-1:>6}  {halves[0]}  {halves[1]}")
-        size *= 2
-    footer = ["# Out of bounds values : 0 OK", f"# Avg bus bandwidth    : {fmean(speeds):g} ", "#"]
-    return "\n".join([*lines, *footer, f"# Collective test concluded: {collective}_perf", ""])
+def log(collective: str = "all_reduce", ranks: int = 8, peak: float = 0.0, **options: Any) -> str:
+    """A generated log with the speeds of a healthy node, unless `peak` says otherwise."""
+    peak, sizes = peak or PEAKS[collective], tuple(1 << power for power in range(20, 35))
+    return Table(
+        collective=collective, ranks=ranks, sizes=sizes, step=2, speed=lambda size: peak * size / (size + 6e7), **options
+    ).text()  # fmt: skip
 
 
 def standing(text: str, profile: str | None = "h100", **expected: object) -> tuple[Standing, str]:
@@ -107,13 +68,13 @@ ROWS = log().count(" float ")
         (log(ranks=7, device="NVIDIA H200"), "h200", {}, "failed", "7 of 8 GPUs took part"),
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), "h100", {}, "failed", "the ranks were not joined"),
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), None, {}, "failed", "the ranks were not joined"),
-        (log(validation=0, wrong="N/A"), "h100", {}, "open", "data were not validated"),
+        (log(validate=False), "h100", {}, "open", "data were not validated"),
         (log().replace("  0\n", " N/A\n"), "h100", {}, "passed", "right"),  # as in place, where a collective has no such
         (log().replace("  0\n", " N/A\n", 1), "h100", {}, "open", f"data were compared in {ROWS - 1} of {ROWS} rows only"),
         (NVBANDWIDTH.format("NVIDIA GeForce RTX 5090", "395.10"), "h200", {}, "failed", "RTX 5090"),
         (NVBANDWIDTH.format("NVIDIA H200", "nan"), "h200", {"ranks": 2}, "failed", "rows of its matrix could not be"),
         (NVBANDWIDTH.format("NVIDIA H200", "395.10"), "h200", {"ranks": 2}, "passed", "right"),
-        (log(ranks=16, nodes=2, peak=50), "h100", {}, "failed", "of the reference, below"),
+        (log(ranks=16, hosts=2, peak=50), "h100", {}, "failed", "of the reference, below"),
         ("\n".join(line for line in log().split("\n") if not line.startswith(f"{1 << 30:12d}")), "h100", {}, "failed",
          f"no row of {1 << 30} bytes"),
         (log().replace(f"{1 << 30:12d}", f"{1 << 30:12d}x"), "h100", {}, "open", "2 rows could not be read"),
@@ -163,7 +124,7 @@ TRACE = "+ srun -l all_reduce_perf -b 1M -e 16G -f 2\n"
         'n1 | CHANGED => {\n  "stdout_lines": [\n' + "".join(f'    "{line}",\n' for line in log().splitlines()) + "  ]\n}\n",
         TRACE + "".join(f"0: {line}\n" for line in log().splitlines()),
         log("all_gather").split("# nThread")[0] + "# nThread 1 nGpus 1 minBytes 8 maxBytes 16384 step: 1024(bytes) warmup iters: 1 "
-        "iters: 1 agg iters: 1 validation: 1 graph: 0\n" + HEADER + BYTE_STEPS + "# Out of bounds values : 0 OK\n# Avg bus bandwidth : 0.04\n",
+        "iters: 1 agg iters: 1 validation: 1 graph: 0\n" + "\n".join(Table().header()) + "\n" + BYTE_STEPS + "# Out of bounds values : 0 OK\n# Avg bus bandwidth : 0.04\n",
     ],
     ids=["pieces", "stern", "compose", "journald", "unknown", "ansible", "ansible-lines", "trace", "byte-steps"],
 )  # fmt: skip

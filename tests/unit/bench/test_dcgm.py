@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bench.outputs import NOTHING, Output, read_json, read_part
+from tests.unit.bench.outputs import Output, read_json
 
 
 def parse_json(document: object) -> Output:
@@ -88,19 +88,7 @@ def test_json_without_tests_is_counted() -> None:
     assert (output.items, output.unread) == ((), ("dcgmi diag: no test in the document",))
 
 
-def test_json_of_others() -> None:
-    others: tuple[object, ...] = ([], {}, {"iterations": 20}, {"iterations": [1]}, {"test_categories": []})
-    assert {parse_json(other) for other in others} == {NOTHING}
-
-
 @pytest.mark.parametrize("error", ["runtime_error", "Warning"])
 def test_a_run_that_failed(error: str) -> None:
     output = parse_json({"DCGM Diagnostic": {error: "could not be run while DCGM is paused"}})
     assert [(result.test, result.status) for result in output.items] == [("diag", "fail")]
-
-
-def test_the_table_is_named_as_not_read() -> None:
-    output = read_part(
-        "diagnostics", "| Diagnostic                | Result                                         |\n"
-    )
-    assert output == Output((), ("the table of dcgmi diag is not read; use dcgmi diag -j",))

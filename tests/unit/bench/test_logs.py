@@ -127,8 +127,6 @@ def test_lines_that_docker_wrapped() -> None:
 def test_files_that_gzip_wrote(tmp_path: Path) -> None:
     (tmp_path / "log.gz").write_bytes(gzip.compress(b"a\nb\n"))
     assert [line.text for line in read_log(tmp_path / "log.gz").lines] == ["a", "b"]
-    (tmp_path / "log.gz").write_bytes(gzip.compress(b"a\nb\n")[:-9])
-    assert read_log(tmp_path / "log.gz").line_count <= 2  # what came before the cut
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

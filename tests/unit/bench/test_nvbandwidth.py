@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.bench.outputs import NOTHING, Output, facts, read_json, read_part
+from tests.unit.bench.outputs import Output, facts, read_json, read_part
 
 HOST = """\
 nvbandwidth Version: v0.8
@@ -213,14 +213,6 @@ def test_json_that_cannot_be_read_is_counted() -> None:
     output = parse_json({"nvbandwidth": {"testcases": [spoiled, {"name": "c_d", "status": "Maybe"}, 7]}})
     assert facts(output.items, "name", "status", "matrix") == [("a_b", "truncated", None)]
     assert len(output.unread) == 3
-
-
-def test_foreign_lines_are_nothing() -> None:
-    foreign = (
-        "Running tests\n# SUM 3\n 0 1 2\nError: no\nWaived\nmemcpy failed\n  8  2  float  sum  -1  5.1  0.0  0.0  0\n"
-    )
-    assert parse(foreign).items == ()
-    assert parse_json({"nvbandwidth": 1}) == parse_json({"results": []}) == NOTHING
 
 
 def test_the_names_of_devices_are_read() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagebuild.bench import PerftestTable, TableRow
-from tests.unit.bench.outputs import NOTHING, Output, facts, read_json, read_part
+from tests.unit.bench.outputs import Output, facts, read_json, read_part
 
 RULE = "-" * 87 + "\n"
 WAITING = "*" * 36 + "\n* Waiting for client to connect... *\n" + "*" * 36 + "\n"
@@ -180,9 +180,7 @@ def test_verdicts(text: str, expected: list[tuple[str, str, list[int]]]) -> None
     assert len(output.unread) == sum("row could not be read" in table.reason for table in output.items)
 
 
-def test_foreign_lines_are_nothing() -> None:
-    row = " 8388608    20000            24056.74            24056.72\t\t   0.003007\n"
-    assert parse(row + "Failed to do it\n# bytes\n") == NOTHING
+def test_a_matrix_after_a_table_is_no_row() -> None:
     matrix = "Running a_b.\n           0         1         2         3\n 0     1.00      2.00      3.00      4.00\n"
     assert [sizes(table) for table in parse(run((2, "5.30")) + matrix).items] == [[2]]
 
@@ -267,10 +265,3 @@ def test_json_that_was_cut() -> None:
     nothing = parse(OLD[: OLD.index('"MsgSize"')])
     assert nothing.items == ()
     assert "line 1: a JSON document of perftest without its end" in nothing.unread
-    assert parse('{"results": {"x": 1}}') == NOTHING
-
-
-def test_json_of_others() -> None:
-    others: tuple[object, ...] = ([], {"results": [{"size": 1}]}, {"results": {"size": 1}}, {"test_info": {}})
-    for other in others:
-        assert parse_json(other) == NOTHING

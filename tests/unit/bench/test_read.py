@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from imagebuild.bench import Results, read_files, read_text
-from imagebuild.core import ResultError
+from imagebuild.core import ConfigError
 from tests.unit.bench.fuzz import broken, spoiled
-from tests.unit.bench.nccl_tables import Table, broken_lines, same
+from tests.unit.bench.nccl_tables import Table, broken_lines
 from tests.unit.bench.test_dcgm import new_document
 from tests.unit.bench.test_nvbandwidth import BOTH_WAYS, DOCUMENT, HOST, PAIRS
 from tests.unit.bench.test_perftest import LEVELS, OLD
@@ -42,15 +42,17 @@ def test_published_logs(entry: dict[str, object]) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match=r"no-such-file: No such file"):
+    with pytest.raises(ConfigError, match=r"no-such-file: cannot be read: No such file"):
         read_files([tmp_path / "no-such-file"])
     packed = gzip.compress(Table().text().encode())
-    for data, problem in (
-        (packed[:-8] + bytes(8), "CRC check failed"), (packed[:30] + b"\xff" * 200, "Error -3"), (packed[:9], "Compressed"),
-    ):  # fmt: skip
+    damages = {
+        "are damaged (CRC check failed": packed[:-8] + bytes(8),
+        "are damaged (Error -3": packed[:30] + b"\xff" * 200,
+    }
+    for problem, data in {**damages, "have no end": packed[:9]}.items():
         (tmp_path / "bad.gz").write_bytes(data)
         (source,) = read_files([tmp_path / "bad.gz"]).sources
-        assert source.damage.startswith(f"its compressed data are damaged ({problem}")
+        assert source.damage.startswith(f"its compressed data {problem}")
     (tmp_path / "a.txt").write_text("hello\n")
     (tmp_path / "b.txt").write_text(Table().text())
     results = read_files(sorted(tmp_path.glob("*.txt")))
@@ -59,26 +61,41 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_p2p_bandwidth_latency_test_is_named_as_not_read() -> None:
-    text = "P2P Connectivity Matrix\n     D\\D     0     1\n     0       1     1\n     1       1     1\n"
+P2P = "P2P Connectivity Matrix\n     D\\D     0     1\n     0       1     1\n     1       1     1\n"
+CSV = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n1,2,3,4,5,6,7,8\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (P2P, "the output of p2pBandwidthLatencyTest is not read; use nvbandwidth, which measures the same"),
+        (CSV, "the CSV of ucx_perftest is not read; run it without -v"),
+        ("| Diagnostic     | Result        |\n", "the table of dcgmi diag is not read; use dcgmi diag -j"),
+    ],
+)
+def test_outputs_that_are_named_as_not_read(text: str, advice: str) -> None:
     for other in ("", Table().text()):
-        source = read_text("log", text + other).sources[0]
-        assert source.unread == 1
-        assert source.examples[0].startswith("the output of p2pBandwidthLatencyTest is not read; use nvbandwidth")
+        results = read_text("log", text + other)
+        assert (results.sources[0].examples, len(results.runs)) == ((advice,), bool(other))
 
 
-def test_a_text_in_memory() -> None:
-    table = Table()
-    same(read_text("check", table.text()).runs[0], table)
-    assert read_text("check", "").sources[0].tools == ()
-    assert read_text("check", "\udc80\ud800 x").runs == ()
-
-
-def test_unread_lines_are_shown() -> None:
-    table = Table()
-    text = "\n".join([*table.head(), table.body()[0][:60], *table.body()[1:], *table.foot()])
-    source = read_text("log", text).sources[0]
-    assert (source.unread, source.examples) == (1, (table.body()[0][:60].strip(),))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Running tests\n# SUM 3\n 0 1 2\nError: no\nWaived\nmemcpy failed\n",
+        " 8388608    20000            24056.74            24056.72\t\t   0.003007\nFailed to do it\n# bytes\n",
+        "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n",
+        "hello\n1 2 3 4 5 6 7\n[1,0]<stdout>: # size 5\nGPU 0: NVIDIA H100\n",
+        "srun: error: node1: task 0: Exited with exit code 1\n", "", "\udc80\ud800 x",
+        "{", "[", "{}", "[]", "{ x }", '{"a": 1}', "[0] x", '{"results": {}}', '{"version": 1', "{" * 5000,
+        '{"results":[' * 5000, '{"results": [{"size": 1}]}', '{"results": {"size": 1}}', '{"results": {"x": 1}}',
+        '{"test_info": {}}', '{"nvbandwidth": 1}', '{"results": []}', '{"iterations": 20}', '{"iterations": [1]}',
+        '{"test_categories": []}',
+    ],
+)  # fmt: skip
+def test_what_others_print_is_nothing(text: str) -> None:
+    results = read_text("log", text)
+    assert (*counts(results), *results.runs, *unread(results), *results.sources[0].tools) == (0, 0, 0, 0)
 
 
 UCX = (Path(__file__).parents[2] / "data" / "ucx-logs" / "latency.txt").read_text()
@@ -112,13 +129,6 @@ def test_a_tool_after_another_that_was_cut(first: str, second: str) -> None:
     for at in range(0, len(text), max(1, len(text) // 12)):
         before, both = read_text("log", text[:at]), read_text("log", f"{text[:at]}\n\n{ALL[second]}")
         assert tuple(map(sum, zip(counts(before), counts(alone), strict=True))) == counts(both), text[:at][-200:]
-
-
-@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "[0] ", "2026-01-02T03:04:05.678901234Z "])
-def test_prefixes_of_launchers(prefix: str) -> None:
-    for text in ALL.values():
-        prefixed = "".join(prefix + line for line in text.splitlines(keepends=True))
-        assert counts(read_text("log", prefixed)) == counts(read_text("log", text))
 
 
 def test_json_between_warnings_with_braces() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.bench import UcxResult
-from tests.unit.bench.outputs import NOTHING, Output, read_part
+from tests.unit.bench.outputs import Output, read_part
 
 LOGS = Path(__file__).parents[2] / "data" / "ucx-logs"
 
@@ -142,12 +142,6 @@ def test_a_rate_that_is_cut_is_no_rate(name: str) -> None:
         assert len(output.unread) == 1
 
 
-def test_foreign_lines_are_nothing() -> None:
+def test_a_matrix_after_a_result_is_no_row() -> None:
     matrix = "Running a_b.\n 0     1.00      2.00      3.00      4.00  5.00  6 7\n"
-    assert parse(matrix + "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n") == NOTHING
     assert only(log("latency") + matrix) == only(log("latency"))
-
-
-def test_csv_is_named_as_not_read() -> None:
-    text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n1,2,3,4,5,6,7,8\n"
-    assert parse(text) == Output((), ("the CSV of ucx_perftest is not read; run it without -v",))

@@ -70,14 +70,6 @@ def test_the_command_in_the_header_makes_the_job_again(line: str) -> None:
     assert text(command.removeprefix("# imagebuild job ")) == text(line)
 
 
-def test_names_are_unique_and_tell_what_runs() -> None:
-    jobs = [job(line) for line in REFERENCE.values()]
-    assert len({j.name for j in jobs[:18]}) == 18
-    assert "all-reduce-72-gb300-roce-dra-18n" in {j.name for j in jobs}
-    for j in jobs:
-        assert {str(j.ranks), j.gpu, j.fabric.short, f"{j.scale.nodes}n"} <= set(j.name.split("-"))
-
-
 def test_the_order_of_features_is_nothing() -> None:
     one = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --with debug,dra --set name=it")
     other = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --with dra,debug --set name=it")
@@ -146,19 +138,6 @@ def test_the_references_refuse_what_they_do_not_have() -> None:
     ]
 
 
-def node_terms(manifest: str) -> dict[str, list[str]]:
-    """Label → values that the worker's node must have."""
-    affinity = pods(manifest)["worker"]["affinity"]["nodeAffinity"]
-    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    return {expression["key"]: expression["values"] for expression in term["matchExpressions"]}
-
-
-@pytest.mark.parametrize("fabric", ["", "roce-"])
-def test_fabrics_have_nodes_of_their_own(fabric: str) -> None:
-    terms = node_terms(text(REFERENCE[f"gb300-{fabric}nvl72-mpijob.yaml"]))
-    assert terms["backend.coreweave.cloud/flavor"] == ["roce" if fabric else "infiniband"]
-
-
 # What others wrote
 
 HOSTILE = ["", "yes", "No", "null", "1", "1.5", "0x1", "1:30", "-c", "a: b", "a #b", "*a", "&a", "{a}", "[a, b]", "é",
@@ -219,16 +198,6 @@ def test_texts_of_facts_are_words_to_a_shell(hostile: str, tmp_path: Path) -> No
 # Slurm
 
 
-@pytest.mark.parametrize("line", SLURM)
-def test_scripts_ask_for_the_same_of_slurm(line: str) -> None:
-    lines = text(line).splitlines()
-    options = {row.removeprefix("#SBATCH --").partition("=")[0] for row in lines if row.startswith("#SBATCH ")}
-    base = {"job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem", "exclusive"}
-    base |= {"distribution", "time", "output"}
-    assert options == base | ({"segment"} if "gb" in line else set())
-    assert {"#SBATCH --mem=0", "  --cpus-per-task=8"} <= set(lines)
-
-
 @pytest.mark.parametrize(
     ("reference", "address"),
     [
@@ -273,24 +242,6 @@ def test_one_policy_everywhere(line: str) -> None:
         assert variables["NCCL_DEBUG"] == "INFO"
         if line.startswith("mpijob"):
             assert ("NVIDIA_IMEX_CHANNELS" in container_variables(made)["worker"]) == ("dra" not in line)
-
-
-def test_no_network_where_none_is_asked_for() -> None:
-    for name in ("a100-64-noib-mpijob.yaml", "a40-64-mpijob.yaml"):
-        variables = rank_exports(REFERENCE[name])
-        assert variables["NCCL_IB_DISABLE"] == "1"
-        assert "NCCL_IB_HCA" not in variables
-        assert "rdma/ib" not in containers(text(REFERENCE[name]))["worker"]["resources"]["limits"]
-
-
-def test_a_feature_only_adds() -> None:
-    plain, gdrcopy = REFERENCE["a100-64-mpijob.yaml"], REFERENCE["a100-64-gdrcopy-mpijob.yaml"]
-    less, more = set(rank_exports(plain)), set(rank_exports(gdrcopy))
-    assert less - {"NCCL_DEBUG"} <= more
-    assert more - less == {"NCCL_GDRCOPY_ENABLE", "NCCL_DEBUG_SUBSYS"}
-    worker, changed = (pods(text(line))["worker"] for line in (plain, gdrcopy))
-    assert changed["containers"][0].pop("env") == [{"name": "NVIDIA_GDRCOPY", "value": "enabled"}]
-    assert worker == changed
 
 
 def test_every_finding_is_in_the_documentation() -> None:

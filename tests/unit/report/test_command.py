@@ -51,7 +51,7 @@ PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
     [
         (nccl_log(480), PROFILE, 0, "\nAll is well: data right, all took part, fast enough (3 passed, 0 failed, 0 open, 0 skipped; unread lines: 0)\n"),
         ("export NCCL_ALGO=Ring\n" + nccl_log(366), PROFILE, 0, "  fast enough as ring  "),
-        (nccl_log(420, ranks=5, factor=8 / 5), (*PROFILE, "--ranks", "5"), 0, "All is well: data right, all took part, above the floor ("),
+        (nccl_log(420, ranks=5), (*PROFILE, "--ranks", "5"), 0, "All is well: data right, all took part, above the floor ("),
         (nccl_log(480, wrong=3), PROFILE, 1, ": wrong: "),
         (nccl_log(240), PROFILE, 1, ": too slow: "),
         (nccl_log(950), PROFILE, 1, ": impossible: "),
@@ -59,8 +59,8 @@ PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
         (nccl_log(480), (), 0, "Data right, participation not known, speed not judged ("),
         (nccl_log(480), ("--ranks", "8", "--nodes", "1"), 0, "complete"),
         (nccl_log(480), ("--ranks", "16", "--nodes", "2"), 1, "8 of 16 ranks took part; 1 of 2 nodes took part"),
-        (nccl_log(420, ranks=7, factor=12 / 7), PROFILE, 1, ": incomplete: 7 of 8 GPUs took part (to accept it: --allow partial)"),
-        (nccl_log(420, ranks=7, factor=12 / 7), (*PROFILE, "--allow", "partial"), 0, "(accepted: partial)"),
+        (nccl_log(420, ranks=7), PROFILE, 1, ": incomplete: 7 of 8 GPUs took part (to accept it: --allow partial)"),
+        (nccl_log(420, ranks=7), (*PROFILE, "--allow", "partial"), 0, "(accepted: partial)"),
         (nccl_log(480).replace("validation: 1", "validation: 0"), PROFILE, 1, "Not a pass: data not compared"),
         (
             nccl_log(480).replace("validation: 1", "validation: 0"),
@@ -207,7 +207,7 @@ def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
     one, two = read("one.json"), read("two.json")
     assert one.pop("about")["profile"] == two.pop("about")["profile"] == "h100"
     assert one == two
-    write("c.log", nccl_log(361, collective="all_gather", factor=0.875))
+    write("c.log", nccl_log(361, collective="all_gather"))
     call("one.json", "c.log", "--json", "three.json")
     assert [run["collective"] for run in read("three.json")["runs"]] == ["all_gather", "all_reduce", "all_reduce"]
     # Beside the logs that it is about, in a folder, a report says nothing new, and can be written again.

@@ -145,10 +145,8 @@ def test_a_sweep_is_one_picture_and_one_table(capsys: pytest.CaptureFixture[str]
 def test_three_hundred_pairs(tmp_path: Path, command: Call) -> None:
     hosts = [f"node{number:03}" for number in range(1, 26)]
     for number, pair in enumerate(combinations(hosts, 2)):
-        log = nccl_log(8.4 if "node007" in pair else 13.5 + number % 7 / 50, ranks=2, factor=1)
-        log = re.sub(r"Rank  1 (.*) on node1 ", rf"Rank  1 \1 on {pair[1]} ", log).replace(
-            " on node1 ", f" on {pair[0]} "
-        )
+        log = nccl_log(8.4 if "node007" in pair else 13.5 + number % 7 / 50, ranks=2, collective="sendrecv")
+        log = re.sub("(Rank  1 .*) node1 ", rf"\1 {pair[1]} ", log).replace(" node1 ", f" {pair[0]} ")
         (tmp_path / f"{number}.log").write_text(log)
     begin = time.process_time()
     status, out, _ = command("report", tmp_path, "--json", tmp_path / "o.json", "--html", tmp_path / "o.html")

@@ -45,7 +45,6 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
         (("x", "--env", "a b"), 2, "write NAME=VALUE"),
         ((), 2, "no image given; name a tag"),
         (("--runner", "exec:env"), 2, "choose checks with --only"),
-        (("--runner", "exec:env", "--only", "library/verison"), 2, "did you mean 'library/version'?"),
         (("tiny-cuda13.0-debian13-runtime", "--runner", "exec:env", "--only", "tool/*"), 2, "no such check"),
         (("--runner", "exec:env", "--only", "x", "--profile", "y"), 2, "no profile 'y'"),
         (("oci:absent", "--only", "image"), 2, "absent: does not exist"),

@@ -4,19 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.bench import (
-    Half,
-    NcclRow,
-    Profile,
-    Results,
-    Run,
-    UcxResult,
-    find_profile,
-    load_profiles,
-)
+from imagebuild.bench import Results, Run, UcxResult
 from imagebuild.project import Check, CheckResult
 from imagebuild.verify import correctness_problem, judged_speed, read_results
-from tests.conftest import ROOT
+from tests.unit.bench import speed_fakes
+from tests.unit.bench.speed_fakes import shipped
 
 
 def copy(status: str) -> Results:
@@ -30,31 +22,17 @@ def memory(status: str) -> Results:
     )
 
 
-HALF = Half(time_us=1, algbw_gb_s=1, busbw_gb_s=300, wrong=0)
 CHECK = Check(name="all-reduce", description="d", run="x", results="nccl-tests")
 
 
-def run(busbw: float = 300.0, **more: object) -> Run:
-    half = HALF.model_copy(update={"busbw_gb_s": busbw})
-    row = NcclRow(
-        size_bytes=1 << 33, count=1, dtype="float", redop="sum", root=-1, out_of_place=half, in_place=half
-    )  # fmt: skip
-    values = {
-        "source": "s", "collective": "all_reduce", "ranks": 8, "nodes": 1, "device": "NVIDIA H100 80GB HBM3",
-        "rows": (row,), "verdict": "ok", "reason": "", **more,
-    }  # fmt: skip
-    return Run.model_validate(values)
+def run(busbw: float = 300.0, **changes: object) -> Run:
+    return speed_fakes.run((1 << 33, busbw, busbw), **{"device": "NVIDIA H100 80GB HBM3", **changes})
 
 
 def result(*runs: Run, outcome: str = "passed") -> CheckResult:
     return CheckResult.model_validate(
         {"component": "nccl-tests", "check": "all-reduce", "outcome": outcome, "results": Results(runs=runs)}
     )
-
-
-@pytest.fixture(scope="module")
-def h100() -> Profile:
-    return find_profile(load_profiles(ROOT / "profiles"), "h100").model
 
 
 @pytest.mark.parametrize(
@@ -106,13 +84,11 @@ SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
         (result(run(30.0, nodes=2)), SEVERAL, "skipped", "its nodes are containers of one host"),
     ],
 )
-def test_speed_is_a_result_of_its_own(
-    h100: Profile, checked: CheckResult, check: Check, outcome: str, said: str
-) -> None:
-    (speed,) = judged_speed(checked, check, h100, {}, one_host=True)
+def test_speed_is_a_result_of_its_own(checked: CheckResult, check: Check, outcome: str, said: str) -> None:
+    (speed,) = judged_speed(checked, check, shipped("h100"), {}, one_host=True)
     assert (speed.check, speed.outcome, said in speed.reason) == ("all-reduce-speed", outcome, True)
 
 
-def test_what_was_not_measured_has_no_speed(h100: Profile) -> None:
-    assert not list(judged_speed(result(run(), outcome="skipped"), CHECK, h100, {}))
-    assert not list(judged_speed(result(run()), Check(name="x", description="d", run="x"), h100, {}))
+def test_what_was_not_measured_has_no_speed() -> None:
+    assert not list(judged_speed(result(run(), outcome="skipped"), CHECK, shipped("h100"), {}))
+    assert not list(judged_speed(result(run()), Check(name="x", description="d", run="x"), shipped("h100"), {}))
