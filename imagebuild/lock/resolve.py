@@ -14,9 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-
 from imagebuild.core import settings
 from imagebuild.core.console import Progress, format_size, redacted_text
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Unreachable, suggestion
@@ -28,9 +25,9 @@ from imagebuild.lock import repositories
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import (
     TABLES,
+    UNREAD,
     UNRESOLVED,
     Archive,
-    ArchiveTree,
     BaseImage,
     Entry,
     GitRef,
@@ -46,6 +43,7 @@ from imagebuild.project.lockfile import (
     describe_key,
     key_of,
     source_title,
+    what_entry_lacks,
 )
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Project
@@ -108,38 +106,6 @@ def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
             packages = tuple(sorted({*first.packages, *source.packages}))
             merged[key_of(source)] = PackageSource(source.url, source.suite, source.key, packages)
     return tuple(merged.values())
-
-
-def what_entry_lacks(source: Source, entry: Entry | None) -> str | None:
-    """Return what an entry lacks for its source: `unresolved`, or a phrase; None if it lacks nothing.
-
-    Raises ConfigError for a requirement of a wheel that cannot be read.
-    """
-    if entry is None:
-        return "not in the lock"
-    if entry == UNRESOLVED:
-        return UNRESOLVED
-    match source, entry:
-        case (Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None)) | (
-            BaseImage(facts=True),
-            LockedImage(facts=None),
-        ):
-            return "the lock has its hash, but no facts of it"
-        case PackageSource(packages=packages), LockedRepository():
-            absent = [package for package in packages if package not in entry.packages]
-            problem = UNRESOLVED if UNRESOLVED in map(entry.packages.get, packages) else None
-            return f"the lock has no version of {', '.join(absent)}" if absent else problem
-        case WheelSet(requirements=requirements), tuple():
-            versions = {canonicalize_name(wheel.name): wheel.version for wheel in entry}
-            try:
-                wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, requirements)}
-            except InvalidRequirement as error:
-                raise ConfigError(f"wheels: {error}") from None
-            if wanted.keys() != versions.keys() or not all(
-                specifier.contains(versions[name], prereleases=True) for name, specifier in wanted.items()
-            ):
-                return f"the lock has other wheels than {', '.join(requirements)}"
-    return None
 
 
 def incomplete(entries: Table, sources: Iterable[Source]) -> list[Source]:
@@ -392,11 +358,12 @@ def check_entries(entries: Table, sources: Iterable[Source], whole: Table | None
     """
     sources = tuple(sources)
     for source in sources:
-        if problem := what_entry_lacks(source, entries.get(key_of(source))):
-            if problem == UNRESOLVED:
-                yield LockFinding("unresolved", source_title(source), "upstream could not be reached yet")
-            else:
-                yield LockFinding("missing", source_title(source), f"{problem}; `imagebuild lock` adds it")
+        problem = what_entry_lacks(source, entries.get(key_of(source)))
+        if problem in (UNRESOLVED, UNREAD):
+            detail = problem if problem == UNREAD else "upstream could not be reached yet"
+            yield LockFinding("unresolved", source_title(source), detail)
+        elif problem:
+            yield LockFinding("missing", source_title(source), f"{problem}; `imagebuild lock` adds it")
     if whole is not None:
         for key, package in stale_entries(whole, sources):
             detail = "nothing in the matrix uses it; `imagebuild lock` removes it"
