@@ -220,6 +220,22 @@ def test_an_older_release_with_other_orders(project: Project) -> None:
     assert not re.search(r"PMIX_INSTALL_PREFIX|MANPATH|OLD_PATH|/build-result", text.partition(" AS image\n")[2])
 
 
+def test_the_other_architecture(project: Project) -> None:
+    """Sources for arm64 are locked, and the archive unpacked, without running a program that is for arm64."""
+    file, arm = project.folder / "matrix.yaml", ("--platform", "linux/arm64")
+    head, mark, image = file.read_text().partition("  hpcx:\n    description")
+    file.write_text(head + mark + image.replace("[linux/amd64]", "[linux/amd64, linux/arm64]", 1))
+    aarch64 = replace(ARCHIVE, cpu="aarch64")
+    before = set(project.lock["archives"])
+    project.server.requests.clear()
+    project.run("lock", TARGET, *arm)
+    assert set(project.lock["archives"]) - before == {url_of(aarch64)}
+    assert not [request for request in project.server.requests if "x86_64" in request.path]
+    project.stage("hpcx", *arm, expect=0)
+    text = project.run("render", TARGET).out
+    assert f"FROM scratch AS hpcx-source-arm64\nADD --checksum=sha256:{project.sha256(aarch64)}" in text
+
+
 def test_the_servers_of_a_target(project: Project) -> None:
     """`doctor --upstream` finds what would stop a build, by asking for little."""
     report = project.folder / "report.json"

@@ -87,8 +87,8 @@ def distributions(systems: Collection[str]) -> Iterator[Distribution]:
     """The archives that targets on these systems need, such as `13.2.1-ubuntu24.04`."""
     for system in systems:
         cuda, os = system.split("-")
-        for version in VERSIONS[1:]:
-            yield Distribution(os, int(cuda.split(".")[0]), version=version)
+        for cpu, version in (("x86_64", VERSIONS[1]), ("x86_64", NEWEST), ("aarch64", NEWEST)):
+            yield Distribution(os, int(cuda.split(".")[0]), cpu, version)
 
 
 @cache
