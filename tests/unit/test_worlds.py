@@ -442,3 +442,6 @@ def test_images(change: dict[str, str | None], nccl: str, held: tuple[str, ...])
     config = {"config": {"Env": [f"{n}={v}" for n, v in env.items()]}, "history": [{"created_by": HOLD}, {}]}
     facts = image_facts(config)
     assert (facts.nccl, facts.held, facts.environment) == (nccl, held, env)
+    assert image_facts({"config": None}).held == ()
+    with pytest.raises(ImagebuildError, match="cannot be read"):
+        image_facts({"config": {"Env": [1]}})
