@@ -635,6 +635,8 @@ class SourceReport(Model):
 
     source: str
     state: Literal["as locked", "not locked", "changed", "gone", "no answer"]
+    locked: str
+    """What imagebuild.lock has of it, in few words; empty if it has nothing."""
     found: str
     consequence: str = ""
     """What becomes of a build; empty if all is well."""
@@ -663,7 +665,7 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
     """
     reports: list[SourceReport] = []
     names = tuple(target.id for target in lock.targets)
-    platforms = tuple(dict.fromkeys(platform for target in lock.targets for platform in target.platforms))
+    platforms = lock.platforms or tuple(dict.fromkeys(p for target in lock.targets for p in target.platforms))
     consequences = {
         "as locked": "",
         "not locked": f"a build stops before its first step; `imagebuild lock {' '.join(names[:3])}` pins it",
@@ -677,7 +679,8 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
         return probe_source(source, None if entry == UNRESOLVED else entry, upstream, advance, platforms)
 
     def settle(source: Source, answer: str | ImagebuildError) -> tuple[str, bool]:
-        lacks = what_entry_lacks(source, lock.entries.get(key_of(source)))
+        entry = lock.entries.get(key_of(source))
+        lacks = what_entry_lacks(source, entry)
         state: Any = "not locked" if lacks else "as locked"
         if isinstance(answer, ImagebuildError):
             absent, silent = isinstance(answer, Absent), isinstance(answer, Unreachable)
@@ -687,7 +690,8 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
         if lacks and state != "not locked":
             found += "; the lock has no pin of it either"
         consequence = consequences[state].format(address=key_of(source)[1])
-        reports.append(SourceReport(source=title, state=state, found=found, consequence=consequence))
+        locked = describe_entry(entry) if entry else ""
+        reports.append(SourceReport(source=title, state=state, locked=locked, found=found, consequence=consequence))
         return state, state == "as locked"
 
     ask_each(lock.sources, source_title, ask, upstream, settle)
@@ -731,12 +735,13 @@ def probe_source(
             if problems:
                 raise ConfigError(f"{url}: {'; '.join(text.removeprefix(f'{url}: ') for text in problems)}")
             return f"signed by {', '.join(index.fingerprints)}; {', '.join(chosen)}"
-    if entry is not None:
-        finding = compare_entry(source, entry, upstream, advance)
-        if finding and finding.fails:
-            raise (Absent if finding.state == "gone" else CommandError)(finding.detail)
-        return finding.detail if finding else describe_entry(entry)
-    now = upstream.resolve(source, None, advance)
+    finding = compare_entry(source, entry, upstream, advance) if entry is not None else None
+    if finding and finding.fails:
+        raise (Absent if finding.state == "gone" else CommandError)(finding.detail)
+    # Of an image, what is behind the digest of the lock: a digest of one platform has no others.
+    now = (
+        entry if entry is not None and not isinstance(entry, LockedImage) else upstream.resolve(source, entry, advance)
+    )
     if isinstance(now, LockedImage) and now.platforms and (lacking := set(platforms) - set(now.platforms)):
         raise CommandError(f"is for {', '.join(now.platforms)}, not for {', '.join(sorted(lacking))}")
-    return describe_entry(now)
+    return finding.detail if finding else describe_entry(now)
