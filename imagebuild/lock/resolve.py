@@ -401,11 +401,7 @@ def compare_entry(source: Source, entry: Entry, upstream: Upstream, advance: Adv
     name = source_title(source)
     match source, entry:
         case PackageSource(), LockedRepository():
-            index = upstream.index(source, tuple(sorted(map(repositories.name_of, entry.packages))))
-            repositories.check_key(source.url, index, entry)
-            for package, version in entry.packages.items():
-                if package in source.packages:
-                    repositories.choose(source.url, index, f"{repositories.name_of(package)}={version}")
+            there_of_packages(source, entry, upstream)
             return None
         case WheelSet(component=component, version=version), tuple():
             pinned = tuple(f"{wheel.name}=={wheel.version}" for wheel in entry)
@@ -716,32 +712,36 @@ def probe_source(
             if known is not None and size is not None and size != known:
                 raise CommandError(f"{url}: has {size} bytes, but the lock says {known}")
             return f"{format_size(size)}" if size is not None else "there, of unknown size"
-        case PackageSource(url=url, packages=packages):
-            known_packages = entry.packages if isinstance(entry, LockedRepository) else {}
-            index = upstream.index(source, tuple(sorted({*map(repositories.name_of, packages)})))
-            chosen, problems = [], []
-            try:
-                repositories.check_key(url, index, entry if isinstance(entry, LockedRepository) else None)
-            except ConfigError as error:
-                problems.append(str(error))
-            for package in packages:
-                name, _, version = package.partition("=")
-                locked = known_packages.get(package, UNRESOLVED)
-                version = version if locked == UNRESOLVED else locked
-                try:
-                    chosen.append(f"{name} {repositories.choose(url, index, f'{name}={version}' if version else name)}")
-                except ConfigError as error:
-                    problems.append(str(error))
-            if problems:
-                raise ConfigError(f"{url}: {'; '.join(text.removeprefix(f'{url}: ') for text in problems)}")
-            return f"signed by {', '.join(index.fingerprints)}; {', '.join(chosen)}"
+        case PackageSource():
+            return there_of_packages(source, entry if isinstance(entry, LockedRepository) else None, upstream)
     finding = compare_entry(source, entry, upstream, advance) if entry is not None else None
     if finding and finding.fails:
         raise (Absent if finding.state == "gone" else CommandError)(finding.detail)
     # Of an image, what is behind the digest of the lock: a digest of one platform has no others.
-    now = (
-        entry if entry is not None and not isinstance(entry, LockedImage) else upstream.resolve(source, entry, advance)
-    )
+    now = upstream.resolve(source, entry, advance) if entry is None or isinstance(entry, LockedImage) else entry
     if isinstance(now, LockedImage) and now.platforms and (lacking := set(platforms) - set(now.platforms)):
         raise CommandError(f"is for {', '.join(now.platforms)}, not for {', '.join(sorted(lacking))}")
     return finding.detail if finding else describe_entry(now)
+
+
+def there_of_packages(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:
+    """Return the key that signs a repository, and the versions that it has of what is locked or else wanted.
+
+    Raises ConfigError with all that differs.
+    """
+    index = upstream.index(source, tuple(sorted({*map(repositories.name_of, source.packages)})))
+    chosen, problems = [], []
+    try:
+        repositories.check_key(source.url, index, entry)
+    except ConfigError as error:
+        problems.append(str(error))
+    for package in source.packages:
+        name, locked = repositories.name_of(package), entry.packages.get(package, UNRESOLVED) if entry else UNRESOLVED
+        pinned = package if locked == UNRESOLVED else f"{name}={locked}"
+        try:
+            chosen.append(f"{name} {repositories.choose(source.url, index, pinned)}")
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(f"{source.url}: {'; '.join(text.removeprefix(f'{source.url}: ') for text in problems)}")
+    return f"signed by {', '.join(index.fingerprints)}; {', '.join(chosen)}"
