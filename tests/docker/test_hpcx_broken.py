@@ -20,6 +20,7 @@ import pytest
 
 from imagebuild.core import cache_folder
 from tests.docker.conftest import REPOSITORY, Done, Imagebuild, finish
+from tests.unit.image_files import elf
 from tests.upstream import hpcx, packages
 from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER
 from tests.upstream.server import Server
@@ -202,11 +203,15 @@ def test_an_archive_for_another_cuda(project: Project) -> None:
 
 
 def test_a_file_with_the_place_of_another_build(project: Project) -> None:
-    file = hpcx.File(b"libdir='/build-result/other/ucx/lib'\n")
-    project.offer(change=lambda tree: {**tree, "ucx/lib/libucs.la": file})
-    bad = project.checks("devel")["prefix"]
-    assert bad["outcome"] == "failed"
-    assert "/opt/hpcx/ucx/lib/libucs.la" in bad["output"]
+    """And one that names another CUDA, which it may open and does not link."""
+    files = {
+        "ucx/lib/libucs.la": hpcx.File(b"libdir='/build-result/other/ucx/lib'\n"),
+        "ucx/lib/libopens.so": hpcx.File(elf(machine=62) + b"libcudart.so.12", 0o755),
+    }
+    project.offer(change=lambda tree: {**tree, **files})
+    checks = project.checks("devel")
+    assert (checks["prefix"]["outcome"], checks["cuda-major"]["outcome"]) == ("failed", "passed")
+    assert "/opt/hpcx/ucx/lib/libucs.la" in checks["prefix"]["output"]
 
 
 def test_an_older_release_with_other_orders(project: Project) -> None:

@@ -382,7 +382,7 @@ def test_repositories(world: Served, keys: Keys, row: Row, tmp_path: Path) -> No
         r"\b([0-9A-F]{16}|[0-9A-F]{40}|[0-9a-f]{64})\b| \(as http://[^)]*\)", lambda m: "…" if m[1] else "", what
     )
     said = said.removeprefix(f"{url}: ").replace(url, "ADDRESS/")
-    row(world.says, "stops" if world.stops else "noted" if what else "taken as it is", said)
+    row(world.says, "stops" if world.stops else "stops what needs it" if what else "taken as it is", said)
     if world.stops:
         by, trusted = (keys.fingerprint(key) for key in (world.by or shown.key, world.known or shown.key))
         assert re.search(world.stops.format(by=by, known=trusted), what), what
