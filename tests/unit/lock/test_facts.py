@@ -150,11 +150,18 @@ def test_folders_that_the_image_does_not_have_leave_its_lists() -> None:
 
 
 @pytest.fixture
-def locked_hpcx(project: Project, tmp_path: Path) -> tuple[Project, Target]:
-    """Facts are those of the stand-in of tests/upstream, which was made from others' evidence; other pins are made up."""
+def locked_hpcx(project: Project, request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Project, Target]:
+    """A target, and a lock that has its sources and no more.
+
+    Facts are those of the stand-in of tests/upstream, which was made from others' evidence; other pins are made up.
+    """
     unpacked = project.components["hpcx"].model.unpacked
     assert unpacked
-    (target,) = (t for t in make_plan(project).targets if t.id == "hpcx-cuda13.4.2-ubuntu24.04-devel")
+    (target,) = (
+        t
+        for t in make_plan(project).targets
+        if t.id == f"hpcx-cuda13.4.2-ubuntu24.04-{getattr(request, 'param', 'devel')}"
+    )
     entries: Table = {}
     for source in Renderer(project, versions_with(project, Changes())).recipe(target).sources():
         match source:
@@ -223,6 +230,13 @@ def test_each_architecture_has_sources_of_its_own(locked_hpcx: tuple[Project, Ta
     assert "nvidia/cuda:13.4.2-devel-ubuntu24.04: has NCCL 2.30.7-1+cuda13.3, images 2.32.3" in lines
     assert "hpcx: /opt/hpcx/ompi5 is /opt/hpcx/ompi in images" in lines
     assert len(lines) == len(set(lines)) < 25
+
+
+@pytest.mark.parametrize("locked_hpcx", ["runtime"], indirect=True)
+def test_a_runtime_image_asks_for_no_package_of_devel(locked_hpcx: tuple[Project, Target]) -> None:
+    text = with_env(locked_hpcx[0]).dockerfile(locked_hpcx[1]).text
+    stages, _, image = text.partition(" AS image\n")
+    assert ("infiniband-diags=" in stages, "infiniband-diags" in image) == (True, False)
 
 
 def test_the_dockerfile_of_hpcx_for_what_was_shown_of_it(
