@@ -282,6 +282,7 @@ def doctor(
     upstream: Annotated[
         bool, option("--upstream", "Ask the servers of the targets' sources instead, before a byte is built.")
     ] = False,
+    platform: options.PlatformsOption = None,
     json_file: options.JsonOption = None,
     ca: options.CaOption = None,
 ) -> None:
@@ -301,12 +302,15 @@ def doctor(
 
         workspace = project.open(edits.parse())
         targets = select_targets(workspace.plan, select or ())
-        file = LockFile(workspace.project, workspace.renderer, targets, project.paths.lock)
+        platforms = options.parse_platforms(platform)
+        file = LockFile(workspace.project, workspace.renderer, targets, project.paths.lock, platforms=platforms)
         report = examine_upstream(file, network_upstream(ca), __version__)
         options.print_result(json_file, report, lambda: _show_upstream(report))
         raise typer.Exit(report.exit_status)
-    if select or edits:
-        raise ConfigError("targets and changes of the plan: need --upstream; without it only this machine is looked at")
+    if select or edits or platform:
+        raise ConfigError(
+            "targets, platforms and changes of the plan: need --upstream; without it only this machine is looked at"
+        )
     findings = examine_machine()
     marks = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
     rows = [(marks[f.ok], *map(escape, (f.name, f.detail, f.fix))) for f in findings]

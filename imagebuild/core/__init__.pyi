@@ -26,6 +26,7 @@ from .errors import Mistakes as Mistakes
 from .errors import NothingSelected as NothingSelected
 from .errors import ResultError as ResultError
 from .errors import Unreachable as Unreachable
+from .fields import Arch as Arch
 from .fields import Model as Model
 from .fields import Platform as Platform
 from .fields import YamlFile as YamlFile

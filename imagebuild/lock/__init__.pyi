@@ -30,6 +30,5 @@ from .resolve import redate_lock as redate_lock
 from .resolve import resolve_sources as resolve_sources
 from .resolve import shown_sources as shown_sources
 from .resolve import stale_entries as stale_entries
-from .resolve import what_entry_lacks as what_entry_lacks
 from .resolve import without_stale as without_stale
 from .upstream import Upstream as Upstream

@@ -32,6 +32,7 @@ VERSION_LINE = re.compile(r"^([A-Za-z][\w.+-]*?)(?:-[0-9a-f]{7,40})?\s+v?(\d[\w.
 PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
 """Addresses of downloads look alike, and are not meant."""
+MEND = "take another version, or say in component.yaml under `unpacked` what this one has"
 LARGEST_TEXT = 1 << 20
 UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
 """Ends of names of files whose content says nothing here."""
@@ -76,7 +77,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
     folders = tuple(sorted(path.name for path in top.iterdir() if path.is_dir()))
     if missing := [pattern for pattern in wanted.needs if not any(top.glob(pattern))]:
         raise ResultError(
-            f"expected {', '.join(missing)} in the archive, which the image needs, found {', '.join(folders)}"
+            f"expected {', '.join(missing)} in the archive, which the image needs, found {', '.join(folders)}; {MEND}"
         )
     environment = script_environment(run, top, wanted)
     named = sorted(
@@ -139,11 +140,11 @@ def script_environment(run: RunProgram, top: Path, wanted: ArchiveTree) -> dict[
         printed = run(*isolation(run, place), "env", "-i", f"PATH={PATH}", "HOME=/nonexistent", "bash", "--noprofile",
                       "--norc", "-c", command, timeout=SCRIPT_TIMEOUT_S)  # fmt: skip
     except CommandError as error:
-        reason = str(error).splitlines()[0].rpartition("` ")[2]
-        last = [line for line in str(error).splitlines() if line.strip()][-1]
+        reason, _, said = str(error).rpartition("` ")[2].partition(": ")
+        lines = [line for line in said.splitlines() if line.strip()]
+        why = ": ".join(dict.fromkeys([reason, *lines[:1], *lines[-1:]]))
         raise CommandError(
-            f"expected a script that sets its environment (`{wanted.script}`), but it {reason}"
-            + (f": {last.rpartition('): ')[2]}" if last not in reason else "")
+            f"expected a script that sets its environment (`{wanted.script}`), but it {why}; {MEND}"
         ) from None
     pairs = (text.split("=", 1) for text in printed.split("\0") if "=" in text)
     environment = {
@@ -152,7 +153,7 @@ def script_environment(run: RunProgram, top: Path, wanted: ArchiveTree) -> dict[
         if name not in SHELL_OWN
     }
     if not environment.get("PATH") and not environment.get("LD_LIBRARY_PATH"):
-        raise ResultError(f"expected PATH and LD_LIBRARY_PATH from `{wanted.script}`, but it sets neither")
+        raise ResultError(f"expected PATH and LD_LIBRARY_PATH from `{wanted.script}`, but it sets neither; {MEND}")
     return dict(sorted(environment.items()))
 
 

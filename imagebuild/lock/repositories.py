@@ -29,6 +29,7 @@ SIGNED = re.compile(
 )
 KEYRING = re.compile(r"(^|/)usr/share/keyrings/[^/]+\.(gpg|asc|pgp)$")
 SHOWN_VERSIONS = 5
+MEND = "give the component's repository the address of its key"
 GPG = ("gpg", "--batch", "--no-options", "--no-autostart", "--trust-model", "always", "--homedir")
 WHY = {
     "BADSIG": "the signature is not of this text",
@@ -202,8 +203,7 @@ def _key_in_package(web: Downloads, base: str, index: str, package: str) -> byte
     found = [p for p in Deb822.iter_paragraphs(index, use_apt_pkg=False) if p.get("Package") == package]
     if not found:
         raise ConfigError(
-            f"expected the package {package}, which holds the repository's key, but it has none of that name; "
-            "give the component's repository the address of its key"
+            f"expected the package {package}, which holds the repository's key, but it has none of that name; {MEND}"
         )
     newest = max(found, key=lambda paragraph: debian.version_key(paragraph["Version"]))
     content = web.read(base + newest["Filename"].removeprefix("./"))
@@ -216,7 +216,7 @@ def _key_in_package(web: Downloads, base: str, index: str, package: str) -> byte
     except (ArError, tarfile.TarError, OSError, EOFError, ValueError, lzma.LZMAError) as error:
         raise ResultError(f"{newest['Filename']} cannot be unpacked: {error}") from None
     if not keys:
-        raise ResultError(f"expected a keyring in /usr/share/keyrings of the package {package}, found none")
+        raise ResultError(f"expected a keyring in /usr/share/keyrings of the package {package}, found none; {MEND}")
     return b"".join(keys)
 
 

@@ -14,9 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-
 from imagebuild.core import settings
 from imagebuild.core.console import Progress, format_size, redacted_text
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Unreachable, suggestion
@@ -28,9 +25,9 @@ from imagebuild.lock import repositories
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import (
     TABLES,
+    UNREAD,
     UNRESOLVED,
     Archive,
-    ArchiveTree,
     BaseImage,
     Entry,
     GitRef,
@@ -46,6 +43,7 @@ from imagebuild.project.lockfile import (
     describe_key,
     key_of,
     source_title,
+    what_entry_lacks,
 )
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Project
@@ -108,38 +106,6 @@ def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
             packages = tuple(sorted({*first.packages, *source.packages}))
             merged[key_of(source)] = PackageSource(source.url, source.suite, source.key, packages)
     return tuple(merged.values())
-
-
-def what_entry_lacks(source: Source, entry: Entry | None) -> str | None:
-    """Return what an entry lacks for its source: `unresolved`, or a phrase; None if it lacks nothing.
-
-    Raises ConfigError for a requirement of a wheel that cannot be read.
-    """
-    if entry is None:
-        return "not in the lock"
-    if entry == UNRESOLVED:
-        return UNRESOLVED
-    match source, entry:
-        case (Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None)) | (
-            BaseImage(facts=True),
-            LockedImage(facts=None),
-        ):
-            return "the lock has its hash, but no facts of it"
-        case PackageSource(packages=packages), LockedRepository():
-            absent = [package for package in packages if package not in entry.packages]
-            problem = UNRESOLVED if UNRESOLVED in map(entry.packages.get, packages) else None
-            return f"the lock has no version of {', '.join(absent)}" if absent else problem
-        case WheelSet(requirements=requirements), tuple():
-            versions = {canonicalize_name(wheel.name): wheel.version for wheel in entry}
-            try:
-                wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, requirements)}
-            except InvalidRequirement as error:
-                raise ConfigError(f"wheels: {error}") from None
-            if wanted.keys() != versions.keys() or not all(
-                specifier.contains(versions[name], prereleases=True) for name, specifier in wanted.items()
-            ):
-                return f"the lock has other wheels than {', '.join(requirements)}"
-    return None
 
 
 def incomplete(entries: Table, sources: Iterable[Source]) -> list[Source]:
@@ -392,11 +358,12 @@ def check_entries(entries: Table, sources: Iterable[Source], whole: Table | None
     """
     sources = tuple(sources)
     for source in sources:
-        if problem := what_entry_lacks(source, entries.get(key_of(source))):
-            if problem == UNRESOLVED:
-                yield LockFinding("unresolved", source_title(source), "upstream could not be reached yet")
-            else:
-                yield LockFinding("missing", source_title(source), f"{problem}; `imagebuild lock` adds it")
+        problem = what_entry_lacks(source, entries.get(key_of(source)))
+        if problem in (UNRESOLVED, UNREAD):
+            detail = problem if problem == UNREAD else "upstream could not be reached yet"
+            yield LockFinding("unresolved", source_title(source), detail)
+        elif problem:
+            yield LockFinding("missing", source_title(source), f"{problem}; `imagebuild lock` adds it")
     if whole is not None:
         for key, package in stale_entries(whole, sources):
             detail = "nothing in the matrix uses it; `imagebuild lock` removes it"
@@ -434,11 +401,7 @@ def compare_entry(source: Source, entry: Entry, upstream: Upstream, advance: Adv
     name = source_title(source)
     match source, entry:
         case PackageSource(), LockedRepository():
-            index = upstream.index(source, tuple(sorted(map(repositories.name_of, entry.packages))))
-            repositories.check_key(source.url, index, entry)
-            for package, version in entry.packages.items():
-                if package in source.packages:
-                    repositories.choose(source.url, index, f"{repositories.name_of(package)}={version}")
+            there_of_packages(source, entry, upstream)
             return None
         case WheelSet(component=component, version=version), tuple():
             pinned = tuple(f"{wheel.name}=={wheel.version}" for wheel in entry)
@@ -668,6 +631,8 @@ class SourceReport(Model):
 
     source: str
     state: Literal["as locked", "not locked", "changed", "gone", "no answer"]
+    locked: str
+    """What imagebuild.lock has of it, in few words; empty if it has nothing."""
     found: str
     consequence: str = ""
     """What becomes of a build; empty if all is well."""
@@ -696,7 +661,7 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
     """
     reports: list[SourceReport] = []
     names = tuple(target.id for target in lock.targets)
-    platforms = tuple(dict.fromkeys(platform for target in lock.targets for platform in target.platforms))
+    platforms = lock.platforms or tuple(dict.fromkeys(p for target in lock.targets for p in target.platforms))
     consequences = {
         "as locked": "",
         "not locked": f"a build stops before its first step; `imagebuild lock {' '.join(names[:3])}` pins it",
@@ -710,7 +675,8 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
         return probe_source(source, None if entry == UNRESOLVED else entry, upstream, advance, platforms)
 
     def settle(source: Source, answer: str | ImagebuildError) -> tuple[str, bool]:
-        lacks = what_entry_lacks(source, lock.entries.get(key_of(source)))
+        entry = lock.entries.get(key_of(source))
+        lacks = what_entry_lacks(source, entry)
         state: Any = "not locked" if lacks else "as locked"
         if isinstance(answer, ImagebuildError):
             absent, silent = isinstance(answer, Absent), isinstance(answer, Unreachable)
@@ -720,7 +686,8 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
         if lacks and state != "not locked":
             found += "; the lock has no pin of it either"
         consequence = consequences[state].format(address=key_of(source)[1])
-        reports.append(SourceReport(source=title, state=state, found=found, consequence=consequence))
+        locked = describe_entry(entry) if entry else ""
+        reports.append(SourceReport(source=title, state=state, locked=locked, found=found, consequence=consequence))
         return state, state == "as locked"
 
     ask_each(lock.sources, source_title, ask, upstream, settle)
@@ -745,31 +712,36 @@ def probe_source(
             if known is not None and size is not None and size != known:
                 raise CommandError(f"{url}: has {size} bytes, but the lock says {known}")
             return f"{format_size(size)}" if size is not None else "there, of unknown size"
-        case PackageSource(url=url, packages=packages):
-            known_packages = entry.packages if isinstance(entry, LockedRepository) else {}
-            index = upstream.index(source, tuple(sorted({*map(repositories.name_of, packages)})))
-            chosen, problems = [], []
-            try:
-                repositories.check_key(url, index, entry if isinstance(entry, LockedRepository) else None)
-            except ConfigError as error:
-                problems.append(str(error))
-            for package in packages:
-                name, _, version = package.partition("=")
-                locked = known_packages.get(package, UNRESOLVED)
-                version = version if locked == UNRESOLVED else locked
-                try:
-                    chosen.append(f"{name} {repositories.choose(url, index, f'{name}={version}' if version else name)}")
-                except ConfigError as error:
-                    problems.append(str(error))
-            if problems:
-                raise ConfigError(f"{url}: {'; '.join(text.removeprefix(f'{url}: ') for text in problems)}")
-            return f"signed by {', '.join(index.fingerprints)}; {', '.join(chosen)}"
-    if entry is not None:
-        finding = compare_entry(source, entry, upstream, advance)
-        if finding and finding.fails:
-            raise (Absent if finding.state == "gone" else CommandError)(finding.detail)
-        return finding.detail if finding else describe_entry(entry)
-    now = upstream.resolve(source, None, advance)
+        case PackageSource():
+            return there_of_packages(source, entry if isinstance(entry, LockedRepository) else None, upstream)
+    finding = compare_entry(source, entry, upstream, advance) if entry is not None else None
+    if finding and finding.fails:
+        raise (Absent if finding.state == "gone" else CommandError)(finding.detail)
+    # Of an image, what is behind the digest of the lock: a digest of one platform has no others.
+    now = upstream.resolve(source, entry, advance) if entry is None or isinstance(entry, LockedImage) else entry
     if isinstance(now, LockedImage) and now.platforms and (lacking := set(platforms) - set(now.platforms)):
         raise CommandError(f"is for {', '.join(now.platforms)}, not for {', '.join(sorted(lacking))}")
-    return describe_entry(now)
+    return finding.detail if finding else describe_entry(now)
+
+
+def there_of_packages(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:
+    """Return the key that signs a repository, and the versions that it has of what is locked or else wanted.
+
+    Raises ConfigError with all that differs.
+    """
+    index = upstream.index(source, tuple(sorted({*map(repositories.name_of, source.packages)})))
+    chosen, problems = [], []
+    try:
+        repositories.check_key(source.url, index, entry)
+    except ConfigError as error:
+        problems.append(str(error))
+    for package in source.packages:
+        name, locked = repositories.name_of(package), entry.packages.get(package, UNRESOLVED) if entry else UNRESOLVED
+        pinned = package if locked == UNRESOLVED else f"{name}={locked}"
+        try:
+            chosen.append(f"{name} {repositories.choose(source.url, index, pinned)}")
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(f"{source.url}: {'; '.join(text.removeprefix(f'{source.url}: ') for text in problems)}")
+    return f"signed by {', '.join(index.fingerprints)}; {', '.join(chosen)}"

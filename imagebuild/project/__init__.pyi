@@ -6,6 +6,7 @@ from .load import ProjectPaths as ProjectPaths
 from .load import layers as layers
 from .load import load_project as load_project
 from .load import script_of as script_of
+from .lockfile import UNREAD as UNREAD
 from .lockfile import UNRESOLVED as UNRESOLVED
 from .lockfile import Archive as Archive
 from .lockfile import ArchiveTree as ArchiveTree
@@ -27,6 +28,7 @@ from .lockfile import check_resolved as check_resolved
 from .lockfile import digest_of as digest_of
 from .lockfile import is_unresolved as is_unresolved
 from .lockfile import key_of as key_of
+from .lockfile import what_entry_lacks as what_entry_lacks
 from .matrix import GpuArchitecture as GpuArchitecture
 from .matrix import ImagePackages as ImagePackages
 from .matrix import Matrix as Matrix

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from typing import Annotated, Any, Literal, cast
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from imagebuild.core.errors import ConfigError
@@ -18,6 +20,8 @@ Fingerprint = Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")]
 Unresolved = Literal["unresolved"]
 UNRESOLVED: Unresolved = "unresolved"
 """A pin that is needed and that upstream could not be asked for yet. It is rendered as it is, and stops a build."""
+UNREAD = "its hash is known, what it says of itself is not"
+"""What is wrong with an entry without facts where facts are needed; it stops a build, too."""
 
 
 class Wheel(Model):
@@ -279,22 +283,44 @@ def pinned_text(lock: Lock, source: Source) -> str:
     return f"{source_title(source)} {pin}"
 
 
+def what_entry_lacks(source: Source, entry: Entry | None) -> str:
+    """Return what an entry lacks for its source: UNRESOLVED, UNREAD or another phrase; empty if it lacks nothing.
+
+    Raises ConfigError for a requirement of a wheel that cannot be read.
+    """
+    if entry is None:
+        return "not in the lock"
+    if entry == UNRESOLVED:
+        return UNRESOLVED
+    match source, entry:
+        case (Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None)) | (
+            BaseImage(facts=True),
+            LockedImage(facts=None),
+        ):
+            return UNREAD
+        case PackageSource(packages=packages), LockedRepository():
+            absent = [package for package in packages if package not in entry.packages]
+            problem = UNRESOLVED if UNRESOLVED in map(entry.packages.get, packages) else ""
+            return f"the lock has no version of {', '.join(absent)}" if absent else problem
+        case WheelSet(requirements=requirements), tuple():
+            versions = {canonicalize_name(wheel.name): wheel.version for wheel in entry}
+            try:
+                wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, requirements)}
+            except InvalidRequirement as error:
+                raise ConfigError(f"wheels: {error}") from None
+            if wanted.keys() != versions.keys() or not all(
+                specifier.contains(versions[name], prereleases=True) for name, specifier in wanted.items()
+            ):
+                return f"the lock has other wheels than {', '.join(requirements)}"
+    return ""
+
+
 def is_unresolved(lock: Lock, source: Source) -> bool:
     """Return whether upstream could not be asked yet for the source, a package of it, or facts that are needed of it.
 
     Raises ConfigError if the lock lacks it.
     """
-    match source, entry_of(lock, source):
-        case Archive(tree=ArchiveTree()), LockedArchive(facts=facts):
-            return facts is None
-        case BaseImage(facts=True), LockedImage(facts=of_platforms):
-            return of_platforms is None
-        case Archive(tree=ArchiveTree()), _:
-            return True
-        case PackageSource(packages=packages), LockedRepository() as entry:
-            return any(entry.packages.get(package) == UNRESOLVED for package in packages)
-        case _, entry:
-            return bool(entry == UNRESOLVED)
+    return what_entry_lacks(source, entry_of(lock, source)) in (UNRESOLVED, UNREAD)
 
 
 def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
@@ -330,9 +356,10 @@ def check_resolved(
         archives = [source.url for source in missing.values() if isinstance(source, Archive)]
         number = len({*map(key_of, needed)})
         downloads = f"; it downloads {len(archives)} of them{size_of(archives)}, to hash and read" if archives else ""
-        half = {key for key, s in missing.items() if isinstance(entry_of(lock, s), LockedImage | LockedArchive)}
-        known = " (its hash is known, what it says of itself is not)"
-        listed = "\n".join(f"  {describe_key(key)}{known if key in half else ''}" for key in missing)
+        problems = {key: what_entry_lacks(source, entry_of(lock, source)) for key, source in missing.items()}
+        listed = "\n".join(
+            f"  {describe_key(k)}{f' ({what})' if what == UNREAD else ''}" for k, what in problems.items()
+        )
         raise ConfigError(
             f"imagebuild.lock: {len(missing)} of {number} sources have no pin, so nothing would verify them; run "
             f"`{command}` where they can be reached{downloads}:\n{listed}"

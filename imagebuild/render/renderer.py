@@ -101,7 +101,7 @@ def package_repository(recipe: Recipe, name: str, lock: Lock, *, stage: bool = F
     if first.configured:
         return result
     entry = repository_of(lock, url)
-    packages = recipe.packages(name, every=True)
+    packages = recipe.packages(name, every=stage)
     result["fingerprint"] = entry if isinstance(entry, str) else entry.fingerprint
     result["packages"] = [f"{p}={locked_version(recipe, name, p, lock, stage=stage)}" for p in packages]
     return result

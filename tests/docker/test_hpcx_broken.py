@@ -20,6 +20,7 @@ import pytest
 
 from imagebuild.core import cache_folder
 from tests.docker.conftest import REPOSITORY, Done, Imagebuild, finish
+from tests.unit.image_files import elf
 from tests.upstream import hpcx, packages
 from tests.upstream.keys import CUDA, DOCA, EXPIRED, STRANGER
 from tests.upstream.server import Server
@@ -202,11 +203,15 @@ def test_an_archive_for_another_cuda(project: Project) -> None:
 
 
 def test_a_file_with_the_place_of_another_build(project: Project) -> None:
-    file = hpcx.File(b"libdir='/build-result/other/ucx/lib'\n")
-    project.offer(change=lambda tree: {**tree, "ucx/lib/libucs.la": file})
-    bad = project.checks("devel")["prefix"]
-    assert bad["outcome"] == "failed"
-    assert "/opt/hpcx/ucx/lib/libucs.la" in bad["output"]
+    """And one that names another CUDA, which it may open and does not link."""
+    files = {
+        "ucx/lib/libucs.la": hpcx.File(b"libdir='/build-result/other/ucx/lib'\n"),
+        "ucx/lib/libopens.so": hpcx.File(elf(machine=62) + b"libcudart.so.12", 0o755),
+    }
+    project.offer(change=lambda tree: {**tree, **files})
+    checks = project.checks("devel")
+    assert (checks["prefix"]["outcome"], checks["cuda-major"]["outcome"]) == ("failed", "passed")
+    assert "/opt/hpcx/ucx/lib/libucs.la" in checks["prefix"]["output"]
 
 
 def test_an_older_release_with_other_orders(project: Project) -> None:
@@ -218,6 +223,22 @@ def test_an_older_release_with_other_orders(project: Project) -> None:
     assert f'LD_LIBRARY_PATH="{first}:' in text
     assert 'imagebuild.nccl-net="ibext"' in text
     assert not re.search(r"PMIX_INSTALL_PREFIX|MANPATH|OLD_PATH|/build-result", text.partition(" AS image\n")[2])
+
+
+def test_the_other_architecture(project: Project) -> None:
+    """Sources for arm64 are locked, and the archive unpacked, without running a program that is for arm64."""
+    file, arm = project.folder / "matrix.yaml", ("--platform", "linux/arm64")
+    head, mark, image = file.read_text().partition("  hpcx:\n    description")
+    file.write_text(head + mark + image.replace("[linux/amd64]", "[linux/amd64, linux/arm64]", 1))
+    aarch64 = replace(ARCHIVE, cpu="aarch64")
+    before = set(project.lock["archives"])
+    project.server.requests.clear()
+    project.run("lock", TARGET, *arm)
+    assert set(project.lock["archives"]) - before == {url_of(aarch64)}
+    assert not [request for request in project.server.requests if "x86_64" in request.path]
+    project.stage("hpcx", *arm, expect=0)
+    text = project.run("render", TARGET).out
+    assert f"FROM scratch AS hpcx-source-arm64\nADD --checksum=sha256:{project.sha256(aarch64)}" in text
 
 
 def test_the_servers_of_a_target(project: Project) -> None:

@@ -584,7 +584,7 @@ rm -f /etc/ssh/ssh_host_*
 # Our sshd makes keys and then starts the distribution's, whichever way it is called.
 dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
 dpkg -l 'libcudnn9*' | awk '/^.i/ {print $2}' | xargs apt-mark hold
-apt-mark hold libnccl2
+dpkg -l 'libnccl*' | awk '/^.i/ {print $2}' | xargs apt-mark hold
 cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
 /opt/gdrcopy/lib
 /opt/hpcx/nccl_spectrum-x_plugin/lib
@@ -610,6 +610,8 @@ export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 export NCCL_VERSION="2.32.3-1"
 export NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4"
 export NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1"
+export NV_LIBNCCL_DEV_PACKAGE="libnccl-dev=2.32.3-1+cuda13.4"
+export NV_LIBNCCL_DEV_PACKAGE_VERSION="2.32.3-1"
 export CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include"
 export HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit"
 export HPCX_DIR="/opt/hpcx"
@@ -631,7 +633,7 @@ export OMPI_MCA_coll_hcoll_enable="0"
 export UCX_VFS_ENABLE="no"
 PROFILE
 cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
-SetEnv PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib/ucc:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64:/usr/local/cuda/lib64" LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility" NCCL_VERSION="2.32.3-1" NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4" NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1" CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" HPCX_DIR="/opt/hpcx" HPCX_HCOLL_DIR="/opt/hpcx/hcoll" HPCX_MPI_DIR="/opt/hpcx/ompi" HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin" HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin" HPCX_OSHMEM_DIR="/opt/hpcx/ompi" HPCX_SHARP_DIR="/opt/hpcx/sharp" HPCX_UCC_DIR="/opt/hpcx/ucc" HPCX_UCX_DIR="/opt/hpcx/ucx" MPI_HOME="/opt/hpcx/ompi" OMPI_HOME="/opt/hpcx/ompi" OPAL_PREFIX="/opt/hpcx/ompi" OSHMEM_HOME="/opt/hpcx/ompi" PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig" SHMEM_HOME="/opt/hpcx/ompi" OMPI_MCA_coll_hcoll_enable="0" UCX_VFS_ENABLE="no"
+SetEnv PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib/ucc:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64:/usr/local/cuda/lib64" LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility" NCCL_VERSION="2.32.3-1" NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4" NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1" NV_LIBNCCL_DEV_PACKAGE="libnccl-dev=2.32.3-1+cuda13.4" NV_LIBNCCL_DEV_PACKAGE_VERSION="2.32.3-1" CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" HPCX_DIR="/opt/hpcx" HPCX_HCOLL_DIR="/opt/hpcx/hcoll" HPCX_MPI_DIR="/opt/hpcx/ompi" HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin" HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin" HPCX_OSHMEM_DIR="/opt/hpcx/ompi" HPCX_SHARP_DIR="/opt/hpcx/sharp" HPCX_UCC_DIR="/opt/hpcx/ucc" HPCX_UCX_DIR="/opt/hpcx/ucx" MPI_HOME="/opt/hpcx/ompi" OMPI_HOME="/opt/hpcx/ompi" OPAL_PREFIX="/opt/hpcx/ompi" OSHMEM_HOME="/opt/hpcx/ompi" PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig" SHMEM_HOME="/opt/hpcx/ompi" OMPI_MCA_coll_hcoll_enable="0" UCX_VFS_ENABLE="no"
 CONFIG
 # An image is no machine with an id of its own; and what ldconfig remembers of its work has numbers of this disk.
 if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi
@@ -725,6 +727,8 @@ ENV PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/op
     NCCL_VERSION="2.32.3-1" \
     NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4" \
     NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1" \
+    NV_LIBNCCL_DEV_PACKAGE="libnccl-dev=2.32.3-1+cuda13.4" \
+    NV_LIBNCCL_DEV_PACKAGE_VERSION="2.32.3-1" \
     CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" \
     HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" \
     HPCX_DIR="/opt/hpcx" \

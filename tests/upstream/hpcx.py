@@ -87,8 +87,8 @@ def distributions(systems: Collection[str]) -> Iterator[Distribution]:
     """The archives that targets on these systems need, such as `13.2.1-ubuntu24.04`."""
     for system in systems:
         cuda, os = system.split("-")
-        for version in VERSIONS[1:]:
-            yield Distribution(os, int(cuda.split(".")[0]), version=version)
+        for cpu, version in (("x86_64", VERSIONS[1]), ("x86_64", NEWEST), ("aarch64", NEWEST)):
+            yield Distribution(os, int(cuda.split(".")[0]), cpu, version)
 
 
 @cache
@@ -206,10 +206,9 @@ def content(tree: Tree, made: Path, sources: Path | None, which: Distribution, k
                 data = data if data[:4] == b"\x7fELF" else data.replace(PREFIX, prefix)
                 link = str(path.readlink()) if path.is_symlink() else ""
                 tree = {**tree, name: File(data, path.lstat().st_mode & 0o777, link)}
-    for name in known.sources:
-        packed = sources / name.replace("openmpi-", "openmpi4-") if sources else None
-        if packed and packed.is_file():
-            tree = {**tree, f"sources/{name}": File(packed.read_bytes())}
+    if sources:
+        packed = {name: name.replace("openmpi-", "openmpi4-") for name in known.sources if name.startswith("openmpi")}
+        tree = {**tree, **{f"sources/{name}": File((sources / file).read_bytes()) for name, file in packed.items()}}
     return tree
 
 

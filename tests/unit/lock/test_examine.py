@@ -54,6 +54,7 @@ STATES: dict[str, list[tuple[Source, dict[str, Any], str]]] = {
         (PACKAGES, {"index": PackageIndex((OTHER,), INDEX.versions)}, f"signed by the key {OTHER}, but imagebuild.lock trusts {KEY}"),
         (PACKAGES, {"index": PackageIndex((KEY,), {"b": ["1"]})}, "has no package a; has no b in version 2; the newest: 1"),
         (GIT, {"now": "2" * 40}, "upstream has 2222222"),
+        (IMAGE, {"platforms": ("linux/amd64", "linux/arm64")}, "is for linux/amd64, not for linux/arm64"),
         (IMAGE, {"locked": None, "platforms": ("linux/amd64", "linux/arm64")}, "is for linux/amd64, not for linux/arm64"),
     ],
     "gone": [
@@ -90,12 +91,13 @@ def test_a_source(state: str, source: Source, world: dict[str, Any], found: str,
         )  # fmt: skip
         targets = (SimpleNamespace(id="hpcx-a", platforms=world.get("platforms", ("linux/amd64",))),)
         entries = {key_of(source): entry} if entry is not None else {}
-        lock = SimpleNamespace(entries=entries, sources=(source,), targets=targets)
+        lock = SimpleNamespace(entries=entries, sources=(source,), targets=targets, platforms=())
         report = examine_upstream(cast(LockFile, lock), upstream, "1")
         assert {request.method for request in server.requests} <= {"HEAD"}
     (answer,) = report.sources
     assert answer.state == state
     assert found in answer.found
+    assert bool(answer.locked) == (entry is not None)
     assert bool(answer.consequence) == (state != "as locked")
     assert state != "changed" or f"`imagebuild lock --update {key_of(source)[1]}`" in answer.consequence
     assert report.exit_status == {"as locked": 0, "no answer": 4}.get(state, 1)

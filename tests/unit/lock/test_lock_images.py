@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from imagebuild.core import Absent, Mirrors, Unreachable
+from imagebuild.core import Absent, CommandError, Mirrors, Unreachable
 from imagebuild.lock import Upstream, resolve_sources
 from imagebuild.project import BaseImage, LockedImage, Table
 from tests.registry_fake import FakeRegistry, image, index, put_image, serve
@@ -29,6 +29,9 @@ def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry)
     assert content
     registry.put_manifest("some/image", "13", content.content, content.media_type)
     assert Upstream().image(reference) == LockedImage(digest=one)  # a single manifest has no platforms
+    assert Upstream().image(reference, known=LockedImage(digest=digest)) == found
+    with pytest.raises(CommandError, match="the pinned .* is for one platform; `lock --update` takes all"):
+        Upstream().image(reference, known=LockedImage(digest=one))
     assert Upstream().has_image(reference, digest)
     assert not Upstream().has_image(reference, f"sha256:{'0' * 64}")
 

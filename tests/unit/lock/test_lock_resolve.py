@@ -8,6 +8,7 @@ import pytest
 from imagebuild.core import PATIENCE_S, Absent, CommandError, Unreachable
 from imagebuild.lock import PackageIndex, check_entries, compare_entries, incomplete, resolve_sources
 from imagebuild.project import (
+    UNREAD,
     UNRESOLVED,
     Archive,
     BaseImage,
@@ -175,7 +176,9 @@ def test_every_change_is_found(changed: dict[str, object], state: str, detail: s
 
 def test_without_upstream_only_what_the_lock_says() -> None:
     entries = {**LOCKED, ("git", "g", "v1"): UNRESOLVED, ("archives", "https://two"): B}
-    findings = list(check_entries(entries, [*ALL, BaseImage("debian:14"), packages("a", "c")], None))
+    wanted = [*ALL[1:], BaseImage("debian:13", facts=True), BaseImage("debian:14"), packages("a", "c")]
+    findings = list(check_entries(entries, wanted, None))
+    assert [(f.state, f.source) for f in findings if f.detail == UNREAD] == [("unresolved", "image debian:13")]
     assert {f.state for f in findings} == {"unresolved", "missing"}
     assert all(f.fails for f in findings)
     findings = list(check_entries(entries, ALL[:4], entries))

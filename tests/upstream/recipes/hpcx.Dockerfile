@@ -19,7 +19,7 @@ FROM tools AS openmpi
 RUN --mount=type=bind,source=openmpi.sh,target=/openmpi.sh bash /openmpi.sh /out/sources
 
 FROM scratch AS sources
-COPY --from=openmpi /out/sources /all/sources
+COPY --from=openmpi /out/sources /
 
 FROM scratch AS content
 COPY --from=stubs /out /
