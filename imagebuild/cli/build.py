@@ -77,7 +77,7 @@ def build(
     from imagebuild.project.plan import select_targets
 
     if sum((load, push, output is not None)) > 1:
-        raise ConfigError("--load, --push and --output exclude each other")
+        raise ConfigError("--load, --push and --output exclude each other; give one of them")
     changes = edits.parse(registry)
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())

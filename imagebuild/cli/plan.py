@@ -64,7 +64,7 @@ def plan(
     if before and (github or why):
         raise ConfigError("--from: is not for --github or --why")
     if sum((markdown, github, why, json_file is not None)) > 1:
-        raise ConfigError("--json, --markdown, --github and --why exclude each other")
+        raise ConfigError("--json, --markdown, --github and --why exclude each other; give one of them")
     platforms = options.parse_platforms(platform)
     changes = edits.parse(registry)
     if before or github:
@@ -210,7 +210,7 @@ def init(
     from imagebuild.project.matrix import REPOSITORY
 
     if not re.fullmatch(REPOSITORY, repository):
-        raise ConfigError(f"--repository {repository}: not a registry and folder such as ghcr.io/acme, in lower case")
+        raise ConfigError(f"--repository {repository}: write a registry and a folder, as ghcr.io/acme")
     if not re.fullmatch("[a-z0-9][a-z0-9-]*", image):
         raise ConfigError(f"--name {image}: use lower-case letters, digits and hyphens")
     if workflow and not re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", workflow):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Commit, Model, Name, Platform
@@ -107,6 +107,13 @@ class Lock(Model):
     date: Day | None = None
     """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
     to, because the layers of all images change with it."""
+    _path: str = PrivateAttr("imagebuild.lock")
+    """Where it was read; `load_project` says it."""
+
+    @property
+    def place(self) -> str:
+        """Return `file:line` for messages about what the lock lacks."""
+        return f"{self._path}:1"
 
 
 TABLES = ("archives", "git", "images", "repositories", "wheels")
@@ -210,8 +217,7 @@ def entry_of(lock: Lock, source: Source) -> Any:
         entry = entry.get(key) if entry else None
     if entry is None:
         raise ConfigError(
-            f"imagebuild.lock: has no {source_title(source)}; "
-            "add it with `imagebuild lock` (and the same --set, --with)"
+            f"{lock.place}: has no {source_title(source)}; add it with `imagebuild lock` (and the same --set, --with)"
         )
     return entry
 
@@ -334,7 +340,7 @@ def check_resolved(
         known = " (its hash is known, what it says of itself is not)"
         listed = "\n".join(f"  {describe_key(key)}{known if key in half else ''}" for key in missing)
         raise ConfigError(
-            f"imagebuild.lock: {len(missing)} of {number} sources have no pin, so nothing would verify them; run "
+            f"{lock.place}: {len(missing)} of {number} sources have no pin, so nothing would verify them; run "
             f"`{command}` where they can be reached{downloads}:\n{listed}"
         )
 

@@ -106,7 +106,7 @@ def named(project: Project, image: str, axes: dict[str, str], components: dict[s
             mistakes.add_once(f"{where}: {what}", f"no value for {{{name}}}{suggestion(name, values)}")
         tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
         if not TAG.match(tag.replace(REVISION, "0" * REVISION_DIGITS)):
-            mistakes.add_once(f"{where}: {what}", f"{tag!r} is not a valid image name and tag")
+            mistakes.add_once(f"{where}: {what}", f"{tag!r} is no image with a tag; write name:tag")
         return tag
 
     identity = combination_id(image, axes)
@@ -183,8 +183,9 @@ def _references(project: Project) -> Iterator[Reference]:
             yield file, ("images", name, "components", i), "unknown component", component, known
         for wanted, component in image.build_with.items():
             offers = {c for c, document in known.items() if wanted in (c, *document.model.provides)}
-            yield file, ("images", name, "build-with", wanted), "nothing that provides it is", component, offers
             yield file, ("images", name, "build-with"), "no component builds with", wanted, roles
+            if wanted in roles:
+                yield file, ("images", name, "build-with", wanted), "nothing that provides it is", component, offers
         for variant in image.size_limit_mb if isinstance(image.size_limit_mb, dict) else ():
             yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes.get("variant", ())
         for i, value in enumerate(image.axes.get("os", ())):
@@ -273,7 +274,8 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
     for file, place, problem, name, known in _references(project):
         if name not in known:
             words = [str(word) for word in place if not isinstance(word, int) and word != name]
-            mistakes.add(file.at(*place), f"{'.'.join(words)}: {problem} {name!r}{suggestion(name, set(known))}")
+            remedy = suggestion(name, set(known)) or "; remove it"
+            mistakes.add(file.at(*place), f"{'.'.join(words)}: {problem} {name!r}{remedy}")
     listed = {component for image in matrix.images.values() for component in image.components}
     for option, names, choices in (
         ("--with", changes.with_, set(project.components)),
@@ -284,7 +286,7 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
                 problem = "no image lists it" if name in project.components else "unknown component"
                 mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, choices)}")
             elif name in changes.with_ and name in changes.without:
-                mistakes.add(f"{option} {name}", "--with and --without exclude each other; leave one out")
+                mistakes.add_once(f"--with {name} --without {name}", "they exclude each other; leave one out")
     for name in changes.with_:
         if name in project.components and project.components[name].model.build_only:
             mistakes.add(f"--with {name}", "is a tool of build stages, and cannot be in an image")
@@ -308,6 +310,9 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
         for release in image.axes.get("os", ()):
             if image.base and (problem := base_mismatch(image.base, release)):
                 mistakes.add(at("images", name, "base"), f"images.{name}.base: {image.base}: {problem}")
+    for pin, rows in matrix.versions.items():
+        for version in [row.version for row in rows if not (row.commit or any(map(str.isdigit, row.version)))]:
+            mistakes.add(f"{at('versions', pin)}: versions.{pin}", f"{version!r} is no version; {NO_VERSION}")
     for name, document in project.components.items():
         pin = document.model.pin or name
         if document.model.version_axis or pin in matrix.versions or pin in changes.values:
@@ -341,6 +346,7 @@ def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes
                 mistakes.add(where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}")
 
 
+NO_VERSION = "write the one you mean; `imagebuild bump` says which is the newest"
 Pins = Mapping[str, tuple[Pin, ...]]
 """Pin → rows of versions."""
 
@@ -398,6 +404,8 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     matrix = project.matrix.model
     versions = versions_with(project, changes, mistakes)
     check_names(project, changes, mistakes)
+    if not matrix.images:
+        mistakes.add(project.matrix.at("images"), "images: there is none; add one, such as `imagebuild init` writes")
     mistakes.stop_if_any()
     targets: list[Target] = []
     excluded: list[Excluded] = []
@@ -437,17 +445,32 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
                 mistakes.add_once(f"{project.matrix.at('versions', pin)}: versions.{pin}", reason)
             if not mistakes.texts:
                 targets.append(named(project, name, axes, present, mistakes))
-    if not changes.values and not mistakes.texts:
-        for i, row in enumerate(matrix.rules):
-            if not used[row.name] and row not in project.inherited:
-                what = f"rules.{row.name}: matches no combination; remove it, or correct its 'when'"
-                mistakes.add(project.matrix.at("rules", i), what)
+    if not (changes.values or changes.with_ or mistakes.texts):
+        _check_use(project, targets, excluded, used, mistakes)
     mistakes.stop_if_any()
     check_tags(project, targets, mistakes)
     check_policy(project, targets, mistakes)
     mistakes.stop_if_any()
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
     return Plan(targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted)
+
+
+def _check_use(
+    project: Project,
+    targets: Collection[Target],
+    excluded: Collection[Excluded],
+    used: Collection[str],
+    mistakes: Mistakes,
+) -> None:
+    """Note rules that exclude nothing, and images of which nothing is left."""
+    matrix, at = project.matrix.model, project.matrix.at
+    for i, row in enumerate(matrix.rules):
+        if row.name not in used and row not in project.inherited:
+            mistakes.add(at("rules", i), f"rules.{row.name}: matches no combination; remove it, or correct its 'when'")
+    for name in matrix.images.keys() - {target.image for target in targets}:
+        item = next(item for item in excluded if item.image == name)
+        problem = f"{item.rule} excludes {item.id}, and all others: {item.reason}; change axes"
+        mistakes.add(f"{at('images', name, 'axes')}: images.{name}.axes", problem)
 
 
 def _axis_values(project: Project, name: str, changes: Changes, mistakes: Mistakes) -> list[Sequence[str]]:
@@ -458,9 +481,13 @@ def _axis_values(project: Project, name: str, changes: Changes, mistakes: Mistak
         changes.values[a].split(",") if a in changes.values else v for a, v in image.axes.items()
     ]
     for axis, found in zip(image.axes, choices, strict=True):
-        where = f"--set {axis}" if axis in changes.values else project.matrix.at("images", name, "axes", axis)
+        where = f"{project.matrix.at('images', name, 'axes', axis)}: images.{name}.axes.{axis}"
+        where = f"--set {axis}" if axis in changes.values else where
         for value in sorted({value for value in found if found.count(value) > 1}):
-            mistakes.add(where, f"{axis} {value} is there twice; remove one")
+            mistakes.add(where, f"{value} is there twice; remove one")
+        for value in found:
+            if axis == "cuda" and not value[:1].isdigit():
+                mistakes.add(where, f"{value!r} is no version; write the one you mean, such as 13.2")
         known = set(matrix.bases if axis == "os" else matrix.gpu_architectures if axis == "gpu" else ())
         for value in found if known and axis in changes.values else ():
             if value not in known:
@@ -478,9 +505,14 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     if chosen := tuple(t for t in plan.targets if _fits(t, selectors)):
         return chosen
     problem = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"
-    if excluded := select_excluded(plan, selectors):
-        raise NothingSelected(f"{problem}: {excluded[0].rule} excludes {excluded[0].id}: {excluded[0].reason}")
+    excluded = {item.id: item for item in plan.excluded}
     names = {name for target in plan.targets for name in (target.id, target.image)}
+    like = [nearest(selector, [*names, *excluded]) for selector in selectors if not _parts(selector)[1]]
+    unbuilt = select_excluded(plan, selectors) or tuple(excluded[name] for name in like if name in excluded)
+    if unbuilt:
+        item = unbuilt[0]
+        hint = "`imagebuild plan` lists what is built"
+        raise NothingSelected(f"{problem}: {item.rule} excludes {item.id}: {item.reason}; {hint}")
     axes: dict[str, set[str]] = {"image": {target.image for target in plan.targets}}
     for target in plan.targets:
         for axis, value in target.axes.items():
@@ -491,11 +523,8 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
             raise NothingSelected(f"{problem}: no axis {axis!r}{suggestion(axis, axes)}")
         if operator and not any(_holds(known, operator, value) for known in axes[axis]):
             raise NothingSelected(f"{problem}: no target has it{suggestion(value, axes[axis])}")
-    near = [suggestion(selector, names) for selector in selectors if not _parts(selector)[1]]
-    hint = next(
-        (text for text in near if "did you mean" in text), f"; known images: {', '.join(sorted(axes['image']))}"
-    )
-    raise NothingSelected(problem + hint)
+    known = f"known images: {', '.join(sorted(axes['image']))}"
+    raise NothingSelected(f"{problem}; " + next((f"did you mean {name!r}?" for name in like if name), known))
 
 
 def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
@@ -618,6 +647,9 @@ def versions_with(project: Project, changes: Changes, mistakes: Mistakes | None 
         version, at, commit = value.partition("@")
         if not re.match(VERSION, version):
             found.add(f"--set {name}={value}", f"must be {PATTERN_WORDS[VERSION]}")
+            continue
+        if not (commit or any(map(str.isdigit, version))):
+            found.add(f"--set {name}={value}", f"{version!r} is no version; {NO_VERSION}")
             continue
         if at and not re.fullmatch("[0-9a-f]{40}", commit):
             found.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")

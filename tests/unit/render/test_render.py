@@ -101,7 +101,7 @@ def test_a_stage_sees_only_its_key(tiny: Files) -> None:
     ("template", "message"),
     [
         ("FROM x AS library\n{% if %}\n", r"build.j2:2: Expected an expression"),
-        ("FROM x AS library\n{{ file('gone') }}\n", "files/gone: cannot be read"),
+        ("FROM x AS library\n{{ file('gone') }}\n", "files/gone cannot be read"),
         ("FROM x AS library\n{{ version | nofilter }}\n", "No filter named 'nofilter'"),
     ],
 )
