@@ -103,12 +103,13 @@ class LazyCommands(TyperGroup):
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 """What typer raises for unknown options, missing arguments and the like."""
-NUMBERS = {
+WORDS = {
+    r"Value error, .* is not one of (.*)": r"unknown; use \1",
     r".*valid integer.*": "must be a whole number",
     r".*valid number.*": "must be a number",
     r".*greater than or equal to (\S+)": r"must be \1 or more",
 }
-"""What typer says of a number that it does not take → what we say."""
+"""What typer says of a value that it does not take → what we say."""
 
 
 class StrictCommand(TyperCommand):
@@ -127,7 +128,7 @@ class StrictCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            for theirs, ours in NUMBERS.items():
+            for theirs, ours in WORDS.items():
                 if error.param and (match := re.fullmatch(theirs, error.message)):
                     option = error.param.opts[-1]
                     raise ConfigError(f"{option} {values[error.param.name]}: {match.expand(ours)}") from None
@@ -155,7 +156,15 @@ def load_command(name: str, entry: Listed) -> Any:
     return command
 
 
-app = typer.Typer(cls=LazyCommands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+EXAMPLES = """Examples:
+
+\b
+  imagebuild init images --repository ghcr.io/acme    # a project of your own
+  imagebuild build && imagebuild verify train-cuda13.5-debian13-runtime
+  imagebuild report all_reduce.log --profile h100"""
+app = typer.Typer(
+    cls=LazyCommands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, epilog=EXAMPLES
+)
 
 
 @app.callback()

@@ -308,8 +308,15 @@ def doctor(
     if select or edits:
         raise ConfigError("targets and changes of the plan: need --upstream; without it only this machine is looked at")
     findings = examine_machine()
-    marks = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
-    rows = [(marks[f.ok], *map(escape, (f.name, f.detail, f.fix))) for f in findings]
-    options.print_result(json_file, findings, lambda: print_table(("", "what", "found", "fix"), rows))
+    marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
+
+    def show() -> None:
+        # Not a table: what people copy from here is long, and would be cut.
+        for finding in findings:
+            out.print(f"{marks[finding.ok]}  {finding.name}: {escape(finding.detail)}")
+            if finding.fix:
+                out.print(f"{'':8}  → {escape(finding.fix)}")
+
+    options.print_result(json_file, findings, show)
     if any(finding.ok is False for finding in findings):
         raise typer.Exit(1)

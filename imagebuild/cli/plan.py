@@ -103,11 +103,11 @@ def plan(
         from imagebuild.core.console import out, print_table
 
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
-        print_table(("target", "platforms", "image"), rows)
+        print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:
             out.print()
             print_table(("restricted", "to publish images with it"), list(restricted.items()))
-        if why:
+        if why and excluded:
             out.print()
             print_table(("not built", "rule", "reason"), [(e.id, e.rule, e.reason) for e in excluded])
 
@@ -137,7 +137,7 @@ def render(
     target: Annotated[
         str,
         argument("TARGET", "A target's id, or a glob that fits only one.", autocompletion=options.completed("targets")),
-    ],
+    ] = "*",
     unresolved: Annotated[
         bool, option("--unresolved", "Also print what has sources without a pin, which no builder takes.")
     ] = False,

@@ -271,10 +271,16 @@ def _conditions(project: Project, roles: Collection[str]) -> Iterator[tuple[Yaml
 def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
     """Note names in one file that another file does not know."""
     matrix, at = project.matrix.model, project.matrix.at
+    unknown: set[str] = set()
     for file, place, problem, name, known in _references(project):
         if name not in known:
             words = [str(word) for word in place if not isinstance(word, int) and word != name]
+            if place[0] == "versions" and name in unknown:
+                continue  # said where it is used
             remedy = suggestion(name, set(known)) or "; remove it"
+            if problem == "unknown component" and "did you mean" not in remedy:
+                unknown.add(name)
+                remedy = f"; write {project.roots[0] / 'components' / name / 'component.yaml'}"
             mistakes.add(file.at(*place), f"{'.'.join(words)}: {problem} {name!r}{remedy}")
     listed = {component for image in matrix.images.values() for component in image.components}
     for option, names, choices in (
@@ -318,7 +324,8 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
         if document.model.version_axis or pin in matrix.versions or pin in changes.values:
             continue
         if users := [image_name for image_name, image in matrix.images.items() if name in image.components]:
-            what = f"versions: no version for {name}, which {users[0]} uses; add `{pin}: VERSION`"
+            line = f"{pin}: VERSION" if ("versions",) in project.matrix.lines else f"versions: {{{pin}: VERSION}}"
+            what = f"versions: no version for {name}, which {users[0]} uses; add `{line}`"
             mistakes.add(at("versions"), what)
         elif name in changes.with_:
             mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
@@ -413,6 +420,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     for name, image in matrix.images.items():
         wanted = [c for c in (*image.components, *changes.with_) if c not in changes.without]
         components = with_requirements(project, name, wanted, mistakes)
+        _check_left_out(project, name, components, changes, mistakes)
         choices = _axis_values(project, name, changes, mistakes)
         if mistakes.texts:
             continue
@@ -453,6 +461,15 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     mistakes.stop_if_any()
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
     return Plan(targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted)
+
+
+def _check_left_out(
+    project: Project, image: str, components: Collection[str], changes: Changes, mistakes: Mistakes
+) -> None:
+    """Note components that `--without` leaves out and others of the image bring back."""
+    for name in set(changes.without).intersection(project.matrix.model.images[image].components, components):
+        needs = next(c for c in components if name in project.components[c].model.requires)
+        mistakes.add(f"--without {name}", f"{needs} in {image} requires it; leave that out, too")
 
 
 def _check_use(

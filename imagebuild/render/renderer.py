@@ -398,9 +398,14 @@ class Renderer:
             if isinstance(error, jinja2.UndefinedError):
                 known = [*context, *(key for value in context.values() if isinstance(value, dict) for key in value)]
                 missing = problem.split("'")[-2]
-                near = nearest(missing, known)
-                if missing not in known:  # else a macro was called without it
-                    remedy = f"did you mean {near!r}?" if near else "a stage sees only its key"
+                problem = f"there is no {missing!r} here" if "has no attribute" in problem else problem
+                axes = {axis for image in self.project.matrix.model.images.values() for axis in image.axes}
+                if near := nearest(missing, {*known} - {missing}):
+                    remedy = f"did you mean {near!r}?"
+                elif missing in axes:
+                    remedy = f"add `key: [{missing}]` to component.yaml, and write key.{missing}"
+                elif missing in self.project.components:
+                    remedy = f"add `build-requires: [{missing}]` to component.yaml"
             raise ConfigError(f"{self.project.template(name)}:{line}: {problem}; {remedy}") from None
         text = text.replace("\nEOF\n", "\nEOF\n\n")
         while "\n\n\n" in text:

@@ -172,7 +172,14 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("", ""), f"render {TARGET}", f"{TEMPLATE}:1: has no stage tool"),
     (component("", "\n{{ 1 / 0 }}"), f"render {TARGET}", f"{TEMPLATE}:2: division by zero; correct the template"),
     (component("", "\n{{ source() }}"), f"render {TARGET}", f"{TEMPLATE}:2: "),
-    (component("", "{{ cuda }}"), f"render {TARGET}", "'cuda' is undefined; a stage sees only its key"),
+    (component("", "{{ cuda }}"), f"render {TARGET}", "'cuda' is undefined; add `key: [cuda]` to component.yaml, and"),
+    (component("", "FROM {{ stage.library }} AS tool"), f"render {TARGET}", "there is no 'library' here; add `build-requires: [library]`"),
+    (edit("[tool, library]", "[tool, library, mine]"), "plan", "unknown component 'mine'; write dockerfiles/components/mine/component"),
+    (nothing, "plan --without library", "--without library: tool in tiny requires it; leave that out, too"),
+    (write("dockerfiles/components/tool/Dockerfile", "FROM x\n"), "plan", "tool/Dockerfile:1: is not read; a component has"),
+    (nothing, f"render {TARGET} --for nothing", "--for nothing: unknown; use 'standalone'"),
+    (nothing, "render", "*: 3 targets fit (tiny-cuda12.9-debian13-runtime, "),
+
     (component("", "FROM {{ bsae }} AS tool"), f"render {TARGET}", f"{TEMPLATE}:1: 'bsae' is undefined; did you mean 'base'?"),
     (component("key: [cudaa]\n"), f"render {TARGET}", f"key: 'cudaa' is neither an axis nor a component of {TARGET}; did"),
     (component("", "{% if %}"), f"render {TARGET}", f"{TEMPLATE}:1: Expected an expression"),
@@ -240,7 +247,9 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
 ]  # fmt: skip
 
 
-PLACE = r"error: (\S+:\d+: |--\w+|no target fits|'>=x'|\S+: (cannot be read|is missing|is there already))"
+PLACE = (
+    r"error: (\S+:\d+: |--\w+|no target fits|'>=x'|[*]: 3 targets|\S+: (cannot be read|is missing|is there already))"
+)
 """A file with its line, an option or an argument; or a file that there is not."""
 
 
