@@ -207,7 +207,7 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
         entry = run.project.matrix.model.bases[name]
         if not entry.release:
             continue
-        progress.note(f"base {name}: bootstrapping {entry.release} where the cache has none")
+        progress.note(f"base {name}: {entry.release} of the cache, or bootstrapped")
         platforms = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
         image = base.bootstrap(
             sorted({*platforms, native_platform()}), cache_folder(), release=entry.release, log=progress.note

@@ -470,9 +470,10 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
             f"  step    {vertex.title}",
             # BuildKit repeats the whole script.
             f"  reason  {re.sub('process .* did not', 'it did not', vertex.error.strip().splitlines()[-1])}",
-            *([f"  its last {len(lines)} lines:", *(f"    {line}" for line in lines)] if lines else []),
+            *(["  the end of its output:", *(f"    {line}" for line in lines)] if lines else []),
             f"  again   imagebuild build {target.id} {options} -v",
             *_package_fault(run, target, component, "\n".join(vertex.log)),
+            *_copy_fault(run, vertex),
         ]
     )
 
@@ -505,6 +506,16 @@ def _package_fault(run: BuildRun, target: Target, component: str | None, log: st
             place, owner = _place_of_package(run.project, target, component, found["name"])
             yield f"{place}: {words.format(os=target.axes['os'], component=owner, **found.groupdict())}"
             return
+
+
+def _copy_fault(run: BuildRun, vertex: Vertex) -> Iterator[str]:
+    """Yield a line if a stage leaves nothing where images take it from."""
+    missing = re.search(r'"/?(out/\w+)": not found', vertex.error)
+    stage = re.search(r"--from=(\S+)", vertex.title)
+    component = component_of(stage[1], run.project.components) if stage else None
+    if missing and component:
+        template = run.project.folder(component) / "build.j2"
+        yield f"{template}:1: the stage leaves no /{missing[1]}; put what images of that variant get there"
 
 
 def _place_of_package(project: Project, target: Target, component: str | None, package: str) -> tuple[str, str]:

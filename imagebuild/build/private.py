@@ -386,6 +386,9 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
                 if dockerd_of(engine_processes(paths)) is None:
                     _install_missing(run)
                     _launch(paths, run)
+    elif os.geteuid() and (flaw := engine_flaw(paths.host, run)):
+        remedy = "use sudo, or join the group docker"
+        raise CommandError(f"the private engine runs, but not for this user: {remedy} ({flaw})")
     _await(paths, run)
     return engine_status(environ, run)
 

@@ -104,6 +104,7 @@ class LazyCommands(TyperGroup):
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 """What typer raises for unknown options, missing arguments and the like."""
 REFUSED = {
+    r"Value error, .* is not one of (.*)": r"unknown; use \1",
     r".*valid integer.*": "must be a whole number",
     r".*valid number.*": "must be a number",
     r".*greater than or equal to (\S+)": r"must be \1 or more",
@@ -156,7 +157,15 @@ def load_command(name: str, entry: Listed) -> Any:
     return command
 
 
-app = typer.Typer(cls=LazyCommands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+EXAMPLES = """Examples:
+
+\b
+  imagebuild init images --repository ghcr.io/acme    # a project of your own
+  imagebuild build && imagebuild verify train-cuda13.5-debian13-runtime
+  imagebuild report all_reduce.log --profile h100"""
+app = typer.Typer(
+    cls=LazyCommands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, epilog=EXAMPLES
+)
 
 
 @app.callback()

@@ -77,7 +77,7 @@ def build(
     from imagebuild.project.plan import select_targets
 
     if sum((load, push, output is not None)) > 1:
-        raise ConfigError("--load, --push and --output exclude each other")
+        raise ConfigError("--load, --push and --output exclude each other; give one of them")
     changes = edits.parse(registry)
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())
@@ -312,8 +312,15 @@ def doctor(
             "targets, platforms and changes of the plan: need --upstream; without it only this machine is looked at"
         )
     findings = examine_machine()
-    marks = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
-    rows = [(marks[f.ok], *map(escape, (f.name, f.detail, f.fix))) for f in findings]
-    options.print_result(json_file, findings, lambda: print_table(("", "what", "found", "fix"), rows))
+    marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
+
+    def show() -> None:
+        # Not a table: what people copy from here is long, and would be cut.
+        for finding in findings:
+            out.print(f"{marks[finding.ok]}  {finding.name}: {escape(finding.detail)}")
+            if finding.fix:
+                out.print(f"{'':8}  → {escape(finding.fix)}")
+
+    options.print_result(json_file, findings, show)
     if any(finding.ok is False for finding in findings):
         raise typer.Exit(1)

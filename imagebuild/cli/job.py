@@ -49,9 +49,15 @@ def job(
     racks: Annotated[
         int | None, option("--racks NUMBER", "Number of whole racks that NVLink joins, instead of --nodes.")
     ] = None,
+    feature: Annotated[
+        list[str] | None,
+        option(
+            "--feature NAME,…", "Features, files of jobs/features/.", autocompletion=options.completed("jobs/features")
+        ),
+    ] = None,
     with_: Annotated[
         list[str] | None,
-        option("--with NAME,…", "Features, files of jobs/features/, and plug-ins that the image was built with."),
+        option("--with COMPONENT", "A component that the image was built with by --with, such as a plug-in."),
     ] = None,
     container: Annotated[
         str | None, option("--container pyxis|none", "How Slurm runs the image, pyxis by default, or that it does not.")
@@ -69,7 +75,7 @@ def job(
         ),
     ] = "all-reduce",
     settings: Annotated[
-        list[str] | None, option("--set NAME=VALUE", "Set a parameter of the job, or a variable of all ranks.")
+        list[str] | None, option("--param NAME=VALUE", "A parameter of the job, or a variable of all ranks.")
     ] = None,
     collect: Annotated[
         bool, option("--collect", "Say in the header how the result comes back from the cluster.")
@@ -96,8 +102,6 @@ def job(
     folders = options.data_folders(profiles, "profiles", project.root)
     hardware = find_profile(load_profiles(*folders), profile).model
     known = load_facts(*options.data_folders(facts, "jobs", project.root), only_cluster=cluster)
-    names = [name for text in with_ or () for name in text.split(",")]
-    optional = {name for stack in known.stacks.values() for name in stack.model.optional_plugins.values()}
     request = JobRequest(
         scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
         profile=profile,
@@ -105,8 +109,8 @@ def job(
         cluster=cluster,
         nodes=nodes,
         racks=racks,
-        features=tuple(name for name in names if name not in optional),
-        components=tuple(name for name in names if name in optional),
+        features=tuple(name for text in feature or () for name in text.split(",")),
+        components=tuple(with_ or ()),
         container=container,
         image=image,
         registry=registry,

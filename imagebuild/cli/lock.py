@@ -69,7 +69,7 @@ def lock(
     if json_file is not None and not check:
         raise ConfigError("--json: needs --check; without it the result is the lock, which is JSON")
     if check and update:
-        raise ConfigError("--check and --update exclude each other")
+        raise ConfigError("--check and --update exclude each other; leave one out")
     if sum(map(bool, (date, show, check or update))) > 1:
         raise ConfigError("--date and --show: exclude --check, --update and each other; they pin nothing")
     path = project.own_paths.lock

@@ -64,7 +64,7 @@ def plan(
     if before and (github or why):
         raise ConfigError("--from: is not for --github or --why")
     if sum((markdown, github, why, json_file is not None)) > 1:
-        raise ConfigError("--json, --markdown, --github and --why exclude each other")
+        raise ConfigError("--json, --markdown, --github and --why exclude each other; give one of them")
     platforms = options.parse_platforms(platform)
     changes = edits.parse(registry)
     if before or github:
@@ -103,11 +103,11 @@ def plan(
         from imagebuild.core.console import out, print_table
 
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
-        print_table(("target", "platforms", "image"), rows)
+        print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:
             out.print()
             print_table(("restricted", "to publish images with it"), list(restricted.items()))
-        if why:
+        if why and excluded:
             out.print()
             print_table(("not built", "rule", "reason"), [(e.id, e.rule, e.reason) for e in excluded])
 
@@ -137,7 +137,7 @@ def render(
     target: Annotated[
         str,
         argument("TARGET", "A target's id, or a glob that fits only one.", autocompletion=options.completed("targets")),
-    ],
+    ] = "*",
     unresolved: Annotated[
         bool, option("--unresolved", "Also print what has sources without a pin, which no builder takes.")
     ] = False,
@@ -210,7 +210,7 @@ def init(
     from imagebuild.project.matrix import REPOSITORY
 
     if not re.fullmatch(REPOSITORY, repository):
-        raise ConfigError(f"--repository {repository}: not a registry and folder such as ghcr.io/acme, in lower case")
+        raise ConfigError(f"--repository {repository}: write a registry and a folder, as ghcr.io/acme")
     if not re.fullmatch("[a-z0-9][a-z0-9-]*", image):
         raise ConfigError(f"--name {image}: use lower-case letters, digits and hyphens")
     if workflow and not re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", workflow):

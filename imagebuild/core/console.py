@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -23,24 +23,27 @@ err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 SHOWN_ITEMS = 8
 LONGEST_LINE = 1 << 16
 LEAST_WIDTH = 10
-"""Characters that a column of a table needs besides the first."""
+"""Characters that a column of a table needs whose cells may wrap."""
+GAP = 2
 MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skipped": "[yellow]- skipped[/]"}
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole: Collection[str] = ()) -> None:
     """Print a table. Elsewhere than in a terminal, lines are as long as they need.
 
-    In a terminal the first column, which is what people copy, stays whole; other cells wrap, and the last columns are
-    left out where that leaves them too little.
+    In a terminal the first column and those in `whole`, which people copy, are never cut; other cells wrap. The last
+    columns are left out where there is too little room for them.
     """
     cells = [tuple(row) for row in rows]
     titles = list(columns)
-    first = max((Text.from_markup(row[0]).cell_len for row in cells if row), default=0)
-    while out.is_terminal and len(titles) > 1 and first + LEAST_WIDTH * (len(titles) - 1) > out.width:
+    least = [LEAST_WIDTH] * len(titles)
+    for i in [i for i, title in enumerate(titles) if i == 0 or title in whole]:
+        least[i] = max((Text.from_markup(row[i]).cell_len for row in cells if row), default=0)
+    while out.is_terminal and len(titles) > 1 and sum(least[: len(titles)]) + GAP * (len(titles) - 1) > out.width:
         titles.pop()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, title in enumerate(titles):
-        table.add_column(title, overflow="fold", min_width=first if i == 0 and first <= out.width else None)
+        table.add_column(title, overflow="fold", min_width=min(least[i], out.width) if least[i] > LEAST_WIDTH else None)
     for row in cells:
         table.add_row(*row[: len(titles)])
     if out.is_terminal:

@@ -165,7 +165,7 @@ def satisfies(value: str, wanted: str) -> bool:
     try:
         specifier = SpecifierSet(wanted)
     except InvalidSpecifier:
-        raise ValueError(f"{wanted!r} is not a version specifier such as '>=13,<13.4'") from None
+        raise ValueError(f"{wanted!r} is not a version specifier; write one such as '>=13,<13.4'") from None
     try:
         return specifier.contains(Version(value), prereleases=True)
     except InvalidVersion:

@@ -72,9 +72,10 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; is the name right?") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read: not UTF-8 text, at byte {error.start}") from None
+        line = path.read_bytes().count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: cannot be read: not UTF-8 text; write it as UTF-8") from None
 
 
 def shipped_folder() -> Path:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import ConfigError, Mistakes, ResultError, nearest, suggestion
+from imagebuild.core.errors import MANY, ConfigError, Mistakes, ResultError, nearest, suggestion
 from imagebuild.core.fields import PATTERN_WORDS, Loc, M, YamlFile, line_of
 from imagebuild.core.files import cache_folder, trimmed, write_bytes
 
@@ -34,9 +34,10 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
         if not found.texts:
             return YamlFile(path, model.model_validate(data), reader.lines)
     except OSError as error:
-        found.add(str(path), f"cannot be read: {error.strerror}")
+        found.add(str(path), f"cannot be read: {error.strerror}; is the name right?")
     except UnicodeDecodeError as error:
-        found.add(str(path), f"cannot be read: not UTF-8 text, at byte {error.start}")
+        line = path.read_bytes().count(b"\n", 0, error.start) + 1
+        found.add(f"{path}:{line}", "cannot be read: not UTF-8 text; write it as UTF-8")
     except SyntaxError as error:
         found.add(f"{path}:{error.lineno}", f"not YAML: {error.msg}")
     except json.JSONDecodeError as error:
@@ -95,6 +96,7 @@ class _Reader:
         self.mistakes = mistakes
         self.lines: dict[Loc, int] = {}
         self.count = 0
+        self.has_twins = False
 
     def data(self, text: str) -> Any:
         """Return the values of a text: JSON or YAML. YAML without mistakes is parsed once, then cached.
@@ -104,7 +106,8 @@ class _Reader:
         # JSON is YAML, but its own reader is a hundred times faster, and a lock is long.
         if text.startswith("{"):
             try:
-                return json.loads(text, object_pairs_hook=self.pairs)
+                data = json.loads(text, object_pairs_hook=self.pairs)
+                return self.nodes(text) if self.has_twins else data
             except RecursionError:
                 return self.refuse_depth()
         key = sha256(_code() + text.encode()).hexdigest()
@@ -122,11 +125,9 @@ class _Reader:
         self.mistakes.add(f"{self.path}:1", f"has more than {MOST_LEVELS} levels; restore the file from git")
 
     def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Return an object of JSON; note a key that is there twice."""
+        """Return an object of JSON; note that it has a key twice, whose line the reader of YAML knows."""
         result = dict(pairs)
-        if len(result) < len(pairs):
-            twice = next(key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1)
-            self.mistakes.add(f"{self.path}", f"{twice}: the key is there twice; remove one")
+        self.has_twins |= len(result) < len(pairs)
         return result
 
     def nodes(self, text: str) -> Any:
@@ -261,6 +262,7 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
         return problem
     choices = str(context.get("expected", "")).split("'")[1::2]
     if len(choices) > FEW and (near := nearest(str(got), choices)):
+        problem = "must be another word" if len(choices) > MANY else problem
         return f"{problem}, not {shown}; did you mean {near!r}?"
     form = _right_form(kind, got, [*_inside_all(model, loc)])
     return f"{problem}, not {shown}" + (f"; write {form}" if form else "")

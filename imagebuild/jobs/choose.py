@@ -118,7 +118,7 @@ class Choices:
     conditions: Mapping[str, str]
     """Name → value of everything that a condition (`when`) of the facts can use."""
     parameters: Mapping[str, str]
-    """Parameters of `--set`."""
+    """Parameters of `--param`."""
 
     @property
     def mnnvl(self) -> bool:
@@ -155,7 +155,7 @@ class Choices:
 def choose(
     request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer, parameters: Mapping[str, str]
 ) -> Choices:
-    """Decide everything that the request and the parameters of its `--set` leave open.
+    """Decide everything that the request and the parameters of its `--param` leave open.
 
     Raises ConfigError for unknown names, and with the reason for combinations that are impossible.
     """
@@ -164,7 +164,7 @@ def choose(
     cluster = find_facts(facts.clusters, request.cluster, "--cluster", "cluster")
     test = find_facts(facts.tests, request.test, "--test", "test")
     for name in request.features:
-        find_facts(facts.features, name, "--with", "feature")
+        find_facts(facts.features, name, "--feature", "feature")
     if profile.gpu.compute_capability is None:
         raise ConfigError(f"--profile {profile.name}: nccl-tests runs on NVIDIA GPUs only")
 
@@ -176,7 +176,7 @@ def choose(
         own_nodes["rack_nodes"] = int(parameters["rack-nodes"])
         if own_nodes["rack_nodes"] > profile.hosts_per_domain:
             number = plural(profile.hosts_per_domain, "node")
-            raise ConfigError(f"--set rack-nodes={parameters['rack-nodes']}: NVLink of {profile.name} joins {number}")
+            raise ConfigError(f"--param rack-nodes={parameters['rack-nodes']}: NVLink of {profile.name} joins {number}")
     nodes = nodes.model_copy(update=own_nodes)
     scale = choose_scale(profile, nodes.rack_nodes or profile.hosts_per_domain, request.nodes, request.racks)
     rounds = len(test.collectives) * (scale.nodes - 1 + scale.nodes % 2) if test.pairs else 1
@@ -185,7 +185,9 @@ def choose(
     minutes = test.minutes * rounds + (IMPORT_MINUTES if container == "pyxis" else 0)
     test = test.model_copy(update={"minutes": int(parameters.get("minutes") or minutes)})
     if test.minutes * 2 < rounds:
-        raise ConfigError(f"--set minutes={test.minutes}: too few for {rounds} rounds; take {-(-rounds // 2)} or more")
+        raise ConfigError(
+            f"--param minutes={test.minutes}: too few for {rounds} rounds; take {-(-rounds // 2)} or more"
+        )
 
     implied = ["multirack"] if scale.racks > 1 and "multirack" in facts.features else []
     names = sorted({*request.features, *implied})
@@ -193,7 +195,7 @@ def choose(
     plugin = parameters.get("plugin") or site.plugin or fabric.plugin
     for name, feature in features.items():
         if feature.plugin and parameters.get("plugin") not in (None, feature.plugin):
-            raise ConfigError(f"--set plugin={plugin}: --with {name} needs the plug-in {feature.plugin}")
+            raise ConfigError(f"--param plugin={plugin}: --feature {name} needs the plug-in {feature.plugin}")
         plugin = feature.plugin or plugin
 
     mnnvl = profile.hosts_per_domain > 1
@@ -222,7 +224,7 @@ def choose(
         "plugin": plugin,
     }
     combined: dict[str, Fabric | Feature] = {f"--fabric {request.fabric}": fabric}
-    combined |= {f"--with {name}": feature for name, feature in features.items()}
+    combined |= {f"--feature {name}": feature for name, feature in features.items()}
     # Before an image is chosen, so that a bad combination is reported rather than that no image fits it.
     _refuse_bad_combinations(combined, conditions)
 
@@ -277,12 +279,12 @@ def _refuse_what_would_be_ignored(request: JobRequest) -> None:
     for name in ("image", "nccl", "registry"):
         if getattr(request, name) == "":
             raise ConfigError(f"--{name}: is empty; leave it out or give it a value")
-    names = (*request.features, *request.components)
-    for name in names:
-        if not name:
-            raise ConfigError("--with: a name is empty; leave it out")
-        if names.count(name) > 1:
-            raise ConfigError(f"--with {name}: given twice; leave one out")
+    for option, names in (("--feature", request.features), ("--with", request.components)):
+        for name in names:
+            if not name:
+                raise ConfigError(f"{option}: a name is empty; leave it out")
+            if names.count(name) > 1:
+                raise ConfigError(f"{option} {name}: given twice; leave one out")
     if request.nccl and not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", request.nccl):
         raise ConfigError(f"--nccl {request.nccl!r}: not a version of NCCL such as 2.28.3")
     where = {"--image": request.image, "--registry": request.registry, "--catalog": request.catalog}
@@ -290,7 +292,7 @@ def _refuse_what_would_be_ignored(request: JobRequest) -> None:
     if request.container == "none" and given:
         raise ConfigError(f"{given[0]}: with --container none the programs of the nodes run, and no image")
     if request.image and any(setting.startswith("driver=") for setting in request.settings):
-        raise ConfigError("--set driver: it chooses between images, and --image names one; leave one of them out")
+        raise ConfigError("--param driver: it chooses between images, and --image names one; leave one of them out")
 
 
 def find_facts(files: Mapping[str, YamlFile[M]], name: str, option: str, noun: str) -> M:
@@ -448,6 +450,7 @@ def newest_image(
             problem = f"that {' and '.join(met)} also {requirement}" if met else requirement
             noun = "published image" if offer.is_published else "image of the plan"
             remedy = plugin_remedy(plugin, stacks) if repr(plugin) in requirement else ""
+            remedy = remedy if met else "add `nccl-tests` to the components of one, or "
             raise ConfigError(f"no {noun} {problem}; {remedy}name an image with --image")
         met.append(requirement)
 

@@ -1,4 +1,4 @@
-"""Compute the environment of a job from layers of facts and from `--set`. Pure."""
+"""Compute the environment of a job from layers of facts and from `--param`. Pure."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Variable:
     """Without a value, ranks get the value that the launcher has."""
     why: str
     layer: str
-    """Name of the layer, for messages: `fabric ib`, `--set`."""
+    """Name of the layer, for messages: `fabric ib`, `--param`."""
     where: str
     """Place of the entry, for messages: file and line, or the option."""
     scope: Scope = "rank"
     prepend: bool = False
     """The value is a folder that is put before the folders that the rank's variable has already."""
     replaces: bool = False
-    """The value was set by `--set NAME:=VALUE` and replaces the value of any layer."""
+    """The value was set by `--param NAME:=VALUE` and replaces the value of any layer."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +114,19 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
             merged[name] = variable
         elif (earlier.value, earlier.scope) != (variable.value, scope):
             first, second = (f"{v.value!r} in scope {v.scope} from {v.layer} ({v.why})" for v in (earlier, variable))
-            by_user = variable.layer == "--set"
-            advice = f"to replace the first, write --set {name}:={variable.value}" if by_user else "remove one of them"
+            by_user = variable.layer == "--param"
+            advice = (
+                f"to replace the first, write --param {name}:={variable.value}" if by_user else "remove one of them"
+            )
             raise ConfigError(f"{variable.where}: {name} has two values: {first}, and {second}; {advice}")
     return tuple(merged.values())
 
 
-# `--set`
+# `--param`
 
 
 class Parameter(NamedTuple):
-    """Describe a parameter of `--set`."""
+    """Describe a parameter of `--param`."""
 
     form: Form
     containers: tuple[Container, ...] = get_args(Container)
@@ -165,7 +167,7 @@ VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<
 
 
 def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mapping[str, str], tuple[Variable, ...]]:
-    """Return the parameters and the variables in the texts of `--set`, for a job whose ranks `container` runs.
+    """Return the parameters and the variables in the texts of `--param`, for a job whose ranks `container` runs.
 
     Raises ConfigError for parameters that are unknown, repeated or of other jobs, and for values that cannot be used.
     """
@@ -175,33 +177,35 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
         if match := VARIABLE.fullmatch(setting):
             name, value, scope = match["name"], match["value"], match["scope"] or "rank"
             if scope not in get_args(Scope):
-                raise ConfigError(f"--set {setting}: unknown scope {scope!r}{suggestion(scope, list(get_args(Scope)))}")
+                raise ConfigError(
+                    f"--param {setting}: unknown scope {scope!r}{suggestion(scope, list(get_args(Scope)))}"
+                )
             if any(variable.name == name for variable in variables):
-                raise ConfigError(f"--set {name}: given twice; leave one out")
+                raise ConfigError(f"--param {name}: given twice; leave one out")
             if bad := next((c for c in value if c in "'\"\\`" or not c.isprintable()), None):
                 raise ConfigError(
-                    f"--set {name}: the value contains {bad!r}, which shells or files on its way would interpret; "
+                    f"--param {name}: the value contains {bad!r}, which shells or files on its way would interpret; "
                     "leave it out"
                 )
             if "$" in value:
-                raise ConfigError(f"--set {name}: the value contains '$'; write the text that it stands for")
+                raise ConfigError(f"--param {name}: the value contains '$'; write the text that it stands for")
             why, replaces = "set on the command line", bool(match["replace"])
             variables.append(
-                Variable(name, value, why, "--set", f"--set {name}", cast(Scope, scope), replaces=replaces)
+                Variable(name, value, why, "--param", f"--param {name}", cast(Scope, scope), replaces=replaces)
             )
             continue
         name, equals, value = setting.partition("=")
         if not equals or not name:
-            raise ConfigError(f"--set {setting}: write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
+            raise ConfigError(f"--param {setting}: write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
         if name not in PARAMETERS:
-            raise ConfigError(f"--set {name}: unknown parameter{suggestion(name, PARAMETERS)}")
+            raise ConfigError(f"--param {name}: unknown parameter{suggestion(name, PARAMETERS)}")
         parameter = PARAMETERS[name]
         if container not in parameter.containers:
-            raise ConfigError(f"--set {name}: {parameter.whose}; leave it out")
+            raise ConfigError(f"--param {name}: {parameter.whose}; leave it out")
         if name in parameters:
-            raise ConfigError(f"--set {name}: given twice; leave one out")
+            raise ConfigError(f"--param {name}: given twice; leave one out")
         if not re.fullmatch(parameter.form.pattern, value):
-            raise ConfigError(f"--set {name}={value!r}: must be {parameter.form.words}")
+            raise ConfigError(f"--param {name}={value!r}: must be {parameter.form.words}")
         parameters[name] = value
     return parameters, tuple(variables)
 

@@ -89,7 +89,7 @@ SLURM_FORMS = {
     "gres": Form(f"{RESOURCE}(,{RESOURCE})*", "resources of a node such as gpu:8 or gpu:h100:8"),
     **dict.fromkeys(("nodelist", "exclude"), Form(f"{HOSTS}(,{HOSTS})*", "names of nodes such as node[01-04],node9")),
 }
-"""Options of sbatch that `--set`, the nodes of a GPU or the cluster give."""
+"""Options of sbatch that `--param`, the nodes of a GPU or the cluster give."""
 
 
 def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
@@ -294,7 +294,7 @@ class Feature(FactLayer):
 
 
 class SlurmOptions(Model):
-    """Hold options of sbatch. Those of `--set` go first, then those of a GPU's nodes, then those of the cluster."""
+    """Hold options of sbatch. Those of `--param` go first, then those of a GPU's nodes, then those of the cluster."""
 
     account: Annotated[str, SLURM_FORMS["account"]] | None = None
     partition: Annotated[str, SLURM_FORMS["partition"]] | None = None
@@ -660,7 +660,7 @@ class JobRequest:
     nccl: str | None = None
     test: str = "all-reduce"
     settings: tuple[str, ...] = ()
-    """Texts of `--set`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
+    """Texts of `--param`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
     """The header says how to run the job and how to get its result."""
     facts: str | None = None

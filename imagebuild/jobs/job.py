@@ -60,7 +60,7 @@ class Job(Choices):
 
     @property
     def slurm_options(self) -> Mapping[str, str]:
-        """Return sbatch's options: from `--set`, else from the GPU's nodes, else from the cluster."""
+        """Return what `--param`, the GPU's nodes or the cluster say of sbatch's options; the first of them counts."""
         parameters, nodes, slurm = self.parameters, self.nodes, self.cluster.slurm
         values = {
             name: parameters.get(name) or getattr(nodes, name) or getattr(slurm, name)
@@ -88,20 +88,23 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     variables = merge([*known, *_plugin_variables(choices, facts.stacks), *own_variables], choices.container)
 
     if "hca" in parameters and all(variable.value != parameters["hca"] for variable in variables):
-        raise ConfigError(f"--set hca: a job with --fabric {request.fabric} names no RDMA devices; leave it out")
+        raise ConfigError(f"--param hca: a job with --fabric {request.fabric} names no RDMA devices; leave it out")
 
     features = [name for name, feature in choices.features.items() if feature.in_name]
     parts = [request.test, str(choices.ranks), choices.gpu, choices.fabric.short, *features, f"{choices.scale.nodes}n"]
     name = parameters.get("name") or "-".join(parts)
     longest = NAME_LENGTH[request.scheduler]
     if len(name) > longest:
-        raise ConfigError(f"the job's name {name!r} is longer than {longest} characters; set another: --set name=…")
+        raise ConfigError(f"the job's name {name!r} is longer than {longest} characters; set another: --param name=…")
 
     messages = lint(variables, facts.nccl_variables, choices.nccl)
     image, driver = choices.image, parameters.get("driver") or choices.cluster.driver
     if image.driver and not (request.image or driver):
-        advice = "if the nodes have an older one, name it with --set driver=VERSION"
+        advice = "if the nodes have an older one, name it with --param driver=VERSION"
         messages.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
+    if image.components and "nccl-tests" not in image.components and "programs" not in parameters:
+        remedy = "add it to its components, or say where programs are with --param programs=FOLDER"
+        raise ConfigError(f"--image {image.reference}: has no nccl-tests, by the plan; {remedy}")
     if image.is_planned:
         unknown = "is planned; whether it was built and pushed is not known"
         choice = "--catalog chooses among images that were, which `imagebuild catalog` lists"
@@ -202,8 +205,8 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
     """Return what the best size of each collective must reach: what is asked for, or what the profile says."""
     value, profile = choices.parameters.get("min-bw"), choices.profile
     if value and len(choices.test.collectives) > 1:
-        raise ConfigError("--set min-bw: the collectives of the test reach different rates; use a test of one")
-    own = {choices.test.collectives[0]: Least(value, "GB/s, by --set min-bw")} if value else {}
+        raise ConfigError("--param min-bw: the collectives of the test reach different rates; use a test of one")
+    own = {choices.test.collectives[0]: Least(value, "GB/s, by --param min-bw")} if value else {}
     if not (choices.comparable and choices.test.max_bytes.endswith("G")):  # smaller messages show latency
         return own
     ranks, nodes = choices.run_ranks, choices.run_nodes
@@ -216,7 +219,9 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
             (c.value for c in class_ceilings(collective, ranks, layout.domains, layout.hardware)), default=None
         )
         if possible and float(str(value)) > possible:
-            raise ConfigError(f"--set min-bw={value}: {profile.name} reaches at most {possible:.1f} GB/s; ask for less")
+            raise ConfigError(
+                f"--param min-bw={value}: {profile.name} reaches at most {possible:.1f} GB/s; ask for less"
+            )
         return own
     least = {}
     for collective in choices.test.collectives:
@@ -243,22 +248,22 @@ def choose_placement(choices: Choices) -> Placement:
     kube, racks, named = choices.cluster.kubernetes, choices.scale.racks, rack_names(choices)
     if not choices.mnnvl:
         if named:
-            raise ConfigError(f"--set racks: NVLink of {choices.profile.name} ends at the node; leave it out")
+            raise ConfigError(f"--param racks: NVLink of {choices.profile.name} ends at the node; leave it out")
         return "anywhere"
     if named:
         if twice := next((name for name in named if named.count(name) > 1), None):
-            raise ConfigError(f"--set racks={','.join(named)}: {twice} is there twice; name {racks} racks")
+            raise ConfigError(f"--param racks={','.join(named)}: {twice} is there twice; name {racks} racks")
         if "NAME" in named:
-            raise ConfigError(f"--set racks: for NAME, write a value of the nodes' label {choices.cluster.rack_key}")
+            raise ConfigError(f"--param racks: for NAME, write a value of the nodes' label {choices.cluster.rack_key}")
         if len(named) != racks:
-            raise ConfigError(f"--set racks={','.join(named)}: the job is for another number of racks, {racks}")
+            raise ConfigError(f"--param racks={','.join(named)}: the job is for another number of racks, {racks}")
         return "named"
     if kube.kueue_topology:
         return "kueue"
     if racks == 1:
         return "together" if choices.scale.nodes > 1 else "anywhere"
     several = f"--racks {racks}" if choices.request.racks else f"--nodes {choices.scale.nodes} on {racks} racks"
-    ways = "name the racks with --set racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
+    ways = "name the racks with --param racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
     if choices.request.scheduler == "mpijob":
         problem = "all workers of an MPIJob have one template, which cannot say how many nodes each rack gives"
         raise ConfigError(f"{several}: {problem}; use jobset, {ways}")
@@ -282,7 +287,9 @@ def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
     resource = choices.parameters.get("resource")
     for option, feature in choices.features.items():
         if feature.without_fabric and resource:
-            raise ConfigError(f"--set resource: jobs with --with {option} get no network cards; leave one of them out")
+            raise ConfigError(
+                f"--param resource: jobs with --feature {option} get no network cards; leave one of them out"
+            )
         if feature.without_fabric:
             fabric, site = Pod(), Pod(select=site.select)
     amounts = {**fabric.resources, **site.resources}
@@ -302,7 +309,7 @@ def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
             raise ConfigError(f"{where}; add it to nodes.{choices.gpu} in the cluster's file")
     if any(name.startswith("hugepages-") for name in amounts) and not (own["cpu"] or own["memory"]):
         problem = "Kubernetes takes hugepages only beside cpu or memory"
-        raise ConfigError(f"{problem}; add one to nodes.{choices.gpu} in the cluster's file, or --set memory=")
+        raise ConfigError(f"{problem}; add one to nodes.{choices.gpu} in the cluster's file, or --param memory=")
     networks = site.networks or fabric.networks
     annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
     if networks:

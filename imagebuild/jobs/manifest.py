@@ -25,7 +25,7 @@ PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|[0-9]+(
 """Texts that need no quotes in YAML, except `NOT_TEXT`."""
 NOT_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 """Words that some readers of YAML take for a boolean or for nothing."""
-OPTION_NAMES = {"features": "with", "components": "with", "settings": "set"}
+OPTION_NAMES = {"features": "feature", "components": "with", "settings": "param"}
 """Field of a request → its option, where that has another name."""
 
 

@@ -268,6 +268,8 @@ class Upstream:
             output = str(error).partition(": ")[2]
             if OFFLINE.search(output):
                 raise Unreachable(f"{failing}: its index does not answer") from None
+            if known := re.search(r"from versions: ([^)]*)\)", output):
+                raise CommandError(f"{failing}; it has {known[1]}") from None
             lines = [line for line in output.splitlines() if not line.startswith("WARNING: Location")]
             raise CommandError("\n".join([f"{failing}:", *lines[-4:]])) from None
 

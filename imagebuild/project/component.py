@@ -112,7 +112,9 @@ class Check(Model):
         try:
             re.compile((self.expect or "").replace("{version}", ""))
         except re.error as error:
-            raise ValueError(f"expect: {self.expect!r} is no regular expression: {error}") from None
+            raise ValueError(
+                f"expect: {self.expect!r} is no regular expression: {error}; put \\ before a sign meant as it is"
+            ) from None
         if unknown := re.search(r"(?<!\\){(?!version})[A-Za-z][\w.-]*}", self.expect or ""):
             raise ValueError(f"expect: {unknown[0]} has no value here; only {{version}} has, and \\{{ is a brace")
         if self.ranks > 1 and "slurm" not in self.needs:

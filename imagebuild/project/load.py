@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from imagebuild.core.errors import ConfigError, Mistakes, nearest
+from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.files import cache_folder, shipped_folder
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.yaml import load_yaml, read_yaml
@@ -62,6 +62,7 @@ def load_project(matrix: Path, dockerfiles: Path, lock: Path, extending: tuple[P
     assert document
     known = {name: file for name, file in components.items() if file}
     own_lock = locked.model if locked else Lock()
+    own_lock._path = str(lock)
     own = Project(document, known, own_lock, (dockerfiles,), own_lock)
     project = layered(own, base) if base else own
     for name in own.components:
@@ -81,11 +82,11 @@ PARTS = ("component.yaml", "build.j2", "install.j2", "files", "checks")
 def check_folders(components: Path, mistakes: Mistakes) -> None:
     """Note folders of components without a `component.yaml`, and what is in them under a name that is not read."""
     for path in sorted(components.glob("*/*")):
-        if path.name not in PARTS and (path.suffix == ".j2" or nearest(path.name, PARTS)):
-            mistakes.add(str(path), f"is not read; a component has {', '.join(PARTS)}")
+        if path.name not in PARTS and not path.name.startswith(".") and path.suffix != ".md":
+            mistakes.add(f"{path}:1", f"is not read; a component has {', '.join(PARTS)}")
     for folder in sorted(components.glob("[!.]*/")):
         if folder.is_dir() and not (folder / PARTS[0]).exists():
-            mistakes.add(str(folder), f"has no {PARTS[0]}; write one, or remove the folder")
+            mistakes.add(f"{folder / PARTS[0]}:1", "is missing; write it, or remove the folder")
 
 
 def layered(own: Project, base: Project) -> Project:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Commit, Model, Name, Platform
@@ -111,6 +111,13 @@ class Lock(Model):
     date: Day | None = None
     """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
     to, because the layers of all images change with it."""
+    _path: str = PrivateAttr("imagebuild.lock")
+    """Where it was read; `load_project` says it."""
+
+    @property
+    def place(self) -> str:
+        """Return `file:line` for messages about what the lock lacks."""
+        return f"{self._path}:1"
 
 
 TABLES = ("archives", "git", "images", "repositories", "wheels")
@@ -214,8 +221,7 @@ def entry_of(lock: Lock, source: Source) -> Any:
         entry = entry.get(key) if entry else None
     if entry is None:
         raise ConfigError(
-            f"imagebuild.lock: has no {source_title(source)}; "
-            "add it with `imagebuild lock` (and the same --set, --with)"
+            f"{lock.place}: has no {source_title(source)}; add it with `imagebuild lock` (and the same --set, --with)"
         )
     return entry
 
@@ -361,7 +367,7 @@ def check_resolved(
             f"  {describe_key(k)}{f' ({what})' if what == UNREAD else ''}" for k, what in problems.items()
         )
         raise ConfigError(
-            f"imagebuild.lock: {len(missing)} of {number} sources have no pin, so nothing would verify them; run "
+            f"{lock.place}: {len(missing)} of {number} sources have no pin, so nothing would verify them; run "
             f"`{command}` where they can be reached{downloads}:\n{listed}"
         )
 

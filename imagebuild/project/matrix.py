@@ -93,10 +93,18 @@ class ExclusionRule(Model):
     reason: str
 
 
+RuleName = Literal[
+    "labels", "plan", "packages", "licenses", "environment", "user", "command", "size", "no-keys", "no-tokens",
+    "no-site-ca", "no-leftovers", "not-world-writable", "setuid", "rootless", "architecture", "closure",
+    "symbol-versions", "symbols", "one-provider", "no-stubs", "gpu-code",
+]  # fmt: skip
+"""Rules of the image checks, in the order in which they judge."""
+
+
 class CheckWaiver(Model):
     """Describe something that a rule of the image checks objects to, and that is right here."""
 
-    rule: Name
+    rule: RuleName
     """Name of the rule, as `imagebuild verify` prints it."""
     subject: str
     """What it objects to, as printed before the colon: a path, a name, or a shell pattern of those."""

@@ -106,7 +106,7 @@ def named(project: Project, image: str, axes: dict[str, str], components: dict[s
             mistakes.add_once(f"{where}: {what}", f"no value for {{{name}}}{suggestion(name, values)}")
         tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
         if not TAG.match(tag.replace(REVISION, "0" * REVISION_DIGITS)):
-            mistakes.add_once(f"{where}: {what}", f"{tag!r} is not a valid image name and tag")
+            mistakes.add_once(f"{where}: {what}", f"{tag!r} is no image with a tag; write name:tag")
         return tag
 
     identity = combination_id(image, axes)
@@ -192,8 +192,9 @@ def _references(project: Project) -> Iterator[Reference]:
             yield file, ("images", name, "components", i), "unknown component", component, known
         for wanted, component in image.build_with.items():
             offers = {c for c, document in known.items() if wanted in (c, *document.model.provides)}
-            yield file, ("images", name, "build-with", wanted), "nothing that provides it is", component, offers
             yield file, ("images", name, "build-with"), "no component builds with", wanted, roles
+            if wanted in roles:
+                yield file, ("images", name, "build-with", wanted), "nothing that provides it is", component, offers
         for variant in image.size_limit_mb if isinstance(image.size_limit_mb, dict) else ():
             yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes.get("variant", ())
         for axis, (problem, offered) in _known_values(matrix).items():
@@ -276,10 +277,17 @@ def _conditions(project: Project, roles: Collection[str]) -> Iterator[tuple[Yaml
 def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
     """Note names in one file that another file does not know."""
     matrix, at = project.matrix.model, project.matrix.at
+    unknown: set[str] = set()
     for file, place, problem, name, known in _references(project):
         if name not in known:
             words = [str(word) for word in place if not isinstance(word, int) and word != name]
-            mistakes.add(file.at(*place), f"{'.'.join(words)}: {problem} {name!r}{suggestion(name, set(known))}")
+            if place[0] == "versions" and name in unknown:
+                continue  # said where it is used
+            remedy = suggestion(name, set(known)) or "; remove it"
+            if problem == "unknown component" and "did you mean" not in remedy:
+                unknown.add(name)
+                remedy = f"; write {project.roots[0] / 'components' / name / 'component.yaml'}"
+            mistakes.add(file.at(*place), f"{'.'.join(words)}: {problem} {name!r}{remedy}")
     listed = {component for image in matrix.images.values() for component in image.components}
     for option, names, choices in (
         ("--with", changes.with_, set(project.components)),
@@ -290,7 +298,7 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
                 problem = "no image lists it" if name in project.components else "unknown component"
                 mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, choices)}")
             elif name in changes.with_ and name in changes.without:
-                mistakes.add(f"{option} {name}", "--with and --without exclude each other; leave one out")
+                mistakes.add_once(f"--with {name} --without {name}", "they exclude each other; leave one out")
     for name in changes.with_:
         if name in project.components and project.components[name].model.build_only:
             mistakes.add(f"--with {name}", "is a tool of build stages, and cannot be in an image")
@@ -314,12 +322,16 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
         for release in image.axes.get("os", ()):
             if image.base and (problem := base_mismatch(image.base, release)):
                 mistakes.add(at("images", name, "base"), f"images.{name}.base: {image.base}: {problem}")
+    for pin, rows in matrix.versions.items():
+        for version in [row.version for row in rows if not (row.commit or any(map(str.isdigit, row.version)))]:
+            mistakes.add(f"{at('versions', pin)}: versions.{pin}", f"{version!r} is no version; {NO_VERSION}")
     for name, document in project.components.items():
         pin = document.model.pin or name
         if document.model.version_axis or pin in matrix.versions or pin in changes.values:
             continue
         if users := [image_name for image_name, image in matrix.images.items() if name in image.components]:
-            what = f"versions: no version for {name}, which {users[0]} uses; add `{pin}: VERSION`"
+            line = f"{pin}: VERSION" if ("versions",) in project.matrix.lines else f"versions: {{{pin}: VERSION}}"
+            what = f"versions: no version for {name}, which {users[0]} uses; add `{line}`"
             mistakes.add(at("versions"), what)
         elif name in changes.with_:
             mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
@@ -347,6 +359,7 @@ def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes
                 mistakes.add(where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}")
 
 
+NO_VERSION = "write the one you mean; `imagebuild bump` says which is the newest"
 Pins = Mapping[str, tuple[Pin, ...]]
 """Pin → rows of versions."""
 
@@ -404,6 +417,8 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     matrix = project.matrix.model
     versions = versions_with(project, changes, mistakes)
     check_names(project, changes, mistakes)
+    if not matrix.images:
+        mistakes.add(project.matrix.at("images"), "images: there is none; add one, such as `imagebuild init` writes")
     mistakes.stop_if_any()
     targets: list[Target] = []
     excluded: list[Excluded] = []
@@ -411,6 +426,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     for name, image in matrix.images.items():
         wanted = [c for c in (*image.components, *changes.with_) if c not in changes.without]
         components = with_requirements(project, name, wanted, mistakes)
+        _check_left_out(project, name, components, changes, mistakes)
         choices = _axis_values(project, name, changes, mistakes)
         if mistakes.texts:
             continue
@@ -443,17 +459,41 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
                 mistakes.add_once(f"{project.matrix.at('versions', pin)}: versions.{pin}", reason)
             if not mistakes.texts:
                 targets.append(named(project, name, axes, present, mistakes))
-    if not changes.values and not mistakes.texts:
-        for i, row in enumerate(matrix.rules):
-            if not used[row.name] and row not in project.inherited:
-                what = f"rules.{row.name}: matches no combination; remove it, or correct its 'when'"
-                mistakes.add(project.matrix.at("rules", i), what)
+    if not (changes.values or changes.with_ or mistakes.texts):
+        _check_use(project, targets, excluded, used, mistakes)
     mistakes.stop_if_any()
     check_tags(project, targets, mistakes)
     check_policy(project, targets, mistakes)
     mistakes.stop_if_any()
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
     return Plan(targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted)
+
+
+def _check_left_out(
+    project: Project, image: str, components: Collection[str], changes: Changes, mistakes: Mistakes
+) -> None:
+    """Note components that `--without` leaves out and others of the image bring back."""
+    for name in set(changes.without).intersection(project.matrix.model.images[image].components, components):
+        needs = next(c for c in components if name in project.components[c].model.requires)
+        mistakes.add(f"--without {name}", f"{needs} in {image} requires it; leave that out, too")
+
+
+def _check_use(
+    project: Project,
+    targets: Collection[Target],
+    excluded: Collection[Excluded],
+    used: Collection[str],
+    mistakes: Mistakes,
+) -> None:
+    """Note rules that exclude nothing, and images of which nothing is left."""
+    matrix, at = project.matrix.model, project.matrix.at
+    for i, row in enumerate(matrix.rules):
+        if row.name not in used and row not in project.inherited:
+            mistakes.add(at("rules", i), f"rules.{row.name}: matches no combination; remove it, or correct its 'when'")
+    for name in matrix.images.keys() - {target.image for target in targets}:
+        item = next(item for item in excluded if item.image == name)
+        problem = f"{item.rule} excludes {item.id}, and all others: {item.reason}; change axes"
+        mistakes.add(f"{at('images', name, 'axes')}: images.{name}.axes", problem)
 
 
 def _axis_values(project: Project, name: str, changes: Changes, mistakes: Mistakes) -> list[Sequence[str]]:
@@ -464,9 +504,13 @@ def _axis_values(project: Project, name: str, changes: Changes, mistakes: Mistak
         changes.values[a].split(",") if a in changes.values else v for a, v in image.axes.items()
     ]
     for axis, found in zip(image.axes, choices, strict=True):
-        where = f"--set {axis}" if axis in changes.values else project.matrix.at("images", name, "axes", axis)
+        where = f"{project.matrix.at('images', name, 'axes', axis)}: images.{name}.axes.{axis}"
+        where = f"--set {axis}" if axis in changes.values else where
         for value in sorted({value for value in found if found.count(value) > 1}):
-            mistakes.add(where, f"{axis} {value} is there twice; remove one")
+            mistakes.add(where, f"{value} is there twice; remove one")
+        for value in found:
+            if axis == "cuda" and not value[:1].isdigit():
+                mistakes.add(where, f"{value!r} is no version; write the one you mean, such as 13.2")
         problem, known = _known_values(matrix).get(axis, ("", ()))
         for value in found if known and axis in changes.values else ():
             if value not in known:
@@ -483,9 +527,14 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     if chosen := tuple(t for t in plan.targets if _fits(t, selectors)):
         return chosen
     problem = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"
-    if excluded := select_excluded(plan, selectors):
-        raise NothingSelected(f"{problem}: {excluded[0].rule} excludes {excluded[0].id}: {excluded[0].reason}")
+    excluded = {item.id: item for item in plan.excluded}
     names = {name for target in plan.targets for name in (target.id, target.image)}
+    like = [nearest(selector, [*names, *excluded]) for selector in selectors if not _parts(selector)[1]]
+    unbuilt = select_excluded(plan, selectors) or tuple(excluded[name] for name in like if name in excluded)
+    if unbuilt:
+        item = unbuilt[0]
+        hint = "`imagebuild plan` lists what is built"
+        raise NothingSelected(f"{problem}: {item.rule} excludes {item.id}: {item.reason}; {hint}")
     axes: dict[str, set[str]] = {"image": {target.image for target in plan.targets}}
     for target in plan.targets:
         for axis, value in target.axes.items():
@@ -496,11 +545,8 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
             raise NothingSelected(f"{problem}: no axis {axis!r}{suggestion(axis, axes)}")
         if operator and not any(_holds(known, operator, value) for known in axes[axis]):
             raise NothingSelected(f"{problem}: no target has it{suggestion(value, axes[axis])}")
-    near = [suggestion(selector, names) for selector in selectors if not _parts(selector)[1]]
-    hint = next(
-        (text for text in near if "did you mean" in text), f"; known images: {', '.join(sorted(axes['image']))}"
-    )
-    raise NothingSelected(problem + hint)
+    known = f"known images: {', '.join(sorted(axes['image']))}"
+    raise NothingSelected(f"{problem}; " + next((f"did you mean {name!r}?" for name in like if name), known))
 
 
 def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
@@ -623,6 +669,9 @@ def versions_with(project: Project, changes: Changes, mistakes: Mistakes | None 
         version, at, commit = value.partition("@")
         if not re.match(VERSION, version):
             found.add(f"--set {name}={value}", f"must be {PATTERN_WORDS[VERSION]}")
+            continue
+        if not (commit or any(map(str.isdigit, version))):
+            found.add(f"--set {name}={value}", f"{version!r} is no version; {NO_VERSION}")
             continue
         if at and not re.fullmatch("[0-9a-f]{40}", commit):
             found.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")

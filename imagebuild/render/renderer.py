@@ -119,7 +119,7 @@ def locked_version(recipe: Recipe, name: str, package: str, lock: Lock, *, stage
         versions.add(UNRESOLVED if isinstance(entry, str) else entry.packages.get(package, "none"))
     if len(versions) > 1 or "none" in versions:
         raise ConfigError(
-            f"imagebuild.lock: {package} has the versions {', '.join(sorted(versions))} in {', '.join(urls.values())}; "
+            f"{lock.place}: {package} has the versions {', '.join(sorted(versions))} in {', '.join(urls.values())}; "
             f"`imagebuild lock --update {name}` reads them anew"
         )
     return str(versions.pop())
@@ -332,7 +332,7 @@ class Renderer:
             try:
                 text = path.read_text(encoding="utf-8").rstrip("\n")
             except OSError as error:
-                raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+                raise LookupError(f"{path} cannot be read: {error.strerror}") from None
             if found := UNFILLED.search(text):
                 line, value = text.count("\n", 0, found.start()) + 1, found[1]
                 remedy = f"write @{value}@, and {{{{ file('{name}')|replace('@{value}@', {value}) }}}} in the template"
@@ -365,6 +365,8 @@ class Renderer:
     def _template(self, name: str) -> tuple[str, str, None]:
         """Return the text and the path of a template, as jinja2 wants them."""
         path = self.project.template(name)
+        if not path.exists():
+            raise ConfigError(f"{path}: is missing, and templates need it; write `extends: imagebuild`, which has it")
         return read_text(path), str(path), None
 
     @cached_property
@@ -395,8 +397,15 @@ class Renderer:
             problem, remedy = str(error), "correct the template"
             if isinstance(error, jinja2.UndefinedError):
                 known = [*context, *(key for value in context.values() if isinstance(value, dict) for key in value)]
-                near = nearest(problem.split("'")[-2], known)
-                remedy = f"did you mean {near!r}?" if near else "a stage sees only its key"
+                missing = problem.split("'")[-2]
+                problem = f"there is no {missing!r} here" if "has no attribute" in problem else problem
+                axes = {axis for image in self.project.matrix.model.images.values() for axis in image.axes}
+                if near := nearest(missing, {*known} - {missing}):
+                    remedy = f"did you mean {near!r}?"
+                elif missing in axes:
+                    remedy = f"add `key: [{missing}]` to component.yaml, and write key.{missing}"
+                elif missing in self.project.components:
+                    remedy = f"add `build-requires: [{missing}]` to component.yaml"
             raise ConfigError(f"{self.project.template(name)}:{line}: {problem}; {remedy}") from None
         text = text.replace("\nEOF\n", "\nEOF\n\n")
         while "\n\n\n" in text:

@@ -159,7 +159,8 @@ def plotly_js() -> str:
     try:
         from plotly.offline import get_plotlyjs  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
-        raise ConfigError("the page's charts need plotly, which is not installed; run: pip install plotly") from error
+        how = "pip install 'imagebuild[report]', or `pipx inject imagebuild plotly`"
+        raise ConfigError(f"the page's charts need plotly, which is not installed; run {how}") from error
     return str(get_plotlyjs())
 
 

@@ -216,7 +216,7 @@ def judge_check(check: Check, version: str | None, execution: Execution, log: Pa
     if not as_expected and log is not None and log.exists() and log.stat().st_size:
         with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
             as_expected = re.search(pattern.encode(), whole, re.MULTILINE) is not None
-    return "" if as_expected else f"the output has no {pattern!r}"
+    return "" if as_expected else f"the output has no '{pattern}'"
 
 
 def read_results(log: Path, name: str) -> Results:

@@ -76,8 +76,9 @@ def path_of_image(name: str) -> Path | None:
 
 
 def target_with_id(plan: Plan, name: str) -> Target | None:
-    """Return the target of the plan that has this id."""
-    return next((target for target in plan.targets if target.id == name), None)
+    """Return the target of the plan that has this id, or the only one of the image that has this name."""
+    of_image = [target for target in plan.targets if target.image == name]
+    return next((target for target in plan.targets if target.id == name), of_image[0] if len(of_image) == 1 else None)
 
 
 def subject_in_files(path: Path) -> Subject:

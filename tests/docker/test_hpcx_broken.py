@@ -291,7 +291,7 @@ def test_sources_that_are_not_resolved(project: Project) -> None:
     project.lock = lock
     # No engine is asked, either.
     done = project.run("build", TARGET, expect=2, DOCKER_HOST="unix:///nowhere.sock")
-    assert "imagebuild.lock: 3 of " in done.err
+    assert "imagebuild.lock:1: 3 of " in done.err
     assert f"run `imagebuild lock {TARGET}` where they can be reached; it downloads 1 of them (" in done.err
     listed = [line.strip() for line in done.err.splitlines() if line.startswith("  ")]
     assert sorted(listed) == [f"archive {url_of(ARCHIVE)}", f"image {base}", f"packages {DOCA_URL}"]

@@ -23,7 +23,7 @@ from tests.unit.jobs.job_fakes import text
 
 pytestmark = pytest.mark.docker
 
-ARGUMENTS = "--profile a100-pcie --fabric ethernet --nodes 2 --nccl 2.28.3 --set programs=/bench --set minutes=2"
+ARGUMENTS = "--profile a100-pcie --fabric ethernet --nodes 2 --nccl 2.28.3 --param programs=/bench --param minutes=2"
 
 
 @dataclass(frozen=True)

@@ -101,15 +101,17 @@ def run(cluster: Slurm, programs: Path, folder: Path, behaviour: str, *options: 
             f'*) words+=("$word") ;; esac; done\nexec {shutil.which("srun")} "${{words[@]}}"\n'
         )
         (path / "enroot").write_text('#!/bin/sh\n[ "$1 $2" = "import --output" ] && echo "$4" > "$3"\n')
-        options = (*options, "--set", f"images={folder}/images")
+        options = (*options, "--param", f"images={folder}/images")
     for file in path.iterdir():
         file.chmod(0o755)
     words = [word for word in options if word != "without-imagebuild"]
     line = (
-        f"slurm --profile a100-pcie --fabric ethernet --container {container} --nccl 2.28.3 --set programs={programs}"
+        f"slurm --profile a100-pcie --fabric ethernet --container {container} --nccl 2.28.3 --param programs={programs}"
     )
     script_file = folder / "job.sh"
-    script_file.write_text(text(shlex.join([*shlex.split(line), "--set", "interface=lo", "--set", "name=it", *words])))
+    script_file.write_text(
+        text(shlex.join([*shlex.split(line), "--param", "interface=lo", "--param", "name=it", *words]))
+    )
     # The nodes share a machine and its name, so that Open MPI would take one node's shared memory for the other's.
     env = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo"}
     env |= {"PATH": f"{path}:{cluster.environ['PATH']}", "IMAGEBUILD_PROFILES": str(ROOT / "profiles")}
@@ -135,8 +137,8 @@ def test_a_job_runs_to_its_verdict(cluster: Slurm, programs: Path, tmp_path: Pat
     [
         ("2.19 wrong 9", (), "all_reduce: ended with status"),
         ("2.13 wrong 9", ("without-imagebuild",), "all_reduce: wrong data in 1 of 32 sizes"),
-        ("2.13 hang 9", ("without-imagebuild", "--set", "minutes=1"), "all_reduce: did not end in time"),
-        ("2.19 none 9", ("without-imagebuild", "--set", "suffix=_missing"), "all_reduce: ended with status"),
+        ("2.13 hang 9", ("without-imagebuild", "--param", "minutes=1"), "all_reduce: did not end in time"),
+        ("2.19 none 9", ("without-imagebuild", "--param", "suffix=_missing"), "all_reduce: ended with status"),
     ],
 )  # fmt: skip
 def test_a_job_fails_without_a_result(
@@ -151,7 +153,7 @@ def test_a_job_fails_without_a_result(
 
 
 def test_pairs_run_side_by_side_and_the_slow_node_is_named(cluster: Slurm, programs: Path, tmp_path: Path) -> None:
-    options = ("--nodes", "4", "--test", "pairs", "--set", "min-bw=5", "--set", "minutes=2", "without-imagebuild")
+    options = ("--nodes", "4", "--test", "pairs", "--param", "min-bw=5", "--param", "minutes=2", "without-imagebuild")
     for attempt in range(4):
         (tmp_path / str(attempt)).mkdir()
         ended = run(cluster, programs, tmp_path / str(attempt), "2.19 none 9 n3", *options)

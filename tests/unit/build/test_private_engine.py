@@ -156,6 +156,9 @@ def test_up_and_down_need_root(machine: Path, private: EnginePaths, monkeypatch:
     private.run.mkdir()
     with pytest.raises(ConfigError, match="needs root"):
         stop_engine({}, Runner({}))
+    process(machine, 9, "/usr/bin/dockerd", "--config-file", str(private.config))
+    with pytest.raises(CommandError, match="not for this user: use sudo"):
+        start_engine({}, Runner({}))
 
 
 def test_up_does_not_upgrade_an_engine_that_runs(machine: Path, private: EnginePaths) -> None:

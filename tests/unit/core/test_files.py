@@ -132,10 +132,10 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"text \xff")
     for path, reason in {
-        tmp_path: "cannot be read: Is a directory",
-        tmp_path / "gone": "cannot be read: No such file or directory",
-        binary: "cannot be read: not UTF-8 text, at byte 5",
+        tmp_path: " cannot be read: Is a directory; is the name right?",
+        tmp_path / "gone": " cannot be read: No such file or directory; is the name right?",
+        binary: "1: cannot be read: not UTF-8 text; write it as UTF-8",
     }.items():
         with pytest.raises(ConfigError) as caught:
             read_text(path)
-        assert str(caught.value) == f"{path}: {reason}"
+        assert str(caught.value) == f"{path}:{reason}"

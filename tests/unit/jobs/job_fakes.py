@@ -41,9 +41,9 @@ def request(line: str) -> JobRequest:
         option = words.pop(0).removeprefix("--")
         if option == "collect":
             options["collect"] = True
-        elif option == "set":
+        elif option == "param":
             options["settings"] += (words.pop(0),)
-        elif option == "with":
+        elif option == "feature":
             options["features"] = tuple(words.pop(0).split(","))
         else:
             options[option] = int(words.pop(0)) if option in ("nodes", "racks") else words.pop(0)
@@ -86,10 +86,12 @@ def combinations(count: int, seed: int) -> Iterator[str]:
         words += ["--cluster", dice.choice(sorted(facts().clusters))]
         words += dice.choice([[], ["--nodes", str(dice.choice([1, 2, 3, 4, 8, 16, 18, 32, 36]))], ["--racks", "2"]])
         features = dice.sample(sorted(facts().features), dice.choice([0, 1, 1, 2, 3]))
-        words += ["--with", ",".join(features)] if features else []
+        words += ["--feature", ",".join(features)] if features else []
         words += ["--container", "none"] if words[0] == "slurm" and dice.random() < 0.3 else []
-        words += ["--test", dice.choice(sorted(facts().tests)), "--set", "name=it"]
-        words += dice.choice([[], ["--set", "NCCL_IB_TIMEOUT=22"], ["--set", "NCCL_NET_PLUGIN=other"], ["--collect"]])
+        words += ["--test", dice.choice(sorted(facts().tests)), "--param", "name=it"]
+        words += dice.choice(
+            [[], ["--param", "NCCL_IB_TIMEOUT=22"], ["--param", "NCCL_NET_PLUGIN=other"], ["--collect"]]
+        )
         if "--container" not in words:
             words += ["--image", dice.choice([IMAGE, "example.com/other:1", "example.com/open:nccl2.30.7"])]
         line = shlex.join(words)

@@ -21,7 +21,7 @@ from tests.unit.jobs.job_fakes import containers, facts, messages, profiles, ran
         ("gb200-nvl72 --racks 2", 36, 18),
         ("gb200-nvl72 --nodes 32", 32, 16),
         ("gb200-nvl72 --nodes 4", 4, 4),
-        ("gb200-nvl72 --racks 1 --set rack-nodes=16", 16, 16),
+        ("gb200-nvl72 --racks 1 --param rack-nodes=16", 16, 16),
         ("h100", 8, None),
     ],
 )
@@ -48,7 +48,7 @@ def test_the_host_chooses_the_plug_in_and_sets_its_variables_first() -> None:
 
 def test_the_library_path_reaches_ranks_under_all_schedulers() -> None:
     for scheduler in ("mpijob", "jobset", "slurm"):
-        line = f"{scheduler} --profile h100 --fabric roce --set plugin=spcx"
+        line = f"{scheduler} --profile h100 --fabric roce --param plugin=spcx"
         path = rank_exports(line)["LD_LIBRARY_PATH"]
         assert path == "/opt/hpcx/nccl_spectrum-x_plugin/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
         assert ("-x LD_LIBRARY_PATH" in text(line)) == (scheduler != "slurm")
@@ -95,19 +95,19 @@ def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> Non
     )
     with pytest.raises(ConfigError, match="this name has no registry to pull it from"):
         job_of(IB, replace(planned, unnamed=True))
-    assert note.endswith("driver 580 or later; if the nodes have an older one, name it with --set driver=VERSION")
-    assert job_of(f"{IB} --set driver=580.65", planned).messages == (planned_note,)
-    assert "cuda12.9.1" in job_of(f"{IB} --set driver=570", planned).image.reference
+    assert note.endswith("driver 580 or later; if the nodes have an older one, name it with --param driver=VERSION")
+    assert job_of(f"{IB} --param driver=580.65", planned).messages == (planned_note,)
+    assert "cuda12.9.1" in job_of(f"{IB} --param driver=570", planned).image.reference
 
 
 def test_no_image_fits(planned: Offer, published: Catalog) -> None:
     amd64 = [image.model_copy(update={"platforms": image.platforms[:1]}) for image in published.images]
     only_amd64 = published_offer(Offer(), published.model_copy(update={"images": tuple(amd64)}))
     for line, offer, problem in (
-        (f"{IB} --set driver=500", planned, f"also runs on driver 500; {NAME_ONE}"),
+        (f"{IB} --param driver=500", planned, f"also runs on driver 500; {NAME_ONE}"),
         ("mpijob --profile p5 --fabric efa", planned, "no image of the plan that has nccl-tests and runs on amd64 also "
          "has the plug-in 'ofi'; build open with --with aws-ofi-nccl, say --with aws-ofi-nccl here, too, or name an"),
-        (IB, Offer(), f"^no image of the plan has nccl-tests; {NAME_ONE}"),
+        (IB, Offer(), f"^no image of the plan has nccl-tests; add `nccl-tests` to the components of one, or {NAME_ONE}"),
         ("mpijob --profile gb200-nvl72 --fabric ib --racks 1", only_amd64, "no published image that has nccl-tests also "
          "runs on arm64"),
     ):  # fmt: skip
@@ -141,7 +141,7 @@ def test_images_of_the_plan_are_known_by_id_and_tag(planned: Offer, project: Any
         f"note: the version of NCCL is not known, so {newest} is assumed; name it with --nccl",
     )
     with pytest.raises(ConfigError, match=f"{target.name}: the image has no plug-in 'ibext'"):
-        job_of(f"{IB} --with sharp", planned, target.id)
+        job_of(f"{IB} --feature sharp", planned, target.id)
 
 
 def test_published_images_the_newest_by_digest_others_by_tag_or_target(published: Catalog) -> None:
@@ -180,13 +180,13 @@ def test_an_unknown_version_of_nccl_is_assumed() -> None:
     ("arguments", "judged", "least"),
     [
         ("gb300-nvl72 --fabric ib --nodes 16", True, "asks of the best size"),
-        ("gb300-nvl72 --fabric ib --nodes 16 --with debug", True, "asks of the best size"),
+        ("gb300-nvl72 --fabric ib --nodes 16 --feature debug", True, "asks of the best size"),
         ("gb300-nvl72 --fabric ib --nodes 17", True, "of the lowest ceiling"),
         ("gb300-nvl72 --fabric ib --nodes 16 --test latency", False, None),
-        ("gb300-nvl72 --fabric ib --nodes 16 --with nics", False, None),
+        ("gb300-nvl72 --fabric ib --nodes 16 --feature nics", False, None),
         ("gb300-nvl72 --fabric roce --nodes 16", False, None),
         ("h100 --fabric ethernet", False, None),
-        ("h100 --fabric ethernet --set min-bw=50", False, "by --set min-bw"),
+        ("h100 --fabric ethernet --param min-bw=50", False, "by --param min-bw"),
         ("a4 --fabric gib", True, "of the lowest ceiling"),
         ("h100 --fabric ib --test pairs", True, "h100 asks of the best size"),
     ],
@@ -203,7 +203,7 @@ def test_the_least_bandwidth_is_the_profiles_threshold_or_the_users() -> None:
     measured = profiles()["gb300-nvl72"].references
     (known,) = (r for r in measured if (r.collective, r.ranks, r.nodes) == ("all_reduce", 64, 16))
     assert f"least={known.rate * known.tolerance:.1f} #" in text(line)
-    made = text(f"{line} --set min-bw=500 --collect")
+    made = text(f"{line} --param min-bw=500 --collect")
     assert "least=500 #" in made
     assert "imagebuild report all-reduce-64-gb300-ib-16n --min-bw 500 --ranks 64 --nodes 16;" in made
     assert " --profile gb300-nvl72 --profiles mine --ranks" in text(f"{line} --profiles mine --collect")

@@ -1,4 +1,4 @@
-"""The environment of a job: layers, scopes, `--set`, and what NCCL reads."""
+"""The environment of a job: layers, scopes, `--param`, and what NCCL reads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_variable_lands_once_in_its_scope(line: str) -> None:
 
 
 def test_variables_of_the_user_land_in_the_scope_they_name() -> None:
-    line = "slurm --profile h100 --fabric ib --set container:NVIDIA_GDRCOPY=enabled --set batch:TMPDIR=/scratch"
+    line = "slurm --profile h100 --fabric ib --param container:NVIDIA_GDRCOPY=enabled --param batch:TMPDIR=/scratch"
     variables = variables_by_scope(text(line))
     assert variables["container"] == {"NVIDIA_GDRCOPY": "enabled"}
     assert variables["batch"] == {"TMPDIR": "/scratch"}
@@ -55,13 +55,13 @@ def test_the_documented_names_can_be_set_anew() -> None:
     names = re.findall("`([A-Z_]+)`", sentence[1])
     assert len(names) == 4
     for name in names:
-        assert rank_exports(f"{H100} --set {name}=x")[name].startswith("x")
+        assert rank_exports(f"{H100} --param {name}=x")[name].startswith("x")
 
 
 def test_every_parameter_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imagebuild.core.errors.MANY", 99)
     with pytest.raises(ConfigError) as caught:
-        job(f"{H100} --set 0=1")
+        job(f"{H100} --param 0=1")
     known = str(caught.value).partition("known: ")[2].split(", ")
     table = (ROOT / "docs/jobs.md").read_text().partition("### Parameters")[2].partition("\n## ")[0]
     assert set(known) == {
@@ -70,9 +70,9 @@ def test_every_parameter_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_value_stops_and_tells_how_to_replace_it() -> None:
-    with pytest.raises(ConfigError, match=r"UCX_TLS has two values: 'tcp' .*'rc'.* write --set UCX_TLS:=rc"):
-        job(f"{H100} --set UCX_TLS=rc")
-    assert rank_exports(f"{H100} --set UCX_TLS:=rc")["UCX_TLS"] == "rc"
+    with pytest.raises(ConfigError, match=r"UCX_TLS has two values: 'tcp' .*'rc'.* write --param UCX_TLS:=rc"):
+        job(f"{H100} --param UCX_TLS=rc")
+    assert rank_exports(f"{H100} --param UCX_TLS:=rc")["UCX_TLS"] == "rc"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_entries_that_do_not_fit_stop_with_their_place(tmp_path: Path, line: str
     with (folder / "features/strict.yaml").open("a") as file:
         file.write(f"  - {{name: {entry}, why: because}}\n")
     with pytest.raises(ConfigError, match=rf"/features/strict\.yaml{message}"):
-        job(f"{line} --with strict", load_facts(folder))
+        job(f"{line} --feature strict", load_facts(folder))
 
 
 # What NCCL reads
@@ -109,9 +109,9 @@ def test_entries_that_do_not_fit_stop_with_their_place(tmp_path: Path, line: str
     ],
 )  # fmt: skip
 def test_what_nccl_reads(release: str, setting: str, message: str | None) -> None:
-    place = f"--set {setting.partition('=')[0]}"
+    place = f"--param {setting.partition('=')[0]}"
     expected = [message.format(place=place)] if message else []
-    assert messages(f"{H100} --set {setting} --image example.com/hpcx:nccl{release}") == expected
+    assert messages(f"{H100} --param {setting} --image example.com/hpcx:nccl{release}") == expected
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_nccl_reads(release: str, setting: str, message: str | None) -> Non
     [("2.32.3", "2.30.7"), ("2.99.1", "2.30.7"), ("2.28.5", "2.28.3"), ("2.1.0", "2.21.5")],
 )
 def test_another_release_is_looked_up_as_the_nearest(release: str, nearest: str) -> None:
-    assert messages(f"{H100} --set NCCL_FOO=1 --image example.com/hpcx:nccl{release}")[1:] == [
+    assert messages(f"{H100} --param NCCL_FOO=1 --image example.com/hpcx:nccl{release}")[1:] == [
         f"note: the image has NCCL {release}; its variables were looked up for {nearest}, "
         "the nearest release in the table of NCCL's variables"
     ]

@@ -60,7 +60,9 @@ def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
     assert f"| `{name}` | `{REFERENCE[name]}` |" in (ROOT / "docs/jobs.md").read_text()
 
 
-@pytest.mark.parametrize("line", [*EVERY, "jobset --profile h100 --fabric ib --nccl 2.28.3 --set NCCL_X=1 --set cpu=2"])
+@pytest.mark.parametrize(
+    "line", [*EVERY, "jobset --profile h100 --fabric ib --nccl 2.28.3 --param NCCL_X=1 --param cpu=2"]
+)
 def test_the_command_in_the_header_makes_the_job_again(line: str) -> None:
     command = next(row for row in text(line).splitlines() if row.startswith("# imagebuild job "))
     again = request(command.removeprefix("# imagebuild job "))
@@ -71,8 +73,8 @@ def test_the_command_in_the_header_makes_the_job_again(line: str) -> None:
 
 
 def test_the_order_of_features_is_nothing() -> None:
-    one = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --with debug,dra --set name=it")
-    other = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --with dra,debug --set name=it")
+    one = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature debug,dra --param name=it")
+    other = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature dra,debug --param name=it")
     assert one.splitlines()[1:] == other.splitlines()[1:]
 
 
@@ -181,7 +183,7 @@ def test_texts_of_facts_are_words_to_a_shell(hostile: str, tmp_path: Path) -> No
         (folder / name).write_text(yaml.safe_dump(known | values))
     known_facts = load_facts(folder)
     for arguments in ("mpijob --image a.io/it:1", "slurm --image a.io/it:1", "slurm --container none"):
-        line = f"{arguments} --profile h100 --fabric ib --cluster coreweave --test latency --set json=no"
+        line = f"{arguments} --profile h100 --fabric ib --cluster coreweave --test latency --param json=no"
         made = job_text(job(line, known_facts))
         outer = made if made.startswith("#!") else containers(made)["launcher"]["args"][0]
         errors = ""
@@ -300,7 +302,7 @@ def test_hugepages_come_with_cpu_and_memory(tmp_path: Path) -> None:
     for profile in ("p4d", "p5", "p6-b300"):
         amounts = containers(text(f"mpijob --profile {profile} --image a.io/a:1"))["worker"]["resources"]["limits"]
         assert {"hugepages-2Mi", "cpu", "memory", "vpc.amazonaws.com/efa"} <= set(amounts)
-    amounts = containers(text("mpijob --profile p5 --image a.io/a:1 --set memory=1e12 --set resource=x.com/y:2"))[
+    amounts = containers(text("mpijob --profile p5 --image a.io/a:1 --param memory=1e12 --param resource=x.com/y:2"))[
         "worker"
     ]
     assert amounts["resources"]["limits"] == {
@@ -321,7 +323,7 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
 @pytest.mark.parametrize(
     ("line", "kubernetes", "expected"),
     [
-        (f"mpijob {NVL72} --set racks=a,b", {}, [f"key: {RACK}, operator: In, values: [a, b]", "minDomains: 2"]),
+        (f"mpijob {NVL72} --param racks=a,b", {}, [f"key: {RACK}, operator: In, values: [a, b]", "minDomains: 2"]),
         (f"jobset {NVL72}", {}, [f"exclusive-topology: {RACK}", "replicas: 2", "parallelism: 16", "$((i / 16))",
                                        f"key: {RACK}, operator: DoesNotExist"]),
         ("mpijob --profile gb200-nvl72", {}, ["podAffinity:", "job ends after 30 minutes", "values of the nodes' label nvidia.com/gpu.clique"]),
@@ -332,17 +334,17 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
          [f"podset-slice-required-topology: {RACK}", 'podset-slice-size: "16"', "queue-name: q"]),
         ("jobset --profile gb200-nvl72", {"gang": "kueue", "queue": "q", "kueue-topology": True},
          [f"podset-required-topology: {RACK}"]),
-        (f"jobset {NVL72} --set racks=a,b", {"gang": "volcano", "queue": "q", "namespace": "n"},
+        (f"jobset {NVL72} --param racks=a,b", {"gang": "volcano", "queue": "q", "namespace": "n"},
          ["kind: PodGroup", "minMember: 33", "queue: q", "schedulerName: volcano", "scheduling.k8s.io/group-name: all-reduce"]),
         ("jobset --profile h100", {"gang": "coscheduling", "scheduler": "cs"},
          ["scheduling.x-k8s.io/v1alpha1", "pod-group: all-reduce", "schedulerName: cs", "scheduleTimeoutSeconds: 1800"]),
         ("mpijob --profile h100 --collect", {"namespace": "n"}, ["until kubectl -n n get mpijob all-reduce", "kubectl -n n exec"]),
         ("mpijob --profile h100", {"host-network": True}, ["hostNetwork: true", "port: 2222", "Port 2222", '"-p", "2222"]']),
-        ("mpijob --profile h100 --set minutes=50", {"start-minutes": 5, "keep-minutes": 60},
+        ("mpijob --profile h100 --param minutes=50", {"start-minutes": 5, "keep-minutes": 60},
          ["activeDeadlineSeconds: 3600", "ttlSecondsAfterFinished: 3600", "SECONDS > 300"]),
         ("mpijob --profile h100 --nodes 300 --test pairs", {}, ["# 150 pairs run at once", '{cpu: "11", memory: 11648Mi}']),
         ("jobset --profile h100 --nodes 301 --test pairs", {"launcher": {"cpu": "64"}}, ['{cpu: "64", memory: 11648Mi}']),
-        ("jobset --profile h100 --set minutes=50", {"start-minutes": 5}, ["activeDeadlineSeconds: 3600", "SECONDS > 300"]),
+        ("jobset --profile h100 --param minutes=50", {"start-minutes": 5}, ["activeDeadlineSeconds: 3600", "SECONDS > 300"]),
         ("mpijob --profile h100", {"ipc-lock": False, "security": {"user": 0, "seccomp": "Unconfined"}, "shm-size": "64Gi"},
          ["runAsUser: 0", "seccompProfile: {type: Unconfined}", "sizeLimit: 64Gi"]),
     ],
@@ -374,7 +376,7 @@ def test_a_topology_that_nothing_uses_is_noted(tmp_path: Path) -> None:
         (f"jobset {NVL72}", {"gang": "volcano"}, "JobSet creates workers when the first one of their rack has its place"),
         ("mpijob --profile a4", {"host-network": True}, "--fabric gib: with host-network pods have the node's network"),
         ("mpijob --profile h100", {"quota": True}, "nobody says cpu and memory; add it to nodes.h100"),
-        ("mpijob --profile a3-mega --set cpu=9 --set memory=9Gi", {"quota": True}, "cpu and memory of sidecar tcpxo-daemon"),
+        ("mpijob --profile a3-mega --param cpu=9 --param memory=9Gi", {"quota": True}, "cpu and memory of sidecar tcpxo-daemon"),
     ],
 )  # fmt: skip
 def test_what_a_cluster_cannot_run_is_refused(

@@ -67,7 +67,7 @@ def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, 
     secrets = ["PASSWORD=hunter2", 'QUOTED="],"nccl_version":1', "END=\\\\", "TAB=\t", ""]
     document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
     (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
-    manifest = text(f"mpijob --profile gb200-nvl72 --fabric ib --nodes 2 --set programs={programs}")
+    manifest = text(f"mpijob --profile gb200-nvl72 --fabric ib --nodes 2 --param programs={programs}")
     done = subprocess.run(
         ["/bin/bash", "-c", containers(manifest)["launcher"]["args"][0]], stdout=subprocess.PIPE,
         env={"PATH": f"{programs}:/usr/bin:/bin", **GOOD, **behaviour}, stderr=subprocess.STDOUT, text=True, check=False,
@@ -101,7 +101,7 @@ def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tm
             "all_reduce_perf": BENCHMARK,
         },
     )
-    manifest = text(f"mpijob --profile h100 --fabric ib --nodes {nodes} --test pairs --set programs={programs}")
+    manifest = text(f"mpijob --profile h100 --fabric ib --nodes {nodes} --test pairs --param programs={programs}")
     done = subprocess.run(
         ["/bin/bash", "-c", containers(manifest)["launcher"]["args"][0]], stdout=subprocess.PIPE,
         env={"PATH": f"{programs}:/usr/bin:/bin", "RANKS": "16", "OMPI_COMM_WORLD_RANK": "0"}, stderr=subprocess.STDOUT,
@@ -169,7 +169,7 @@ esac
 """
     programs = tmp_path / "bin"
     write_programs(programs, {"kubectl": kubectl, "sleep": "", "imagebuild": 'cat "$2"/*; echo "$*"; exit 3\n'})
-    made = text(f"{scheduler} --profile h100 --fabric ib --set name=it --collect")
+    made = text(f"{scheduler} --profile h100 --fabric ib --param name=it --collect")
     script = "".join(re.findall(r"^#  ( .*\n)", made, re.MULTILINE))
     done = subprocess.run(
         ["/bin/bash", "-c", script], env={"PATH": f"{programs}:/usr/bin:/bin"}, cwd=tmp_path, capture_output=True,
@@ -198,7 +198,7 @@ def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) 
             '[ -z "$BREAK" ] || exit 1\necho whole > "$3"\n',
         },
     )
-    batch = text("slurm --profile h100 --fabric ib --set images=$HOME/images")
+    batch = text("slurm --profile h100 --fabric ib --param images=$HOME/images")
     part = re.search(r"(?ms)^images=.*^flock -u 9$", batch)
     assert part
     script = f'set -uo pipefail\n{part[0]}\ncat "$image"'

@@ -56,7 +56,7 @@ def test_a_selection_leaves_an_alias_where_it_is(tiny: Files) -> None:
     [
         ("{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:x-{revision}"', r"aliases.0: no value for {revis"),
         ("{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:{cuda-mayor}"', "did you mean 'cuda-major'"),
-        ("{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:a b"', "'example/tiny:a b' is not a valid image"),
+        ("{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:a b"', "'example/tiny:a b' is no image with a tag"),
         ("{repository}/{image}:{cuda-major}", '"{repository}/{image}:x"', "tags.0: no value for {cuda-major}"),
         (
             "{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:13.0-devel"',

@@ -109,6 +109,11 @@ def with_file(text: str) -> Callable[[Files], None]:
     return change
 
 
+def built_with_itself(files: Files) -> None:
+    files.component("tool", TOOL + "build-requires: [library]\n")
+    files.replace("matrix.yaml", "    tags:", "    build-with: {library: tool}\n    tags:")
+
+
 def nothing(files: Files) -> None:
     """The files are right."""
 
@@ -121,11 +126,11 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, "plan --set os=rhel9", "--set os: no base 'rhel9'; known: debian13"),
     (nothing, "plan --json - --set os=rhel9", "--set os: no base 'rhel9'"),
     (nothing, "plan --set cuda=13.0 --set cuda=13.1", "--set cuda=13.1: cuda is set twice; give an axis several"),
-    (nothing, "plan --set cuda=13.0,13.0", "--set cuda: cuda 13.0 is there twice; remove one"),
+    (nothing, "plan --set cuda=13.0,13.0", "--set cuda: 13.0 is there twice; remove one"),
     (nothing, "plan --set library=a;b", "--set library=a;b: must be a version: letters, digits"),
     (nothing, "plan --set libary=1", "--set libary=1: neither an axis nor a pin; did you mean 'library'?"),
     (nothing, "plan --github --json -", "--json, --markdown, --github and --why exclude each other"),
-    (nothing, "plan --with tool --without tool", "--with and --without exclude each other; leave one out"),
+    (nothing, "plan --with tool --without tool", "--with tool --without tool: they exclude each other; leave one out"),
     (nothing, "plan --without gone", "--without gone: unknown component; known: library, tool"),
     (nothing, "plan tniy", "no target fits tniy; did you mean 'tiny'?"),
     (nothing, "plan cdua=13.0", "no axis 'cdua'; did you mean 'cuda'?"),
@@ -133,7 +138,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, "plan cuda>=14", "no target has it; known: 12.9, 13.0"),
     (nothing, "plan cuda>=x", "'>=x' is not a version specifier"),
     (nothing, "plan --project gone", "gone/matrix.yaml: cannot be read"),
-    (nothing, "init --repository Acme", "--repository Acme: not a registry and folder such as ghcr.io/acme"),
+    (nothing, "init --repository Acme", "--repository Acme: write a registry and a folder, as ghcr.io"),
     (nothing, "init", "matrix.yaml: is there already; name an empty folder"),
     (write("matrix.yaml", "x: &a [*a]\n"), "plan", "matrix.yaml:1: x.0: an alias of itself; write the value instead"),
     (write("matrix.yaml", ALIASES), "plan", "aliases make more than 200000 values"),
@@ -153,7 +158,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (image("packages: {apt: [a; b]}"), "plan", "packages.apt.0: must be a package in lower case: name or"),
     (image('env: {X: "a\\nb"}'), "plan", "env.X: must be one line without quotes"),
     (image('labels: {X: a}'), "plan", "labels.X: must be the name of a label"),
-    (edit('["12.9", "13.0"]', '["13.0", "13.0"]'), "plan", "matrix.yaml:14: cuda 13.0 is there twice; remove one"),
+    (edit('["12.9", "13.0"]', '["13.0", "13.0"]'), "plan", "matrix.yaml:14: images.tiny.axes.cuda: 13.0 is there twice; remove"),
     (edit('"1.2"', '"1 2"'), "plan", "matrix.yaml:8: versions.library: must be a version"),
     (edit("13-slim", "13 slim"), "plan", "matrix.yaml:4: bases.debian13.image: must be an image such as debian:13-slim"),
     (edit("images:", 'gpu-architectures: {"x": {gpus: x, cuda: "1"}}\nimages:'), "plan", "must be a compute capability"),
@@ -172,19 +177,26 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("", ""), f"render {TARGET}", f"{TEMPLATE}:1: has no stage tool"),
     (component("", "\n{{ 1 / 0 }}"), f"render {TARGET}", f"{TEMPLATE}:2: division by zero; correct the template"),
     (component("", "\n{{ source() }}"), f"render {TARGET}", f"{TEMPLATE}:2: "),
-    (component("", "{{ cuda }}"), f"render {TARGET}", "'cuda' is undefined; a stage sees only its key"),
+    (component("", "{{ cuda }}"), f"render {TARGET}", "'cuda' is undefined; add `key: [cuda]` to component.yaml, and"),
+    (component("", "FROM {{ stage.library }} AS tool"), f"render {TARGET}", "there is no 'library' here; add `build-requires: [library]`"),
+    (edit("[tool, library]", "[tool, library, mine]"), "plan", "unknown component 'mine'; write dockerfiles/components/mine/component"),
+    (nothing, "plan --without library", "--without library: tool in tiny requires it; leave that out, too"),
+    (write("dockerfiles/components/tool/Dockerfile", "FROM x\n"), "plan", "tool/Dockerfile:1: is not read; a component has"),
+    (nothing, f"render {TARGET} --for nothing", "--for nothing: unknown; use 'standalone'"),
+    (nothing, "render", "*: 3 targets fit (tiny-cuda12.9-debian13-runtime, "),
+
     (component("", "FROM {{ bsae }} AS tool"), f"render {TARGET}", f"{TEMPLATE}:1: 'bsae' is undefined; did you mean 'base'?"),
     (component("key: [cudaa]\n"), f"render {TARGET}", f"key: 'cudaa' is neither an axis nor a component of {TARGET}; did"),
     (component("", "{% if %}"), f"render {TARGET}", f"{TEMPLATE}:1: Expected an expression"),
-    (component("", "{{ file('gone') }}"), f"render {TARGET}", "files/gone: cannot be read"),
-    (lambda files: (files.root / TEMPLATE).write_bytes(b"\xff"), f"render {TARGET}", f"{TEMPLATE}: cannot be read: not UTF-8"),
-    (lambda files: (files.root / "dockerfiles/macros.j2").unlink(), f"render {TARGET}", "macros.j2: cannot be read"),
+    (component("", "{{ file('gone') }}"), f"render {TARGET}", f"{TEMPLATE}:1: dockerfiles/components/tool/files/gone cannot be read"),
+    (lambda files: (files.root / TEMPLATE).write_bytes(b"\xff"), f"render {TARGET}", f"{TEMPLATE}:1: cannot be read: not UTF-8 text; write"),
+    (lambda files: (files.root / "dockerfiles/macros.j2").unlink(), f"render {TARGET}", "macros.j2: is missing, and templates need it; write `extends"),
     # conditions
     (edit('cuda: "<13"', 'cdua: "<13"'), "plan", "matrix.yaml:22: rules.when: unknown axis 'cdua'; did you mean 'cuda'?"),
     (edit("variant: devel}", "variant: dev}"), "plan", "matrix.yaml:22: rules.when.variant: no target has 'dev'; did you"),
     (image("aliases: [{tag: 'x/y:z', when: {varint: runtime}}]"), "plan", "aliases.when: unknown axis 'varint'; did you"),
     (image("aliases: [{tag: 'x/y:z', when: {cuda: '13'}}]"), "plan", "when.cuda: only cuda-major is '13'; did you mean"),
-    (image("waivers: [{rule: x, subject: x, reason: x, when: {arch: arm}}]"), "plan", "no target has 'arm'; did you mean"),
+    (image("waivers: [{rule: labels, subject: x, reason: x, when: {arch: arm}}]"), "plan", "waivers.when.arch: no target has 'arm'; did you"),
     (edit('library: "1.2"', 'library: {when: {os: debian12}, version: "1"}'), "plan", "versions.library.when.os: no target"),
     (edit('library: "1.2"', 'library: {when: {cuda: "<9"}, version: "1"}'), "plan", "add `library: VERSION`, or a rule that"),
     (component("supports: [{when: {arch: amd64}, reason: x}]\n"), "plan", "component.yaml:7: supports.when: unknown axis"),
@@ -207,14 +219,13 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (image("\tx: y"), "plan", "matrix.yaml:19: not YAML: a tab, where only blanks may be; replace it by blanks"),
     (image("user: 'me"), "plan", "matrix.yaml:19: not YAML: found unexpected end of stream; correct the line"),
     # the files of a project
-    (lambda files: (files.root / COMPONENT).unlink(), "plan", "components/tool: has no component.yaml; write one, or remove"),
-    (lambda files: (files.root / TEMPLATE).rename(files.root / TEMPLATE.replace("build", "stage")), "plan", "stage.j2: is not read"),
-    (write("dockerfiles/components/tool/check/a.sh", ""), "plan", "components/tool/check: is not read; a component has"),
+    (lambda files: (files.root / COMPONENT).unlink(), "plan", "tool/component.yaml:1: is missing; write it, or remove the"),
+    (lambda files: (files.root / TEMPLATE).rename(files.root / TEMPLATE.replace("build", "stage")), "plan", "stage.j2:1: is not read"),
+    (write("dockerfiles/components/tool/check/a.sh", ""), "plan", "components/tool/check:1: is not read; a component"),
     (write("matrix.yaml", "repository: x\nimages: {}\n"), "plan", "has no bases and extends nothing; write `extends: imagebuild`"),
     (nothing, "plan --lock gone", "--lock gone: no such file; `imagebuild lock --lock gone` writes it"),
     (nothing, "lock --check --offline --lock gone", "--lock gone: no such file"),
     (image("base: ubuntu:24.04"), "plan", "base: ubuntu:24.04: packages and pins are of debian13; take a base of that"),
-    (image("build-with: {library: tool}"), "plan", "build-with.library: nothing that provides it is 'tool'; known: library"),
     # names that another file has to know
     (edit("components: [tool,", "components: [tol,"), "plan", "matrix.yaml:18: images.tiny.components: unknown component 'tol'; did you mean 'tool'?"),
     (edit("os: [debian13]", "os: [debain13]"), "plan", "matrix.yaml:15: images.tiny.axes.os: no base 'debain13'; did you mean 'debian13'?"),
@@ -225,12 +236,24 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("build-requires: [gone]\n"), "plan", "component.yaml:7: build-requires: unknown component 'gone'"),
     (lambda files: files.component("library", LIBRARY + "requires: [tool]\n"), "plan", "requires: goes in a circle: "),
     (edit('cuda: "<13"', 'cuda: "<12"'), "plan", "matrix.yaml:21: rules.no-old-devel: matches no combination; remove it, or correct its"),
-    (edit('cuda: "<13"', 'cuda: "<<13"'), "plan", "matrix.yaml:22: rules.0.when.cuda: '<<13' is not a version specifier such as '>=13"),
+    (edit('cuda: "<13"', 'cuda: "<<13"'), "plan", "matrix.yaml:22: rules.0.when.cuda: '<<13' is not a version specifier; write one such as '>=13"),
     (edit("repository: example", "repository: [example]"), "plan", "matrix.yaml:1: repository: must be a text, not a list"),
     (edit(":{cuda}-{os}-{variant}", ":{cuda}-{os}"), "plan", "matrix.yaml:19: tag example/tiny:13.0-debian13 names both tiny-cuda13.0-"),
     # selection and settings
     (nothing, "plan cuda=12.9 variant=devel", "no-old-devel excludes tiny-cuda12.9-debian13-devel: nobody asked for it"),
     (nothing, "plan --set tool=4@main", "write it as tool=<tag> or tool=4@<40-digit commit>"),
+    (image("build-with: {library: tool}"), "plan", "matrix.yaml:19: images.tiny.build-with: no component builds with 'library'"),
+    (built_with_itself, "plan", "matrix.yaml:19: images.tiny.build-with.library: nothing that provides it is 'tool'; known"),
+    (image("waivers: [{rule: lables, subject: x, reason: x}]"), "plan", "waivers.0.rule: must be another word, not 'lables'; did"),
+    (edit('"12.9", "13.0"', "latest"), "plan", "matrix.yaml:14: images.tiny.axes.cuda: 'latest' is no version; write the one"),
+    (nothing, "plan --set cuda=newest", "--set cuda: 'newest' is no version; write the one you mean, such as 13.2"),
+    (edit('library: "1.2"', "library: latest"), "plan", "matrix.yaml:8: versions.library: 'latest' is no version; write the"),
+    (nothing, "plan --set library=latest", "--set library=latest: 'latest' is no version; write the one you mean; `imagebuild"),
+    (lambda files: files.write("matrix.yaml", MATRIX[: MATRIX.index("images:")] + "images: {}\n"), "plan", "images: there is none; add"),
+    (nothing, f"plan {TARGET.replace('runtime', 'devel')} --set cuda=12.9", "no-old-devel excludes tiny-cuda12.9-debian13-devel: "),
+    (edit("reason:", "reason: x\n  - name: all\n    when: {image: tiny}\n    reason:"), "plan", "axes: all excludes tiny-cuda12.9-debian13-runtime, and all others: "),
+    (nothing, f"plan {TARGET} --set cuda=12.9", "no target fits tiny-cuda13.0-debian13-runtime; did you mean 'tiny-cuda12.9-"),
+    (write("imagebuild.lock", "{}"), f"render {TARGET}", "imagebuild.lock:1: has no image debian:13-slim; add it with"),
     # what is appended, and heredocs
     (image("append: FROM x"), f"render {TARGET}", "matrix.yaml:19: images.tiny.append: FROM would begin another image; leave"),
     (image("append: COPY x /y"), f"render {TARGET}", "append: `COPY x /y`: there is no build context to copy from; use"),
@@ -248,6 +271,12 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
 ]  # fmt: skip
 
 
+PLACE = (
+    r"error: (\S+:\d+: |--\w+|no target fits|'>=x'|[*]: 3 targets|\S+: (cannot be read|is missing|is there already))"
+)
+"""A file with its line, an option or an argument; or a file that there is not."""
+
+
 @pytest.mark.parametrize(("spoil", "line", "message"), TABLE, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_command_says_it_in_one_line(
     tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Files], None], line: str, message: str
@@ -257,6 +286,8 @@ def test_a_command_says_it_in_one_line(
     status, printed, said = command(*line.split())
     assert (status in (2, 3), printed) == (True, "")
     assert message in said
+    assert re.match(PLACE, said)
+    assert re.search("; |, not | must | write ", said), "no remedy"
     assert len(said.splitlines()) <= 2
 
 
