@@ -32,7 +32,7 @@ def sbom(
     platform: options.PlatformOption = None,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """List all that is in an image, as SPDX: packages, components, and what those were made from."""
+    """List what is installed in an image, as SPDX: packages and components."""
     from imagebuild.oci.attestation import encode_predicate
     from imagebuild.publish.sbom import make_sbom
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
@@ -196,18 +196,22 @@ def add_attachment_to(
     key: options.SigningKeyOption = None,
     no_tlog: options.UnloggedOption = False,
 ) -> None:
-    """Attach a file to a published image, such as results that were measured later."""
+    """Attach a file to a published image, such as results that were measured later.
+
+    Of an index, the image of each platform that the file is about gets it, and the index.
+    """
     from imagebuild.core.files import read_text
     from imagebuild.oci.reference import parse_reference
     from imagebuild.publish.attest import add_attachment, signer_of
 
     reference = parse_reference(image)
     signer = signer_of(key, sign=sign, log=not no_tlog)
-    digest = add_attachment(
+    digests = add_attachment(
         reference, _connect(reference.host), kind, read_text(file).encode(),
         file=file, platform=platform, signer=signer,
     )  # fmt: skip
-    out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
+    for digest in digests:
+        out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _connect(host: str) -> Registry:

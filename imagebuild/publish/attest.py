@@ -447,26 +447,34 @@ def show_attachment(reference: ImageReference, registry: Registry, kind: str, pl
 def add_attachment(
     reference: ImageReference, registry: Registry, kind: str, content: bytes, *, file: Path,
     platform: str | None = None, signer: Signer | None = None,
-) -> str:  # fmt: skip
-    """Attach the content of a file to an image and return the digest of the attachment; a signer signs it.
+) -> tuple[str, ...]:  # fmt: skip
+    """Attach the content of a file to the images that it is about, and to their index, if that is what was named.
 
-    Unsigned, the same content again changes nothing. Raises ConfigError if the image is not named by digest, and for
-    content about another image; ResultError for content of another kind.
+    Return the digests of the attachments; a signer signs them. Unsigned, the same content again changes nothing.
+    Raises ConfigError if the image is not named by digest, and for content about another image; ResultError for
+    content of another kind.
     """
+    place, found = registry.at(reference.repository), image_in_registry(str(reference), reference, registry, Path())
+    index = str(found.digest)
     if not reference.digest:
-        raise ConfigError(f"{reference}: name the image by digest: a tag may have moved since the file was made")
-    found = image_in_registry(str(reference), reference, registry, Path())
-    image = found.image(platform)
-    manifest = registry.at(reference.repository).manifest(str(image.digest))
-    subject = ManifestSubject(manifest.digest, image.platform, str(found.digest))
-    value = read_written(PREDICATES[kind], content, str(file))
-    verdict = judge_predicate(value, subject)
-    if verdict.outcome == "broken":
-        raise ConfigError(f"{file}: is no {kind} of {manifest.digest}: {verdict.detail}")
-    about = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
-    attached = attachment_of(value, json.loads(content), manifest.digest, image.platform)
-    place = registry.at(reference.repository)
-    return attach(place, about, kind, attached.content, created=attached.created, signer=signer)
+        raise ConfigError(f"{reference}: name the image by digest: the tag may have moved; now it names {index}")
+    value, document = read_written(PREDICATES[kind], content, str(file)), json.loads(content)
+    added, problem = [], ""
+    # A report does not say which platform it is of.
+    names = [platform] if platform or kind == "benchmark" else sorted(found.platforms)
+    for image in map(found.image, names):
+        digest = str(image.digest)
+        verdict = judge_predicate(value, ManifestSubject(digest, image.platform, index))
+        if verdict.outcome == "broken":
+            problem = f"{file}: is no {kind} of {digest}: {verdict.detail}"
+            continue
+        attached = attachment_of(value, document, digest, image.platform)
+        for manifest in map(place.manifest, dict.fromkeys((digest, index))):
+            about = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
+            added.append(attach(place, about, kind, attached.content, created=attached.created, signer=signer))
+    if not added:
+        raise ConfigError(problem)
+    return tuple(added)
 
 
 def attach(

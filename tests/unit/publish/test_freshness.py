@@ -141,13 +141,14 @@ def test_a_scan_fails_whose_cure_is_a_new_build(
 
 def test_a_command_for_each_published_image(site: Site, command: Call, tmp_path: Path) -> None:
     script = "import sys; open(sys.argv[2] + '/name', 'w').write(sys.argv[1])"
-    words = (sys.executable, "-c", script, "{image} {target} {arch}", "{folder}")
+    words = (sys.executable, "-c", script, "{image} {index} {target} {arch}", "{folder}")
     status, _, err = command("each", tmp_path / "each", "--published", f"{HOST}/acme", "--", *words)
     assert (status, f"{OLD}: {HOST}/acme/tiny:cuda12.9: is not published" in err) == (0, True)
     for image in published_images([site.target(NEW)], lambda _: site.fake):
         arch = image.platform.removeprefix("linux/")
         text = (tmp_path / f"each/{NEW}-{arch}/name").read_text()
-        assert text == f"{HOST}/acme/tiny@{image.digest} {NEW} {arch}"
+        index = site.fake.digest("acme/tiny", "latest")
+        assert text == f"{HOST}/acme/tiny@{image.digest} {HOST}/acme/tiny@{index} {NEW} {arch}"
     assert command("each", tmp_path / "each", "--published", f"{HOST}/nobody", "--", "true")[0] == 3
 
 
