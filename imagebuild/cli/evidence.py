@@ -140,13 +140,19 @@ KindOption = Annotated[
 ]
 
 
+PublicKeyOption = Annotated[str | None, option("--key FILE", "Public key that a signature has to be made with.")]
+UnloggedSignatureOption = Annotated[
+    bool, option("--no-tlog", "Accept signatures that are not in the transparency log.")
+]
+
+
 @subcommand(attest, "verify", "imagebuild attest verify ghcr.io/acme/open:latest --key cosign.pub")
 def verify_attachments_of(
     image: PublishedArgument,
-    key: Annotated[str | None, option("--key FILE", "Public key that a signature has to be made with.")] = None,
+    key: PublicKeyOption = None,
     identity: options.IdentityOption = None,
     issuer: options.IssuerOption = None,
-    no_tlog: Annotated[bool, option("--no-tlog", "Accept signatures that are not in the transparency log.")] = False,
+    no_tlog: UnloggedSignatureOption = False,
     require: Annotated[
         str, option("--require KIND,…", "Kinds that have to be there; `signature` is one, too.")
     ] = "sbom,provenance,verification",
@@ -157,12 +163,12 @@ def verify_attachments_of(
     Exit status 1 if something required is missing or wrong.
     """
     from imagebuild.oci.reference import parse_reference
-    from imagebuild.publish.attest import AttestRequest, Trust, verify_attachments
+    from imagebuild.publish.attest import AttestRequest, trust_of, verify_attachments
 
     reference = parse_reference(image)
     request = AttestRequest(
         required=tuple(filter(None, (kind.strip() for kind in require.split(",")))),
-        trust=Trust(key, identity, issuer, not no_tlog) if key or identity or issuer else None,
+        trust=trust_of(key, identity, issuer, log=not no_tlog),
     )
     result = verify_attachments(reference, _connect(reference.host), request)
     options.print_result(json_file, result, lambda: _show(result, signed=bool(request.trust)))
@@ -284,18 +290,26 @@ def catalog(
     output: Annotated[Path | None, option("-o, --output DIR", "Write the page and images.json into a folder.")] = None,
     readme: Annotated[Path | None, option("--readme FILE", "Write the table of images between its markers.")] = None,
     check: options.CheckOption = False,
+    freshness: Annotated[Path | None, option("--freshness FILE", "What `freshness --json` wrote, to show it.")] = None,
+    key: PublicKeyOption = None,
+    identity: options.IdentityOption = None,
+    issuer: options.IssuerOption = None,
+    no_tlog: UnloggedSignatureOption = False,
     json_file: options.JsonOption = None,
 ) -> None:
     """Make a page of all published images, and the table in the README."""
     from rich.markup import escape
 
     from imagebuild.core.files import read_text, write_text
+    from imagebuild.core.yaml import read_written
+    from imagebuild.publish.attest import trust_of, with_signers
     from imagebuild.publish.catalog import (
         ProjectFacts,
         catalog_from_registry,
         images_table,
         replace_table,
     )
+    from imagebuild.publish.scan import Freshness, with_updates
     from imagebuild.publish.site import write_site
 
     if output is None and readme is None and json_file is None:
@@ -306,7 +320,12 @@ def catalog(
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     facts = ProjectFacts(workspace.project.matrix.model, workspace.plan, provides)
     if output or json_file:
+        fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None
         made = catalog_from_registry(facts)
+        if trust := trust_of(key, identity, issuer, log=not no_tlog):
+            made = with_signers(made, trust)
+        if fresh:
+            made = with_updates(made, fresh)
         for problem in made.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")
         options.print_result(json_file, made, lambda: None)
