@@ -221,7 +221,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _upstream(self, method: str, path: str, body: Iterator[bytes] | None = None) -> HTTPConnection:
         connection = HTTPConnection(self.faulty.upstream, timeout=60)
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP}
+        # Some clients send a header several times, such as Accept.
+        headers = {n: ", ".join(self.headers.get_all(n, ())) for n in self.headers if n.lower() not in HOP}
         if body is None:
             headers.pop("Content-Length", None)
         chunked = body is not None and "Content-Length" not in self.headers

@@ -93,6 +93,8 @@ class FakeRegistry(Registry):
 
     def __init__(self, host: str = "registry.test", **behaviour: Any) -> None:
         super().__init__(host, f"http://{host}/v2/", patience_s=0)
+        # A thread that outlives its test would write to what took the test's output.
+        self._is_watched = True
         self.session.mount("http://", Transport(self))
         self.repositories: dict[str, Repository] = {}
         self.calls: list[tuple[str, str, str]] = []

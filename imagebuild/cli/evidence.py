@@ -32,7 +32,7 @@ def sbom(
     platform: options.PlatformOption = None,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """List all that is in an image, as SPDX: packages, components, and what those were made from."""
+    """List what is installed in an image, as SPDX: packages and components."""
     from imagebuild.oci.attestation import encode_predicate
     from imagebuild.publish.sbom import make_sbom
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
@@ -140,13 +140,19 @@ KindOption = Annotated[
 ]
 
 
+PublicKeyOption = Annotated[str | None, option("--key FILE", "Public key that a signature has to be made with.")]
+UnloggedSignatureOption = Annotated[
+    bool, option("--no-tlog", "Accept signatures that are not in the transparency log.")
+]
+
+
 @subcommand(attest, "verify", "imagebuild attest verify ghcr.io/acme/open:latest --key cosign.pub")
 def verify_attachments_of(
     image: PublishedArgument,
-    key: Annotated[str | None, option("--key FILE", "Public key that a signature has to be made with.")] = None,
+    key: PublicKeyOption = None,
     identity: options.IdentityOption = None,
     issuer: options.IssuerOption = None,
-    no_tlog: Annotated[bool, option("--no-tlog", "Accept signatures that are not in the transparency log.")] = False,
+    no_tlog: UnloggedSignatureOption = False,
     require: Annotated[
         str, option("--require KIND,…", "Kinds that have to be there; `signature` is one, too.")
     ] = "sbom,provenance,verification",
@@ -157,12 +163,12 @@ def verify_attachments_of(
     Exit status 1 if something required is missing or wrong.
     """
     from imagebuild.oci.reference import parse_reference
-    from imagebuild.publish.attest import AttestRequest, Trust, verify_attachments
+    from imagebuild.publish.attest import AttestRequest, trust_of, verify_attachments
 
     reference = parse_reference(image)
     request = AttestRequest(
         required=tuple(filter(None, (kind.strip() for kind in require.split(",")))),
-        trust=Trust(key, identity, issuer, not no_tlog) if key or identity or issuer else None,
+        trust=trust_of(key, identity, issuer, log=not no_tlog),
     )
     result = verify_attachments(reference, _connect(reference.host), request)
     options.print_result(json_file, result, lambda: _show(result, signed=bool(request.trust)))
@@ -196,18 +202,22 @@ def add_attachment_to(
     key: options.SigningKeyOption = None,
     no_tlog: options.UnloggedOption = False,
 ) -> None:
-    """Attach a file to a published image, such as results that were measured later."""
+    """Attach a file to a published image, such as results that were measured later.
+
+    Of an index, the image of each platform that the file is about gets it, and the index.
+    """
     from imagebuild.core.files import read_text
     from imagebuild.oci.reference import parse_reference
     from imagebuild.publish.attest import add_attachment, signer_of
 
     reference = parse_reference(image)
     signer = signer_of(key, sign=sign, log=not no_tlog)
-    digest = add_attachment(
+    digests = add_attachment(
         reference, _connect(reference.host), kind, read_text(file).encode(),
         file=file, platform=platform, signer=signer,
     )  # fmt: skip
-    out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
+    for digest in digests:
+        out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _connect(host: str) -> Registry:
@@ -280,18 +290,26 @@ def catalog(
     output: Annotated[Path | None, option("-o, --output DIR", "Write the page and images.json into a folder.")] = None,
     readme: Annotated[Path | None, option("--readme FILE", "Write the table of images between its markers.")] = None,
     check: options.CheckOption = False,
+    freshness: Annotated[Path | None, option("--freshness FILE", "What `freshness --json` wrote, to show it.")] = None,
+    key: PublicKeyOption = None,
+    identity: options.IdentityOption = None,
+    issuer: options.IssuerOption = None,
+    no_tlog: UnloggedSignatureOption = False,
     json_file: options.JsonOption = None,
 ) -> None:
     """Make a page of all published images, and the table in the README."""
     from rich.markup import escape
 
     from imagebuild.core.files import read_text, write_text
+    from imagebuild.core.yaml import read_written
+    from imagebuild.publish.attest import trust_of, with_signers
     from imagebuild.publish.catalog import (
         ProjectFacts,
         catalog_from_registry,
         images_table,
         replace_table,
     )
+    from imagebuild.publish.scan import Freshness, with_updates
     from imagebuild.publish.site import write_site
 
     if output is None and readme is None and json_file is None:
@@ -302,7 +320,12 @@ def catalog(
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     facts = ProjectFacts(workspace.project.matrix.model, workspace.plan, provides)
     if output or json_file:
+        fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None
         made = catalog_from_registry(facts)
+        if trust := trust_of(key, identity, issuer, log=not no_tlog):
+            made = with_signers(made, trust)
+        if fresh:
+            made = with_updates(made, fresh)
         for problem in made.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")
         options.print_result(json_file, made, lambda: None)

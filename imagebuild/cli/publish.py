@@ -94,7 +94,10 @@ def each(
     folder: Annotated[Path, argument("DIR", "Folder below which `imagebuild build --push` left its results.")],
     command: Annotated[
         list[str],
-        argument("COMMAND", "Program and arguments; {image}, {target}, {platform}, {arch} and {folder} are filled in."),
+        argument(
+            "COMMAND",
+            "Program and arguments; {image}, {index}, {target}, {platform}, {arch} and {folder} are filled in.",
+        ),
     ],
     platform: options.PlatformsOption = None,
     published: Annotated[
@@ -125,7 +128,8 @@ def _published_images(registry: str, folder: Path) -> Iterator[dict[str, str]]:
             continue
         own = folder / f"{image.target}-{image.platform.rpartition('/')[2]}"
         own.mkdir(parents=True, exist_ok=True)
-        yield _values(image.target, image.platform, parse_reference(image.name).name, image.digest, own)
+        index = parse_reference(image.name)
+        yield _values(image.target, image.platform, index.name, image.digest, index.digest, own)
 
 
 def pushed_images(folder: Path) -> Iterator[dict[str, str]]:
@@ -141,13 +145,16 @@ def pushed_images(folder: Path) -> Iterator[dict[str, str]]:
         result = read_written(BuildResult, read_text(path), str(path))
         for platform, digest in result.manifests.items():
             if result.repository:
-                yield _values(result.target, platform, result.repository, digest, path.parent)
+                yield _values(result.target, platform, result.repository, digest, result.digest, path.parent)
 
 
-def _values(target: str, platform: str, repository: str, digest: str, folder: Path) -> dict[str, str]:
-    arch = platform.removeprefix("linux/")
-    image = f"{repository}@{digest}"
-    return {"target": target, "platform": platform, "arch": arch, "image": image, "folder": str(folder)}
+def _values(
+    target: str, platform: str, repository: str, digest: str, index: str | None, folder: Path
+) -> dict[str, str]:
+    return {
+        "target": target, "platform": platform, "arch": platform.removeprefix("linux/"), "folder": str(folder),
+        "image": f"{repository}@{digest}", "index": f"{repository}@{index or digest}",
+    }  # fmt: skip
 
 
 def run_for_each(

@@ -306,6 +306,14 @@ class Curve(Model):
         return self.best_gb_s / self.ceiling.value if self.ceiling else None
 
 
+class SecurityUpdates(Model):
+    """Say how many packages of an image the distribution has mended since."""
+
+    pending: int
+    read: str
+    """When its archive of security updates was read, in UTC."""
+
+
 class PublishedPlatform(Model):
     """Hold what runs on one platform."""
 
@@ -319,6 +327,8 @@ class PublishedPlatform(Model):
     labels: dict[str, str] = Field(default_factory=dict)
     sbom: Sbom | None = None
     scan: Scan | None = None
+    updates: SecurityUpdates | None = None
+    """As `imagebuild freshness` found them; None if it did not look at this image."""
     checks: tuple[Checks, ...] = ()
     """The newest first."""
     curves: tuple[Curve, ...] = ()
@@ -355,6 +365,8 @@ class PublishedImage(Model):
     """Component → what whoever passes the image on must accept."""
     signed: bool = False
     """Whether there is a signature of the index."""
+    verified_by: str | None = None
+    """The key or identity that was asked for, if it signed the index; empty if it did not, None if none was."""
 
     @property
     def reference(self) -> str:

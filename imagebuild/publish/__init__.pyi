@@ -12,6 +12,7 @@ from .attest import job_workflow as job_workflow
 from .attest import judge_predicate as judge_predicate
 from .attest import show_attachment as show_attachment
 from .attest import verify_attachments as verify_attachments
+from .attest import with_signers as with_signers
 from .catalog import BEGIN as BEGIN
 from .catalog import END as END
 from .catalog import ProjectFacts as ProjectFacts
@@ -68,7 +69,7 @@ from .scan import print_scan as print_scan
 from .scan import published_images as published_images
 from .scan import read_report as read_report
 from .scan import scan_result as scan_result
-from .scan import security_updates as security_updates
+from .scan import with_updates as with_updates
 from .site import ABSENT as ABSENT
 from .site import PLATFORM as PLATFORM
 from .site import catalog_page as catalog_page

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, suggestion
 from imagebuild.core.fields import Model
-from imagebuild.core.run import INSTALL_COSIGN, run_program, which
+from imagebuild.core.run import INSTALL_COSIGN, for_each, run_program, which
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import (
     KINDS,
@@ -33,14 +33,16 @@ from imagebuild.oci.attestation import (
 )
 from imagebuild.oci.image import image_in_registry
 from imagebuild.oci.layout import Descriptor
-from imagebuild.oci.reference import ImageReference
+from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, is_plain
-from imagebuild.project.records import ScanResult, VerifyResult
+from imagebuild.project.records import Catalog, ScanResult, VerifyResult
 from imagebuild.publish.evidence import PREDICATES, attachment_of, read_predicate
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import Report
 
+JOBS = 4
+"""Images whose signatures are verified at a time."""
 INDEX = "index"
 DEFAULT_KINDS = ("sbom", "provenance", "verification")
 """Kinds of attachments that `attest verify` requires by default."""
@@ -246,6 +248,12 @@ class Trust:
     """Whether the signature has to be in the transparency log."""
     cosign: Cosign = field(default_factory=Cosign)
 
+    @property
+    def name(self) -> str:
+        """Return the identity, the address of the key, or the name of its file."""
+        key = self.key or ""
+        return self.identity or (key if "://" in key else Path(key).name)
+
     def check(self) -> None:
         """Raise ConfigError unless exactly one signer is named and its key exists; CommandError without cosign."""
         if bool(self.key) == bool(self.identity):
@@ -290,6 +298,11 @@ class Trust:
         except CommandError as error:
             return str(error)
         return None
+
+
+def trust_of(key: str | None, identity: str | None, issuer: str | None, *, log: bool) -> Trust | None:
+    """Return who is trusted by the options of a command, None if they name nobody."""
+    return Trust(key, identity, issuer, log) if key or identity or issuer else None
 
 
 def _by_digest(image: ImageReference) -> str:
@@ -447,26 +460,34 @@ def show_attachment(reference: ImageReference, registry: Registry, kind: str, pl
 def add_attachment(
     reference: ImageReference, registry: Registry, kind: str, content: bytes, *, file: Path,
     platform: str | None = None, signer: Signer | None = None,
-) -> str:  # fmt: skip
-    """Attach the content of a file to an image and return the digest of the attachment; a signer signs it.
+) -> tuple[str, ...]:  # fmt: skip
+    """Attach the content of a file to the images that it is about, and to their index, if that is what was named.
 
-    Unsigned, the same content again changes nothing. Raises ConfigError if the image is not named by digest, and for
-    content about another image; ResultError for content of another kind.
+    Return the digests of the attachments; a signer signs them. Unsigned, the same content again changes nothing.
+    Raises ConfigError if the image is not named by digest, and for content about another image; ResultError for
+    content of another kind.
     """
+    place, found = registry.at(reference.repository), image_in_registry(str(reference), reference, registry, Path())
+    index = str(found.digest)
     if not reference.digest:
-        raise ConfigError(f"{reference}: name the image by digest: a tag may have moved since the file was made")
-    found = image_in_registry(str(reference), reference, registry, Path())
-    image = found.image(platform)
-    manifest = registry.at(reference.repository).manifest(str(image.digest))
-    subject = ManifestSubject(manifest.digest, image.platform, str(found.digest))
-    value = read_written(PREDICATES[kind], content, str(file))
-    verdict = judge_predicate(value, subject)
-    if verdict.outcome == "broken":
-        raise ConfigError(f"{file}: is no {kind} of {manifest.digest}: {verdict.detail}")
-    about = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
-    attached = attachment_of(value, json.loads(content), manifest.digest, image.platform)
-    place = registry.at(reference.repository)
-    return attach(place, about, kind, attached.content, created=attached.created, signer=signer)
+        raise ConfigError(f"{reference}: name the image by digest: the tag may have moved; now it names {index}")
+    value, document = read_written(PREDICATES[kind], content, str(file)), json.loads(content)
+    added, problem = [], ""
+    # A report does not say which platform it is of.
+    names = [platform] if platform or kind == "benchmark" else sorted(found.platforms)
+    for image in map(found.image, names):
+        digest = str(image.digest)
+        verdict = judge_predicate(value, ManifestSubject(digest, image.platform, index))
+        if verdict.outcome == "broken":
+            problem = f"{file}: is no {kind} of {digest}: {verdict.detail}"
+            continue
+        attached = attachment_of(value, document, digest, image.platform)
+        for manifest in map(place.manifest, dict.fromkeys((digest, index))):
+            about = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
+            added.append(attach(place, about, kind, attached.content, created=attached.created, signer=signer))
+    if not added:
+        raise ConfigError(problem)
+    return tuple(added)
 
 
 def attach(
@@ -481,6 +502,24 @@ def attach(
     bundle = signer.attest(kind, content, name, place.manifest(subject.digest).content) if signer else b""
     attachment = attestation_of(kind, content, subject, name, created=created, bundle=bundle)
     return place.registry.attach(place.repository, subject, attachment)
+
+
+def with_signers(catalog: Catalog, trust: Trust) -> Catalog:
+    """Return a catalogue that says which images have the signature of who is trusted.
+
+    A signature that is not theirs is one of its problems. Raises ConfigError if the signer is not fully named,
+    CommandError without cosign.
+    """
+    trust.check()
+
+    names = [parse_reference(image.reference) for image in catalog.images]
+    problems = for_each(trust.image_problem, names, jobs=JOBS)
+    judged = list(zip(catalog.images, problems, strict=True))
+    wrong = [
+        f"{i.reference}: its signature is not that of {trust.name}: {why}" for i, why in judged if i.signed and why
+    ]
+    images = tuple(image.model_copy(update={"verified_by": "" if why else trust.name}) for image, why in judged)
+    return catalog.model_copy(update={"images": images, "problems": (*catalog.problems, *wrong)})
 
 
 # What an attachment says

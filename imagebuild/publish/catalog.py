@@ -155,7 +155,8 @@ class ImageRepository:
             platforms = tuple(self._read_platform(found.image(platform), problems) for platform in found.platforms)
             is_index = digest not in {platform.digest for platform in platforms}
             kinds = [item.kind for item, _ in self._read_attached(digest, problems)] if is_index else []
-            image = self._describe(digest, tags, platforms, signed=self._is_signed(digest, kinds))
+            signed = self._is_signed(digest, kinds) if is_index else platforms[0].signed
+            image = self._describe(digest, tags, platforms, signed=signed)
         except READ_ERRORS as error:
             problems = [str(error).removeprefix(f"{name}: ")]
         return image, [f"{name}: {problem}" for problem in problems]

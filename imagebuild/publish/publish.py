@@ -183,7 +183,7 @@ def make_draft(
     present = {platform: image for platform, image in images.items() if image}
     index = None
     if len(present) == len(platforms):
-        index = make_index(present, index_annotations(choices, present.values(), terms.key))
+        index = make_index(present, choices, terms.key)
         members: dict[tuple[str, str], str] = {
             (index.digest, platform): image.descriptor.digest for platform, image in present.items()
         }
@@ -254,11 +254,33 @@ INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 """Beginnings of the labels that an index repeats as annotations."""
 
 
-def index_annotations(choices: Sequence[Choice], images: Iterable[PlatformImage], key: str) -> dict[str, str]:
-    """Return what an index says of its origin beside the labels: source, commit, date and key, as far as it is known.
+def make_index(images: Mapping[Platform, PlatformImage], choices: Sequence[Choice], key: str) -> Manifest:
+    """Return the index of the images of all platforms, with the labels that they share and their origin as annotations.
 
-    What the builds of its platforms do not agree on is left out. `created` is the date of the files, not of the build,
-    so that the same commit built again has the same index.
+    Equal arguments give equal bytes, whenever and wherever the index is made. Manifests have their own origin where
+    they are listed: in them, it would make every image another one with each commit. `key` is the target's.
+    """
+    of_platform = {choice.platform: _origin([choice], [images[choice.platform]]) for choice in choices}
+    manifests = [
+        replace(image.descriptor, platform=platform, annotations=of_platform[platform]).to_json()
+        for platform, image in sorted(images.items())
+    ]
+    first, *others = [image.labels for image in images.values()]
+    annotations = {
+        name: value
+        for name, value in sorted(first.items())
+        if name.startswith(INDEX_LABELS) and all(labels.get(name) == value for labels in others)
+    }
+    annotations |= _origin(choices, images.values()) | ({KEY: key} if key else {})
+    document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
+    content = encode_json(document)
+    return Manifest(content, INDEX, digest_of(content))
+
+
+def _origin(choices: Sequence[Choice], images: Iterable[PlatformImage]) -> dict[str, str]:
+    """Return source, commit and date of images as annotations; what their builds do not agree on is left out.
+
+    `created` is the date of the files, not of the build, so that the same commit built again has the same index.
     """
     builds = [build.value for choice in choices for build in choice.builds]
     sources, revisions = ({getattr(b, name) for b in builds} for name in ("source", "revision"))
@@ -268,30 +290,11 @@ def index_annotations(choices: Sequence[Choice], images: Iterable[PlatformImage]
         "source": source, "url": source, "vendor": source.rstrip("/").split("/")[-2] if source.count("/") > 3 else "",
         "revision": revisions.pop() if len(revisions) == 1 else "", "created": created,
     }  # fmt: skip
-    annotations = {f"{INDEX_LABELS[0]}{name}": str(value) for name, value in named.items() if value}
-    return annotations | ({KEY: key} if key else {})
+    return {f"{INDEX_LABELS[0]}{name}": str(value) for name, value in named.items() if value}
 
 
 KEY = "imagebuild.key"
 """Annotation of an index with the key of its target when it was published."""
-
-
-def make_index(images: Mapping[Platform, PlatformImage], more: Mapping[str, str] | None = None) -> Manifest:
-    """Return the index of the images of all platforms, annotated with the labels that they share, and with `more`.
-
-    Equal arguments give equal bytes, whenever and wherever the index is made.
-    """
-    manifests = [replace(image.descriptor, platform=platform).to_json() for platform, image in sorted(images.items())]
-    first, *others = [image.labels for image in images.values()]
-    annotations = {
-        name: value
-        for name, value in sorted(first.items())
-        if name.startswith(INDEX_LABELS) and all(labels.get(name) == value for labels in others)
-    }
-    annotations |= more or {}
-    document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
-    content = encode_json(document)
-    return Manifest(content, INDEX, digest_of(content))
 
 
 # What is published already

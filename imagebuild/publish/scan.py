@@ -28,7 +28,14 @@ from imagebuild.oci.layout import manifests_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry
 from imagebuild.project.matrix import Target, axes_of
-from imagebuild.project.records import ScanResult, Severity, Vulnerability
+from imagebuild.project.records import (
+    Catalog,
+    PublishedPlatform,
+    ScanResult,
+    SecurityUpdates,
+    Severity,
+    Vulnerability,
+)
 from imagebuild.publish.evidence import read_predicate
 from imagebuild.publish.sbom import SpdxDocument
 
@@ -318,8 +325,10 @@ class Update(Model):
 class Freshness(Model):
     """Hold what `imagebuild freshness --json` writes."""
 
-    images: int
-    """Images that were looked at, one for each platform."""
+    read: str
+    """When it was looked, in UTC."""
+    pending: dict[str, int]
+    """Digest of each image that was judged, one for each platform → packages that have updates."""
     updates: tuple[Update, ...]
     problems: tuple[str, ...] = ()
     """Images that nothing is known of, and why."""
@@ -345,24 +354,40 @@ def security_updates(
     for image in (image for image in images if image.packages):
         names.setdefault(image.platform.removeprefix("linux/"), set()).update(p.name for p in image.packages)
     available = {arch: newest(arch, sorted(packages)) for arch, packages in sorted(names.items())}
-    updates = [
-        Update(
-            target=image.target, image=image.name, platform=image.platform, package=package.name,
-            installed=package.version, available=versions[-1],
-        )
-        for image in images
-        for package in image.packages
-        if (versions := available[image.platform.removeprefix("linux/")].get(package.name))
-        and version_key(versions[-1]) > version_key(package.version)
-    ]  # fmt: skip
-    mended = {(scan.digest, f.package) for scan in scans for f in scan.findings if f.fails and f.fixed_in}
-    stale = {image.target for image in images if any((image.digest, p.name) in mended for p in image.packages)}
+    updates: list[Update] = []
+    pending: dict[str, int] = {}
+    for image in (image for image in images if not image.problem):
+        newer = available[image.platform.removeprefix("linux/")]
+        mended = {
+            package.name: Update(
+                target=image.target, image=image.name, platform=image.platform, package=package.name,
+                installed=package.version, available=newer[package.name][-1],
+            )
+            for package in image.packages
+            if newer.get(package.name) and version_key(newer[package.name][-1]) > version_key(package.version)
+        }  # fmt: skip
+        updates += mended.values()
+        pending[image.digest] = len(mended)
+    failed = {(scan.digest, f.package) for scan in scans for f in scan.findings if f.fails and f.fixed_in}
+    stale = {image.target for image in images if any((image.digest, p.name) in failed for p in image.packages)}
     stale |= {update.target for update in updates}
     return Freshness(
-        images=sum(not image.problem for image in images), updates=tuple(updates),
+        read=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), pending=pending, updates=tuple(updates),
         problems=tuple(f"{i.target} {i.platform}: {i.problem}".replace(" :", ":") for i in images if i.problem),
         rebuild=tuple(target.id for target in targets if target.id in stale),
     )  # fmt: skip
+
+
+def with_updates(catalog: Catalog, freshness: Freshness) -> Catalog:
+    """Return a catalogue that says how many packages of images have updates, of those that were looked at."""
+
+    def known(platform: PublishedPlatform) -> PublishedPlatform:
+        pending = freshness.pending.get(platform.digest)
+        updates = None if pending is None else SecurityUpdates(pending=pending, read=freshness.read)
+        return platform.model_copy(update={"updates": updates})
+
+    images = (i.model_copy(update={"platforms": tuple(map(known, i.platforms))}) for i in catalog.images)
+    return catalog.model_copy(update={"images": tuple(images)})
 
 
 WORKERS = 8
@@ -422,7 +447,7 @@ def print_freshness(result: Freshness) -> None:
         console.print_table(("target", "platform", "package", "has", "mended in"), rows)
     for problem in result.problems:
         out.print(f"not judged: {problem}", markup=False)
-    stale = len({(update.target, update.platform) for update in result.updates})
-    out.print(f"{stale} of {result.images} images have packages with updates, {len(result.problems)} were not judged")
+    stale, judged = sum(map(bool, result.pending.values())), len(result.pending)
+    out.print(f"{stale} of {judged} images have packages with updates, {len(result.problems)} were not judged")
     if result.rebuild:
         out.print(f"a new build cures: {', '.join(result.rebuild)}", markup=False)

@@ -59,7 +59,9 @@ def catalog_page(catalog: Catalog) -> str:
         day=format_day,
         minute=format_minute,
         scan_badge=scan_badge,
+        signature_badge=signature_badge,
         summary_badges=summary_badges,
+        updates_text=updates_text,
     )
 
 
@@ -200,6 +202,23 @@ def scan_badge(scan: Scan | None) -> Badge:
     return scan.verdict, counts[0] if counts else "no findings"
 
 
+def updates_text(image: PublishedImage) -> str:
+    """Return `3 security updates pending, as of 2026-11-22`: of the worst platform; empty if nobody looked."""
+    known = [platform.updates for platform in image.platforms if platform.updates]
+    if not known:
+        return ""
+    worst = max(known, key=lambda updates: updates.pending)
+    plural = "s" * (worst.pending != 1)
+    return f"{worst.pending or 'no'} security update{plural} pending, as of {format_day(worst.read)}"
+
+
+def signature_badge(image: PublishedImage) -> Badge:
+    """Say who signed an image, as far as it was asked; a signature that nobody verified says nothing."""
+    if image.verified_by is None:
+        return "skipped", "signed, not verified" if image.signed else "not signed"
+    return ("passed", f"by {image.verified_by}") if image.verified_by else ("failed", "none that is trusted")
+
+
 def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
     """Return the worst badge of the checks of all platforms, and that of their scans."""
 
@@ -211,8 +230,8 @@ def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
 
 
 def has_failures(image: PublishedImage) -> bool:
-    """Return whether a check of the image or a scan failed, on any platform."""
-    return any(state == "failed" for state, _ in summary_badges(image))
+    """Return whether a check of the image or a scan failed, on any platform, or its signature."""
+    return any(state == "failed" for state, _ in (*summary_badges(image), signature_badge(image)))
 
 
 def facts_of(image: PublishedImage) -> list[tuple[str, State | Literal[""], str]]:
@@ -221,13 +240,12 @@ def facts_of(image: PublishedImage) -> list[tuple[str, State | Literal[""], str]
     The last one is the day, to which the page adds the age.
     """
     checks, scan = summary_badges(image)
-    signature: Badge = ("passed", "present") if image.signed else ("skipped", "none")
     runs = [run for platform in image.platforms for run in platform.checks if run.gpus]
     device = next((run.device for run in runs if run.device), f"{runs[0].gpus} GPUs" if runs else "")
     return [
         ("Checks", *checks),
-        ("Scan", *scan),
-        ("Signature", *signature),
+        ("Scan", scan[0], "; ".join(filter(None, (scan[1], updates_text(image))))),
+        ("Signature", *signature_badge(image)),
         ("GPU", "" if device else "skipped", device or "not tried on any"),
         ("CUDA", "", image.axes.get("cuda", NONE)),
         ("Platforms", "", ", ".join(p.platform.removeprefix("linux/") for p in image.platforms)),

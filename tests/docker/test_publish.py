@@ -276,7 +276,7 @@ def test_what_was_published_is_in_the_catalogue(shop: Shop, tmp_path: Path) -> N
     assert [image.aliases for image in catalog.images] == [("latest",), ()]
 
 
-def test_what_the_catalogue_names_is_pulled(shop: Shop, tmp_path: Path) -> None:
+def test_what_the_catalogue_names_is_pulled(shop: Shop, client: DockerClient, tmp_path: Path) -> None:
     """The commands in the article of an image, by tag and by digest."""
     shop.publish("pulled", NEW)
     site = tmp_path / "site"
@@ -287,6 +287,8 @@ def test_what_the_catalogue_names_is_pulled(shop: Shop, tmp_path: Path) -> None:
         f"docker pull {image.repository}:{image.tag}", f"docker pull {image.reference}"
     ]  # fmt: skip
     shop.tiny.imagebuild("verify", image.reference, "--pull", "--only", "library/*")
+    names = {name for stored in client.images.list() for name in stored.attrs["RepoDigests"]}
+    assert image.reference not in names, "what was pulled stayed"
 
 
 # Programs of others that pull and run what was published.
@@ -305,9 +307,7 @@ def call(*command: str | Path) -> str:
 def test_skopeo_copies_it_umoci_unpacks_it_without_root_and_runc_runs_it(shop: Shop, tmp_path: Path) -> None:
     """Apptainer unpacks by umoci's code, too."""
     result, bundle = shop.result(NEW), tmp_path / "bundle"
-    # The proxy passes on one of the Accept headers, and skopeo has several.
-    repository = str(result.repository).replace(shop.faulty.address, shop.registry.host)
-    image = f"docker://{repository}@{result.digest}"
+    image = f"docker://{result.repository}@{result.digest}"
     call("skopeo", "copy", "--src-tls-verify=false", image, f"oci:{tmp_path}/copy:it")
     call("umoci", "unpack", "--rootless", "--image", f"{tmp_path}/copy:it", bundle)
     config = json.loads((bundle / "config.json").read_text())
@@ -315,6 +315,20 @@ def test_skopeo_copies_it_umoci_unpacks_it_without_root_and_runc_runs_it(shop: S
     config["process"] |= {"terminal": False, "args": ["sh", "-c", "cat /library /tool"]}
     (bundle / "config.json").write_text(json.dumps(config))
     printed = call("runc", "--root", tmp_path / "state", "run", "--bundle", bundle, f"{REPOSITORY}-umoci")
+    assert [line.split()[0] for line in printed.splitlines()] == [f"1.{shop.tiny.nonce}", f"2.{shop.tiny.nonce}"]
+
+
+def test_podman_runs_it_and_mounts_it_as_a_volume(shop: Shop) -> None:
+    """CRI-O does so, by the same library, for the image volumes of Kubernetes."""
+    result = shop.result(NEW)
+    image = f"{result.repository}@{result.digest}"
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+        podman = ("podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run", "--storage-driver", "vfs",
+                  "--runtime", "runc", "--cgroup-manager", "cgroupfs")  # fmt: skip
+        call(*podman, "pull", "--tls-verify=false", image)
+        volume = ("--mount", f"type=image,source={image},destination=/volume")
+        own = ("--rm", "--network", "none", "--cgroups", "disabled", *volume)
+        printed = call(*podman, "run", *own, image, "cat", "/library", "/volume/tool")
     assert [line.split()[0] for line in printed.splitlines()] == [f"1.{shop.tiny.nonce}", f"2.{shop.tiny.nonce}"]
 
 

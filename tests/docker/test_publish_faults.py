@@ -23,7 +23,7 @@ from imagebuild.oci import KINDS, connect_registry, read_attestations
 from imagebuild.project import Published
 from imagebuild.publish import Cosign, PublishTools, Signer
 from tests.bench_publish import TARGETS, site_of, staged
-from tests.docker.conftest import own_registry
+from tests.docker.conftest import install, own_registry
 from tests.faulty import Faulty, in_front_of
 from tests.publish_fakes import AMD64, ARM64, COMMIT, NEW, Site
 
@@ -154,6 +154,24 @@ def test_signing_that_fails_between_copy_and_tag_is_made_up_for(site: Site, tmp_
     statements = [json.loads(base64.b64decode(json.loads(line)["payload"])) for line in printed.splitlines()]
     assert {s["subject"][0]["digest"]["sha256"] for s in statements} == {str(done.digest).removeprefix("sha256:")}
     assert {s["predicate"]["platform"] for s in statements} == {AMD64, ARM64}
+
+
+def test_oras_finds_by_tag_what_is_attached(site: Site) -> None:
+    if not shutil.which("oras"):
+        try:
+            install("oras")
+        except CommandError as error:
+            pytest.skip(f"the distribution's archive has no oras: {error}")
+    done = publish(site)
+    for more in ((), ("--platform", ARM64)):
+        command = ("oras", "discover", "--plain-http", "--format", "json", *more, f"{site.host}/acme/tiny:latest")
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        found = json.loads(printed)["manifests"]
+        assert len(found) == (1 if more else 2)
+        subject = done.platforms[ARM64] if more else str(done.digest)
+        listed = connect_registry(site.host).referrers("acme/tiny", subject)
+        assert {item["digest"] for item in found} == {item.digest for item in listed}
+        assert {item["annotations"]["in-toto.io/predicate-type"] for item in found} == {KINDS["verification"]}
 
 
 def test_twenty_unchanged_targets_move_no_blob(tmp_path: Path, faulty: Faulty) -> None:

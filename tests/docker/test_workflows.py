@@ -107,6 +107,7 @@ class Machine:
             "RUNNER_TEMP": str(self.folder),
             "STANDIN_FOUND": "/dev/null",
             "GITHUB_SERVER_URL": "https://github.test",
+            "GITHUB_REPOSITORY": "acme/images",
             "GITHUB_WORKFLOW_REF": "acme/images/.github/workflows/images.yml@refs/heads/main",
         }
 
@@ -236,10 +237,15 @@ def test_images_from_a_push_to_the_catalog(machine: Machine, origin: Tiny, regis
     docs = machine.folder / "artifacts/docs/index.html"  # `make docs` is part of the lint
     docs.parent.mkdir()
     docs.touch()
-    site = machine.job("catalog.yml", "make") / "site"
+    site = machine.job("catalog.yml", "make", ARCHIVE="", SUITE="", KEYRING="") / "site"
     assert (site / "index.html").exists()
     assert (site / "docs/index.html").exists()
-    assert {tag for image in json.loads((site / "images.json").read_text())["images"] for tag in image["tags"]}
+    images = json.loads((site / "images.json").read_text())["images"]
+    assert {tag for image in images for tag in image["tags"]}
+    # Of the stand-in for cosign, which signs as nobody and finds that again.
+    assert {image["verified_by"] for image in images} == {
+        "https://github.test/acme/images/.github/workflows/build.yml@refs/heads/main"
+    }
     assert "buildx create --name imagebuild --bootstrap --driver docker-container" in machine.calls
     assert f"login {registry} --username somebody --password-stdin" in machine.calls
     assert "cosign sign --yes" in machine.calls

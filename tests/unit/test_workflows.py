@@ -156,10 +156,15 @@ def test_images_are_built_when_what_they_are_made_from_changes() -> None:
         assert not starts(paths, name)
 
 
-def test_every_action_input_is_declared() -> None:
-    for where, step in STEPS:
-        if step.get("uses") == "./.github/actions/setup":
-            assert set(step.get("with", {})) <= set(ACTION["inputs"]), where
+def test_every_job_is_set_up_with_what_it_needs() -> None:
+    for file, name, job in JOBS:
+        shell = "".join(step.get("run", "") for step in job.get("steps", ()))
+        for step in job.get("steps", ()):
+            if step.get("uses", "").endswith("/.github/actions/setup"):
+                given = step.get("with", {})
+                assert set(given) <= set(ACTION["inputs"]), f"{file}: {name}"
+                has_images = "imagebuild build " in shell or "github/scan " in shell
+                assert given.get("room", False) is has_images, f"{file}: {name}"
 
 
 @pytest.mark.parametrize(("where", "script"), SHELL)

@@ -517,24 +517,40 @@ def test_show_gives_the_newest(published: Published) -> None:
         show_attachment(published.reference, published.registry, "scan", AMD64)
 
 
-def add(published: Published, kind: str, content: str, **more: Any) -> str:
+def add(published: Published, kind: str, content: str, **more: Any) -> tuple[str, ...]:
     named = published.reference.at(published.digest)
-    return add_attachment(
-        named, published.registry, kind, content.encode(), file=Path("file.json"), platform=AMD64, **more
-    )
+    return add_attachment(named, published.registry, kind, content.encode(), file=Path("file.json"), **more)
 
 
 def test_add_results_that_were_measured_later(published: Published, keys: Keys) -> None:
-    content = json.dumps(verification(published.platforms[AMD64].digest))
+    """The image that they are about gets them, and the index, whoever is named."""
+    amd64 = published.platforms[AMD64].digest
+    content = json.dumps(verification(amd64))
     first = add(published, "verification", content)
     calls = len(published.registry.calls)
-    assert add(published, "verification", content) == first
+    assert add(published, "verification", content, platform=AMD64) == first
     assert len(published.registry.calls) == calls
-    shown = show_attachment(published.reference, published.registry, "verification", AMD64)
-    assert json.loads(shown) == json.loads(content)
+    for subject in (amd64, published.digest):
+        assert [json.loads(a.content) for a in read_attestations(published.registry, REPOSITORY, subject)] == [
+            json.loads(content)
+        ]
+    assert published.registry.referrers(REPOSITORY, published.platforms[ARM64].digest) == ()
     add(published, "verification", content, signer=keys.signer())
-    (found,) = [f for f in published.verify(trust=keys.trust()).findings if f.attachment]
-    assert found.outcome == "passed"
+    found = [f for f in published.verify(trust=keys.trust()).findings if f.attachment]
+    assert [(f.subject, f.outcome) for f in found] == [("index", "passed"), (AMD64, "passed")]
+    # Of a platform alone, the index is not known.
+    published.reference = published.reference.at(amd64)
+    alone = add_attachment(published.reference, published.registry, "verification", content.encode(), file=Path("f"))
+    assert alone == first[:1]
+
+
+def test_add_to_several_platforms_at_once(published: Published) -> None:
+    both = verification(published.digest, f"{AMD64}, {ARM64}")
+    both["checks"] = [{**check, "check": f"{check['check']} {p}"} for check in both["checks"] for p in PLATFORMS]
+    assert len(add(published, "verification", json.dumps(both))) == 4
+    assert wrong(published.verify("verification")) == []
+    with pytest.raises(ConfigError, match="choose with --platform"):
+        add(published, "benchmark", BENCHMARK.model_dump_json())
 
 
 @pytest.mark.parametrize(
@@ -549,7 +565,7 @@ def test_add_refuses_what_is_not_about_the_image(published: Published, kind: str
     with pytest.raises((ConfigError, ResultError), match=said):
         add(published, kind, content)
     assert published.registry.referrers(REPOSITORY, published.platforms[AMD64].digest) == ()
-    with pytest.raises(ConfigError, match="name the image by digest"):
+    with pytest.raises(ConfigError, match=f"name the image by digest: .* now it names {published.digest}"):
         add_attachment(published.reference, published.registry, "sbom", b"{}", file=Path("f"))
 
 

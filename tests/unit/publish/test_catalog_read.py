@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from imagebuild.core import CommandError, ConfigError
-from imagebuild.oci import BUNDLE_MEDIA, MANIFEST, Attachment, Descriptor, digest_of
+from imagebuild.oci import BUNDLE_MEDIA, MANIFEST, Attachment, Descriptor, digest_of, parse_reference
 from imagebuild.project import (
     Catalog,
     CheckResult,
@@ -21,15 +22,21 @@ from imagebuild.project import (
     make_plan,
 )
 from imagebuild.publish import (
+    Freshness,
     ProjectFacts,
+    Signer,
+    Trust,
     catalog_from_registry,
     image_tags,
     published_repositories,
     read_registries,
     split_tags,
+    with_signers,
+    with_updates,
 )
 from tests import attached, registry_fake, report_samples
 from tests.conftest import ROOT, Files
+from tests.cosign_fake import FakeCosign
 from tests.registry_fake import FakeRegistry
 
 REPOSITORY = "acme/tiny"
@@ -185,6 +192,32 @@ def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Project
     assert image.signed
     assert [platform.signed for platform in image.platforms] == [False, True]
     assert [entry.kind for entry in image.platforms[1].evidence] == ["signature"]
+
+
+@pytest.mark.parametrize(("signer", "said"), [("ours", "ours.pub"), ("theirs", ""), ("", "")])
+def test_whose_signature_it_is(
+    registry: FakeRegistry, ours: ProjectFacts, signer: str, said: str, tmp_path: Path
+) -> None:
+    amd64, _ = publish(registry)
+    index, fake = str(registry.digest(REPOSITORY, TAG)), FakeCosign()
+    if signer:
+        registry.repositories[REPOSITORY].tags[f"{index.replace(':', '-')}.sig"] = amd64.digest
+        Signer(f"{signer}.key", cosign=fake.cosign()).sign([parse_reference(f"{registry.host}/{REPOSITORY}@{index}")])
+    (tmp_path / "ours.pub").touch()
+    trust = Trust(str(tmp_path / "ours.pub"), cosign=fake.cosign())
+    found = with_signers(catalog(registry, ours), trust)
+    assert [image.verified_by for image in found.images] == [said]
+    assert ["not that of ours.pub: no signatures found" in problem for problem in found.problems] == [True] * (
+        signer == "theirs"
+    )
+    assert one(registry, ours).verified_by is None
+
+
+def test_updates_that_an_image_lacks(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    amd64, _ = publish(registry)
+    fresh = Freshness(read="2026-11-22T04:17:00Z", pending={amd64.digest: 2}, updates=())
+    (image,) = with_updates(catalog(registry, ours), fresh).images
+    assert [p.updates and (p.updates.pending, p.updates.read) for p in image.platforms] == [(2, fresh.read), None]
 
 
 def test_an_image_of_one_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from imagebuild.bench import Limit
 from imagebuild.core import ResultError
-from imagebuild.project import AttachedFile, Catalog, Checks, Curve, PublishedImage, Scan
+from imagebuild.project import AttachedFile, Catalog, Checks, Curve, PublishedImage, Scan, SecurityUpdates
 from imagebuild.publish import (
     ABSENT,
     PLATFORM,
@@ -127,7 +127,7 @@ def test_every_image_has_a_row_and_an_article(few: Catalog) -> None:
     article = text[text.index(f'id="{image.image}:{image.tag}"') :].partition("</article>")[0]
     platform = image.platforms[0]
     said = [
-        f"docker pull {image.reference}<", platform.digest, "signature present" if image.signed else "not signed",
+        f"docker pull {image.reference}<", platform.digest, "signed, not verified" if image.signed else "not signed",
         f"{platform.checks[0].passed} passed, {platform.checks[0].failed} failed, 13 skipped", "31 low, 2 waived",
         f"imagebuild attest verify {image.reference}", "all_reduce, 8 ranks, 1 node", "ceiling 700 GB/s: NVLS all_reduce",
     ]  # fmt: skip
@@ -169,8 +169,26 @@ def test_what_is_weighed_and_what_was_replaced(few: Catalog) -> None:
     bare = image.platforms[0].model_copy(update={"checks": (), "scan": None})
     unknown = facts_of(image.model_copy(update={"platforms": (bare,), "signed": False, "created": ""}))
     assert [(state, text) for _, state, text in unknown[:4]] == [
-        ("skipped", "not checked"), ("skipped", "not scanned"), ("skipped", "none"), ("skipped", "not tried on any"),
+        ("skipped", "not checked"), ("skipped", "not scanned"), ("skipped", "not signed"), ("skipped", "not tried on any"),
     ]  # fmt: skip
+    # Of a signature it is said whose it is, if that was asked; of packages, how many are mended by now.
+    signers = {
+        None: ("skipped", "signed, not verified"),
+        "a.pub": ("passed", "by a.pub"),
+        "": ("failed", "none that is trusted"),
+    }
+    for signer, wanted in signers.items():
+        signed = image.model_copy(update={"signed": True, "verified_by": signer})
+        assert facts_of(signed)[2] == ("Signature", *wanted)
+        assert has_failures(signed) == (wanted[0] == "failed")
+    read = "2026-11-22T04:17:00Z"
+    updates = [SecurityUpdates(pending=number, read=read) for number in (0, 3)]
+    platforms = tuple(image.platforms[0].model_copy(update={"updates": one}) for one in updates)
+    for known, said in ((platforms, "; 3 security updates pending"), (platforms[:1], "; no security updates pending")):
+        late = image.model_copy(update={"platforms": known})
+        assert facts_of(late)[1][2].endswith(f"{said}, as of 2026-11-22")
+        page = catalog_page(few.model_copy(update={"images": (late,)}))
+        assert page.count("pending, as of") == 2 + len(known), "card, row, and each platform"
     old = image.model_copy(update={"digest": few.images[0].digest, "created": "2026-01-01T00:00:00Z"})
     assert newest_of_kind([image, old]) == {image.digest}
     assert catalog_page(few.model_copy(update={"images": (image, old)})).count(">replaced<") == 1

@@ -43,6 +43,10 @@ def test_a_verified_target_gets_its_tags_and_aliases(site: Site) -> None:
     assert annotations["org.opencontainers.image.revision"] == COMMIT
     assert annotations["org.opencontainers.image.source"] == "https://git.example/acme/images"
     assert annotations["org.opencontainers.image.vendor"] == "acme"
+    origin = {name: text for name, text in annotations.items() if re.search(r"(source|url|vendor|revision)$", name)}
+    for listed in index.document["manifests"]:
+        assert len(origin) == 4
+        assert origin.items() <= listed["annotations"].items()
 
 
 def test_nothing_is_sent_that_staging_has(site: Site) -> None:
