@@ -808,6 +808,10 @@ class RepositoryAt:
     def __str__(self) -> str:
         return f"{self.registry.host}/{self.repository}"
 
+    def check_writable(self) -> None:
+        """Raise CommandError if nothing can be written here, which a blob of two bytes shows."""
+        self.registry.put_blob(self.repository, EMPTY, digest_of(EMPTY))
+
     def manifest(self, digest: str) -> Manifest:
         """Return a manifest. Raises CommandError if it is not there."""
         if manifest := self.registry.manifest(self.repository, digest):

@@ -159,7 +159,9 @@ def plotly_js() -> str:
     try:
         from plotly.offline import get_plotlyjs  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
-        raise ConfigError("the page's charts need plotly, which is not installed; run: pip install plotly") from error
+        raise ConfigError(
+            "the page's charts need plotly, which is not installed; run: pip install 'imagebuild[report]'"
+        ) from error
     return str(get_plotlyjs())
 
 
