@@ -228,10 +228,7 @@ def choose(
     _refuse_bad_combinations(combined, conditions)
 
     driver = parameters.get("driver") or cluster.driver
-    image = _choose_image(
-        request, profile, facts, offer,
-        plugin="none" if plugin == "host" else plugin, driver=driver, own_programs="programs" in parameters,
-    )  # fmt: skip
+    image = _choose_image(request, profile, facts, offer, plugin="none" if plugin == "host" else plugin, driver=driver)
     offered = [
         _image_of_target(target, "other", offer).nccl
         for target in offer.targets
@@ -347,17 +344,13 @@ def choose_scale(profile: Profile, rack_nodes: int, nodes: int | None, racks: in
 
 
 def _choose_image(
-    request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer, *,
-    plugin: str, driver: str | None, own_programs: bool,
-) -> JobImage:  # fmt: skip
+    request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer, *, plugin: str, driver: str | None
+) -> JobImage:
     """Return the image that is named, or the newest that fits. Raises ConfigError if it cannot run or be pulled."""
     if request.container == "none":
         return JobImage("", "other", request.nccl, None)
     if request.image:
         image = named_image(request.image, offer, facts.stacks)
-        if image.components and image.stack == "other" and "nccl-tests" not in image.components and not own_programs:
-            remedy = "add the component, or say where they are with --set programs=FOLDER"
-            raise ConfigError(f"--image {request.image}: has no nccl-tests, which the job runs; {remedy}")
     else:
         image = newest_image(offer, facts.stacks, profile, plugin, driver)
     if request.registry and image.reference == request.image:
@@ -456,7 +449,6 @@ def newest_image(
             problem = f"that {' and '.join(met)} also {requirement}" if met else requirement
             noun = "published image" if offer.is_published else "image of the plan"
             remedy = plugin_remedy(plugin, stacks) if repr(plugin) in requirement else ""
-            remedy = remedy if met else "add nccl-tests to the components of one, or "
             raise ConfigError(f"no {noun} {problem}; {remedy}name an image with --image")
         met.append(requirement)
 
