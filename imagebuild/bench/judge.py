@@ -219,7 +219,8 @@ def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
     if profile is None:
         return ""
     others = [name for name in names if _names_gpu(name) and not profile.has(name)]
-    return f"it ran on {', '.join(others)}, and {profile.name} has {' or '.join(profile.gpu.names)}" if others else ""
+    own = " or ".join(name.strip("*") for name in profile.gpu.names)
+    return f"it ran on {', '.join(others)}, and {profile.name} is for {own}" if others else ""
 
 
 def _wrong_ratio(run: Run, ranks: int) -> float | None:

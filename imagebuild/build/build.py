@@ -65,6 +65,10 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
     check_request(request, dockerfiles)
     bundle = bundle_of(request, dockerfiles)
+    if request.output == "push":
+        # A build can take an hour: whether its images can be stored is seen before.
+        for target in {target.image: target for target in request.targets}.values():
+            buildx.staging_repository(project, target).check_writable()
     sources = buildx.replaced_sources(project, request.targets, request.sources)
     endpoint = engine.find_engine(os.environ)
     if not request.builder and endpoint.host.startswith("unix://"):
@@ -207,7 +211,7 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
         entry = run.project.matrix.model.bases[name]
         if not entry.release:
             continue
-        progress.note(f"base {name}: {entry.release} of the cache, or bootstrapped")
+        progress.note(f"base {name}: {entry.release} from the distribution's archive, or from the cache")
         platforms = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
         image = base.bootstrap(
             sorted({*platforms, native_platform()}), cache_folder(), release=entry.release, log=progress.note

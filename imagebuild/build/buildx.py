@@ -551,6 +551,12 @@ def component_of(stage: str, components: Container[str]) -> str | None:
     return None
 
 
+def staging_repository(project: Project, target: Target) -> oci.RepositoryAt:
+    """Return where a target's image is pushed to, to be verified there."""
+    name = oci.parse_reference(plan.repository_name(project, target.image))
+    return oci.connect_registry(name.host).at(name.repository)
+
+
 def export_images(run: BuildRun, results: Sequence[BuildResult], progress: BuildProgress) -> list[BuildResult]:
     """Complete the results of targets, push what is to be pushed, and write each `result.json`.
 
@@ -578,12 +584,12 @@ def export_images(run: BuildRun, results: Sequence[BuildResult], progress: Build
         if layout and run.request.output == "push":
             if not result.digest:
                 raise ResultError(f"{layout}: buildx's metadata has no digest of the image")
-            staging = oci.parse_reference(plan.repository_name(run.project, target.image))
-            progress.note(f"pushing {target.id} to {staging.name}")
+            staging = staging_repository(run.project, target)
+            progress.begin(target.id, f"push of {target.id} to {staging}")
             tag = plan.staged_tag(result.digest, datetime.now(UTC))
-            moved = oci.push_image(layout, result.digest, oci.connect_registry(staging.host), staging.repository, tag)
-            progress.note(f"pushed {target.id}: {moved['blobs']} blobs, {format_size(moved['bytes'])}")
-            more |= {"repository": staging.name, "tags": (f"{staging.name}:{tag}",)}
+            moved = oci.push_image(layout, result.digest, staging.registry, staging.repository, tag)
+            progress.end(target.id, f"{moved['blobs']} blobs, {format_size(moved['bytes'])}")
+            more |= {"repository": str(staging), "tags": (f"{staging}:{tag}",)}
             shutil.rmtree(layout)
         if run.request.output == "load" and not run.request.stage:
             more["size_bytes"] = compressed_size(run.engine, result.tags[0])

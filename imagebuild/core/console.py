@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
@@ -22,32 +23,37 @@ err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 SHOWN_ITEMS = 8
 LONGEST_LINE = 1 << 16
-LEAST_WIDTH = 10
-"""Characters that a column of a table needs whose cells may wrap."""
-GAP = 2
+LONGEST_WORD = 24
+"""Characters of a word that a column of a table does not break if the terminal has room; digests are longer."""
 MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skipped": "[yellow]- skipped[/]"}
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole: Collection[str] = ()) -> None:
     """Print a table. Elsewhere than in a terminal, lines are as long as they need.
 
-    In a terminal the first column and those in `whole`, which people copy, are never cut; other cells wrap. The last
-    columns are left out where there is too little room for them.
+    In a terminal the first column and those in `whole`, which people copy, are never cut; other cells wrap between words.
+    The last columns are left out where there is too little room for them.
     """
     cells = [tuple(row) for row in rows]
     titles = list(columns)
-    least = [LEAST_WIDTH] * len(titles)
-    for i in [i for i, title in enumerate(titles) if i == 0 or title in whole]:
-        least[i] = max((Text.from_markup(row[i]).cell_len for row in cells if row), default=0)
-    while out.is_terminal and len(titles) > 1 and sum(least[: len(titles)]) + GAP * (len(titles) - 1) > out.width:
+    texts = [[Text.from_markup(cell).plain for cell in row] for row in (titles, *cells)]
+    least = [
+        max(cell_len(row[i]) for row in texts)
+        if i == 0 or title in whole
+        else min(max((cell_len(word) for row in texts for word in row[i].split()), default=0), LONGEST_WORD)
+        for i, title in enumerate(titles)
+    ]
+    while out.is_terminal and len(titles) > 1 and sum(least[: len(titles)]) + len(titles) > out.width:
         titles.pop()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, title in enumerate(titles):
-        table.add_column(title, overflow="fold", min_width=min(least[i], out.width) if least[i] > LEAST_WIDTH else None)
+        table.add_column(title, overflow="fold", min_width=min(least[i], out.width))
     for row in cells:
         table.add_row(*row[: len(titles)])
     if out.is_terminal:
         out.print(table)
+        if left_out := texts[0][len(titles) :]:
+            out.print(f"[dim]too narrow to show: {', '.join(left_out)}[/]", soft_wrap=True)
     else:
         wide = Console(width=LONGEST_LINE, highlight=False, emoji=False)
         with wide.capture() as captured:
@@ -55,10 +61,15 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole:
         out.print("\n".join(line.rstrip() for line in captured.get().splitlines()), markup=False)
 
 
+QUIET_S = 30
+"""Seconds without a line after which a log says what still runs."""
+
+
 class Progress:
     """Show work that several threads do: on a terminal what is under way, elsewhere a line for each that has ended.
 
-    The terminal keeps a line of each that has ended too. `live=False` prints plain lines on a terminal as well.
+    The terminal keeps a line of each that has ended too; a log also says what still runs when nothing else was said for
+    QUIET_S. `live=False` prints plain lines on a terminal as well.
     """
 
     def __init__(self, *, live: bool = True) -> None:
@@ -68,6 +79,8 @@ class Progress:
         self._running: dict[str, tuple[float, str, str]] = {}
         """Key of an item → when it began, its title, and how far it is."""
         self._lock = threading.Lock()
+        self._last_line = self._began
+        self._over = threading.Event()
         self._live: Live | None = None
         if live and err.is_terminal:
             from rich.live import Live  # noqa: PLC0415 - few commands show progress, and fewer on a terminal
@@ -77,13 +90,27 @@ class Progress:
     def __enter__(self) -> Progress:
         if self._live:
             self._live.__enter__()
+        else:
+            threading.Thread(target=self._show_life, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
         if self._live:
             self._live.__exit__(kind, error, trace)
+
+    def _show_life(self) -> None:
+        while not self._over.wait(1):
+            with self._lock:
+                running = [(began, title) for began, title, _ in self._running.values()]
+            now = time.monotonic()
+            if running and now - self._last_line >= QUIET_S:
+                titles = ", ".join(
+                    f"{title} for {format_duration(now - began)}" for began, title in running[:SHOWN_ITEMS]
+                )
+                self.note(f"still running: {titles}")
 
     @property
     def live(self) -> bool:
@@ -94,6 +121,7 @@ class Progress:
         """Say what is being done: as a line with the seconds since the start, or above the running items."""
         self.headline = text
         if not self._live:
+            self._last_line = time.monotonic()
             err.print(f"{time.monotonic() - self._began:7.1f}  {escape(text)}")
 
     def begin(self, key: str, title: str) -> None:

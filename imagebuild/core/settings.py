@@ -72,15 +72,19 @@ class Settings(Model):
     @property
     def netrc_file(self) -> Path | None:
         """Return the path of the netrc file."""
-        return Path(self.netrc).expanduser() if self.netrc else None
+        return _expanded(self.netrc) if self.netrc else None
+
+
+def _expanded(path: str) -> Path:
+    """Return a path with the home folder for `~`, which stays as it is for a user without one."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises where there is no home
 
 
 def settings_path(environ: Mapping[str, str]) -> Path:
     """Return the path of the configuration: $IMAGEBUILD_CONFIG, else in $XDG_CONFIG_HOME or ~/.config."""
     if path := environ.get("IMAGEBUILD_CONFIG"):
         return Path(path)
-    home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(home) / "imagebuild" / "config.yaml"
+    return _expanded(environ.get("XDG_CONFIG_HOME") or "~/.config") / "imagebuild" / "config.yaml"
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
@@ -119,7 +123,7 @@ def remember_bundle(environ: Mapping[str, str], folder: Path) -> Path:
     return file
 
 
-PIP_CONFIGURATIONS = (Path("~/.config/pip/pip.conf"), Path("~/.pip/pip.conf"), Path("/etc/pip.conf"))
+PIP_CONFIGURATIONS = ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf")
 
 
 def configured_index() -> str | None:
@@ -128,7 +132,7 @@ def configured_index() -> str | None:
     for path in PIP_CONFIGURATIONS:
         parser = configparser.ConfigParser(interpolation=None)
         with suppress(configparser.Error):
-            parser.read(path.expanduser())
+            parser.read(_expanded(path))
             index = index or parser.get("global", "index-url", fallback="")
     return index if index.startswith("http") else None
 

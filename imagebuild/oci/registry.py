@@ -32,7 +32,7 @@ from urllib3.util import Retry
 from imagebuild.core import settings
 from imagebuild.core.console import err, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, Unreachable
-from imagebuild.core.files import temporary_file
+from imagebuild.core.files import temporary_file, write_bytes
 from imagebuild.core.http import innermost_reason
 from imagebuild.core.run import for_each
 from imagebuild.oci.layout import (
@@ -794,8 +794,8 @@ class Layout:
         return Counter(blobs=1, bytes=blob.size)
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """Store a manifest by its digest."""
-        blob_path(self.folder, manifest.digest).write_bytes(manifest.content)
+        """Store a manifest by its digest; it appears when it is whole, as it says that all it names is there."""
+        write_bytes(blob_path(self.folder, manifest.digest), manifest.content)
 
 
 @dataclass(frozen=True)
@@ -807,6 +807,10 @@ class RepositoryAt:
 
     def __str__(self) -> str:
         return f"{self.registry.host}/{self.repository}"
+
+    def check_writable(self) -> None:
+        """Raise CommandError if nothing can be written here, which a blob of two bytes shows."""
+        self.registry.put_blob(self.repository, EMPTY, digest_of(EMPTY))
 
     def manifest(self, digest: str) -> Manifest:
         """Return a manifest. Raises CommandError if it is not there."""

@@ -137,7 +137,11 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
             run("git", "init", "--quiet", str(work))
             run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", url, source.commit)
             run("git", "-C", str(work), "checkout", "--quiet", source.commit)
-            work.rename(folder)
+            try:
+                work.rename(folder)
+            except OSError as error:
+                if not folder.is_dir():  # another process was faster
+                    raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     return folder
 
 
@@ -147,7 +151,7 @@ def layers(folder: Path, kind: str) -> tuple[Path, ...]:
     What comes with imagebuild is always there. Raises ConfigError if a matrix cannot be read.
     """
     chain = [folder]
-    while (base := extended_folder(chain[-1] / "matrix.yaml")) and base not in chain:
+    while (base := extended_folder(chain[-1] / "matrix.yaml")) and base.resolve() not in map(Path.resolve, chain):
         chain.append(base)
     found = [path for layer in (shipped_folder(), *reversed(chain)) if (path := layer / kind).is_dir()]
     return tuple({path.resolve(): path for path in found}.values())

@@ -27,7 +27,6 @@ from imagebuild.oci.attestation import (
 )
 from imagebuild.oci.image import PlatformImage, image_at
 from imagebuild.oci.layout import (
-    EMPTY,
     INDEX,
     Descriptor,
     Manifest,
@@ -375,7 +374,7 @@ def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -
             raise CommandError(f"nothing was sent, as it could not be signed: {tools.signer.fault}")
         for parts in missing:
             # Whether this may write there is seen before anything large is sent.
-            parts.place.registry.put_blob(parts.place.repository, EMPTY, digest_of(EMPTY))
+            parts.place.check_writable()
         for parts in missing:
             traffic += _store(draft, parts, tools)
             if draft.missing:

@@ -68,10 +68,10 @@ def test_push_pull_verify(registry: str, tiny: Tiny, client: DockerClient) -> No
 def test_what_is_there_is_not_pushed_again(tiny: Tiny, registry: str) -> None:
     push = (TINY_TARGET, "--push", "--registry", f"{registry}/x")
     first = tiny.build(*push)
-    assert not re.search("pushed .*: 0 blobs", first.out + first.err)
+    assert not re.search("push of .* → 0 blobs", first.out + first.err)
     before = tiny.result()
     again = tiny.build(*push)
-    assert re.search(rf"pushed {TINY_TARGET}: 0 blobs", again.out + again.err)
+    assert re.search(rf"push of {TINY_TARGET} to .* → 0 blobs", again.out + again.err)
     assert tiny.result().digest == before.digest
     assert sorted([*before.tags, *tiny.result().tags]) == sorted(
         f"{registry}/x/tiny-staging:{tag}" for tag in tags(registry, "x/tiny-staging")

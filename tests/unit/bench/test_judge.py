@@ -72,7 +72,7 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({"nodes": None, "device": None}, {}, "h200", "not known", "does not list the nodes; say how many with --nodes", "partial"),
         ({"ranks": None, "nodes": None}, {"ranks": 8, "nodes": 1}, "h200", "complete", "8 ranks", None),
         # Devices.
-        ({"device": H100}, {}, "h200", "incomplete", f"it ran on {H100}, and h200 has *NVIDIA H200", None),
+        ({"device": H100}, {}, "h200", "incomplete", f"it ran on {H100}, and h200 is for NVIDIA H200", None),
         ({"device": f"{H100} MIG 3g.40gb"}, {}, "h100", "incomplete", "it ran on NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
         ({"device": "NVIDIA H20"}, {}, "h100", "incomplete", "it ran on NVIDIA H20", None),
         ({"other_devices": ("NVIDIA GeForce RTX 5090",)}, {}, "h200", "incomplete", "RTX 5090", None),

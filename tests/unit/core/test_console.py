@@ -1,4 +1,5 @@
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -24,7 +25,24 @@ def test_what_people_copy_stays_whole_in_a_narrow_terminal(
     file = io.StringIO()
     monkeypatch.setattr(console, "out", Console(file=file, force_terminal=True, width=width, color_system=None))
     identity = "quickstart-cuda13.5-debian13-runtime"[:30]
-    console.print_table(("target", "platforms", "image"), [(identity, "amd64, arm64", "x" * 60)], whole=["image"])
+    row = (identity, "amd64, arm64", f"{'x' * 30} {'y' * 20}")
+    console.print_table(("target", "platforms", "image"), [row])
     assert identity in file.getvalue()
     assert "…" not in file.getvalue()
-    assert sum(title in file.getvalue() for title in ("target", "platforms", "image")) == titles
+    assert sum(f"{title} " in file.getvalue() for title in ("target", "platforms", "image")) == titles
+    assert ("y" * 20 in file.getvalue()) == (titles == 3), "words are not broken"
+    assert ("too narrow to show: platforms, image" in file.getvalue()) == (titles == 1)
+    console.print_table(("target", "image"), [row[::2]], whole=["image"])
+    assert (row[2] in file.getvalue()) == (width == 100)
+
+
+def test_a_log_says_what_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(console, "err", Console(file=file, width=200))
+    monkeypatch.setattr(console, "QUIET_S", 0.5)
+    with console.Progress() as progress:
+        progress.begin("1", "compiler 1/3")
+        deadline = time.monotonic() + 10
+        while "still running: compiler 1/3 for " not in file.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert "still running: compiler 1/3 for " in file.getvalue()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import ConfigError, Mirrors, Settings, load_settings, remember_bundle
+from imagebuild.core import ConfigError, Mirrors, Settings, load_settings, remember_bundle, settings
 
 MIRRORS = Mirrors(
     images={
@@ -90,6 +90,13 @@ def test_without_a_file_there_are_defaults(tmp_path: Path) -> None:
     assert load_settings({"XDG_CONFIG_HOME": str(tmp_path)}) == Settings()
     with pytest.raises(ConfigError, match="cannot be read"):
         load_settings({"IMAGEBUILD_CONFIG": str(tmp_path / "absent.yaml")})
+
+
+def test_a_user_without_a_home_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert load_settings({}) == Settings()
+    settings.configured_index()
 
 
 def test_the_bundle_is_written_and_other_lines_stay(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_without_plotly_nothing_is_written(call: Call, monkeypatch: pytest.Monke
     write("a.log", nccl_log(480))
     status, _, err = call("a.log", "--html", "o.html", "--json", "o.json")
     assert status == 2
-    assert "pip install plotly" in err
+    assert "pip install 'imagebuild[report]'" in err
     assert not Path("o.json").exists()
 
 
