@@ -31,8 +31,8 @@ MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skip
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole: Collection[str] = ()) -> None:
     """Print a table. Elsewhere than in a terminal, lines are as long as they need.
 
-    In a terminal the first column and those in `whole`, which people copy, are never cut; other cells wrap between words.
-    The last columns are left out where there is too little room for them.
+    In a terminal the first column and those in `whole`, which people copy, are never cut; other cells wrap between
+    words. The last columns are left out where there is too little room for them.
     """
     cells = [tuple(row) for row in rows]
     titles = list(columns)
