@@ -32,7 +32,7 @@ def sbom(
     platform: options.PlatformOption = None,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """List what is installed in an image, as SPDX: packages and components."""
+    """List what is installed in an image, as SPDX."""
     from imagebuild.oci.attestation import encode_predicate
     from imagebuild.publish.sbom import make_sbom
     from imagebuild.verify.subject import NO_PLAN, ImageFinder

@@ -111,8 +111,7 @@ class Lock(Model):
     date: Day | None = None
     """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
     to, because the layers of all images change with it."""
-    _path: str = PrivateAttr("imagebuild.lock")
-    """Where it was read; `load_project` says it."""
+    _path: str = PrivateAttr("imagebuild.lock")  # where it was read, as `load_project` says
 
     @property
     def place(self) -> str:

@@ -626,7 +626,10 @@ def with_requirements(project: Project, image: str, names: Iterable[str], mistak
         return tuple(order)
     except CycleError as error:
         cycle = " → ".join(reversed(error.args[1]))
-        mistakes.add(project.components[error.args[1][0]].at("requires"), f"requires: goes in a circle: {cycle}")
+        mistakes.add(
+            project.components[error.args[1][0]].at("requires"),
+            f"requires: goes in a circle: {cycle}; remove one of them",
+        )
         return ()
 
 

@@ -337,8 +337,11 @@ class Renderer:
                 line, value = text.count("\n", 0, found.start()) + 1, found[1]
                 remedy = f"write @{value}@, and {{{{ file('{name}')|replace('@{value}@', {value}) }}}} in the template"
                 raise ConfigError(f"{path}:{line}: {found[0]} stays as it is, as files are no templates; {remedy}")
-            if re.search(r"^EOF$", text, re.MULTILINE):
-                raise ConfigError(f"{path}: has a line 'EOF', which would end the heredoc that the file is put in")
+            if found := re.search(r"^EOF$", text, re.MULTILINE):
+                place = f"{path}:{text.count(chr(10), 0, found.start()) + 1}"
+                raise ConfigError(
+                    f"{place}: a line 'EOF' would end the heredoc that the file is put in; write it otherwise"
+                )
             return text
 
         return read

@@ -182,7 +182,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (edit("[tool, library]", "[tool, library, mine]"), "plan", "unknown component 'mine'; write dockerfiles/components/mine/component"),
     (nothing, "plan --without library", "--without library: tool in tiny requires it; leave that out, too"),
     (write("dockerfiles/components/tool/Dockerfile", "FROM x\n"), "plan", "tool/Dockerfile:1: is not read; a component has"),
-    (nothing, f"render {TARGET} --for nothing", "--for nothing: unknown; use 'standalone'"),
+    (nothing, f"render {TARGET} --for nothing", "--for nothing: must be one of 'standalone'"),
     (nothing, "render", "*: 3 targets fit (tiny-cuda12.9-debian13-runtime, "),
 
     (component("", "FROM {{ bsae }} AS tool"), f"render {TARGET}", f"{TEMPLATE}:1: 'bsae' is undefined; did you mean 'base'?"),
@@ -264,7 +264,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, f"build {TARGET} --base-image debian:13", "--base-image debian:13: nothing would verify it; add its digest"),
     (nothing, f"build {TARGET} --base-image debian:12@sha256:{'a' * 64}", "packages and pins are of debian13; take a base"),
     (component("", "FROM x AS tool\nRUN <<'END'\ntrue\n"), f"render {TARGET}", f"{TEMPLATE}:2: the heredoc of `RUN <<'END'` has"),
-    (with_file("cat <<EOF\nEOF\n"), f"render {TARGET}", "files/f: has a line 'EOF', which would end the heredoc that"),
+    (with_file("cat <<EOF\nEOF\n"), f"render {TARGET}", "files/f:2: a line 'EOF' would end the heredoc that"),
     (component("", "FROM x AS tool\n{{ version | nofilter }}\n"), f"render {TARGET}", "No filter named 'nofilter'"),
     (component("wheels: [x]\n", "FROM x AS tool\n"), f"render {TARGET}", "has no wheels tool 3.4; add it with `imagebuild lock`"),
     (with_file("\necho {{ version }}\n"), f"render {TARGET}", "files/f:2: {{ version }} stays as it is, as files are no templates; write @version@"),
