@@ -203,7 +203,7 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
     value, profile = choices.parameters.get("min-bw"), choices.profile
     if value and len(choices.test.collectives) > 1:
         raise ConfigError("--set min-bw: the collectives of the test reach different rates; use a test of one")
-    own = {choices.test.collectives[0]: Least(value, "GB/s, by --set min-bw")} if value else {}
+    own: dict[str, Least] = {choices.test.collectives[0]: Least(value, "GB/s, by --set min-bw")} if value else {}
     if not (choices.comparable and choices.test.max_bytes.endswith("G")):  # smaller messages show latency
         return own
     ranks, nodes = choices.run_ranks, choices.run_nodes
@@ -218,7 +218,7 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
         if possible and float(str(value)) > possible:
             raise ConfigError(f"--set min-bw={value}: {profile.name} reaches at most {possible:.1f} GB/s; ask for less")
         return own
-    least = {}
+    least: dict[str, Least] = {}
     for collective in choices.test.collectives:
         known = [
             reference
