@@ -48,7 +48,7 @@ def row(
 def curve(peak: float, factor: float) -> tuple[NcclRow, ...]:
     """Rows from 1 KiB to 8 GiB that approach a peak, as real ones do; `factor` is bus bandwidth / bandwidth."""
     sizes = [1 << power for power in range(10, 34)]
-    return tuple(row(s, *(round(peak * s / (s + most), 3) for most in (6e7, 6.3e7)), factor) for s in sizes)
+    return tuple(row(s, round(peak * s / (s + 6e7), 3), round(peak * s / (s + 6.3e7), 3), factor) for s in sizes)
 
 
 def run(collective: str | None = "all_reduce", peak: float = 480.0, **values: object) -> Run:

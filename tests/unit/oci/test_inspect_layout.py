@@ -30,7 +30,10 @@ Inspect = Callable[..., tuple[CheckResult, ...]]
 
 @pytest.fixture
 def inspect(renderer: Renderer, full_plan: Plan) -> Inspect:
-    return lambda *source, **options: judge_images(read_images(*source, renderer, full_plan, **options))
+    def read_and_judge(source: Any, **options: Any) -> tuple[CheckResult, ...]:
+        return judge_images(read_images(source, renderer, full_plan, **options))
+
+    return read_and_judge
 
 
 def paths(image: PlatformImage, workers: int = 1) -> list[str]:
