@@ -401,7 +401,7 @@ def limit_table(profile: Profile, nodes: int | None = None) -> LimitTable:
     for collective in get_args(Collective):
         ceilings = class_ceilings(collective, ranks, layout.domains, layout.hardware)
         loosest = max(ceilings, key=lambda ceiling: ceiling.value, default=None)
-        references = [r for r in profile.references if (r.collective, r.ranks, r.nodes) == (collective, ranks, nodes)]
+        references = profile.references_at(collective, ranks, nodes)
         rows += [
             LimitRow(
                 collective=collective,

@@ -282,7 +282,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     if hardest:
         what = f"{hardest.algorithm} {collective} ceiling: {hardest.formula}"
         limit = Limit(value=round(hardest.value, 3), unit="GB/s", what=what)
-    references = [r for r in profile.references if (r.collective, r.ranks, r.nodes) == scale]
+    references = profile.references_at(*scale)
     # Without a known class, a run is compared with what the library chose itself.
     fitting = [r for r in references if (r.algorithm in (None, *used) if used else not r.forced)]
     reference = max(fitting, key=lambda r: r.algorithm in used, default=None)

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Generic, NamedTuple, TextIO, TypeVar, cast
+from typing import Any, BinaryIO, Generic, NamedTuple, TextIO, TypeVar, cast
 
 
 class LogLine(NamedTuple):
@@ -61,6 +61,7 @@ class Log:
 
 
 Item = TypeVar("Item")
+LONGEST_REASON = 1000
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,15 @@ class LineReader(Generic[Item]):
 
     def end(self) -> None:
         """Keep what the end of the output leaves open."""
+
+    def explains_error(self, error: str) -> bool:
+        """Return whether the line before was an error, too; then this one is added to its reason."""
+        self.is_error = True
+        if self.after_error:
+            last: Any = self.items[-1]
+            reason = last.reason if error in last.reason else f"{last.reason}; {error}"
+            self.items[-1] = last.model_copy(update={"reason": reason[:LONGEST_REASON]})
+        return self.after_error
 
 
 @dataclass(frozen=True)

@@ -139,12 +139,9 @@ class _NvbandwidthReader(LineReader[BandwidthTest]):
         return True
 
     def read_error(self, error: str) -> None:
-        self.is_error = True
-        if self.after_error:
-            last = self.items[-1]
-            reason = error if error in last.reason else f"{last.reason}; {error}"
-            self.items[-1] = last.model_copy(update={"reason": reason[:1000]})
-        elif missing := _NOT_FOUND.match(error):
+        if self.explains_error(error):
+            return
+        if missing := _NOT_FOUND.match(error):
             self.end_test()
             self.add(missing[1], "not-found", error)
         else:

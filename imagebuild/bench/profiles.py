@@ -189,6 +189,10 @@ class Profile(ProfileFile):
         words = device.casefold().split()
         return "mig" not in words and any(fnmatchcase(device.casefold(), name.casefold()) for name in self.gpu.names)
 
+    def references_at(self, collective: str, ranks: int, nodes: int) -> list[MeasuredSpeed]:
+        """Return the references of a collective at this scale."""
+        return [r for r in self.references if (r.collective, r.ranks, r.nodes) == (collective, ranks, nodes)]
+
     @property
     def hosts_per_domain(self) -> int:
         """Return the number of hosts whose GPUs one link joins."""

@@ -6,10 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from imagebuild.bench.logs import ParsedOutput, excerpt, parse_integer, parse_number
+from imagebuild.bench.logs import LONGEST_REASON, ParsedOutput, excerpt, parse_integer, parse_number
 from imagebuild.bench.models import PerftestTable, TableRow, TableVerdict
-
-_LONGEST_REASON = 1000
 
 
 @dataclass
@@ -41,7 +39,7 @@ class TableBuilder:
             if value is not None and value < 0
         ]
         verdicts: tuple[tuple[object, TableVerdict, str], ...] = (
-            (self.errors, "failed", "; ".join(dict.fromkeys(self.errors))[:_LONGEST_REASON]),
+            (self.errors, "failed", "; ".join(dict.fromkeys(self.errors))[:LONGEST_REASON]),
             (self.has_unread_row, "truncated", "a row could not be read"),
             (not self.columns and self.waits, "no-data", "the server waits for its client"),
             (not self.columns, "no-data", "no result was printed"),

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from imagebuild.bench.logs import LineReader, ParsedOutput, excerpt, is_table_value, parse_integer, parse_number
 from imagebuild.bench.models import UcxResult
 
-_LONGEST_REASON = 1000
 _COLUMNS = (
     ("latency_us", "first"), ("latency_us", "average"), ("latency_us", "overall"),
     ("bandwidth_mib_s", "average"), ("bandwidth_mib_s", "overall"),
@@ -88,10 +87,7 @@ class _UcxReader(LineReader[UcxResult]):
         self.progress.clear()
 
     def read_error(self, error: str) -> None:
-        self.is_error = True
-        if self.after_error:
-            last = self.items[-1]
-            self.items[-1] = last.model_copy(update={"reason": f"{last.reason}; {error}"[:_LONGEST_REASON]})
+        if self.explains_error(error):
             return
         if self.has_result:
             self.begin_run()

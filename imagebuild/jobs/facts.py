@@ -477,7 +477,7 @@ class JobTest(Model):
     """Name the collectives and message sizes to measure; a file of `tests/`."""
 
     title: str
-    collectives: Annotated[tuple[str, ...], Field(min_length=1)]
+    collectives: Annotated[tuple[Collective, ...], Field(min_length=1)]
     min_bytes: Bytes
     max_bytes: Bytes
     factor: Text = "2"
@@ -548,10 +548,6 @@ def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
         for name in set(cluster.model.fabrics) - set(fabrics):
             mistakes.add(cluster.at("fabrics", name), f"fabrics.{name}: unknown fabric{suggestion(name, set(fabrics))}")
         _check_volumes(cluster, fabrics, mistakes)
-    for test in tests.values():
-        for name in set(test.model.collectives) - set(COLLECTIVES):
-            near = suggestion(name, set(COLLECTIVES))
-            mistakes.add(test.at("collectives"), f"collectives: nccl-tests has no {name!r}{near}")
     layers = [file for kind in (stacks, fabrics, features, clusters, schedulers) for file in kind.values()]
     for file in (*layers, *([node] if node else [])):
         _check_conditions(file, {*CONDITIONS, *COLLECTIVES, *features}, mistakes)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from imagebuild.bench.ceilings import NotComparable, class_ceilings, rank_layout
@@ -206,32 +207,26 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
     value, profile = choices.parameters.get("min-bw"), choices.profile
     if value and len(choices.test.collectives) > 1:
         raise ConfigError("--param min-bw: the collectives of the test reach different rates; use a test of one")
-    own = {choices.test.collectives[0]: Least(value, "GB/s, by --param min-bw")} if value else {}
+    least: dict[str, Least] = {}
+    if value:
+        least[choices.test.collectives[0]] = Least(value, "GB/s, by --param min-bw")
     if not (choices.comparable and choices.test.max_bytes.endswith("G")):  # smaller messages show latency
-        return own
+        return least
     ranks, nodes = choices.run_ranks, choices.run_nodes
     try:
         layout = rank_layout(profile, ranks, nodes)
     except NotComparable:
-        return own
-    for collective in own:
-        possible = max(
-            (c.value for c in class_ceilings(collective, ranks, layout.domains, layout.hardware)), default=None
-        )
-        if possible and float(str(value)) > possible:
-            raise ConfigError(
-                f"--param min-bw={value}: {profile.name} reaches at most {possible:.1f} GB/s; ask for less"
-            )
-        return own
-    least = {}
+        return least
     for collective in choices.test.collectives:
-        known = [
-            reference
-            for reference in profile.references
-            if (reference.collective, reference.ranks, reference.nodes) == (collective, ranks, nodes)
-            and not reference.forced
-        ]
         ceilings = class_ceilings(collective, ranks, layout.domains, layout.hardware)
+        highest = max((ceiling.value for ceiling in ceilings), default=inf)
+        known = [r for r in profile.references_at(collective, ranks, nodes) if not r.forced]
+        if value and float(value) > highest:
+            raise ConfigError(
+                f"--param min-bw={value}: {profile.name} reaches at most {highest:.1f} GB/s; ask for less"
+            )
+        if value:
+            continue
         if known:
             rate = known[-1].rate * known[-1].tolerance
             least[collective] = Least(f"{rate:.1f}", f"GB/s that {profile.name} asks of the best size")

@@ -36,7 +36,8 @@ from .prefix import with_user as with_user
 from .rules import IMAGE_CHECKS as IMAGE_CHECKS
 from .rules import Inspection as Inspection
 from .rules import describe_code as describe_code
-from .rules import inspect as inspect
+from .rules import judge_images as judge_images
+from .rules import read_images as read_images
 from .rules import runs as runs
 from .runner import Command as Command
 from .runner import Execution as Execution

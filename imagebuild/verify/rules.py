@@ -640,7 +640,7 @@ IMAGE_CHECKS = {
     "readable": "Every layer can be read",
     **{rule_name(rule): str(rule.__doc__).partition(".")[0] for rule in RULES},
 }
-"""Name → what passing proves, of all checks that `inspect` makes."""
+"""Name → what passing proves, of all checks of an image's files."""
 SHOWN = 100
 """Findings of a rule that are listed."""
 
@@ -725,17 +725,6 @@ def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: flo
         output="\n".join(shown),
         seconds=round(seconds, 3),
     )
-
-
-def inspect(
-    source: Path | Iterable[bytes], renderer: Renderer, plan: Plan, *, platform: str | None = None
-) -> tuple[CheckResult, ...]:
-    """Read an image, and return the result of every check of its files.
-
-    Of an image for several platforms, `platform` chooses one; otherwise all are checked, and the names of results end
-    with theirs. The rest is as with `read_images`.
-    """
-    return judge_images(read_images(source, renderer, plan, platform=platform))
 
 
 def judge_images(inspections: Sequence[Inspection]) -> tuple[CheckResult, ...]:

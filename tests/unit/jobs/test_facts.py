@@ -49,7 +49,7 @@ MISTAKES = {
     ),
     "tests/all-reduce.yaml": (
         "title: x\ncollectives: [allreduce]\nmin-bytes: 1M\nmax-bytes: 1M\n",
-        "collectives: nccl-tests has no 'allreduce'; did you mean 'all_reduce'",
+        "all-reduce.yaml:2: collectives.0: must be 'all_reduce', ",
     ),
 }
 

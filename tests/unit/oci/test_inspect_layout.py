@@ -9,7 +9,6 @@ import json
 import random
 import tracemalloc
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from imagebuild.core import ConfigError, ResultError
 from imagebuild.oci import Blob, PlatformImage, image, images_in, layer_members
 from imagebuild.project import CheckResult, Plan
 from imagebuild.render import Renderer
-from imagebuild.verify import inspect as inspect_image
-from imagebuild.verify import layers, scan, scan_all
+from imagebuild.verify import judge_images, layers, read_images, scan, scan_all
 from tests.unit import image_files
 from tests.unit.image_files import Layout, layer
 
@@ -32,7 +30,10 @@ Inspect = Callable[..., tuple[CheckResult, ...]]
 
 @pytest.fixture
 def inspect(renderer: Renderer, full_plan: Plan) -> Inspect:
-    return partial(inspect_image, renderer=renderer, plan=full_plan)
+    def read_and_judge(source: Any, **options: Any) -> tuple[CheckResult, ...]:
+        return judge_images(read_images(source, renderer, full_plan, **options))
+
+    return read_and_judge
 
 
 def paths(image: PlatformImage, workers: int = 1) -> list[str]:

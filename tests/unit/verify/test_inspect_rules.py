@@ -14,7 +14,7 @@ import zstandard
 
 from imagebuild.project import Changes, CheckResult, Plan, Project, make_plan, versions_with
 from imagebuild.render import Renderer, hash_of_lock, image_labels
-from imagebuild.verify import IMAGE_CHECKS, inspect
+from imagebuild.verify import IMAGE_CHECKS, judge_images, read_images
 from tests.conftest import ROOT, Files
 from tests.unit import image_files
 from tests.unit.image_files import Layout, Node, cache, elf, folder, hardlink, layer, symlink
@@ -83,7 +83,7 @@ class Case:
             [self.pack(layer(files)) for files in self.layers],
             {"config": settings, "history": self.history}, self.platform,
         )  # fmt: skip
-        found = inspect(self.root, Renderer(project, versions_with(project, Changes())), plan)
+        found = judge_images(read_images(self.root, Renderer(project, versions_with(project, Changes())), plan))
         assert [result.check for result in found] == list(IMAGE_CHECKS)
         assert all(result.component == "image" for result in found)
         return {result.check: result for result in found}
