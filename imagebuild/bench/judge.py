@@ -47,6 +47,8 @@ MARGIN = 0.02
 loopback on a 200 Gb/s adapter was seen at 201.8 Gb/s."""
 GATE_BYTES, WIRE_BYTES = 2**30, 2**16
 """Smaller messages of collectives, and over one card, show latency, not bandwidth."""
+NEVER_COMPARE = ("all_reduce_bench",)
+"""Tools that cannot compare data, so that nobody can ask for it."""
 COLLAPSE = 0.5
 """The least fraction of the best row that rows of larger sizes must reach."""
 RATIO_ERROR = 0.002
@@ -130,6 +132,8 @@ def verdict_text(verdict: str, reason: str) -> str:
 def _data_of_run(run: Run) -> DataClaim:
     if run.verdict == "ok" and run.compared and not run.partial_rows:
         return DataClaim(state="right", reason=run.reason)
+    if run.verdict == "ok" and run.tool in NEVER_COMPARE:
+        return NO_DATA
     if run.verdict == "ok":
         return DataClaim(state="not compared", reason=run.reason, allow="unvalidated")
     state = "wrong" if run.verdict == "wrong-data" else "unfinished"
@@ -177,7 +181,7 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
     if unknown and (asked or not ranks):
         options = " and ".join(f"--{noun}" for noun in unknown)
         what = f"the output does not list the {' and '.join(unknown)}"
-        if run.device:
+        if run.device and run.tool not in NEVER_COMPARE:
             what = "the output's list of devices is incomplete"
         reason = f"{what}; say how many with {options}"
         return ParticipationClaim(state="not known", reason=reason, allow=asked)

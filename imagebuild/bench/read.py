@@ -18,7 +18,7 @@ from imagebuild.bench.models import Results, Source
 from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.perftest import parse_perftest_json, parse_perftest_text
-from imagebuild.bench.tables import parse_nvshmem_text, parse_osu_text
+from imagebuild.bench.tables import parse_all_reduce_bench, parse_nvshmem_text, parse_osu_text
 from imagebuild.bench.ucx import parse_ucx_text
 from imagebuild.core.errors import ConfigError
 
@@ -31,6 +31,7 @@ _PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = 
     ("ucx_perftest", "ucx", parse_ucx_text, None),
     ("osu", "tables", parse_osu_text, None),
     ("nvshmem", "tables", parse_nvshmem_text, None),
+    ("all_reduce_bench", "runs", parse_all_reduce_bench, None),
     ("dcgmi", "diagnostics", None, parse_dcgm_json),
 )
 """Tool; field of `Results` that its items go to; the function that reads the lines of one process; the function that

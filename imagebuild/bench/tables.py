@@ -1,4 +1,4 @@
-"""Read plain tables: those of the OSU micro-benchmarks and of NVSHMEM."""
+"""Read plain tables: the OSU micro-benchmarks, those of NVSHMEM, and all_reduce_bench.py of ml-engineering."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from imagebuild.bench.logs import LONGEST_REASON, ParsedOutput, excerpt, parse_integer, parse_number
-from imagebuild.bench.models import PerftestTable, TableRow, TableVerdict
+from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow, TableVerdict
 
 
 @dataclass
@@ -128,3 +128,38 @@ def _read_tables(
             table.rows.append(table_row(size, {**values, **millions}))
             table.errors += [f"the data of {size} bytes were wrong"] if "fail" in text.lower() else []
     return ParsedOutput(tuple(builder.table(source) for builder in builders), tuple(unread))
+
+
+# all_reduce_bench.py: a Markdown table of payload, busbw and algbw, as it prints since 2024.
+
+_ARB_TITLE = re.compile(r"The average bandwidth of all_reduce over (?P<ranks>\d+) ranks.*")
+_ARB_ROW = re.compile(
+    r"\|\s*(?P<size>[\d.]+)(?P<unit>[KMGT]?)i?B\s*\|\s*(?P<busbw>[\d.]+)GBps\s*\|\s*(?P<algbw>[\d.]+)GBps\s*\|"
+)
+_ARB_DEVICE = re.compile(r"- hardware: .{0,100}?name='(?P<device>[^']{1,200})'.*")
+
+
+def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> ParsedOutput[Run]:
+    """Read the runs of all_reduce_bench.py in cleaned lines. It does not compare data, and does not say the nodes."""
+    runs: list[Run] = []
+    device = None
+    for text in map(str.strip, lines):
+        if match := _ARB_DEVICE.fullmatch(text):
+            device = match["device"]
+        elif match := _ARB_TITLE.fullmatch(text):
+            runs.append(
+                Run(source=source, tool="all_reduce_bench", collective="all_reduce", ranks=int(match["ranks"]),
+                    device=device, compared=False, verdict="no-data", reason="no row of results")
+            )  # fmt: skip
+        elif runs and (match := _ARB_ROW.fullmatch(text)):
+            algbw, size = (
+                float(match["algbw"]),
+                round(float(match["size"]) * 1024 ** " KMGT".index(match["unit"] or " ")),
+            )
+            time = size / algbw / 1e3 if algbw else None
+            half = Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=float(match["busbw"]), wrong=None)
+            row = NcclRow(size_bytes=size, count=size // 4, dtype="float", redop="sum", root=None, out_of_place=half,
+                          in_place=None)  # fmt: skip
+            update = {"rows": (*runs[-1].rows, row), "verdict": "ok", "reason": "complete; data were not validated"}
+            runs[-1] = runs[-1].model_copy(update=update)
+    return ParsedOutput(tuple(runs))

@@ -377,6 +377,7 @@ def test_tools_that_never_compare_data_say_so() -> None:
     never = Results(
         tables=(table(390.0, "Gb/sec"), table(390.0, "MB/s", "OSU Bandwidth", tool="osu")),
         ucx=(UcxResult(source="u", title="put"), UcxResult(source="u", title="put", rate_msg_s={"overall": None})),
+        runs=(run((GIB, 480.0, 480.0), tool="all_reduce_bench", compared=False),),
     )
     *claims, broken = [(j.data.state, j.data.standing()) for j in judge_results(never, shipped("h200"))]
     assert set(claims) == {("not compared", "unasked")}

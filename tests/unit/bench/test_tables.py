@@ -1,4 +1,4 @@
-"""OSU micro-benchmarks and NVSHMEM's tests."""
+"""OSU micro-benchmarks and all_reduce_bench.py."""
 
 import pytest
 
@@ -21,6 +21,18 @@ ALLREDUCE = """\
 1048576               310.20            300.10            330.90         100              Pass
 """
 RATE = "# OSU MPI Multiple Bandwidth / Message Rate Test v7.2\n# Size                  MB/s        Messages/s\n1      12.10   12100000.00\n"
+BENCH = """\
+Environment:
+- software: torch=2.8.0, cuda=12.9, nccl=(2, 27, 3)
+- hardware: _CudaDeviceProperties(name='NVIDIA H200', major=9, minor=0, total_memory=143156MB)
+
+The average bandwidth of all_reduce over 8 ranks (5 warmups / 20 trials):
+
+| payload |    busbw   |    algbw   |
+| ------: | ---------: | ---------: |
+|  512MiB | 430.10GBps | 245.77GBps |
+|   16GiB | 481.90GBps | 275.37GBps |
+"""
 
 
 def test_osu() -> None:
@@ -52,6 +64,12 @@ def test_osu() -> None:
 def test_osu_that_is_damaged(text: str, verdict: str, unread: int) -> None:
     (table,), examples = read_part("tables", text)
     assert (table.verdict, len(examples)) == (verdict, unread)
+
+
+def test_all_reduce_bench() -> None:
+    (new,) = read_part("runs", BENCH).items
+    assert (new.tool, new.ranks, new.device, new.compared) == ("all_reduce_bench", 8, "NVIDIA H200", False)
+    assert [(row.size_bytes, row.out_of_place.busbw_gb_s) for row in new.rows] == [(2**29, 430.1), (2**34, 481.9)]
 
 
 # The second table is of a public log, NVIDIA/nvshmem#76; the first has the layout of the programs' source.
