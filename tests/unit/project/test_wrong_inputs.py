@@ -228,6 +228,12 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (edit('cuda: "<13"', 'cuda: "<<13"'), "plan", "matrix.yaml:22: rules.0.when.cuda: '<<13' is not a version specifier such as '>=13"),
     (edit("repository: example", "repository: [example]"), "plan", "matrix.yaml:1: repository: must be a text, not a list"),
     (edit(":{cuda}-{os}-{variant}", ":{cuda}-{os}"), "plan", "matrix.yaml:19: tag example/tiny:13.0-debian13 names both tiny-cuda13.0-"),
+    # tags and aliases
+    (image("aliases: ['{repository}/{image}:x-{revision}']"), "plan", "images.tiny.aliases.0: no value for {revision}"),
+    (image("aliases: ['{repository}/{image}:{cuda-mayor}']"), "plan", "did you mean 'cuda-major'"),
+    (image("aliases: ['{repository}/{image}:a b']"), "plan", "'example/tiny:a b' is not a valid image"),
+    (image("aliases: [{tag: 'example/tiny:13.0-debian13-runtime', when: {variant: devel}}]"), "plan", "-devel would move a tag"),
+    (edit(":{cuda}-{os}-{variant}", ":{cuda-major}"), "plan", "tags.0: no value for {cuda-major}"),
     # selection and settings
     (nothing, "plan cuda=12.9 variant=devel", "no-old-devel excludes tiny-cuda12.9-debian13-devel: nobody asked for it"),
     (nothing, "plan --set tool=4@main", "write it as tool=<tag> or tool=4@<40-digit commit>"),
