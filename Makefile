@@ -13,9 +13,8 @@ image: $(VENV)/installed ## build the quickstart image for this machine's platfo
 	$(IMAGEBUILD) verify $(TARGET)
 
 # All else runs beside the docker suite, which waits for its engine half of the time, and is printed part by part as it ends.
-# Packages are installed before, as apt does one thing at a time.
+# The browser is installed before, as apt does one thing at a time.
 test: $(VENV)/installed-browser ## everything that CI runs
-	$(IMAGEBUILD) engine up
 	$(MAKE) --no-print-directory --jobs=2 --keep-going docker beside-docker
 
 beside-docker:

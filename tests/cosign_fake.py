@@ -9,9 +9,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from imagebuild.core import CommandError
-from imagebuild.publish import Cosign
+
+if TYPE_CHECKING:
+    from imagebuild.publish import Cosign
 
 
 class FakeCosign:
@@ -27,6 +30,8 @@ class FakeCosign:
         """What it fails with."""
 
     def cosign(self, **environ: str) -> Cosign:
+        from imagebuild.publish import Cosign  # noqa: PLC0415 - slow, and as a program it is called a hundred times
+
         return Cosign({"COSIGN_PASSWORD": "", **environ}, self.run, program="cosign")
 
     def run(self, _program: str, command: str, *args: str, env: Mapping[str, str]) -> str:
@@ -79,8 +84,11 @@ class FakeCosign:
 
 
 if __name__ == "__main__":
-    # Each call is a process of its own: what was signed is kept in a file.
+    # Each call is a process of its own, and several run at a time: what was signed is added to a file.
     state, fake = Path(os.environ["STANDIN_LOG"] + ".signed"), FakeCosign()
-    fake.signed = {(digest, key) for digest, key in json.loads(state.read_text())} if state.exists() else set()
+    lines = state.read_text().splitlines() if state.exists() else []
+    known = {(digest, key) for digest, _, key in (line.partition(" ") for line in lines)}
+    fake.signed = set(known)
     sys.stdout.write(fake.run("cosign", *sys.argv[1:], env={}))
-    state.write_text(json.dumps(sorted(fake.signed)))
+    with state.open("a") as file:
+        file.writelines(f"{digest} {key}\n" for digest, key in fake.signed - known)

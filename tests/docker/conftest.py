@@ -144,10 +144,10 @@ STANDIN = ("test_hpcx", "test_hpcx_broken")
 
 
 FIRST = (
-    *STANDIN, "test_verify", "test_attest", "test_quickstart", "test_slurm_jobs", "test_cost", "test_job_pods", "test_workflows",
-    "test_scan_diff", "test_broken", "test_publish", "test_slurm", "test_nodes",
+    *STANDIN, "test_workflows", "test_verify", "test_slurm_jobs", "test_quickstart", "test_attest", "test_job_pods", "test_publish",
+    "test_cost", "test_broken", "test_scan_diff", "test_publish_faults", "test_slurm", "test_nodes",
 )  # fmt: skip
-"""Modules in the order in which they begin: long ones first, so that no process ends long before the other."""
+"""Modules in the order in which they begin: long ones first, so that no process ends long before the others."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

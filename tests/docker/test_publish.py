@@ -18,6 +18,7 @@ from docker import DockerClient
 
 from imagebuild.oci import Descriptor, Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
 from imagebuild.project import BuildResult, Catalog, Published, PublishResult
+from tests.conftest import git
 from tests.docker.conftest import REPOSITORY, Services, Tiny, finish, install, until, watched
 from tests.faulty import Faulty, in_front_of
 
@@ -93,8 +94,8 @@ def shops(
         matrix = "".join(line for line in lines if "tags:" not in line) + TAGS
         tiny.write("matrix.yaml", matrix.replace("linux/amd64, linux/arm64", f"linux/{client.version()['Arch']}"))
         tiny.add("library", tiny.new + CHECK)
-        for command in (["init"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x@x.org", "commit", "-m", "x"]):
-            subprocess.run(["git", "-C", tiny.root, *command], check=True, capture_output=True)
+        for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "x"]):
+            git(tiny.root, *command)
         made = Shop(tiny, faulty, connect_registry(services.registry, environ={}), folder / "evidence")
         place = f"{faulty.address}/{REPOSITORY}"
         tiny.build(OLD, NEW, "--push", "--registry", place, "--folder", made.evidence)

@@ -72,26 +72,24 @@ NODES = {
 """Checks of containers that reach each other by ssh."""
 
 
-@pytest.mark.parametrize("variant", ["quickstart", "devel"])
-def test_verify_proves_every_component(
-    request: pytest.FixtureRequest, variant: str, imagebuild: Imagebuild, tmp_path: Path
-) -> None:
-    built: Built = request.getfixturevalue(variant)
-    target = built.result.target
-    done = imagebuild("verify", target, "--json", tmp_path / "verify.json")
-    result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
-    assert (result.target, result.digest) == (target, built.result.digest)
-    outcomes = Counter(check.outcome for check in result.checks)
-    assert not outcomes["failed"]
-    assert f"{outcomes['passed']} passed, 0 failed, {outcomes['skipped']} skipped" in done.out
+def assert_proves_every_component(result: VerifyResult, built: Built, imagebuild: Imagebuild) -> None:
+    """Nothing failed, what was skipped says why, and each component has a check that passed."""
+    assert (result.target, result.digest) == (built.result.target, built.result.digest)
+    assert "failed" not in {check.outcome for check in result.checks}
     assert all(check.reason for check in result.checks if check.outcome == "skipped")
-    (planned,) = json.loads(imagebuild("plan", target, "--json", "-").out)["targets"]
-    assert {check.component for check in result.checks if check.outcome == "passed"} == {
-        "image",
-        *planned["components"],
-    }
+    (planned,) = json.loads(imagebuild("plan", built.result.target, "--json", "-").out)["targets"]
     passed = {f"{check.component}/{check.check}" for check in result.checks if check.outcome == "passed"}
+    assert {name.partition("/")[0] for name in passed} == {"image", *planned["components"]}
     assert passed >= NODES
+
+
+def test_verify_proves_every_component_of_devel(devel: Built, imagebuild: Imagebuild, tmp_path: Path) -> None:
+    """Those of the runtime image are proven in test_verify, where other runners have to say the same."""
+    done = imagebuild("verify", devel.result.target, "--json", tmp_path / "verify.json")
+    result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
+    assert_proves_every_component(result, devel, imagebuild)
+    outcomes = Counter(check.outcome for check in result.checks)
+    assert f"{outcomes['passed']} passed, 0 failed, {outcomes['skipped']} skipped" in done.out
 
 
 LIBRARY = "rm /opt/nccl/lib/libnccl.so.2 && ldconfig"
@@ -118,7 +116,6 @@ def test_verify_of_an_image_that_was_not_built_here(imagebuild: Imagebuild) -> N
     tag = f"{REPOSITORY}/foreign:1"
     docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
     assert "it was not built here" in imagebuild("verify", tag, expect=2).err
-    assert "not in the engine's image store" in imagebuild("verify", f"{REPOSITORY}/absent:1", expect=2).err
 
 
 def test_verify_of_a_target_whose_image_is_older(tiny: Tiny) -> None:

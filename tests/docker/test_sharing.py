@@ -46,12 +46,6 @@ def test_each_stage_runs_once_for_all_targets(tiny: Tiny, client: DockerClient) 
     assert not executed(tiny)
 
 
-def test_no_cache_runs_everything(tiny: Tiny) -> None:
-    tiny.build("tiny-cuda13.0*runtime")
-    tiny.build("tiny-cuda13.0*runtime", "--no-cache")
-    assert {stage for stage, _ in executed(tiny, TARGETS[2:3])} == {"library", "tool"}
-
-
 def test_a_folder_replaces_a_source_in_git(tiny: Tiny, client: DockerClient, tmp_path: Path) -> None:
     """What counts is what the folder holds, not where it is or when it was written."""
     tiny.from_git("https://nowhere.invalid/tool.git")

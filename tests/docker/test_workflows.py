@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from imagebuild.oci import connect_registry, manifests_of, read_attestations
-from tests.conftest import LOCK, ROOT
+from tests.conftest import LOCK, ROOT, git
 from tests.docker.conftest import COMPONENT, REPOSITORY, STAGE, Tiny
 from tests.upstream.keys import CUDA, Keys
 from tests.upstream.server import Server
@@ -73,11 +73,6 @@ chmod +x .venv/bin/imagebuild
 def load(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(path.read_text())
     return found
-
-
-def git(folder: Path, *arguments: str) -> str:
-    who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    return subprocess.run(["git", "-C", folder, *who, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 @dataclass
@@ -193,7 +188,7 @@ def origin(tmp_path: Path, environ: dict[str, str]) -> Tiny:
 def commit(project: Tiny, message: str) -> str:
     git(project.root, "add", ".")
     git(project.root, "commit", "--quiet", "--message", message)
-    return git(project.root, "rev-parse", "HEAD").strip()
+    return git(project.root, "rev-parse", "HEAD")
 
 
 @pytest.fixture
@@ -225,7 +220,7 @@ def tags(registry: str) -> dict[str, str]:
 
 
 def test_images_from_a_push_to_the_catalog(machine: Machine, origin: Tiny, registry: str) -> None:
-    first = git(origin.root, "rev-parse", "HEAD").strip()
+    first = git(origin.root, "rev-parse", "HEAD")
     (entry,) = planned(machine, JOBS="1")
     assert entry["name"] == f"{RUNTIME} and 1 more amd64"
     machine.job("build.yml", "build", DAY="", TARGETS=entry["targets"], PLATFORM=entry["platform"])
@@ -341,7 +336,7 @@ def archive(suite: Path, packages: str, keys: Keys) -> None:
 
 
 def test_a_pull_request_pushes_nothing(machine: Machine, origin: Tiny, registry: str) -> None:
-    base = git(origin.root, "rev-parse", "HEAD").strip()
+    base = git(origin.root, "rev-parse", "HEAD")
     origin.replace("matrix.yaml", 'plugin: "3.', 'plugin: "4.')
     commit(origin, "a plugin")
     (entry,) = planned(machine, BASE=base)
@@ -361,7 +356,7 @@ def test_newer_versions_become_one_pull_request(machine: Machine, origin: Tiny, 
     for version in ("1.0", "1.1"):
         git(upstream, "commit", "--quiet", "--allow-empty", "--message", version)
         git(upstream, "tag", version)
-        commits[version] = git(upstream, "rev-parse", "HEAD").strip()
+        commits[version] = git(upstream, "rev-parse", "HEAD")
     address = f"file://{upstream}"
     origin.component("tool", COMPONENT.format(name="tool") + f"git: {address}\n", build=STAGE)
     origin.replace("matrix.yaml", f'tool: "2.{origin.nonce}"', 'tool: "1.0"')
@@ -373,7 +368,7 @@ def test_newer_versions_become_one_pull_request(machine: Machine, origin: Tiny, 
     assert machine.outputs == {"changed": "true"}
     assert 'tool: "1.1"' in git(origin.root, "show", "update:matrix.yaml")
     assert commits["1.1"] in git(origin.root, "show", "update:imagebuild.lock")
-    assert git(origin.root, "rev-list", "--count", "main..update").strip() == "1"
+    assert git(origin.root, "rev-list", "--count", "main..update") == "1"
     assert "gh pr create --head update --base main --title Newer\\ versions --body-file" in machine.calls
     assert "tool" in (machine.folder / "cost.md").read_text()
 

@@ -184,23 +184,6 @@ def test_revisions_that_there_are_not_or_that_are_wrong(repository: Files, call:
     assert "is in no git repository; name a folder instead" in call("plan", "--from", "v1")[2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["--to", "x"], 2, "need --from"),
-        (["--markdown"], 2, "need --from"),
-        (["--from", ".", "--json", "-", "--markdown"], 2, "exclude each other"),
-        (["--from", ".", "--why"], 2, "not for --github or --why"),
-        (["--from", ".", "--base", "mine"], 2, "--base mine: must be one of 'bootstrap', 'registry'"),
-        (["--from", ".", "--to", "nothing"], 2, "only --from can be nothing"),
-        (["--from", ".", "--platform", "linux/arm64"], 2, "is not for linux/arm64"),
-    ],
-)
-def test_exit_codes(call: Call, arguments: list[str], status: int, message: str) -> None:
-    got, _, error = call("plan", *arguments)
-    assert (got, message in error) == (status, True), error
-
-
 ALL = [f"tiny-cuda{end}" for end in ("12.9-debian13-runtime", "13.0-debian13-runtime", "13.0-debian13-devel")]
 
 

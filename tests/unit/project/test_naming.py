@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from imagebuild.core import ConfigError
 from imagebuild.project import make_plan, select_targets
 from tests.conftest import Files
 
@@ -49,21 +46,3 @@ def test_a_selection_leaves_an_alias_where_it_is(tiny: Files) -> None:
     chosen = select_targets(make_plan(tiny.load()), ["cuda=12.9"])
     assert [target.aliases for target in chosen] == [()]
     assert found["13.0-debian13-devel"][1] == ("latest",)
-
-
-@pytest.mark.parametrize(
-    ("tags", "alias", "mistake"),
-    [
-        ("{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:x-{revision}"', r"aliases.0: no value for {revis"),
-        ("{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:{cuda-mayor}"', "did you mean 'cuda-major'"),
-        ("{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:a b"', "'example/tiny:a b' is no image with a tag"),
-        ("{repository}/{image}:{cuda-major}", '"{repository}/{image}:x"', "tags.0: no value for {cuda-major}"),
-        (
-            "{repository}/{image}:{cuda}-{variant}", '"{repository}/{image}:13.0-devel"',
-            "alias example/tiny:13.0-devel of tiny-cuda13.0-debian13-devel would move a tag",
-        ),
-    ],
-)  # fmt: skip
-def test_mistakes(tiny: Files, tags: str, alias: str, mistake: str) -> None:
-    with pytest.raises(ConfigError, match=mistake):
-        named(tiny, tags, alias)
