@@ -59,6 +59,9 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     names = [target.id for target in request.targets] if len(request.targets) < MANY else []
     command = " ".join(["imagebuild lock", *names, *(f"--platform {platform}" for platform in request.platforms)])
     check_resolved(project.lock, needed, command, size_of_downloads)
+    # The text is for all platforms; of those that are not built, the lock may have nothing.
+    renderer = renderer.with_unresolved(request.targets)
+    project = renderer.project
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     adaptions = (line for target in request.targets for line in renderer.recipe(target).adaptions())
     for line in dict.fromkeys(adaptions):

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from math import ceil
@@ -23,7 +23,7 @@ from imagebuild.core.fields import Model, Platform
 from imagebuild.oci.reference import parse_reference
 from imagebuild.project import load, plan
 from imagebuild.project.load import ProjectPaths
-from imagebuild.project.lockfile import digest_of, with_unresolved
+from imagebuild.project.lockfile import digest_of
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Changes, Project
 from imagebuild.project.records import BuildResult
@@ -75,11 +75,9 @@ def read_state(
     project = load.load_project(paths.matrix, paths.dockerfiles, paths.lock)
     versions = plan.versions_with(project, changes)
     targets = plan.select_targets(plan.make_plan(project, changes), select)
-    recipes = map(Renderer(project, versions).recipe, targets)
-    project = replace(project, lock=with_unresolved(project.lock, (s for recipe in recipes for s in recipe.sources())))
-    renderer = Renderer(project, versions)
+    renderer = Renderer(project, versions).with_unresolved(targets)
     texts = {target.id: renderer.dockerfile(target).text for target in targets}
-    return ProjectState(project, targets, texts, platforms, base, _checks_of_targets(project, targets))
+    return ProjectState(renderer.project, targets, texts, platforms, base, _checks_of_targets(project, targets))
 
 
 def _checks_of_targets(project: Project, targets: Iterable[Target]) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -150,7 +149,7 @@ def render(
     output: options.OutputOption = None,
 ) -> None:
     """Print the self-contained Dockerfile of a target."""
-    from imagebuild.project.lockfile import check_resolved, with_unresolved
+    from imagebuild.project.lockfile import check_resolved
     from imagebuild.project.plan import select_one
 
     workspace = project.open(edits.parse())
@@ -164,17 +163,15 @@ def render(
         "--for": purpose,
     }
     words = [word for name, value in named.items() if value is not None for word in (name, str(value))]
-    sources = [*workspace.renderer.recipe(chosen).sources()]
-    warning = ""
+    renderer, warning = workspace.renderer, ""
     try:
-        check_resolved(workspace.project.lock, sources, f"imagebuild lock {chosen.id}")
+        check_resolved(workspace.project.lock, renderer.recipe(chosen).sources(), f"imagebuild lock {chosen.id}")
     except ConfigError as error:
         if not unresolved:
             raise ConfigError(f"{error}\n  or print it with --unresolved, to be read") from None
         warning = f"# This builds nothing yet. {str(error).splitlines()[0].rstrip(':')}.\n"
-        lock = with_unresolved(workspace.project.lock, sources)
-        workspace = replace(workspace, project=replace(workspace.project, lock=lock))
-    text = workspace.renderer.dockerfile(chosen, words).text
+        renderer = renderer.with_unresolved([chosen])
+    text = renderer.dockerfile(chosen, words).text
     if purpose:
         text = STANDALONE.sub("", text)
     options.print_or_write(warning + text, output)

@@ -7,9 +7,9 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -23,6 +23,7 @@ from imagebuild.core.yaml import dotted_key
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Lock,
+    LockedRepository,
     Source,
     commit_of,
     digest_of,
@@ -30,6 +31,7 @@ from imagebuild.project.lockfile import (
     pinned_text,
     repository_of,
     wheels_of,
+    with_unresolved,
 )
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Pins, Project
@@ -94,15 +96,14 @@ def package_repository(recipe: Recipe, name: str, lock: Lock, *, stage: bool = F
     urls = repository_urls(recipe, name, stage=stage)
     if not urls or not recipe.component(name).repository:
         return None
-    arch, url = next(iter(urls.items()))
-    first = recipe.repository(name, arch, stage=stage)
+    first = recipe.repository(name, next(iter(urls)), stage=stage)
     assert first
     result = {"name": first.name, "suite": first.suite, "key": first.key, "urls": urls, "stage": name}
     if first.configured:
         return result
-    entry = repository_of(lock, url)
+    entries = [entry for url in urls.values() if isinstance(entry := repository_of(lock, url), LockedRepository)]
     packages = recipe.packages(name, every=stage)
-    result["fingerprint"] = entry if isinstance(entry, str) else entry.fingerprint
+    result["fingerprint"] = entries[0].fingerprint if entries else UNRESOLVED
     result["packages"] = [f"{p}={locked_version(recipe, name, p, lock, stage=stage)}" for p in packages]
     return result
 
@@ -110,19 +111,19 @@ def package_repository(recipe: Recipe, name: str, lock: Lock, *, stage: bool = F
 def locked_version(recipe: Recipe, name: str, package: str, lock: Lock, *, stage: bool) -> str:
     """Return the version of a package of a component's repository, by the lock.
 
-    Raises ConfigError if the architectures differ, as one Dockerfile is for all of them.
+    An architecture that is unresolved does not count: nothing is built for it. Raises ConfigError if two others differ,
+    as one Dockerfile is for all of them.
     """
     urls = repository_urls(recipe, name, stage=stage)
-    versions = set()
-    for url in urls.values():
-        entry = repository_of(lock, url)
-        versions.add(UNRESOLVED if isinstance(entry, str) else entry.packages.get(package, "none"))
-    if len(versions) > 1 or "none" in versions:
+    entries = [repository_of(lock, url) for url in urls.values()]
+    versions = {UNRESOLVED if isinstance(entry, str) else entry.packages.get(package, "none") for entry in entries}
+    known = versions - {UNRESOLVED} or versions
+    if len(known) > 1 or "none" in known:
         raise ConfigError(
-            f"{lock.place}: {package} has the versions {', '.join(sorted(versions))} in {', '.join(urls.values())}; "
+            f"{lock.place}: {package} has the versions {', '.join(sorted(known))} in {', '.join(urls.values())}; "
             f"`imagebuild lock --update {name}` reads them anew"
         )
-    return str(versions.pop())
+    return str(known.pop())
 
 
 def repository_urls(recipe: Recipe, name: str, *, stage: bool) -> dict[Arch, str]:
@@ -202,6 +203,11 @@ class Renderer:
     def recipe(self, target: Target) -> Recipe:
         """Return how the target is made."""
         return Recipe(self.project, self.versions, target, self._with_stage, self._known)
+
+    def with_unresolved(self, targets: Iterable[Target]) -> Renderer:
+        """Return a renderer whose lock has `unresolved` for what it lacks of the targets: that is only to be read."""
+        lock = with_unresolved(self.project.lock, (s for target in targets for s in self.recipe(target).sources()))
+        return Renderer(replace(self.project, lock=lock), self.versions, self.options)
 
     def capabilities(self, target: Target) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that programs of the target are compiled for, or must run on."""

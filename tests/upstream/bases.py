@@ -1,11 +1,13 @@
-"""Base images after `evidence/cuda.yaml`, pushed to the stand-in's registry as indexes with one platform."""
+"""Base images after `evidence/cuda.yaml`, pushed to the stand-in's registry."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -106,16 +108,32 @@ def push(workshop: Workshop, registry: str, name: str, what: Image, contexts: Ma
 
 
 def make_index(registry: str, name: str, part: str) -> str:
-    """Give `name` an index with the image `part` in it, as multi-platform images have; its digest."""
+    """Give `name` an index with the image `part` for both platforms, as the real ones have; its digest.
+
+    For arm64, too, the files and the environment are those for amd64: nothing of it can be run.
+    """
     repository, tag = name.split(":")
-    address = f"http://{registry}/v2/{repository}/manifests"
-    with urllib.request.urlopen(
-        urllib.request.Request(f"{address}/{part.split(':')[1]}", headers={"Accept": ", ".join(MANIFESTS)})
-    ) as answer:
-        digest, kind, size = answer.headers["Docker-Content-Digest"], answer.headers["Content-Type"], len(answer.read())
-    platform = {"os": "linux", "architecture": "amd64"}
-    manifest = {"mediaType": kind, "digest": digest, "size": size, "platform": platform}
-    index = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": [manifest]}).encode()
-    request = urllib.request.Request(f"{address}/{tag}", index, {"Content-Type": INDEX}, method="PUT")
-    with urllib.request.urlopen(request) as answer:
-        return str(answer.headers["Docker-Content-Digest"])
+    base = f"http://{registry}/v2/{repository}"
+
+    def ask(url: str, data: bytes | None = None, method: str = "GET", **headers: str) -> tuple[Message, bytes]:
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        with urllib.request.urlopen(urllib.request.Request(url, data, named, method=method)) as answer:
+            return answer.headers, answer.read()
+
+    head, content = ask(f"{base}/manifests/{part.split(':')[1]}", Accept=", ".join(MANIFESTS))
+    kind, manifest = head["Content-Type"], json.loads(content)
+    config = json.loads(ask(f"{base}/blobs/{manifest['config']['digest']}")[1])
+    changed = json.dumps({**config, "architecture": "arm64"}).encode()
+    digest = f"sha256:{hashlib.sha256(changed).hexdigest()}"
+    place = ask(f"{base}/blobs/uploads/", b"", "POST")[0]["Location"]
+    ask(
+        f"{place}{'&' if '?' in place else '?'}digest={digest}", changed, "PUT", Content_Type="application/octet-stream"
+    )
+    other = json.dumps({**manifest, "config": {**manifest["config"], "digest": digest, "size": len(changed)}}).encode()
+    manifests = []
+    for arch, data in (("amd64", content), ("arm64", other)):
+        pushed = ask(f"{base}/manifests/{tag}-{arch}", data, "PUT", Content_Type=kind)[0]["Docker-Content-Digest"]
+        platform = {"os": "linux", "architecture": arch}
+        manifests.append({"mediaType": kind, "digest": pushed, "size": len(data), "platform": platform})
+    index = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}).encode()
+    return str(ask(f"{base}/manifests/{tag}", index, "PUT", Content_Type=INDEX)[0]["Docker-Content-Digest"])

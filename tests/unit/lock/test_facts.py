@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import ConfigError, ImagebuildError, run_program
-from imagebuild.lock import image_facts, lock_from_table, tree_facts, unpack
+from imagebuild.core import ConfigError, ImagebuildError, Platform, run_program
+from imagebuild.lock import image_facts, lock_from_table, lock_table, tree_facts, unpack
 from imagebuild.project import (
     Archive,
     ArchiveTree,
@@ -230,6 +230,19 @@ def test_each_architecture_has_sources_of_its_own(locked_hpcx: tuple[Project, Ta
     assert "nvidia/cuda:13.4.2-devel-ubuntu24.04: has NCCL 2.30.7-1+cuda13.3, images 2.32.3" in lines
     assert "hpcx: /opt/hpcx/ompi5 is /opt/hpcx/ompi in images" in lines
     assert len(lines) == len(set(lines)) < 25
+
+
+@pytest.mark.parametrize(("platform", "others"), [("linux/amd64", "aarch64|sbsa"), ("linux/arm64", "x86_64")])
+def test_a_build_for_one_platform_needs_no_sources_of_the_other(
+    locked_hpcx: tuple[Project, Target], platform: Platform, others: str
+) -> None:
+    made, target = locked_hpcx
+    lock = lock_from_table({k: entry for k, entry in lock_table(made.lock).items() if not re.search(others, k[1])})
+    renderer = with_env(replace(made, lock=lock))
+    check_resolved(lock, renderer.recipe(target).for_platform(platform).sources())
+    text = renderer.with_unresolved([target]).dockerfile(target).text
+    (missing,) = (line for line in text.splitlines() if "unresolved" in line)
+    assert re.search(rf"ADD --checksum=sha256:unresolved .*({others})", missing)
 
 
 @pytest.mark.parametrize("locked_hpcx", ["runtime"], indirect=True)
