@@ -1,4 +1,4 @@
-"""What is built can be pushed, and what is pulled is what was built."""
+"""What is built can be pushed; test_publish.py pulls it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from urllib.request import Request, urlopen
 import pytest
 from docker import DockerClient
 
-from imagebuild.project import VerifyResult
 from tests.docker.conftest import REPOSITORY, Tiny
 
 pytestmark = pytest.mark.docker
@@ -38,9 +37,8 @@ def tags(registry: str, repository: str) -> list[str]:
         return list(json.load(answer)["tags"])
 
 
-def test_push_pull_verify(registry: str, tiny: Tiny, client: DockerClient) -> None:
+def test_push(registry: str, tiny: Tiny, client: DockerClient) -> None:
     repository = f"{registry}/{REPOSITORY}"
-    tiny.add("library", tiny.new + "checks: [{name: made, description: for a test, run: cat /library}]\n")
     tiny.build(TINY_TARGET, "--push", "--registry", repository)
     result = tiny.result()
     assert result.repository == f"{repository}/tiny-staging"
@@ -56,13 +54,6 @@ def test_push_pull_verify(registry: str, tiny: Tiny, client: DockerClient) -> No
     assert result.tags == (f"{result.repository}:{tag}",)
     assert re.fullmatch(rf"staged-\d{{8}}T\d{{6}}Z-{str(result.digest)[7:19]}", tag)
     assert not client.images.list(result.repository)
-
-    pulled = f"{result.repository}@{result.digest}"
-    client.images.pull(pulled)
-    tiny.imagebuild("verify", pulled, "--only", "library/made", "--json", "verify.json")
-    verified = VerifyResult.model_validate_json((tiny.root / "verify.json").read_text())
-    assert (verified.digest, verified.target) == (result.digest, TINY_TARGET)
-    assert [check.outcome for check in verified.checks] == ["passed"]
 
 
 def test_what_is_there_is_not_pushed_again(tiny: Tiny, registry: str) -> None:

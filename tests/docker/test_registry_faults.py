@@ -146,6 +146,7 @@ def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
     assert f"is tagged latest in {registry}/{FINAL}" in rows[short_digest(published.digest)]
     assert "is referred to by application/vnd.dev.sigstore.bundle" in rows[short_digest(signed.digest)]
     assert "younger than 14 d" in rows[short_digest(young.digest)]
+    assert "1 would be deleted; add --yes to delete them." in done.out
     assert all(same(direct, STAGING, made) for made in pushed)
 
     done = tiny.imagebuild(*arguments, "--yes")
