@@ -45,7 +45,7 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
     "Publish": {
         "publish": Listed("publish", "Give tags to images whose checks passed, and to nothing else."),
         "each": Listed("publish", "Run a command for every image that was pushed, by its digest."),
-        "sbom": Listed("evidence", "List all that is in an image, as SPDX."),
+        "sbom": Listed("evidence", "List what is installed in an image, as SPDX."),
         "scan": Listed("evidence", "Judge what a scanner found in an image by a policy."),
         "freshness": Listed("evidence", "Say which packages of published images have a security update."),
         "attest": Listed("evidence", "Verify, show and add what refers to a published image."),
