@@ -38,42 +38,42 @@ def ready(site: Site, **more: object) -> None:
         site.verified(digest, platform)
 
 
-def test_what_is_printed(site: Site, call: Call) -> None:
+def test_what_is_printed(site: Site, command: Call) -> None:
     ready(site)
-    status, out, _ = call("publish", "--results", str(site.evidence), "--dry-run")
+    status, out, _ = command("publish", "--results", str(site.evidence), "--dry-run")
     assert status == 0
     assert f"would be given  {TAG}" in out
     assert not site.tags()
-    status, out, _ = call("publish", "--results", str(site.evidence), "--json", "out.json")
+    status, out, _ = command("publish", "--results", str(site.evidence), "--json", "out.json")
     assert status == 0
     (target,) = json.loads(Path("out.json").read_text())["targets"]
     assert f"✓ published {NEW} {target['digest']}\n    given  {TAG}\n" in out
     assert "attached  4 provenance, 4 verification" in out
-    status, out, _ = call("publish", "--results", str(site.evidence))
+    status, out, _ = command("publish", "--results", str(site.evidence))
     assert (status, f"✓ unchanged {NEW}" in out, f"kept   {TAG}" in out) == (0, True, True)
     before = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")], tag="latest")
-    _, out, _ = call("publish", "--results", str(site.evidence))
+    _, out, _ = command("publish", "--results", str(site.evidence))
     assert f"moved  {HOST}/acme/tiny:latest: {before} → {target['digest']}" in out
 
 
-def unpublished(call: Call) -> list[str]:
-    status, out, _ = call("plan", "--github", "--unpublished")
+def unpublished(command: Call) -> list[str]:
+    status, out, _ = command("plan", "--github", "--unpublished")
     assert status == 0
     return [entry["targets"] for entry in json.loads(out)["include"]]
 
 
-def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, call: Call) -> None:
+def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, command: Call) -> None:
     """`OLD` is never published, and keeps nothing else from being up to date."""
     site.files.write("matrix.yaml", (site.files.root / "matrix.yaml").read_text() + "github-runners: "
                      "{linux/amd64: here, linux/arm64: there}\n")  # fmt: skip
-    assert unpublished(call) == [OLD, OLD, NEW, NEW]
+    assert unpublished(command) == [OLD, OLD, NEW, NEW]
     ready(site)
-    assert call("publish", "--results", str(site.evidence))[0] == 0
-    assert unpublished(call) == [OLD, OLD]
+    assert command("publish", "--results", str(site.evidence))[0] == 0
+    assert unpublished(command) == [OLD, OLD]
     # An alias that something else took, a check, the lock's date, an alias that is new.
     published = site.tags()["latest"]
     site.fake.repositories["acme/tiny"].tags["latest"] = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")])
-    assert NEW in unpublished(call)
+    assert NEW in unpublished(command)
     site.fake.repositories["acme/tiny"].tags["latest"] = published
     for file, old, new in (
         (
@@ -86,18 +86,18 @@ def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, call: C
     ):
         before = (site.files.root / file).read_text()
         site.files.replace(file, old, new)
-        assert NEW in unpublished(call), file
+        assert NEW in unpublished(command), file
         site.files.write(file, before)
-    assert unpublished(call) == [OLD, OLD]
+    assert unpublished(command) == [OLD, OLD]
     # Without an alias, the tag of any commit says it.
     site.files.replace("matrix.yaml", '      - "{repository}/{image}:cuda{cuda}"\n', "")
     site.files.replace("matrix.yaml", '    aliases:\n      - "{repository}/{image}:latest"\n', "")
-    assert unpublished(call) == [OLD, OLD]
+    assert unpublished(command) == [OLD, OLD]
 
 
-def test_what_is_refused(site: Site, call: Call) -> None:
+def test_what_is_refused(site: Site, command: Call) -> None:
     ready(site, dockerfile="0" * 64)
-    status, out, _ = call("publish", "--results", str(site.evidence))
+    status, out, _ = command("publish", "--results", str(site.evidence))
     assert status == 1
     assert f"✗ refused {NEW}" in out
     assert "linux/amd64: provenance: " in out
@@ -105,12 +105,12 @@ def test_what_is_refused(site: Site, call: Call) -> None:
     assert not site.tags()
 
 
-def test_builds_from_folders_are_refused(site: Site, call: Call) -> None:
+def test_builds_from_folders_are_refused(site: Site, command: Call) -> None:
     ready(site, replaced={"tool-source": "folder"})
-    status, out, _ = call("publish", "--results", str(site.evidence))
+    status, out, _ = command("publish", "--results", str(site.evidence))
     assert status == 1
     assert "came from a folder that nobody can compare; build without --source" in out
-    assert call("publish", "--results", str(site.evidence), "--allow-dirty")[0] == 0
+    assert command("publish", "--results", str(site.evidence), "--allow-dirty")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,9 @@ def test_builds_from_folders_are_refused(site: Site, call: Call) -> None:
     ],
 )
 def test_wrong_options(
-    site: Site, call: Call, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int, message: str
+    site: Site, command: Call, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int, message: str
 ) -> None:
     ready(site)
     monkeypatch.setattr(attest, "which", lambda _: None)
-    found = call("publish", "--results", str(site.evidence), *options)
+    found = command("publish", "--results", str(site.evidence), *options)
     assert (found[0], message in found[2]) == (status, True), found
-
-
-@pytest.fixture
-def call(command: Call) -> Call:
-    return command

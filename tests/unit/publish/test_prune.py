@@ -13,7 +13,6 @@ from imagebuild.cli import app
 from imagebuild.core import CommandError, ConfigError
 from imagebuild.oci import (
     Attachment,
-    DeletionDisabled,
     Descriptor,
     RepositoryAt,
     connect_registry,
@@ -262,43 +261,10 @@ def run(tiny: Files, server: FakeRegistry, *args: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_the_command(tiny: Files, server: FakeRegistry) -> None:
-    site = Site(server)
-    days = (datetime.now(UTC) - NOW) / timedelta(days=1)
-    old, parts = site.push(30 - days)
-    connect_registry(server.address).attach(STAGING, parts[0], Attachment("f", STATEMENT, b"{}"))
-    young, _ = site.push(1 - days)
-    before = site.left()
-    status, output = run(tiny, server)
-    assert status == 0
-    assert f"{server.address}/{STAGING}: 2 pushed, 1 to delete" in output
-    rows = {line.split()[0]: line for line in output.splitlines() if line.startswith("sha256:")}
-    assert rows[old[:19]].endswith("delete, with 2 platforms and 1 attachment")
-    assert "kept: pushed" in rows[young[:19]]
-    assert "1 would be deleted; add --yes to delete them." in output
-    assert site.left() == before
-
-    status, output = run(tiny, server, "tiny", "--yes")
-    # The index, two platforms, the attachment, and the index that listed it.
-    assert f"Deleted 1 image, 5 manifests of {server.address}/{STAGING}." in output
-    assert len(site.left()) == 3
-    assert set(server.tags(STAGING)) == {t for t in server.tags(STAGING) if t.startswith("staged-")}
-    status, output = run(tiny, server, "--yes")
-    assert "Nothing to delete." in output
-
-
 def test_mistakes(tiny: Files, server: FakeRegistry) -> None:
     with pytest.raises(ConfigError, match=r"tinny: no such image.*did you mean"):
         run(tiny, server, "tinny")
     assert "nothing was pushed" in run(tiny, server)[1]
-
-
-def test_a_registry_that_deletes_nothing(tiny: Files, server: FakeRegistry) -> None:
-    Site(server).push(30)
-    server.deletes = False
-    with pytest.raises(DeletionDisabled, match="does not let images be deleted"):
-        run(tiny, server, "--yes", "--older-than", "0d")
-    assert server.asked_for("DELETE", "") <= 4
 
 
 @pytest.mark.parametrize("api", [True, False])
