@@ -139,9 +139,14 @@ def test_a_scan_fails_whose_cure_is_a_new_build(
     assert (missing[0], "no such folder" in missing[2]) == (2, True)
 
 
-def test_a_command_for_each_published_image(site: Site, command: Call, tmp_path: Path) -> None:
+def test_a_command_for_each_published_image(
+    site: Site, command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = "import sys; open(sys.argv[2] + '/name', 'w').write(sys.argv[1])"
     words = (sys.executable, "-c", script, "{image} {target} {arch}", "{folder}")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("IMAGEBUILD_PROJECT", str(site.files.root))
     status, _, err = command("each", tmp_path / "each", "--published", f"{HOST}/acme", "--", *words)
     assert (status, f"{OLD}: {HOST}/acme/tiny:cuda12.9: is not published" in err) == (0, True)
     for image in published_images([site.target(NEW)], lambda _: site.fake):
