@@ -22,6 +22,7 @@ from tests.upstream.server import Server
 
 pytestmark = pytest.mark.programs
 SUITE = "trixie-security"
+ARCHIVE = "https://archive.invalid/"
 HAS = "3.5.7-1~deb13u3"
 """Version of libssl3t64 in the SBOM of every image here."""
 
@@ -47,8 +48,8 @@ Look = Callable[..., tuple[int, Freshness | None, str]]
 
 
 @pytest.fixture
-def look(site: Site, keys: Keys, command: Call, tmp_path: Path) -> Iterator[Look]:
-    """Publish a version of the package in the archive, and ask; the status, the result, and what is said."""
+def look(site: Site, keys: Keys, command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Look]:
+    """Publish a version of the package in the archive, which has a mirror, and ask; the status, the result, and what is said."""
     folder = tmp_path / "server" / "dists" / SUITE
     folder.mkdir(parents=True)
 
@@ -64,13 +65,16 @@ def look(site: Site, keys: Keys, command: Call, tmp_path: Path) -> Iterator[Look
         (folder / "InRelease").write_bytes(keys.sign(release, by)["InRelease"])
         result = tmp_path / "freshness.json"
         result.unlink(missing_ok=True)
-        where = ("--archive", f"http://127.0.0.1:{server.port}", "--suite", SUITE)
+        where = ("--archive", ARCHIVE, "--suite", SUITE)
         keyring = ("--keyring", str(keys.public / f"{CUDA}.gpg"))
         status, out, err = command("freshness", *select, *where, *keyring, "--json", str(result))
         found = Freshness.model_validate_json(result.read_text()) if result.exists() else None
         return status, found, out + err
 
     with Server(tmp_path / "server").running() as server:
+        mirror = {"mirrors": {"downloads": {ARCHIVE: f"http://127.0.0.1:{server.port}/"}}}
+        (tmp_path / "config.yaml").write_text(json.dumps(mirror))
+        monkeypatch.setenv("IMAGEBUILD_CONFIG", str(tmp_path / "config.yaml"))
         yield ask
 
 
