@@ -156,14 +156,7 @@ def render(
     workspace = project.open(edits.parse())
     chosen = select_one(workspace.plan, target)
     edits.check_base([chosen], pinned=False)
-    named: dict[str, object] = {
-        "--project": project.root,
-        "--matrix": project.matrix,
-        "--dockerfiles": project.dockerfiles,
-        "--lock": project.lock,
-        "--for": purpose,
-    }
-    words = [word for name, value in named.items() if value is not None for word in (name, str(value))]
+    words = (*project.words, *(("--for", purpose) if purpose else ()))
     sources = [*workspace.renderer.recipe(chosen).sources()]
     warning = ""
     try:
