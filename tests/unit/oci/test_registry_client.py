@@ -245,7 +245,7 @@ def test_another_publisher_moves_the_tag_meanwhile(server: FakeRegistry) -> None
     assert server.asked_for("PUT", "manifests") == 1  # it is not taken back
 
 
-def test_uploads_of_all_kinds(server: FakeRegistry) -> None:
+def test_uploads_of_all_kinds(server: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = connect(server.address)
     contents: dict[bytes, bytes | BlobStream] = {
         b"bytes": b"bytes", b"": BlobStream(0, lambda: iter(())),
@@ -255,6 +255,9 @@ def test_uploads_of_all_kinds(server: FakeRegistry) -> None:
         assert registry.put_blob("a", content, digest_of(data)) == Counter(blobs=1, bytes=len(data))
         assert registry.put_blob("a", content, digest_of(data)) == Counter()
         assert server.repositories["a"].blobs[digest_of(data)] == registry.blob("a", digest_of(data)) == data
+    monkeypatch.setattr("imagebuild.oci.registry.MOST_BYTES", 5)
+    with pytest.raises(CommandError, match=f"a: blob {digest_of(b'abcdef')}: has more than the 5 bytes that are read"):
+        registry.blob("a", digest_of(b"abcdef"))
     with pytest.raises(CommandError, match="DIGEST_INVALID"):
         registry.put_blob("a", b"changed meanwhile", digest_of(b"something else"))
     assert registry.counts["sent"] == 5 + 6 + 3 * len(b"changed meanwhile")
