@@ -152,13 +152,21 @@ SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Return the CA bundle for downloads: the given one, else the machine's. Raises ConfigError if it is not there."""
-    if given is not None:
-        if not given.is_file():
-            raise ConfigError(f"--ca {given}: no such file")
-        return given.resolve()
-    configured = [Path(environ[name]) for name in CA_VARIABLES if environ.get(name)]
-    return next((path for path in (*configured, SYSTEM_CA) if path.is_file()), None)
+    """Return the CA bundle for downloads: the given one, that of the first variable that is set, or the machine's.
+
+    Raises ConfigError if what is named is no file of certificates, as pip and curl do.
+    """
+    named = (("--ca", given), *((f"{name}:", environ.get(name)) for name in CA_VARIABLES))
+    if found := next(((name, Path(path)) for name, path in named if path), None):
+        name, path = found
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{name} {path}: cannot be read: {error.strerror}") from None
+        if b"CERTIFICATE-----" not in content:
+            raise ConfigError(f"{name} {path}: has no certificate; name a file of them in PEM's format")
+        return path.resolve()
+    return SYSTEM_CA if SYSTEM_CA.is_file() else None
 
 
 def pip_environment(ca: Path | None, netrc_file: Path | None) -> dict[str, str]:

@@ -361,7 +361,7 @@ def test_settings(tmp_path: Path) -> None:
     for host, scheme in (("box:5000", "http"), ("a:1", "http"), ("b:2", "http"), ("c", "https")):
         assert connect_registry(host, environ=environ).base == f"{scheme}://{host}/v2/"
     ca = tmp_path / "ca.pem"
-    ca.write_text("")
+    ca.write_text("-----BEGIN CERTIFICATE-----\n")
     assert connect_registry("c", environ={**environ, "SSL_CERT_FILE": str(ca)}).ca == ca
     assert connect_registry("c", environ={**environ, "IMAGEBUILD_REGISTRY_PATIENCE": "7"}).patience_s == 7
     for wrong in ("soon", "-1", "inf", "nan"):
