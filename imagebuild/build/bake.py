@@ -106,6 +106,8 @@ class BuildRequest:
     """Folder for Dockerfiles, the bake file and results."""
     verbose: bool = False
     changes: Changes = field(default_factory=Changes)
+    project_options: tuple[str, ...] = ()
+    """Options that name the project's files."""
     bundle: Path | None = None
     """Folder of a bundle to build from, without a network."""
     record: bool = False
@@ -113,12 +115,20 @@ class BuildRequest:
 
     @property
     def repeat_options(self) -> tuple[str, ...]:
-        """Return the options with which another command builds the same."""
+        """Return the options with which another command builds a stage of the same from the same."""
+        # A bundle that is being made has nothing to build from. --rebuild is for whole images.
+        named = {
+            "--builder": self.builder,
+            "--base": None if self.base == "bootstrap" else self.base,
+            "--ca": self.ca,
+            "--registry": self.changes.repository,
+            "--bundle": None if self.record else self.bundle,
+        }
         given = {"--platform": self.platforms, "--source": self.sources}
-        given |= {"--builder": (self.builder,) if self.builder else ()}
-        given |= {"--bundle": (str(self.bundle),) if self.bundle else ()}
+        given |= {name: (str(value),) for name, value in named.items() if value}
         words = (word for option, values in given.items() for value in values for word in (option, value))
-        return (*words, *self.changes.options)
+        flags = ("--no-cache",) if self.no_cache else ()
+        return (*self.project_options, *words, *flags, *self.changes.options)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from imagebuild.build.inputs import (
     StoredFile,
     apt_get_for_proxy,
     contexts_of,
-    git_environment,
 )
 from imagebuild.core import yaml
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, ResultError
@@ -39,7 +38,7 @@ from imagebuild.core.fields import Commit, Model, Platform
 from imagebuild.core.files import write_text
 from imagebuild.core.http import Downloads
 from imagebuild.core.run import run_program
-from imagebuild.core.settings import pip_conf_text
+from imagebuild.core.settings import git_environment, pip_conf_text, pip_environment
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import check_image, start_layout
 from imagebuild.oci.registry import Layout, copy_image, pull_image
@@ -232,8 +231,7 @@ def fetch_wheels(request: InputsRequest, store: DownloadStore) -> None:
     """
     settings, folder = request.settings, store.folder / "wheels"
     index = ("--index-url", settings.mirrors.python_index) if settings.mirrors.python_index else ()
-    files = {"PIP_CERT": request.ca, "NETRC": settings.netrc_file}
-    environ = {name: str(path) for name, path in files.items() if path}
+    environ = pip_environment(request.ca, settings.netrc_file)
     wanted = {wheels for need in request.needs.values() for wheels in need.wheels if wheels.requirements}
     for wheels in sorted(wanted, key=lambda wheels: (wheels.arch, wheels.requirements)):
         names = ", ".join(line.partition(" ")[0] for line in wheels.requirements)

@@ -32,7 +32,7 @@ from imagebuild.core.fields import Arch, Commit, Model, Platform
 from imagebuild.core.files import read_text, temporary_file, write_text
 from imagebuild.core.http import Downloads, file_sha256, login_for
 from imagebuild.core.run import RunProgram, run_program
-from imagebuild.core.settings import Settings, pip_conf_text
+from imagebuild.core.settings import Settings, git_environment, pip_conf_text
 from imagebuild.oci import layout
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import CREATED, ImageSettings, add_tree, has_image
@@ -285,18 +285,6 @@ class GitStore:
             raise ResultError(f"{self.folder}: {url} {commit}: {error}; make the bundle again") from None
         for module in modules:
             self.check(module.url, module.commit)
-
-
-@contextmanager
-def git_environment(ca: Path | None, netrc: Path | None) -> Iterator[dict[str, str]]:
-    """Provide variables that give git a CA bundle and passwords; git reads netrc only in the home folder."""
-    result = {"GIT_SSL_CAINFO": str(ca)} if ca else {}
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as home:
-        if netrc:
-            (Path(home) / ".netrc").symlink_to(netrc.absolute())
-            own = os.environ.get("GIT_CONFIG_GLOBAL") or str(Path.home() / ".gitconfig")
-            result |= {"HOME": home, "GIT_CONFIG_GLOBAL": own}
-        yield result
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,7 @@ def build(
         folder=folder,
         verbose=verbose,
         changes=changes,
+        project_options=project.words,
         bundle=_bundle_of(bundle, offline),
     )
     began = time.monotonic()
@@ -156,6 +157,7 @@ def create_bundle(
             folder=Path(folder),
             verbose=verbose,
             changes=changes,
+            project_options=project.words,
             bundle=directory,
             record=True,
         )

@@ -88,6 +88,7 @@ def freshness(
     select: options.SelectArgument = None,
     registry: options.RegistryOption = None,
     scans: Annotated[Path | None, option("--scans DIR", "Folder with newer scans: those that fail count too.")] = None,
+    ca: options.CaOption = None,
     json_file: options.JsonOption = None,
 ) -> None:
     """Say which packages of published images have a security update: those that aliases name, by their SBOM.
@@ -97,9 +98,9 @@ def freshness(
     from functools import cache
 
     from imagebuild.core.errors import NothingSelected
-    from imagebuild.core.http import Downloads
     from imagebuild.core.run import run_program
     from imagebuild.lock.repositories import SignedSuite, read_suite
+    from imagebuild.lock.resolve import network_upstream
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.plan import select_targets
     from imagebuild.project.records import ScanResult
@@ -112,7 +113,7 @@ def freshness(
     newer = [scan.value for scan in read_evidence([scans]).of_type(ScanResult)] if scans else []
     if not keyring.is_file():
         raise ConfigError(f"--keyring {keyring}: no such file")
-    signed, web = SignedSuite(archive, suite, keyring.read_bytes()), Downloads()
+    signed, web = SignedSuite(archive, suite, keyring.read_bytes()), network_upstream(ca).web
     bases = workspace.project.matrix.model.bases
     releases = {name for name, base in bases.items() if base.release and base.release == suite.partition("-")[0]}
     targets = [t for t in select_targets(workspace.plan, select or ()) if t.axes.get("os") in releases]

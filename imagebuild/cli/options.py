@@ -246,6 +246,17 @@ class ProjectFiles:
     lock: Annotated[Path | None, option("--lock FILE", "Lock; by default imagebuild.lock beside the matrix.")] = None
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """Return the options that were given, as words of a command line."""
+        named = {
+            "--project": self.root,
+            "--matrix": self.matrix,
+            "--dockerfiles": self.dockerfiles,
+            "--lock": self.lock,
+        }
+        return tuple(word for name, path in named.items() if path for word in (name, str(path)))
+
+    @property
     def is_shipped(self) -> bool:
         """Return whether no project is named and none is here, so that the one that comes with imagebuild is read."""
         return not (self.root or self.matrix or MATRIX.exists())

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from imagebuild.cli.options import Workspace
     from imagebuild.project.matrix import Plan
 
+MOST_JOBS = 256
+"""Jobs that a matrix of GitHub may have."""
+
 
 @options.example(
     "imagebuild plan quickstart cuda=13.5",
@@ -46,20 +49,22 @@ def plan(
         bool, option("--unpublished", "With --github: only targets that are not published as they are now.")
     ] = False,
     registry: options.RegistryOption = None,
-    github_jobs: Annotated[int, option("--github-jobs NUMBER", "With --github: at most this many jobs.", min=1)] = 256,
+    github_jobs: Annotated[
+        int, option("--github-jobs NUMBER", "With --github: at most this many jobs.", min=1)
+    ] = MOST_JOBS,
     platform: options.PlatformsOption = None,
     base: options.BaseOption = "bootstrap",
     json_file: options.JsonOption = None,
 ) -> None:
     """List the targets that a build would build, or what a change makes it execute again."""
-    if since is not None and not github:
-        raise ConfigError("--changed-since: needs --github; `plan --from` says what a change costs")
+    if (since is not None or github_jobs != MOST_JOBS) and not github:
+        raise ConfigError("--changed-since and --github-jobs: need --github; `plan --from` says what a change costs")
     if unpublished and (since is not None or not github):
         raise ConfigError("--unpublished: needs --github, and no --changed-since")
     if before is None and (after or markdown):
         raise ConfigError("--to and --markdown: need --from")
-    if before is None and platform and not github:
-        raise ConfigError("--platform: needs --from or --github")
+    if before is None and (platform or base != "bootstrap") and not github:
+        raise ConfigError("--platform and --base: need --from or --github")
     if before and (github or why):
         raise ConfigError("--from: is not for --github or --why")
     if sum((markdown, github, why, json_file is not None)) > 1:
@@ -155,14 +160,7 @@ def render(
     workspace = project.open(edits.parse())
     chosen = select_one(workspace.plan, target)
     edits.check_base([chosen], pinned=False)
-    named: dict[str, object] = {
-        "--project": project.root,
-        "--matrix": project.matrix,
-        "--dockerfiles": project.dockerfiles,
-        "--lock": project.lock,
-        "--for": purpose,
-    }
-    words = [word for name, value in named.items() if value is not None for word in (name, str(value))]
+    words = (*project.words, *(("--for", purpose) if purpose else ()))
     renderer, warning = workspace.renderer, ""
     try:
         check_resolved(workspace.project.lock, renderer.recipe(chosen).sources(), f"imagebuild lock {chosen.id}")

@@ -91,6 +91,7 @@ def publish(
 
 @options.example("imagebuild each build -- imagebuild verify '{image}' --pull --json '{folder}/verify.json'")
 def each(
+    project: options.ProjectFiles,
     folder: Annotated[Path, argument("DIR", "Folder below which `imagebuild build --push` left its results.")],
     command: Annotated[
         list[str],
@@ -109,19 +110,19 @@ def each(
 
     A failure does not stop the others; the exit status is the worst.
     """
-    images = None if published is None else list(_published_images(published, folder))
+    images = None if published is None else list(_published_images(project, published, folder))
     if images == []:
         raise NothingSelected(f"--published {published}: no alias of the project's targets is there")
     if status := run_for_each(folder, options.parse_platforms(platform), command, images=images):
         raise typer.Exit(status)
 
 
-def _published_images(registry: str, folder: Path) -> Iterator[dict[str, str]]:
+def _published_images(project: options.ProjectFiles, registry: str, folder: Path) -> Iterator[dict[str, str]]:
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.scan import published_images
 
-    plan = options.ProjectFiles().open(options.PlanChanges().parse(registry)).plan
+    plan = project.open(options.PlanChanges().parse(registry)).plan
     for image in published_images(plan.targets, cache(connect_registry)):
         if image.problem:
             err.print(f"{image.target}: {image.problem}", markup=False)

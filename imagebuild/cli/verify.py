@@ -11,7 +11,7 @@ import typer
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
 
 if TYPE_CHECKING:
     from imagebuild.project.records import VerifyResult
@@ -61,7 +61,7 @@ def verify(
 ) -> None:
     """Run the checks of an image, and say of each whether it passed.
 
-    Exit status 1 if a check fails, 4 if nothing could be started in the image.
+    Exit status 1 if a check fails, 3 if all are skipped, 4 if nothing could be started in the image.
     """
     from imagebuild.verify.verify import VerifyRequest, list_checks, verify_image
 
@@ -94,6 +94,8 @@ def verify(
     unstarted = [check for check in result.checks if check.component != "image"]
     if unstarted and not result.surroundings:
         raise CommandError(f"no check was started: {unstarted[0].reason}; --only image reads the files alone")
+    if {check.outcome for check in result.checks} == {"skipped"}:
+        raise NothingSelected(f"nothing was checked, all was skipped: {result.checks[-1].reason}")
 
 
 def _print_results(result: VerifyResult) -> None:

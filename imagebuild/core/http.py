@@ -10,7 +10,7 @@ import netrc
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -76,6 +76,8 @@ class Downloads:
     """Bundle of certificate authorities; None: those of the HTTP library."""
     netrc: Path | None = None
     """File of passwords, for the hosts it names; None: the one that the HTTP library finds."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with each request, beside our own."""
     pause_s: float = PAUSE_S
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set to make running downloads end."""
@@ -167,7 +169,7 @@ class Downloads:
                     verify=str(self.ca) if self.ca else True,
                     # The HTTP library does not hand a password on to another host.
                     auth=login_for(address, self.netrc),
-                    headers={"Accept": accept, "Accept-Encoding": "identity", "User-Agent": AGENT},
+                    headers={"Accept": accept, "Accept-Encoding": "identity", "User-Agent": AGENT, **self.headers},
                 ) as answer:
                     status = f"{answer.status_code} {answer.reason}"
                     if answer.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):

@@ -10,9 +10,10 @@ import configparser
 import netrc
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -152,10 +153,37 @@ SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Return the CA bundle for downloads: the given one, else the machine's. Raises ConfigError if it is not there."""
-    if given is not None:
-        if not given.is_file():
-            raise ConfigError(f"--ca {given}: no such file")
-        return given.resolve()
-    configured = [Path(environ[name]) for name in CA_VARIABLES if environ.get(name)]
-    return next((path for path in (*configured, SYSTEM_CA) if path.is_file()), None)
+    """Return the CA bundle for downloads: the given one, that of the first variable that is set, or the machine's.
+
+    Raises ConfigError if what is named is no file of certificates, as pip and curl do.
+    """
+    named = (("--ca", given), *((f"{name}:", environ.get(name)) for name in CA_VARIABLES))
+    if found := next(((name, Path(path)) for name, path in named if path), None):
+        name, path = found
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{name} {path}: cannot be read: {error.strerror}") from None
+        if b"CERTIFICATE-----" not in content:
+            raise ConfigError(f"{name} {path}: has no certificate; name a file of them in PEM's format")
+        return path.resolve()
+    return SYSTEM_CA if SYSTEM_CA.is_file() else None
+
+
+def pip_environment(ca: Path | None, netrc_file: Path | None) -> dict[str, str]:
+    """Return variables that give pip a CA bundle and passwords."""
+    # The machine's bundle is left out: it is the default, and would win over the `cert` of a pip.conf.
+    files = {"PIP_CERT": None if ca == SYSTEM_CA else ca, "NETRC": netrc_file}
+    return {name: str(path.absolute()) for name, path in files.items() if path}
+
+
+@contextmanager
+def git_environment(ca: Path | None, netrc_file: Path | None) -> Iterator[dict[str, str]]:
+    """Provide variables that give git a CA bundle and passwords; git reads netrc only in the home folder."""
+    result = {"GIT_SSL_CAINFO": str(ca)} if ca and ca != SYSTEM_CA else {}
+    with TemporaryDirectory(prefix="imagebuild-") as home:
+        if netrc_file:
+            (Path(home) / ".netrc").symlink_to(netrc_file.absolute())
+            own = os.environ.get("GIT_CONFIG_GLOBAL") or str(Path(os.environ.get("HOME") or "/", ".gitconfig"))
+            result |= {"HOME": home, "GIT_CONFIG_GLOBAL": own}
+        yield result

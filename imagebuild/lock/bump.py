@@ -241,7 +241,8 @@ def propose(
 ) -> Proposals:
     """Return the newest version of each pin that all its sources have and with which the plan can be made.
 
-    Without `names`, all pins are looked up. Raises ConfigError for a name that is no pin.
+    Of versions that do not fit together, those of the pins that come first are taken. Without `names`, all pins are
+    looked up. Raises ConfigError for a name that is no pin.
     """
     versions = project.matrix.model.versions
     pins = {name: rows for name, rows in versions.items() if ("versions", name) not in project.inherited}
@@ -275,8 +276,6 @@ def propose(
     answers = _ask({question.listing for inquiry in asked.values() for question in inquiry.questions}, upstream)
     for row, inquiry in asked.items():
         _decide(project, row, {q: answers[key_of(q.listing)] for q in inquiry.questions}, result, pre=pre)
-    if result.changes:
-        sources_of(with_pins(project, result.changes))
     return result
 
 
@@ -310,7 +309,7 @@ def _decide(
     *,
     pre: bool,
 ) -> None:
-    """Add the newest version that fits to the result, or why there is none."""
+    """Add the newest version that fits, also to what is in the result already, or why there is none."""
     current = project.matrix.model.versions[row[0]][row[1]].version
     versions: dict[Question, set[str]] = {}
     for question, answer in answers.items():
@@ -326,7 +325,7 @@ def _decide(
         return
     for version in everywhere:
         try:
-            sources_of(with_pins(project, {row: version}))
+            sources_of(with_pins(project, {**result.changes, row: version}))
         except ConfigError as error:
             result.kept.append((row[0], current, f"{version} is there, but: {error}"))
         else:

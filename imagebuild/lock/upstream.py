@@ -15,7 +15,7 @@ from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultErro
 from imagebuild.core.fields import Arch, Platform
 from imagebuild.core.http import Advance, Downloads
 from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
-from imagebuild.core.settings import Mirrors
+from imagebuild.core.settings import Mirrors, git_environment, pip_environment
 from imagebuild.lock import repositories
 from imagebuild.lock.facts import image_facts, tree_facts, unpack
 from imagebuild.oci.layout import Manifest, platform_of
@@ -62,7 +62,7 @@ class Upstream:
     """Where to ask for what has a public address."""
     ca: Path | None = None
     netrc: Path | None = None
-    """File with passwords for downloads."""
+    """File with passwords for downloads, git and pip."""
     run: RunProgram = run_program
     pause_s: float = 1.0
     """Before a download is tried again."""
@@ -140,7 +140,8 @@ class Upstream:
         address, patterns = self.mirrors.download(address), patterns or ("refs/tags/*",)
         command = ("git", "ls-remote", "--", address, *patterns)
         try:
-            text = self.run(*command, env=GIT_ENVIRONMENT, timeout=GIT_TIMEOUT_S)
+            with git_environment(self.ca, self.netrc) as environ:
+                text = self.run(*command, env={**GIT_ENVIRONMENT, **environ}, timeout=GIT_TIMEOUT_S)
         except CommandError as error:
             lines = [line for line in str(error).splitlines() if line.strip()]
             problems = [line for line in lines if "fatal:" in line or "error:" in line]
@@ -262,8 +263,9 @@ class Upstream:
         """Ask pip about wheels for an architecture, of the user's index or the one that pip is configured for."""
         index = ("--index-url", self.mirrors.python_index) if self.mirrors.python_index else ()
         options = ("--retries", "2", "--disable-pip-version-check", *index, *pip_platforms(arch))
+        environ = pip_environment(self.ca, self.netrc)
         try:
-            return self.run(sys.executable, "-m", "pip", *words, *options, timeout=PIP_TIMEOUT_S)
+            return self.run(sys.executable, "-m", "pip", *words, *options, env=environ, timeout=PIP_TIMEOUT_S)
         except CommandError as error:
             output = str(error).partition(": ")[2]
             if OFFLINE.search(output):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import CommandError, ResultError
-from imagebuild.oci.layout import EMPTY_TYPE, Attachment, Descriptor, digest_of, referrer_descriptor
+from imagebuild.oci.layout import EMPTY_TYPE, MOST_BYTES, Attachment, Descriptor, digest_of, referrer_descriptor
 
 if TYPE_CHECKING:
     from imagebuild.oci.registry import Registry
@@ -44,9 +44,6 @@ BUNDLE_CONTENT = "dev.sigstore.bundle.content"
 PREDICATE_DIGEST = "imagebuild.predicate"
 """Annotation with the digest of the predicate, by which a publisher sees that it is attached already."""
 CREATED = "org.opencontainers.image.created"
-
-MOST_BYTES = 128 << 20
-"""Largest size that is read, as with cosign; a registry could claim any."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ EPOCH, CREATED = "1754697600", "2025-08-09T00:00:00Z"
 """Time of the oldest files and of images, so that times do not differ from run to run: the day Debian 13 came out."""
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 """Beginning of the name that hides a file of lower layers, and the name that hides all of a folder."""
+MOST_BYTES = 128 << 20
+"""Largest document of an image that is read, as with cosign; a registry could claim any size."""
 KEPT_SIZE = 32 << 20
 """Bytes of the longest file of a layer whose content is kept."""
 

@@ -39,6 +39,7 @@ from imagebuild.oci.layout import (
     EMPTY,
     INDEX,
     MANIFEST_TYPES,
+    MOST_BYTES,
     Attachment,
     Blob,
     BlobStream,
@@ -563,11 +564,15 @@ class Registry:
 
     @retried
     def blob(self, repository: str, digest: str) -> bytes:
-        """Return a small blob, compared with its digest."""
-        content = b"".join(self.open_blob(repository, digest))
-        if digest_of(content) != digest:
+        """Return a blob that is a document, compared with its digest. Raises CommandError for one that is too large."""
+        content = bytearray()
+        for chunk in self.open_blob(repository, digest):
+            content += chunk
+            if len(content) > MOST_BYTES:
+                raise CommandError(f"{repository}: blob {digest}: has more than the {MOST_BYTES} bytes that are read")
+        if digest_of(bytes(content)) != digest:
             raise TryAgain(f"{repository}: {CHANGED} {digest}", at_most=GARBLED_ATTEMPTS)
-        return content
+        return bytes(content)
 
     @retried
     def fetch(self, repository: str, digest: str, path: Path, size: int) -> None:

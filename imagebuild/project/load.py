@@ -128,14 +128,16 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
     """Return a folder with the files of a commit, fetched unless it was before, by way of the user's mirrors."""
     folder = cache_folder("projects") / source.commit
     if not folder.is_dir():
-        from imagebuild.core.settings import load_settings  # noqa: PLC0415 - few projects extend one in git
+        from imagebuild.core import settings  # noqa: PLC0415 - few projects extend one in git
 
-        url = load_settings(os.environ).mirrors.download(source.git)
+        configured, ca = settings.load_settings(os.environ), settings.ca_bundle(None, os.environ)
+        url = configured.mirrors.download(source.git)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder.parent) as name:
+        access = settings.git_environment(ca, configured.netrc_file)
+        with access as environ, TemporaryDirectory(dir=folder.parent) as name:
             work = Path(name) / "work"
             run("git", "init", "--quiet", str(work))
-            run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", url, source.commit)
+            run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", url, source.commit, env=environ)
             run("git", "-C", str(work), "checkout", "--quiet", source.commit)
             try:
                 work.rename(folder)

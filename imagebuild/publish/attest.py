@@ -15,12 +15,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
 
-import requests
 from pydantic import BaseModel
 
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, suggestion
 from imagebuild.core.fields import Model
+from imagebuild.core.http import Downloads
 from imagebuild.core.run import INSTALL_COSIGN, for_each, run_program, which
+from imagebuild.core.settings import ca_bundle
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import (
     KINDS,
@@ -210,12 +211,11 @@ def job_workflow(environ: Mapping[str, str]) -> str:
     if not (address := environ.get("ACTIONS_ID_TOKEN_REQUEST_URL")):
         return environ.get("GITHUB_WORKFLOW_REF", "")
     header = {"Authorization": f"bearer {environ.get('ACTIONS_ID_TOKEN_REQUEST_TOKEN', '')}"}
+    web = Downloads(ca=ca_bundle(None, environ), headers=header)
     try:
-        answer = requests.get(f"{address}&audience=sigstore", headers=header, timeout=60)
-        answer.raise_for_status()
-        claims = answer.json()["value"].split(".")[1]
+        claims = json.loads(web.read(f"{address}&audience=sigstore"))["value"].split(".")[1]
         return str(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["job_workflow_ref"])
-    except (requests.RequestException, LookupError, TypeError, ValueError) as error:
+    except (CommandError, LookupError, TypeError, ValueError) as error:
         raise CommandError(f"GitHub does not say who signs: {type(error).__name__}: {error}") from None
 
 

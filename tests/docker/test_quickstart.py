@@ -169,7 +169,7 @@ def test_layers_hold_no_secret_key_or_download(quickstart: Built, client: Docker
 def test_secrets_reach_the_step_and_nothing_else(tiny: Tiny, client: DockerClient, tmp_path: Path) -> None:
     """The CA bundle may show who inspects the traffic, and the index's address may hold a password."""
     secrets = [f"certificate-of-{tiny.nonce}", f"password-of-{tiny.nonce}"]
-    (tiny.root / "ca.pem").write_text(secrets[0])
+    (tiny.root / "ca.pem").write_text(f"-----BEGIN CERTIFICATE-----\n{secrets[0]}\n")
     tiny.step(
         "--mount=type=secret,id=ca --mount=type=secret,id=pip.conf mkdir -p /out/runtime && "
         "sha256sum /run/secrets/ca > /out/runtime/ca && grep -c password-of /run/secrets/pip.conf"

@@ -1,8 +1,11 @@
 """A machine for unit tests: its programs answer from a table, its processes and network devices are folders."""
 
+import base64
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -98,3 +101,47 @@ def private(paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> EnginePaths:
     """`paths` is where `up`, `down` and `status` look."""
     monkeypatch.setattr(EnginePaths, "of", lambda _: paths)
     return paths
+
+
+LOGIN = "Basic " + base64.b64encode(b"me:secret").decode()
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Site:
+    """Gives the answers of a list, one after the other, and the last one again and again."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.asked: list[str | None] = []
+        site, left = self, list(answers)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                site.asked.append(self.headers.get("Authorization"))
+                status, headers, body = left.pop(0) if len(left) > 1 else left[0]
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_address[1]}/a.tar"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def serve() -> Iterator[type[Site]]:
+    started: list[Site] = []
+
+    class Started(Site):
+        def __init__(self, *answers: Answer) -> None:
+            super().__init__(*answers)
+            started.append(self)
+
+    yield Started
+    for site in started:
+        site.server.shutdown()
+        site.server.server_close()

@@ -314,11 +314,14 @@ def test_a_source_that_no_selected_target_uses(project: Project, full_plan: Plan
 
 def test_the_ca_bundle_is_the_one_given_or_the_one_the_machine_uses(tmp_path: Path) -> None:
     bundle = tmp_path / "ca.crt"
-    bundle.touch()
-    assert ca_bundle(bundle, {}) == bundle
-    assert ca_bundle(None, {"PIP_CERT": "/gone", "CURL_CA_BUNDLE": str(bundle)}) == bundle
-    with pytest.raises(ConfigError, match="no such file"):
-        ca_bundle(tmp_path / "gone", {})
+    bundle.write_text("-----BEGIN CERTIFICATE-----\n")
+    assert ca_bundle(bundle, {"PIP_CERT": "/gone"}) == bundle
+    assert ca_bundle(None, {"SSL_CERT_FILE": "", "PIP_CERT": str(bundle), "CURL_CA_BUNDLE": "/gone"}) == bundle
+    with pytest.raises(ConfigError, match="PIP_CERT: /gone: cannot be read: No such file"):
+        ca_bundle(None, {"PIP_CERT": "/gone", "CURL_CA_BUNDLE": str(bundle)})
+    bundle.write_text("# A title\n")
+    with pytest.raises(ConfigError, match=f"--ca {bundle}: has no certificate; name a file"):
+        ca_bundle(bundle, {})
 
 
 @pytest.mark.parametrize(

@@ -92,15 +92,17 @@ def test_a_build_takes_the_file_that_render_prints(
     base = f"r.test/acme/base@sha256:{'a' * 64}"
     arguments = ["tiny-cuda13.0-debian13-runtime", "--set", "library=1.3", "--base-image", base, "--append", "more"]
     tiny.write("more", 'LABEL x="mine"\nCMD ["mine"]')
+    how = ["--lock", "imagebuild.lock", "--builder", "b", "--base", "registry", "--ca", "ca.crt"]
+    how += ["--registry", "r.test/acme", "--bundle", "usb", "--no-cache"]
     built: list[str] = []
 
     def record(_: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
         built.append(renderer.dockerfile(request.targets[0]).text)
-        assert request.repeat_options == tuple(arguments[1:])
+        assert request.repeat_options == (*how, *arguments[1:])
         return []
 
     monkeypatch.setattr(build, "build_targets", record)
-    assert call("build", *arguments, "--json", "-")[0] == 0
+    assert call("build", *arguments, *how, "--json", "-")[0] == 0
     assert call("render", *arguments)[1:] == (built[0], ANY)
     assert f"FROM {base} AS image" in built[0]
     assert built[0].endswith('LABEL x="mine"\nCMD ["mine"]\n')

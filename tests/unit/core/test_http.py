@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import socket
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from imagebuild.core import ATTEMPTS, Absent, CommandError, Downloads, Unreachable
+from tests.unit.conftest import LOGIN, Answer, Site
 
 DATA = bytes(range(256)) * 8192
 SHA256 = hashlib.sha256(DATA).hexdigest()
 LENGTH = {"Content-Length": str(len(DATA))}
-LOGIN = "Basic " + base64.b64encode(b"me:secret").decode()
-Answer = tuple[int, dict[str, str], bytes]
-
-
-class Site:
-    """Gives the answers of a list, one after the other, and the last one again and again."""
-
-    def __init__(self, *answers: Answer) -> None:
-        self.asked: list[str | None] = []
-        site, left = self, list(answers)
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                site.asked.append(self.headers.get("Authorization"))
-                status, headers, body = left.pop(0) if len(left) > 1 else left[0]
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_address[1]}/a.tar"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
-def serve() -> Iterator[type[Site]]:
-    started: list[Site] = []
-
-    class Started(Site):
-        def __init__(self, *answers: Answer) -> None:
-            super().__init__(*answers)
-            started.append(self)
-
-    yield Started
-    for site in started:
-        site.server.shutdown()
-        site.server.server_close()
 
 
 GOOD: Answer = (200, LENGTH, DATA)

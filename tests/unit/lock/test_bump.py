@@ -150,6 +150,16 @@ def test_a_named_pin_with_a_condition(files: Files) -> None:
     assert found.changes == {("tool", 0): "3.5", ("tool", 1): "3.5"}
 
 
+def test_versions_that_fit_alone_but_not_together(files: Files) -> None:
+    """With the same version for both, one tag would name two targets."""
+    files.replace("matrix.yaml", 'tool: "3.4"', 'tool: [{when: {cuda: ">=13"}, version: "3.4"}, "3.3"]')
+    files.replace("matrix.yaml", "{cuda}-{os}", "{tool.version}-{os}")
+    found = proposals(files, upstream(tags=("v3.3", "v3.4", "v3.5")), "tool")
+    assert found.changes == {("tool", 0): "3.5", ("tool", 1): "3.4"}
+    ((*_, why),) = found.kept
+    assert "tag example/tiny:3.5-debian13-runtime names both" in why
+
+
 def test_a_source_that_does_not_answer(files: Files) -> None:
     found = proposals(files, Fake(git_tags={GIT: {"v3.5": "1" * 40}}))
     assert found.changes == {("tool", 0): "3.5"}

@@ -46,6 +46,7 @@ from imagebuild.project import (
     key_of,
 )
 from tests.conftest import LIBRARY, ROOT, Files
+from tests.unit.conftest import LOGIN, Site
 from tests.upstream.keys import CUDA, DOCA, EXPIRED, Keys
 from tests.upstream.server import Server
 from tests.upstream.wheels import make_wheel
@@ -274,6 +275,30 @@ def test_pip_is_asked_for_both_architectures(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="pip finds no half-wheel for arm64") as caught:
         upstream.wheels(WheelSet("c", "1", ("half-wheel",)))
     assert not isinstance(caught.value, Unreachable)
+
+
+def test_git_and_pip_get_the_certificates_and_the_passwords_of_downloads(
+    tmp_path: Path, serve: type[Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (netrc := tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    got: dict[str, str] = {}
+
+    def run(*argv: str, env: dict[str, str], **options: float) -> str:
+        got.update(env)
+        return run_program(*argv, env={"PIP_CONFIG_FILE": os.devnull, **env, "PIP_CERT": ""}, **options)
+
+    page = b'<a href="x-1-py3-none-any.whl#sha256=0">x-1-py3-none-any.whl</a>'
+    index = serve((200, {"Content-Type": "text/html", "Content-Length": str(len(page))}, page))
+    refs = f"{'1' * 40}\trefs/tags/v1\n".encode()
+    wants_login = (401, {"WWW-Authenticate": 'Basic realm="x"', "Content-Length": "0"}, b"")
+    git = serve(wants_login, (200, {"Content-Length": str(len(refs))}, refs))
+    upstream = Upstream(Mirrors(python_index=f"{index.address}/"), ca=tmp_path / "ca.crt", netrc=netrc, run=run)
+    assert (upstream.wheel_versions("x"), set(index.asked)) == (("1",), {LOGIN})
+    assert upstream.commit(git.address, "v1") == "1" * 40
+    assert git.asked[:2] == [None, LOGIN]
+    assert {got["PIP_CERT"], got["GIT_SSL_CAINFO"]} == {str(tmp_path / "ca.crt")}
+    assert got["GIT_CONFIG_GLOBAL"] == str(tmp_path / "home/.gitconfig"), "the user's settings of git count"
 
 
 def test_a_package_index_that_is_down() -> None:

@@ -235,7 +235,7 @@ def test_another_publisher_moves_the_tag_meanwhile(server: FakeRegistry) -> None
     assert server.asked_for("PUT", "manifests") == 1  # it is not taken back
 
 
-def test_uploads_of_all_kinds(server: FakeRegistry) -> None:
+def test_uploads_of_all_kinds(server: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = connect(server.address)
     contents: dict[bytes, bytes | BlobStream] = {
         b"bytes": b"bytes", b"": BlobStream(0, lambda: iter(())),
@@ -245,6 +245,9 @@ def test_uploads_of_all_kinds(server: FakeRegistry) -> None:
         assert registry.put_blob("a", content, digest_of(data)) == Counter(blobs=1, bytes=len(data))
         assert registry.put_blob("a", content, digest_of(data)) == Counter()
         assert server.repositories["a"].blobs[digest_of(data)] == registry.blob("a", digest_of(data)) == data
+    monkeypatch.setattr("imagebuild.oci.registry.MOST_BYTES", 5)
+    with pytest.raises(CommandError, match=f"a: blob {digest_of(b'abcdef')}: has more than the 5 bytes that are read"):
+        registry.blob("a", digest_of(b"abcdef"))
     with pytest.raises(CommandError, match="DIGEST_INVALID"):
         registry.put_blob("a", b"changed meanwhile", digest_of(b"something else"))
     assert registry.counts["sent"] == 5 + 6 + 3 * len(b"changed meanwhile")
@@ -348,7 +351,7 @@ def test_settings(tmp_path: Path) -> None:
     for host, scheme in (("box:5000", "http"), ("a:1", "http"), ("b:2", "http"), ("c", "https")):
         assert connect_registry(host, environ=environ).base == f"{scheme}://{host}/v2/"
     ca = tmp_path / "ca.pem"
-    ca.write_text("")
+    ca.write_text("-----BEGIN CERTIFICATE-----\n")
     assert connect_registry("c", environ={**environ, "SSL_CERT_FILE": str(ca)}).ca == ca
     assert connect_registry("c", environ={**environ, "IMAGEBUILD_REGISTRY_PATIENCE": "7"}).patience_s == 7
     for wrong in ("soon", "-1", "inf", "nan"):

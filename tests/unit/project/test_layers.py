@@ -6,7 +6,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from imagebuild.core import ConfigError, run_program
+from imagebuild.core import CommandError, ConfigError, run_program
 from imagebuild.lock import edited, with_pins
 from imagebuild.project import (
     Changes,
@@ -20,7 +20,7 @@ from imagebuild.project import (
 )
 from imagebuild.render import Renderer
 from tests.conftest import LOCK, ROOT, Files, git
-from tests.unit.conftest import Call
+from tests.unit.conftest import LOGIN, Call, Site
 
 OWN = """\
 extends: {extends}
@@ -150,6 +150,20 @@ def test_a_commit_is_extended(tmp_path: Path, tiny: Files, monkeypatch: pytest.M
     folder = own(tmp_path / "own", f"{{git: 'file://{tmp_path}', commit: {commit}}}")
     tiny.write("matrix.yaml", "broken: later")
     assert "b" * 40 in render(load(folder))
+
+
+@pytest.mark.programs
+def test_a_commit_is_fetched_with_the_users_password(
+    tmp_path: Path, serve: type[Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("IMAGEBUILD_CONFIG", str(tmp_path / "config.yaml"))
+    (tmp_path / "config.yaml").write_text(f"netrc: {tmp_path}/netrc\n")
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    site = serve((401, {"WWW-Authenticate": 'Basic realm="x"', "Content-Length": "0"}, b""), (404, {}, b""))
+    with pytest.raises(CommandError, match="not found"):
+        load(own(tmp_path / "own", f"{{git: '{site.address}', commit: {'a' * 40}}}"))
+    assert site.asked[:2] == [None, LOGIN]
 
 
 @pytest.mark.programs

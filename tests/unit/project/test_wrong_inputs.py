@@ -262,6 +262,8 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (write("imagebuild.lock", "{}"), f"render {TARGET}", "imagebuild.lock:1: has no image debian:13-slim; add it with"),
     # options of commands
     (nothing, "plan --to x", "need --from"),
+    (nothing, "plan --github-jobs 9", "--github-jobs: need --github"),
+    (nothing, "plan --base registry", "--platform and --base: need --from or --github"),
     (nothing, "plan --markdown", "need --from"),
     (nothing, "plan --from . --json - --markdown", "exclude each other"),
     (nothing, "plan --from . --why", "not for --github or --why"),

@@ -56,7 +56,7 @@ from tests.attached import spdx
 from tests.cosign_fake import FakeCosign
 from tests.registry_fake import FakeRegistry, image, index
 from tests.report_samples import GOOD
-from tests.upstream.server import Server
+from tests.unit.conftest import Site
 
 REPOSITORY = "gpu/open"
 TARGET = "open-cuda13.0-debian13-runtime"
@@ -244,22 +244,19 @@ def test_what_signing_needs_is_looked_at_first(keys: Keys, monkeypatch: pytest.M
             check()
 
 
-def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_called_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_called_it(serve: type[Site]) -> None:
     ours, callers = (f"acme/images/.github/workflows/{name}.yml@refs/heads/main" for name in ("build", "fresh"))
     claims = base64.urlsafe_b64encode(json.dumps({"job_workflow_ref": ours}).encode()).decode().rstrip("=")
-    (tmp_path / "token").write_text(json.dumps({"value": f"e30.{claims}.x"}))
-    (tmp_path / "nothing").write_text("{}")
     assert job_workflow({"GITHUB_WORKFLOW_REF": callers}) == callers
     assert job_workflow({}) == ""
-    with Server(tmp_path).running() as server:
-        address = f"http://127.0.0.1:{server.port}"
-        variables = {"GITHUB_WORKFLOW_REF": callers, "ACTIONS_ID_TOKEN_REQUEST_URL": f"{address}/token?api-version=2"}
-        assert job_workflow(variables) == ours
-        for name in ("nothing", "gone"):
-            with pytest.raises(CommandError, match="GitHub does not say who signs"):
-                job_workflow({"ACTIONS_ID_TOKEN_REQUEST_URL": f"{address}/{name}?x"})
+    github = serve((502, {}, b""), (200, {}, json.dumps({"value": f"e30.{claims}.x"}).encode()))
+    token = {"ACTIONS_ID_TOKEN_REQUEST_TOKEN": "t"}
+    address = {"ACTIONS_ID_TOKEN_REQUEST_URL": f"{github.address}?api-version=2"}
+    assert job_workflow({"GITHUB_WORKFLOW_REF": callers, **address, **token}) == ours
+    assert github.asked == ["bearer t"] * 2
+    for status, content in ((200, b"{}"), (403, b"")):
+        with pytest.raises(CommandError, match="GitHub does not say who signs"):
+            job_workflow({"ACTIONS_ID_TOKEN_REQUEST_URL": f"{serve((status, {}, content)).address}?x"})
 
 
 @pytest.mark.parametrize(

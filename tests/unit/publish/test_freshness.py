@@ -21,6 +21,7 @@ from tests.upstream.server import Server
 
 pytestmark = pytest.mark.programs
 SUITE = "trixie-security"
+ARCHIVE = "https://archive.invalid/"
 HAS = "3.5.7-1~deb13u3"
 """Version of libssl3t64 in the SBOM of every image here."""
 
@@ -46,8 +47,8 @@ Look = Callable[..., tuple[int, Freshness | None, str]]
 
 
 @pytest.fixture
-def look(site: Site, keys: Keys, command: Call, tmp_path: Path) -> Iterator[Look]:
-    """Publish a version of the package in the archive, and ask; the status, the result, and what is said."""
+def look(site: Site, keys: Keys, command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Look]:
+    """Publish a version of the package in the archive, which has a mirror, and ask; the status, the result, and what is said."""
     folder = tmp_path / "server" / "dists" / SUITE
     folder.mkdir(parents=True)
 
@@ -63,13 +64,16 @@ def look(site: Site, keys: Keys, command: Call, tmp_path: Path) -> Iterator[Look
         (folder / "InRelease").write_bytes(keys.sign(release, by)["InRelease"])
         result = tmp_path / "freshness.json"
         result.unlink(missing_ok=True)
-        where = ("--archive", f"http://127.0.0.1:{server.port}", "--suite", SUITE)
+        where = ("--archive", ARCHIVE, "--suite", SUITE)
         keyring = ("--keyring", str(keys.public / f"{CUDA}.gpg"))
         status, out, err = command("freshness", *select, *where, *keyring, "--json", str(result))
         found = Freshness.model_validate_json(result.read_text()) if result.exists() else None
         return status, found, out + err
 
     with Server(tmp_path / "server").running() as server:
+        mirror = {"mirrors": {"downloads": {ARCHIVE: f"http://127.0.0.1:{server.port}/"}}}
+        (tmp_path / "config.yaml").write_text(json.dumps(mirror))
+        monkeypatch.setenv("IMAGEBUILD_CONFIG", str(tmp_path / "config.yaml"))
         yield ask
 
 
@@ -143,9 +147,14 @@ def test_a_scan_fails_whose_cure_is_a_new_build(
     assert (missing[0], "no such folder" in missing[2]) == (2, True)
 
 
-def test_a_command_for_each_published_image(site: Site, command: Call, tmp_path: Path) -> None:
+def test_a_command_for_each_published_image(
+    site: Site, command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = "import sys; open(sys.argv[2] + '/name', 'w').write(sys.argv[1])"
     words = (sys.executable, "-c", script, "{image} {index} {target} {arch}", "{folder}")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("IMAGEBUILD_PROJECT", str(site.files.root))
     status, _, err = command("each", tmp_path / "each", "--published", f"{HOST}/acme", "--", *words)
     assert (status, f"{OLD}: {HOST}/acme/tiny:cuda12.9: is not published" in err) == (0, True)
     for image in published_images([site.target(NEW)], lambda _: site.fake):
