@@ -175,6 +175,27 @@ def test_killed_in_the_middle_it_goes_on_from_there(shop: Shop) -> None:
     shop.complete("killed")
 
 
+def test_signed_before_it_has_a_tag(shop: Shop, tmp_path: Path) -> None:
+    if not shutil.which("cosign"):
+        pytest.skip("cosign is not installed")
+    environ = {"COSIGN_PASSWORD": "", "HOME": str(tmp_path)}
+    subprocess.run(["cosign", "generate-key-pair"], cwd=tmp_path, env={**os.environ, **environ}, check=True)
+    key = ("--sign", "--key", tmp_path / "cosign.key", "--no-tlog")
+    shop.faulty.rule("broken", "PUT", "/manifests/sha256-.*sig", times=99)
+    refused = shop.publish("signed", NEW, *key, expect=4, environ=environ)
+    assert refused[NEW].state == "failed"
+    assert shop.tags("signed") == {}, "a tag was given though nothing could be signed"
+    shop.faulty.clear()
+    done = shop.publish("signed", NEW, *key, environ=environ)[NEW]
+    assert done.signed == 2  # the image, whose attachments were signed before, and the index
+    name = f"{shop.faulty.address}/{REPOSITORY}/signed/tiny:latest"
+    wanted = ("--require", "signature,verification,provenance", "--key", tmp_path / "cosign.pub", "--no-tlog")
+    shop.tiny.imagebuild("attest", "verify", name, *wanted, expect=0, **environ)
+    shop.faulty.clear()
+    assert shop.publish("signed", NEW, *key, environ=environ)[NEW].state == "unchanged"
+    assert [r for r in shop.faulty.requests if r.method in WRITES] == []
+
+
 def other_build(shop: Shop, folder: Path) -> Path:
     """Evidence of another build of the same commit, which came out different; its image is staged."""
     result = shop.result(NEW)
