@@ -1,4 +1,4 @@
-"""Say what is to be built and how, and write the bake file. Pure."""
+"""Define what is to be built and how, and compute the bake file. Pure."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """Name what a compiling stage makes for one platform."""
+    """Identify the cache of a compiling stage for one platform."""
 
     stage: str
     platform: Platform
@@ -167,7 +167,7 @@ class BuildRun:
     engine: Endpoint
     inputs: BuildInputs = field(default_factory=BuildInputs)
     caches: Mapping[str, Sequence[CacheEntry]] = field(default_factory=dict)
-    """Target → what it needs compiled, which the caches may have."""
+    """Target → the compiling stages that it needs, which the caches may have."""
     revision: str | None = None
     """Commit of the project."""
     origin: Mapping[str, str] = field(default_factory=dict)
@@ -233,7 +233,7 @@ def platforms_of(target: Target, wanted: Sequence[str]) -> tuple[Platform, ...]:
 def replaced_contexts(replaced: Mapping[str, str]) -> dict[str, str]:
     """Return what replaces images and stages, identified by content: a digest, or `folder` if there is none.
 
-    Contexts of single targets are none of these: they hold what the lock names, only from another place.
+    Contexts of single targets are left out: they hold what the lock names, only from another place.
     """
     return {
         name: f"sha256:{context.rpartition('@sha256:')[2]}" if "@sha256:" in context else "folder"

@@ -146,7 +146,7 @@ VERSION = "./etc/debian_version"
 
 @dataclass(frozen=True)
 class BootstrappedBase:
-    """Name an image of one or more platforms."""
+    """Identify a bootstrapped image for one or more platforms."""
 
     layout: Path
     digest: str
@@ -281,7 +281,7 @@ def image_settings(release: str, version: str) -> layout.ImageSettings:
 
 
 def _forget(cache: Path, before: float) -> None:
-    """Remove records from `before`, and blobs that no record names, unless a running build may read them."""
+    """Remove records older than `before`, and blobs that no record names, unless a running build may read them."""
     records = {path: record for path in cache.glob("*.json") if (record := CachedRootfs.read(path))}
     for path in [path for path, record in records.items() if record.created < before]:
         path.unlink()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 MANY = 4
-"""Targets that are too many to be named in a command that people copy."""
+"""From so many targets on, a command that people copy does not name them."""
 
 
 def size_of_downloads(urls: Collection[str]) -> str:
@@ -113,7 +113,7 @@ def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) 
             "--cache-write: cannot be used with --source or --stage, which build only parts or other code"
         )
     if request.rebuilt and (request.bundle or request.stage):
-        raise ConfigError("--rebuild: needs the packages that the distribution has now, of whole images")
+        raise ConfigError("--rebuild: cannot be used with --bundle or --stage: it installs today's packages")
     if request.bundle and request.builder:
         raise ConfigError("--builder: bundles are made and used with the engine on this machine; leave the option out")
     if request.stage:
@@ -149,7 +149,7 @@ def bundle_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> B
 def caches_of(
     project: Project, request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]
 ) -> dict[str, list[CacheEntry]]:
-    """Return what each target needs compiled; nothing without --cache."""
+    """Return the caches of compiling stages that each target needs; none without --cache."""
     if not request.cache:
         return {}
     from imagebuild.build.change import ProjectState, cache_entries
@@ -227,7 +227,7 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
 
 
 def layer_format_of(project: Project, compression: str, day: date | None = None) -> LayerFormat:
-    """Return the format of layers, whose files are of the day of a rebuild, or of what environment and lock say.
+    """Return the format of layers; their latest time is the day of a rebuild, or as environment or lock say.
 
     Raises ConfigError for another compression, and for a day before the lock's or in the future.
     """

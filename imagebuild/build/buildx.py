@@ -72,7 +72,7 @@ class Vertex:
     completed: float | None = None
     cached: bool = False
     pulled: bool = False
-    """Did layers of it come from a registry? BuildKit then reports a step as if it had run."""
+    """Whether layers of it came from a registry: BuildKit then reports a step as if it had run."""
     error: str = ""
     inputs: tuple[str, ...] = ()
     """Digests of the vertices that it starts from; a source has none."""
@@ -102,7 +102,7 @@ class Vertex:
 
     @property
     def is_source(self) -> bool:
-        """Tell the source of an `ADD`, looked up in every build, from the step, which is the vertex that copies it."""
+        """Return whether this is the source of an `ADD`, looked up in every build, and not the step that copies it."""
         return not self.inputs and bool(self.parts) and self.name.partition("] ")[2].startswith("ADD ")
 
     @property
@@ -378,7 +378,7 @@ def execute_bake(
 
 @contextmanager
 def layouts_replaced(run: BuildRun) -> Iterator[None]:
-    """Put the layouts of earlier builds aside, as BuildKit would add to them, and back if the build fails.
+    """Move the layouts of earlier builds aside, since BuildKit would add to them; restore them if the build fails.
 
     Raises ConfigError if a layout's folder has something else in it.
     """
@@ -502,9 +502,9 @@ PACKAGE_FAULTS = (
 def _package_fault(run: BuildRun, target: Target, component: str | None, log: str) -> Iterator[str]:
     """Yield a line if a package could not be installed: where it is named, what is wrong, and the remedy."""
     for pattern, words in PACKAGE_FAULTS:
-        if found := re.search(pattern, log, re.MULTILINE):
-            place, owner = _place_of_package(run.project, target, component, found["name"])
-            yield f"{place}: {words.format(os=target.axes['os'], component=owner, **found.groupdict())}"
+        if match := re.search(pattern, log, re.MULTILINE):
+            place, owner = _place_of_package(run.project, target, component, match["name"])
+            yield f"{place}: {words.format(os=target.axes['os'], component=owner, **match.groupdict())}"
             return
 
 
@@ -519,7 +519,7 @@ def _copy_fault(run: BuildRun, vertex: Vertex) -> Iterator[str]:
 
 
 def _place_of_package(project: Project, target: Target, component: str | None, package: str) -> tuple[str, str]:
-    """Return file, line and key where a package is named, and the component that has it; else the target and itself."""
+    """Return where a package is named, and by which component; else the target, and the component or image."""
     names = [component] if component else [*target.components]
     packages = project.matrix.model.images[target.image].packages.apt
     lists: list[tuple[YamlFile[Any], Loc, Sequence[str]]] = []

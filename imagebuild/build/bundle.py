@@ -139,7 +139,7 @@ class Bundle:
         return damage
 
     def missing_inputs(self, need: NeededInputs) -> list[str]:
-        """List what a target needs by the lock and the bundle does not have."""
+        """List what a target needs by the lock, but the bundle does not have."""
         missing = []
         for item in need.stages.values():
             if item.kind == "git":
@@ -227,7 +227,7 @@ WHEELS = "/wheels/"
 def fetch_wheels(request: InputsRequest, store: DownloadStore) -> None:
     """Fetch the wheels that a build needs with pip, from the index that it is configured for or a mirror of it.
 
-    Raises CommandError if pip cannot have one of them as the lock has it.
+    Raises CommandError if pip cannot get one of them with the hash of the lock.
     """
     settings, folder = request.settings, store.folder / "wheels"
     index = ("--index-url", settings.mirrors.python_index) if settings.mirrors.python_index else ()
@@ -277,7 +277,7 @@ def gateway_address(engine: Endpoint) -> str:
 def package_proxy(address: str, store: DownloadStore, log: Callable[[str], None]) -> Iterator[str]:
     """Run the proxy that apt and pip of builds use: `http://host:port`.
 
-    `log` is told what could not be provided. Raises CommandError if the address is not this machine's.
+    `log` gets a line for each request that failed. Raises CommandError if the address is not this machine's.
     """
     try:
         server = ThreadingHTTPServer((address, 0), functools.partial(_Handler, store, log))
@@ -343,7 +343,7 @@ class _Handler(BaseHTTPRequestHandler):
             super().finish()
 
     def log_message(self, *_: object) -> None:
-        """Print nothing: `log` is told what goes wrong."""
+        """Print nothing: `log` gets a line for each request that failed."""
 
 
 def _proxy_secrets(proxy: str, *, recording: bool) -> dict[str, str]:

@@ -239,7 +239,7 @@ def show_cost(cost: Cost, *, markdown: bool = False) -> None:
 
 
 def cache_entries(state: ProjectState, target: Target, platform: Platform) -> list[CacheEntry]:
-    """Return all that a target needs compiled for a platform."""
+    """Return the caches of the compiling stages that a target needs for a platform."""
     compiling = {name for name, component in state.project.components.items() if component.model.compiles}
     stages = state.stages(target, platform)
     return [CacheEntry(name, platform, stage.key) for name, stage in stages.items() if name in compiling]
@@ -290,8 +290,8 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
 
 
 Reason = Literal["new", "image", "date", "checks", "tags"]
-"""How a target differs: it is new, its image is another, the lock's date is, which all files of an image have at most,
-its checks are, or it has a tag that it did not have."""
+"""How a target differs: it is new; its image differs; the lock's date does, which is the latest time of files; its
+checks do; or it has a tag that it did not have."""
 
 
 def changed_targets(before: ProjectState, after: ProjectState) -> dict[str, Reason]:
@@ -379,7 +379,7 @@ def job_matrix(
 
 
 def print_workflow_jobs(request: ChangeRequest, jobs: int) -> None:
-    """Print the matrix of a workflow as one line of JSON, of targets that differ from the earlier state, if any.
+    """Print the matrix of a workflow as one line of JSON; with an earlier state, only of targets that differ from it.
 
     Raises ConfigError for an unknown revision, or if no target is for one of the platforms.
     """

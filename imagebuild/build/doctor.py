@@ -1,7 +1,7 @@
 """Say what this machine has and lacks for building and checking images, and how to get what it lacks.
 
-`collect_facts`, the only part that runs programs, collects facts, which pure functions then judge. A missing program is
-a finding, never an exception.
+`collect_facts` is the only part that runs programs; other functions judge the facts. A missing program is a finding,
+never an exception.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MachineFacts:
     free: int | None = None
     """Bytes free for the engine's data; None if that is on another machine."""
     gpu_spec: bool = False
-    """Is there a CDI specification of NVIDIA devices?"""
+    """Whether there is a CDI specification of NVIDIA devices."""
     programs: Mapping[str, str | None] = field(default_factory=dict)
     """Program, or file, that is used without an engine → where it is."""
 
@@ -104,7 +104,7 @@ def judge_machine(facts: MachineFacts) -> Iterator[DoctorFinding]:
 
 
 def judge_engine(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """Yield what the engine says of itself."""
+    """Yield the findings about the engine."""
     match = re.search(r"^BuildKit version:\s*v?(\d+\.\d+\.\d+)", facts.builder, re.MULTILINE)
     version = version_numbers(match[1]) if match else ()
     if version <= (0, 0, 0):

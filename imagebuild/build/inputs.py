@@ -52,7 +52,7 @@ from imagebuild.render.recipe import ARCHS, Recipe
 
 @dataclass(frozen=True)
 class Download:
-    """Name what a stage downloads."""
+    """Describe what a stage downloads."""
 
     kind: Literal["archive", "git", "key"]
     url: str
@@ -62,7 +62,7 @@ class Download:
 
 @dataclass(frozen=True)
 class WheelFiles:
-    """Name wheels for an architecture, as lines of a file of requirements, each with its sha256."""
+    """Describe wheels for an architecture, as lines of a requirements file, each with its sha256."""
 
     arch: Arch
     requirements: tuple[str, ...]
@@ -142,7 +142,7 @@ class DownloadStore:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def get(self, url: str) -> Path:
-        """Return the file of an address. Raises Absent if it is not here in full length, Unreachable if not there."""
+        """Return the file of an address; fetch it if it is not here whole. Raises Absent or Unreachable if it fails."""
         with self._locks[url]:
             entry = self.files.get(url)
             if entry and (path := self.folder / entry.path).is_file() and path.stat().st_size == entry.size:
@@ -160,7 +160,7 @@ class DownloadStore:
             return path
 
     def add(self, url: str, path: Path) -> None:
-        """Keep a file that is in the store's folder already."""
+        """Register a file that is in the store's folder already."""
         place, size = str(path.relative_to(self.folder)), path.stat().st_size
         self.files[url] = StoredFile(path=place, sha256=file_sha256(path), size=size)
 
@@ -180,7 +180,7 @@ SUBMODULE_ENTRY = re.compile(r"submodule\.(?P<name>.*)\.(?P<key>path|url|update)
 
 @dataclass(frozen=True)
 class Submodule:
-    """Name a commit of another repository that belongs into a folder of a commit."""
+    """Describe a submodule: a commit of another repository that belongs into a folder of a commit."""
 
     path: str
     url: str
@@ -298,7 +298,7 @@ class Trees:
         """Return the folder of the OCI layout."""
         return self.folder / "layout"
 
-    def made(self) -> Path:
+    def ensure_folder(self) -> Path:
         """Make the folder if it is not there, and return it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder
@@ -314,7 +314,7 @@ class Trees:
     def add(self, key: str, path: Path, name: str = "") -> str:
         """Add the files of a folder, or one file under a name, as ADD makes it; return their context.
 
-        What is added does not depend on this machine: neither owners nor times do, nor modes on its umask.
+        The result does not depend on this machine: owners, times and modes are set.
         """
 
         def usual(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -327,7 +327,7 @@ class Trees:
                 entry.mode = 0o600  # BuildKit's ADD gives it to what it downloads
             return entry
 
-        with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=self.made()) as scratch:
+        with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=self.ensure_folder()) as scratch:
             tar = Path(scratch) / "tar"
             with tarfile.open(tar, "w") as archive:
                 if name:
@@ -428,7 +428,7 @@ class InputsRequest:
     def provide(
         self, images: Mapping[str, str], stages: Mapping[str, Mapping[str, str]], secrets: Mapping[str, str]
     ) -> BuildInputs:
-        """Return what the build has already and this besides; the text of each secret goes into a file of its name."""
+        """Return what the build has already, with these added; the text of a secret goes into a file of its name."""
         for name, text in secrets.items():
             (self.secrets / name).write_text(text)
         files = {name: self.secrets / name for name in secrets}
@@ -456,7 +456,7 @@ def contexts_of(
         if kind == "git":
             if not git.has(pin):
                 git.fetch(url, pin)
-            with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=trees.made()) as folder:
+            with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=trees.ensure_folder()) as folder:
                 git.checkout(url, pin, Path(folder))
                 return trees.add(key, Path(folder))
         path = file(url)
@@ -473,10 +473,10 @@ def contexts_of(
 
 @contextmanager
 def inputs_from_mirrors(request: InputsRequest) -> Iterator[BuildInputs]:
-    """Provide what has a mirror from there; BuildKit fetches the rest as the Dockerfile says."""
+    """Provide the inputs that have a mirror; BuildKit fetches the rest as the Dockerfile says."""
     mirrors, netrc_file = request.settings.mirrors, request.settings.netrc_file
     with (
-        tempfile.TemporaryDirectory(prefix="imagebuild-", dir=request.trees.made()) as scratch,
+        tempfile.TemporaryDirectory(prefix="imagebuild-", dir=request.trees.ensure_folder()) as scratch,
         git_environment(request.ca, netrc_file) as environ,
     ):
         store = DownloadStore(Path(scratch), {}, Downloads(mirrors.download, request.ca, netrc_file))

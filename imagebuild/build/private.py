@@ -40,7 +40,7 @@ FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "docker-compo
 
 @contextmanager
 def alone(folder: Path, wait: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Wait until no other process is in such a block with this folder; `wait` is called if there is one."""
+    """Hold a lock on a folder; `wait` is called first if another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -110,13 +110,13 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
         names = " ".join(packages)
         raise CommandError(f"packages are installed on Debian 12+ and Ubuntu only; install by hand: {names}")
     later = NEXT_RELEASE.get(here.codename) if here.id == "debian" and FROM_NEXT.intersection(packages) else None
-    # apt does not wait for another one, and the policy would go when the first of two ends.
+    # One at a time: apt does not wait for another apt, and the first of two to end would remove the policy.
     with alone(POLICY.parent), _services_held(run):
         if later:
             _add_next_release(later, here.codename)
         try:
             run("apt-get", "update")
-        except CommandError:  # the index of a third party may be broken; what it is not needed for can be installed
+        except CommandError:  # a third party's index may be broken, which does not matter for other packages
             if not all(debian.apt_candidate(package, run) for package in packages if package != "docker-cli"):
                 raise
         wanted = []
@@ -233,7 +233,7 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
         return any(text.startswith("enabled") and re.search(r"^flags: \w*F", text, re.M) for text in texts)
 
     def described() -> list[Path]:
-        """Return the files about the emulator, where it is installed."""
+        """Return the configuration files of the emulator, if it is installed."""
         return [path for end in ("", "-static") if (path := BINFMT_D / f"{name}{end}.conf").exists()]
 
     if MACHINES[arch] == platform.machine() or works():
@@ -265,7 +265,7 @@ chain of programs, and a process that starts the next one has no argv at first."
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """Describe the private engine. What only a running engine can tell is None."""
+    """Describe the private engine. What only a running engine can tell is None if it does not run."""
 
     running: bool
     host: str

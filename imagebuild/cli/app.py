@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
         "sbom": Listed("evidence", "List what is installed in an image, as SPDX."),
         "scan": Listed("evidence", "Judge what a scanner found in an image by a policy."),
         "freshness": Listed("evidence", "Say which packages of published images have a security update."),
-        "attest": Listed("evidence", "Verify, show and add what refers to a published image."),
+        "attest": Listed("evidence", "Verify, show and add attestations of a published image."),
         "diff": Listed("evidence", "Say what differs between two images."),
         "catalog": Listed("evidence", "Make a page of all published images, and the table in the README."),
         "prune": Listed("publish", "List what builds pushed and nobody needs any more, and delete it with --yes."),
@@ -176,15 +176,15 @@ def imagebuild(
 
 def main() -> None:
     """Run a command. Errors that people meet become one message and an exit code; others keep their traceback."""
-    # What people keep in files is UTF-8; a terminal that shows less gets what it can show.
+    # Files get UTF-8; a terminal with fewer characters gets what it can show.
     if isinstance(sys.stdout, TextIOWrapper):
         is_terminal = sys.stdout.isatty()
         sys.stdout.reconfigure(encoding=None if is_terminal else "utf-8", errors="replace" if is_terminal else "strict")
-    # Being told to end is a reason to clean up, as Ctrl-C is.
+    # SIGTERM cleans up, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         try:
-            # What commands return is nothing; what typer returns for them is an exit status.
+            # Commands return nothing; what typer returns for them is an exit status.
             status = app(standalone_mode=False)
         finally:
             sys.stdout.flush()
@@ -195,8 +195,8 @@ def main() -> None:
         if "\n" in text:  # the help, where a group of commands has no command
             usage.show()
         else:
-            about = f"; see `{usage.ctx.command_path} --help`" if usage.ctx else ""
-            sys.stderr.write(f"error: {text}{about}\n")
+            hint = f"; see `{usage.ctx.command_path} --help`" if usage.ctx else ""
+            sys.stderr.write(f"error: {text}{hint}\n")
         sys.exit(2)
     except ImagebuildError as error:
         from rich.markup import escape
@@ -209,7 +209,7 @@ def main() -> None:
         # Errors of files have the file's name, and become ImagebuildErrors where they arise.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python fails again when it flushes at exit
         if error.errno != errno.EPIPE:
             sys.stderr.write(f"error: the standard output cannot be written: {error.strerror}\n")
         sys.exit(2)

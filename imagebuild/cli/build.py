@@ -137,7 +137,7 @@ def create_bundle(
     ca: options.CaOption = None,
     verbose: options.VerboseOption = False,
 ) -> None:
-    """Build targets from the beginning, and keep everything that this fetches."""
+    """Build targets without a cache, and keep everything that this downloads."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets
     from imagebuild.build.bundle import Bundle
@@ -222,14 +222,14 @@ engine = options.command_group("Start, show and stop a private Docker Engine, fo
 
 @options.subcommand(engine, "up", "sudo imagebuild engine up")
 def start(json_file: options.JsonOption = None) -> None:
-    """Start the private engine; install it first where no usable engine is."""
+    """Start the private engine; install it first if this machine has no usable engine."""
     from imagebuild.build.private import start_engine
     from imagebuild.oci.engine import find_engine
 
     try:
-        found = find_engine(os.environ)
-        if found.origin != "private":
-            out.print(f"An engine answers at {found.host} ({found.origin}); nothing to do.")
+        existing = find_engine(os.environ)
+        if existing.origin != "private":
+            out.print(f"An engine answers at {existing.host} ({existing.origin}); nothing to do.")
             return
     except CommandError as error:
         reason = str(error).partition(";")[0]
@@ -239,7 +239,7 @@ def start(json_file: options.JsonOption = None) -> None:
 
 @options.subcommand(engine, "status", "imagebuild engine status --json -")
 def status(json_file: options.JsonOption = None) -> None:
-    """Show whether the private engine runs, and where it keeps its things."""
+    """Show whether the private engine runs, and where it keeps its data."""
     from imagebuild.build.private import engine_status
 
     _show_engine(engine_status(), json_file)
@@ -282,7 +282,7 @@ def doctor(
     edits: options.PlanChanges,
     select: options.SelectArgument = None,
     upstream: Annotated[
-        bool, option("--upstream", "Ask the servers of the targets' sources instead, before a byte is built.")
+        bool, option("--upstream", "Instead: ask servers whether they still have every source of the targets.")
     ] = False,
     platform: options.PlatformsOption = None,
     json_file: options.JsonOption = None,

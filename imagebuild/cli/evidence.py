@@ -1,4 +1,4 @@
-"""Run `imagebuild sbom`, `scan`, `attest`, `diff` and `catalog`."""
+"""Run `imagebuild sbom`, `scan`, `freshness`, `attest`, `diff` and `catalog`."""
 
 from __future__ import annotations
 
@@ -55,13 +55,11 @@ def scan(
     ],
     policy: Annotated[Path, option("--policy FILE", "File that says what fails and what is ignored.")] = POLICY,
     platform: options.PlatformOption = None,
-    every: Annotated[
-        bool, option("--all", "Also list vulnerabilities that are less than high and fail nothing.")
-    ] = False,
+    every: Annotated[bool, option("--all", "Also list vulnerabilities below high that fail nothing.")] = False,
     json_file: options.JsonOption = None,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """Judge what a scanner found in an image by a policy, and keep that with the image's digest.
+    """Judge what a scanner found in an image by a policy, and keep the verdict with the image's digest.
 
     Exit status 1 if one finding fails the image.
     """
@@ -91,7 +89,7 @@ def freshness(
     ca: options.CaOption = None,
     json_file: options.JsonOption = None,
 ) -> None:
-    """Say which packages of published images have a security update: those that aliases name, by their SBOM.
+    """Say which packages have a security update, by the SBOM of each published image that an alias names.
 
     Exit status 1 if one has, if a scan fails that a new build cures, or if an image has no SBOM.
     """
@@ -129,7 +127,7 @@ def freshness(
         raise typer.Exit(1)
 
 
-attest = command_group("Verify, show and add what refers to a published image.")
+attest = command_group("Verify, show and add attestations of a published image.")
 
 PATIENCE_S = 30
 """Seconds to repeat requests: somebody waits for the answer."""
@@ -159,7 +157,7 @@ def verify_attachments_of(
     ] = "sbom,provenance,verification",
     json_file: options.JsonOption = None,
 ) -> None:
-    """Check that what refers to an image is about it, and that it speaks for the image.
+    """Check that the attestations of an image are about it, and that they speak for the image.
 
     Exit status 1 if something required is missing or wrong.
     """
@@ -184,7 +182,7 @@ def show_attachment_of(
     output: options.OutputOption = None,
     platform: options.PlatformOption = None,
 ) -> None:
-    """Print what an attestation of an image says: the newest of its kind."""
+    """Print the content of an image's newest attestation of a kind."""
     from imagebuild.oci.reference import parse_reference
     from imagebuild.publish.attest import show_attachment
 
@@ -248,7 +246,7 @@ def _show(result: AttestResult, *, signed: bool) -> None:
     wrong = sum(finding.is_wrong for finding in result.findings)
     out.print(f"[red]{wrong} wrong or missing[/]" if wrong else "[green]all that is required is there and right[/]")
     if not signed:
-        out.print("[yellow]nobody's signature was checked[/]: whoever may push can have written all this; see --key")
+        out.print("[yellow]no signature was checked[/]: anybody who may push can have written all this; see --key")
 
 
 @example(

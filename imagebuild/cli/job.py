@@ -60,14 +60,14 @@ def job(
         option("--with COMPONENT", "A component that the image was built with by --with, such as a plug-in."),
     ] = None,
     container: Annotated[
-        str | None, option("--container pyxis|none", "How Slurm runs the image, pyxis by default, or that it does not.")
+        str | None, option("--container pyxis|none", "What runs the image under Slurm: pyxis, the default, or nothing.")
     ] = None,
     image: Annotated[str | None, option("--image IMAGE", "Image to run; by default the newest that fits.")] = None,
     registry: options.RegistryOption = None,
     catalog: Annotated[
         Path | None, option("--catalog FILE", "Choose from the published images of this images.json.")
     ] = None,
-    nccl: Annotated[str | None, option("--nccl VERSION", "NCCL in an image that does not say which it has.")] = None,
+    nccl: Annotated[str | None, option("--nccl VERSION", "NCCL's version, for an image that does not say it.")] = None,
     test: Annotated[
         str,
         option(
@@ -134,7 +134,7 @@ def job(
         try:
             offer = published_offer(offer, read_catalog(catalog))
         except ResultError:
-            problem = "no list of images that `imagebuild catalog` wrote; make it anew, or name another file"
+            problem = "not a list of images from `imagebuild catalog`; make it anew, or name another file"
             raise ConfigError(f"--catalog {catalog}: {problem}") from None
     resolved = resolve_job(request, hardware, known, offer)
     for message in resolved.messages:

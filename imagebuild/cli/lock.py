@@ -44,7 +44,7 @@ def lock(
         datetime | None,
         option(
             "--date YYYY-MM-DD",
-            "Only set the date of the lock, than which no file of an image is younger.",
+            "Only set the date of the lock: no file of an image gets a later one.",
             formats=["%Y-%m-%d"],
         ),
     ] = None,

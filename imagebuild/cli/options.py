@@ -98,7 +98,7 @@ PlatformsOption = Annotated[
     option("--platform OS/ARCH", "Only this platform; `local` is this machine's. Repeat it for several."),
 ]
 PlatformOption = Annotated[
-    str | None, option("--platform OS/ARCH", "The platform to take of an image that is for several.")
+    str | None, option("--platform OS/ARCH", "Platform to take from an image for several platforms.")
 ]
 FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
 BaseOption = Annotated[
@@ -125,10 +125,10 @@ ProfilesOption = Annotated[Path | None, option("--profiles DIR", "Read the profi
 SignOption = Annotated[bool, option("--sign", "Sign with cosign; in CI without a key.")]
 SigningKeyOption = Annotated[str | None, option("--key FILE", "With --sign: sign with this private key.")]
 IdentityOption = Annotated[
-    str | None, option("--certificate-identity ID", "Who signs, or has to have signed, without a key.")
+    str | None, option("--certificate-identity ID", "Identity that signs, or must have signed, without a key.")
 ]
 IssuerOption = Annotated[
-    str | None, option("--certificate-oidc-issuer URL", "Who vouches, or has to vouch, for that identity.")
+    str | None, option("--certificate-oidc-issuer URL", "OIDC issuer that vouches, or must vouch, for that identity.")
 ]
 UnloggedOption = Annotated[bool, option("--no-tlog", "With --sign: leave the signature out of the transparency log.")]
 
@@ -287,7 +287,7 @@ class ProjectFiles:
 
     @property
     def own_paths(self) -> ProjectPaths:
-        """Return where the files of a project are that a command changes. Raises ConfigError if there is none here."""
+        """Return the paths of a project whose files a command changes. Raises ConfigError if there is none here."""
         if self.is_shipped:
             raise ConfigError(
                 f"{MATRIX}: cannot be read: no such file here; "
@@ -327,7 +327,7 @@ class PlanChanges:
     ] = None
 
     def parse(self, registry: str | None = None) -> Changes:
-        """Return what these options and --registry change. Raises ConfigError for what they cannot be."""
+        """Return what these options and --registry change. Raises ConfigError for a wrong value."""
         from imagebuild.project.plan import parse_changes
 
         return parse_changes(self.settings or (), self.with_ or (), self.without or (), repository=registry)
@@ -348,7 +348,7 @@ class ImageChanges(PlanChanges):
     ] = None
 
     def parse(self, registry: str | None = None) -> Changes:
-        """Return what these options and --registry change. Raises ConfigError for what they cannot be."""
+        """Return what these options and --registry change. Raises ConfigError for a wrong value."""
         from imagebuild.core.files import read_text
         from imagebuild.project.matrix import IMAGE
         from imagebuild.render.stages import check_appended
@@ -363,7 +363,7 @@ class ImageChanges(PlanChanges):
         return replace(changes, append=str(self.append), appended=text)
 
     def check_base(self, targets: Iterable[Target], *, pinned: bool) -> None:
-        """Say what another base must have. Raises ConfigError if its name or the lack of a digest says it has not."""
+        """Print what the other base must be. Raises ConfigError if its name says otherwise, or it needs a digest."""
         if self.base_image is None:
             return
         from imagebuild.core.console import err
@@ -377,13 +377,13 @@ class ImageChanges(PlanChanges):
             if problem := base_mismatch(self.base_image, release):
                 raise ConfigError(f"{where}: {problem}")
         hint = "" if has_digest else "; add @sha256:… so that it stays the same"
-        err.print(f"{where}: has to be {', '.join(releases)}, of which packages and pins are{hint}", markup=False)
+        err.print(f"{where}: must be {', '.join(releases)}, as packages and pins are for that{hint}", markup=False)
 
 
 def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:
-    """Return the folders of profiles or facts to read, the last one first where both have a name.
+    """Return the folders of profiles or facts to read; where two have the same name, the last folder counts.
 
-    That is the one that an option names; else what comes with imagebuild, what the project extends, and its own.
+    That is the folder of an option; else those of imagebuild, of what the project extends, and of the project.
     """
     from imagebuild.project.load import layers
 
@@ -421,13 +421,13 @@ def print_or_write(text: str, output: str | None) -> None:
 def print_result(json_file: str | None, result: object, show: Callable[[], None]) -> None:
     """Write a result to the file of --json, and show it to people unless the JSON is on the standard output.
 
-    The result is anything that pydantic knows as JSON, or a function that returns that or a text of JSON.
+    `result` is anything that pydantic can turn into JSON, or a function that returns that, or JSON as text.
     """
     if json_file is not None:
         from pydantic_core import to_json
 
-        made = result() if callable(result) else result
-        text = made if isinstance(made, str) else to_json(made, indent=1, by_alias=False, inf_nan_mode="null").decode()
+        data = result() if callable(result) else result
+        text = data if isinstance(data, str) else to_json(data, indent=1, by_alias=False, inf_nan_mode="null").decode()
         print_or_write(text + "\n", json_file)
     if json_file != STDOUT:
         show()

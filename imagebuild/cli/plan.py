@@ -39,7 +39,7 @@ def plan(
             "Say what a build executes after this git revision or folder was built; `nothing`: all of it.",
         ),
     ] = None,
-    after: Annotated[str | None, option("--to REVISION", "With --from: to here, not to the working tree.")] = None,
+    after: Annotated[str | None, option("--to REVISION", "With --from: up to here, not the working tree.")] = None,
     markdown: options.MarkdownOption = False,
     github: Annotated[bool, option("--github", "Print the matrix of a GitHub Actions workflow.")] = False,
     since: Annotated[
@@ -143,7 +143,7 @@ def render(
         argument("TARGET", "A target's id, or a glob that fits only one.", autocompletion=options.completed("targets")),
     ] = "*",
     unresolved: Annotated[
-        bool, option("--unresolved", "Also print what has sources without a pin, which no builder takes.")
+        bool, option("--unresolved", "Print it even if sources have no pin; no builder accepts it then.")
     ] = False,
     purpose: Annotated[
         Literal["standalone"] | None,
@@ -166,8 +166,8 @@ def render(
         check_resolved(workspace.project.lock, renderer.recipe(chosen).sources(), f"imagebuild lock {chosen.id}")
     except ConfigError as error:
         if not unresolved:
-            raise ConfigError(f"{error}\n  or print it with --unresolved, to be read") from None
-        warning = f"# This builds nothing yet. {str(error).splitlines()[0].rstrip(':')}.\n"
+            raise ConfigError(f"{error}\n  or print it with --unresolved, only to read it") from None
+        warning = f"# This cannot be built yet. {str(error).splitlines()[0].rstrip(':')}.\n"
         renderer = renderer.with_unresolved([chosen])
     text = renderer.dockerfile(chosen, words).text
     if purpose:

@@ -134,7 +134,7 @@ def _published_images(project: options.ProjectFiles, registry: str, folder: Path
 
 
 def pushed_images(folder: Path) -> Iterator[dict[str, str]]:
-    """Read which images the results below a folder name: what a command can be told of each, in the order of paths.
+    """Yield the images that results below a folder name, as the values that a command can use, sorted by path.
 
     Raises ResultError for a result that cannot be read.
     """
@@ -169,11 +169,12 @@ def run_for_each(
 
     Raises NothingSelected if there is no image, CommandError if the program cannot be started.
     """
-    found = pushed_images(folder) if images is None else images
-    chosen = [image for image in found if not platforms or image["platform"] in platforms]
+    pushed = pushed_images(folder) if images is None else images
+    chosen = [image for image in pushed if not platforms or image["platform"] in platforms]
     if not chosen:
         for_ = f" for {', '.join(platforms)}" if platforms else ""
-        raise NothingSelected(f"{folder}: no {RESULT} below it names a pushed image{for_}; `imagebuild build --push`")
+        problem = f"no {RESULT} below it names a pushed image{for_}; push one with `imagebuild build --push`"
+        raise NothingSelected(f"{folder}: {problem}")
     grouped = os.environ.get("GITHUB_ACTIONS") == "true"
     known = re.compile(rf"{{({'|'.join(chosen[0])})}}")  # other braces stay
     failed: dict[str, int] = {}
@@ -214,8 +215,8 @@ def prune(
     for image in _matching(list(workspace.project.matrix.model.images), images or ()):
         pruning = Pruning(*repositories_of(workspace.project, workspace.plan, image, connect), limit, now)
         surveyed.append((pruning, decide_pruning(pruning.survey(), now, limit)))
-    found = [{"repository": str(p.staging), **asdict(verdict)} for p, verdicts in surveyed for verdict in verdicts]
-    options.print_result(json_file, found, lambda: _show({str(p.staging): verdicts for p, verdicts in surveyed}))
+    listed = [{"repository": str(p.staging), **asdict(verdict)} for p, verdicts in surveyed for verdict in verdicts]
+    options.print_result(json_file, listed, lambda: _show({str(p.staging): verdicts for p, verdicts in surveyed}))
 
     console = err if json_file == options.STDOUT else out
     deletable = [(pruning, [v for v in verdicts if not v.kept]) for pruning, verdicts in surveyed]
@@ -233,7 +234,7 @@ def prune(
 
 
 def _matching(known: Sequence[str], globs: Iterable[str]) -> list[str]:
-    """Return the known names that fit a glob, all without globs. Raises ConfigError for a glob that fits none."""
+    """Return the known names that match a glob, or all if there is none. Raises ConfigError if one matches nothing."""
     globs = tuple(globs)
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in known):

@@ -54,8 +54,8 @@ def report(
 ) -> None:
     """Say what benchmarks and checks measured, and whether it is right and fast enough.
 
-    Exit status 0: nothing failed, and nothing that was asked for is open; 1: else; 2: the input is wrong; 5: nothing
-    could be read.
+    Exit status 0: nothing failed, and all that was asked for was judged; 1: otherwise; 2: the input is wrong;
+    5: nothing could be read.
     """
     from imagebuild.bench.judge import Expected
     from imagebuild.core.console import out
@@ -69,18 +69,19 @@ def report(
     outputs = Path(json_file) if json_file is not None else None, junit, html
     printed = Path(options.STDOUT) in outputs
     if markdown and printed:
-        raise ConfigError("--markdown: the standard output has something else already; name a file for that")
-    made = make_report(ReportRequest(tuple(files), profile, folders, baseline, expected, tuple(allow or ()), *outputs))
+        raise ConfigError("--markdown: --json, --junit or --html has the standard output; name a file there")
+    request = ReportRequest(tuple(files), profile, folders, baseline, expected, tuple(allow or ()), *outputs)
+    result = make_report(request)
 
     def show() -> None:
         if markdown:
-            out.file.write(report_markdown(made))
+            out.file.write(report_markdown(result))
         elif not printed:
-            print_report(made)
+            print_report(result)
 
-    options.print_result(json_file, made, show)
-    if made.exit_status:
-        raise typer.Exit(made.exit_status)
+    options.print_result(json_file, result, show)
+    if result.exit_status:
+        raise typer.Exit(result.exit_status)
 
 
 @options.example(
@@ -133,7 +134,7 @@ def limits(
 
 
 def _mistakes_in(profiles: Profiles) -> list[str]:
-    """Return what is wrong with references: those that no machine can reach, each once."""
+    """Return the mistakes in references, such as one above its ceiling; each once."""
     from imagebuild.bench.ceilings import lint_profile
     from imagebuild.core.errors import Mistakes
 

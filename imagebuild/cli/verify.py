@@ -93,7 +93,7 @@ def verify(
         raise typer.Exit(1)
     unstarted = [check for check in result.checks if check.component != "image"]
     if unstarted and not result.surroundings:
-        raise CommandError(f"no check was started: {unstarted[0].reason}; --only image reads the files alone")
+        raise CommandError(f"no check was started: {unstarted[0].reason}; `--only image` needs only the files")
     if {check.outcome for check in result.checks} == {"skipped"}:
         raise NothingSelected(f"nothing was checked, all was skipped: {result.checks[-1].reason}")
 

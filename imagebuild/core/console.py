@@ -74,7 +74,7 @@ class Progress:
 
     def __init__(self, *, live: bool = True) -> None:
         self.headline = ""
-        """What stands above the running items, behind the time; on a terminal only."""
+        """Text above the running items, on a terminal only."""
         self._began = time.monotonic()
         self._running: dict[str, tuple[float, str, str]] = {}
         """Key of an item → when it began, its title, and how far it is."""
@@ -118,7 +118,7 @@ class Progress:
         return self._live is not None
 
     def note(self, text: str) -> None:
-        """Say what is being done: as a line with the seconds since the start, or above the running items."""
+        """Show what is being done: above the running items, or as a line with the seconds since the start."""
         self.headline = text
         if not self._live:
             self._last_line = time.monotonic()
@@ -130,13 +130,13 @@ class Progress:
             self._running[key] = (time.monotonic(), title, "")
 
     def advance(self, key: str, text: str) -> None:
-        """Show how far an item is that runs, or what it says."""
+        """Show how far a running item is, or its latest output."""
         with self._lock:
             began, title, _ = self._running[key]
             self._running[key] = (began, title, text)
 
     def end(self, key: str, text: str, *, good: bool = True) -> None:
-        """Print a line about an item that has ended; nothing if `text` is empty."""
+        """Remove a running item and print a line about it; print nothing if `text` is empty."""
         with self._lock:
             began, title, _ = self._running.pop(key)
         if not text:
@@ -221,7 +221,7 @@ def redacted_text(value: str) -> str:
 
 
 def redacted_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables in which values are blanked that may be secrets, by their name or by what they look like."""
+    """Return the variables, with each value blanked that may be a secret, judged by its name or its form."""
     result = {}
     for name, value in sorted(variables.items()):
         if name in HARMLESS_NAMES or not value:
@@ -234,7 +234,7 @@ def redacted_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def redacted_arguments(argv: Iterable[str]) -> tuple[str, ...]:
-    """Return a command line without secrets: also what follows `--token` or `--password=` is blanked."""
+    """Return a command line with secrets blanked, also those after `--token` or `--password=`."""
     result: list[str] = []
     hide = False
     for word in argv:

@@ -27,7 +27,7 @@ UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
     "Packages.bz2": bz2.decompress,
     "Packages": bytes,
 }
-"""Forms of the index of packages, the smallest first."""
+"""Name of a package index → how to unpack it, smallest first."""
 HASHES = {"SHA256": hashlib.sha256, "SHA512": hashlib.sha512}
 ETC = Path("/etc/apt")
 OS_RELEASE = Path("/etc/os-release")
@@ -42,7 +42,7 @@ def flat_repository_folder(url: str, suite: str) -> str | None:
 
 
 def expired_since(release: Release, now: datetime) -> str | None:
-    """Return until when a release was valid, if that is over. Raises ResultError if the date cannot be read."""
+    """Return the date at which a release expired, None if it is valid. Raises ResultError if it cannot be read."""
     if not (text := release.get("Valid-Until")):
         return None
     try:
@@ -87,7 +87,7 @@ def versions_in_index(index: str, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def version_key(version: str) -> NativeVersion:
-    """Return what versions are sorted by, as Debian Policy 5.6.12 says. Raises ResultError for what is no version."""
+    """Return the sort key of a version (Debian Policy 5.6.12). Raises ResultError if it is not a version."""
     try:
         return NativeVersion(version)
     except ValueError as error:
@@ -104,7 +104,7 @@ class Package:
     source: str = ""
     """Source package, with its version in brackets if that differs, as dpkg writes it."""
     provides: str = ""
-    """Packages that it stands for, as dpkg writes them."""
+    """Packages that it provides, as dpkg writes them."""
 
 
 def installed_packages(status: str) -> tuple[Package, ...]:
@@ -126,7 +126,7 @@ def package_versions(packages: Iterable[Package], architecture: str) -> dict[str
 
 @dataclass(frozen=True)
 class AptSource:
-    """Name a suite of an archive. `signed_by` is the path of a keyring, or the key itself."""
+    """Describe a suite of an apt archive. `signed_by` is the path of a keyring, or the key itself."""
 
     uri: str
     suite: str
@@ -136,7 +136,7 @@ class AptSource:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Name a distribution; fields are empty where /etc/os-release does not say."""
+    """Identify a distribution; fields are empty where /etc/os-release does not say."""
 
     id: str
     version: str
@@ -183,7 +183,7 @@ def parse_oneline(text: str) -> tuple[AptSource, ...]:
 
 
 def _behind_mirror_list(source: AptSource) -> AptSource:
-    """Return the source at the first address of a `mirror+file:/list`, which cloud images use and few tools know."""
+    """Return a source of a `mirror+file:/list` at the list's first address; cloud images use such lists."""
     listing = Path(source.uri.removeprefix("mirror+file:").replace("///", "/"))
     if not source.uri.startswith("mirror+file:") or not listing.is_file():
         return source
@@ -204,7 +204,7 @@ def apt_sources(paths: Iterable[Path] | None = None) -> tuple[AptSource, ...]:
 
 
 def sources_for_release(sources: Iterable[AptSource], codename_from: str, codename_to: str) -> tuple[AptSource, ...]:
-    """Return the distribution's own archive among `sources`, with the suites of another release, without backports.
+    """Return the sources of the distribution's own archive, moved to another release, without backports.
 
     Third parties may use a release's name as a suite too (`bookworm main`). What tells them apart is that the
     archive is signed with the distribution's key: the one of its -updates or -security, or apt's default.
@@ -226,7 +226,7 @@ def as_deb822(sources: Iterable[AptSource]) -> str:
 
 
 def as_oneline(sources: Iterable[AptSource]) -> str:
-    """Return the text of a `*.list` file. A key itself has no place there, so that apt's keyring is used."""
+    """Return the text of a `*.list` file. It cannot hold a key itself: apt then uses its own keyring."""
     lines = []
     for source in sources:
         keyring = source.signed_by if source.signed_by and "\n" not in source.signed_by else None

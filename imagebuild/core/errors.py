@@ -67,7 +67,7 @@ class Mistakes:
 
 
 MANY = 20
-"""Names that are too many to be read in a message."""
+"""Most names that a message lists."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

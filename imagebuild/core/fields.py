@@ -32,7 +32,7 @@ EnvironmentValue = Annotated[str, Field(pattern=r'^[^\x00-\x1f\x7f"\\`]*$')]
 """As `Line`, and without quotes, backslashes and backticks: it is the same text in a Dockerfile, a shell and sshd."""
 VERSION = r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$"
 VersionText = Annotated[str, Field(pattern=VERSION)]
-"""A version, or a value of an axis: what can stand in a shell line, a tag and an address as it is."""
+"""A version, or a value of an axis: safe in a shell line, a tag and an address without quotes."""
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 
 
@@ -60,9 +60,9 @@ PATTERN_WORDS: Mapping[str, str] = {
 
 
 class Model(BaseModel):
-    """Refuse unknown keys, and keep values as they were read.
+    """Refuse unknown keys, and later changes of values.
 
-    The docstring of a field is its description in the JSON Schema. What validates is built when a model is first used:
+    The docstring of a field is its description in the JSON Schema. Validators are built when a model is first used:
     a command imports the types of many files, and reads few.
     """
 
@@ -128,7 +128,7 @@ OneOrMore = Annotated[tuple[str, ...], BeforeValidator(one_or_more), Field(min_l
 
 
 def _readable(wanted: str) -> str:
-    satisfies("0", wanted)  # raises what satisfies nothing at any time
+    satisfies("0", wanted)  # raises ValueError for a bad specifier
     return wanted
 
 
@@ -158,7 +158,7 @@ def satisfies(value: str, wanted: str) -> bool:
     """Return whether `value` equals `wanted`, or satisfies it as a version specifier.
 
     `13.0` satisfies `>=13,<13.4`. A value that is no version satisfies no specifier.
-    Raises ValueError if `wanted` begins as a specifier, but is none.
+    Raises ValueError if `wanted` begins like a specifier but is not one.
     """
     if not wanted.startswith(OPERATORS):
         return value == wanted

@@ -28,8 +28,8 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, and make its folder if there is none.
 
-    A regular file is replaced at once, and keeps its mode; through a symlink, the file that it leads to. Into a device,
-    a FIFO or an open descriptor such as /dev/stdout the content is written directly, behind what is there already.
+    A regular file is replaced atomically and keeps its mode; of a symlink, the file that it leads to. Into a device,
+    a FIFO or an open descriptor such as /dev/stdout the content is written directly, after what is there already.
     Raises ConfigError if it cannot be written.
     """
     try:
@@ -58,7 +58,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def temporary_file(folder: Path) -> Iterator[Path]:
-    """Give a name for a file to write and rename, in a folder that is made if needed."""
+    """Yield a temporary path in a folder, to write and then rename; create the folder, delete what is left over."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".partial-{uuid4().hex}"
     try:
@@ -101,9 +101,9 @@ def cache_folder(name: str = "base") -> Path:
 
 @cache
 def trimmed(folder: Path) -> Path:
-    """Return a folder of cached files, once in a process without those that were not used for `UNUSED_S` seconds.
+    """Delete files that were unused for `UNUSED_S` seconds from a cache folder, once in a process; return the folder.
 
-    Filesystems note the time of reading at least once a day, or else a file is made anew after that time.
+    Most filesystems note at least once a day that a file was read; on others, a file in use is made anew after that.
     """
     with suppress(OSError):  # another process may do the same
         for path in folder.iterdir():

@@ -31,13 +31,13 @@ AGENT = "imagebuild"
 CHUNK = 1 << 18
 ATTEMPTS = 5
 PAUSE_S = 0.5
-"""Before the third attempt; each further pause is twice as long, or as long as the server asks for."""
+"""Base of the pauses between attempts: each is twice as long as the last, or as long as the server asks for."""
 LONGEST_PAUSE_S = 60.0
 FAILING = frozenset({429, 500, 502, 503, 504})
-"""Answers that may be better in a moment."""
+"""Statuses that are worth another attempt."""
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 60
 DOWN_S = 30
-"""For which a server that cannot be connected to is not asked again, so that not every address of it waits."""
+"""How long a server that could not be connected to is not asked again, so that not each of its URLs waits."""
 LARGEST_INDEX = 256 << 20
 """More bytes than any key or index of a repository has."""
 
@@ -53,7 +53,7 @@ class _CutOff(Unreachable):
 
 
 class _Patience(Retry):
-    """Try again what may pass; no longer pause than a person would wait for."""
+    """Retry, but wait at most LONGEST_PAUSE_S when the server asks for a pause."""
 
     def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
         seconds = super().get_retry_after(response)
@@ -68,7 +68,7 @@ def login_for(url: str, netrc_file: Path | None) -> Login | None:
 
 @dataclass
 class Downloads:
-    """Download files, from several threads."""
+    """Download files; several threads may use it."""
 
     rewrite: Callable[[str], str] = str
     """Address → where to get it, for sites with mirrors."""
@@ -87,7 +87,7 @@ class Downloads:
     def sha256(self, url: str, advance: Advance = lambda _done, _total: None, target: Path | None = None) -> str:
         """Return the sha256 of a file whose length the server tells, and write it to `target` if that is given.
 
-        Raises Unreachable or Absent if it cannot be had, CommandError if it is a web page or its length is unknown.
+        Raises Unreachable or Absent if it cannot be fetched, CommandError if it is a web page or of unknown length.
         """
 
         def read(answer: requests.Response) -> str:
@@ -111,14 +111,14 @@ class Downloads:
     def length(self, url: str) -> int | None:
         """Return how many bytes a file has, without downloading it; None if the server does not tell.
 
-        Raises Unreachable or Absent if it cannot be had, CommandError if it is a web page.
+        Raises Unreachable or Absent if it cannot be fetched, CommandError if it is a web page.
         """
         with self.open(url, method="HEAD") as answer:
             refuse_page(url, answer)
             return announced_length(answer)
 
     def read(self, url: str, accept: str = "*/*") -> bytes:
-        """Return a small file. Raises what `sha256` raises."""
+        """Return a small file. Raises Unreachable or Absent if it cannot be fetched, CommandError if it is too long."""
 
         def read(answer: requests.Response) -> bytes:
             content = bytearray()
@@ -131,7 +131,7 @@ class Downloads:
         return self._whole(url, accept, read)
 
     def _whole(self, url: str, accept: str, read: Callable[[requests.Response], T]) -> T:
-        """Return what `read` returns of an answer that was not cut off."""
+        """Return what `read` makes of an answer; ask again if it was cut off."""
         for attempt in range(ATTEMPTS):
             if attempt and self.stopped.wait(self.pause_s * 2 ** (attempt - 1)):
                 break
@@ -144,9 +144,9 @@ class Downloads:
 
     @contextmanager
     def open(self, url: str, accept: str = "*/*", method: str = "GET") -> Iterator[requests.Response]:
-        """Give a server's answer, to be read with `chunks`; the server is asked several times if it fails.
+        """Yield a server's answer, to be read with `chunks`; the server is asked several times if it fails.
 
-        Raises Absent if the server does not have the file, Unreachable if it cannot be had, also while it is read.
+        Raises Absent if the server does not have the file, Unreachable if it cannot be fetched, also while it is read.
         """
         address = self.rewrite(url)
         where = url if address == url else f"{url} (as {address})"
@@ -203,13 +203,13 @@ def refuse_page(url: str, answer: requests.Response) -> None:
 
 
 def announced_length(answer: requests.Response) -> int | None:
-    """Return how many bytes an answer announces, if it does."""
+    """Return the length that an answer announces; None if it announces none."""
     length = answer.headers.get("Content-Length", "")
     return int(length) if length.isdigit() else None
 
 
 def innermost_reason(error: Exception) -> str:
-    """Return the innermost cause, which says in few words what requests wraps in many."""
+    """Return the text of the innermost cause: requests wraps it in many words."""
     if isinstance(error, requests.Timeout):
         return "the server did not answer in time"
     inner: object = error

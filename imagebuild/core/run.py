@@ -1,4 +1,4 @@
-"""Run programs of this machine, alone or in threads, and read what it is. Every program starts here."""
+"""Run programs on this machine and work in threads, and describe the machine. Every program starts here."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ LIMIT = 1 << 30
 CHUNK = 1 << 16
 POLL_S = 0.5
 DRAIN_S = 2
-"""For output that is still under way when the program has ended; something that it left may keep the pipe open."""
+"""How long to wait for output after the program has ended: a child that it left behind may keep the pipe open."""
 KILL_S = 5
 WORKERS = 8
 PATIENCE_S = 3.0
-"""For what is under way to end and to remove its temporary files, when the whole is interrupted."""
+"""How long running work may take to end and remove its temporary files after an interrupt."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -78,7 +78,7 @@ def start_program(
 
 
 def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM, patience_s: float = KILL_S) -> None:
-    """End a program and its group, also what the group has left behind: by a polite signal, then by force."""
+    """End a program with its process group: by a polite signal, then by SIGKILL to all that is left of the group."""
     with suppress(ProcessLookupError, PermissionError):
         if process.poll() is None:
             os.killpg(process.pid, polite)
@@ -113,7 +113,7 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
 
 
 def run_logged(argv: Sequence[str], log: Callable[[str], None], *, name: str, env: Mapping[str, str]) -> None:
-    """Run a program, and hand on each line that it prints; `env` is added to its environment.
+    """Run a program and pass each line that it prints to `log`; `env` is added to its environment.
 
     Raises CommandError that names the program `name`, with its last lines, if it fails. When interrupted, the program
     and all that it started end.
@@ -276,7 +276,7 @@ def run_with_deadline(argv: Sequence[str], sink: OutputSink, timeout_s: float) -
 
 
 class Stoppable(Protocol):
-    """Do work in threads that can be told to end."""
+    """Run work in threads, which can be stopped."""
 
     def stop(self) -> None:
         """Make what is under way end soon."""

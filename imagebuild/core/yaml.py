@@ -43,7 +43,7 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
     except json.JSONDecodeError as error:
         found.add(f"{path}:{error.lineno}", f"not JSON: {error.msg} in column {error.colno}; restore the file from git")
     except ValidationError as error:
-        if not reader.lines:  # JSON was read without
+        if not reader.lines:  # JSON was read without them
             reader.nodes(text)
         for loc, problem in _problems(error, data, model):
             found.add(f"{path}:{line_of(reader.lines, loc)}", f"{dotted_key(loc)}: {problem}")
@@ -84,7 +84,7 @@ FEW = 3
 
 @cache
 def _code() -> bytes:
-    """Return what tells apart this module and Python from others, which may read a text in another way."""
+    """Return a digest of this module and of Python's version: others may read a text differently."""
     return sha256(Path(__file__).read_bytes() + sys.version.encode()).digest()
 
 
@@ -121,7 +121,7 @@ class _Reader:
         return data
 
     def refuse_depth(self) -> None:
-        """Note that values are inside each other more often than parsers, which recurse, can bear."""
+        """Add the mistake that values are nested deeper than recursive parsers can bear."""
         self.mistakes.add(f"{self.path}:1", f"has more than {MOST_LEVELS} levels; restore the file from git")
 
     def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class _Reader:
 
     def nodes(self, text: str) -> Any:
         """Return the values of a YAML text. Raises SyntaxError for what is not YAML."""
-        import yaml  # noqa: PLC0415 - what the cache has needs it not
+        import yaml  # noqa: PLC0415 - not needed for a file in the cache
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         problem, line, level = "", 1, 0
@@ -149,7 +149,7 @@ class _Reader:
             mark = (error.context_mark if "end of stream" in problem else None) or error.problem_mark
             line = mark.line + 1 if mark else 1
             if "start any token" in problem and "\t" in text.splitlines()[line - 1]:
-                problem = "a tab, where only blanks may be; replace it by blanks"
+                problem = "a tab, where only spaces may be; replace it by spaces"
         except yaml.reader.ReaderError as error:
             problem = f"the character {error.character!r} may not be in a file; remove it"
             line = text.count("\n", 0, error.position) + 1
@@ -191,7 +191,7 @@ class _Reader:
 
 
 def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iterator[tuple[Loc, str]]:
-    """Yield place and words of each mistake, one for a place, and none for a place that has others inside."""
+    """Yield the place and text of each mistake: one for a place, and none for a wrong type that has others inside."""
     details: dict[Loc, list[Any]] = {}
     for detail in error.errors():
         details.setdefault(_place(detail, data), []).append(detail)
@@ -200,13 +200,13 @@ def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iter
             detail["type"] == "too_short" or detail["type"].endswith("_type") for detail in found
         ):
             continue
-        # Of the kinds that a value may have, the one that says more than that it is another kind.
+        # Where a value may have several types, prefer a mistake that says more than "wrong type".
         best = min(found, key=lambda detail: detail["type"].endswith("_type") or detail["type"] == "literal_error")
         yield loc, _explain(best, model, loc)
 
 
 def _place(detail: Any, data: Any) -> Loc:
-    """Return the place of a mistake without what pydantic adds for the kinds that a value may have."""
+    """Return the place of a mistake, without the names that pydantic adds for the members of a union."""
     loc: list[str | int] = []
     for part in (part for part in detail["loc"] if part != "[key]"):
         if (isinstance(data, list) and isinstance(part, int) and part < len(data)) or (
@@ -231,8 +231,8 @@ MUST_BE = {
     "float_type": "must be a number",
     "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
-    "date_from_datetime_parsing": "must be a day as YYYY-MM-DD",
-    "date_parsing": "must be a day as YYYY-MM-DD",
+    "date_from_datetime_parsing": "must be a date as YYYY-MM-DD",
+    "date_parsing": "must be a date as YYYY-MM-DD",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
@@ -240,7 +240,7 @@ MUST_BE = {
     "too_short": "must not be empty",
     "literal_error": "must be {expected}",
 }
-"""Kind of a mistake → what the value must be, instead of the words of the library that validates."""
+"""Pydantic's type of an error → what the value must be, in our words."""
 
 
 def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
@@ -252,7 +252,8 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
     shown = repr(got) if isinstance(got, str | int | float) else KINDS.get(type(got), "nothing")
     context = detail.get("ctx", {})
     if kind == "string_pattern_mismatch":
-        problem = f"must be {PATTERN_WORDS.get(context['pattern'], 'as the pattern ' + context['pattern'] + ' says')}"
+        words = PATTERN_WORDS.get(context["pattern"])
+        problem = f"must be {words}" if words else f"must match the pattern {context['pattern']}"
     elif kind in MUST_BE:
         problem = MUST_BE[kind].format(**context)
     else:
@@ -269,7 +270,7 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
 
 
 def _right_form(kind: str, got: Any, annotations: list[Any]) -> str:
-    """Return the text or list of texts `got` in the form that a value of these types has; empty if there is no such."""
+    """Return `got`, a text or list of texts, in the form that these types have; empty if there is none."""
     texts = got if isinstance(got, list) else re.split("[, ]+", got) if isinstance(got, str) else []
     if not all(isinstance(text, str) for text in texts):
         return ""
@@ -307,7 +308,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _inside(annotation: Any, part: str | int) -> Iterator[Any]:
-    """Yield the annotations of the value at key or index `part` of a value that is annotated so."""
+    """Yield the annotations of what is at key or index `part` of a value with this annotation."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _inside(get_args(annotation)[0], part)

@@ -48,17 +48,17 @@ EXACT = re.compile(r"^([A-Za-z0-9._-]+)==\{version\}$")
 
 
 Row = tuple[str, int]
-"""A pin's name in the matrix, and which of its rows."""
+"""A pin's name in the matrix, and the index of one of its rows."""
 Changes = Mapping[Row, str]
 """Row of a pin → its new version."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Name a list upstream that versions are read from."""
+    """Identify a list that versions are read from: what to ask upstream, and the form of the names in it."""
 
     listing: GitRef | WheelSet | PackageSource
-    """Tags of a form, the one wheel that is named like the component, or one package of a repository."""
+    """Tags of a git repository, one wheel of the index, or one package of a repository."""
     template: str
     """Form of the names in the list, with `{version}`."""
 
@@ -69,7 +69,7 @@ class Question:
         return source_title(self.listing).strip() + package
 
     def versions(self, names: Mapping[str, Collection[str]]) -> set[str]:
-        """Return the versions in what upstream listed, package → names."""
+        """Return the versions in the names that upstream listed, by package."""
         package = self.listing.packages[0] if isinstance(self.listing, PackageSource) else ""
         return versions_in(self.template, names[package])
 
@@ -95,7 +95,7 @@ def inquiries(recipes: Iterable[Recipe]) -> dict[Row, Inquiry]:
             rows = recipe.project.matrix.model.versions[pin_name]
             inquiry = result.setdefault((pin_name, rows.index(pin)), Inquiry())
             if pin.commit:
-                inquiry.obstacles.append("is pinned to a commit that is no tag")
+                inquiry.obstacles.append("is pinned to a commit, not to a tag")
                 continue
             inquiry.questions.update(_questions(recipe, name))
             inquiry.obstacles.extend(_obstacles(recipe, name))
@@ -208,7 +208,7 @@ def _line(matrix: YamlFile[Matrix], row: Row) -> int:
 
 
 def _replaced(line: str, name: str, old: str, new: str) -> str | None:
-    """Return the line with the version changed that follows `version:` or the pin's name, or stands by itself.
+    """Return the line with the version replaced, after `version:` or the pin's name, or where it stands alone.
 
     Returns None if the version is not there exactly once.
     """
@@ -239,7 +239,7 @@ def propose(
     *,
     pre: bool,
 ) -> Proposals:
-    """Return the newest version of each pin that all its sources have and with which the plan can be made.
+    """Find the newest version of each pin that all its lists have and the plan accepts; say why other pins stay.
 
     Of versions that do not fit together, those of the pins that come first are taken. Without `names`, all pins are
     looked up. Raises ConfigError for a name that is no pin.
@@ -249,7 +249,7 @@ def propose(
     for name in names:
         if name in versions and name not in pins:
             where = project.matrix.at("versions")
-            raise ConfigError(f"{where}: versions: {name} is a pin of what this extends; write it here to change it")
+            raise ConfigError(f"{where}: versions: {name} is a pin of the extended matrix; write it here to change it")
         if name not in pins:
             raise ConfigError(
                 f"{project.matrix.at('versions')}: versions: no pin {name!r}{suggestion(name, dict(pins))}"
@@ -266,7 +266,7 @@ def propose(
             elif not inquiry.questions or pin.commit:
                 obstacle = "; ".join(dict.fromkeys(inquiry.obstacles)) or "nobody lists its versions"
             elif "+" in pin.version:
-                obstacle = "has an addition of its own behind the +"
+                obstacle = "has a local part after the +"
             elif pin.when and not names:
                 obstacle = "is for some targets only; name the pin to have it bumped too"
             else:
@@ -280,7 +280,7 @@ def propose(
 
 
 def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Mapping[str, Collection[str]] | ImagebuildError]:
-    """Return the names in each list, of packages by their package, or the error. A repository is read once."""
+    """Return the names in each list, by package for a repository, or the error. A repository is read once."""
     answers: dict[Key, Mapping[str, Collection[str]] | ImagebuildError] = {}
 
     def ask(listing: Source, _: Advance) -> Mapping[str, Collection[str]]:
@@ -332,7 +332,7 @@ def _decide(
             result.changes[row] = version
             break
     if somewhere and somewhere[0] not in everywhere:
-        lacking = sorted(question.title for question, found in versions.items() if somewhere[0] not in found)
+        lacking = sorted(question.title for question, listed in versions.items() if somewhere[0] not in listed)
         result.kept.append((row[0], current, f"{somewhere[0]} is not yet everywhere: {', '.join(lacking)} lacks it"))
 
 

@@ -24,30 +24,30 @@ SCRIPT_TIMEOUT_S = 30
 LIMITS = "ulimit -c 0 -f 1024 -t 20 -v 4194304"
 """For a downloaded script: no core dumps, files of 1 MiB, seconds of CPU, 4 GiB of memory."""
 PRINT = 'while read -r name; do printf \'%s=%s\\0\' "$name" "${!name}"; done < <(compgen -e)'
-"""Prints all exported variables, by bash alone: the folders of programs and libraries may be another CPU's by now."""
+"""Prints all exported variables with bash alone: by now PATH may lead to programs for another CPU."""
 SHELL_OWN = ("_", "HOME", "OLDPWD", "PWD", "SHLVL")
 PATH = "/usr/bin:/bin"
 PLUGIN = "libnccl-net.so"
 VERSION_LINE = re.compile(r"^([A-Za-z][\w.+-]*?)(?:-[0-9a-f]{7,40})?\s+v?(\d[\w.]*)(?:\s|$)", re.MULTILINE)
 PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
-"""Addresses of downloads look alike, and are not meant."""
+"""Folders of the building machine; URLs are matched without a group, because their paths look alike."""
 MEND = "take another version, or say in component.yaml under `unpacked` what this one has"
 LARGEST_TEXT = 1 << 20
 UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
-"""Ends of names of files whose content says nothing here."""
+"""Suffixes of files that are not read."""
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a tar archive to be read, and return its top folder. Raises ResultError if it is none.
+    """Unpack a tar archive for reading, and return its top folder. Raises ResultError if it is not one.
 
-    Static libraries and packed sources come out empty, and what would lie or lead outside the folder not at all.
+    Static libraries and packed sources are left empty; members that lie or lead outside the folder are left out.
     """
     root = folder.resolve()
     try:
         folder.mkdir(exist_ok=True)
         with tarfile.open(archive) as packed:
-            # Filtered here, as Python 3.11.2 of Debian 12 has no filters; later ones would put their own in the way.
+            # We filter below: Python 3.11.2 of Debian 12 has no filters, and those of later versions would interfere.
             packed.extraction_filter = lambda member, _: member
             for member in packed:
                 place = root / member.name
@@ -63,8 +63,8 @@ def unpack(archive: Path, folder: Path) -> Path:
         raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}") from None
     tops = sorted(folder.iterdir())
     if len(tops) != 1 or not tops[0].is_dir():
-        found = ", ".join(path.name for path in tops[:5]) or "nothing"
-        raise ResultError(f"expected one folder in the archive, found {found}")
+        names = ", ".join(path.name for path in tops[:5]) or "nothing"
+        raise ResultError(f"expected one folder in the archive, found {names}")
     return tops[0]
 
 
@@ -91,8 +91,8 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
     needed: set[str] = set()
     provided: set[str] = set()
     built_in: set[str] = set()
-    about = top / "VERSION"
-    versions = dict(VERSION_LINE.findall(about.read_text(errors="replace"))) if about.is_file() else {}
+    listing = top / "VERSION"
+    versions = dict(VERSION_LINE.findall(listing.read_text(errors="replace"))) if listing.is_file() else {}
     licenses, sources = [], []
     for path in _files(top):
         name = str(path.relative_to(top))
@@ -158,9 +158,9 @@ def script_environment(run: RunProgram, top: Path, wanted: ArchiveTree) -> dict[
 
 
 def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
-    """Return the words before a command that take network and rights from it, as far as this machine allows.
+    """Return the command prefix that takes network and privileges from a program, as far as this machine allows.
 
-    What it runs can still read the folder.
+    The program can still read the folder.
     """
     root = os.geteuid() == 0
     unshare = (

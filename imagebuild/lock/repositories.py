@@ -38,7 +38,7 @@ WHY = {
     "REVKEYSIG": "the key was revoked",
     "ERRSIG": "the key is not in the file",
 }
-"""What gpg says of a signature that is not good."""
+"""gpg's status word of a signature that is not good → why."""
 
 
 def verify(run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None) -> tuple[str, tuple[str, ...]]:
@@ -88,7 +88,7 @@ def _signatures(status: str) -> tuple[tuple[str, ...], list[str]]:
     good, problems = [], []
     for part in re.split(r"^\[GNUPG:\] NEWSIG.*$", status, flags=re.MULTILINE)[1:]:
         lines = {words[1]: words[2:] for line in part.splitlines() if len(words := line.split()) > 1}
-        valid = lines.get("VALIDSIG", [])  # the fingerprint of the key that signed first, of the primary key last
+        valid = lines.get("VALIDSIG", [])  # first the fingerprint of the signing key, last that of its primary key
         if kind := next((kind for kind in WHY if kind in lines), None):
             problems.append(f"signed by {(valid or lines[kind])[0]}: {WHY[kind]}")
         elif "GOODSIG" in lines and valid:
@@ -121,7 +121,7 @@ class PackageIndex:
 
 @dataclass(frozen=True)
 class SignedSuite:
-    """Name a suite of a distribution's archive, with the keys that may sign it."""
+    """Identify a suite of a distribution's archive, with the keys that may sign it."""
 
     url: str
     name: str
@@ -130,7 +130,7 @@ class SignedSuite:
 
 
 def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages: Iterable[str]) -> PackageIndex:
-    """Return what a repository's signed index has of packages, which come as `name` or `name=version`.
+    """Return the versions of packages in a repository's signed index; packages are `name` or `name=version`.
 
     Raises Unreachable or Absent if a part of it cannot be fetched, CommandError if a signature or a hash is wrong or
     the release has expired, ConfigError for a suite that is not flat, ResultError for an index that cannot be read.
@@ -138,7 +138,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
     base = debian.flat_repository_folder(source.url, source.suite)
     if base is None:
         raise ConfigError(
-            f"{source.url}: the suite {source.suite!r} is not flat: only those that end in / can be locked"
+            f"{source.url}: the suite {source.suite!r} is not flat: only suites that end in / can be locked"
         )
     try:
         try:
@@ -149,7 +149,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
         if kind == "package":
             if signature is None and not SIGNED.match(content):
                 raise CommandError("InRelease has no signature; is it the web page of a proxy?")
-            # Nothing is trusted yet: with the key from there, all of it is read again.
+            # Nothing is trusted yet: this finds the key with which all of it is verified below.
             unsigned = SIGNED.sub(rb"\g<text>", content).decode(errors="replace")
             key = _key_in_package(web, base, _index(web, base, Release(unsigned)), package)
         else:
@@ -163,7 +163,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
 
 
 def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, packages: Iterable[str]) -> PackageIndex:
-    """Return what the part `main` of a distribution's signed suite has of packages for an architecture.
+    """Return the versions of packages in `main` of a distribution's signed suite, for an architecture.
 
     Raises as `read_index` does.
     """
@@ -195,17 +195,17 @@ def _index(web: Downloads, base: str, release: Release, folder: str = "") -> str
         except Absent:
             continue  # a release may list forms that the server does not keep
         return debian.verified_index(path, algorithm, digest, content)
-    raise ResultError("the signed release lists no index of packages with a sha256 that is there")
+    raise ResultError("the signed release lists no package index, with a SHA256 or SHA512, that the server has")
 
 
 def _key_in_package(web: Downloads, base: str, index: str, package: str) -> bytes:
     """Return the keys in the newest version of a package of a repository."""
-    found = [p for p in Deb822.iter_paragraphs(index, use_apt_pkg=False) if p.get("Package") == package]
-    if not found:
+    paragraphs = [p for p in Deb822.iter_paragraphs(index, use_apt_pkg=False) if p.get("Package") == package]
+    if not paragraphs:
         raise ConfigError(
             f"expected the package {package}, which holds the repository's key, but it has none of that name; {MEND}"
         )
-    newest = max(found, key=lambda paragraph: debian.version_key(paragraph["Version"]))
+    newest = max(paragraphs, key=lambda paragraph: debian.version_key(paragraph["Version"]))
     content = web.read(base + newest["Filename"].removeprefix("./"))
     if hashlib.sha256(content).hexdigest() != newest.get("SHA256"):
         raise CommandError(f"{newest['Filename']} has another sha256 than the index of packages says")
@@ -221,7 +221,7 @@ def _key_in_package(web: Downloads, base: str, index: str, package: str) -> byte
 
 
 def locked_repository(source: PackageSource, index: PackageIndex, known: LockedRepository | None) -> LockedRepository:
-    """Return the key and the versions of the packages that are wanted; versions that are known stay.
+    """Return the lock's entry of a repository: its key, and the versions of wanted packages; known versions stay.
 
     A package that it lacks is unresolved. Raises ConfigError if another key than the known one signs the repository.
     """
@@ -262,7 +262,7 @@ def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> 
 
 
 def choose(url: str, index: PackageIndex, package: str) -> str:
-    """Return the version of a package: of `name=version` that one, else the newest.
+    """Return the version of a package: the one of `name=version`, else the newest.
 
     Raises ConfigError if the repository does not have it.
     """

@@ -244,7 +244,7 @@ def ask_each(
 
 @dataclass
 class Outcome:
-    """Hold what became of the sources that were to be pinned."""
+    """Hold the results of pinning sources."""
 
     resolved: list[str] = field(default_factory=list)
     unresolved: dict[str, str] = field(default_factory=dict)
@@ -254,7 +254,7 @@ class Outcome:
     changes: list[str] = field(default_factory=list)
     """How facts differ from what the lock had before."""
     adaptions: list[str] = field(default_factory=list)
-    """What images will have in another way than the sources that were asked."""
+    """What images will adapt of the sources, a line for each."""
 
     def complaint(self) -> str:
         """Return a line for each source without an answer or with a wrong one; empty if there is none."""
@@ -354,7 +354,7 @@ class LockFinding:
 def check_entries(entries: Table, sources: Iterable[Source], whole: Table | None) -> Iterator[LockFinding]:
     """Yield what the lock lacks and, if the sources are those of the whole matrix, what nothing uses.
 
-    `whole` has the entries of the project's own file, then; the others come from the project that it extends.
+    `whole` then has the entries of the project's own file; other entries come from the project that it extends.
     """
     sources = tuple(sources)
     for source in sources:
@@ -371,7 +371,7 @@ def check_entries(entries: Table, sources: Iterable[Source], whole: Table | None
 
 
 def compare_entries(entries: Table, sources: Iterable[Source], upstream: Upstream) -> list[LockFinding]:
-    """Return where upstream has something else under the name of a pin, for every complete entry of the sources."""
+    """Return where upstream differs from the lock, for every source with a complete entry."""
     findings: list[LockFinding] = []
 
     def settle(source: Source, finding: LockFinding | ImagebuildError | None) -> tuple[str, bool]:
@@ -423,7 +423,7 @@ def compare_entry(source: Source, entry: Entry, upstream: Upstream, advance: Adv
             now = upstream.resolve(source, None, advance)
             detail = f"upstream has {describe_entry(now)} now, locked is {describe_entry(entry)}"
             if describe_entry(now) == describe_entry(entry):
-                detail = f"it is the same archive, but `imagebuild lock --update {source.url}` reads other facts of it"
+                detail = f"same archive, but imagebuild now reads other facts; `imagebuild lock --update {source.url}`"
             return LockFinding("changed", name, detail) if now != entry else None
     raise AssertionError(f"{name}: the lock's entry is of another kind")
 
@@ -476,12 +476,12 @@ class LockFile:
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
-        """Return what the targets need, each entry of the lock once. Raises ConfigError."""
+        """Return what the targets need, one source for each entry of the lock. Raises ConfigError if they disagree."""
         return merged_sources(source for recipe in self.recipes for source in recipe.sources())
 
     @cached_property
     def entries(self) -> Table:
-        """Return the own entries, and what the targets need of those of the project that is extended; to be changed."""
+        """Return the project's entries and those of the extended project that targets need; callers change them."""
         table, own = lock_table(self.project.lock), lock_table(self.project.own_lock)
         return {**without_stale(table, self.sources), **{key: table[key] for key in own}}
 
@@ -498,7 +498,7 @@ class LockFile:
         write_text(self.path, self.text(self.entries))
 
     def adaptions(self, before: Mapping[Key, Entry]) -> Iterator[str]:
-        """Yield lines about what images adapt of sources whose entries had no facts, or others, before."""
+        """Yield a line for each thing that images adapt of sources whose facts are new or changed since `before`."""
         project = replace(self.project, lock=lock_from_table(self.entries))
         now = replace(self, project=project, renderer=Renderer(project, self.renderer.versions))
         renewed = {k for k, entry in self.entries.items() if getattr(entry, "facts", None) and entry != before.get(k)}
@@ -510,7 +510,7 @@ class LockFile:
 
 
 def network_upstream(ca: Path | None) -> Upstream:
-    """Return the network, by way of the user's mirrors. Raises ConfigError.
+    """Return the upstream that asks over the network and the user's mirrors. Raises ConfigError for wrong settings.
 
     `ca` is a bundle of certificates to trust; by default the machine's.
     """
@@ -527,7 +527,7 @@ def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[t
     lacking = incomplete(lock.entries, lock.sources)
     outcome = resolve_sources(lock.entries, lacking, upstream, keep=lock.write, mark=whole)
     outcome.changes, outcome.adaptions = facts_changes(before, lock.entries), list(lock.adaptions(before))
-    # Without an answer, what was used before may be wanted again.
+    # After a failure, what was used before may be wanted again.
     if whole and not outcome.complaint() and (kept := without_stale(lock.entries, lock.sources)) != lock.entries:
         lock.entries.clear()
         lock.entries.update(kept)
@@ -627,7 +627,7 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool) -> Loc
 
 
 class SourceReport(Model):
-    """Describe what a server says of a source when it is asked for little."""
+    """Describe what a server answers about a source, which is not downloaded."""
 
     source: str
     state: Literal["as locked", "not locked", "changed", "gone", "no answer"]
@@ -703,7 +703,7 @@ def probe_source(
 ) -> str:
     """Return what a server has under the name of a source, in words.
 
-    Raises ImagebuildError for all that differs from the lock's entry, if there is one, or is not there.
+    Raises ImagebuildError if that differs from the lock's entry, or is missing.
     """
     match source:
         case Archive(url=url):
@@ -711,7 +711,7 @@ def probe_source(
             known = getattr(entry, "size", None)
             if known is not None and size is not None and size != known:
                 raise CommandError(f"{url}: has {size} bytes, but the lock says {known}")
-            return f"{format_size(size)}" if size is not None else "there, of unknown size"
+            return format_size(size) if size is not None else "there, of unknown size"
         case PackageSource():
             return there_of_packages(source, entry if isinstance(entry, LockedRepository) else None, upstream)
     finding = compare_entry(source, entry, upstream, advance) if entry is not None else None

@@ -52,20 +52,20 @@ OFFLINE = re.compile(
 
 @dataclass
 class Upstream:
-    """Say what sources are upstream.
+    """Ask servers about sources: their versions, commits, digests and hashes.
 
     Methods raise Unreachable if nobody answers, Absent if a server does not have it, CommandError or ConfigError for
-    something wrong, ResultError for an answer that cannot be read.
+    a wrong answer, ResultError for one that cannot be read.
     """
 
     mirrors: Mirrors = field(default_factory=Mirrors)
-    """Where to ask for what has a public address."""
+    """Mirrors that are asked instead of public addresses."""
     ca: Path | None = None
     netrc: Path | None = None
     """File with passwords for downloads, git and pip."""
     run: RunProgram = run_program
     pause_s: float = 1.0
-    """Before a download is tried again."""
+    """Seconds before a download is tried again."""
     registry_patience_s: float = 10
     """How long a registry may fail."""
 
@@ -157,9 +157,9 @@ class Upstream:
         return commits
 
     def image(self, reference: str, *, facts: bool = False, known: LockedImage | None = None) -> LockedImage:
-        """Return the digests that a tag names, or what is behind the one that is known.
+        """Return the digests and facts of the image that a tag names, or of the known digest.
 
-        With `facts`, all that the configuration says, else only what is more than a PATH.
+        Without `facts`, an image whose configuration sets nothing but PATH has none.
         """
         reference = self.mirrors.image(reference)
         manifest = self._manifest(str(parse_reference(reference).at(known.digest)) if known else reference)
@@ -178,7 +178,7 @@ class Upstream:
             for digest in platforms.values() or single:
                 config = self._config(reference, digest)
                 found = image_facts(config)
-                # Of a distribution's image, which sets nothing but PATH, nothing needs to be known.
+                # The image of a distribution sets nothing but PATH: it needs no facts.
                 if facts or found.held or found.environment.keys() - {"PATH"}:
                     of_platforms[cast(Platform, platform_of(config))] = found
             return LockedImage(digest=manifest.digest, platforms=platforms, facts=of_platforms or None)
@@ -260,7 +260,7 @@ class Upstream:
         return tuple(version for version in versions[0] if all(version in others for others in versions[1:]))
 
     def _pip(self, arch: Arch, *words: str, failing: str) -> str:
-        """Ask pip about wheels for an architecture, of the user's index or the one that pip is configured for."""
+        """Ask pip about wheels for an architecture: in the user's mirror, or the index that pip is configured for."""
         index = ("--index-url", self.mirrors.python_index) if self.mirrors.python_index else ()
         options = ("--retries", "2", "--disable-pip-version-check", *index, *pip_platforms(arch))
         environ = pip_environment(self.ca, self.netrc)

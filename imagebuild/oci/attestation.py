@@ -1,7 +1,7 @@
 """Read and make attestations: in-toto statements about a manifest; signed ones in DSSE envelopes, in sigstore bundles.
 
-Bundles are what `cosign attest` stores and `cosign verify-attestation` reads. Whose signature it is, nobody has checked
-here. A statement that nobody signed is stored as it is, and proves nothing.
+Bundles are what `cosign attest` stores and `cosign verify-attestation` reads. Signatures are not checked here. A
+statement that nobody signed is stored as it is, and proves nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = {
 }
 """Kind of attachment → type of its predicate."""
 SIGNATURE = "signature"
-"""Kind of what signs the manifest, and says no more."""
+"""Kind of an attachment that only signs the manifest."""
 SIGNATURE_PREDICATE = "https://sigstore.dev/cosign/sign/v1"
 SIGNATURES = ("application/vnd.dev.cosign.", "application/vnd.dev.sigstore.", "application/vnd.cncf.notary.")
 """Beginnings of the artifact types of signatures."""
@@ -51,17 +51,17 @@ class Attestation:
     """Hold what a registry lists as referring to a manifest."""
 
     kind: str
-    """Name in `KINDS`, `signature`, or else the type of what it is."""
+    """Name in `KINDS`, `signature`, or else its predicate type or artifact type."""
     digest: str
     """Digest of its own manifest."""
     content: bytes = b""
-    """The predicate as JSON, always with the same bytes; empty for other kinds than those in `KINDS`."""
+    """The predicate as canonical JSON; empty for a kind that is not in `KINDS`."""
     bundle: bytes = b""
     """The bundle that its statement lies in; empty if nobody signed it."""
     size: int = 0
     """Bytes in the registry."""
     problem: str = ""
-    """Why it is not what the registry says; empty if it is."""
+    """What is wrong with it; empty if nothing is."""
 
 
 def encode_predicate(document: object) -> bytes:
@@ -169,7 +169,7 @@ def _predicate_of(stored: bytes, predicate_type: str, subject: str, *, is_bundle
     if is_bundle:
         envelope = statement["dsseEnvelope"]
         if envelope["payloadType"] != STATEMENT_MEDIA:
-            raise ResultError(f"is a {envelope['payloadType']}, not a statement of in-toto")
+            raise ResultError(f"is a {envelope['payloadType']}, not an in-toto statement")
         statement = json.loads(base64.b64decode(envelope["payload"], validate=True))
     if statement["_type"] not in STATEMENTS or statement["predicateType"] != predicate_type:
         raise ResultError(f"is {statement['_type']} with {statement['predicateType']}, not {predicate_type}")

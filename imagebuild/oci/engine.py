@@ -35,7 +35,7 @@ HEAD_SIZE = 8
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Name a usable engine. `host` is a value for DOCKER_HOST; `origin` says who chose it."""
+    """Identify a usable engine. `host` is a value for DOCKER_HOST; `origin` says who chose it."""
 
     host: str
     origin: Literal["DOCKER_HOST", "context", "private"]
@@ -95,7 +95,7 @@ def _reason(error: CommandError) -> str:
 
 
 def engine_flaw(host: str, run: RunProgram = run_program, *, flags: tuple[str, ...] | None = None) -> str | None:
-    """Return why the engine at `host` cannot be used, or None. `flags` lead the CLI there, if not the address."""
+    """Return why the engine at `host` cannot be used, or None. `flags` lead the CLI there, by default `--host`."""
     with suppress(PermissionError):  # the CLI explains it better
         if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
             return "no socket there"
@@ -238,9 +238,9 @@ def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iter
 def exec_output(client: APIClient, process: str) -> Iterator[bytes]:
     """Start a program that was prepared in a container, and yield what it prints until it ends.
 
-    Raises what the SDK raises. The SDK's own `exec_start` asks for the bare connection and reads from it past what the
-    HTTP client has already taken in with the head of the reply: what a program prints at once is lost now and then. So
-    the reply is read as any other is.
+    Raises what the SDK raises. The SDK's own `exec_start` reads from the bare socket and misses what the HTTP client
+    has already buffered with the head of the reply: early output is lost now and then. So the reply is read here as
+    any other.
     """
     import requests
     import urllib3
@@ -258,7 +258,7 @@ def exec_output(client: APIClient, process: str) -> Iterator[bytes]:
 
 
 def output_frames(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the contents of the engine's frames, each of which has its length and the output that it is from.
+    """Yield the contents of the engine's frames: pieces of a program's output, each after a header with its length.
 
     Raises ConnectionError if the stream ends within one.
     """
@@ -277,7 +277,7 @@ def save_image(client: DockerClient, image: str) -> Iterator[bytes]:
 
 
 def compressed_size(engine: Endpoint, image: str) -> int | None:
-    """Return the bytes of the image as a registry keeps it; None if the engine keeps it unpacked only, or not at all.
+    """Return the compressed size of an image; None if the engine only keeps it unpacked, or not at all.
 
     Raises CommandError if the engine fails.
     """

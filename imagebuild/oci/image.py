@@ -53,7 +53,7 @@ class PlatformImage:
     """Of the manifest."""
     config: Mapping[str, Any]
     layers: tuple[Blob, ...]
-    """The files of layers that a registry has are not there until they are fetched."""
+    """Those of a registry have no file until they are fetched."""
     documents: tuple[bytes, ...] = ()
     """Manifest and configuration."""
     name: str = ""
@@ -61,7 +61,7 @@ class PlatformImage:
     compressed: bool = True
     """Whether layers are compressed, as registries keep them."""
     repository: RepositoryAt | None = None
-    """Where layers are fetched from, and what refers to the image is."""
+    """Where layers and attestations are fetched from."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -131,7 +131,7 @@ class FoundImage:
     read: Callable[[str], PlatformImage]
     """Returns the image for one of these platforms."""
     digest: str | None = None
-    """What the name stands for: of an index or a manifest, where it is known."""
+    """Digest of the index or manifest that the name stands for, where it is known."""
 
     def image(self, platform: str | None) -> PlatformImage:
         """Return the image for a platform, by default the only one. Raises ConfigError if there is none."""
@@ -158,7 +158,7 @@ def _link_or_copy(blob: Blob, path: Path) -> None:
 
 
 def is_image(item: Descriptor) -> bool:
-    """Return whether an entry of an index is an image that runs, and no attestation about one."""
+    """Return whether an entry of an index is an image that runs, not an attestation about one."""
     return not (item.platform or "").startswith("unknown") and "vnd.docker.reference.type" not in item.annotations
 
 
@@ -275,7 +275,7 @@ def _found_image(name: str, origin: str, images: Iterable[PlatformImage], digest
 
 
 SILENT_S = 2.0
-"""After which it is said that an engine saves an image, whose size it does not tell before."""
+"""After how long we print that the engine saves an image, whose size it does not tell before."""
 
 
 def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
@@ -350,4 +350,4 @@ def _explained(name: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError) as error:
-        raise ResultError(f"{name}: what the registry has is no image: {type(error).__name__}: {error}") from None
+        raise ResultError(f"{name}: what the registry has is not an image: {type(error).__name__}: {error}") from None

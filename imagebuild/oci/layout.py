@@ -51,7 +51,7 @@ TITLE = "org.opencontainers.image.title"
 
 @dataclass(frozen=True)
 class Descriptor:
-    """Name a blob or a manifest."""
+    """Describe a blob or a manifest: type, digest and size, as OCI descriptors do."""
 
     media_type: str
     digest: str
@@ -59,7 +59,7 @@ class Descriptor:
     platform: str | None = None
     """`linux/arm64`, of an image in an index."""
     artifact_type: str | None = None
-    """Of an attachment: what it is."""
+    """Type of an attachment."""
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -139,8 +139,9 @@ def platform_json(platform: str) -> dict[str, str]:
 
 
 def platform_of(document: Mapping[str, Any]) -> str:
-    """Return the platform of a configuration or descriptor: `linux/amd64`. The variant of arm64 is always v8, and
-    left out.
+    """Return the platform of a configuration or descriptor: `linux/amd64`.
+
+    The variant of arm64 is always v8, and left out.
     """
     variant = document.get("variant")
     plain = f"{document.get('os', 'unknown')}/{document.get('architecture', 'unknown')}"
@@ -243,17 +244,17 @@ class Region(RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Name bytes in a file: all of it, or a member of a tar, which needs no unpacking."""
+    """Locate bytes in a file: all of it, or a member of a tar, which needs no unpacking."""
 
     file: Path
     offset: int
     size: int
     digest: str | None = None
-    """`sha256:…` of the bytes as stored; whoever reads them compares."""
+    """`sha256:…` of the bytes as stored; `open` compares them."""
 
     @contextmanager
     def open(self) -> Iterator[BufferedReader]:
-        """Give the bytes. Raises ResultError if they cannot be read, or are not what the digest says."""
+        """Open the bytes for reading. Raises ResultError if they cannot be read, or are not what the digest says."""
         try:
             with self.file.open("rb") as file:
                 if self.digest and self.digest.startswith("sha256:"):
@@ -280,7 +281,7 @@ class Blob:
 def decompressed(file: BufferedReader) -> IO[bytes]:
     """Return what is in a file that may be compressed as a whole.
 
-    Reading raises errors of zlib and zstandard, OSError or EOFError. Of zstd, data that are cut off end without one.
+    Reading raises errors of zlib and zstandard, OSError or EOFError. Truncated zstd data end without an error.
     """
     head = file.peek(len(ZSTD))
     if head.startswith(GZIP):
@@ -304,8 +305,9 @@ def member_path(name: str) -> str | None:
 
 @contextmanager
 def layer_members(blob: Blob) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]]:
-    """Give what is in a layer, once and in its order: the archive that has the content, the member, its path below the
-    root. Raises ResultError if it cannot be read, also by who reads the content, or is not what its digest says.
+    """Open a layer to read its members once, in order: the archive with the content, the member, its path in the image.
+
+    Raises ResultError, also while content is read, if the layer cannot be read or has another digest.
     """
 
     def members(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:

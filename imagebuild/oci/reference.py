@@ -22,7 +22,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class ImageReference:
-    """Name an image, or a repository of images."""
+    """Identify an image, or a repository of images."""
 
     host: str
     """Registry, with its port if it has one."""

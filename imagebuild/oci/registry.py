@@ -67,25 +67,25 @@ ACCEPT = {"Accept": ", ".join(MANIFEST_TYPES)}
 TAGS_PER_REQUEST = 1000
 CONNECTIONS = 32
 JOBS = 4
-"""Blobs at a time: more fill no line that is worth it, and registries count requests."""
+"""Blobs that are copied at a time: more are not faster, and registries limit requests."""
 
 PATIENCE_S = 25.0
 """How long a registry may fail before we give up."""
 BUSY_FACTOR = 5
-"""Times that patience for a registry that says when to ask again: it is busy, and does not die."""
+"""Factor for the patience with a registry that says when to ask again: it is busy, not broken."""
 UNREACHABLE_PATIENCE_S = 15.0
 """How long nobody may answer at all: most often the name is wrong."""
 LEAST_ATTEMPTS = 3
 """Attempts that are made even if each takes longer than the patience: an upload may take an hour."""
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 20
 FIRST_STATUS_S, NEXT_STATUS_S, IDLE_S, WATCH_S = 2.0, 10.0, 1.0, 0.2
-"""When it is first said that requests are still made, and how often after that; the longest pause between them."""
+"""Seconds before the first status line, between later ones, without requests until it ends, and between checks."""
 STORE_TIMEOUT_S = 600
-"""For the answer to a whole blob, which some registries copy before they answer."""
+"""How long to wait for the answer to a whole blob, which some registries copy before they answer."""
 SETTLED_S, MOST_LISTINGS = 0.5, 30
-"""How long after writing the index of referrers it is looked at again, or twice the time between reading and writing it
-if that is more: who read it before we wrote has written by then, unless its requests take far longer than ours. And how
-often it is written, while others overwrite it."""
+"""How long after writing the index of referrers we read it again, or twice the time between reading and writing it if
+that is more: a publisher who read it before our write has written by then, unless its requests are far slower than
+ours. And how often we write it while others overwrite it."""
 
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 FINAL = (
@@ -107,20 +107,20 @@ SHOWN_LENGTH = 300
 
 
 class DeletionDisabled(CommandError):
-    """Refuse to delete: the registry lets nothing be deleted."""
+    """Report that the registry does not allow deletions."""
 
 
 class TryAgain(CommandError):
-    """Ask for another attempt. What nobody repeats has failed."""
+    """Ask for another attempt; outside a retried method it is an error like any other."""
 
     def __init__(self, reason: str, pause_s: float = 0.0, *, unanswered: bool = False, at_most: int = 0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
         """How long the registry wants us to wait; 0 if it does not say."""
         self.unanswered = unanswered
-        """Nothing answered."""
+        """Whether nothing answered."""
         self.at_most = at_most
-        """Attempts after which it is no use, however patient we are; 0 if that is never so."""
+        """Most attempts, however much patience is left; 0 for no limit."""
 
 
 # Answers
@@ -163,7 +163,7 @@ def describe_answer(answer: requests.Response) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Credentials:
-    """Hold what `docker login` has stored for a registry. It has no text, so that it cannot be printed."""
+    """Hold what `docker login` has stored for a registry. Its repr does not show it."""
 
     user: str = ""
     password: str = ""
@@ -205,7 +205,7 @@ def parse_challenge(headers: list[str]) -> dict[str, str] | None:
 
 @dataclass
 class Login:
-    """Choose what one registry is shown with each request; for several threads."""
+    """Provide the `Authorization` header of requests to one registry, for several threads."""
 
     host: str
     ask: Callable[..., requests.Response]
@@ -228,7 +228,7 @@ class Login:
         return f"Basic {base64.b64encode(f'{user.user}:{user.password}'.encode()).decode()}" if user else ""
 
     def header(self, scopes: tuple[str, ...]) -> str:
-        """Return the `Authorization` of a request that needs these scopes, as far as is known. Raises CommandError."""
+        """Return the header for these scopes; "" before a challenge. Raises CommandError if there is no token."""
         with self._lock:
             if self._challenge is None:
                 return ""
@@ -239,7 +239,7 @@ class Login:
             return f"Bearer {self._tokens[scopes]}"
 
     def learn(self, answer: requests.Response, scopes: tuple[str, ...], shown: str) -> str:
-        """Learn from a 401 how to ask. Return what to show instead, "" if there is nothing. Raises CommandError."""
+        """Learn from a 401 how to log in. Return the header to send instead, "" if none. Raises as `header` does."""
         challenge = parse_challenge(answer.raw.headers.getlist("WWW-Authenticate"))
         if challenge is None:
             return ""
@@ -309,7 +309,7 @@ def retried(method: Callable[Concatenate[Registry, P], T]) -> Callable[Concatena
                     is_late = pause > patience or (spent > patience and attempts >= LEAST_ATTEMPTS)
                     if not patience or is_late or attempts == again.at_most:
                         kind = Unreachable if again.unanswered else CommandError
-                        demand = f", and wants to be left alone for {pause:.0f} s" if again.pause_s else ""
+                        demand = f", and asks for a pause of {pause:.0f} s" if again.pause_s else ""
                         tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
                         raise kind(f"{registry.host}: {again}{demand}; gave up {tries}") from None
                     registry.stopped.wait(pause)
@@ -334,11 +334,11 @@ class Registry:
     """Bundle of certificate authorities; None: those of the HTTP library."""
     patience_s: float = PATIENCE_S
     backoff_s: float = 0.5
-    """The second pause is twice as long; the first retry is immediate."""
+    """Base of the pauses, which double and vary at random; the first retry is immediate."""
     counts: Counter[str] = field(default_factory=Counter)
     """Requests by method (`GET`, …), and the bytes of bodies `sent` and `received`."""
     lacks_referrers: bool = False
-    """The registry is known not to list what refers to a manifest."""
+    """Whether the registry is known to lack the referrers API."""
 
     def __post_init__(self) -> None:
         self.session = requests.Session()
@@ -423,12 +423,12 @@ class Registry:
         url = urljoin(f"{self.base}{repository}/", path)
         there, here = urlsplit(url), urlsplit(self.base)
         if there.netloc != here.netloc:
-            # Uploads may go to another server, which has its own way to know them.
+            # Uploads may go to another server, which authenticates them in its own way.
             return self._send(method, url, **options)
         if there.scheme != here.scheme:
             raise CommandError(
                 f"{self.host}: says that uploads go to {there.scheme}://{there.netloc}; if a proxy is in front of the "
-                "registry, it has to tell it X-Forwarded-Proto"
+                "registry, it has to set X-Forwarded-Proto"
             )
         actions = {"GET": "pull", "HEAD": "pull", "DELETE": "delete,pull,push"}.get(method, "pull,push")
         scopes = (f"repository:{repository}:{actions}", *([f"repository:{source}:pull"] if source else []))
@@ -550,7 +550,7 @@ class Registry:
             document = _json_of(answer)
             if not document:
                 where = f"{self.host}/{repository}: tags"
-                raise CommandError(f"{where}: the answer is not what a registry answers with; is it one?")
+                raise CommandError(f"{where}: this is not the answer of a registry; is {self.host} one?")
             tags += document.get("tags") or ()
         return tuple(dict.fromkeys(tags))
 
@@ -618,7 +618,7 @@ class Registry:
 
     @retried
     def put_blob(self, repository: str, content: bytes | BlobStream, digest: str, source: str = "") -> Counter[str]:
-        """Let a repository have a blob: mounted from repository `source` of the same registry, if it can, or uploaded.
+        """Store a blob in a repository: mount it from repository `source` of the same registry, or upload it.
 
         Return `Counter(mounted=1)`, or how many `blobs` and `bytes` were sent: none if it was there.
         """
@@ -671,7 +671,7 @@ class Registry:
                     answer, f"{repository}: what refers to {digest}", HTTPStatus.OK, HTTPStatus.BAD_REQUEST,
                     HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED,
                 )  # fmt: skip
-                # One that has it lists errors of its own, for example that it does not know the repository.
+                # A registry with the API lists errors of its own, such as a repository that it does not know.
                 self.lacks_referrers = not _errors(answer)
                 return None
             items += manifests_of(answer.json())
@@ -751,7 +751,7 @@ def _insecure_registries(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Name a layout from which and to which images are copied, as with `RepositoryAt`."""
+    """Read and write the images of a layout, with the same methods as `RepositoryAt`."""
 
     folder: Path
 
@@ -805,7 +805,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class RepositoryAt:
-    """Name a repository of a registry, from which and to which images are copied, as with `Layout`."""
+    """Read and write the images of one repository of a registry, with the same methods as `Layout`."""
 
     registry: Registry
     repository: str

@@ -24,7 +24,7 @@ Variant = Literal["runtime", "devel"]
 
 @dataclass(frozen=True)
 class Facilities:
-    """Hold what there is where a runner's commands run."""
+    """Describe what a runner's commands can use: GPUs, RDMA, nodes, Slurm."""
 
     gpus: int = 0
     """GPUs that a command in the image can use."""
@@ -95,7 +95,7 @@ class Check(Model):
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables for the commands, for checks that share a script."""
     ranks: Annotated[int, Field(gt=0)] = 1
-    """How many times srun starts it together; more than one needs `slurm`."""
+    """Number of ranks that srun starts; more than one needs `slurm`."""
     results: Literal["nccl-tests", "nvbandwidth", "perftest", "ucx_perftest", "nvshmem", "dcgmi"] | None = None
     """The benchmark whose output is read; it passes only if what was read is good."""
     when: Condition = Field(default_factory=dict)
@@ -165,13 +165,13 @@ class Packages(Model):
     devel: tuple[str, ...] = ()
     """Installed in addition in the `devel` variant."""
     before_install: str = ""
-    """Shell lines that run in the same step, before."""
+    """Shell lines that run in the same step, before the installation."""
     after_install: str = ""
     """Shell lines that run in the same step, so that what they remove is in no layer."""
 
 
 class Unpacked(ArchiveTree):
-    """Say how an unpacked archive is read, and what of the environment that its script sets reaches an image."""
+    """Say how an unpacked archive is read, and which part of its script's environment an image gets."""
 
     replaced: dict[Name, tuple[str, ...]] = Field(default_factory=dict)
     """Folder of the image that another component fills → folders of the archive that it takes the place of, or shell
@@ -199,8 +199,8 @@ class Unpacked(ArchiveTree):
         for arch, tree in facts.items():
             taken[arch] = {}
             notes += [f"text files name {folder}, which is {self.prefix} in images" for folder in tree.built_in]
-            if found := [f"{name} in {folder}" for folder, name in tree.plugins]:
-                notes.append(f"NCCL's network plug-ins, of which it loads the first: {', '.join(found)}")
+            if plugins := [f"{name} in {folder}" for folder, name in tree.plugins]:
+                notes.append(f"NCCL's network plug-ins, of which it loads the first: {', '.join(plugins)}")
             left_out = [n for n in tree.environment if any(fnmatchcase(n, pattern) for pattern in self.left_out)]
             notes += [f"{', '.join(left_out)}: no image has these"] if left_out else []
             for name, value in {**dict.fromkeys(self.order, ""), **tree.environment}.items():
@@ -213,7 +213,7 @@ class Unpacked(ArchiveTree):
                 kept = list(dict.fromkeys(place for _, place in parts if place))
                 ordered = self._ordered(name, kept)
                 if ordered != kept:
-                    notes.append(f"{name}: images have {', '.join(self.order[name])} in this order, the script has not")
+                    notes.append(f"{name}: images have {', '.join(self.order[name])} in this order, unlike the script")
                 if ordered:
                     taken[arch][name] = ":".join(ordered)
         return common_environment(taken, notes)
@@ -232,8 +232,8 @@ class Unpacked(ArchiveTree):
         """Return a list of folders in which those of `order` have its order; all others stay where they are."""
         wanted: list[str] = []
         for pattern in self.order.get(name, ()):
-            found = [folder for folder in folders if fnmatchcase(folder, f"{self.prefix}/{pattern}")]
-            wanted += found or ([] if "*" in pattern else [f"{self.prefix}/{pattern}"])
+            matching = [folder for folder in folders if fnmatchcase(folder, f"{self.prefix}/{pattern}")]
+            wanted += matching or ([] if "*" in pattern else [f"{self.prefix}/{pattern}"])
         rest = iter(wanted)
         return [next(rest) if folder in wanted else folder for folder in folders] + list(rest)
 
@@ -264,17 +264,17 @@ class Unpacked(ArchiveTree):
 
 
 def common_environment(
-    found: Mapping[Arch, Mapping[str, str]], notes: Iterable[str] = ()
+    by_arch: Mapping[Arch, Mapping[str, str]], notes: Iterable[str] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables that all architectures have, of lists what is in all; and the notes, with lines on the rest.
+    """Return the variables that all architectures have, of lists the common folders; and notes, also on what is lost.
 
     Raises ConfigError if two architectures have different values.
     """
     result, lines = {}, list(notes)
-    for name in dict.fromkeys(name for values in found.values() for name in values):
-        values = {arch: values[name] for arch, values in found.items() if name in values}
+    for name in dict.fromkeys(name for values in by_arch.values() for name in values):
+        values = {arch: values[name] for arch, values in by_arch.items() if name in values}
         lists = [value.split(":") for value in values.values()]
-        if len(values) < len(found):
+        if len(values) < len(by_arch):
             lines.append(f"{name}: only the archive for {', '.join(values)} has it")
         elif len(set(values.values())) == 1:
             result[name] = next(iter(values.values()))
@@ -337,7 +337,7 @@ class Component(Model):
     archive: str | None = None
     """Address of an archive: version, axes, `<axis>-major`, `arch`, `cpu` and facts are filled in."""
     unpacked: Unpacked | None = None
-    """What `imagebuild lock` reads from the archive, and the image's environment is made of."""
+    """What `imagebuild lock` reads from the archive, to make the image's environment from it."""
     images: dict[Name, str] = Field(default_factory=dict)
     """Images that build stages start from or take files from; templates as in `archive`."""
     wheels: tuple[str, ...] = ()
@@ -364,7 +364,7 @@ class Component(Model):
     gpu_code: tuple[str, ...] = ()
     """Shell patterns of files in the image that hold code for exactly the GPUs that the matrix lists."""
     waivers: tuple[CheckWaiver, ...] = ()
-    """What the image checks object to and is right."""
+    """Objections of the image checks that do not count here."""
 
     @model_validator(mode="after")
     def _checks_have_names_of_their_own(self) -> Component:

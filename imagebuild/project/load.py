@@ -17,7 +17,7 @@ from imagebuild.project.matrix import GitProject, Matrix
 from imagebuild.project.plan import Project
 
 SHIPPED = "imagebuild"
-"""What a matrix extends by this name is the project that comes with imagebuild."""
+"""Name by which a matrix extends the project that comes with imagebuild."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def base_folder(extends: str | GitProject | None, place: Path) -> Path | None:
 
 
 def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
-    """Return a folder with the files of a commit, fetched unless it was before, by way of the user's mirrors."""
+    """Return a cached folder with the files of a commit; fetch it through the user's mirrors if it is not there."""
     folder = cache_folder("projects") / source.commit
     if not folder.is_dir():
         from imagebuild.core import settings  # noqa: PLC0415 - few projects extend one in git
@@ -155,8 +155,8 @@ def layers(folder: Path, kind: str) -> tuple[Path, ...]:
     chain = [folder]
     while (base := extended_folder(chain[-1] / "matrix.yaml")) and base.resolve() not in map(Path.resolve, chain):
         chain.append(base)
-    found = [path for layer in (shipped_folder(), *reversed(chain)) if (path := layer / kind).is_dir()]
-    return tuple({path.resolve(): path for path in found}.values())
+    folders = [path for layer in (shipped_folder(), *reversed(chain)) if (path := layer / kind).is_dir()]
+    return tuple({path.resolve(): path for path in folders}.values())
 
 
 def extended_folder(matrix: Path) -> Path | None:

@@ -38,7 +38,7 @@ class TreeFacts(Model):
     environment: dict[str, str]
     """All that its own script sets, for a tree that lies where images have it."""
     absent: tuple[str, ...] = ()
-    """What the environment names below the tree and the archive does not have."""
+    """Paths below the tree that the environment names, but the archive does not have."""
     folders: tuple[str, ...] = ()
     """Its folders, one level deep."""
     versions: dict[str, str] = Field(default_factory=dict)
@@ -50,13 +50,13 @@ class TreeFacts(Model):
     plugins: tuple[tuple[str, str], ...] = ()
     """Folder and name of each network plug-in of NCCL, in the order in which its LD_LIBRARY_PATH has the folders."""
     unprovided: tuple[str, ...] = ()
-    """Libraries that files in it need and none of its files is."""
+    """Libraries that its files need and that it does not contain."""
     built_in: tuple[str, ...] = ()
     """Folders of the machine where it was built, which its text files still name."""
 
 
 class LockedArchive(Model):
-    """Describe an archive, pinned, that was unpacked to be read."""
+    """Describe a pinned archive that was unpacked to be read."""
 
     sha256: Sha256
     size: int | None = None
@@ -75,7 +75,7 @@ class ImageFacts(Model):
 
 
 class LockedImage(Model):
-    """Describe an image of a registry, pinned."""
+    """Describe a pinned image of a registry."""
 
     digest: Digest
     """Of the index of all platforms, or of the manifest if there is only one."""
@@ -321,7 +321,7 @@ def what_entry_lacks(source: Source, entry: Entry | None) -> str:
 
 
 def is_unresolved(lock: Lock, source: Source) -> bool:
-    """Return whether upstream could not be asked yet for the source, a package of it, or facts that are needed of it.
+    """Return whether a source has no pin yet, or a package of it has none, or facts that are needed are missing.
 
     Raises ConfigError if the lock lacks it.
     """

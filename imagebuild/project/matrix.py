@@ -36,9 +36,10 @@ class Requirement(Model):
 
 
 class Publish(Model):
-    """Hold what an image must have shown before it gets a tag.
+    """Hold the conditions for giving an image a tag.
 
-    Always: on every platform no check failed, and each that needs nothing special of the place passed.
+    In any case no check may have failed on any platform, and every check that needs no special hardware must have
+    passed.
     """
 
     staging: str = "{repository}/{image}-staging"
@@ -145,7 +146,7 @@ class Image(Model):
     components: Annotated[tuple[Name, ...], Field(min_length=1)]
     """What is in it; what these require comes along."""
     build_with: dict[Name, Name] = Field(default_factory=dict)
-    """What components build with → the component whose stage it is, where that is not in the image."""
+    """Requirement of build stages → the component whose stage fulfils it, where the image has no such component."""
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
     """Tags that publishing gives once and never moves. Templates such as `{repository}/{image}:{cuda}-{os}-{revision}`:
     axes, `image`, `repository`, `<name>.version` of a component or of what it provides, and `revision`, the first seven
@@ -155,7 +156,7 @@ class Image(Model):
     size_limit_mb: Annotated[int, Field(gt=0)] | dict[str, Annotated[int, Field(gt=0)]] | None = None
     """Most megabytes (10^6 bytes) that the compressed layers may have; or for each variant its own."""
     waivers: tuple[CheckWaiver, ...] = ()
-    """What the image checks object to and is right."""
+    """Objections of the image checks that do not count here."""
     packages: ImagePackages = ImagePackages()
     """Packages that need no component."""
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], EnvironmentValue] = Field(
@@ -202,9 +203,9 @@ class Matrix(Model):
     images: dict[Name, Image]
     """Name → what it is made of; `imagebuild plan` lists the targets."""
     rules: tuple[ExclusionRule, ...] = ()
-    """Combinations that are not built; of what this extends, those of other names count, too."""
+    """Combinations that are not built. Rules of the extended project count too, unless one here has the same name."""
     publish: Publish = Publish()
-    """What an image must have shown before it gets a tag."""
+    """Conditions for giving an image a tag."""
     github_runners: dict[Platform, OneOrMore] = Field(default_factory=dict)
     """Platform → label, or labels, of the GitHub Actions runners whose own architecture it is."""
 

@@ -60,7 +60,7 @@ class Project:
     pins, as `("versions", name)`, which are not written in this one."""
 
     def changed(self, changes: Changes) -> Project:
-        """Return the project with another repository, base image and more instructions at the end, if there are any."""
+        """Return the project with the repository, base image and appended instructions of these changes, if any."""
         matrix, bases, pins = self.matrix.model, self.matrix.model.bases, self.lock.images
         name, _, digest = (changes.base_image or "").partition("@")
         if name:
@@ -89,7 +89,9 @@ class Project:
         return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
 
 
-def named(project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes) -> Target:
+def make_target(
+    project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes
+) -> Target:
     """Return the target of these axes and components, with all aliases that it may have."""
     matrix = project.matrix.model
     entry = matrix.images[image]
@@ -147,7 +149,7 @@ def staged_tag(digest: str, now: datetime) -> str:
 
 
 def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
-    """Note a template of the staging repository that is not one, and required checks that do not exist."""
+    """Note a wrong template of the staging repository, and required checks that do not exist."""
     policy, at = project.matrix.model.publish, project.matrix.at
     known = {f"{name}/{check.name}" for name, document in project.components.items() for check in document.model.checks}
     for i, row in enumerate(policy.require):
@@ -184,7 +186,7 @@ def _known_values(matrix: Matrix) -> Mapping[str, tuple[str, Collection[str]]]:
 
 
 def _references(project: Project) -> Iterator[Reference]:
-    """Yield where files name what other files have."""
+    """Yield the places where files name something that another file defines."""
     matrix, file, known = project.matrix.model, project.matrix, project.components
     roles = {wanted for document in known.values() for wanted in document.model.build_requires}
     for name, image in matrix.images.items():
@@ -194,7 +196,13 @@ def _references(project: Project) -> Iterator[Reference]:
             offers = {c for c, document in known.items() if wanted in (c, *document.model.provides)}
             yield file, ("images", name, "build-with"), "no component builds with", wanted, roles
             if wanted in roles:
-                yield file, ("images", name, "build-with", wanted), "nothing that provides it is", component, offers
+                yield (
+                    file,
+                    ("images", name, "build-with", wanted),
+                    "not a component that provides it:",
+                    component,
+                    offers,
+                )
         for variant in image.size_limit_mb if isinstance(image.size_limit_mb, dict) else ():
             yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes.get("variant", ())
         for axis, (problem, offered) in _known_values(matrix).items():
@@ -234,9 +242,9 @@ def _conditions(project: Project, roles: Collection[str]) -> Iterator[tuple[Yaml
     def axes_of(*images: str) -> dict[str, Collection[str]]:
         values: dict[str, Collection[str]] = {"os": [*matrix.bases], "variant": get_args(Variant)}
         for name in images:
-            for axis, found in matrix.images[name].axes.items():
-                values[axis] = {*values.get(axis, ()), *found}
-        majors = {f"{axis}-major": {*map(major, found)} for axis, found in values.items()}
+            for axis, listed in matrix.images[name].axes.items():
+                values[axis] = {*values.get(axis, ()), *listed}
+        majors = {f"{axis}-major": {*map(major, listed)} for axis, listed in values.items()}
         return {**majors, **values}
 
     axes = axes_of(*matrix.images)
@@ -338,10 +346,10 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
 
 
 def base_mismatch(image: str, release: str) -> str:
-    """Return why an image cannot be the base of targets of a value of `os`, by its name; empty if it may be."""
+    """Return why an image, by its name, cannot be the base of a release; empty if it may be."""
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
-    return "" if fits else f"packages and pins are of {release}; take a base of that"
+    return "" if fits else f"packages and pins are for {release}; use a base image of that release"
 
 
 def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
@@ -383,7 +391,7 @@ class Changes:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return the options that change the same, as words of a command line."""
+        """Return the options that make these changes, as words of a command line."""
         pairs = [("--set", f"{name}={value}") for name, value in self.values.items()]
         pairs += [("--with", name) for name in self.with_] + [("--without", name) for name in self.without]
         pairs += [("--base-image", self.base_image)] if self.base_image else []
@@ -458,7 +466,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
             for pin, reason in unversioned.items():
                 mistakes.add_once(f"{project.matrix.at('versions', pin)}: versions.{pin}", reason)
             if not mistakes.texts:
-                targets.append(named(project, name, axes, present, mistakes))
+                targets.append(make_target(project, name, axes, present, mistakes))
     if not (changes.values or changes.with_ or mistakes.texts):
         _check_use(project, targets, excluded, used, mistakes)
     mistakes.stop_if_any()
@@ -503,16 +511,16 @@ def _axis_values(project: Project, name: str, changes: Changes, mistakes: Mistak
     choices: list[Sequence[str]] = [
         changes.values[a].split(",") if a in changes.values else v for a, v in image.axes.items()
     ]
-    for axis, found in zip(image.axes, choices, strict=True):
+    for axis, values in zip(image.axes, choices, strict=True):
         where = f"{project.matrix.at('images', name, 'axes', axis)}: images.{name}.axes.{axis}"
         where = f"--set {axis}" if axis in changes.values else where
-        for value in sorted({value for value in found if found.count(value) > 1}):
+        for value in sorted({value for value in values if values.count(value) > 1}):
             mistakes.add(where, f"{value} is there twice; remove one")
-        for value in found:
+        for value in values:
             if axis == "cuda" and not value[:1].isdigit():
                 mistakes.add(where, f"{value!r} is no version; write the one you mean, such as 13.2")
         problem, known = _known_values(matrix).get(axis, ("", ()))
-        for value in found if known and axis in changes.values else ():
+        for value in values if known and axis in changes.values else ():
             if value not in known:
                 mistakes.add(where, f"{problem} {value!r}{suggestion(value, set(known))}")
     return choices
@@ -556,7 +564,7 @@ def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, st
 
 
 def select_one(plan: Plan, name: str) -> Target:
-    """Return the target of an id, or of a glob that only one fits. Raises NothingSelected or ConfigError."""
+    """Return the target of an id, or of a glob that fits only one. Raises NothingSelected or ConfigError."""
     chosen = select_targets(plan, [name])
     if len(chosen) > 1:
         first = ", ".join(target.id for target in chosen[:5]) + (", …" if len(chosen) > 5 else "")
@@ -581,12 +589,12 @@ def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
 
 def _parts(selector: str) -> tuple[str, str, str]:
     """Return axis, operator and value of `cuda>=13.4`; of a glob, that and two empty texts."""
-    found = re.match(r"([^<>=!~]+)([<>=!~]=?)(.*)", selector)
-    return (found[1], found[2], found[3]) if found else (selector, "", "")
+    match = re.match(r"([^<>=!~]+)([<>=!~]=?)(.*)", selector)
+    return (match[1], match[2], match[3]) if match else (selector, "", "")
 
 
 def _holds(known: str, operator: str, value: str) -> bool:
-    """Return whether a value of an axis fits a selector. Raises ConfigError for a version that is none."""
+    """Return whether a value of an axis fits a selector. Raises ConfigError for a wrong version specifier."""
     if operator == "=":
         return fnmatchcase(known, value)
     try:

@@ -1,4 +1,4 @@
-"""Define the types of what building, verifying, scanning and publishing leave behind."""
+"""Define the types of the results of building, verifying, scanning and publishing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BuildResult(Model):
     run: str = ""
     """Address of the run of CI that built it."""
     workflow: str = ""
-    """Address of that run's workflow, with the revision of it: who vouches for the build."""
+    """Address of that run's workflow, with its revision; it vouches for the build."""
     replaced: dict[str, str] = Field(default_factory=dict)
     """Image or stage, as the Dockerfile names it → what the build had instead: the digest of an image, or `folder`."""
     rebuilt: date | None = None
@@ -64,13 +64,13 @@ Outcome = Literal["passed", "failed", "skipped"]
 
 
 class CheckResult(Model):
-    """Hold what a check said about an image."""
+    """Hold the result of a check of an image."""
 
     component: str
     check: str
     outcome: Outcome
     reason: str = ""
-    """Why it was skipped or failed, or what of a passed one was not looked at."""
+    """Why it was skipped or failed; of a passed one, what was skipped."""
     output: str = ""
     """The end of what it printed; the evidence folder has all."""
     seconds: float = 0.0
@@ -81,13 +81,13 @@ class CheckResult(Model):
     timeout: bool = False
     """Whether it was killed because it did not end in time."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """What it was given besides the image's own environment; secrets are blanked."""
+    """Variables that were set besides the image's own; secrets are blanked."""
     started: str | None = None
     """When, in UTC."""
     log: str | None = None
     """Name of the file in the evidence folder that has the whole output."""
     sha256: str = ""
-    """Hash of what was checked and how, by which publishing sees that it is the check of its own project."""
+    """Hash of the check as it ran; publishing compares it with the project's."""
     results: Results | None = None
     """What was read from the output of a benchmark."""
     judgements: tuple[Judgement, ...] = ()
@@ -144,7 +144,7 @@ class Vulnerability(Model):
     package: str
     version: str
     fixed_in: str | None = None
-    """Version that has it no more, if there is one."""
+    """Version without it, if there is one."""
     link: str | None = None
     waived: str | None = None
     """Why the policy lets it pass, and until when."""
@@ -162,7 +162,7 @@ class ScanResult(Model):
     scanner: str
     """Name and version."""
     database: str
-    """What the scanner compared with, and of when."""
+    """Vulnerability database of the scanner, with its date."""
     started: str
     findings: tuple[Vulnerability, ...]
     verdict: Literal["passed", "failed"]
@@ -172,12 +172,12 @@ class ScanResult(Model):
 
 
 State = Literal["published", "unchanged", "possible", "refused", "failed"]
-"""`possible` is what `--dry-run` says of what would be published; `failed`: a registry did, or another publisher came
-between."""
+"""`possible`: `--dry-run` found that it would be published. `failed`: a registry failed, or another publisher
+interfered."""
 
 
 class Published(Model):
-    """Hold what became of a target."""
+    """Hold the outcome of publishing a target."""
 
     target: str
     state: State
@@ -198,7 +198,7 @@ class Published(Model):
     signed: int = 0
     """Images and indexes that were signed."""
     sent_bytes: int = 0
-    """Of blobs and manifests that did not have to be mounted."""
+    """Bytes of the blobs and manifests that were sent."""
     mounted: int = 0
     """Blobs that the registry took from the staging repository."""
 
@@ -210,7 +210,7 @@ class PublishResult(Model):
     ignored: int = 0
     """JSON files in the folders that are no evidence."""
     unnamed: tuple[str, ...] = ()
-    """Verifications that do not say of which digest they are, and so count for nothing."""
+    """Verifications that name no digest, so that they do not count."""
 
     @property
     def exit_status(self) -> int:
@@ -220,11 +220,11 @@ class PublishResult(Model):
 
 
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
-"""Also the name of a page."""
+"""A tag, which is also part of an id in the catalogue's page."""
 
 
 class AttachedFile(Model):
-    """Describe something that refers to an image."""
+    """Describe an attachment of an image."""
 
     kind: str
     """`sbom`, `provenance`, `verification`, `benchmark`, `scan`, `signature`, or the type of what is none of these."""
@@ -235,7 +235,7 @@ class AttachedFile(Model):
 
 
 class Sbom(Model):
-    """Hold what a list of packages says."""
+    """Summarise an SBOM."""
 
     evidence: str
     """Digest of what it was read from."""
@@ -243,7 +243,7 @@ class Sbom(Model):
 
 
 class Scan(Model):
-    """Hold what a scanner found."""
+    """Summarise a scan."""
 
     evidence: str
     verdict: Literal["passed", "failed"]
@@ -253,12 +253,12 @@ class Scan(Model):
     waived: int = 0
     scanner: str
     database: str
-    """What the scanner compared with, and of when."""
+    """Vulnerability database of the scanner, with its date."""
     started: str
 
 
 class Checks(Model):
-    """Hold what a verification found."""
+    """Summarise a verification."""
 
     evidence: str
     passed: int
@@ -315,7 +315,7 @@ class SecurityUpdates(Model):
 
 
 class PublishedPlatform(Model):
-    """Hold what runs on one platform."""
+    """Describe the published image for one platform."""
 
     platform: str
     digest: Digest
@@ -338,7 +338,7 @@ class PublishedPlatform(Model):
 
 
 class PublishedImage(Model):
-    """Hold what tags name."""
+    """Describe a published image, with the tags that name it."""
 
     target: str
     """The target's id, as the image says; empty for an image that was not built from this matrix."""
@@ -391,4 +391,4 @@ class Catalog(Model):
     images: tuple[PublishedImage, ...]
     """By image in the order of the matrix; the newest first."""
     problems: tuple[str, ...] = ()
-    """What the registry has and could not be read."""
+    """What the registry has, but could not be read."""

@@ -39,7 +39,7 @@ def files_at_revision(reference: str, places: ProjectPaths, run: RunProgram = ru
 def _unpack(reference: str, places: ProjectPaths, folder: Path, run: RunProgram) -> ProjectPaths:
     """Write the files of a revision to a folder, and return where they are. Raises ConfigError.
 
-    Also those that links in the project lead to, those of submodules, and the folder that the matrix extends.
+    They include files that links in the project lead to, submodules, and the folder that the matrix extends.
     """
     where = str(places.matrix.resolve().parent)
     try:
@@ -68,7 +68,7 @@ def _unpack(reference: str, places: ProjectPaths, folder: Path, run: RunProgram)
         if path not in written and (plain := [str(name) for name in inside if name not in modules]):
             _checkout(top, commit, folder, (str(path),) if len(plain) > 1 else plain, run)
         written.add(path)
-        todo += [found for found in _linked_or_extended(folder, path, places.matrix.name) if found not in written]
+        todo += [more for more in _linked_or_extended(folder, path, places.matrix.name) if more not in written]
     if not (folder / tracked["matrix"]).is_file():
         raise ConfigError(f"{reference}: has no {tracked['matrix']}")
     return ProjectPaths(**{role: folder / tracked[role] if role in tracked else path for role, path in paths.items()})
@@ -88,10 +88,10 @@ def _checkout(repository: Path, commit: str, folder: Path, names: Sequence[str],
 def _linked_or_extended(folder: Path, path: Path, matrix: str) -> Iterator[Path]:
     """Yield what the files at a path lead to, relative to the folder: targets of links, and what a matrix extends."""
     for file in (folder / path, *(folder / path).rglob("*")):
-        found = file.parent / file.readlink() if file.is_symlink() else None
+        target = file.parent / file.readlink() if file.is_symlink() else None
         if file.name == matrix and file.is_file() and (base := extended_folder(file)):
-            found = base
-        if found and (inner := Path(os.path.normpath(found))).is_relative_to(folder):
+            target = base
+        if target and (inner := Path(os.path.normpath(target))).is_relative_to(folder):
             yield inner.relative_to(folder)
 
 
@@ -109,9 +109,9 @@ def origin_of_build(matrix: Path, environ: Mapping[str, str], run: RunProgram = 
         remote = run("git", "-C", str(matrix.resolve().parent), "remote", "get-url", "origin").strip()
     except CommandError:
         return {}
-    # `git@host:path` and `ssh://git@host/path` are what `https://host/path` is, too; a password is nobody's business.
-    found = re.match(r"(?!file:|/|\.)(?:\w+://)?(?:[^@/]*@)?([\w.-]+)(?::\d+)?[:/]+(.+?)(?:\.git)?/?$", remote)
-    return {"source": f"https://{found[1]}/{found[2]}"} if found else {}
+    # `git@host:path` and `ssh://git@host/path` become `https://host/path`, and passwords are left out.
+    match = re.match(r"(?!file:|/|\.)(?:\w+://)?(?:[^@/]*@)?([\w.-]+)(?::\d+)?[:/]+(.+?)(?:\.git)?/?$", remote)
+    return {"source": f"https://{match[1]}/{match[2]}"} if match else {}
 
 
 def current_revision(matrix: Path, dockerfiles: Path, run: RunProgram = run_program) -> str | None:

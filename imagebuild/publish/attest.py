@@ -1,4 +1,4 @@
-"""Sign and verify what refers to an image, with cosign; show one attachment, and add to them."""
+"""Sign and verify the attachments of an image with cosign; show one, and add one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ REMEDIES = (
 
 @dataclass(frozen=True)
 class Cosign:
-    """Call cosign, of version 2.5 or newer. Of `environ`, it gets the variables of its own."""
+    """Call cosign, version 2.5 or newer, with the variables of `environ` that begin with COSIGN_."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     run: Callable[..., str] = run_program
@@ -91,7 +91,7 @@ class Cosign:
         try:
             return self.run(program, *map(str, arguments), env=environ)
         except CommandError as error:
-            # What comes before are terms of use and the same once more.
+            # Before the last line come terms of use, and the same error once more.
             last = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
             text = last.removeprefix("Error: ").removeprefix("error during command execution: ")
             remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text, re.IGNORECASE)), "")
@@ -108,7 +108,7 @@ class Cosign:
 
 
 _TRIAL = Lock()
-"""So that threads do not try at the same time."""
+"""Keeps threads from signing the trial at the same time."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ class Signer:
         if not self.key:
             if not (self.identity and self.issuer):
                 raise ConfigError(
-                    "--sign: as whom? give --key FILE, or --certificate-identity and --certificate-oidc-issuer "
-                    "of what signs; jobs of GitHub know theirs"
+                    "--sign: no signer is named; give --key FILE, or --certificate-identity and "
+                    "--certificate-oidc-issuer; in a job of GitHub they are known"
                 )
             return Trust(None, self.identity, self.issuer, self.log, self.cosign)
         public = self.cosign("public-key", "--key", self.key)
@@ -143,9 +143,9 @@ class Signer:
 
     @cached_property
     def fault(self) -> str:
-        """Return why nothing can be signed in a way that is trusted afterwards; empty if it can. It is tried once.
+        """Return why a trial signature fails or is not trusted; empty if it is. It is tried once.
 
-        Key, password, identity and log are used for that, so the log has one entry more.
+        The trial uses key, password, identity and log, so the log gets one more entry.
         """
         with _TRIAL:
             try:
@@ -273,10 +273,10 @@ class Trust:
         return self._problem("verify", *self.cosign.connection(image), "--output", "json", _by_digest(image))
 
     def attestation_problem(self, attestation: Attestation, manifest: bytes) -> str | None:
-        """Return why nobody who is trusted signed an attestation of the image with this manifest; None if one did."""
+        """Return why an attestation of the image with this manifest has no trusted signature; None if it has one."""
         if not attestation.bundle:
             return "nobody signed it"
-        # Version 2 does not compare the type with that of a bundle; whoever read the attestation has.
+        # cosign 2 does not compare the type with the bundle's; that was done when the attestation was read.
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             subject, bundle, roots = (Path(folder, name) for name in ("manifest.json", "bundle.json", "roots.json"))
             subject.write_bytes(manifest)
@@ -406,7 +406,7 @@ def verify_attachments(reference: ImageReference, registry: Registry, request: A
 def _verify_manifest(
     place: RepositoryAt, name: str, digest: str, subjects: Sequence[ManifestSubject], request: AttestRequest
 ) -> Iterator[AttestFinding]:
-    """Judge what refers to a manifest: the image of a platform, or an index, which has what is about its images."""
+    """Judge the attachments of a manifest: a platform's image, or an index, whose attachments are about its images."""
     manifest = place.manifest(digest).content
     trusted = set()
     for attestation in read_attestations(place.registry, place.repository, digest):
@@ -533,7 +533,7 @@ LONG_HASH = re.compile(r"([0-9a-f]{12})[0-9a-f]{20,}")
 
 @dataclass(frozen=True)
 class ManifestSubject:
-    """Name the manifest that an attachment has to be about."""
+    """Identify the manifest that an attachment has to be about."""
 
     digest: str
     platform: str
@@ -550,12 +550,12 @@ class Verdict(NamedTuple):
 
 def judge_predicate(predicate: BaseModel | None, subject: ManifestSubject) -> Verdict:
     """Judge whether a predicate is about the image, and what it says. Anybody may have written it."""
-    about, known, failure, summary = set[str](), {subject.digest}, "", ""
+    named, known, failure, summary = set[str](), {subject.digest}, "", ""
     platforms = {subject.platform}
     match predicate:
         case SpdxDocument():
             # A document may describe other images, too.
-            about = {subject.digest} if subject.digest in predicate.digests else set(predicate.digests) or {"none"}
+            named = {subject.digest} if subject.digest in predicate.digests else set(predicate.digests) or {"none"}
             summary = f"{len(predicate.contents)} packages and components"
         case Provenance():
             platforms, summary = {predicate.platform or subject.platform}, predicate.sources
@@ -564,7 +564,7 @@ def judge_predicate(predicate: BaseModel | None, subject: ManifestSubject) -> Ve
             elif instead := [uri.partition("?")[0] for uri in predicate.replaced]:
                 summary += f", of which {len(instead)} stood in for others ({_listed(instead)})"
         case VerifyResult():
-            about, known = {predicate.digest or "none"}, {subject.digest, subject.index}
+            named, known = {predicate.digest or "none"}, {subject.digest, subject.index}
             platforms = {platform.strip() for platform in predicate.platform.split(",")}
             outcomes = Counter(check.outcome for check in predicate.checks)
             summary = f"{outcomes['passed']} checks passed, {outcomes['skipped']} skipped"
@@ -573,17 +573,17 @@ def judge_predicate(predicate: BaseModel | None, subject: ManifestSubject) -> Ve
             elif not outcomes["passed"]:
                 failure = "nothing passed: "
         case Report():
-            about = {v.digest for v in predicate.verifications if v.digest}
+            named = {v.digest for v in predicate.verifications if v.digest}
             known = {subject.digest, subject.index}
             count = len(predicate.entries) + len(predicate.diagnostics)
             summary = f"{count} results" if count else ""
         case ScanResult():
-            about, summary = {predicate.digest}, f"{predicate.scanner}, {len(predicate.findings)} findings"
+            named, summary = {predicate.digest}, f"{predicate.scanner}, {len(predicate.findings)} findings"
             summary += f", {predicate.started[:10]}"
             if predicate.verdict == "failed":
                 failure = f"{predicate.reason or 'the policy does not allow it'}; "
-    if about - known:
-        return Verdict("broken", f"is about another image: {_listed(sorted(about - known))}")
+    if named - known:
+        return Verdict("broken", f"is about another image: {_listed(sorted(named - known))}")
     if subject.platform not in platforms:
         return Verdict("broken", f"is about {', '.join(sorted(platforms))}")
     if not summary:

@@ -264,7 +264,7 @@ def signed_digests(tags: Iterable[str]) -> frozenset[str]:
 
 
 def image_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Return the tags of images. A tag that the specification does not allow is left out, as it would name a page."""
+    """Return the tags of images. One that the specification does not allow is left out, as the page has tags as ids."""
     return tuple(tag for tag in tags if TAG.fullmatch(tag) and not REFERRERS.fullmatch(tag))
 
 

@@ -1,4 +1,4 @@
-"""Decide whether the image of a target may be published and under which tags; give every reason against it. Pure."""
+"""Decide whether the image of a target may be published and under which tags; give every reason against it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ nothing to judge, and is no reason against publishing."""
 
 @dataclass(frozen=True)
 class PublishRule:
-    """Name a check that the image of a target may have to pass."""
+    """Describe a check that the image of a target may have to pass."""
 
     name: str
     """`component/check`."""
@@ -62,7 +62,7 @@ class Terms:
     policy: Publish
     rules: Sequence[PublishRule]
     key: str = ""
-    """Key of the target, for the index; empty: none is noted."""
+    """Key of the target, which the index names unless it is empty."""
 
 
 def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choice:
@@ -98,7 +98,7 @@ def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
         for check in project.components[component].model.checks:
             if matches(check.when, axes):
                 sha256 = hash_of_check(check, script_of(project, component, check))
-                # Every engine has several nodes: they are containers.
+                # Several nodes are no special hardware: in an engine they are containers.
                 anywhere = all(parse_need(need)[0] == "nodes" for need in check.needs)
                 rules.append(PublishRule(f"{component}/{check.name}", anywhere, sha256))
                 if check.results:
@@ -197,7 +197,7 @@ def _check_objections(target: Target, choice: Choice, terms: Terms) -> Iterator[
 
 
 def _unproven(result: VerifyResult, checks: Sequence[CheckResult]) -> str:
-    """Say why nobody knows whether the checks that started something did so in the image; empty if that is known."""
+    """Return why it is not known that the checks ran in this image; empty if it is known."""
     runner = result.surroundings.runner if result.surroundings else ""
     proof = next((check for check in checks if check.component == IMAGE and check.check == SAME_FILES), None)
     if not runner.startswith(EXEC) or (proof and proof.outcome == "passed"):
@@ -229,9 +229,9 @@ def fill_tags(
     templates: Sequence[str], revisions: Mapping[str, Sequence[str | None]], days: Iterable[date | None] = (), *,
     allow_dirty: bool,
 ) -> tuple[tuple[str, ...], str]:  # fmt: skip
-    """Return the tags with `{revision}` filled in, and the reason why that is impossible, empty if it is not.
+    """Return the tags with `{revision}` filled in, and why that is impossible; empty if it is possible.
 
-    `revisions` are those of the builds of each platform, `days` those of `build --rebuild`, which a tag names behind
+    `revisions` are those of the builds of each platform, `days` those of `build --rebuild`, which a tag names after
     the commit. With `allow_dirty`, the revision of builds from uncommitted files or from different commits is a commit
     with the suffix `-dirty`.
     """

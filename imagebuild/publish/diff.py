@@ -63,7 +63,7 @@ class Sizes(Model):
 
 
 class ComparedImage(Model):
-    """Name one of the two images."""
+    """Identify one of the two images."""
 
     name: str
     origin: str
@@ -275,8 +275,8 @@ def dpkg_status(image: PlatformImage, known: dict[str, Layer]) -> str:
             break
     tree = Tree(layers)
     parts = [DPKG] if tree.get(DPKG) else [f"{DPKG}.d/{name}" for name in tree.names(f"{DPKG}.d")]
-    found = [entry for path in parts if not path.endswith(".md5sums") and (entry := tree.get(path))]
-    return "\n\n".join(entry.text.decode("utf-8", "replace").strip() for entry in found if entry.text)
+    entries = [entry for path in parts if not path.endswith(".md5sums") and (entry := tree.get(path))]
+    return "\n\n".join(entry.text.decode("utf-8", "replace").strip() for entry in entries if entry.text)
 
 
 def instructions_of(image: PlatformImage) -> dict[str, str]:
@@ -325,7 +325,7 @@ def print_comparison(comparison: Comparison) -> None:
         texts = [NONE if value is None else f"{format_number(value)} {speed.unit}" for value in (before, after)]
         rows.append((judgement.subject, *texts, speed.state, speed.reason))
     if rows:
-        _print_table("speeds: the best of A, and B there; judged at all sizes", ("", "A", "B", "", "why"), rows)
+        _print_table("speeds: A at its best, B at the same size; judged at all sizes", ("", "A", "B", "", "why"), rows)
     for line in (*comparison.notes, *(f"not compared: {text}" for text in comparison.not_compared)):
         out.print(f"[yellow]-[/] {escape(line)}")
     out.print(summarise(comparison), markup=False)

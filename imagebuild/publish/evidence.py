@@ -1,4 +1,4 @@
-"""Read what builds, verifications, scans and benchmarks leave, in files or attached; find what is about an image."""
+"""Read results of builds, verifications, scans and benchmarks, from files or attachments; find those of an image."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PREDICATES: Mapping[str, type[BaseModel]] = {
     "benchmark": Report,
     "scan": ScanResult,
 }
-"""Kind of attachment → type of what it says."""
+"""Kind of attachment → type of its predicate."""
 KINDS_OF_FILES: Mapping[type[BaseModel], Attachment] = {
     PREDICATES[kind]: kind for kind in ("sbom", "verification", "benchmark", "scan")
 }
@@ -61,7 +61,7 @@ def read_predicate(attestation: Attestation) -> BaseModel | None:
 
 @dataclass(frozen=True)
 class EvidenceFile(Generic[T_co]):
-    """Hold the content of a file, as it is and as a type."""
+    """Hold the content of a file: the JSON as it is, and the result that it stands for."""
 
     path: Path
     document: Mapping[str, Any]
@@ -103,8 +103,8 @@ class Evidence:
     def subjects_of(self, result: BaseModel) -> Iterable[str]:
         """Return the manifests that a result is about.
 
-        Of a verification of an index, they are those of the platforms that it names. A report counts if all of its
-        verifications are about one.
+        A verification of an index is about the manifests of the platforms that it names. A report counts if all of
+        its verifications are about one manifest.
         """
         match result:
             case ScanResult():
@@ -112,8 +112,8 @@ class Evidence:
             case SpdxDocument():
                 return result.digests
             case Report():
-                about = {digest for verification in result.verifications for digest in self.subjects_of(verification)}
-                return about if len(about) == 1 and all(v.digest for v in result.verifications) else ()
+                subjects = {digest for v in result.verifications for digest in self.subjects_of(v)}
+                return subjects if len(subjects) == 1 and all(v.digest for v in result.verifications) else ()
             case VerifyResult(digest=str(digest)):
                 members = [self.manifests.get((digest, p.strip())) for p in result.platform.split(",")]
                 return tuple(dict.fromkeys(m for m in members if m)) or (digest,)

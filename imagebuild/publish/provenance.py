@@ -88,8 +88,8 @@ def resolved_dependencies(
     """
     owned = tuple(recipe.for_platform(platform).owned_sources())
     check_resolved(lock, (source for _, source in owned))
-    found = (d for owner, source in owned for d in _dependencies(lock, owner, source, platform, replaced or {}))
-    return tuple({(dependency.owner, dependency.uri): dependency for dependency in found}.values())
+    every = (d for owner, source in owned for d in _dependencies(lock, owner, source, platform, replaced or {}))
+    return tuple({(dependency.owner, dependency.uri): dependency for dependency in every}.values())
 
 
 def _dependencies(
@@ -170,7 +170,7 @@ class Resource(BaseModel):
 
 
 class Provenance(BaseModel):
-    """Hold what is read of a provenance of SLSA, which may be another builder's."""
+    """Hold what we read of an SLSA provenance, which may be another builder's."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -202,10 +202,9 @@ def provenance_of(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the provenance of the image of a platform.
 
-    `dockerfile` is the text that this checkout renders for the target; `workflow` is the address of what signs this,
-    whose jobs built the image, too: others may only have called it. Raises ResultError if the build was of another
-    text, as the provenance would then name other sources than the build had. Raises ConfigError if the lock lacks a
-    source.
+    `dockerfile` is the text that this checkout renders for the target; `workflow` is the address of the workflow that
+    signs this and built the image, which others may have called. Raises ResultError if the build was of another text,
+    as the provenance would then name other sources than the build had. Raises ConfigError if the lock lacks a source.
     """
     if dockerfile is not None and result.dockerfile != hashlib.sha256(dockerfile.encode()).hexdigest():
         raise ResultError(

@@ -211,7 +211,7 @@ class Pruning:
         for place in (place for place, there in copies.items() if there):
             held |= self._held_by(place, self._names(place))
 
-        # Referrers matter only of images that nothing else keeps.
+        # Only images that nothing else keeps need their referrers looked up.
         asked = [digest for digest in digests if any(digest in s.all and held.keys().isdisjoint(s.all) for s in old)]
         referrers = self._referrers(self.staging, asked)
         referrers |= self._referrers(self.staging, [own.digest for listed in referrers.values() for _, own in listed])
@@ -257,7 +257,7 @@ class Pruning:
         return {*first, verdict.staged.digest}
 
     def _names(self, place: RepositoryAt) -> dict[str, str]:
-        """Return tag → digest for the tags that name images: none that list attachments, in `published` no pushes'."""
+        """Return tag → digest of the tags that name images; tags of pushes count only in the staging repository."""
         staged = place == self.staging
         tags = [tag for tag in dict.fromkeys(place.registry.tags(place.repository)) if not REFERRERS.fullmatch(tag)]
         known = {tag: self._pushes[tag] for tag in tags if staged and tag in self._pushes}
@@ -297,8 +297,8 @@ class Pruning:
     ) -> dict[str, tuple[tuple[RepositoryAt, Descriptor], ...]]:
         """Return digest → what refers to it in a repository, for the digests that anything refers to."""
         distinct = list(dict.fromkeys(digests))
-        found = zip(distinct, self._each(place, distinct, place.registry.referrers), strict=True)
-        return {digest: tuple((place, own) for own in listed) for digest, listed in found if listed}
+        answers = zip(distinct, self._each(place, distinct, place.registry.referrers), strict=True)
+        return {digest: tuple((place, own) for own in listed) for digest, listed in answers if listed}
 
     def _each(self, place: RepositoryAt, names: Iterable[str], request: Callable[[str, str], R]) -> list[R]:
         """Make a request about each tag or digest of a repository, several at a time."""

@@ -67,7 +67,7 @@ class PublishRequest:
 
 @dataclass(frozen=True)
 class PublishTools:
-    """Reach what is outside: registries, and what makes and signs provenance."""
+    """Give access to registries, and to what makes provenance and signs it."""
 
     registry: Callable[[str], Registry]
     """Return the registry of a host, always the same one for a host."""
@@ -76,7 +76,7 @@ class PublishTools:
     signer: Signer | None = None
     """Sign images and what is attached to them."""
     key: Callable[[Target], str] | None = None
-    """Return the key of a target, by which it is found again whether what is published is up to date."""
+    """Return the key of a target, which later tells whether what is published is up to date."""
 
     def repository(self, name: ImageReference) -> RepositoryAt:
         """Return the repository of an image."""
@@ -85,7 +85,7 @@ class PublishTools:
 
 @dataclass(frozen=True)
 class Draft:
-    """Describe what is published for a target that nothing speaks against."""
+    """Describe what is published for a target without objections."""
 
     target: Target
     choices: tuple[Choice, ...]
@@ -310,8 +310,8 @@ def unpublished_targets(
     keys = {target.id: key_of_target(renderer, target) for target in targets}
 
     def is_published(target: Target) -> bool:
-        found = [_is_of(name, target) for name in map(parse_reference, target.aliases)]
-        return all(found) if found else any(_is_of(name, target) for name in _given_tags(target, connect))
+        named = [_is_of(name, target) for name in map(parse_reference, target.aliases)]
+        return all(named) if named else any(_is_of(name, target) for name in _given_tags(target, connect))
 
     def _is_of(name: ImageReference, target: Target) -> bool:
         manifest = connect(name.host).manifest(name.repository, name.wanted)
@@ -325,7 +325,7 @@ def unpublished_targets(
 
 
 def _given_tags(target: Target, connect: Callable[[str], Registry]) -> Iterator[ImageReference]:
-    """Yield the tags of a repository that a target may have been given, of whatever commit."""
+    """Yield the tags in its repositories that a target may have been given, for any commit."""
     for template in target.tags:
         place = parse_reference(template.replace(REVISION, "0"))
         pattern = re.compile(re.escape(template.rpartition(":")[2]).replace(re.escape(REVISION), r"[0-9a-f]+(-\d{8})?"))
@@ -373,7 +373,7 @@ def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -
         if tools.signer and (attached or signed) and tools.signer.fault:
             raise CommandError(f"nothing was sent, as it could not be signed: {tools.signer.fault}")
         for parts in missing:
-            # Whether this may write there is seen before anything large is sent.
+            # A small blob shows whether we may write there, before anything large is sent.
             parts.place.check_writable()
         for parts in missing:
             traffic += _store(draft, parts, tools)
@@ -403,7 +403,7 @@ def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _Mi
     children = manifests_of(draft.index.document)
     platforms = {choice.digest: choice.platform for choice in draft.choices}
     subjects = [(child, draft.attachments[platforms[child.digest]]) for child in children]
-    # Whoever asks by a tag asks about the index: it has the same statements as its platforms.
+    # A tag names the index, so the index gets the same statements as its platforms.
     index = Descriptor(draft.index.media_type, draft.index.digest, len(draft.index.content))
     every = {(a.kind, digest_of(a.content)): a for _, attachments in subjects for a in attachments}
     subjects.append((index, list(every.values())))
@@ -424,9 +424,9 @@ def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _Mi
 
 
 def _attached(place: RepositoryAt, digest: str, signer: Signer | None) -> Counter[tuple[str, str]]:
-    """Count kind and digest of what is attached to an image; of a provenance, which may be any, the kind alone.
+    """Count the attachments of an image by kind and digest; provenance by its kind alone, as any will do.
 
-    What the signer would not trust is not there for whoever has to sign: anybody who may push can have attached it.
+    With a signer, only attachments that it trusts count: anybody who may push can have attached others.
     """
     listed = list_attestations(place.registry, place.repository, digest)
     if signer and listed:

@@ -51,7 +51,7 @@ def make_sbom(image: PlatformImage, plan: Plan, renderer: Renderer | None) -> Do
     """Return the SPDX document of an image: always the same for the same image and lock.
 
     Raises CommandError if syft is missing or fails, and ResultError if it writes something else than a document, or if
-    the image was created at no time that can be read.
+    the image's creation time cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         document = run_syft(image.as_layout(Path(name, "layout")), Path(name))
@@ -149,9 +149,9 @@ class ComponentPart:
 
 
 def image_parts(image: PlatformImage, plan: Plan, renderer: Renderer | None) -> tuple[tuple[ComponentPart, ...], str]:
-    """Return the components that an image's labels name, and why it is unknown what they were made from, or nothing.
+    """Return the components that an image's labels name, and why their sources are unknown; empty if they are known.
 
-    That is known only if this checkout has the target with the same versions and pins: then the image's label has the
+    They are known only if this checkout has the target with the same versions and pins: then the image's label has the
     same hash of the lock.
     """
     recipe, reason = _recipe_of(image, plan, renderer)
@@ -203,7 +203,7 @@ def complete_document(syft: Document, image: PlatformImage, parts: Sequence[Comp
     files = {item["SPDXID"] for item in syft.get("files", ())}
     relations = [r for r in syft["relationships"] if not files & {r["spdxElementId"], r["relatedSpdxElement"]}]
     (root,) = (r["relatedSpdxElement"] for r in relations if r["relationshipType"] == "DESCRIBES")
-    found = [
+    listed = [
         {key: value for key, value in package.items() if key != "packageVerificationCode"} | {"filesAnalyzed": False}
         for package in syft["packages"]
         if package["SPDXID"] != root
@@ -215,8 +215,8 @@ def complete_document(syft: Document, image: PlatformImage, parts: Sequence[Comp
     for part in parts:
         packages[part.spdx_id] = _component_package(part)
         relations.append(relationship(IMAGE, "CONTAINS", part.spdx_id))
-    ids = {root: IMAGE, **_duplicates(found, parts, packages)}
-    for package in (package for package in found if package["SPDXID"] not in ids):
+    ids = {root: IMAGE, **_duplicates(listed, parts, packages)}
+    for package in (package for package in listed if package["SPDXID"] not in ids):
         packages[package["SPDXID"]] = package
         for part in parts:
             if part.has(package):
@@ -278,7 +278,7 @@ def _base_package(image: PlatformImage) -> Package | None:
 def _component_package(part: ComponentPart) -> Package:
     component = part.component
     signed = "; ".join(f"packages of {r.address}, signed by {r.annotations['fingerprint']}" for r in part.repositories)
-    # What it was made from is provenance; where that is one thing, scanners know the component by its name.
+    # A component with one source has the URL of that source: scanners know it by that name.
     url, download = package_url("generic", part.name, part.version), ""
     if len(part.sources) == 1:
         (source,) = part.sources

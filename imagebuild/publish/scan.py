@@ -1,4 +1,4 @@
-"""Judge what a scanner found by `scan-policy.yaml`; say which packages the distribution has mended since."""
+"""Judge what a scanner found by `scan-policy.yaml`; say which packages the distribution has fixed since."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _read_debsecan(text: str) -> ScanReport:
             )
         )  # fmt: skip
     notes = (
-        "debsecan names no image: that this is about it, is believed",
+        "debsecan names no image; that its report is about this one is taken on trust",
         "debsecan knows only packages of Debian; wheels, CUDA, HPC-X and what was compiled were not scanned",
     )
     return ScanReport(DEBSECAN, tuple(findings), worst="high", notes=notes)
@@ -240,7 +240,7 @@ def judge_vulnerabilities(
 ) -> tuple[tuple[Vulnerability, ...], list[str]]:
     """Judge each finding; those that fail come first, then the worst. Return them, and notes on the policy.
 
-    A rule to ignore one that has ended ignores nothing, and is named.
+    A rule whose last day has passed ignores nothing; a note names it.
     """
     fail = policy.model.fail
     limit = min(SEVERITIES.index(fail.severity), SEVERITIES.index(report.worst))
@@ -279,7 +279,7 @@ LISTED: tuple[Severity, ...] = ("critical", "high")
 
 
 def print_scan(result: ScanResult, *, every: bool) -> None:
-    """Print the findings as a table; without `every`, only count those that are less than high and fail nothing."""
+    """Print the findings as a table; without `every`, only count those below high that fail nothing."""
     listed = [f for f in result.findings if every or f.fails or f.waived or f.severity in LISTED]
     rows = []
     for finding in listed:
@@ -307,7 +307,7 @@ def _counts(findings: Iterable[Vulnerability]) -> str:
     return ", ".join(f"{counts[severity]} {severity}" for severity in reversed(SEVERITIES) if counts[severity])
 
 
-# Packages that the distribution has mended since
+# Packages that the distribution has fixed since
 
 
 class Update(Model):
@@ -333,7 +333,7 @@ class Freshness(Model):
     problems: tuple[str, ...] = ()
     """Images that nothing is known of, and why."""
     rebuild: tuple[str, ...] = ()
-    """Targets that a new build cures: of an update, or of a failed scan whose packages the distribution has mended."""
+    """Targets that need a new build: for an update, or since a scan failed on a package that has a fix now."""
 
 
 def security_updates(
@@ -342,10 +342,10 @@ def security_updates(
     newest: Callable[[str, Iterable[str]], Mapping[str, list[str]]],
     scans: Iterable[ScanResult] = (),
 ) -> Freshness:
-    """Compare the SBOM of what aliases name with the versions that a distribution has now.
+    """Compare the packages in the SBOMs of the images that aliases name with a distribution's versions.
 
-    `newest` returns those of some packages for an architecture; it is asked once for each. `scans` are newer than what
-    is attached. Who signed an SBOM is not looked at. Raises CommandError if a registry fails.
+    `newest` returns the versions of packages for an architecture; it is called once for each. `scans` are newer than
+    what is attached. Signatures of SBOMs are not checked. Raises CommandError if a registry fails.
     """
     published = published_images(targets, connect)
     registries = {connect(parse_reference(image.name).host) for image in published if image.name}
@@ -444,10 +444,10 @@ def print_freshness(result: Freshness) -> None:
     """Print the updates and what could not be judged."""
     rows = [(u.target, u.platform, u.package, u.installed, u.available) for u in result.updates]
     if rows:
-        console.print_table(("target", "platform", "package", "has", "mended in"), rows)
+        console.print_table(("target", "platform", "package", "installed", "fixed in"), rows)
     for problem in result.problems:
         out.print(f"not judged: {problem}", markup=False)
     stale, judged = sum(map(bool, result.pending.values())), len(result.pending)
     out.print(f"{stale} of {judged} images have packages with updates, {len(result.problems)} were not judged")
     if result.rebuild:
-        out.print(f"a new build cures: {', '.join(result.rebuild)}", markup=False)
+        out.print(f"to be built again: {', '.join(result.rebuild)}", markup=False)

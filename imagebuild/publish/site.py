@@ -116,7 +116,7 @@ def choices_of(image: PublishedImage) -> dict[str, str]:
 
 
 def newest_of_kind(images: Sequence[PublishedImage]) -> frozenset[str]:
-    """Return the digests of the images that no newer one has replaced, which is equal in all facets."""
+    """Return the digests of the images that are the newest with their facets."""
     return frozenset({tuple(choices_of(image).items()): image.digest for image in reversed(images)}.values())
 
 

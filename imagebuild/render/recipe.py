@@ -41,7 +41,7 @@ def pip_platforms(arch: Arch) -> tuple[str, ...]:
 
 
 def once(method: Callable[Concatenate[Recipe, str, P], T]) -> Callable[Concatenate[Recipe, str, P], T]:
-    """Remember what a method returned for a component, for all targets that do not differ in what it may know."""
+    """Cache what a method returns for a component, for all targets in which the component has the same `identity`."""
 
     def remembered(recipe: Recipe, name: str, /, *args: P.args, **options: P.kwargs) -> T:
         place = (method.__name__, recipe.identity(name), args, *options.items())
@@ -55,7 +55,7 @@ def once(method: Callable[Concatenate[Recipe, str, P], T]) -> Callable[Concatena
 
 
 class Recipe:
-    """Answer how one target is made. Methods raise ConfigError where files contradict each other."""
+    """Describe how one target is made. Methods raise ConfigError where files contradict each other."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Recipe:
     def identity(self, name: str) -> int:
         """Return a number that is equal for targets in which a component has the same sources and the same stage.
 
-        That is what its `key` and the conditions of its facts name, also those of the component that it takes packages
-        from, and what every component may know.
+        It depends on what its `key` and the conditions of its facts name, on those of the component that it takes
+        packages from, and on what every component may know.
         """
         if name not in self._identities:
             component, pin, owner = self.component(name), self.pin(name), self.component(name).packages_from or name
@@ -111,8 +111,8 @@ class Recipe:
         """Return the component whose stage others build with when they require `wanted`."""
         if wanted not in self._providers:
             chosen = self.image.build_with.get(wanted)
-            found = chosen or provider_of(self.project, wanted, self.target.components)
-            self._providers[wanted] = found or wanted
+            provider = chosen or provider_of(self.project, wanted, self.target.components)
+            self._providers[wanted] = provider or wanted
         return self._providers[wanted]
 
     @cached_property
@@ -297,16 +297,16 @@ class Recipe:
     def base_env(self, name: str) -> dict[str, str]:
         """Return what a component takes of the environment of the image's base; nothing without facts."""
         wanted, known = self.component(name).env_of_base, image_facts_of(self.project.lock, self.image_base())
-        found: dict[Arch, dict[str, str]] = {}
+        by_arch: dict[Arch, dict[str, str]] = {}
         for arch in self.archs if wanted and known else ():
-            there = next((facts.environment for platform, facts in known.items() if platform == f"linux/{arch}"), {})
-            found[arch] = {variable: there[variable] for variable in wanted if variable in there}
-            parts = found[arch].get("PATH", "").split(":")
-            found[arch]["PATH"] = ":".join(part for part in parts if part not in SYSTEM_PATH.split(":"))
-        return {variable: value for variable, value in common_environment(found)[0].items() if value}
+            env = next((facts.environment for platform, facts in known.items() if platform == f"linux/{arch}"), {})
+            by_arch[arch] = {variable: env[variable] for variable in wanted if variable in env}
+            parts = by_arch[arch].get("PATH", "").split(":")
+            by_arch[arch]["PATH"] = ":".join(part for part in parts if part not in SYSTEM_PATH.split(":"))
+        return {variable: value for variable, value in common_environment(by_arch)[0].items() if value}
 
     def adaptions(self) -> Iterator[str]:
-        """Yield lines about what differs in the image from what its archives and its base say about themselves."""
+        """Yield a line for each thing in which the image differs from its archives and its base."""
         for name in self.stages:
             if unpacked := self.component(name).unpacked:
                 yield from (f"{name}: {line}" for line in unpacked.environment(self.archive_facts(name))[1])
@@ -329,8 +329,8 @@ class Recipe:
     @once
     def archive_facts(self, name: str) -> dict[Arch, TreeFacts]:
         """Return architecture → what the lock knows of a component's archive; nothing is built for the others."""
-        found = {arch: facts_of(self.project.lock, url) for arch, url in self.archives(name).items()}
-        return {arch: facts for arch, facts in found.items() if facts}
+        known = {arch: facts_of(self.project.lock, url) for arch, url in self.archives(name).items()}
+        return {arch: facts for arch, facts in known.items() if facts}
 
     def libraries(self, name: str) -> tuple[str, ...]:
         """Return the folders of a component where the loader shall look, in this order."""
@@ -338,7 +338,7 @@ class Recipe:
         return self.component(name).libraries + (unpacked.libraries(self.unpacked_env(name)) if unpacked else ())
 
     def labels(self, name: str) -> dict[str, str]:
-        """Return what a component declares of an image."""
+        """Return the labels that a component gives to an image."""
         plugins = [facts.plugins[0][1] for facts in self.archive_facts(name).values() if facts.plugins]
         values = {**self.values(name), "plugin": plugins[0] if plugins else ""}
         return {label: self.fill(name, text, values, "labels") for label, text in self.component(name).labels.items()}

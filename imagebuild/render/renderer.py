@@ -1,4 +1,4 @@
-"""Render the Dockerfile of a target from templates. Pure, but for reading them and a cache of what they compile to."""
+"""Render the Dockerfile of a target from templates, which are cached in compiled form."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Dockerfile:
 
 
 UNFILLED = re.compile(r"{{ *(version|base|os|commit|variant) *}}")
-"""What a template would fill in."""
+"""Placeholders that only a template would fill in."""
 FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
 """Variables that are lists of folders. Components prepend to them instead of setting them."""
 
@@ -330,7 +330,7 @@ class Renderer:
         return self._installs[name, version, variant]
 
     def _file_reader(self, component: str) -> Any:
-        """Return the function `file` of a component's templates, which reads a file of its, or `OTHER/file`, whole."""
+        """Return the function `file` for a component's templates: it returns one of its files, or `OTHER/file`."""
 
         def read(name: str) -> str:
             owner, _, file = name.rpartition("/")
@@ -339,10 +339,10 @@ class Renderer:
                 text = path.read_text(encoding="utf-8").rstrip("\n")
             except OSError as error:
                 raise LookupError(f"{path} cannot be read: {error.strerror}") from None
-            if found := UNFILLED.search(text):
-                line, value = text.count("\n", 0, found.start()) + 1, found[1]
+            if match := UNFILLED.search(text):
+                line, value = text.count("\n", 0, match.start()) + 1, match[1]
                 remedy = f"write @{value}@, and {{{{ file('{name}')|replace('@{value}@', {value}) }}}} in the template"
-                raise ConfigError(f"{path}:{line}: {found[0]} stays as it is, as files are no templates; {remedy}")
+                raise ConfigError(f"{path}:{line}: {match[0]} is not filled in, as files are no templates; {remedy}")
             if found := re.search(r"^EOF$", text, re.MULTILINE):
                 place = f"{path}:{text.count(chr(10), 0, found.start()) + 1}"
                 raise ConfigError(

@@ -32,7 +32,7 @@ class Stage:
     files: str
     """Digest of all that its files depend on."""
     environment: str = ""
-    """Digest of the variables, the shell and the user that programs of a stage have that starts from it."""
+    """Digest of the variables, the shell and the user that a stage gets which starts from it."""
     steps: tuple[tuple[str, str], ...] = ()
     """`RUN`, `COPY`, `ADD` or `WORKDIR`, and the step's key, in order."""
     needs: frozenset[str] = field(default_factory=frozenset)
@@ -52,7 +52,7 @@ class _Block:
     sources: tuple[str, ...]
     """All stages and images that instructions mount or copy from."""
     whole: bool
-    """Does the last instruction end with the text?"""
+    """Whether the last instruction is complete: false if a heredoc has no end."""
 
 
 def digest(*parts: str) -> str:
@@ -86,7 +86,7 @@ def check_appended(text: str, where: str) -> None:
     """Raise ConfigError for instructions that cannot be at the end of a Dockerfile; `where` is where they come from."""
     blocks = _blocks(f"FROM scratch\n{text}")
     if len(blocks) > 1 or blocks[0].start != "scratch":
-        raise ConfigError(f"{where}: FROM would begin another image; leave it out: --base-image says the start")
+        raise ConfigError(f"{where}: FROM would begin another image; leave it out, and choose a base by --base-image")
     if head := unended(f"FROM scratch\n{text}"):
         raise ConfigError(f"{where}: the heredoc of `{head}` {NO_END}")
     for word, rest, sources in blocks[0].instructions:
@@ -127,15 +127,15 @@ def _block(text: str) -> _Block:
             following = next((more for more in lines if more.strip() and not more.lstrip().startswith("#")), "")
             head = head.rstrip()[:-1] + following
         instruction = head
-        # Expressions are slow, and few lines have what they look for.
+        # The expression is slow, and few lines have a heredoc.
         for dash, _, end in HEREDOC.findall(head) if "<<" in head else ():
             whole = False
             for more in lines:
                 instruction += f"\n{more}"
                 if whole := (more.lstrip("\t") if dash else more) == end:
                     break
-        if found := FROM.match(head):
-            platform, start, name = found.groups("")
+        if match := FROM.match(head):
+            platform, start, name = match.groups("")
         else:
             word, *rest = instruction.split(maxsplit=1)
             used = tuple(source.lower() for source in SOURCE.findall(head)) if "from=" in head else ()

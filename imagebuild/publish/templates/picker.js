@@ -68,7 +68,7 @@
     var best = sound[0] || found[0], place = best[0], tag = data.tags[place], image = data.facets[0][2][best[1]];
     var row = (rows || document.querySelectorAll("tr[data-digest]"))[place], digest = row && row.dataset.digest;
     var reference = byDigest ? "@sha256:" + (digest || "…") : ":" + tag, over = found[0];
-    node("fits").textContent = !sound.length ? "Whatever fits has failures; this is the newest."
+    node("fits").textContent = !sound.length ? "All that fit have failures; this is the newest."
       : sound.length === 1 ? "This one fits." : "The newest of " + sound.length + " that fit.";
     node("tag").textContent = image + reference;
     node("page").href = "#" + image + ":" + tag;
@@ -91,7 +91,7 @@
     return wanted;
   }
 
-  // The choice is in the address, so that it can be sent to somebody. What cannot be met of an address is said.
+  // The choice is in the address, so that it can be sent to somebody. Parts that cannot be met are named.
   function remember(wanted) {
     var parts = [];
     wanted.forEach(function (value, i) {
@@ -188,7 +188,7 @@
 
     function showImage() {
       var name = decoded(location.hash.slice(1)), list = document.querySelector("article.image:target .commands");
-      if (name.indexOf(":") > 0 && !node(name)) { show("There is no image " + name + " here, or it is here no longer."); }
+      if (name.indexOf(":") > 0 && !node(name)) { show("There is no image " + name + " here, or no longer."); }
       if (!list) { return; }
       var place = Number(list.dataset.place);
       showCommands(list, place, rows[place].dataset.digest, ":" + data.tags[place], "");

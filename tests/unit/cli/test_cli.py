@@ -134,10 +134,10 @@ def test_without_a_matrix_the_shipped_one_is_named(call: Call, monkeypatch: pyte
         ("", 2, "not an image such as ubuntu:24.04"),
         ("not an image", 2, "not an image"),
         ("x\nRUN y", 2, "not an image"),
-        ("ubuntu:24.04", 2, "packages and pins are of debian13; take a base of that"),
+        ("ubuntu:24.04", 2, "packages and pins are for debian13; use a base image of that release"),
         ("r.test/debian:12", 2, "packages and pins are of debian13"),
-        ("debian:13.7-slim", 0, "has to be debian13, of which packages and pins are; add @sha256:"),
-        (f"r.test/acme/base@sha256:{'a' * 64}", 0, "has to be debian13"),
+        ("debian:13.7-slim", 0, "must be debian13, as packages and pins are for that; add @sha256:"),
+        (f"r.test/acme/base@sha256:{'a' * 64}", 0, "must be debian13"),
     ],
 )
 def test_another_base_has_to_be_of_the_same_release(call: Call, image: str, status: int, message: str) -> None:

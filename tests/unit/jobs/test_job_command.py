@@ -104,7 +104,7 @@ BAD = [
     ("mpijob --profile h100 --nods 8", "No such option: --nods"),
     ("mpijob --nodes 8", "Missing option '--profile'"),
     ("mpijob slurm --profile h100", "unexpected extra argument"),
-    ("mpijob --profile h100 --catalog pyproject.toml", "--catalog pyproject.toml: no list of images"),
+    ("mpijob --profile h100 --catalog pyproject.toml", "--catalog pyproject.toml: not a list of images"),
     ("mpijob --profile h100 --image r.io/x/y:1 --nccl 2.28.3 -o _nothing_", "the name of the file to write is empty"),
     ("mpijob --profile h100 --param =x", "--param =x: write NAME=VALUE"),
     ("mpijob --profile gb200-nvl72 --racks 2 --image r.io/x/y:1 --param racks=a,a", "a is there twice; name 2 racks"),

@@ -132,8 +132,8 @@ def test_stable_releases_unless_others_are_wanted(files: Files) -> None:
 @pytest.mark.parametrize(
     ("pin", "why"),
     [
-        (f'{{version: "3.4", commit: {"b" * 40}}}', "is pinned to a commit that is no tag"),
-        ('"3.4+patch"', "has an addition of its own behind the +"),
+        (f'{{version: "3.4", commit: {"b" * 40}}}', "is pinned to a commit, not to a tag"),
+        ('"3.4+patch"', "has a local part after the +"),
         ('[{when: {cuda: ">=12"}, version: "3.4"}]', "is for some targets only; name the pin to have it bumped too"),
     ],
 )

@@ -159,7 +159,7 @@ def test_a_registry_is_left_alone_as_long_as_it_says(faulty: Faulty) -> None:
     assert 1 <= time.monotonic() - began < 3
     faulty.rule("busy", seconds=300)
     began = time.monotonic()
-    with pytest.raises(CommandError, match=r"429 .*wants to be left alone for 300 s; gave up at once"):
+    with pytest.raises(CommandError, match=r"429 .*asks for a pause of 300 s; gave up at once"):
         connect(faulty.address, patience_s=5).tags("a")
     assert time.monotonic() - began < 1
 

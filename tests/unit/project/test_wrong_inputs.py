@@ -171,7 +171,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("provides: [library]\n"), "plan", "library and tool provide 'library'; leave one out, or --without"),
     (component("checks:\n  - {name: a, description: x}\n"), "plan", "checks/a.sh is missing; add it, or `run`"),
     (component("checks:\n" + "  - {name: a, description: x, run: x}\n" * 2), "plan", "two are called 'a'; rename one"),
-    (component("checks:\n  - {name: a, description: x, run: x, expect: (}\n"), "plan", "'(' is no regular expression"),
+    (component("checks:\n  - {name: a, description: x, run: x, expect: (}\n"), "plan", "'(' is not a regular expression"),
     (lambda files: files.component("new", LIBRARY), f"render {TARGET} --with new", "--with new: has no version; add"),
     (component("", "RUN x\n"), f"render {TARGET}", f"{TEMPLATE}:1: has no stage tool; write `FROM … AS tool`"),
     (component("", ""), f"render {TARGET}", f"{TEMPLATE}:1: has no stage tool"),
@@ -216,7 +216,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (edit("repository:", "extends: {git: 'https://x.org/a.git'}\nrepository:"), "plan", "matrix.yaml:1: extends.commit: is missing"),
     (component("packages: [jq]\n"), "plan", "component.yaml:7: packages: must be a mapping of keys and values, not a list; write"),
     (component("checks:\n  - {name: a, description: x, run: x, expect: '{vers}'}\n"), "plan", "{vers} has no value here; only {v"),
-    (image("\tx: y"), "plan", "matrix.yaml:19: not YAML: a tab, where only blanks may be; replace it by blanks"),
+    (image("\tx: y"), "plan", "matrix.yaml:19: not YAML: a tab, where only spaces may be; replace it by spaces"),
     (image("user: 'me"), "plan", "matrix.yaml:19: not YAML: found unexpected end of stream; correct the line"),
     # the files of a project
     (lambda files: (files.root / COMPONENT).unlink(), "plan", "tool/component.yaml:1: is missing; write it, or remove the"),
@@ -225,7 +225,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (write("matrix.yaml", "repository: x\nimages: {}\n"), "plan", "has no bases and extends nothing; write `extends: imagebuild`"),
     (nothing, "plan --lock gone", "--lock gone: no such file; `imagebuild lock --lock gone` writes it"),
     (nothing, "lock --check --offline --lock gone", "--lock gone: no such file"),
-    (image("base: ubuntu:24.04"), "plan", "base: ubuntu:24.04: packages and pins are of debian13; take a base of that"),
+    (image("base: ubuntu:24.04"), "plan", "base: ubuntu:24.04: packages and pins are for debian13; use a base image of that release"),
     # names that another file has to know
     (edit("components: [tool,", "components: [tol,"), "plan", "matrix.yaml:18: images.tiny.components: unknown component 'tol'; did you mean 'tool'?"),
     (edit("os: [debian13]", "os: [debain13]"), "plan", "matrix.yaml:15: images.tiny.axes.os: no base 'debain13'; did you mean 'debian13'?"),
@@ -249,7 +249,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, "plan cuda=12.9 variant=devel", "no-old-devel excludes tiny-cuda12.9-debian13-devel: nobody asked for it"),
     (nothing, "plan --set tool=4@main", "write it as tool=<tag> or tool=4@<40-digit commit>"),
     (image("build-with: {library: tool}"), "plan", "matrix.yaml:19: images.tiny.build-with: no component builds with 'library'"),
-    (built_with_itself, "plan", "matrix.yaml:19: images.tiny.build-with.library: nothing that provides it is 'tool'; known"),
+    (built_with_itself, "plan", "matrix.yaml:19: images.tiny.build-with.library: not a component that provides it: 'tool'; known"),
     (image("waivers: [{rule: lables, subject: x, reason: x}]"), "plan", "waivers.0.rule: must be another word, not 'lables'; did"),
     (edit('"12.9", "13.0"', "latest"), "plan", "matrix.yaml:14: images.tiny.axes.cuda: 'latest' is no version; write the one"),
     (nothing, "plan --set cuda=newest", "--set cuda: 'newest' is no version; write the one you mean, such as 13.2"),
@@ -309,7 +309,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (with_file("cat <<EOF\nEOF\n"), f"render {TARGET}", "files/f:2: a line 'EOF' would end the heredoc that"),
     (component("", "FROM x AS tool\n{{ version | nofilter }}\n"), f"render {TARGET}", "No filter named 'nofilter'"),
     (component("wheels: [x]\n", "FROM x AS tool\n"), f"render {TARGET}", "has no wheels tool 3.4; add it with `imagebuild lock`"),
-    (with_file("\necho {{ version }}\n"), f"render {TARGET}", "files/f:2: {{ version }} stays as it is, as files are no templates; write @version@"),
+    (with_file("\necho {{ version }}\n"), f"render {TARGET}", "files/f:2: {{ version }} is not filled in, as files are no templates; write @version@"),
 ]  # fmt: skip
 
 

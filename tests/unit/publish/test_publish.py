@@ -435,7 +435,7 @@ def test_what_attest_verify_would_refuse_gets_no_tag(signing: Signing) -> None:
 
 def test_what_signs_without_a_key_must_be_named(signing: Signing) -> None:
     signer = Signer(cosign=signing.fake.cosign())
-    with pytest.raises(ConfigError, match="as whom"):
+    with pytest.raises(ConfigError, match="no signer is named"):
         signing.site.publish(tools=replace(signing.tools(), signer=signer))
     named = replace(signer, identity="https://github.com/acme/images/x@main", issuer="https://issuer.test")
     assert signing.site.publish(tools=replace(signing.tools(), signer=named)).states == ["published"]

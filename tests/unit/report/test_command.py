@@ -156,7 +156,7 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
         ((".", "--junit", "a.log"), "--junit a.log: would replace a file that is read"),
         (("a.log", "--json", "o", "--junit", "o"), "--junit o: --json goes there, too"),
         (("a.log", "--junit", "-", "--html", "-"), "--html -: --junit goes there, too"),
-        (("a.log", "--json", "-", "--markdown"), "--markdown: the standard output has something else already"),
+        (("a.log", "--json", "-", "--markdown"), "--markdown: --json, --junit or --html has the standard output"),
         (("bad\udcff.log",), "bad\ufffd.log: cannot be read: its name is not UTF-8"),
     ],
 )
