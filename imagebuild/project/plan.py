@@ -364,7 +364,7 @@ def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes
         for alias in target.aliases:
             if alias in owners:
                 where = project.matrix.at("images", target.image, "aliases")
-                mistakes.add(where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}")
+                mistakes.add(where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}; take another")
 
 
 NO_VERSION = "write the one you mean; `imagebuild bump` says which is the newest"

@@ -159,7 +159,7 @@ def plotly_js() -> str:
     try:
         from plotly.offline import get_plotlyjs  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
-        how = "pip install plotly, or with pipx: pipx inject imagebuild plotly"
+        how = "pip install 'imagebuild[report]', or with pipx: pipx inject imagebuild plotly"
         raise ConfigError(f"the page's charts need plotly, which is not installed; run: {how}") from error
     return str(get_plotlyjs())
 

@@ -135,7 +135,7 @@ def test_without_a_matrix_the_shipped_one_is_named(call: Call, monkeypatch: pyte
         ("not an image", 2, "not an image"),
         ("x\nRUN y", 2, "not an image"),
         ("ubuntu:24.04", 2, "packages and pins are for debian13; use a base image of that release"),
-        ("r.test/debian:12", 2, "packages and pins are of debian13"),
+        ("r.test/debian:12", 2, "packages and pins are for debian13"),
         ("debian:13.7-slim", 0, "must be debian13, as packages and pins are for that; add @sha256:"),
         (f"r.test/acme/base@sha256:{'a' * 64}", 0, "must be debian13"),
     ],

@@ -171,7 +171,7 @@ def test_what_is_not_there(registry: FakeRegistry, tmp_path: Path) -> None:
 
 def test_what_is_no_image(registry: FakeRegistry) -> None:
     registry.put_manifest("gpu/open", "1", b'{"schemaVersion": 2}', MANIFEST)
-    with pytest.raises(ResultError, match="is no image"), found_at("registry.test/gpu/open:1", at(registry)):
+    with pytest.raises(ResultError, match="is not an image"), found_at("registry.test/gpu/open:1", at(registry)):
         pass
     registry.put_manifest("gpu/open", "2", b'{"manifests": []}', INDEX)
     with pytest.raises((ConfigError, ResultError)), found_at("registry.test/gpu/open:2", at(registry)):

@@ -171,7 +171,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("provides: [library]\n"), "plan", "library and tool provide 'library'; leave one out, or --without"),
     (component("checks:\n  - {name: a, description: x}\n"), "plan", "checks/a.sh is missing; add it, or `run`"),
     (component("checks:\n" + "  - {name: a, description: x, run: x}\n" * 2), "plan", "two are called 'a'; rename one"),
-    (component("checks:\n  - {name: a, description: x, run: x, expect: (}\n"), "plan", "'(' is not a regular expression"),
+    (component("checks:\n  - {name: a, description: x, run: x, expect: (}\n"), "plan", "'(' is no regular expression: missing )"),
     (lambda files: files.component("new", LIBRARY), f"render {TARGET} --with new", "--with new: has no version; add"),
     (component("", "RUN x\n"), f"render {TARGET}", f"{TEMPLATE}:1: has no stage tool; write `FROM … AS tool`"),
     (component("", ""), f"render {TARGET}", f"{TEMPLATE}:1: has no stage tool"),
@@ -242,7 +242,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     # tags and aliases
     (image("aliases: ['{repository}/{image}:x-{revision}']"), "plan", "images.tiny.aliases.0: no value for {revision}"),
     (image("aliases: ['{repository}/{image}:{cuda-mayor}']"), "plan", "did you mean 'cuda-major'"),
-    (image("aliases: ['{repository}/{image}:a b']"), "plan", "'example/tiny:a b' is not a valid image"),
+    (image("aliases: ['{repository}/{image}:a b']"), "plan", "'example/tiny:a b' is no image with a tag; write name:tag"),
     (image("aliases: [{tag: 'example/tiny:13.0-debian13-runtime', when: {variant: devel}}]"), "plan", "-devel would move a tag"),
     (edit(":{cuda}-{os}-{variant}", ":{cuda-major}"), "plan", "tags.0: no value for {cuda-major}"),
     # selection and settings
@@ -260,42 +260,6 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (edit("reason:", "reason: x\n  - name: all\n    when: {image: tiny}\n    reason:"), "plan", "axes: all excludes tiny-cuda12.9-debian13-runtime, and all others: "),
     (nothing, f"plan {TARGET} --set cuda=12.9", "no target fits tiny-cuda13.0-debian13-runtime; did you mean 'tiny-cuda12.9-"),
     (write("imagebuild.lock", "{}"), f"render {TARGET}", "imagebuild.lock:1: has no image debian:13-slim; add it with"),
-    # options of commands
-    (nothing, "plan --to x", "need --from"),
-    (nothing, "plan --github-jobs 9", "--github-jobs: need --github"),
-    (nothing, "plan --base registry", "--platform and --base: need --from or --github"),
-    (nothing, "plan --markdown", "need --from"),
-    (nothing, "plan --from . --json - --markdown", "exclude each other"),
-    (nothing, "plan --from . --why", "not for --github or --why"),
-    (nothing, "plan --from . --base mine", "--base mine: must be one of 'bootstrap', 'registry'"),
-    (nothing, "plan --from . --to nothing", "only --from can be nothing"),
-    (nothing, "plan --from . --platform linux/arm64", "is not for linux/arm64"),
-    (nothing, "plan nothing", "no target fits nothing"),
-    (nothing, "plan open:x:", "no target fits open:x:;"),
-    (nothing, "plan --set x", "write it as name=value"),
-    (nothing, "plan --sett x", "error: No such option: --sett"),
-    (nothing, "plan --set", "error: Option '--set' requires an argument"),
-    (nothing, "plan --github-jobs 8.5", "error: --github-jobs 8.5: must be a whole number"),
-    (nothing, "plan --github-jobs=0", "error: --github-jobs 0: must be 1 or more"),
-    (nothing, "report x --min-bw x", "error: --min-bw x: must be a number"),
-    (nothing, "attest shw", "error: No such command 'shw'"),
-    (nothing, "plan --changed-since main", "needs --github"),
-    (nothing, "plan --github --platform linux/arm64", "no selected target is for it"),
-    (nothing, "plan --github --changed-since ./dockerfiles", "has no matrix.yaml"),
-    (nothing, "plann", "No such command 'plann'"),
-    (nothing, "render", "Missing argument"),
-    (nothing, "render tiny-*", "3 targets fit"),
-    (nothing, "render tiny-cuda12.9* --append gone", "gone: cannot be read"),
-    (nothing, "render tiny-cuda12.9* -o /proc/no/file", "cannot be written"),
-    (nothing, "render tiny-cuda12.9* --with libary", "did you mean 'library'"),
-    (nothing, "build --load --push", "exclude each other"),
-    (nothing, "build --platform linux/riscv64", "linux/riscv64: unknown platform; use linux/amd64"),
-    (nothing, "build --stage gone", "no selected target has such a stage"),
-    (nothing, "build --cache-write", "--cache-write: needs --cache REPOSITORY"),
-    (nothing, "lock --json -", "--json: needs --check"),
-    (nothing, "lock --offline", "--offline: needs --check"),
-    (nothing, "lock --date 2026-11-21 --check", "--date and --show: exclude --check"),
-    (nothing, "lock --date 2026-11-21 --update tool", "--date and --show: exclude --check"),
     # what is appended, and heredocs
     (image("append: FROM x"), f"render {TARGET}", "matrix.yaml:19: images.tiny.append: FROM would begin another image; leave"),
     (image("append: COPY x /y"), f"render {TARGET}", "append: `COPY x /y`: there is no build context to copy from; use"),
@@ -304,7 +268,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (write("more", "RUN x\n FROM y\n"), f"render {TARGET} --append more", "--append more: FROM would begin another image"),
     (write("more", "ENV x"), f"build {TARGET} --append less", "less: cannot be read: No such file or directory"),
     (nothing, f"build {TARGET} --base-image debian:13", "--base-image debian:13: nothing would verify it; add its digest"),
-    (nothing, f"build {TARGET} --base-image debian:12@sha256:{'a' * 64}", "packages and pins are of debian13; take a base"),
+    (nothing, f"build {TARGET} --base-image debian:12@sha256:{'a' * 64}", "packages and pins are for debian13; use a base"),
     (component("", "FROM x AS tool\nRUN <<'END'\ntrue\n"), f"render {TARGET}", f"{TEMPLATE}:2: the heredoc of `RUN <<'END'` has"),
     (with_file("cat <<EOF\nEOF\n"), f"render {TARGET}", "files/f:2: a line 'EOF' would end the heredoc that"),
     (component("", "FROM x AS tool\n{{ version | nofilter }}\n"), f"render {TARGET}", "No filter named 'nofilter'"),
@@ -331,6 +295,55 @@ def test_a_command_says_it_in_one_line(
     assert re.match(PLACE, said)
     assert re.search("; |, not | must | write ", said), "no remedy"
     assert len(said.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("plan --to x", "need --from"),
+        ("plan --github-jobs 9", "--github-jobs: need --github"),
+        ("plan --base registry", "--platform and --base: need --from or --github"),
+        ("plan --markdown", "need --from"),
+        ("plan --from . --json - --markdown", "exclude each other"),
+        ("plan --from . --why", "not for --github or --why"),
+        ("plan --from . --base mine", "--base mine: must be one of 'bootstrap', 'registry'"),
+        ("plan --from . --to nothing", "only --from can be nothing"),
+        ("plan --from . --platform linux/arm64", "is not for linux/arm64"),
+        ("plan nothing", "no target fits nothing"),
+        ("plan open:x:", "no target fits open:x:;"),
+        ("plan --set x", "write it as name=value"),
+        ("plan --sett x", "error: No such option: --sett"),
+        ("plan --set", "error: Option '--set' requires an argument"),
+        ("plan --github-jobs 8.5", "error: --github-jobs 8.5: must be a whole number"),
+        ("plan --github-jobs=0", "error: --github-jobs 0: must be 1 or more"),
+        ("report x --min-bw x", "error: --min-bw x: must be a number"),
+        ("attest shw", "error: No such command 'shw'"),
+        ("plan --changed-since main", "need --github"),
+        ("plan --github --platform linux/arm64", "no selected target is for it"),
+        ("plan --github --changed-since ./dockerfiles", "has no matrix.yaml"),
+        ("plann", "No such command 'plann'"),
+        ("render", "*: 3 targets fit (tiny-cuda12.9-debian13-runtime, tiny-cuda13.0-debian13-runtime, "),
+        ("render tiny-*", "3 targets fit"),
+        ("render tiny-cuda12.9* --append gone", "gone: cannot be read"),
+        ("render tiny-cuda12.9* -o /proc/no/file", "cannot be written"),
+        ("render tiny-cuda12.9* --with libary", "did you mean 'library'"),
+        ("build --load --push", "exclude each other"),
+        ("build --platform linux/riscv64", "linux/riscv64: unknown platform; use linux/amd64"),
+        ("build --stage gone", "no selected target has such a stage"),
+        ("build --cache-write", "--cache-write: needs --cache REPOSITORY"),
+        ("lock --json -", "--json: needs --check"),
+        ("lock --offline", "--offline: needs --check"),
+        ("lock --date 2026-11-21 --check", "--date and --show: exclude --check"),
+        ("lock --date 2026-11-21 --update tool", "--date and --show: exclude --check"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit_are_said_in_one_line(
+    tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch, line: str, message: str
+) -> None:
+    monkeypatch.chdir(tiny.root)
+    status, printed, said = command(*line.split())
+    assert (status in (2, 3), printed, len(said.splitlines())) == (True, "", 1)
+    assert message in said
 
 
 def test_there_are_two_hundred_of_them() -> None:
