@@ -47,9 +47,7 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
         "each": Listed("publish", "Run a command for every image that was pushed, by its digest."),
         "sbom": Listed("evidence", "List what is installed in an image, as SPDX."),
         "scan": Listed("evidence", "Judge what a scanner found in an image by a policy."),
-        "freshness": Listed(
-            "evidence", "Say which packages have a security update."
-        ),
+        "freshness": Listed("evidence", "Say which packages have a security update."),
         "attest": Listed("evidence", "Verify, show and add attestations of a published image."),
         "diff": Listed("evidence", "Say what differs between two images."),
         "catalog": Listed("evidence", "Make a page of all published images, and the table in the README."),

@@ -292,13 +292,25 @@ def common_environment(
     return result, tuple(dict.fromkeys(lines))
 
 
+def _spdx_expression(text: str) -> str:
+    """Return the text of a licence. Raises ValueError if it is no SPDX expression."""
+    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression  # noqa: PLC0415 - a list
+
+    try:
+        return canonicalize_license_expression(text)
+    except InvalidLicenseExpression:
+        raise ValueError(
+            f"{text!r} is no SPDX expression; write one such as Apache-2.0 AND MIT, or LicenseRef-NAME for your own"
+        ) from None
+
+
 class Component(Model):
     """Describe the file `component.yaml` of a component."""
 
     title: str
     description: str
     homepage: str
-    license: str
+    license: Annotated[str, AfterValidator(_spdx_expression)]
     """SPDX expression, or `LicenseRef-…` for one that SPDX does not list."""
     license_files: tuple[str, ...] = ()
     """Paths or shell patterns of the licence texts in the image; the image check `licenses` looks for them."""

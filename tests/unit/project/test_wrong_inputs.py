@@ -171,6 +171,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("provides: [library]\n"), "plan", "library and tool provide 'library'; leave one out, or --without"),
     (component("checks:\n  - {name: a, description: x}\n"), "plan", "checks/a.sh is missing; add it, or `run`"),
     (component("checks:\n" + "  - {name: a, description: x, run: x}\n" * 2), "plan", "two are called 'a'; rename one"),
+    (lambda files: files.replace(COMPONENT, "license: MIT", "license: Apache 2"), "plan", "license: 'Apache 2' is no SPDX expression; write"),
     (component("checks:\n  - {name: a, description: x, run: x, expect: (}\n"), "plan", "'(' is no regular expression: missing )"),
     (lambda files: files.component("new", LIBRARY), f"render {TARGET} --with new", "--with new: has no version; add"),
     (component("", "RUN x\n"), f"render {TARGET}", f"{TEMPLATE}:1: has no stage tool; write `FROM … AS tool`"),
