@@ -185,6 +185,8 @@ def _references(project: Project) -> Iterator[Reference]:
             offers = {c for c, document in known.items() if wanted in (c, *document.model.provides)}
             yield file, ("images", name, "build-with", wanted), "nothing that provides it is", component, offers
             yield file, ("images", name, "build-with"), "no component builds with", wanted, roles
+        if image.build_on:
+            yield file, ("images", name, "build-on"), "no base", image.build_on, matrix.bases
         for variant in image.size_limit_mb if isinstance(image.size_limit_mb, dict) else ():
             yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes.get("variant", ())
         for i, value in enumerate(image.axes.get("os", ())):

@@ -39,6 +39,7 @@ def test_versions_stay_text(tiny: Files) -> None:
         ('  library: "1.2"\n', "", "matrix.yaml:7: versions: no version for library, which tiny uses"),
         ('  library: "1.2"\n', '  library: "1.2"\n  libary: "1"\n', "matrix.yaml:9: versions: unknown component 'libary'; did you mean 'library'?"),
         ("build-on: debian13", "build-on: debain13", "matrix.yaml:5: bases.debian13.build-on: no base 'debain13'; did you mean 'debian13'?"),
+        ("    platforms:", "    build-on: debain13\n    platforms:", "matrix.yaml:17: images.tiny.build-on: no base 'debain13'; did you mean 'debian13'?"),
         ("    description: A small image\n", "", "matrix.yaml:11: images.tiny.description: is missing"),
         ("repository: example", "repository: [example]", "matrix.yaml:1: repository: must be a text, not a list"),
         ("repository: example", "repository: example\nrepository: other", "matrix.yaml:2: repository: the key is there twice"),
