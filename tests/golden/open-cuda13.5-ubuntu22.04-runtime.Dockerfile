@@ -375,7 +375,7 @@ RUN --mount=type=bind,from=rdma-core-git-source,target=/src <<'EOF'
 # Everything has to be where the image has it: libibverbs looks for its providers below its own folder.
 rdma=/opt/rdma-core
 cmake -S /src -B /build -D CMAKE_BUILD_TYPE=Release -D CMAKE_INSTALL_PREFIX=$rdma -D CMAKE_INSTALL_LIBDIR=lib \
-  -D CMAKE_INSTALL_RUNDIR=/run -D CMAKE_SYSTEM_NAME=Linux -D CMAKE_SYSTEM_PROCESSOR="$CPU" -D CMAKE_C_COMPILER="$CC" \
+  -D CMAKE_INSTALL_SYSCONFDIR=$rdma/etc -D CMAKE_INSTALL_RUNDIR=/run -D CMAKE_SYSTEM_NAME=Linux -D CMAKE_SYSTEM_PROCESSOR="$CPU" -D CMAKE_C_COMPILER="$CC" \
   -D CMAKE_LIBRARY_ARCHITECTURE="$TRIPLET" -D NO_PYVERBS=1 -D NO_MAN_PAGES=1 -D ENABLE_RESOLVE_NEIGH=1
 cmake --build /build
 DESTDIR=/out/devel cmake --install /build
