@@ -203,15 +203,17 @@ def build_inputs(
 
 
 def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[str, str]:
-    """Bootstrap every base that the targets start from; return official image → context that replaces it."""
+    """Bootstrap all bases that targets start from or are compiled on; return official image → what replaces it."""
     request = run.request
     if request.base == "registry":
         return {}
     from imagebuild.build import base
 
-    contexts = {}
-    for name in sorted({target.axes["os"] for target in request.targets}):
-        entry = run.project.matrix.model.bases[name]
+    contexts, matrix = {}, run.project.matrix.model
+    systems = {(target.axes["os"], matrix.images[target.image].build_on) for target in request.targets}
+    oldest = (build_on or matrix.bases[name].build_on for name, build_on in systems)
+    for name in sorted({*(name for name, _ in systems), *filter(None, oldest)}):
+        entry = matrix.bases[name]
         if not entry.release:
             continue
         progress.note(f"base {name}: {entry.release} from the distribution's archive, or from the cache")

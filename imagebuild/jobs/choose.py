@@ -63,6 +63,8 @@ class Offer:
     """Component → other components that it stands for."""
     architectures: Mapping[str, GpuArchitecture] = field(default_factory=dict)
     """Compute capability without the dot → the versions of CUDA that have programs for it."""
+    planned: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Of a catalogue: image and release of a distribution → its place in the plan."""
     is_published: bool = False
     """The images are those of a catalogue, and not only planned."""
     unnamed: bool = False
@@ -390,7 +392,19 @@ def published_offer(offer: Offer, catalog: Catalog) -> Offer:
                 aliases=(*tags, *(f"{image.repository}:{alias}" for alias in image.aliases)),
             )
         )
-    return replace(offer, targets=tuple(targets), is_published=True, unnamed=False, unverified=frozenset(unverified))
+    return replace(
+        offer,
+        targets=tuple(targets),
+        planned=_places(offer),
+        is_published=True,
+        unnamed=False,
+        unverified=frozenset(unverified),
+    )
+
+
+def _places(offer: Offer) -> dict[tuple[str, str], int]:
+    """Return image and release of a distribution → place; of releases the last one is preferred, as for `latest`."""
+    return {(target.image, target.axes["os"]): place for place, target in enumerate(offer.targets)}
 
 
 def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stack]]) -> JobImage:
@@ -454,14 +468,17 @@ def newest_image(
             raise ConfigError(f"no {noun} {problem}; {remedy}name an image with --image")
         met.append(requirement)
 
-    def age_order(candidate: tuple[Target, str]) -> tuple[int, Version, str]:
+    places = offer.planned if offer.is_published else _places(offer)
+
+    def order(candidate: tuple[Target, str]) -> tuple[int, Version, int]:
         target, stack = candidate
         try:
-            return stacks[stack].model.prefer, Version(target.axes["cuda"]), target.axes.get("os", "")
+            version = Version(target.axes["cuda"])
         except InvalidVersion:
-            return stacks[stack].model.prefer, Version("0"), ""
+            version = Version("0")
+        return stacks[stack].model.prefer, version, places.get((target.image, target.axes.get("os", "")), -1)
 
-    target, stack = max(candidates, key=age_order)
+    target, stack = max(candidates, key=order)
     return _image_of_target(target, stack, offer)
 
 

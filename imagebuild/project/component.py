@@ -337,7 +337,7 @@ class Component(Model):
     compiles: bool = False
     """The build stage compiles, which takes long: `imagebuild build --cache` keeps what it makes."""
     portable: bool = False
-    """Built on the base's `build-on`: the result runs on all later releases too."""
+    """Built on the `build-on` of the image or the base: the result runs on all later releases too."""
     build_only: bool = False
     """The build stage is a tool of others' stages; an image cannot have the component."""
     stage_only: bool = False

@@ -147,6 +147,8 @@ class Image(Model):
     """What is in it; what these require comes along."""
     build_with: dict[Name, Name] = Field(default_factory=dict)
     """Requirement of build stages → the component whose stage fulfils it, where the image has no such component."""
+    build_on: Release | None = None
+    """The base on which portable components are compiled for all releases; without it, what each base says."""
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
     """Tags that publishing gives once and never moves. Templates such as `{repository}/{image}:{cuda}-{os}-{revision}`:
     axes, `image`, `repository`, `<name>.version` of a component or of what it provides, and `revision`, the first seven

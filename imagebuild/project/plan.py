@@ -196,13 +196,10 @@ def _references(project: Project) -> Iterator[Reference]:
             offers = {c for c, document in known.items() if wanted in (c, *document.model.provides)}
             yield file, ("images", name, "build-with"), "no component builds with", wanted, roles
             if wanted in roles:
-                yield (
-                    file,
-                    ("images", name, "build-with", wanted),
-                    "not a component that provides it:",
-                    component,
-                    offers,
-                )
+                where = ("images", name, "build-with", wanted)
+                yield file, where, "not a component that provides it:", component, offers
+        if image.build_on:
+            yield file, ("images", name, "build-on"), "no base", image.build_on, matrix.bases
         for variant in image.size_limit_mb if isinstance(image.size_limit_mb, dict) else ():
             yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes.get("variant", ())
         for axis, (problem, offered) in _known_values(matrix).items():

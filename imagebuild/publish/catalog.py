@@ -419,6 +419,6 @@ def images_table(project: ProjectFacts) -> str:
 
 
 def _listed(values: Sequence[str]) -> str:
-    if len(values) > MOST_VALUES:
+    if len(values) > MOST_VALUES and values[0][0].isdigit():  # names have no order that everybody knows
         return f"{values[0]} to {values[-1]} ({len(values)})"
     return ", ".join(values) or NONE

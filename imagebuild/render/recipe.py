@@ -164,7 +164,8 @@ class Recipe:
     def os(self, name: str) -> str:
         """Return the value of `os` that a component's stage is built on."""
         own = self.target.axes["os"]
-        return (self.project.matrix.model.bases[own].build_on or own) if self.component(name).portable else own
+        oldest = self.image.build_on or self.project.matrix.model.bases[own].build_on
+        return (oldest or own) if self.component(name).portable else own
 
     def base(self, name: str) -> Base:
         """Return the distribution release that a component's stage is built on."""

@@ -4,8 +4,8 @@
 #   cuda               13.5
 #   gdrcopy            2.6
 #   nvbandwidth        0.8
-#   pmix               5.0.7-1
-#   rdma-core          56.1-1
+#   pmix-git           5.0.10
+#   rdma-core-git      63.1
 #   sshd               1:10.0p1-7
 #   cuda-stubs         13.5
 #   nccl-wheel         2.32.3
@@ -15,17 +15,17 @@
 #   openmpi-git        5.0.10
 #   nccl-tests         2.19.6
 #
-# Written by imagebuild 0.1.0, lock a555eb32a24b:  imagebuild render open-cuda13.5-debian13-devel
+# Written by imagebuild 0.1.0, lock f1fc4997883e:  imagebuild render open-cuda13.5-debian13-devel
 # Needs no build context:  docker buildx build -t open - < Dockerfile
 
 # ---- fetch -----------------------------------------------------------------------------------------
 # Downloader: pip, which downloads wheels for any architecture and verifies their hashes. MIT,
 # https://pip.pypa.io
-FROM --platform=$BUILDPLATFORM debian:13.7-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a AS fetch
+FROM --platform=$BUILDPLATFORM debian:12.15-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251 AS fetch
 # For all stages built on this one: a step ends at the first command that fails, in a pipe too.
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
-    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
     --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
@@ -105,8 +105,8 @@ EOF
 FROM fetch AS compiler
 ARG TARGETARCH
 # One way for all: compilers are called by their target's name, native or not.
-RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
-    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
     --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
@@ -271,8 +271,8 @@ FROM scratch AS nvbandwidth-source
 ADD https://github.com/NVIDIA/nvbandwidth.git#66746a3bef61c8c2e12ab34955310da70b9e38cb /
 
 FROM compiler AS nvbandwidth
-RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
-    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
     --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
@@ -298,6 +298,112 @@ split-runtime
 rm -rf /build
 EOF
 
+# ---- pmix-git --------------------------------------------------------------------------------------
+# PMIx from source: Wire-up between Slurm or mpirun and the ranks, in one version for all systems.
+# BSD-3-Clause-Open-MPI, https://openpmix.github.io, tag v5.0.10
+FROM scratch AS pmix-git-source
+ADD https://github.com/openpmix/openpmix.git#52275072f255ce0b94bd714e0e83f6a34d471c51 /
+
+FROM compiler AS pmix-git
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libevent-dev:$TARGETARCH \
+  libhwloc-dev:$TARGETARCH
+
+EOF
+
+RUN --mount=type=bind,from=pmix-git-source,target=/src <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+# The source of a release calls itself a candidate until its tarball is made.
+sed -i 's/^greek=.*/greek=/' VERSION
+# autogen.pl asks git about submodules if it sees this file; what was fetched is complete and has no repository.
+rm -f .gitmodules
+# The same input gives the same output: pmix_info reports who compiled, where and when.
+export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
+./autogen.pl
+# PRRTE, which is in Open MPI, needs the headers for development.
+./configure $CROSS --prefix=/opt/pmix --disable-static --disable-sphinx --with-devel-headers --without-munge \
+  --with-hwloc --with-libevent --disable-python-bindings
+make
+make install DESTDIR=/out/devel
+find /out/devel -name '*.la' -delete
+install -m 644 LICENSE /out/devel/opt/pmix/LICENSE
+split-runtime
+rm -rf /build
+# Wrapper compilers have nothing to compile with.
+rm -f /out/runtime/opt/pmix/bin/pmixcc /out/runtime/opt/pmix/share/pmix/*-wrapper-data.txt
+EOF
+
+RUN <<'EOF'
+# Who compiles in the image has one compiler, and looks for packages in a few folders.
+cd /out/devel
+mkdir -p usr/lib/pkgconfig
+ln -s /opt/pmix/lib/pkgconfig/pmix.pc usr/lib/pkgconfig
+sed -i 's/^compiler=.*/compiler=gcc/' opt/pmix/share/pmix/*-wrapper-data.txt
+EOF
+
+# ---- rdma-core-git ---------------------------------------------------------------------------------
+# RDMA userspace from source: libibverbs with its providers and librdmacm in one version for all
+# systems; NCCL, UCX and perftest use them. GPL-2.0-only OR Linux-OpenIB, https://github.com/linux-
+# rdma/rdma-core, tag v63.1
+FROM scratch AS rdma-core-git-source
+ADD https://github.com/linux-rdma/rdma-core.git#1803b1b0b94e0513dccba37bf2d66c1e35331ea0 /
+
+FROM compiler AS rdma-core-git
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libnl-3-dev:$TARGETARCH \
+  libnl-route-3-dev:$TARGETARCH
+
+EOF
+
+RUN --mount=type=bind,from=rdma-core-git-source,target=/src <<'EOF'
+. /etc/target.env
+# Everything has to be where the image has it: libibverbs looks for its providers below its own folder.
+rdma=/opt/rdma-core
+cmake -S /src -B /build -D CMAKE_BUILD_TYPE=Release -D CMAKE_INSTALL_PREFIX=$rdma -D CMAKE_INSTALL_LIBDIR=lib \
+  -D CMAKE_INSTALL_SYSCONFDIR=$rdma/etc -D CMAKE_INSTALL_RUNDIR=/run -D CMAKE_SYSTEM_NAME=Linux -D CMAKE_SYSTEM_PROCESSOR="$CPU" -D CMAKE_C_COMPILER="$CC" \
+  -D CMAKE_LIBRARY_ARCHITECTURE="$TRIPLET" -D NO_PYVERBS=1 -D NO_MAN_PAGES=1 -D ENABLE_RESOLVE_NEIGH=1
+cmake --build /build
+DESTDIR=/out/devel cmake --install /build
+cd /out/devel
+# Services of a host and scripts that want Perl have no place in a container.
+rm -rf etc lib run usr .$rdma/etc/{init.d,rdma,srp_daemon.conf,iwpmd.conf,modprobe.d,udev} .$rdma/{lib/systemd,lib/udev,lib/ibacm,libexec,share}
+rm -f .$rdma/sbin/{ibacm,iwpmd,rdma-ndd,srp_daemon,run_srp_daemon,ibsrpdm} .$rdma/bin/{ib_acme,rxe_cfg}
+grep -rlI '^#!' .$rdma/bin .$rdma/sbin | xargs -r rm
+mv .$rdma/sbin/* .$rdma/bin
+rmdir .$rdma/sbin
+install -m 644 /src/COPYING.* .$rdma
+split-runtime
+# Of infiniband-diags, nothing but what shows a port's state is for a container that only computes.
+cd /out/runtime$rdma/bin
+find . -type f ! -name 'ibv_*' ! -name 'r*ping' ! -name 'rdma_*' ! -name 'ucmatose' ! -name 'ibstat' -delete
+rm -rf /build
+EOF
+
+RUN <<'EOF'
+# Who compiles in the image finds it where distributions have it.
+cd /out/devel
+mkdir -p usr/include usr/lib/pkgconfig
+for name in opt/rdma-core/include/*; do ln -s "/$name" usr/include; done
+for name in opt/rdma-core/lib/*.so; do ln -s "/$name" usr/lib; done
+for name in opt/rdma-core/lib/pkgconfig/*; do ln -s "/$name" usr/lib/pkgconfig; done
+EOF
+
 # ---- cuda-stubs ------------------------------------------------------------------------------------
 # Driver stubs: Empty libcuda and libnvidia-ml to link against; the driver brings the real ones at
 # run time. Apache-2.0, https://docs.nvidia.com/cuda/cuda-driver-api
@@ -310,8 +416,8 @@ RUN --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/include,target=
 # BSD-3-Clause, https://github.com/NVIDIA/nccl
 FROM fetch AS nccl-wheel
 # A strip that knows both architectures.
-RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
-    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
     --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
@@ -351,22 +457,29 @@ strip --strip-unneeded -o /out/runtime/opt/nccl/lib/libnccl.so.2 "$nccl/lib/libn
 cp -a "$nccl/LICENSE" /out/runtime/opt/nccl
 EOF
 
-# ---- rdma-core -------------------------------------------------------------------------------------
-# RDMA userspace: libibverbs with its providers and librdmacm; NCCL, UCX and perftest open them at
-# run time. GPL-2.0-only OR Linux-OpenIB, https://github.com/linux-rdma/rdma-core
-FROM compiler AS rdma-core
-RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
-    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+# ---- verbs-git -------------------------------------------------------------------------------------
+# RDMA userspace to compile with: What rdma-core-git has, where compilers look. GPL-2.0-only OR
+# Linux-OpenIB, https://github.com/linux-rdma/rdma-core
+FROM compiler AS verbs-git
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
     --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-  libibumad-dev:$TARGETARCH \
-  libibverbs-dev:$TARGETARCH \
-  librdmacm-dev:$TARGETARCH
+  libnl-3-200:$TARGETARCH \
+  libnl-route-3-200:$TARGETARCH
 
+EOF
+
+COPY --from=rdma-core-git /out/devel/opt/rdma-core /opt/rdma-core
+# Compilers look for headers and libraries where distributions have them.
+RUN <<'EOF'
+. /etc/target.env
+cp -as /opt/rdma-core/include/. /usr/include
+cp -as /opt/rdma-core/lib/. "/usr/lib/$TRIPLET"
 EOF
 
 # ---- perftest --------------------------------------------------------------------------------------
@@ -375,9 +488,9 @@ EOF
 FROM scratch AS perftest-source
 ADD https://github.com/linux-rdma/perftest.git#720b61082454e189b1f21835ec175536a944afc3 /
 
-FROM rdma-core AS perftest
-RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
-    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+FROM verbs-git AS perftest
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
     --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
@@ -423,7 +536,7 @@ EOF
 FROM scratch AS ucx-source
 ADD https://github.com/openucx/ucx.git#8a6b06fb880accbb933a79cda893883872c68d9d /
 
-FROM rdma-core AS ucx
+FROM verbs-git AS ucx
 RUN --mount=type=bind,from=ucx-source,target=/src \
     --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda \
     --mount=type=bind,from=gdrcopy,source=/out/devel/opt/gdrcopy,target=/opt/gdrcopy <<'EOF'
@@ -451,7 +564,7 @@ EOF
 FROM scratch AS ucc-source
 ADD https://github.com/openucx/ucc.git#211e2f60436cba7c044195acb43752aa70eab38f /
 
-FROM rdma-core AS ucc
+FROM verbs-git AS ucc
 RUN --mount=type=bind,from=ucc-source,target=/src \
     --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda \
     --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl,target=/opt/nccl \
@@ -476,14 +589,14 @@ rm -rf /build
 EOF
 
 # ---- openmpi-git -----------------------------------------------------------------------------------
-# Open MPI: mpirun and libmpi with UCX, UCC, CUDA and Slurm, wired up by the distribution's PMIx.
+# Open MPI: mpirun and libmpi with UCX, UCC, CUDA and Slurm, wired up by PMIx from source.
 # BSD-3-Clause-Open-MPI, https://www.open-mpi.org, tag v5.0.10
 FROM scratch AS openmpi-git-source
 ADD https://github.com/open-mpi/ompi.git#0d48030d410ae8f56790933135b28be1b3920ba1 /
 
 FROM compiler AS openmpi-git
-RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
-    --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
     --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
 set -eu
@@ -491,14 +604,14 @@ rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   libevent-dev:$TARGETARCH \
-  libhwloc-dev:$TARGETARCH \
-  libpmix-dev:$TARGETARCH
+  libhwloc-dev:$TARGETARCH
 
 EOF
 
 RUN --mount=type=bind,from=openmpi-git-source,target=/src \
     --mount=type=bind,from=nvcc,source=/usr/local/cuda/include,target=/usr/local/cuda/include \
     --mount=type=bind,from=nvcc,source=/usr/local/cuda/lib64,target=/usr/local/cuda/lib64 \
+    --mount=type=bind,from=pmix-git,source=/out/devel/opt/pmix,target=/opt/pmix \
     --mount=type=bind,from=ucx,source=/out/devel/opt/ucx,target=/opt/ucx \
     --mount=type=bind,from=ucc,source=/out/link/opt/ucc,target=/opt/ucc <<'EOF'
 . /etc/target.env
@@ -516,13 +629,13 @@ grep -F '_Static_assert(__atomic_always_lock_free(16, 0), "");' config/opal_conf
 # The same input gives the same output: ompi_info reports who compiled, where and when.
 export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
 ./autogen.pl --no-3rdparty hwloc,libevent,openpmix
-# --with-pmix takes no folder here: pkg-config knows both of the distribution's header folders.
+export PKG_CONFIG_LIBDIR=/opt/pmix/lib/pkgconfig:$PKG_CONFIG_LIBDIR
 ./configure $CROSS --prefix=/opt/ompi --disable-static --disable-mpi-fortran --disable-oshmem --disable-sphinx \
   --disable-io-romio --enable-mca-no-build=btl-uct --without-ofi \
-  --with-pmix=external --with-hwloc=external --with-libevent=external --with-slurm \
+  --with-pmix=/opt/pmix --with-hwloc=external --with-libevent=external --with-slurm \
   --with-ucx=/opt/ucx --with-ucc=/opt/ucc \
   --with-cuda=/usr/local/cuda --with-cuda-libdir=/usr/local/cuda/lib64/stubs \
-  --with-wrapper-cc=gcc ompi_cv_c_word_size_align=no LDFLAGS=-Wl,-rpath=/opt/ucx/lib:/opt/ucc/lib
+  --with-wrapper-cc=gcc ompi_cv_c_word_size_align=no LDFLAGS=-Wl,-rpath=/opt/pmix/lib:/opt/ucx/lib:/opt/ucc/lib
 make
 make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
@@ -583,6 +696,8 @@ RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 \
     --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/lib,target=/usr/local/cuda/lib \
     --mount=type=bind,from=gdrcopy,source=/out/devel/opt/gdrcopy/lib,target=/opt/gdrcopy/lib \
+    --mount=type=bind,from=pmix-git,source=/out/devel/opt/pmix/lib,target=/opt/pmix/lib \
+    --mount=type=bind,from=rdma-core-git,source=/out/devel/opt/rdma-core/lib,target=/opt/rdma-core/lib \
     --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl/lib,target=/opt/nccl/lib \
     --mount=type=bind,from=ucx,source=/out/devel/opt/ucx/lib,target=/opt/ucx/lib \
     --mount=type=bind,from=ucc,source=/out/devel/opt/ucc/lib,target=/opt/ucc/lib \
@@ -595,30 +710,19 @@ rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   g++ \
-  'ibverbs-providers=56.1-1*' \
-  'ibverbs-utils=56.1-1*' \
-  'infiniband-diags=56.1-1*' \
   libevent-core-2.1-7t64 \
   libevent-pthreads-2.1-7t64 \
   libgomp1 \
   libhwloc15 \
-  'libibumad-dev=56.1-1*' \
-  'libibumad3=56.1-1*' \
-  'libibverbs-dev=56.1-1*' \
-  'libibverbs1=56.1-1*' \
+  libnl-3-200 \
+  libnl-route-3-200 \
   libnss-wrapper \
   libnuma1 \
   libpci3 \
-  'libpmix-dev=5.0.7-1*' \
-  'libpmix2t64=5.0.7-1*' \
-  'librdmacm-dev=56.1-1*' \
-  'librdmacm1t64=56.1-1*' \
   make \
   'openssh-client=1:10.0p1-7*' \
   'openssh-server=1:10.0p1-7*' \
-  pkg-config \
-  pkgconf \
-  'rdmacm-utils=56.1-1*'
+  pkgconf
 
 # The package makes host keys; whoever has the image would have them too.
 rm -f /etc/ssh/ssh_host_*
@@ -627,6 +731,8 @@ dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/
 cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
 /usr/local/cuda/lib
 /opt/gdrcopy/lib
+/opt/pmix/lib
+/opt/rdma-core/lib
 /opt/nccl/lib
 /opt/ucx/lib
 /opt/ucc/lib
@@ -637,12 +743,12 @@ ldconfig
 if getent passwd 1000 > /dev/null; then userdel --remove "$(getent passwd 1000 | cut -d: -f1)"; fi
 useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
 cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
-export PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+export PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/rdma-core/bin:/opt/pmix/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 export NVIDIA_VISIBLE_DEVICES="all"
 export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 PROFILE
 cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
-SetEnv PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+SetEnv PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/rdma-core/bin:/opt/pmix/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 CONFIG
 # An image is no machine with an id of its own; and what ldconfig remembers of its work has numbers of this disk.
 if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi
@@ -652,6 +758,8 @@ EOF
 COPY --link --from=cuda /out/devel/ /
 COPY --link --from=gdrcopy /out/devel/ /
 COPY --link --from=nvbandwidth /out/devel/ /
+COPY --link --from=pmix-git /out/devel/ /
+COPY --link --from=rdma-core-git /out/devel/ /
 COPY --link --from=cuda-stubs /out/devel/ /
 COPY --link --from=nccl-wheel /out/devel/ /
 COPY --link --from=perftest /out/devel/ /
@@ -732,7 +840,7 @@ Host *
     StrictHostKeyChecking accept-new
 EOF
 
-ENV PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+ENV PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/rdma-core/bin:/opt/pmix/bin:/opt/gdrcopy/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 
@@ -742,15 +850,15 @@ LABEL org.opencontainers.image.title="open" \
       org.opencontainers.image.base.name="debian:13.7-slim" \
       org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (MIT)" \
       imagebuild.target="open-cuda13.5-debian13-devel" \
-      imagebuild.lock="a555eb32a24b" \
+      imagebuild.lock="f1fc4997883e" \
       imagebuild.axis.cuda="13.5" \
       imagebuild.axis.os="debian13" \
       imagebuild.axis.variant="devel" \
       imagebuild.component.cuda="13.5" \
       imagebuild.component.gdrcopy="2.6" \
       imagebuild.component.nvbandwidth="0.8" \
-      imagebuild.component.pmix="5.0.7-1" \
-      imagebuild.component.rdma-core="56.1-1" \
+      imagebuild.component.pmix-git="5.0.10" \
+      imagebuild.component.rdma-core-git="63.1" \
       imagebuild.component.sshd="1:10.0p1-7" \
       imagebuild.component.cuda-stubs="13.5" \
       imagebuild.component.nccl-wheel="2.32.3" \

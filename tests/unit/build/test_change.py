@@ -49,7 +49,22 @@ def stages(cost: Cost) -> set[str]:
         (f"openmpi=9@{COMMIT}", {"openmpi-git-source", "openmpi-git", "nccl-tests", "image"}),
         (f"perftest=9@{COMMIT}", {"perftest-source", "perftest", "image"}),
         (f"gdrcopy=9@{COMMIT}", {"gdrcopy-source", "gdrcopy", "ucx", "ucc", "openmpi-git", "nccl-tests", "image"}),
-        ("pmix=9", {"image"}),
+        (f"pmix-git=9@{COMMIT}", {"pmix-git-source", "pmix-git", "openmpi-git", "nccl-tests", "image"}),
+        (
+            f"rdma-core-git=9@{COMMIT}",
+            {
+                "rdma-core-git-source",
+                "rdma-core-git",
+                "verbs-git",
+                "perftest",
+                "ucx",
+                "ucc",
+                "openmpi-git",
+                "nccl-tests",
+                "image",
+            },
+        ),
+        ("sshd=9", {"image"}),
         ("cuda=13.5", set()),
     ],
 )
@@ -324,7 +339,17 @@ def tags(found: dict[str, list[CacheEntry]]) -> set[str]:
 def test_what_is_compiled_has_a_tag_for_each_platform(renderer: Renderer, full_plan: Plan) -> None:
     found = entries(renderer, full_plan, RUNTIME)
     places = {tag.rpartition("-")[0] for tag in tags(found)}
-    compiled = {"gdrcopy", "perftest", "nvbandwidth", "ucx", "ucc", "openmpi-git", "nccl-tests"}
+    compiled = {
+        "gdrcopy",
+        "perftest",
+        "nvbandwidth",
+        "ucx",
+        "ucc",
+        "openmpi-git",
+        "nccl-tests",
+        "pmix-git",
+        "rdma-core-git",
+    }
     assert places == {f"{stage}-{arch}" for stage in compiled for arch in ("amd64", "arm64")}
     assert len(tags(found)) == len(found[RUNTIME]) == len(places)
     assert tags(found) == tags(entries(renderer, full_plan, "open-cuda13.5-*"))

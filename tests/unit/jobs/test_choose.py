@@ -118,7 +118,8 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
 def test_an_optional_plug_in_is_one_that_the_image_was_built_with(planned: Offer, published: Catalog) -> None:
     efa, target = "mpijob --profile p5 --nodes 2", "open-cuda13.5-debian13-runtime"
     with_plugin = [t.model_copy(update={"components": {**t.components, "aws-ofi-nccl": "1"}}) for t in planned.targets]
-    job = job_of(efa, replace(planned, targets=tuple(t for t in with_plugin if t.image == "open")))
+    job = job_of(efa, replace(planned, targets=tuple(t for t in with_plugin if t.image != "hpcx")))
+    assert job.image.reference == "imagebuild/open:cuda13.5-debian13-runtime"  # of four releases of distributions
     values = {v.name: v.value for v in job.variables if v.scope == "rank"}
     assert (job.image.stack, values["NCCL_NET_PLUGIN"], values["NCCL_NET"]) == ("open", "ofi", "Libfabric")
     for image in (target, "example.com/open:mine"):
@@ -144,9 +145,9 @@ def test_images_of_the_plan_are_known_by_id_and_tag(planned: Offer, project: Any
         job_of(f"{IB} --feature sharp", planned, target.id)
 
 
-def test_published_images_the_newest_by_digest_others_by_tag_or_target(published: Catalog) -> None:
+def test_published_images_the_newest_by_digest_others_by_tag_or_target(published: Catalog, full_plan: Plan) -> None:
     needs = {"90": GpuArchitecture(gpus="H100", cuda=">=11.8"), "103": GpuArchitecture(gpus="B300", cuda=">=12.9")}
-    offer = published_offer(Offer(architectures=needs), published)
+    offer = published_offer(Offer(full_plan.targets, architectures=needs), published)
     newest = ("hpcx", "runtime", "13.4.2", "ubuntu26.04")
     fits = [i for i in published.images if (i.image, *map(i.axes.get, ("variant", "cuda", "os"))) == newest]
     fits = [image for image in fits if not image.platforms[0].checks[0].failed]
@@ -158,7 +159,9 @@ def test_published_images_the_newest_by_digest_others_by_tag_or_target(published
         update={"platforms": tuple(p.model_copy(update={"checks": ()}) for p in fits[0].platforms)}
     )
     others = tuple(unchecked if image is fits[0] else image for image in published.images)
-    verified = published_offer(Offer(architectures=needs), published.model_copy(update={"images": others}))
+    verified = published_offer(
+        Offer(full_plan.targets, architectures=needs), published.model_copy(update={"images": others})
+    )
     assert job_of(IB, verified).image.reference == fits[1].reference
     assert job_of(IB, verified, unchecked.reference).image.arches == chosen.arches
     image = next(i for i in published.images if (i.axes["cuda"], i.axes["variant"]) == ("12.9.1", "runtime"))

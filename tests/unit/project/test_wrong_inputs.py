@@ -230,6 +230,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     # names that another file has to know
     (edit("components: [tool,", "components: [tol,"), "plan", "matrix.yaml:18: images.tiny.components: unknown component 'tol'; did you mean 'tool'?"),
     (edit("os: [debian13]", "os: [debain13]"), "plan", "matrix.yaml:15: images.tiny.axes.os: no base 'debain13'; did you mean 'debian13'?"),
+    (edit("    platforms:", "    build-on: debain13\n    platforms:"), "plan", "matrix.yaml:17: images.tiny.build-on: no base 'debain13'; did"),
     (edit("build-on: debian13", "build-on: debain13"), "plan", "matrix.yaml:5: bases.debian13.build-on: no base 'debain13'; did"),
     (edit('"1.2"\n', '"1.2"\n  libary: "1"\n'), "plan", "matrix.yaml:9: versions: unknown component 'libary'; did you mean 'library'?"),
     (edit('  library: "1.2"\n', ""), "plan", "matrix.yaml:7: versions: no version for library, which tiny uses"),

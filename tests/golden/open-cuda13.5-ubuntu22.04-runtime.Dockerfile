@@ -1,0 +1,858 @@
+# open-cuda13.5-ubuntu22.04-runtime
+# UCX, UCC, Open MPI and the benchmarks from upstream source, with CUDA, verbs and GDRCopy
+#
+#   cuda               13.5
+#   gdrcopy            2.6
+#   nvbandwidth        0.8
+#   pmix-git           5.0.10
+#   rdma-core-git      63.1
+#   sshd               1:8.9p1
+#   nccl-wheel         2.32.3
+#   perftest           26.04.17
+#   ucx                1.22.0
+#   ucc                1.8.0
+#   openmpi-git        5.0.10
+#   nccl-tests         2.19.6
+#
+# Written by imagebuild 0.1.0, lock 537d8c62fec6:  imagebuild render open-cuda13.5-ubuntu22.04-runtime
+# Needs no build context:  docker buildx build -t open - < Dockerfile
+
+# ---- fetch -----------------------------------------------------------------------------------------
+# Downloader: pip, which downloads wheels for any architecture and verifies their hashes. MIT,
+# https://pip.pypa.io
+FROM --platform=$BUILDPLATFORM debian:12.15-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251 AS fetch
+# For all stages built on this one: a step ends at the first command that fails, in a pipe too.
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  python3-pip
+
+EOF
+
+COPY --chmod=755 <<'EOF' /usr/local/bin/fetch-wheels
+#!/bin/sh
+# fetch-wheels ARCH FOLDER < requirements: unpack the wheels for amd64 or arm64 into FOLDER.
+# Every requirement needs a hash. A CA bundle is used if the build has the secret `ca`.
+set -eu
+cpu=$(awk -v arch="$1" '$1 == arch {print $2}' /usr/share/dpkg/cputable)
+if [ -e /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi
+if [ -e /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi
+cat > /tmp/requirements
+# Wheels name the oldest glibc they run with; the images' is 2.35 or newer. The two names are those of 2.12 and 2.17.
+platforms="manylinux2010_$cpu manylinux2014_$cpu $(seq -f "manylinux_2_%.0f_$cpu" 12 35)"
+# shellcheck disable=SC2046 # options are words
+pip install --quiet --no-cache-dir --no-compile --root-user-action ignore --disable-pip-version-check \
+  --no-deps --require-hashes --only-binary :all: --target "$2" --requirement /tmp/requirements \
+  $(printf -- '--platform %s ' $platforms)
+EOF
+
+# ---- cuda ------------------------------------------------------------------------------------------
+# CUDA toolkit: Compiler, runtime and headers from NVIDIA's wheels on the Python package index.
+# LicenseRef-NVIDIA-CUDA-EULA, https://developer.nvidia.com/cuda-toolkit
+FROM fetch AS cuda
+ARG TARGETARCH
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip.conf <<'EOF'
+fetch-wheels "$TARGETARCH" /wheels <<'WHEELS'
+nvidia-cuda-cccl==13.3.5.0.6 \
+  --hash=sha256:d5230098fa2df5021e1a00c0c4eee41797671a91119d31e892463e5ccf3ee326 \
+  --hash=sha256:6f30b8076b3e69951c459c94ae190bde51924b320076ebaec376d36848b4c76e
+nvidia-cuda-crt==13.5.37 \
+  --hash=sha256:e898b7f73d3035fa89915a3f7bf3b54a73e90249746111aed295822c4729bb29 \
+  --hash=sha256:9ed2c565fdf3244fa6719769a80a466b85bfd4b1467ea339353bc91c971d09e0
+nvidia-cuda-nvcc==13.5.37 \
+  --hash=sha256:f5c4f7ead5d964fb4af42bbf1e6d3ec3c1e6e9d83b53749f691d387e7fcaa3a7 \
+  --hash=sha256:588eda18eb5076ae859fe272844b526459228af22df0b117f54eec3aa82bc9c8
+nvidia-cuda-runtime==13.5.37 \
+  --hash=sha256:df2b79a8852f10d1fef8c848489c49eebb5754051bf870202a862831412b179d \
+  --hash=sha256:de2dc5a7367974228b0a69588a9acc9340d3768bef1bf38bf0801eb08497cd2d
+nvidia-nvml-dev==13.5.37 \
+  --hash=sha256:7394fcbefa9ba537e8238cbb1caa4cd2db6bbfbff208d217a8a884947113ae6d \
+  --hash=sha256:1331ad1707ca2c46e41b98eb8413efc23b5c151438e70733b91ba5bf53e05ed3
+nvidia-nvvm==13.5.37 \
+  --hash=sha256:c41bfa362e407405163f103c2229f0765f8cc2ed7d148b754dc77f228bf7e070 \
+  --hash=sha256:b659bd3115b7ac7ec8931e67d0e2c0dd09cd35b08a6a7372df6f8f22c67da80a
+WHEELS
+toolkit=/out/devel/usr/local/cuda
+mkdir -p "$toolkit"
+cp -a /wheels/nvidia/cu13/. "$toolkit"
+# The wheels have neither the link for `-lcudart` nor lib64, where many configure scripts look.
+ln -s "$(basename "$toolkit"/lib/libcudart.so.*)" "$toolkit/lib/libcudart.so"
+ln -s lib "$toolkit/lib64"
+for info in /wheels/*.dist-info; do
+  sed -n 's/^Name: //p; s/^Version: //p' "$info/METADATA" | paste -sd ' '
+done | sort > "$toolkit/version.txt"
+cp -a /wheels/nvidia_cuda_runtime-*.dist-info/licenses/License.txt "$toolkit/EULA.txt"
+echo /usr/local/cuda/lib >/cuda.conf
+mkdir -p /out/devel/usr/lib
+ln -s ../local/cuda/lib/libcudart.so /out/devel/usr/lib/libcudart.so
+# A runtime image holds the runtime library only: that is what may be redistributed.
+mkdir -p /out/runtime/usr/local/cuda/lib
+cp -a /out/devel/usr/lib /out/runtime/usr
+cp -a "$toolkit"/lib/libcudart.so* /out/runtime/usr/local/cuda/lib
+cp -a "$toolkit"/version.txt "$toolkit"/EULA.txt "$toolkit"/lib64 /out/runtime/usr/local/cuda
+EOF
+
+# ---- compiler --------------------------------------------------------------------------------------
+# Compilers: gcc for the image's architecture, running on the build machine's, with the autotools.
+# GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
+FROM fetch AS compiler
+ARG TARGETARCH
+# One way for all: compilers are called by their target's name, native or not.
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+cpu=$(awk -v arch="$TARGETARCH" '$1 == arch {print $2}' /usr/share/dpkg/cputable)
+dpkg --add-architecture "$TARGETARCH"
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  autoconf \
+  automake \
+  bzip2 \
+  cmake \
+  flex \
+  g++ \
+  libtool \
+  make \
+  patch \
+  perl \
+  pkgconf \
+  "g++-$(echo "$cpu" | tr _ -)-linux-gnu"
+
+cat > /etc/target.env <<ENV
+export CPU=$cpu TRIPLET=$cpu-linux-gnu
+export CC=$cpu-linux-gnu-gcc CXX=$cpu-linux-gnu-g++ AR=$cpu-linux-gnu-gcc-ar STRIP=$cpu-linux-gnu-strip
+export NVCC_CCBIN=$cpu-linux-gnu-g++
+export PKG_CONFIG_LIBDIR=/usr/lib/$cpu-linux-gnu/pkgconfig:/usr/share/pkgconfig
+export MAKEFLAGS=-j$(nproc)
+# For configure, and always a cross build: a script that may not run its tests cannot take the CPU of the
+# machine that builds for that of the machines the image will run on.
+export CROSS="--build=$(uname -m)-build-linux-gnu --host=$cpu-linux-gnu"
+ENV
+EOF
+
+COPY --chmod=755 <<'EOF' /usr/local/bin/driver-stubs
+#!/bin/sh
+# driver-stubs INCLUDE FOLDER: make libcuda.so and libnvidia-ml.so with an empty function for every name
+# in cuda.h and nvml.h. Enough to link; the driver brings the libraries at run time.
+set -eu
+. /etc/target.env
+mkdir -p "$2"
+for stub in cuda:cu:libcuda nvml:nvml:libnvidia-ml; do
+  header=${stub%%:*} library=${stub##*:} prefix=${stub#*:}
+  grep -ohE "\b${prefix%:*}[A-Z][A-Za-z0-9_]*" "$1/$header.h" | sort -u | sed 's/.*/void &(void) {}/' |
+    $CC -shared -fPIC -Wl,-soname,"$library.so.1" -o "$2/$library.so" -x c -
+done
+EOF
+
+COPY --chmod=755 <<'EOF' /usr/local/bin/split-runtime
+#!/bin/sh
+# split-runtime [--keep-symbols]: make /out/runtime from /out/devel. Programs and libraries lose their symbol tables in
+# both; the runtime tree also loses what only a compiler, a linker or a reader of manuals asks for.
+# Unversioned *.so links stay: plug-ins are opened by that name.
+set -eu
+if [ "${1:-}" != --keep-symbols ]; then
+  . /etc/target.env
+  find /out/devel -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
+    case $(head -c 4 "$file" | tr -d '\0') in *ELF) $STRIP --strip-unneeded "$file" ;; esac
+  done
+fi
+cp -a /out/devel /out/runtime
+cd /out/runtime
+find . \( -name '*.a' -o -name '*.la' -o -type d \( -name include -o -name man -o -name doc -o -name pkgconfig \
+  -o -name cmake -o -name examples \) \) -prune -exec rm -rf {} +
+find . -type d -empty -delete
+EOF
+
+# ---- nvcc ------------------------------------------------------------------------------------------
+# CUDA compiler: nvcc of the build machine's architecture with the libraries of the image's.
+# LicenseRef-NVIDIA-CUDA-EULA, https://developer.nvidia.com/cuda-toolkit
+FROM compiler AS nvcc
+ARG BUILDARCH
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip.conf <<'EOF'
+fetch-wheels "$BUILDARCH" /wheels/tools <<'WHEELS'
+nvidia-cuda-crt==13.0.88 \
+  --hash=sha256:2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4 \
+  --hash=sha256:ee2ea2a97073e02ee62bb27841f437332be2c248e3eac013df07997ada39c003
+nvidia-cuda-nvcc==13.0.88 \
+  --hash=sha256:56fe502eb77625a12f25172caa3cdddb4e4c8ba2c8c17dba44b164761b380f03 \
+  --hash=sha256:c7ff28f86a24effdc6c034fa15230c549a273e4771b10a7fec14996f8cf3307f
+nvidia-nvvm==13.0.88 \
+  --hash=sha256:c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0 \
+  --hash=sha256:c4376a291d72d22a315d9d2f69bdae8f8cd83a627f75bad395cee49a0fe65dc1
+WHEELS
+fetch-wheels "$TARGETARCH" /wheels/libraries <<'WHEELS'
+nvidia-cuda-cccl==13.0.85 \
+  --hash=sha256:e0da7ad981f3a8aff08241b5bfc1af868742a63e2762f53a5171c492ef242649 \
+  --hash=sha256:6f0203e29fed809ee2b7fe9b1344df66ecab990c37d6a2e0e189b26d6c97ed7c
+nvidia-cuda-runtime==13.0.96 \
+  --hash=sha256:7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548 \
+  --hash=sha256:ef9bcbe90493a2b9d810e43d249adb3d02e98dd30200d86607d8d02687c43f55
+nvidia-nvml-dev==13.0.87 \
+  --hash=sha256:082871368275cf6620fc900f55d8eaf2563b263a38a00a5168e9650bce963ba1 \
+  --hash=sha256:f7aaa33d888da151c5902b39efdca16bc8a5535652075c2a02cd948a7a7100be
+WHEELS
+cuda=/usr/local/cuda
+mkdir -p $cuda
+cp -a /wheels/tools/nvidia/cu13/. /wheels/libraries/nvidia/cu13/. $cuda
+ln -s "$(basename $cuda/lib/libcudart.so.*)" $cuda/lib/libcudart.so
+ln -s lib $cuda/lib64
+driver-stubs $cuda/include $cuda/lib/stubs
+rm -rf /wheels
+EOF
+
+# The list of compute capabilities is in one place; every tool wants it written in another way.
+COPY <<'EOF' /usr/local/cuda/capabilities
+amd64 80 89 90 100 103 120
+arm64 90 100 103 120
+EOF
+
+COPY --chmod=755 <<'EOF' /usr/local/cuda/bin/capabilities
+#!/bin/sh
+# capabilities nvcc|cmake ARCH: the compute capabilities to compile for, as nvcc's options or CMake's list.
+# All of them as machine code, and of several the last one as PTX for GPUs that come later. One alone is for its GPUs only.
+set -eu
+list=$(sed -n "s/^$2 //p" /usr/local/cuda/capabilities)
+last=${list##* }
+if [ "$list" = "$last" ]; then last=; fi
+case $1 in
+  nvcc)
+    for number in $list; do printf -- '-gencode=arch=compute_%s,code=sm_%s ' "$number" "$number"; done
+    printf -- "${last:+-gencode=arch=compute_$last,code=compute_$last}\n"
+    ;;
+  cmake)
+    for number in $list; do printf '%s-real;' "$number"; done
+    printf "${last:+$last-virtual}\n"
+    ;;
+esac
+EOF
+
+# ---- gdrcopy ---------------------------------------------------------------------------------------
+# GDRCopy: Copies between CPU and GPU memory through PCIe windows, for small messages. MIT,
+# https://github.com/NVIDIA/gdrcopy, tag v2.6
+FROM scratch AS gdrcopy-source
+ADD https://github.com/NVIDIA/gdrcopy.git#93c606bbcaa10457cbbab93163aa446d902b983d /
+
+FROM compiler AS gdrcopy
+RUN --mount=type=bind,from=gdrcopy-source,target=/src \
+    --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+# The makefile would run the machine's own gcc to learn the architecture.
+arch=$(sed -n "s/^$TARGETARCH //p" <<'NAMES'
+amd64 X86
+arm64 ARM64
+NAMES
+)
+make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" \
+  NVCCFLAGS="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") -std=c++17" \
+  prefix=/opt/gdrcopy DESTDIR=/out/devel lib_install exes_install
+install -D -m 644 LICENSE /out/devel/opt/gdrcopy/LICENSE
+chmod 644 /out/devel/opt/gdrcopy/include/*
+find /out/devel/opt/gdrcopy/bin -type l -delete # second names such as "sanity", too general for a PATH
+split-runtime
+rm -rf /build
+EOF
+
+# ---- nvbandwidth -----------------------------------------------------------------------------------
+# nvbandwidth: Copy bandwidth and latency between host and GPUs and between GPUs. Apache-2.0,
+# https://github.com/NVIDIA/nvbandwidth, tag v0.8
+FROM scratch AS nvbandwidth-source
+ADD https://github.com/NVIDIA/nvbandwidth.git#66746a3bef61c8c2e12ab34955310da70b9e38cb /
+
+FROM compiler AS nvbandwidth
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libboost-program-options-dev:$TARGETARCH
+
+EOF
+
+RUN --mount=type=bind,from=nvbandwidth-source,target=/src \
+    --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda <<'EOF'
+. /etc/target.env
+cmake -S /src -B /build -D CMAKE_BUILD_TYPE=Release \
+  -D CMAKE_SYSTEM_NAME=Linux -D CMAKE_SYSTEM_PROCESSOR="$CPU" -D CMAKE_CXX_COMPILER="$CXX" \
+  -D CMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc -D CMAKE_CUDA_HOST_COMPILER="$CXX" \
+  -D CMAKE_CUDA_ARCHITECTURES="$(/usr/local/cuda/bin/capabilities cmake "$TARGETARCH")" \
+  -D CMAKE_EXE_LINKER_FLAGS=-L/usr/local/cuda/lib64/stubs
+cmake --build /build --verbose
+install -D /build/nvbandwidth /out/devel/usr/local/bin/nvbandwidth
+install -D -m 644 /src/LICENSE /out/devel/usr/share/licenses/nvbandwidth/LICENSE
+split-runtime
+rm -rf /build
+EOF
+
+# ---- pmix-git --------------------------------------------------------------------------------------
+# PMIx from source: Wire-up between Slurm or mpirun and the ranks, in one version for all systems.
+# BSD-3-Clause-Open-MPI, https://openpmix.github.io, tag v5.0.10
+FROM scratch AS pmix-git-source
+ADD https://github.com/openpmix/openpmix.git#52275072f255ce0b94bd714e0e83f6a34d471c51 /
+
+FROM compiler AS pmix-git
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libevent-dev:$TARGETARCH \
+  libhwloc-dev:$TARGETARCH
+
+EOF
+
+RUN --mount=type=bind,from=pmix-git-source,target=/src <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+# The source of a release calls itself a candidate until its tarball is made.
+sed -i 's/^greek=.*/greek=/' VERSION
+# autogen.pl asks git about submodules if it sees this file; what was fetched is complete and has no repository.
+rm -f .gitmodules
+# The same input gives the same output: pmix_info reports who compiled, where and when.
+export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
+./autogen.pl
+# PRRTE, which is in Open MPI, needs the headers for development.
+./configure $CROSS --prefix=/opt/pmix --disable-static --disable-sphinx --with-devel-headers --without-munge \
+  --with-hwloc --with-libevent --disable-python-bindings
+make
+make install DESTDIR=/out/devel
+find /out/devel -name '*.la' -delete
+install -m 644 LICENSE /out/devel/opt/pmix/LICENSE
+split-runtime
+rm -rf /build
+# Wrapper compilers have nothing to compile with.
+rm -f /out/runtime/opt/pmix/bin/pmixcc /out/runtime/opt/pmix/share/pmix/*-wrapper-data.txt
+EOF
+
+RUN <<'EOF'
+# Who compiles in the image has one compiler, and looks for packages in a few folders.
+cd /out/devel
+mkdir -p usr/lib/pkgconfig
+ln -s /opt/pmix/lib/pkgconfig/pmix.pc usr/lib/pkgconfig
+sed -i 's/^compiler=.*/compiler=gcc/' opt/pmix/share/pmix/*-wrapper-data.txt
+EOF
+
+# ---- rdma-core-git ---------------------------------------------------------------------------------
+# RDMA userspace from source: libibverbs with its providers and librdmacm in one version for all
+# systems; NCCL, UCX and perftest use them. GPL-2.0-only OR Linux-OpenIB, https://github.com/linux-
+# rdma/rdma-core, tag v63.1
+FROM scratch AS rdma-core-git-source
+ADD https://github.com/linux-rdma/rdma-core.git#1803b1b0b94e0513dccba37bf2d66c1e35331ea0 /
+
+FROM compiler AS rdma-core-git
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libnl-3-dev:$TARGETARCH \
+  libnl-route-3-dev:$TARGETARCH
+
+EOF
+
+RUN --mount=type=bind,from=rdma-core-git-source,target=/src <<'EOF'
+. /etc/target.env
+# Everything has to be where the image has it: libibverbs looks for its providers below its own folder.
+rdma=/opt/rdma-core
+cmake -S /src -B /build -D CMAKE_BUILD_TYPE=Release -D CMAKE_INSTALL_PREFIX=$rdma -D CMAKE_INSTALL_LIBDIR=lib \
+  -D CMAKE_INSTALL_SYSCONFDIR=$rdma/etc -D CMAKE_INSTALL_RUNDIR=/run -D CMAKE_SYSTEM_NAME=Linux -D CMAKE_SYSTEM_PROCESSOR="$CPU" -D CMAKE_C_COMPILER="$CC" \
+  -D CMAKE_LIBRARY_ARCHITECTURE="$TRIPLET" -D NO_PYVERBS=1 -D NO_MAN_PAGES=1 -D ENABLE_RESOLVE_NEIGH=1
+cmake --build /build
+DESTDIR=/out/devel cmake --install /build
+cd /out/devel
+# Services of a host and scripts that want Perl have no place in a container.
+rm -rf etc lib run usr .$rdma/etc/{init.d,rdma,srp_daemon.conf,iwpmd.conf,modprobe.d,udev} .$rdma/{lib/systemd,lib/udev,lib/ibacm,libexec,share}
+rm -f .$rdma/sbin/{ibacm,iwpmd,rdma-ndd,srp_daemon,run_srp_daemon,ibsrpdm} .$rdma/bin/{ib_acme,rxe_cfg}
+grep -rlI '^#!' .$rdma/bin .$rdma/sbin | xargs -r rm
+mv .$rdma/sbin/* .$rdma/bin
+rmdir .$rdma/sbin
+install -m 644 /src/COPYING.* .$rdma
+split-runtime
+# Of infiniband-diags, nothing but what shows a port's state is for a container that only computes.
+cd /out/runtime$rdma/bin
+find . -type f ! -name 'ibv_*' ! -name 'r*ping' ! -name 'rdma_*' ! -name 'ucmatose' ! -name 'ibstat' -delete
+rm -rf /build
+EOF
+
+RUN <<'EOF'
+# Who compiles in the image finds it where distributions have it.
+cd /out/devel
+mkdir -p usr/include usr/lib/pkgconfig
+for name in opt/rdma-core/include/*; do ln -s "/$name" usr/include; done
+for name in opt/rdma-core/lib/*.so; do ln -s "/$name" usr/lib; done
+for name in opt/rdma-core/lib/pkgconfig/*; do ln -s "/$name" usr/lib/pkgconfig; done
+EOF
+
+# ---- nccl-wheel ------------------------------------------------------------------------------------
+# NCCL: GPU collectives, the library that everything else in the image serves. Apache-2.0 AND
+# BSD-3-Clause, https://github.com/NVIDIA/nccl
+FROM fetch AS nccl-wheel
+# A strip that knows both architectures.
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  binutils-multiarch
+
+EOF
+
+ARG TARGETARCH
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip.conf <<'EOF'
+fetch-wheels "$TARGETARCH" /wheels <<'WHEELS'
+nvidia-nccl-cu13==2.32.3 \
+  --hash=sha256:1459723080ac889d73a26edfa3e04383a7928ab31ac8f0ec43b3ea9548b04ff3 \
+  --hash=sha256:a5bee92b2f4af218c109f8d221c3c9adcc752b94ae0ffcb0ed5abf9341a7724c
+WHEELS
+nccl=/out/devel/opt/nccl
+mkdir -p "$nccl/lib/pkgconfig" /out/devel/usr/lib/pkgconfig
+cp -a /wheels/nvidia/nccl/include "$nccl"
+cp -a /wheels/nvidia/nccl/lib/libnccl.so.2 "$nccl/lib"
+ln -s libnccl.so.2 "$nccl/lib/libnccl.so"
+cp -a /wheels/nvidia_nccl_cu*.dist-info/licenses/License.txt "$nccl/LICENSE"
+echo /opt/nccl/lib >/nccl.conf
+cat > "$nccl/lib/pkgconfig/nccl.pc" <<'PC'
+prefix=/opt/nccl
+Name: nccl
+Description: Collective communication between GPUs
+Version: 2.32.3
+Libs: -L${prefix}/lib -lnccl
+Cflags: -I${prefix}/include
+PC
+ln -s ../../../opt/nccl/lib/pkgconfig/nccl.pc /out/devel/usr/lib/pkgconfig/nccl.pc
+mkdir -p /out/runtime/opt/nccl/lib
+# A fifth of the library is debug information.
+strip --strip-unneeded -o /out/runtime/opt/nccl/lib/libnccl.so.2 "$nccl/lib/libnccl.so.2"
+cp -a "$nccl/LICENSE" /out/runtime/opt/nccl
+EOF
+
+# ---- verbs-git -------------------------------------------------------------------------------------
+# RDMA userspace to compile with: What rdma-core-git has, where compilers look. GPL-2.0-only OR
+# Linux-OpenIB, https://github.com/linux-rdma/rdma-core
+FROM compiler AS verbs-git
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libnl-3-200:$TARGETARCH \
+  libnl-route-3-200:$TARGETARCH
+
+EOF
+
+COPY --from=rdma-core-git /out/devel/opt/rdma-core /opt/rdma-core
+# Compilers look for headers and libraries where distributions have them.
+RUN <<'EOF'
+. /etc/target.env
+cp -as /opt/rdma-core/include/. /usr/include
+cp -as /opt/rdma-core/lib/. "/usr/lib/$TRIPLET"
+EOF
+
+# ---- perftest --------------------------------------------------------------------------------------
+# perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. GPL-2.0-only OR
+# BSD-2-Clause, https://github.com/linux-rdma/perftest, tag 26.04.17
+FROM scratch AS perftest-source
+ADD https://github.com/linux-rdma/perftest.git#720b61082454e189b1f21835ec175536a944afc3 /
+
+FROM verbs-git AS perftest
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libnuma-dev:$TARGETARCH \
+  libpci-dev:$TARGETARCH
+
+EOF
+
+RUN --mount=type=bind,from=perftest-source,target=/src \
+    --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+./autogen.sh
+# configure looks for CUDA in /usr/local/cuda by itself, and takes dma-buf only if it can link the driver.
+# The programs open CUDA when asked to use it, so they run on machines without.
+# Data is compared by vector instructions, chosen by the CPU that compiles: say AVX2, which every server with
+# such GPUs has. (Without any, this release does not compile on amd64.) On arm64 there is no choice.
+if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
+NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") LDFLAGS=-L/usr/local/cuda/lib64/stubs \
+  ./configure $CROSS --prefix=/usr/local
+for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
+  grep "^#define $feature 1" config.h || {
+    echo "perftest: expected its configure to find $feature, but it did not; config.log says why:" >&2
+    tail -n 200 config.log >&2
+    exit 1
+  }
+done
+grep "^#define HAVE_SRD 1" config.h || echo "libibverbs knows no EFA: perftest is compiled without"
+make
+make install DESTDIR=/out/devel
+install -D -m 644 COPYING /out/devel/usr/share/licenses/perftest/COPYING
+split-runtime
+rm -rf /build
+EOF
+
+# ---- ucx -------------------------------------------------------------------------------------------
+# UCX: Transport library with CUDA, verbs, rdmacm, mlx5 and GDRCopy. BSD-3-Clause,
+# https://openucx.org, tag v1.22.0
+FROM scratch AS ucx-source
+ADD https://github.com/openucx/ucx.git#8a6b06fb880accbb933a79cda893883872c68d9d /
+
+FROM verbs-git AS ucx
+RUN --mount=type=bind,from=ucx-source,target=/src \
+    --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda \
+    --mount=type=bind,from=gdrcopy,source=/out/devel/opt/gdrcopy,target=/opt/gdrcopy <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+./autogen.sh
+./contrib/configure-release $CROSS --prefix=/opt/ucx --disable-static --enable-mt \
+  --with-cuda=/usr/local/cuda --with-nvcc-gencode="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH")" \
+  --with-gdrcopy=/opt/gdrcopy --with-verbs --with-rdmacm --with-mlx5 \
+  --without-rocm --without-ze --without-gaudi --without-fuse3 --without-xpmem --without-knem --without-go --without-java
+# configure believes in the counter of arm64 only where it can run a test; Linux lets every program read it.
+sed -i 's/^#define HAVE_HW_TIMER 0/#define HAVE_HW_TIMER 1/' config.h
+make
+make install DESTDIR=/out/devel
+find /out/devel -name '*.la' -delete
+install -m 644 LICENSE /out/devel/opt/ucx/LICENSE
+split-runtime
+rm -rf /build
+EOF
+
+# ---- ucc -------------------------------------------------------------------------------------------
+# UCC: Collectives over UCX and NCCL, used by Open MPI. BSD-3-Clause,
+# https://github.com/openucx/ucc, tag v1.8.0
+FROM scratch AS ucc-source
+ADD https://github.com/openucx/ucc.git#211e2f60436cba7c044195acb43752aa70eab38f /
+
+FROM verbs-git AS ucc
+RUN --mount=type=bind,from=ucc-source,target=/src \
+    --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda \
+    --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl,target=/opt/nccl \
+    --mount=type=bind,from=ucx,source=/out/devel/opt/ucx,target=/opt/ucx <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+./autogen.sh
+./configure $CROSS --prefix=/opt/ucc --disable-static --with-ucx=/opt/ucx --with-nccl=/opt/nccl \
+  --with-cuda=/usr/local/cuda --with-nvcc-gencode="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH")" \
+  --without-rocm LDFLAGS=-Wl,-rpath=/opt/ucx/lib
+make
+make install DESTDIR=/out/devel
+find /out/devel -name '*.la' -delete
+install -m 644 LICENSE /out/devel/opt/ucc/LICENSE
+split-runtime
+# All that Open MPI is compiled with. The plug-ins change with every NCCL, this does not.
+mkdir -p /out/link/opt/ucc/lib
+cp -a /out/devel/opt/ucc/include /out/link/opt/ucc
+cp -a /out/devel/opt/ucc/lib/libucc.so* /out/link/opt/ucc/lib
+rm -rf /build
+EOF
+
+# ---- openmpi-git -----------------------------------------------------------------------------------
+# Open MPI: mpirun and libmpi with UCX, UCC, CUDA and Slurm, wired up by PMIx from source.
+# BSD-3-Clause-Open-MPI, https://www.open-mpi.org, tag v5.0.10
+FROM scratch AS openmpi-git-source
+ADD https://github.com/open-mpi/ompi.git#0d48030d410ae8f56790933135b28be1b3920ba1 /
+
+FROM compiler AS openmpi-git
+RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 <<'EOF'
+set -eu
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libevent-dev:$TARGETARCH \
+  libhwloc-dev:$TARGETARCH
+
+EOF
+
+RUN --mount=type=bind,from=openmpi-git-source,target=/src \
+    --mount=type=bind,from=nvcc,source=/usr/local/cuda/include,target=/usr/local/cuda/include \
+    --mount=type=bind,from=nvcc,source=/usr/local/cuda/lib64,target=/usr/local/cuda/lib64 \
+    --mount=type=bind,from=pmix-git,source=/out/devel/opt/pmix,target=/opt/pmix \
+    --mount=type=bind,from=ucx,source=/out/devel/opt/ucx,target=/opt/ucx \
+    --mount=type=bind,from=ucc,source=/out/link/opt/ucc,target=/opt/ucc <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+# The source of a release calls itself a candidate until its tarball is made.
+sed -i 's/^greek=.*/greek=/' VERSION
+# autogen.pl asks git about submodules if it sees this file; what was fetched is complete and has no repository.
+find . -name .gitmodules -delete
+# Whether 128-bit atomics need no lock is known when compiling. A cross build does not run the test made for it
+# and would assume yes, which is wrong and brings in libatomic.
+sed -i '/__atomic_always_lock_free/ { s/AC_RUN_IFELSE/AC_COMPILE_IFELSE/; s/if (!\(.*0)\)) { return 1; }/_Static_assert(\1, "");/ }' \
+  config/opal_config_asm.m4
+grep -F '_Static_assert(__atomic_always_lock_free(16, 0), "");' config/opal_config_asm.m4
+# The same input gives the same output: ompi_info reports who compiled, where and when.
+export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
+./autogen.pl --no-3rdparty hwloc,libevent,openpmix
+export PKG_CONFIG_LIBDIR=/opt/pmix/lib/pkgconfig:$PKG_CONFIG_LIBDIR
+./configure $CROSS --prefix=/opt/ompi --disable-static --disable-mpi-fortran --disable-oshmem --disable-sphinx \
+  --disable-io-romio --enable-mca-no-build=btl-uct --without-ofi \
+  --with-pmix=/opt/pmix --with-hwloc=external --with-libevent=external --with-slurm \
+  --with-ucx=/opt/ucx --with-ucc=/opt/ucc \
+  --with-cuda=/usr/local/cuda --with-cuda-libdir=/usr/local/cuda/lib64/stubs \
+  --with-wrapper-cc=gcc ompi_cv_c_word_size_align=no LDFLAGS=-Wl,-rpath=/opt/pmix/lib:/opt/ucx/lib:/opt/ucc/lib
+make
+make install DESTDIR=/out/devel
+find /out/devel -name '*.la' -delete
+sed -i 's/^compiler=.*-g++$/compiler=g++/' /out/devel/opt/ompi/share/openmpi/*-wrapper-data.txt
+install -m 644 LICENSE /out/devel/opt/ompi/LICENSE
+# A node that only launches has no driver, and the components that need it should not complain there.
+echo 'mca_base_component_show_load_errors = ^accelerator/cuda,rcache/gpusm,rcache/rgpusm' \
+  >> /out/devel/opt/ompi/etc/openmpi-mca-params.conf
+split-runtime
+# Wrapper compilers have nothing to compile with.
+find /out/runtime/opt/ompi \( -name 'mpi[cC]*' -o -name opal_wrapper -o -name '*-wrapper-data.txt' \) -delete
+rm -rf /build
+EOF
+
+# ---- nccl-tests ------------------------------------------------------------------------------------
+# NCCL tests: Correctness and bandwidth of NCCL's collectives, on one node or under mpirun and srun.
+# BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
+FROM scratch AS nccl-tests-source
+ADD https://github.com/NVIDIA/nccl-tests.git#a0b82b2260cf5152b9f8c061bbf7eaf0ba096432 /
+
+FROM compiler AS nccl-tests
+RUN --mount=type=bind,from=nccl-tests-source,target=/src \
+    --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda \
+    --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl,target=/opt/nccl \
+    --mount=type=bind,from=openmpi-git,source=/out/devel/opt/ompi,target=/opt/ompi <<'EOF'
+. /etc/target.env
+cp -a /src /build
+cd /build
+# With MPI the programs run alone as well; without it every rank under mpirun would test alone, unnoticed.
+# The verification kernels are in one library instead of in each program.
+# One file takes as long as all others: threads compile it for several GPUs at a time.
+# What libmpi itself needs is not here and need not be.
+threads=$(nproc)
+export NVCC_APPEND_FLAGS="--threads $threads -Xlinker --allow-shlib-undefined"
+make -C src MPI=1 DSO=1 CUDA_HOME=/usr/local/cuda NCCL_HOME=/opt/nccl MPI_HOME=/opt/ompi CC="$CC" CXX="$CXX" \
+  NVCC_GENCODE="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH")" BUILDDIR=/build/out
+tests=/out/devel/opt/nccl-tests
+mkdir -p "$tests/build/verifiable"
+cp -a out/*_perf "$tests/build"
+cp -a out/verifiable/libverifiable.so* "$tests/build/verifiable"
+# Both names are in use for programs with MPI.
+for program in "$tests"/build/*_perf; do ln -s "$(basename "$program")" "${program}_mpi"; done
+ln -s nccl-tests /out/devel/opt/nccl_tests
+sed -n "s/^$TARGETARCH //p" /usr/local/cuda/capabilities > "$tests/capabilities"
+cp LICENSE.txt "$tests"
+split-runtime
+rm -rf /build
+EOF
+
+# ---- image -----------------------------------------------------------------------------------------
+# assembled from what the stages above left in /out/runtime
+FROM ubuntu:22.04@sha256:b8b6ee6aa931ecd9d0d952abc34dc0e5f7c6a30c6bb71b079fe399fde0329c02 AS image
+# One step, so that a new version of one thing is one step: packages, the loader's cache, a normal user, and the
+# same environment in a container, a login shell and an ssh session.
+RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
+    --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
+    --mount=type=tmpfs,target=/var/log \
+    --mount=type=secret,id=apt-get,target=/usr/local/sbin/apt-get,mode=0755 \
+    --mount=type=bind,from=cuda,source=/out/runtime/usr/local/cuda/lib,target=/usr/local/cuda/lib \
+    --mount=type=bind,from=gdrcopy,source=/out/runtime/opt/gdrcopy/lib,target=/opt/gdrcopy/lib \
+    --mount=type=bind,from=pmix-git,source=/out/runtime/opt/pmix/lib,target=/opt/pmix/lib \
+    --mount=type=bind,from=rdma-core-git,source=/out/runtime/opt/rdma-core/lib,target=/opt/rdma-core/lib \
+    --mount=type=bind,from=nccl-wheel,source=/out/runtime/opt/nccl/lib,target=/opt/nccl/lib \
+    --mount=type=bind,from=ucx,source=/out/runtime/opt/ucx/lib,target=/opt/ucx/lib \
+    --mount=type=bind,from=ucc,source=/out/runtime/opt/ucc/lib,target=/opt/ucc/lib \
+    --mount=type=bind,from=openmpi-git,source=/out/runtime/opt/ompi/lib,target=/opt/ompi/lib \
+    bash -eu <<'EOF'
+# Programs that write the time into files write this one, so that tomorrow's image is the same.
+SOURCE_DATE_EPOCH=$(stat --dereference --format=%Y /etc/os-release)
+export SOURCE_DATE_EPOCH
+rm -f /etc/apt/apt.conf.d/docker-clean
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+  libevent-core-2.1-7 \
+  libevent-pthreads-2.1-7 \
+  libgomp1 \
+  libhwloc15 \
+  libnl-3-200 \
+  libnl-route-3-200 \
+  libnss-wrapper \
+  libnuma1 \
+  libpci3 \
+  'openssh-client=1:8.9p1*' \
+  'openssh-server=1:8.9p1*'
+
+# The package makes host keys; whoever has the image would have them too.
+rm -f /etc/ssh/ssh_host_*
+# Our sshd makes keys and then starts the distribution's, whichever way it is called.
+dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
+cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
+/usr/local/cuda/lib
+/opt/gdrcopy/lib
+/opt/pmix/lib
+/opt/rdma-core/lib
+/opt/nccl/lib
+/opt/ucx/lib
+/opt/ucc/lib
+/opt/ompi/lib
+FOLDERS
+ldconfig
+# Some distributions have given this number to a user of their own.
+if getent passwd 1000 > /dev/null; then userdel --remove "$(getent passwd 1000 | cut -d: -f1)"; fi
+useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
+cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
+export PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/rdma-core/bin:/opt/pmix/bin:/opt/gdrcopy/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+export NVIDIA_VISIBLE_DEVICES="all"
+export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+PROFILE
+cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
+SetEnv PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/rdma-core/bin:/opt/pmix/bin:/opt/gdrcopy/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+CONFIG
+# An image is no machine with an id of its own; and what ldconfig remembers of its work has numbers of this disk.
+if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi
+rm -f /var/cache/ldconfig/aux-cache
+EOF
+
+COPY --link --from=cuda /out/runtime/ /
+COPY --link --from=gdrcopy /out/runtime/ /
+COPY --link --from=nvbandwidth /out/runtime/ /
+COPY --link --from=pmix-git /out/runtime/ /
+COPY --link --from=rdma-core-git /out/runtime/ /
+COPY --link --from=nccl-wheel /out/runtime/ /
+COPY --link --from=perftest /out/runtime/ /
+COPY --link --from=ucx /out/runtime/ /
+COPY --link --from=ucc /out/runtime/ /
+COPY --link --from=openmpi-git /out/runtime/ /
+COPY --link --from=nccl-tests /out/runtime/ /
+
+COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
+#!/bin/sh
+# sshd, with host keys made at the first start: the image has none. Takes sshd's options; the program
+# itself is /usr/sbin/sshd.distrib. Who is not root gets a server that only that user can log in to;
+# give it a port above 1023 with -p. Where nothing else can be written, the host key is in $XDG_RUNTIME_DIR or /tmp.
+set -eu
+# The MPI operator mounts keys from a secret, whose owner and mode sshd would refuse.
+if [ -n "${K_MPI_JOB_ROLE:-}" ]; then set -- "$@" -o StrictModes=no; fi
+uid=$(id -u)
+if [ "$uid" = 0 ] && [ -w /etc/ssh ]; then
+  install -d -m 0755 /run/sshd
+  ssh-keygen -A > /dev/null
+  exec /usr/sbin/sshd.distrib "$@"
+fi
+if [ "$uid" != 0 ]; then
+  if [ -z "${NSS_WRAPPER_PASSWD+set}" ]; then NSS_WRAPPER_PASSWD='' exec /usr/local/bin/with-user "$0" "$@"; fi
+  if [ -n "$NSS_WRAPPER_PASSWD" ]; then
+    # Logins need it, too, and sshd takes the first SetEnv only.
+    names="LD_PRELOAD=$LD_PRELOAD NSS_WRAPPER_PASSWD=$NSS_WRAPPER_PASSWD NSS_WRAPPER_GROUP=$NSS_WRAPPER_GROUP"
+    set -- "$@" -o "SetEnv=$names $(sed -n 's/^SetEnv //p' /etc/ssh/sshd_config.d/20-environment.conf)"
+  fi
+  set -- "$@" -o UsePAM=no
+fi
+keys=${XDG_STATE_HOME:-$HOME/.local/state}/sshd
+if ! install -d -m 0700 "$keys" 2> /dev/null || [ ! -w "$keys" ]; then
+  keys=${XDG_RUNTIME_DIR:-/tmp}/user-$uid
+  install -d -m 0700 "$keys"
+fi
+if [ ! -e "$keys/ssh_host_ed25519_key" ]; then
+  ssh-keygen -q -t ed25519 -N '' -f "$keys/ssh_host_ed25519_key"
+fi
+exec /usr/sbin/sshd.distrib "$@" -h "$keys/ssh_host_ed25519_key" -o PidFile=none
+EOF
+
+COPY --link --chmod=755 <<'EOF' /usr/local/bin/with-user
+#!/bin/sh
+# with-user COMMAND…: run a command as a user with an account, without which ssh, sshd and mpirun do not start. Where
+# /etc/passwd has none for this number (docker run --user 12345), or one without a shell (OpenShift), the user is mpi
+# with the home $HOME, for this command and what it starts. Writes to $XDG_RUNTIME_DIR or /tmp only.
+set -eu
+uid=$(id -u)
+case $(getent passwd "$uid" | cut -d: -f7) in '' | */nologin | */false)
+  folder=${XDG_RUNTIME_DIR:-/tmp}/user-$uid
+  install -d -m 0700 "$folder"
+  if [ "${HOME:-/}" = / ] || [ ! -d "$HOME" ]; then HOME=$folder; fi
+  new=$(mktemp "$folder/passwd.XXXXXX")
+  { echo "mpi:x:$uid:$(id -g):mpi:$HOME:/bin/bash"; cat /etc/passwd; } > "$new"
+  mv "$new" "$folder/passwd"
+  export HOME USER=mpi LOGNAME=mpi NSS_WRAPPER_PASSWD="$folder/passwd" NSS_WRAPPER_GROUP=/etc/group
+  export LD_PRELOAD="libnss_wrapper.so${LD_PRELOAD:+:$LD_PRELOAD}"
+  ;;
+esac
+exec "$@"
+EOF
+
+COPY --link <<'EOF' /etc/ssh/sshd_config.d/10-imagebuild.conf
+# sshd takes the first value it reads, and reads this folder first.
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+PermitUserEnvironment no
+AllowTcpForwarding no
+X11Forwarding no
+PrintMotd no
+EOF
+
+COPY --link <<'EOF' /etc/ssh/ssh_config.d/10-imagebuild.conf
+# Host keys are new in every container: remember a new one, refuse one that changed.
+Host *
+    StrictHostKeyChecking accept-new
+EOF
+
+ENV PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/rdma-core/bin:/opt/pmix/bin:/opt/gdrcopy/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+    NVIDIA_VISIBLE_DEVICES="all" \
+    NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+
+LABEL org.opencontainers.image.title="open" \
+      org.opencontainers.image.description="UCX, UCC, Open MPI and the benchmarks from upstream source, with CUDA, verbs and GDRCopy" \
+      org.opencontainers.image.version="cuda13.5-ubuntu22.04-runtime" \
+      org.opencontainers.image.base.name="ubuntu:22.04" \
+      org.opencontainers.image.base.digest="sha256:b8b6ee6aa931ecd9d0d952abc34dc0e5f7c6a30c6bb71b079fe399fde0329c02" \
+      org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (MIT)" \
+      imagebuild.target="open-cuda13.5-ubuntu22.04-runtime" \
+      imagebuild.lock="537d8c62fec6" \
+      imagebuild.axis.cuda="13.5" \
+      imagebuild.axis.os="ubuntu22.04" \
+      imagebuild.axis.variant="runtime" \
+      imagebuild.component.cuda="13.5" \
+      imagebuild.component.gdrcopy="2.6" \
+      imagebuild.component.nvbandwidth="0.8" \
+      imagebuild.component.pmix-git="5.0.10" \
+      imagebuild.component.rdma-core-git="63.1" \
+      imagebuild.component.sshd="1:8.9p1" \
+      imagebuild.component.nccl-wheel="2.32.3" \
+      imagebuild.component.perftest="26.04.17" \
+      imagebuild.component.ucx="1.22.0" \
+      imagebuild.component.ucc="1.8.0" \
+      imagebuild.component.openmpi-git="5.0.10" \
+      imagebuild.component.nccl-tests="2.19.6"
+CMD ["bash"]
