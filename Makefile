@@ -5,21 +5,14 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint docs workflows unit browser docker beside-docker open-proof reproducible-proof hpcx-proof bundle-proof bench bare-proof golden schemas clean
+.PHONY: image test lint docs workflows unit browser docker open-proof reproducible-proof hpcx-proof bundle-proof bench bare-proof golden schemas clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
 	$(IMAGEBUILD) build $(TARGET) --platform local
 	$(IMAGEBUILD) verify $(TARGET)
 
-# All else runs beside the docker suite, which waits for its engine half of the time, and is printed part by part as it ends.
-# The browser is installed before, as apt does one thing at a time.
-test: $(VENV)/installed-browser ## everything that CI runs
-	$(MAKE) --no-print-directory --jobs=2 --keep-going docker beside-docker
-
-beside-docker:
-	@mkdir -p build; for part in lint unit browser; do \
-	  $(MAKE) --no-print-directory $$part > build/$$part.log 2>&1 || failed=$$?; cat build/$$part.log; done; exit $${failed:-0}
+test: lint unit browser docker ## everything that CI runs
 
 lint: $(VENV)/installed-dev workflows docs
 	$(VENV)/bin/ruff check .
@@ -43,9 +36,9 @@ unit: $(VENV)/installed-dev
 browser: $(VENV)/installed-browser ## pages of reports, in the distribution's Chromium
 	$(VENV)/bin/pytest -m browser -v -n 2 --dist worksteal tests
 
-docker: $(VENV)/installed-dev ## real engine, registry and sshd; three at once, as most of them wait for the engine half of the time
+docker: $(VENV)/installed-dev ## real engine, registry and sshd; two at once, as most of them wait for the engine half of the time
 	$(IMAGEBUILD) engine up
-	$(VENV)/bin/pytest -m docker -v -n 3 --dist loadfile --no-loadscope-reorder --durations=20 tests/docker
+	$(VENV)/bin/pytest -m docker -v -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/docker
 
 open-proof: $(VENV)/installed-dev ## all targets of `open`, shared stages counted; SOURCES="--source ucx=… --source ucc=…"
 	$(VENV)/bin/python tests/open_proof.py $(SOURCES)

@@ -205,7 +205,7 @@ def test_what_a_foreign_image_lacks_is_said(imagebuild: Imagebuild, quickstart: 
     chosen = ["--only", "pmix/loads", "--only", "openmpi-distro/ranks-as-user"]
     tag = f"{REPOSITORY}/foreign:3"
     docker_build(f"FROM {quickstart.tag}\nRUN userdel mpiuser && rm /usr/bin/bash\n", "--tag", tag)
-    result = verify(tag, *chosen)
+    result = verify(tag, *chosen, expect=3)
     assert the(result, "pmix/loads").reason == "the image has no bash"
     docker_build(f"FROM {quickstart.tag}\nRUN userdel mpiuser\n", "--tag", tag)
     result = verify(tag, *chosen)
@@ -230,9 +230,8 @@ def test_a_normal_user_s_image(quickstart: Built, verify: Verify, client: Docker
     with sleeping_container(client, tag) as running:
         result = verify(TARGET, "--runner", f"exec:docker exec {running.name}", "--only", "pmix")
         assert the(result, "pmix/loads").outcome == "passed"  # docker exec is told the user
-        plain = verify(
-            TARGET, "--runner", f"exec:nsenter -t {pid(client, running)} -a -S 1000 -G 1000", "--only", "pmix"
-        )
+        there = f"exec:nsenter -t {pid(client, running)} -a -S 1000 -G 1000"
+        plain = verify(TARGET, "--runner", there, "--only", "pmix", expect=3)
     assert the(plain, "pmix/loads").reason == "needs the user root; commands run as mpiuser here"
 
 
