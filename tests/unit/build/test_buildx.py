@@ -249,8 +249,8 @@ def test_a_failed_step_names_target_component_last_lines_and_how_to_see_it_again
             "debian13 has no version 99 of hto; `apt-cache madison hto` in its",
         ),
         (
-            "E: Version '9*' for 'libibverbs1' was not found",
-            "rdma-core/component.yaml:{}: packages.runtime: debian13 has",
+            "E: Version '9*' for 'openssh-server' was not found",
+            "sshd/component.yaml:{}: packages.runtime: debian13 has",
         ),
         (
             "E: Unable to locate package nosuch",
