@@ -397,8 +397,10 @@ EOF
 RUN <<'EOF'
 # Who compiles in the image finds it where distributions have it.
 cd /out/devel
-mkdir -p usr/include usr/lib/pkgconfig
-for name in opt/rdma-core/include/*; do ln -s "/$name" usr/include; done
+mkdir -p usr/include/rdma usr/lib/pkgconfig
+# The kernel's headers are in a folder of the same name, which a link would hide.
+for name in opt/rdma-core/include/rdma/*; do ln -s "/$name" usr/include/rdma; done
+for name in opt/rdma-core/include/*; do [ "${name##*/}" = rdma ] || ln -s "/$name" usr/include; done
 for name in opt/rdma-core/lib/*.so; do ln -s "/$name" usr/lib; done
 for name in opt/rdma-core/lib/pkgconfig/*; do ln -s "/$name" usr/lib/pkgconfig; done
 EOF
