@@ -53,15 +53,21 @@ def test_an_interrupted_program_may_clean_up(tmp_path: Path) -> None:
 def test_ctrl_c_waits_for_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As one SIGINT, after which apt finishes the package that it is setting up."""
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    ready = tmp_path / "ready"
 
+    def interrupt(*_: object) -> None:
+        if ready.exists():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    trap = f"trap 'sleep 0.2; touch {tmp_path}/done; kill $!' INT"
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            run_program(*bash(f"trap 'sleep 0.2; touch {tmp_path}/done; kill $!' INT; sleep 9 & wait"))
+            run_program(*bash(f"{trap}; sleep 9 & touch {ready}; wait"))
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert (tmp_path / "done").exists()
 
