@@ -17,7 +17,7 @@ import typer
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
 from imagebuild.core.console import err, out, print_table
-from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
+from imagebuild.core.errors import ConfigError, NothingSelected, plural, suggestion
 from imagebuild.core.run import run_in_foreground
 
 if TYPE_CHECKING:
@@ -229,8 +229,8 @@ def prune(
             deleted, spared = pruning.delete(able)
             for verdict in spared:
                 err.print(f"kept after all: {verdict.staged.digest} {verdict.kept}", markup=False)
-            done = _count(len(able) - len(spared), "image")
-            console.print(f"Deleted {done}, {_count(deleted, 'manifest')} of {pruning.staging}.", markup=False)
+            done = plural(len(able) - len(spared), "image")
+            console.print(f"Deleted {done}, {plural(deleted, 'manifest')} of {pruning.staging}.", markup=False)
 
 
 def _matching(known: Sequence[str], globs: Iterable[str]) -> list[str]:
@@ -253,11 +253,7 @@ def _show(surveyed: Mapping[str, Sequence[PruneVerdict]]) -> None:
         rows = []
         for verdict in verdicts:
             parts = (("platform", verdict.parts), ("attachment", verdict.attachments))
-            taken = " and ".join(_count(len(digests), name) for name, digests in parts if digests)
+            taken = " and ".join(plural(len(digests), name) for name, digests in parts if digests)
             text = f"kept: {verdict.kept}" if verdict.kept else f"delete, with {taken}" if taken else "delete"
             rows.append((short_digest(verdict.staged.digest), f"{verdict.staged.pushed:%Y-%m-%d %H:%M}", text))
         print_table(("digest", "pushed", "verdict"), rows)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

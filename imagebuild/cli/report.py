@@ -155,7 +155,7 @@ def _show(table: LimitTable) -> None:
         markup=False,
     )
     columns = ("collective", "algorithm", "ceiling GB/s", "formula", "measured GB/s", "of ceiling", "source")
-    print_table(columns, [line for row in table.rows for line in _lines(row)], whole=["source"])
+    print_table(columns, [line for row in table.rows for line in _lines(row)])
     if table.domains > 1 and not table.rows:
         out.print("Nothing is known about the network between these nodes.")
     out.print("\n* the hard ceiling of the collective: what is measured above it is a mistake", markup=False)
@@ -166,7 +166,7 @@ def _show(table: LimitTable) -> None:
     ]
     if copies or wires:
         out.print()
-        print_table(("one copy or card", "measured", "passes from", "source"), [*copies, *wires], whole=["source"])
+        print_table(("one copy or card", "measured", "passes from", "source"), [*copies, *wires])
 
 
 def _lines(row: LimitRow) -> list[tuple[str, ...]]:

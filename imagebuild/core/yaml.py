@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from imagebuild.core.errors import MANY, ConfigError, Mistakes, ResultError, nearest, suggestion
 from imagebuild.core.fields import PATTERN_WORDS, Loc, M, YamlFile, line_of
-from imagebuild.core.files import cache_folder, trimmed, write_bytes
+from imagebuild.core.files import cache_folder, read_text, trimmed, write_bytes
 
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
 """Types of values in files, as messages call them."""
@@ -29,15 +29,12 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
     found = Mistakes()
     reader = _Reader(path, found)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         data = reader.data(text)
         if not found.texts:
             return YamlFile(path, model.model_validate(data), reader.lines)
-    except OSError as error:
-        found.add(str(path), f"cannot be read: {error.strerror}; is the name right?")
-    except UnicodeDecodeError as error:
-        line = path.read_bytes().count(b"\n", 0, error.start) + 1
-        found.add(f"{path}:{line}", "cannot be read: not UTF-8 text; write it as UTF-8")
+    except ConfigError as error:
+        found.texts.append(str(error))
     except SyntaxError as error:
         found.add(f"{path}:{error.lineno}", f"not YAML: {error.msg}")
     except json.JSONDecodeError as error:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from imagebuild.bench.models import describe_run
 from imagebuild.core import files
 from imagebuild.core.console import format_size
+from imagebuild.core.errors import plural
 from imagebuild.jobs.manifest import enroot_reference
 from imagebuild.project.records import Catalog, Checks, PublishedImage, PublishedPlatform, Scan, Severity
 from imagebuild.publish.catalog import natural_order
@@ -208,8 +209,8 @@ def updates_text(image: PublishedImage) -> str:
     if not known:
         return ""
     worst = max(known, key=lambda updates: updates.pending)
-    plural = "s" * (worst.pending != 1)
-    return f"{worst.pending or 'no'} security update{plural} pending, as of {format_day(worst.read)}"
+    number = plural(worst.pending, "security update") if worst.pending else "no security updates"
+    return f"{number} pending, as of {format_day(worst.read)}"
 
 
 def signature_badge(image: PublishedImage) -> Badge:
