@@ -222,13 +222,13 @@ parent=$$
   kill -USR1 "$parent"
   signal_members TERM 1
   nap {grace}
-  signal_members KILL 10
+  signal_members KILL 20
 ) &
 watch=$!
 {name}="${{mark#*=}}" {start}bash -euo pipefail -c {script} < /dev/null >&3 2>&3 3>&-
 status=$?
 kill "$watch"
-signal_members KILL 10
+signal_members KILL 20
 [ -z "$late" ] || exit {late}
 exit "$status"
 """
@@ -237,7 +237,7 @@ exec 2>/dev/null
 mark={mark}
 {functions}signal_members TERM 1
 nap 2
-signal_members KILL 10
+signal_members KILL 20
 """
 
 

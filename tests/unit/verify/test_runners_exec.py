@@ -104,7 +104,7 @@ ENDED = {
     "leaves-something": ("sleep {0} & (setsid sleep {0} > /dev/null &); echo done", 0, "done\n"),
     # For a moment the kernel shows no variables of a process that starts another program; here the moment is long.
     "is-starting": (
-        '(env -i setsid bash -c "sleep 0.1; exec env IMAGEBUILD_RUN=$IMAGEBUILD_RUN sleep {0}" > /dev/null 2>&1 &); '
+        '(env -i setsid bash -c "sleep 0.1; IMAGEBUILD_RUN=$IMAGEBUILD_RUN exec sleep {0}" > /dev/null 2>&1 &); '
         "echo done", 0, "done\n",
     ),
 }  # fmt: skip
