@@ -20,7 +20,9 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 IMAGEBUILD = str(Path(sysconfig.get_path("scripts")) / "imagebuild")
-COMPILED = ("gdrcopy", "nccl-tests", "nvbandwidth", "openmpi-git", "perftest", "ucc", "ucx")
+COMPILED = (
+    "gdrcopy", "nccl-tests", "nvbandwidth", "openmpi-git", "perftest", "pmix-git", "rdma-core-git", "ucc", "ucx",
+)  # fmt: skip
 BUMP = "nccl=2.31.2"
 USES_NCCL = {"nccl-wheel", "ucc", "nccl-tests", "image"}
 
