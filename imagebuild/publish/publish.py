@@ -510,18 +510,31 @@ def _overtaken(name: ImageReference, ours: str, theirs: str | None) -> CommandEr
 # Provenance
 
 
-def provenance_maker(renderer: Renderer, *, allow_dirty: bool, workflow: str = "") -> Callable[[Target, Choice], bytes]:
+ATTEMPT = "/attempts/"
+
+
+def provenance_maker(
+    renderer: Renderer, *, allow_dirty: bool, workflow: str = "", origin: Mapping[str, str] | None = None
+) -> Callable[[Target, Choice], bytes]:
     """Return a function, safe for threads, that makes the provenance of an image from the results of its build.
 
-    `workflow` is what signs it without a key, if that is a workflow that also builds.
-    It raises ResultError if the image was built from another Dockerfile than this checkout renders and, unless
-    `allow_dirty`, ConfigError if something in the image came from a folder of the builder.
+    `workflow` is what signs it without a key, if that is a workflow that also builds; `origin` is then what the build
+    has to name: the signer's own run, workflow, source and commit, as anybody may have written a result.
+    It raises ResultError if the image was built from another Dockerfile than this checkout renders, and ConfigError if
+    it is of another origin or, unless `allow_dirty`, if something in it came from a folder of the builder.
     """
     lock = threading.Lock()
 
     def make(target: Target, choice: Choice) -> bytes:
         # Equal images of several builds have one provenance: that of the first build.
         build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
+        for name, own in (origin or {}).items():
+            # The second attempt of a run may publish what the first built.
+            if str(getattr(build, name)).partition(ATTEMPT)[0] != own.partition(ATTEMPT)[0]:
+                raise ConfigError(
+                    f"{name} of its build is {getattr(build, name) or 'unknown'}, and that of this job {own or 'unknown'}; "
+                    "who signs without a key publishes what the same run built"
+                )
         with lock:
             recipe, text = renderer.recipe(target), renderer.dockerfile(target).text
         provenance = provenance_of(build, choice.platform, recipe, renderer.project.lock, text, workflow=workflow)
