@@ -249,30 +249,24 @@ def _show(result: AttestResult, *, signed: bool) -> None:
         out.print("[yellow]no signature was checked[/]: anybody who may push can have written all this; see --key")
 
 
-@example(
-    "imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new",
-    "imagebuild diff old.tar new.tar --results old-results new-results",
-)
+@example("imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new")
 def diff(
     project: options.ProjectFiles,
     a: options.ImageArgument,
     b: Annotated[str, argument("OTHER", "The image that the first one is compared with.")],
     platform: options.PlatformOption = None,
-    results: Annotated[
-        tuple[Path, Path] | None, option("--results A B", "Results of verify or benchmarks of both; files or folders.")
-    ] = None,
     json_file: options.JsonOption = None,
     exit_code: Annotated[bool, option("--exit-code", "End with exit status 1 if anything differs.")] = False,
     offline: options.OfflineOption = False,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """Say what differs between two images: components, packages, settings, layers, checks and bandwidth."""
-    from imagebuild.publish.diff import DiffRequest, compare_images, print_comparison
+    """Say what differs between two images: components, packages, settings and layers."""
+    from imagebuild.publish.diff import compare_images, print_comparison
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
     workspace = project.open_if_there()
     finder = ImageFinder(workspace.plan if workspace else NO_PLAN, folder, offline)
-    comparison = compare_images(DiffRequest(a, b, platform, results), finder)
+    comparison = compare_images((a, b), finder, platform)
 
     options.print_result(json_file, comparison, lambda: print_comparison(comparison))
     if exit_code and comparison.differs:

@@ -28,7 +28,6 @@ from .catalog import replace_table as replace_table
 from .catalog import split_tags as split_tags
 from .decide import rules_of as rules_of
 from .diff import Comparison as Comparison
-from .diff import DiffRequest as DiffRequest
 from .diff import compare_images as compare_images
 from .diff import dpkg_status as dpkg_status
 from .diff import instructions_of as instructions_of
@@ -75,7 +74,6 @@ from .site import PLATFORM as PLATFORM
 from .site import catalog_page as catalog_page
 from .site import checks_badge as checks_badge
 from .site import choices_of as choices_of
-from .site import curve_chart as curve_chart
 from .site import facets_of as facets_of
 from .site import facts_of as facts_of
 from .site import format_day as format_day

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import takewhile
@@ -13,7 +13,6 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from imagebuild import __version__
-from imagebuild.bench.models import SpeedClaim
 from imagebuild.core import files
 from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
@@ -27,9 +26,9 @@ from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
 from imagebuild.project.matrix import Matrix, Plan, axes_of, components_of
 from imagebuild.project.records import (
     AttachedFile,
+    Bandwidth,
     Catalog,
     Checks,
-    Curve,
     PublishedImage,
     PublishedPlatform,
     Sbom,
@@ -192,7 +191,7 @@ class ImageRepository:
         steps = (image.config, *(image.config.get("history") or ()))
         labels = {str(name): str(value) for name, value in image.labels.items()}
         digest = str(image.digest)
-        sbom, scans, checks, curves = None, [], [], []
+        sbom, scans, checks, bandwidths = None, [], [], list[Bandwidth]()
         attached = self._read_attached(digest, problems)
         for item, predicate in attached:
             match predicate:
@@ -201,11 +200,10 @@ class ImageRepository:
                 case ScanResult():
                     scans.append(scan_summary(item.digest, predicate))
                 case VerifyResult():
-                    drawn = curves_of(item.digest, predicate)
-                    checks.append(checks_summary(item.digest, predicate, drawn))
-                    curves += drawn
+                    checks.append(checks_summary(item.digest, predicate))
+                    bandwidths += bandwidths_of(item.digest, predicate)
                 case Report():
-                    curves += curves_of(item.digest, predicate)
+                    bandwidths += bandwidths_of(item.digest, predicate)
         return PublishedPlatform(
             platform=image.platform,
             digest=digest,
@@ -216,7 +214,7 @@ class ImageRepository:
             sbom=sbom,
             scan=max(scans, key=lambda scan: scan.started, default=None),
             checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
-            curves=distinct_curves(curves),
+            bandwidth=best_bandwidth(bandwidths),
             evidence=tuple(
                 AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size) for item, _ in attached
             ),
@@ -316,10 +314,11 @@ def scan_summary(digest: str, result: ScanResult) -> Scan:
     return Scan(evidence=digest, counts=dict(counts), waived=waived, **facts)
 
 
-def checks_summary(digest: str, result: VerifyResult, curves: Iterable[Curve]) -> Checks:
-    """Return what the attachment with this digest says of a verification, and of the GPUs that its curves name."""
+def checks_summary(digest: str, result: VerifyResult) -> Checks:
+    """Return what the attachment with this digest says of a verification, and of the GPUs that its benchmarks name."""
     counts = Counter(check.outcome for check in result.checks)
     place = result.surroundings or Surroundings(runner="")
+    runs = [run for check in result.checks if check.results for run in check.results.runs]
     return Checks(
         evidence=digest,
         passed=counts["passed"],
@@ -329,48 +328,37 @@ def checks_summary(digest: str, result: VerifyResult, curves: Iterable[Curve]) -
         runner=place.runner,
         gpus=place.gpus,
         nodes=place.nodes,
-        device=next((curve.device for curve in curves if curve.device), ""),
+        device=next((run.device for run in runs if run.device), ""),
         failures=tuple(f"{check.component}/{check.check}" for check in result.checks if check.outcome == "failed"),
         version=result.version,
     )
 
 
-def curves_of(digest: str, result: VerifyResult | Report) -> list[Curve]:
-    """Return a curve for each run that has a bandwidth, as it was judged; `digest` is that of the attachment."""
+def bandwidths_of(digest: str, result: VerifyResult | Report) -> Iterator[Bandwidth]:
+    """Yield the best bus bandwidth of each run whose data were right; `digest` is that of the attachment."""
     if isinstance(result, Report):
-        runs, judgements, profile = list(result.runs), list(result.judgements), result.about.profile
+        runs, judgements = list(result.runs), list(result.judgements)
     else:
         runs = [run for check in result.checks if check.results for run in check.results.runs]
-        judgements, profile = [judgement for check in result.checks for judgement in check.judgements], None
-    curves = []
-    for run in runs:
-        points = {row.size_bytes: speed for row in run.rows if row.size_bytes > 0 and (speed := row.busbw_gb_s)}
-        if not points:
-            continue
-        own = run.subject
+        judgements = [judgement for check in result.checks for judgement in check.judgements]
+    for run in (run for run in runs if run.verdict == "ok"):
         same = [judgement for judgement in judgements if judgement.source == run.source]
-        judgement = next((j for j in same if j.subject == own), same[0] if len(same) == 1 else None)
-        claim = judgement.speed if judgement else SpeedClaim(state="not judged")
-        best = max(points, key=lambda size: (points[size], -size))
-        curves.append(
-            Curve(
-                evidence=digest, collective=run.collective or "unknown", ranks=run.ranks, nodes=run.nodes,
-                device=run.device, points=tuple(sorted(points.items())), best_gb_s=points[best], best_bytes=best,
-                verdict=run.verdict, outcome=claim.state if judgement else "", reason=claim.reason,
-                profile=profile, ceiling=claim.ceiling, reference=claim.reference,
-            )
-        )  # fmt: skip
-    return curves
+        judgement = next((j for j in same if j.subject == run.subject), same[0] if len(same) == 1 else None)
+        ceiling = judgement.speed.ceiling if judgement else None
+        if rates := [rate for row in run.rows if (rate := row.busbw_gb_s)]:
+            yield Bandwidth(
+                evidence=digest, collective=run.collective or "unknown", ranks=run.ranks, gb_s=max(rates),
+                ceiling_gb_s=ceiling.value if ceiling else None,
+            )  # fmt: skip
 
 
-def distinct_curves(curves: Iterable[Curve]) -> tuple[Curve, ...]:
-    """Return each measurement once, preferably with its ceiling; all_reduce comes first."""
-    distinct: dict[object, Curve] = {}
-    for curve in curves:
-        key = (curve.collective, curve.ranks, curve.nodes, curve.device, curve.points)
-        if key not in distinct or (distinct[key].ceiling is None and curve.ceiling is not None):
-            distinct[key] = curve
-    return tuple(sorted(distinct.values(), key=lambda c: (c.collective != "all_reduce", c.collective, c.ranks or 0)))
+def best_bandwidth(found: Iterable[Bandwidth]) -> Bandwidth | None:
+    """Return the one that stands for all: all_reduce with most ranks; of equal ones, one with a ceiling."""
+
+    def rank(one: Bandwidth) -> tuple[bool, int, float, bool]:
+        return one.collective == "all_reduce", one.ranks or 0, one.gb_s, one.ceiling_gb_s is not None
+
+    return max(found, key=rank, default=None)
 
 
 # The README's table of images

@@ -12,10 +12,12 @@ from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
+from imagebuild.core.debian import Package
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
-from imagebuild.oci.attestation import Attestation, encode_predicate
+from imagebuild.oci.attestation import Attestation, encode_predicate, read_attestations
+from imagebuild.oci.registry import RepositoryAt
 from imagebuild.project.matrix import Attachment
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish.provenance import Provenance
@@ -57,6 +59,24 @@ def read_predicate(attestation: Attestation) -> BaseModel | None:
         return None
     name = f"the {attestation.kind} {attestation.digest}"
     return read_written(PREDICATES[attestation.kind], attestation.content, name)
+
+
+def attached_packages(place: RepositoryAt, digest: str) -> tuple[tuple[Package, ...], str]:
+    """Return the distribution's packages by the SBOM that is attached to an image, and why there are none.
+
+    Who signed it is not checked. Raises CommandError if the registry fails.
+    """
+    problem = "has no SBOM that can be read"
+    for item in read_attestations(place.registry, place.repository, digest, "sbom"):
+        try:
+            document = read_predicate(item)
+        except ResultError as error:  # anybody may have written it
+            problem = str(error)
+            continue
+        if isinstance(document, SpdxDocument) and document.debian_packages:
+            return document.debian_packages, ""
+        problem = "its SBOM lists no package of the distribution"
+    return (), problem
 
 
 @dataclass(frozen=True)

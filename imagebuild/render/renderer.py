@@ -366,7 +366,7 @@ class Renderer:
             loader=jinja2.FunctionLoader(self._template),
             undefined=jinja2.StrictUndefined,
             auto_reload=False,
-            autoescape=False,  # noqa: S701 - the output is a Dockerfile
+            autoescape=False,
             trim_blocks=True,
             lstrip_blocks=True,
         )

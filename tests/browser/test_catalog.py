@@ -146,7 +146,7 @@ def test_commands_by_tag_and_by_digest(visit: Visit, catalog: Catalog) -> None:
 
 
 def test_an_image_is_shown_when_its_name_is_followed(visit: Visit, catalog: Catalog) -> None:
-    image = next(one for one in catalog.images if any(platform.curves for platform in one.platforms))
+    image = next(one for one in catalog.images if any(platform.bandwidth for platform in one.platforms))
     page = visit("catalog", permissions=["clipboard-read", "clipboard-write"]).page
     article = page.locator("article:visible")
     expect(article).to_have_count(0)
@@ -154,7 +154,6 @@ def test_an_image_is_shown_when_its_name_is_followed(visit: Visit, catalog: Cata
     assert page.evaluate("decodeURIComponent(location.hash)") == f"#{image.image}:{image.tag}"
     expect(article.locator("h2")).to_have_text(f"{image.image} {image.tag}")
     expect(article.locator("dl").first).to_contain_text(image.digest)
-    expect(article.locator(".chart .scatterlayer .trace").first).to_be_visible()
     expect(article.locator(".commands .command")).to_have_count(7)
     article.get_by_role("button", name="Copy the command for Apptainer").click()
     copied = str(page.evaluate("navigator.clipboard.readText()"))

@@ -152,23 +152,29 @@ def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -
     assert arm64.digest == second.digest
 
 
-def test_curves_stand_beside_the_limits(registry: FakeRegistry, ours: ProjectFacts) -> None:
-    """As they were judged; the same measurement twice is one curve, with its ceiling."""
+def test_the_best_bandwidth_has_its_ceiling(registry: FakeRegistry, ours: ProjectFacts) -> None:
+    """As it was judged; of the same measurement twice, the one with a ceiling. What nobody judged has none."""
     amd64, arm64 = publish(registry)
     report = report_samples.GOOD
-    for document in (report.model_copy(update={"judgements": ()}), report):
+    for document in (report, report.model_copy(update={"judgements": ()})):
         attach(registry, amd64, "benchmark", document.model_dump())
-    attach(registry, arm64, "benchmark", report.model_copy(update={"judgements": ()}).model_dump())
-    first, second = one(registry, ours).platforms
-    assert [(c.collective, c.ranks, c.profile) for c in first.curves] == [
-        ("all_reduce", 8, "h100-sxm"), ("all_gather", 8, "h100-sxm"),
-    ]  # fmt: skip
-    curve = first.curves[0]
-    assert curve.ceiling
-    assert curve.ceiling.value == 700.0
-    assert curve.ratio == pytest.approx(curve.best_gb_s / 700.0)
-    assert curve.best_gb_s == max(rate for _, rate in curve.points)
-    assert [(c.ceiling, c.outcome) for c in second.curves] == [(None, ""), (None, "")]
+    wrong = tuple(
+        run.model_copy(update={"verdict": "wrong-data"}) for run in report.runs if run.collective == "all_reduce"
+    )
+    rest = tuple(run for run in report.runs if run.collective != "all_reduce")
+    unjudged = report.model_copy(update={"judgements": (), "runs": (*wrong, *rest)})
+    attach(registry, arm64, "benchmark", unjudged.model_dump())
+    first, second = (platform.bandwidth for platform in one(registry, ours).platforms)
+    rates = {run.collective: max(row.busbw_gb_s or 0 for row in run.rows) for run in report.runs}
+    assert first
+    assert second
+    assert (first.collective, first.ranks, first.gb_s, first.ceiling_gb_s) == (
+        "all_reduce",
+        8,
+        rates["all_reduce"],
+        700.0,
+    )
+    assert (second.collective, second.gb_s, second.ceiling_gb_s) == ("all_gather", rates["all_gather"], None)
 
 
 def test_results_of_real_gpus(registry: FakeRegistry, ours: ProjectFacts) -> None:
@@ -180,7 +186,7 @@ def test_results_of_real_gpus(registry: FakeRegistry, ours: ProjectFacts) -> Non
     found = catalog(registry, ours)
     assert not found.problems
     assert len(found.images) == len(files)
-    assert all(image.platforms[0].curves for image in found.images)
+    assert all(image.platforms[0].bandwidth for image in found.images)
 
 
 def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: ProjectFacts) -> None:
