@@ -15,7 +15,6 @@ from imagebuild.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from imagebuild.oci.registry import Registry
     from imagebuild.publish.attest import AttestResult
 
 POLICY = Path("scan-policy.yaml")
@@ -55,7 +54,6 @@ def scan(
     ],
     policy: Annotated[Path, option("--policy FILE", "File that says what fails and what is ignored.")] = POLICY,
     platform: options.PlatformOption = None,
-    every: Annotated[bool, option("--all", "Also list vulnerabilities below high that fail nothing.")] = False,
     json_file: options.JsonOption = None,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
@@ -72,7 +70,7 @@ def scan(
     rules = YamlFile(policy, Policy(), {}) if no_file else load_policy(policy)
     with ImageFinder(workspace.plan if workspace else NO_PLAN, folder).built(image) as found:
         result = scan_result(found.image(platform), report, rules)
-    options.print_result(json_file, result, lambda: print_scan(result, every=every))
+    options.print_result(json_file, result, lambda: print_scan(result))
     if result.verdict == "failed":
         raise typer.Exit(1)
 
@@ -129,8 +127,6 @@ def freshness(
 
 attest = command_group("Verify, show and add attestations of a published image.")
 
-PATIENCE_S = 30
-"""Seconds to repeat requests: somebody waits for the answer."""
 MARKS = {"passed": "[green]ok[/]", "failed": "[red]failed[/]", "broken": "[red]wrong[/]", "missing": "[red]missing[/]"}
 PublishedArgument = Annotated[str, argument("IMAGE", "An image of a registry, by tag or digest.")]
 KindOption = Annotated[
@@ -162,6 +158,7 @@ def verify_attachments_of(
     Exit status 1 if something required is missing or wrong.
     """
     from imagebuild.oci.reference import parse_reference
+    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.attest import AttestRequest, trust_of, verify_attachments
 
     reference = parse_reference(image)
@@ -169,7 +166,7 @@ def verify_attachments_of(
         required=tuple(filter(None, (kind.strip() for kind in require.split(",")))),
         trust=trust_of(key, identity, issuer, log=not no_tlog),
     )
-    result = verify_attachments(reference, _connect(reference.host), request)
+    result = verify_attachments(reference, connect_registry(reference.host), request)
     options.print_result(json_file, result, lambda: _show(result, signed=bool(request.trust)))
     if result.verdict == "failed":
         raise typer.Exit(1)
@@ -184,10 +181,11 @@ def show_attachment_of(
 ) -> None:
     """Print the content of an image's newest attestation of a kind."""
     from imagebuild.oci.reference import parse_reference
+    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.attest import show_attachment
 
     reference = parse_reference(image)
-    content = show_attachment(reference, _connect(reference.host), kind, platform)
+    content = show_attachment(reference, connect_registry(reference.host), kind, platform)
     options.print_or_write(content.decode(), output)
 
 
@@ -207,22 +205,17 @@ def add_attachment_to(
     """
     from imagebuild.core.files import read_text
     from imagebuild.oci.reference import parse_reference
+    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.attest import add_attachment, signer_of
 
     reference = parse_reference(image)
     signer = signer_of(key, sign=sign, log=not no_tlog)
     digests = add_attachment(
-        reference, _connect(reference.host), kind, read_text(file).encode(),
+        reference, connect_registry(reference.host), kind, read_text(file).encode(),
         file=file, platform=platform, signer=signer,
     )  # fmt: skip
     for digest in digests:
         out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _connect(host: str) -> Registry:
-    from imagebuild.oci.registry import connect_registry
-
-    return connect_registry(host, patience_s=PATIENCE_S)
 
 
 def _show(result: AttestResult, *, signed: bool) -> None:

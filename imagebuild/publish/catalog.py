@@ -21,6 +21,7 @@ from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import CREATED, SIGNATURE, Attestation, read_attestations
 from imagebuild.oci.image import PlatformImage, image_in_registry
+from imagebuild.oci.layout import REFERRERS_TAG
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
 from imagebuild.project.matrix import Matrix, Plan, axes_of, components_of
@@ -248,8 +249,6 @@ def stack_of(versions: Mapping[str, str], provides: Mapping[str, tuple[str, ...]
     return {name: text for name, text in (("nccl", known.get("nccl", "")), ("mpi", mpi)) if text}
 
 
-REFERRERS = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
-"""Tags that name no image: lists of what refers to a digest, and what cosign attaches to one."""
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 REVISION = r"(?P<revision>[0-9a-f]{7,40}(?:-\d{8})?(?:-dirty)?)"
 ANY = r"[A-Za-z0-9._-]+"
@@ -257,13 +256,13 @@ ANY = r"[A-Za-z0-9._-]+"
 
 def signed_digests(tags: Iterable[str]) -> frozenset[str]:
     """Return the digests for which there is a tag of a signature."""
-    matches = (REFERRERS.fullmatch(tag) for tag in tags)
+    matches = (REFERRERS_TAG.fullmatch(tag) for tag in tags)
     return frozenset(f"sha256:{match[1]}" for match in matches if match and match[2] == "sig")
 
 
 def image_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Return the tags of images. One that the specification does not allow is left out, as the page has tags as ids."""
-    return tuple(tag for tag in tags if TAG.fullmatch(tag) and not REFERRERS.fullmatch(tag))
+    return tuple(tag for tag in tags if TAG.fullmatch(tag) and not REFERRERS_TAG.fullmatch(tag))
 
 
 def split_tags(

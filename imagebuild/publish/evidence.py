@@ -26,7 +26,7 @@ from imagebuild.report.document import Report
 
 T_co = TypeVar("T_co", covariant=True)
 
-PREDICATES: Mapping[str, type[BaseModel]] = {
+PREDICATES: Mapping[Attachment, type[BaseModel]] = {
     "sbom": SpdxDocument,
     "provenance": Provenance,
     "verification": VerifyResult,
@@ -34,9 +34,6 @@ PREDICATES: Mapping[str, type[BaseModel]] = {
     "scan": ScanResult,
 }
 """Kind of attachment → type of its predicate."""
-KINDS_OF_FILES: Mapping[type[BaseModel], Attachment] = {
-    PREDICATES[kind]: kind for kind in ("sbom", "verification", "benchmark", "scan")
-}
 REQUIRED_KEYS: Mapping[type[BaseModel], frozenset[str]] = {
     BuildResult: frozenset({"target", "digest", "platforms", "steps"}),
     VerifyResult: frozenset({"image", "digest", "platform", "checks"}),
@@ -220,7 +217,8 @@ def attachment_of(value: BaseModel, document: object, digest: str, platform: str
             content, created = _encode(public), value.about.created
         case ScanResult():
             created = value.started
-    return NewAttachment(KINDS_OF_FILES.get(type(value), "provenance"), content, created)
+    kind = next(kind for kind, model in PREDICATES.items() if isinstance(value, model))
+    return NewAttachment(kind, content, created)
 
 
 def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:

@@ -276,9 +276,9 @@ LISTED: tuple[Severity, ...] = ("critical", "high")
 """Severities that are listed even if they do not fail the image."""
 
 
-def print_scan(result: ScanResult, *, every: bool) -> None:
-    """Print the findings as a table; without `every`, only count those below high that fail nothing."""
-    listed = [f for f in result.findings if every or f.fails or f.waived or f.severity in LISTED]
+def print_scan(result: ScanResult) -> None:
+    """Print the findings as a table; those below high that fail nothing are only counted."""
+    listed = [f for f in result.findings if f.fails or f.waived or f.severity in LISTED]
     rows = []
     for finding in listed:
         colour = COLOURS.get(finding.severity)
@@ -290,7 +290,7 @@ def print_scan(result: ScanResult, *, every: bool) -> None:
         console.print_table(("severity", "vulnerability", "package", "installed", "fixed in", "policy"), rows)
     rest = [finding for finding in result.findings if finding not in set(listed)]
     if rest:
-        out.print(f"and {len(rest)} more that fail nothing ({_counts(rest)}); --all lists them", markup=False)
+        out.print(f"and {len(rest)} more that fail nothing ({_counts(rest)}); --json has them", markup=False)
     for note in result.notes:
         out.print(f"[yellow]note:[/] {escape(note)}")
     out.print(f"{result.scanner}; database: {result.database}", markup=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from imagebuild.core import ResultError
 from imagebuild.project import AttachedFile, Bandwidth, Catalog, Checks, PublishedImage, Scan, SecurityUpdates
 from imagebuild.publish import (
     ABSENT,
-    PLATFORM,
     catalog_page,
     checks_badge,
     choices_of,
@@ -28,7 +26,6 @@ from imagebuild.publish import (
     image_tags,
     natural_order,
     newest_of_kind,
-    picker_rows,
     pull_commands,
     read_catalog,
     write_site,
@@ -123,32 +120,6 @@ def test_every_image_has_a_row_and_an_article(few: Catalog) -> None:
         f"imagebuild attest verify {image.reference}",
     ]  # fmt: skip
     assert [part for part in said if part not in article] == []
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_picker_leads_to_the_newest_without_failures_of_every_kind(seed: int) -> None:
-    """What the page's program does, done here: of each kind, the newest image that has no failure, else the newest."""
-    catalog = catalog_samples.catalog(random.Random(seed).randrange(1, 200), seed)
-    facets = facets_of(catalog.images)
-    rows = picker_rows(catalog.images, facets)
-    assert facets[-1].key == PLATFORM
-    kinds: dict[tuple[object, ...], list[PublishedImage]] = {}
-    for image in catalog.images:
-        key = (*choices_of(image).items(), *(platform.platform for platform in image.platforms))
-        kinds.setdefault(key, []).append(image)
-    for images in kinds.values():
-        own, days = choices_of(images[0]), [image.created for image in images]
-        wanted = [facet.values.index(own.get(facet.key, ABSENT)) for facet in facets[:-1]]
-        mask = sum(1 << facets[-1].values.index(platform.platform) for platform in images[0].platforms)
-        offered = [catalog.images[row[0]] for row in rows if row[1:] == [*wanted, mask]]
-        sound = [image for image in images if not has_failures(image)]
-        assert offered[0].created == max(days)
-        assert len(offered) == (1 if not sound or not has_failures(offered[0]) else 2)
-        if sound:
-            assert offered[-1].created == max(image.created for image in sound)
-            assert not has_failures(offered[-1])
-    days = [catalog.images[row[0]].created[:10] for row in rows]
-    assert days == sorted(days, reverse=True)
 
 
 def test_what_is_weighed_and_what_was_replaced(few: Catalog) -> None:

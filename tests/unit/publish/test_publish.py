@@ -49,26 +49,6 @@ def test_a_verified_target_gets_its_tags_and_aliases(site: Site) -> None:
         assert origin.items() <= listed["annotations"].items()
 
 
-def test_nothing_is_sent_that_staging_has(site: Site) -> None:
-    site.ready(NEW, content=bytes(100_000))
-    before = site.fake.sent
-    done = site.publish().only
-    assert done.mounted == 4  # a configuration and a layer for each platform
-    assert len(site.fake.changed("mount")) == 4
-    assert site.fake.sent - before < 40_000  # manifests, and the verifications
-
-
-def test_run_twice_it_changes_nothing(site: Site) -> None:
-    site.ready(NEW, OLD)
-    assert site.publish().states == ["published", "published"]
-    site.fake.calls.clear()
-    again = site.publish()
-    assert again.states == ["unchanged", "unchanged"]
-    assert again.result.exit_status == 0
-    assert not site.fake.calls
-    assert len(again.result.targets[0].kept) == 2  # `latest` is the other's
-
-
 def test_a_dry_run_changes_nothing_and_says_what_it_would_do(site: Site) -> None:
     site.ready(NEW)
     site.fake.calls.clear()
@@ -398,23 +378,6 @@ def test_without_a_signature_nothing_is_sent(signing: Signing) -> None:
     reason = "nothing was sent, as it could not be signed: `cosign` failed (1): the log does not answer"
     assert (failed.state, failed.reasons) == ("failed", (reason,))
     assert not signing.site.fake.calls
-
-
-@pytest.mark.parametrize("manifests", [0, 2, 3, 5], ids=["nothing", "images", "the-index", "attachments"])
-def test_signing_that_fails_on_the_way_gives_no_tag_and_is_repaired(signing: Signing, manifests: int) -> None:
-    """While the registry has so many manifests."""
-
-    def fail(what: str, repository: str, name: str) -> None:
-        held = signing.site.fake.repositories.get("acme/tiny")
-        if len(held.manifests if held else ()) >= manifests:
-            signing.fake.down = "the log does not answer"
-
-    signing.site.fake.before = fail
-    failed = signing.publish().only
-    assert (failed.state, signing.site.tags()) == ("failed", {})
-    signing.site.fake.before, signing.fake.down = None, ""
-    assert signing.publish().only.state == "published"
-    assert signing.wrong() == []
 
 
 def test_what_attest_verify_would_refuse_gets_no_tag(signing: Signing) -> None:
