@@ -197,10 +197,6 @@ class Published(Model):
     """Kind of attachment → how many are new."""
     signed: int = 0
     """Images and indexes that were signed."""
-    sent_bytes: int = 0
-    """Bytes of the blobs and manifests that were sent."""
-    mounted: int = 0
-    """Blobs that the registry took from the staging repository."""
 
 
 class PublishResult(Model):

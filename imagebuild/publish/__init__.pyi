@@ -21,9 +21,7 @@ from .catalog import image_tags as image_tags
 from .catalog import images_table as images_table
 from .catalog import natural_order as natural_order
 from .catalog import newest_first as newest_first
-from .catalog import published_repositories as published_repositories
 from .catalog import read_catalog as read_catalog
-from .catalog import read_registries as read_registries
 from .catalog import replace_table as replace_table
 from .catalog import split_tags as split_tags
 from .decide import rules_of as rules_of

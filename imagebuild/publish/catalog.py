@@ -65,37 +65,27 @@ def read_catalog(path: Path) -> Catalog:
     return read_written(Catalog, files.read_text(path), str(path))
 
 
-def catalog_from_registry(project: ProjectFacts) -> Catalog:
-    """Read what the registries of the plan have.
-
-    Raises ConfigError if a tag names no registry, CommandError if a registry fails.
-    """
-    for target in project.plan.targets:
-        for tag in target.tags:
-            if full_reference(tag) != tag:
-                raise ConfigError(f"catalog: {tag} names no registry; give --registry, or `repository:` in the matrix")
-    hosts = {name.host for name in published_repositories(project.plan)}
-    return read_registries({host: connect_registry(host) for host in hosts}, project)
-
-
 def published_repositories(plan: Plan) -> dict[ImageReference, str]:
-    """Return the repositories of the plan's tags, each with its image. Raises ConfigError for a wrong name."""
+    """Return the repositories of the tags, each with its image. Raises ConfigError for one without a registry."""
     names = {tag.rpartition(":")[0]: t.image for t in plan.targets for tag in (*t.tags, *t.aliases)}
+    if unnamed := [name for name in names if full_reference(name) != name]:
+        raise ConfigError(f"catalog: {unnamed[0]} names no registry; give --registry, or `repository:` in the matrix")
     return {parse_reference(name): image for name, image in names.items()}
 
 
-def read_registries(
-    registries: Mapping[str, Registry],
+def catalog_from_registry(
     project: ProjectFacts,
+    connect: Callable[[str], Registry] = connect_registry,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Catalog:
-    """Read a catalogue; an image that cannot be read is one of its problems. `registries` are named by their hosts.
+    """Read what the registries of the plan have; an image that cannot be read is one of the catalogue's problems.
 
-    Raises CommandError if a registry cannot be read at all.
+    Raises ConfigError if a tag names no registry, CommandError if a registry cannot be read at all.
     """
     problems: list[str] = []
     images: list[PublishedImage] = []
     repositories = published_repositories(project.plan)
+    registries = {host: connect(host) for host in {name.host for name in repositories}}
     for reference, image in repositories.items():
         registry = registries[reference.host]
         tags = registry.tags(reference.repository)

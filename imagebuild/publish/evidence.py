@@ -18,7 +18,6 @@ from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import Attestation, encode_predicate, read_attestations
 from imagebuild.oci.registry import RepositoryAt
-from imagebuild.project.matrix import Attachment
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
@@ -26,7 +25,7 @@ from imagebuild.report.document import Report
 
 T_co = TypeVar("T_co", covariant=True)
 
-PREDICATES: Mapping[Attachment, type[BaseModel]] = {
+PREDICATES: Mapping[str, type[BaseModel]] = {
     "sbom": SpdxDocument,
     "provenance": Provenance,
     "verification": VerifyResult,
@@ -191,7 +190,7 @@ PRIVATE_FACTS = frozenset({"host"})
 class NewAttachment:
     """Hold a predicate to attach to an image in a registry."""
 
-    kind: Attachment
+    kind: str
     content: bytes
     created: str = ""
 

@@ -28,8 +28,6 @@ from imagebuild.publish import (
     Trust,
     catalog_from_registry,
     image_tags,
-    published_repositories,
-    read_registries,
     split_tags,
     with_signers,
     with_updates,
@@ -93,7 +91,7 @@ def publish(registry: FakeRegistry) -> list[Descriptor]:
 
 
 def catalog(registry: FakeRegistry, ours: ProjectFacts) -> Catalog:
-    return read_registries({registry.host: registry}, ours, lambda: NOW)
+    return catalog_from_registry(ours, lambda _: registry, lambda: NOW)
 
 
 def one(registry: FakeRegistry, ours: ProjectFacts) -> PublishedImage:
@@ -293,13 +291,6 @@ def test_tags() -> None:
     assert revision in ("0a1b2c3", "0a1b2c3-dirty")
     assert split_tags(["cuda12-nccl1-u24-0a1b2c3"], templates, {"cuda": "13.4.2", "os": "u24"})[0] == ()
     assert image_tags(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
-
-
-def test_the_repositories_of_this_project(project: Project) -> None:
-    named = published_repositories(make_plan(project))
-    assert {str(name): image for name, image in named.items()} == {
-        f"docker.io/imagebuild/{image}": image for image in ("quickstart", "open", "slim", "hpcx")
-    }
 
 
 def test_a_registry_must_be_named(project: Project) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from imagebuild.core import ConfigError
 from imagebuild.oci import Blob, Descriptor, PlatformImage, Registry, image, images_in
-from imagebuild.project import make_plan
 from imagebuild.publish import (
     Comparison,
     compare_images,
@@ -22,7 +21,6 @@ from imagebuild.publish import (
 )
 from imagebuild.verify import ImageFinder, Layer
 from tests import attached
-from tests.conftest import Files
 from tests.registry_fake import FakeRegistry, pushed
 from tests.unit import image_files as make
 from tests.unit.conftest import Call
@@ -88,12 +86,6 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     made = compared(f"oci:{tmp_path}/a", f"oci:{tmp_path}/b")
     assert f"packages: oci:{tmp_path}/a has no packages of dpkg" in made.not_compared
     assert "b are not compressed, so a registry has other sizes and digests" in made.notes[0]
-
-
-def test_targets_that_are_not_built(tiny: Files, tmp_path: Path) -> None:
-    plan = make_plan(tiny.load())
-    with pytest.raises(ConfigError, match="is not built, or has other versions than the plan"):
-        compared(plan.targets[0].id, plan.targets[1].id, finder=ImageFinder(plan, tmp_path))
 
 
 DPKG = "var/lib/dpkg/status"
