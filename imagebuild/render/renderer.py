@@ -361,7 +361,7 @@ class Renderer:
             folder.mkdir(parents=True, exist_ok=True)
             compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
         # A job that may sign renders templates of a project, and must run nothing of the project.
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        environment = jinja2.sandbox.SandboxedEnvironment(
             bytecode_cache=compiled,
             loader=jinja2.FunctionLoader(self._template),
             undefined=jinja2.StrictUndefined,
