@@ -290,7 +290,6 @@ def catalog(
     from imagebuild.core.yaml import read_written
     from imagebuild.publish.attest import trust_of, with_signers
     from imagebuild.publish.catalog import (
-        ProjectFacts,
         catalog_from_registry,
         images_table,
         replace_table,
@@ -303,11 +302,9 @@ def catalog(
     if check and readme is None:
         raise ConfigError("--check: needs --readme FILE")
     workspace = project.open(options.PlanChanges().parse(registry))
-    provides = {name: document.model.provides for name, document in workspace.project.components.items()}
-    facts = ProjectFacts(workspace.project.matrix.model, workspace.plan, provides)
     if output or json_file:
         fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None
-        made = catalog_from_registry(facts)
+        made = catalog_from_registry(workspace.project, workspace.plan)
         if trust := trust_of(key, identity, issuer, log=not no_tlog):
             made = with_signers(made, trust)
         if fresh:
@@ -320,7 +317,7 @@ def catalog(
             out.print(f"{count} image{'s' * (count != 1)} in {write_site(made, output)}", markup=False)
     if readme:
         old = read_text(readme)
-        new = replace_table(str(readme), old, images_table(facts))
+        new = replace_table(str(readme), old, images_table(workspace.project, workspace.plan))
         if not check:
             write_text(readme, new)
         elif old != new:

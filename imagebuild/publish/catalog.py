@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
@@ -24,7 +24,8 @@ from imagebuild.oci.image import PlatformImage, image_in_registry
 from imagebuild.oci.layout import REFERRERS_TAG
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
-from imagebuild.project.matrix import Matrix, Plan, axes_of, components_of
+from imagebuild.project.matrix import Plan, axes_of, components_of
+from imagebuild.project.plan import Project
 from imagebuild.project.records import (
     AttachedFile,
     Bandwidth,
@@ -50,16 +51,6 @@ REVISION_LABEL = "org.opencontainers.image.revision"
 """Label of the git revision."""
 
 
-@dataclass(frozen=True)
-class ProjectFacts:
-    """Hold what the project says, whatever the registry has."""
-
-    matrix: Matrix
-    plan: Plan
-    provides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Component → other components that it stands for."""
-
-
 def read_catalog(path: Path) -> Catalog:
     """Read an `images.json`. Raises ConfigError without a file, ResultError if it is something else."""
     return read_written(Catalog, files.read_text(path), str(path))
@@ -74,7 +65,8 @@ def published_repositories(plan: Plan) -> dict[ImageReference, str]:
 
 
 def catalog_from_registry(
-    project: ProjectFacts,
+    project: Project,
+    plan: Plan,
     connect: Callable[[str], Registry] = connect_registry,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Catalog:
@@ -84,12 +76,12 @@ def catalog_from_registry(
     """
     problems: list[str] = []
     images: list[PublishedImage] = []
-    repositories = published_repositories(project.plan)
+    repositories = published_repositories(plan)
     registries = {host: connect(host) for host in {name.host for name in repositories}}
     for reference, image in repositories.items():
         registry = registries[reference.host]
         tags = registry.tags(reference.repository)
-        repository = ImageRepository(registry.at(reference.repository), image, project, signed_digests(tags))
+        repository = ImageRepository(registry.at(reference.repository), image, project, plan, signed_digests(tags))
         results = for_each(repository.read_image, repository.tags_by_digest(tags).items(), registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
         images += newest_first(image for image, _ in results if image)
@@ -120,7 +112,8 @@ class ImageRepository:
 
     place: RepositoryAt
     image: str
-    project: ProjectFacts
+    project: Project
+    plan: Plan
     signatures: frozenset[str]
     """Digests that a tag says to have a signature."""
 
@@ -155,7 +148,7 @@ class ImageRepository:
         self, digest: str, tags: Sequence[str], platforms: tuple[PublishedPlatform, ...], *, signed: bool
     ) -> PublishedImage:
         """Return what labels, tags and the matrix say of an image; all of its platforms are of one target."""
-        labels, entry = platforms[0].labels, self.project.matrix.images[self.image]
+        labels, entry = platforms[0].labels, self.project.matrix.model.images[self.image]
         axes, versions = axes_of(labels), components_of(labels)
         order = {axis: number for number, axis in enumerate(entry.axes)}
         fixed, aliases, revision = split_tags(tags, entry.tags, axes)
@@ -165,7 +158,7 @@ class ImageRepository:
             description=labels.get("org.opencontainers.image.description", entry.description),
             axes=dict(sorted(axes.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))),
             versions=versions,
-            stack=stack_of(versions, self.project.provides),
+            stack=stack_of(versions, self.project),
             repository=str(self.place),
             digest=digest,
             tags=fixed,
@@ -173,7 +166,7 @@ class ImageRepository:
             revision=labels.get(REVISION_LABEL) or revision,
             created=max(platform.created for platform in platforms),
             platforms=platforms,
-            restricted={name: text for name, text in self.project.plan.restricted.items() if name in versions},
+            restricted={name: text for name, text in self.plan.restricted.items() if name in versions},
             signed=signed,
         )
 
@@ -231,8 +224,9 @@ class ImageRepository:
 # What labels and tags say
 
 
-def stack_of(versions: Mapping[str, str], provides: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     """Return the versions of NCCL and MPI, by which people choose an image besides its axes."""
+    provides = {name: component.model.provides for name, component in project.components.items()}
     known = {name: version for c, version in versions.items() for name in (c, *provides.get(c, ()))}
     # The version of Open MPI in HPC-X is only a series; that of HPC-X is exact.
     mpi = f"HPC-X {known['hpcx']}" if "hpcx" in known else f"Open MPI {known['mpi']}" if "mpi" in known else ""
@@ -369,15 +363,15 @@ def replace_table(name: str, text: str, table: str) -> str:
     return f"{before}{BEGIN}\n{table}{END}{rest.partition(END)[2]}"
 
 
-def images_table(project: ProjectFacts) -> str:
+def images_table(project: Project, plan: Plan) -> str:
     """Return the table of the matrix's images as Markdown."""
-    images = project.matrix.images
+    images = project.matrix.model.images
     axes = list(dict.fromkeys(axis for image in images.values() for axis in image.axes))
     rows = []
     for name, image in images.items():
-        targets = [target for target in project.plan.targets if target.image == name]
+        targets = [target for target in plan.targets if target.image == name]
         platforms = sorted(platform.removeprefix("linux/") for target in targets[:1] for platform in target.platforms)
-        stacks = [stack_of(target.components, project.provides) for target in targets]
+        stacks = [stack_of(target.components, project) for target in targets]
         nccl = dict.fromkeys(f"NCCL {stack['nccl']}" for stack in stacks if "nccl" in stack)
         mpi = dict.fromkeys(stack["mpi"] for stack in stacks if "mpi" in stack)
         limit = image.size_limit_mb
@@ -391,7 +385,7 @@ def images_table(project: ProjectFacts) -> str:
         ])  # fmt: skip
     table = markdown_table(["image", "what it is", *axes, "has", "platforms", "targets", "compressed"], rows)
     note = "; sizes are the limits in it" if any(image.size_limit_mb for image in images.values()) else ""
-    total = len(project.plan.targets)
+    total = len(plan.targets)
     return f"{table}\n\n{total} targets, by `imagebuild catalog --readme` from [matrix.yaml](matrix.yaml){note}.\n"
 
 

@@ -23,7 +23,6 @@ from imagebuild.project import (
 )
 from imagebuild.publish import (
     Freshness,
-    ProjectFacts,
     Signer,
     Trust,
     catalog_from_registry,
@@ -48,7 +47,7 @@ def registry() -> FakeRegistry:
 
 
 @pytest.fixture
-def ours(tiny: Files) -> ProjectFacts:
+def ours(tiny: Files) -> Project:
     tiny.replace("matrix.yaml", '"{repository}/{image}:{cuda}-{os}-{variant}"]', (
         '"{repository}/{image}:{cuda}-{os}-{variant}-{revision}"]\n'
         '    aliases: ["{repository}/{image}:{cuda}-{variant}"]'
@@ -57,9 +56,7 @@ def ours(tiny: Files) -> ProjectFacts:
     tiny.component("library", (tiny.root / "dockerfiles/components/library/component.yaml").read_text() + (
         "provides: [nccl]\nredistribution: ask first\n"
     ))  # fmt: skip
-    project = tiny.load()
-    provides = {name: document.model.provides for name, document in project.components.items()}
-    return ProjectFacts(project.matrix.model, make_plan(project), provides)
+    return tiny.load()
 
 
 def put(registry: FakeRegistry, content: bytes, labels: dict[str, str], platform: str = "linux/amd64") -> Descriptor:
@@ -90,16 +87,16 @@ def publish(registry: FakeRegistry) -> list[Descriptor]:
     return found
 
 
-def catalog(registry: FakeRegistry, ours: ProjectFacts) -> Catalog:
-    return catalog_from_registry(ours, lambda _: registry, lambda: NOW)
+def catalog(registry: FakeRegistry, ours: Project) -> Catalog:
+    return catalog_from_registry(ours, make_plan(ours), lambda _: registry, lambda: NOW)
 
 
-def one(registry: FakeRegistry, ours: ProjectFacts) -> PublishedImage:
+def one(registry: FakeRegistry, ours: Project) -> PublishedImage:
     (found,) = catalog(registry, ours).images
     return found
 
 
-def test_an_image(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_an_image(registry: FakeRegistry, ours: Project) -> None:
     children = publish(registry)
     image = one(registry, ours)
     assert (image.image, image.target) == ("tiny", LABELS["imagebuild.target"])
@@ -117,7 +114,7 @@ def test_an_image(registry: FakeRegistry, ours: ProjectFacts) -> None:
     assert not image.signed
 
 
-def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_what_refers_to_a_platform(registry: FakeRegistry, ours: Project) -> None:
     amd64, arm64 = publish(registry)
     packages = [{"SPDXID": f"SPDXRef-{n}"} for n in ("image", "a", "b")]
     document = {"spdxVersion": "SPDX-2.3", "packages": packages, "documentDescribes": ["SPDXRef-image"]}
@@ -150,7 +147,7 @@ def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -
     assert arm64.digest == second.digest
 
 
-def test_the_best_bandwidth_has_its_ceiling(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_the_best_bandwidth_has_its_ceiling(registry: FakeRegistry, ours: Project) -> None:
     """As it was judged; of the same measurement twice, the one with a ceiling. What nobody judged has none."""
     amd64, arm64 = publish(registry)
     report = report_samples.GOOD
@@ -175,7 +172,7 @@ def test_the_best_bandwidth_has_its_ceiling(registry: FakeRegistry, ours: Projec
     assert (second.collective, second.gb_s, second.ceiling_gb_s) == ("all_gather", rates["all_gather"], None)
 
 
-def test_results_of_real_gpus(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_results_of_real_gpus(registry: FakeRegistry, ours: Project) -> None:
     files = sorted((ROOT / "docs/evidence/gpu-results").glob("*.json"))
     for number, file in enumerate(files):
         child = put(registry, file.name.encode(), LABELS)
@@ -187,7 +184,7 @@ def test_results_of_real_gpus(registry: FakeRegistry, ours: ProjectFacts) -> Non
     assert all(image.platforms[0].bandwidth for image in found.images)
 
 
-def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Project) -> None:
     amd64, arm64 = publish(registry)
     index = str(registry.digest(REPOSITORY, TAG))
     registry.repositories[REPOSITORY].tags[f"{index.replace(':', '-')}.sig"] = amd64.digest
@@ -199,9 +196,7 @@ def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Project
 
 
 @pytest.mark.parametrize(("signer", "said"), [("ours", "ours.pub"), ("theirs", ""), ("", "")])
-def test_whose_signature_it_is(
-    registry: FakeRegistry, ours: ProjectFacts, signer: str, said: str, tmp_path: Path
-) -> None:
+def test_whose_signature_it_is(registry: FakeRegistry, ours: Project, signer: str, said: str, tmp_path: Path) -> None:
     amd64, _ = publish(registry)
     index, fake = str(registry.digest(REPOSITORY, TAG)), FakeCosign()
     if signer:
@@ -217,21 +212,21 @@ def test_whose_signature_it_is(
     assert one(registry, ours).verified_by is None
 
 
-def test_updates_that_an_image_lacks(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_updates_that_an_image_lacks(registry: FakeRegistry, ours: Project) -> None:
     amd64, _ = publish(registry)
     fresh = Freshness(read="2026-11-22T04:17:00Z", pending={amd64.digest: 2}, updates=())
     (image,) = with_updates(catalog(registry, ours), fresh).images
     assert [p.updates and (p.updates.pending, p.updates.read) for p in image.platforms] == [(2, fresh.read), None]
 
 
-def test_an_image_of_one_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_an_image_of_one_platform(registry: FakeRegistry, ours: Project) -> None:
     alone = put(registry, b"alone", LABELS)
     registry.put_manifest(REPOSITORY, TAG, registry.manifest(REPOSITORY, alone.digest).content, MANIFEST)  # type: ignore[union-attr]
     image = one(registry, ours)
     assert (image.digest, [p.platform for p in image.platforms]) == (alone.digest, ["linux/amd64"])
 
 
-def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, ours: Project) -> None:
     amd64, _ = publish(registry)
     attach(registry, amd64, "verification", b"no JSON")
     attach(registry, amd64, "scan", {"verdict": "perhaps"})
@@ -252,14 +247,14 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, 
         assert any(word in problem for problem in found.problems), word
 
 
-def test_attestations_of_buildkit_are_no_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_attestations_of_buildkit_are_no_platform(registry: FakeRegistry, ours: Project) -> None:
     children = [put(registry, b"a", LABELS), put(registry, b"b", {}, "unknown/unknown")]
     registry_fake.index(registry, REPOSITORY, children, TAG)
     assert [platform.platform for platform in one(registry, ours).platforms] == ["linux/amd64"]
 
 
 def test_a_registry_that_is_empty_or_fails(
-    registry: FakeRegistry, ours: ProjectFacts, monkeypatch: pytest.MonkeyPatch
+    registry: FakeRegistry, ours: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = catalog(registry, ours)
     assert (found.images, found.problems) == ((), ())
@@ -273,7 +268,7 @@ def test_a_registry_that_is_empty_or_fails(
         catalog(registry, ours)
 
 
-def test_the_newest_comes_first(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_the_newest_comes_first(registry: FakeRegistry, ours: Project) -> None:
     created = "org.opencontainers.image.created"
     for day, content in (("2026-11-01", b"old"), ("2026-11-19", b"new"), ("2026-11-10", b"middle")):
         child = put(registry, content, {**LABELS, created: f"{day}T00:00:00Z"})
@@ -295,4 +290,4 @@ def test_tags() -> None:
 
 def test_a_registry_must_be_named(project: Project) -> None:
     with pytest.raises(ConfigError, match="names no registry; give --registry"):
-        catalog_from_registry(ProjectFacts(project.matrix.model, make_plan(project)))
+        catalog_from_registry(project, make_plan(project))
