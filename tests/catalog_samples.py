@@ -6,12 +6,11 @@ import hashlib
 import random
 from itertools import count, islice, product
 
-from imagebuild.bench import Limit
 from imagebuild.project import (
     AttachedFile,
+    Bandwidth,
     Catalog,
     Checks,
-    Curve,
     PublishedImage,
     PublishedPlatform,
     Sbom,
@@ -26,18 +25,6 @@ OPEN = ["12.9", "13.0", "13.1", "13.2", "13.3", "13.4", "13.5"]
 
 def digest(*parts: object) -> str:
     return f"sha256:{hashlib.sha256(repr(parts).encode()).hexdigest()}"
-
-
-def curve(collective: str, peak: float, ceiling: float, evidence: str) -> Curve:
-    points = tuple((1 << n, round(peak * (1 << n) / ((1 << n) + 6e7), 2)) for n in range(10, 34))
-    best = max(points, key=lambda point: point[1])
-    return Curve(
-        evidence=evidence, collective=collective, ranks=8, nodes=1, device="NVIDIA H100 80GB HBM3", points=points,
-        best_gb_s=best[1], best_bytes=best[0], verdict="ok", outcome="passed", profile="h100",
-        reason=f"{best[1] / (ceiling * 0.95):.0%} of the reference",
-        ceiling=Limit(value=ceiling, unit="GB/s", what=f"NVLS {collective} ceiling: link * 2(N-1)/(N+1)"),
-        reference=Limit(value=ceiling * 0.95, unit="GB/s", what="8x H100, measured somewhere, 2026-05"),
-    )  # fmt: skip
 
 
 def platform(name: str, key: object, dice: random.Random, labels: dict[str, str], created: str) -> PublishedPlatform:
@@ -63,9 +50,9 @@ def platform(name: str, key: object, dice: random.Random, labels: dict[str, str]
         if dice.random() < 0.9
         else None,
         checks=(found.model_copy(update={"gpus": 8, "device": "NVIDIA H100 80GB HBM3"}), found) if measured else (found,),
-        curves=tuple(curve(c, peak, top, refs[3].digest) for c, peak, top in (
-            ("all_reduce", 478.0, 700.0), ("all_gather", 362.0, 450.0), ("reduce_scatter", 365.0, 450.0),
-            ("alltoall", 344.0, 450.0))) if measured else (),
+        bandwidth=Bandwidth(
+            evidence=refs[3].digest, collective="all_reduce", ranks=8, gb_s=474.7, ceiling_gb_s=700.0
+        ) if measured else None,
         evidence=tuple(refs),
         signed=dice.random() < 0.5,
     )  # fmt: skip

@@ -15,7 +15,6 @@ from imagebuild.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from imagebuild.oci.registry import Registry
     from imagebuild.publish.attest import AttestResult
 
 POLICY = Path("scan-policy.yaml")
@@ -55,7 +54,6 @@ def scan(
     ],
     policy: Annotated[Path, option("--policy FILE", "File that says what fails and what is ignored.")] = POLICY,
     platform: options.PlatformOption = None,
-    every: Annotated[bool, option("--all", "Also list vulnerabilities below high that fail nothing.")] = False,
     json_file: options.JsonOption = None,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
@@ -72,7 +70,7 @@ def scan(
     rules = YamlFile(policy, Policy(), {}) if no_file else load_policy(policy)
     with ImageFinder(workspace.plan if workspace else NO_PLAN, folder).built(image) as found:
         result = scan_result(found.image(platform), report, rules)
-    options.print_result(json_file, result, lambda: print_scan(result, every=every))
+    options.print_result(json_file, result, lambda: print_scan(result))
     if result.verdict == "failed":
         raise typer.Exit(1)
 
@@ -129,8 +127,6 @@ def freshness(
 
 attest = command_group("Verify, show and add attestations of a published image.")
 
-PATIENCE_S = 30
-"""Seconds to repeat requests: somebody waits for the answer."""
 MARKS = {"passed": "[green]ok[/]", "failed": "[red]failed[/]", "broken": "[red]wrong[/]", "missing": "[red]missing[/]"}
 PublishedArgument = Annotated[str, argument("IMAGE", "An image of a registry, by tag or digest.")]
 KindOption = Annotated[
@@ -162,6 +158,7 @@ def verify_attachments_of(
     Exit status 1 if something required is missing or wrong.
     """
     from imagebuild.oci.reference import parse_reference
+    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.attest import AttestRequest, trust_of, verify_attachments
 
     reference = parse_reference(image)
@@ -169,7 +166,7 @@ def verify_attachments_of(
         required=tuple(filter(None, (kind.strip() for kind in require.split(",")))),
         trust=trust_of(key, identity, issuer, log=not no_tlog),
     )
-    result = verify_attachments(reference, _connect(reference.host), request)
+    result = verify_attachments(reference, connect_registry(reference.host), request)
     options.print_result(json_file, result, lambda: _show(result, signed=bool(request.trust)))
     if result.verdict == "failed":
         raise typer.Exit(1)
@@ -184,10 +181,11 @@ def show_attachment_of(
 ) -> None:
     """Print the content of an image's newest attestation of a kind."""
     from imagebuild.oci.reference import parse_reference
+    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.attest import show_attachment
 
     reference = parse_reference(image)
-    content = show_attachment(reference, _connect(reference.host), kind, platform)
+    content = show_attachment(reference, connect_registry(reference.host), kind, platform)
     options.print_or_write(content.decode(), output)
 
 
@@ -207,22 +205,17 @@ def add_attachment_to(
     """
     from imagebuild.core.files import read_text
     from imagebuild.oci.reference import parse_reference
+    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.attest import add_attachment, signer_of
 
     reference = parse_reference(image)
     signer = signer_of(key, sign=sign, log=not no_tlog)
     digests = add_attachment(
-        reference, _connect(reference.host), kind, read_text(file).encode(),
+        reference, connect_registry(reference.host), kind, read_text(file).encode(),
         file=file, platform=platform, signer=signer,
     )  # fmt: skip
     for digest in digests:
         out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _connect(host: str) -> Registry:
-    from imagebuild.oci.registry import connect_registry
-
-    return connect_registry(host, patience_s=PATIENCE_S)
 
 
 def _show(result: AttestResult, *, signed: bool) -> None:
@@ -249,30 +242,24 @@ def _show(result: AttestResult, *, signed: bool) -> None:
         out.print("[yellow]no signature was checked[/]: anybody who may push can have written all this; see --key")
 
 
-@example(
-    "imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new",
-    "imagebuild diff old.tar new.tar --results old-results new-results",
-)
+@example("imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new")
 def diff(
     project: options.ProjectFiles,
     a: options.ImageArgument,
     b: Annotated[str, argument("OTHER", "The image that the first one is compared with.")],
     platform: options.PlatformOption = None,
-    results: Annotated[
-        tuple[Path, Path] | None, option("--results A B", "Results of verify or benchmarks of both; files or folders.")
-    ] = None,
     json_file: options.JsonOption = None,
     exit_code: Annotated[bool, option("--exit-code", "End with exit status 1 if anything differs.")] = False,
     offline: options.OfflineOption = False,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """Say what differs between two images: components, packages, settings, layers, checks and bandwidth."""
-    from imagebuild.publish.diff import DiffRequest, compare_images, print_comparison
+    """Say what differs between two images: components, packages, settings and layers."""
+    from imagebuild.publish.diff import compare_images, print_comparison
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
     workspace = project.open_if_there()
     finder = ImageFinder(workspace.plan if workspace else NO_PLAN, folder, offline)
-    comparison = compare_images(DiffRequest(a, b, platform, results), finder)
+    comparison = compare_images((a, b), finder, platform)
 
     options.print_result(json_file, comparison, lambda: print_comparison(comparison))
     if exit_code and comparison.differs:
@@ -303,7 +290,6 @@ def catalog(
     from imagebuild.core.yaml import read_written
     from imagebuild.publish.attest import trust_of, with_signers
     from imagebuild.publish.catalog import (
-        ProjectFacts,
         catalog_from_registry,
         images_table,
         replace_table,
@@ -316,11 +302,9 @@ def catalog(
     if check and readme is None:
         raise ConfigError("--check: needs --readme FILE")
     workspace = project.open(options.PlanChanges().parse(registry))
-    provides = {name: document.model.provides for name, document in workspace.project.components.items()}
-    facts = ProjectFacts(workspace.project.matrix.model, workspace.plan, provides)
     if output or json_file:
         fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None
-        made = catalog_from_registry(facts)
+        made = catalog_from_registry(workspace.project, workspace.plan)
         if trust := trust_of(key, identity, issuer, log=not no_tlog):
             made = with_signers(made, trust)
         if fresh:
@@ -333,7 +317,7 @@ def catalog(
             out.print(f"{count} image{'s' * (count != 1)} in {write_site(made, output)}", markup=False)
     if readme:
         old = read_text(readme)
-        new = replace_table(str(readme), old, images_table(facts))
+        new = replace_table(str(readme), old, images_table(workspace.project, workspace.plan))
         if not check:
             write_text(readme, new)
         elif old != new:

@@ -219,8 +219,8 @@ def init(
     if workflow:
         owner, _, revision = workflow.partition("@")
         called = (templates / "images.yml").read_text(encoding="utf-8")
-        called = called.replace("WORKFLOW", f"{owner}/.github/workflows/project.yml@{revision}")
-        texts[".github/workflows/images.yml"] = called.replace("REPOSITORY", owner).replace("REVISION", revision)
+        address = f"{owner}/.github/workflows/project.yml@{revision}"
+        texts[".github/workflows/images.yml"] = called.replace("WORKFLOW", address)
     if there := [name for name in texts if (folder / name).exists()]:
         raise ConfigError(f"{folder / there[0]}: is there already; name an empty folder")
     for name, text in texts.items():

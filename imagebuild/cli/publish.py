@@ -60,6 +60,7 @@ def publish(
     Exit status 0: all is published; 1: something was refused; 4: a registry failed.
     """
     from imagebuild.oci.registry import connect_registry
+    from imagebuild.project.revision import current_revision, origin_of_build
     from imagebuild.publish.attest import GITHUB_ISSUER, signer_of
     from imagebuild.publish.decide import key_of_target
     from imagebuild.publish.publish import (
@@ -76,10 +77,14 @@ def publish(
         select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),
         allow_dirty=allow_dirty, dry_run=dry_run,
     )  # fmt: skip
-    workflow = str(signer.identity) if signer and signer.issuer == GITHUB_ISSUER else ""
+    workflow, origin = "", {}
+    if signer and signer.issuer == GITHUB_ISSUER:
+        matrix = workspace.project.matrix.path
+        revision = current_revision(matrix, workspace.project.roots[0]) or ""
+        workflow, origin = str(signer.identity), {**origin_of_build(matrix, os.environ), "revision": revision}
     tools = PublishTools(
         registry=cache(connect_registry),
-        provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty, workflow=workflow),
+        provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty, workflow=workflow, origin=origin),
         key=partial(key_of_target, workspace.renderer),
         signer=None if dry_run else signer,
     )

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from imagebuild.core.console import err
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.oci import engine
-from imagebuild.oci.attestation import read_attestations
 from imagebuild.oci.layout import (
     CHUNK,
     INDEX_TYPES,
@@ -98,16 +97,6 @@ class PlatformImage:
         if self.repository:
             self.repository.fetch(Descriptor("", layer.digest or "", layer.size), layer.file)
         return layer
-
-    def attached(self, kind: str) -> tuple[bytes, ...]:
-        """Return the undamaged predicates of a kind that refer to the manifest; who signed them is not checked.
-
-        Raises CommandError if the registry cannot list them.
-        """
-        if not self.repository:
-            return ()
-        read = read_attestations(self.repository.registry, self.repository.repository, self.digest, kind)
-        return tuple(item.content for item in read if not item.problem)
 
     def as_layout(self, folder: Path) -> Path:
         """Make an OCI layout with this image alone."""

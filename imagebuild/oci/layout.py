@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -199,6 +200,10 @@ def referrer_descriptor(content: bytes) -> Descriptor:
         artifact_type=document.get("artifactType") or (document.get("config") or {}).get("mediaType"),
         annotations=document.get("annotations") or {},
     )
+
+
+REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
+"""Tags that name no image: lists of what refers to a digest, and what cosign 2 attaches to one."""
 
 
 def referrers_tag(digest: str) -> str:

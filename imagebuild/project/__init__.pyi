@@ -44,11 +44,11 @@ from .plan import select_targets as select_targets
 from .plan import staged_tag as staged_tag
 from .plan import versions_with as versions_with
 from .records import AttachedFile as AttachedFile
+from .records import Bandwidth as Bandwidth
 from .records import BuildResult as BuildResult
 from .records import Catalog as Catalog
 from .records import CheckResult as CheckResult
 from .records import Checks as Checks
-from .records import Curve as Curve
 from .records import Outcome as Outcome
 from .records import Published as Published
 from .records import PublishedImage as PublishedImage

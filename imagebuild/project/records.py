@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from imagebuild.bench.models import Judgement, Limit, Results
+from imagebuild.bench.models import Judgement, Results
 from imagebuild.core.fields import Model, Name, Platform
 from imagebuild.project.lockfile import Digest
 
@@ -197,10 +197,6 @@ class Published(Model):
     """Kind of attachment → how many are new."""
     signed: int = 0
     """Images and indexes that were signed."""
-    sent_bytes: int = 0
-    """Bytes of the blobs and manifests that were sent."""
-    mounted: int = 0
-    """Blobs that the registry took from the staging repository."""
 
 
 class PublishResult(Model):
@@ -278,32 +274,15 @@ class Checks(Model):
     """Of imagebuild."""
 
 
-class Curve(Model):
-    """Hold the bus bandwidth of a collective over message size: the better placement of each size."""
+class Bandwidth(Model):
+    """Hold the best bus bandwidth that a collective had in a run whose data were right."""
 
     evidence: str
     collective: str
     ranks: int | None = None
-    nodes: int | None = None
-    device: str | None = None
-    points: tuple[tuple[int, float], ...]
-    """Bytes, GB/s; ascending."""
-    best_gb_s: float
-    best_bytes: int
-    verdict: str
-    """Whether the data were right: `ok`, or what was wrong."""
-    outcome: str = ""
-    """What is claimed about the speed: `fast enough`, `too slow`, `not judged`, …"""
-    reason: str = ""
-    profile: str | None = None
-    """Hardware that it is compared with."""
-    ceiling: Limit | None = None
-    reference: Limit | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        """Return the best value as a fraction of the ceiling."""
-        return self.best_gb_s / self.ceiling.value if self.ceiling else None
+    gb_s: float
+    ceiling_gb_s: float | None = None
+    """The most that the hardware can show, where a profile was given."""
 
 
 class SecurityUpdates(Model):
@@ -331,7 +310,8 @@ class PublishedPlatform(Model):
     """As `imagebuild freshness` found them; None if it did not look at this image."""
     checks: tuple[Checks, ...] = ()
     """The newest first."""
-    curves: tuple[Curve, ...] = ()
+    bandwidth: Bandwidth | None = None
+    """That of all_reduce with most ranks, or of another collective if there is no all_reduce."""
     evidence: tuple[AttachedFile, ...] = ()
     signed: bool = False
     """Whether there is a signature of it. Whose, and whether it is right, `imagebuild attest verify` finds out."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
@@ -13,7 +13,6 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from imagebuild import __version__
-from imagebuild.bench.models import SpeedClaim
 from imagebuild.core import files
 from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
@@ -22,14 +21,16 @@ from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import CREATED, SIGNATURE, Attestation, read_attestations
 from imagebuild.oci.image import PlatformImage, image_in_registry
+from imagebuild.oci.layout import REFERRERS_TAG
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
-from imagebuild.project.matrix import Matrix, Plan, axes_of, components_of
+from imagebuild.project.matrix import Plan, axes_of, components_of
+from imagebuild.project.plan import Project
 from imagebuild.project.records import (
     AttachedFile,
+    Bandwidth,
     Catalog,
     Checks,
-    Curve,
     PublishedImage,
     PublishedPlatform,
     Sbom,
@@ -50,56 +51,37 @@ REVISION_LABEL = "org.opencontainers.image.revision"
 """Label of the git revision."""
 
 
-@dataclass(frozen=True)
-class ProjectFacts:
-    """Hold what the project says, whatever the registry has."""
-
-    matrix: Matrix
-    plan: Plan
-    provides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Component → other components that it stands for."""
-
-
 def read_catalog(path: Path) -> Catalog:
     """Read an `images.json`. Raises ConfigError without a file, ResultError if it is something else."""
     return read_written(Catalog, files.read_text(path), str(path))
 
 
-def catalog_from_registry(project: ProjectFacts) -> Catalog:
-    """Read what the registries of the plan have.
-
-    Raises ConfigError if a tag names no registry, CommandError if a registry fails.
-    """
-    for target in project.plan.targets:
-        for tag in target.tags:
-            if full_reference(tag) != tag:
-                raise ConfigError(f"catalog: {tag} names no registry; give --registry, or `repository:` in the matrix")
-    hosts = {name.host for name in published_repositories(project.plan)}
-    return read_registries({host: connect_registry(host) for host in hosts}, project)
-
-
 def published_repositories(plan: Plan) -> dict[ImageReference, str]:
-    """Return the repositories of the plan's tags, each with its image. Raises ConfigError for a wrong name."""
+    """Return the repositories of the tags, each with its image. Raises ConfigError for one without a registry."""
     names = {tag.rpartition(":")[0]: t.image for t in plan.targets for tag in (*t.tags, *t.aliases)}
+    if unnamed := [name for name in names if full_reference(name) != name]:
+        raise ConfigError(f"catalog: {unnamed[0]} names no registry; give --registry, or `repository:` in the matrix")
     return {parse_reference(name): image for name, image in names.items()}
 
 
-def read_registries(
-    registries: Mapping[str, Registry],
-    project: ProjectFacts,
+def catalog_from_registry(
+    project: Project,
+    plan: Plan,
+    connect: Callable[[str], Registry] = connect_registry,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Catalog:
-    """Read a catalogue; an image that cannot be read is one of its problems. `registries` are named by their hosts.
+    """Read what the registries of the plan have; an image that cannot be read is one of the catalogue's problems.
 
-    Raises CommandError if a registry cannot be read at all.
+    Raises ConfigError if a tag names no registry, CommandError if a registry cannot be read at all.
     """
     problems: list[str] = []
     images: list[PublishedImage] = []
-    repositories = published_repositories(project.plan)
+    repositories = published_repositories(plan)
+    registries = {host: connect(host) for host in {name.host for name in repositories}}
     for reference, image in repositories.items():
         registry = registries[reference.host]
         tags = registry.tags(reference.repository)
-        repository = ImageRepository(registry.at(reference.repository), image, project, signed_digests(tags))
+        repository = ImageRepository(registry.at(reference.repository), image, project, plan, signed_digests(tags))
         results = for_each(repository.read_image, repository.tags_by_digest(tags).items(), registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
         images += newest_first(image for image, _ in results if image)
@@ -130,7 +112,8 @@ class ImageRepository:
 
     place: RepositoryAt
     image: str
-    project: ProjectFacts
+    project: Project
+    plan: Plan
     signatures: frozenset[str]
     """Digests that a tag says to have a signature."""
 
@@ -165,7 +148,7 @@ class ImageRepository:
         self, digest: str, tags: Sequence[str], platforms: tuple[PublishedPlatform, ...], *, signed: bool
     ) -> PublishedImage:
         """Return what labels, tags and the matrix say of an image; all of its platforms are of one target."""
-        labels, entry = platforms[0].labels, self.project.matrix.images[self.image]
+        labels, entry = platforms[0].labels, self.project.matrix.model.images[self.image]
         axes, versions = axes_of(labels), components_of(labels)
         order = {axis: number for number, axis in enumerate(entry.axes)}
         fixed, aliases, revision = split_tags(tags, entry.tags, axes)
@@ -175,7 +158,7 @@ class ImageRepository:
             description=labels.get("org.opencontainers.image.description", entry.description),
             axes=dict(sorted(axes.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))),
             versions=versions,
-            stack=stack_of(versions, self.project.provides),
+            stack=stack_of(versions, self.project),
             repository=str(self.place),
             digest=digest,
             tags=fixed,
@@ -183,7 +166,7 @@ class ImageRepository:
             revision=labels.get(REVISION_LABEL) or revision,
             created=max(platform.created for platform in platforms),
             platforms=platforms,
-            restricted={name: text for name, text in self.project.plan.restricted.items() if name in versions},
+            restricted={name: text for name, text in self.plan.restricted.items() if name in versions},
             signed=signed,
         )
 
@@ -192,7 +175,7 @@ class ImageRepository:
         steps = (image.config, *(image.config.get("history") or ()))
         labels = {str(name): str(value) for name, value in image.labels.items()}
         digest = str(image.digest)
-        sbom, scans, checks, curves = None, [], [], []
+        sbom, scans, checks, bandwidths = None, [], [], list[Bandwidth]()
         attached = self._read_attached(digest, problems)
         for item, predicate in attached:
             match predicate:
@@ -201,11 +184,10 @@ class ImageRepository:
                 case ScanResult():
                     scans.append(scan_summary(item.digest, predicate))
                 case VerifyResult():
-                    drawn = curves_of(item.digest, predicate)
-                    checks.append(checks_summary(item.digest, predicate, drawn))
-                    curves += drawn
+                    checks.append(checks_summary(item.digest, predicate))
+                    bandwidths += bandwidths_of(item.digest, predicate)
                 case Report():
-                    curves += curves_of(item.digest, predicate)
+                    bandwidths += bandwidths_of(item.digest, predicate)
         return PublishedPlatform(
             platform=image.platform,
             digest=digest,
@@ -216,7 +198,7 @@ class ImageRepository:
             sbom=sbom,
             scan=max(scans, key=lambda scan: scan.started, default=None),
             checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
-            curves=distinct_curves(curves),
+            bandwidth=best_bandwidth(bandwidths),
             evidence=tuple(
                 AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size) for item, _ in attached
             ),
@@ -242,16 +224,15 @@ class ImageRepository:
 # What labels and tags say
 
 
-def stack_of(versions: Mapping[str, str], provides: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     """Return the versions of NCCL and MPI, by which people choose an image besides its axes."""
+    provides = {name: component.model.provides for name, component in project.components.items()}
     known = {name: version for c, version in versions.items() for name in (c, *provides.get(c, ()))}
     # The version of Open MPI in HPC-X is only a series; that of HPC-X is exact.
     mpi = f"HPC-X {known['hpcx']}" if "hpcx" in known else f"Open MPI {known['mpi']}" if "mpi" in known else ""
     return {name: text for name, text in (("nccl", known.get("nccl", "")), ("mpi", mpi)) if text}
 
 
-REFERRERS = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
-"""Tags that name no image: lists of what refers to a digest, and what cosign attaches to one."""
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 REVISION = r"(?P<revision>[0-9a-f]{7,40}(?:-\d{8})?(?:-dirty)?)"
 ANY = r"[A-Za-z0-9._-]+"
@@ -259,13 +240,13 @@ ANY = r"[A-Za-z0-9._-]+"
 
 def signed_digests(tags: Iterable[str]) -> frozenset[str]:
     """Return the digests for which there is a tag of a signature."""
-    matches = (REFERRERS.fullmatch(tag) for tag in tags)
+    matches = (REFERRERS_TAG.fullmatch(tag) for tag in tags)
     return frozenset(f"sha256:{match[1]}" for match in matches if match and match[2] == "sig")
 
 
 def image_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Return the tags of images. One that the specification does not allow is left out, as the page has tags as ids."""
-    return tuple(tag for tag in tags if TAG.fullmatch(tag) and not REFERRERS.fullmatch(tag))
+    return tuple(tag for tag in tags if TAG.fullmatch(tag) and not REFERRERS_TAG.fullmatch(tag))
 
 
 def split_tags(
@@ -316,10 +297,11 @@ def scan_summary(digest: str, result: ScanResult) -> Scan:
     return Scan(evidence=digest, counts=dict(counts), waived=waived, **facts)
 
 
-def checks_summary(digest: str, result: VerifyResult, curves: Iterable[Curve]) -> Checks:
-    """Return what the attachment with this digest says of a verification, and of the GPUs that its curves name."""
+def checks_summary(digest: str, result: VerifyResult) -> Checks:
+    """Return what the attachment with this digest says of a verification, and of the GPUs that its benchmarks name."""
     counts = Counter(check.outcome for check in result.checks)
     place = result.surroundings or Surroundings(runner="")
+    runs = [run for check in result.checks if check.results for run in check.results.runs]
     return Checks(
         evidence=digest,
         passed=counts["passed"],
@@ -329,48 +311,37 @@ def checks_summary(digest: str, result: VerifyResult, curves: Iterable[Curve]) -
         runner=place.runner,
         gpus=place.gpus,
         nodes=place.nodes,
-        device=next((curve.device for curve in curves if curve.device), ""),
+        device=next((run.device for run in runs if run.device), ""),
         failures=tuple(f"{check.component}/{check.check}" for check in result.checks if check.outcome == "failed"),
         version=result.version,
     )
 
 
-def curves_of(digest: str, result: VerifyResult | Report) -> list[Curve]:
-    """Return a curve for each run that has a bandwidth, as it was judged; `digest` is that of the attachment."""
+def bandwidths_of(digest: str, result: VerifyResult | Report) -> Iterator[Bandwidth]:
+    """Yield the best bus bandwidth of each run whose data were right; `digest` is that of the attachment."""
     if isinstance(result, Report):
-        runs, judgements, profile = list(result.runs), list(result.judgements), result.about.profile
+        runs, judgements = list(result.runs), list(result.judgements)
     else:
         runs = [run for check in result.checks if check.results for run in check.results.runs]
-        judgements, profile = [judgement for check in result.checks for judgement in check.judgements], None
-    curves = []
-    for run in runs:
-        points = {row.size_bytes: speed for row in run.rows if row.size_bytes > 0 and (speed := row.busbw_gb_s)}
-        if not points:
-            continue
-        own = run.subject
+        judgements = [judgement for check in result.checks for judgement in check.judgements]
+    for run in (run for run in runs if run.verdict == "ok"):
         same = [judgement for judgement in judgements if judgement.source == run.source]
-        judgement = next((j for j in same if j.subject == own), same[0] if len(same) == 1 else None)
-        claim = judgement.speed if judgement else SpeedClaim(state="not judged")
-        best = max(points, key=lambda size: (points[size], -size))
-        curves.append(
-            Curve(
-                evidence=digest, collective=run.collective or "unknown", ranks=run.ranks, nodes=run.nodes,
-                device=run.device, points=tuple(sorted(points.items())), best_gb_s=points[best], best_bytes=best,
-                verdict=run.verdict, outcome=claim.state if judgement else "", reason=claim.reason,
-                profile=profile, ceiling=claim.ceiling, reference=claim.reference,
-            )
-        )  # fmt: skip
-    return curves
+        judgement = next((j for j in same if j.subject == run.subject), same[0] if len(same) == 1 else None)
+        ceiling = judgement.speed.ceiling if judgement else None
+        if rates := [rate for row in run.rows if (rate := row.busbw_gb_s)]:
+            yield Bandwidth(
+                evidence=digest, collective=run.collective or "unknown", ranks=run.ranks, gb_s=max(rates),
+                ceiling_gb_s=ceiling.value if ceiling else None,
+            )  # fmt: skip
 
 
-def distinct_curves(curves: Iterable[Curve]) -> tuple[Curve, ...]:
-    """Return each measurement once, preferably with its ceiling; all_reduce comes first."""
-    distinct: dict[object, Curve] = {}
-    for curve in curves:
-        key = (curve.collective, curve.ranks, curve.nodes, curve.device, curve.points)
-        if key not in distinct or (distinct[key].ceiling is None and curve.ceiling is not None):
-            distinct[key] = curve
-    return tuple(sorted(distinct.values(), key=lambda c: (c.collective != "all_reduce", c.collective, c.ranks or 0)))
+def best_bandwidth(found: Iterable[Bandwidth]) -> Bandwidth | None:
+    """Return the one that stands for all: all_reduce with most ranks; of equal ones, one with a ceiling."""
+
+    def rank(one: Bandwidth) -> tuple[bool, int, float, bool]:
+        return one.collective == "all_reduce", one.ranks or 0, one.gb_s, one.ceiling_gb_s is not None
+
+    return max(found, key=rank, default=None)
 
 
 # The README's table of images
@@ -392,15 +363,15 @@ def replace_table(name: str, text: str, table: str) -> str:
     return f"{before}{BEGIN}\n{table}{END}{rest.partition(END)[2]}"
 
 
-def images_table(project: ProjectFacts) -> str:
+def images_table(project: Project, plan: Plan) -> str:
     """Return the table of the matrix's images as Markdown."""
-    images = project.matrix.images
+    images = project.matrix.model.images
     axes = list(dict.fromkeys(axis for image in images.values() for axis in image.axes))
     rows = []
     for name, image in images.items():
-        targets = [target for target in project.plan.targets if target.image == name]
+        targets = [target for target in plan.targets if target.image == name]
         platforms = sorted(platform.removeprefix("linux/") for target in targets[:1] for platform in target.platforms)
-        stacks = [stack_of(target.components, project.provides) for target in targets]
+        stacks = [stack_of(target.components, project) for target in targets]
         nccl = dict.fromkeys(f"NCCL {stack['nccl']}" for stack in stacks if "nccl" in stack)
         mpi = dict.fromkeys(stack["mpi"] for stack in stacks if "mpi" in stack)
         limit = image.size_limit_mb
@@ -414,7 +385,7 @@ def images_table(project: ProjectFacts) -> str:
         ])  # fmt: skip
     table = markdown_table(["image", "what it is", *axes, "has", "platforms", "targets", "compressed"], rows)
     note = "; sizes are the limits in it" if any(image.size_limit_mb for image in images.values()) else ""
-    total = len(project.plan.targets)
+    total = len(plan.targets)
     return f"{table}\n\n{total} targets, by `imagebuild catalog --readme` from [matrix.yaml](matrix.yaml){note}.\n"
 
 

@@ -1,31 +1,24 @@
-"""Compare two images: components, packages, settings, layers, checks and bandwidth."""
+"""Compare two images: components, packages, settings and layers."""
 
 from __future__ import annotations
 
 import platform as machine
 import re
-import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
-from imagebuild.bench.baseline import compare_with_baseline
-from imagebuild.bench.models import Judgement, Results
 from imagebuild.core.console import format_size, out, print_table
 from imagebuild.core.debian import installed_packages, package_versions
-from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.run import ARCHITECTURES
-from imagebuild.core.yaml import read_written
 from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.project.matrix import components_of
-from imagebuild.publish.sbom import SpdxDocument
-from imagebuild.report.document import NONE, Report, format_number, gather_files
+from imagebuild.publish.evidence import attached_packages
+from imagebuild.report.document import NONE
 from imagebuild.verify.files import Layer, Tree
 from imagebuild.verify.layers import scan
 from imagebuild.verify.subject import ImageFinder
@@ -79,8 +72,6 @@ class Comparison(Model):
     b: ComparedImage
     sections: tuple[Section, ...]
     sizes: Sizes
-    speeds: tuple[Judgement, ...]
-    """What was measured in B, with A as the baseline."""
     not_compared: tuple[str, ...]
     """What was not compared, and why."""
     notes: tuple[str, ...] = ()
@@ -88,22 +79,11 @@ class Comparison(Model):
 
     @property
     def differs(self) -> bool:
-        """Return whether anything differs. Speeds do not count, as they differ from run to run."""
+        """Return whether anything differs."""
         return any(section.changes for section in self.sections)
 
 
-@dataclass(frozen=True)
-class DiffRequest:
-    """Name the two images to compare."""
-
-    a: str
-    b: str
-    platform: str | None = None
-    results: tuple[Path, Path] | None = None
-    """Results of verify or benchmarks for A and for B, as files or folders."""
-
-
-def compare_images(request: DiffRequest, finder: ImageFinder) -> Comparison:
+def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | None = None) -> Comparison:
     """Find two images, read them, and compare them.
 
     Raises ConfigError if there is no such image, CommandError if the engine or a registry fails, and ResultError if
@@ -111,22 +91,20 @@ def compare_images(request: DiffRequest, finder: ImageFinder) -> Comparison:
     """
     known: dict[str, Layer] = {}  # layers that were read, which the images may share
     with ExitStack() as stack:
-        both = [stack.enter_context(finder.built(name)) for name in (request.a, request.b)]
+        both = [stack.enter_context(finder.built(name)) for name in names]
         common = [platform for platform in both[0].platforms if platform in both[1].platforms]
         own = f"linux/{ARCHITECTURES.get(machine.machine())}"
-        chosen = request.platform or (own if own in common else next(iter(common), None))
-        a, b = (
-            _read_facts(found, chosen or found.platforms[0], results, known)
-            for found, results in zip(both, request.results or (None, None), strict=True)
-        )
-    not_compared = [f"{title}: {reason}" for facts in (a, b) for title, reason in facts.unknown.items()]
+        chosen = platform or (own if own in common else next(iter(common), None))
+        a, b = (_read_facts(found, chosen or found.platforms[0], known) for found in both)
+    not_compared = [
+        f"packages: {facts.side.name} has no packages of dpkg" for facts in (a, b) if "packages" not in facts.values
+    ]
     if chosen is None:
         not_compared.append(f"no platform is in both: {a.side.platform} is compared with {b.side.platform}")
-    elif not request.platform:
+    elif not platform:
         not_compared += [f"{name}: compare it with --platform {name}" for name in common if name != chosen]
-    speeds = compare_with_baseline(b.results, a.results) if a.has_speeds and b.has_speeds else ()
     return Comparison(
-        a=a.side, b=b.side, sections=tuple(_compare(a, b)), speeds=speeds,
+        a=a.side, b=b.side, sections=tuple(_compare(a, b)),
         sizes=Sizes(
             a=sum(a.layers.values()), b=sum(b.layers.values()),
             shared=sum(size for digest, size in b.layers.items() if digest in a.layers),
@@ -163,9 +141,6 @@ class ImageContents:
     image: PlatformImage
     values: Mapping[str, Mapping[str, str]]
     """Section → name → value, for the sections that are known."""
-    unknown: Mapping[str, str]
-    """Section → which image does not tell it."""
-    results: Results
     notes: Sequence[str]
 
     @property
@@ -173,80 +148,34 @@ class ImageContents:
         """Return digest → bytes."""
         return {str(layer.digest): layer.size for layer in self.image.layers}
 
-    @property
-    def has_speeds(self) -> bool:
-        """Return whether there are results of benchmarks."""
-        return bool(self.results.runs or self.results.tests or self.results.tables)
 
-
-def _read_facts(found: FoundImage, platform: str, results: Path | None, known: dict[str, Layer]) -> ImageContents:
-    """Read an image and its results; `known` keeps the layers that were read."""
+def _read_facts(found: FoundImage, platform: str, known: dict[str, Layer]) -> ImageContents:
+    """Read an image; `known` keeps the layers that were read."""
     image, name = found.image(platform), found.name
-    notes, unknown = [], {}
     labels = {key: value for key, value in image.labels.items() if not key.startswith(COMPONENT)}
-    values: dict[str, Mapping[str, str]] = {"components": components_of(image.labels)}
     packages, note = _read_packages(image, known)
-    if packages is None:
-        unknown["packages"] = f"{name} has no packages of dpkg"
-    else:
-        values["packages"] = packages
-    values |= {
+    values: dict[str, Mapping[str, str]] = {
+        "components": components_of(image.labels),
+        **({} if packages is None else {"packages": packages}),
         "environment": image.env,
         "settings": settings_of(image.settings),
         "labels": labels,
         "platforms": dict.fromkeys(found.platforms, "yes"),
+        LAYERS: {str(layer.digest): format_size(layer.size) for layer in image.layers},
     }
-    report = _read_results(results) if results else _read_attached_results(image)
-    verifications = report.verifications if report else ()
-    outcomes: dict[str, set[str]] = {}
-    for check in (check for verification in verifications for check in verification.checks):
-        outcomes.setdefault(f"{check.component}/{check.check}", set()).add(check.outcome)
-    if outcomes:  # of several runs with different outcomes, all
-        values["checks"] = {check: ", ".join(sorted(seen)) for check, seen in outcomes.items()}
-    else:
-        unknown["checks"] = f"{name} has no results of verify"
-    values[LAYERS] = {str(layer.digest): format_size(layer.size) for layer in image.layers}
-
-    others = {v.digest for v in verifications if v.digest} - {image.digest, found.digest}
-    notes += [*filter(None, [note]), *(f"the results for {name} are of {digest}" for digest in sorted(others))]
+    notes = [note] if note else []
     if not image.compressed:
         notes.append(f"layers of {name} are not compressed, so a registry has other sizes and digests")
     side = ComparedImage(name=name, origin=found.origin, digest=image.digest, platform=image.platform)
-    facts = ImageContents(side, image, values, unknown, report or Results(), notes)
-    if not facts.has_speeds:
-        unknown["bandwidth"] = f"{name} has no results of nccl-tests, nvbandwidth or perftest"
-    return facts
-
-
-def _read_results(path: Path) -> Report:
-    """Read the results that the user named. Raises ConfigError if there are none."""
-    report = gather_files([path]).report
-    if report.overall == "nothing-read":
-        raise ConfigError(f"--results {path}: has no results; give what verify or report wrote, or a log")
-    return report
-
-
-def _read_attached_results(image: PlatformImage) -> Report | None:
-    """Read the results that are attached to the image in its registry."""
-    contents = [*image.attached("verification"), *image.attached("benchmark")]
-    if not contents:
-        return None
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        for i, content in enumerate(contents):
-            (Path(folder) / f"{i}.json").write_bytes(content)
-        return gather_files([Path(folder)]).report
+    return ImageContents(side, image, values, notes)
 
 
 def _read_packages(image: PlatformImage, known: dict[str, Layer]) -> tuple[dict[str, str] | None, str]:
     """Return the distribution's packages, and a note on where they come from if that is worth saying."""
-    for content in image.attached("sbom"):
-        try:
-            packages = read_written(SpdxDocument, content, image.name).debian_packages
-        except ResultError:
-            continue  # anybody may have written it
-        if packages:
-            note = f"packages of {image.name} are those of its SBOM; no layer was fetched"
-            return package_versions(packages, image.architecture), note
+    packages, _ = attached_packages(image.repository, image.digest) if image.repository else ((), "")
+    if packages:
+        note = f"packages of {image.name} are those of its SBOM; no layer was fetched"
+        return package_versions(packages, image.architecture), note
     before = set(known)
     status = dpkg_status(image, known)
     note = ""
@@ -314,26 +243,13 @@ def print_comparison(comparison: Comparison) -> None:
     for section in comparison.sections:
         if section.changes:
             count = len(section.changes)
+            out.print(f"\n[bold]{section.title}: {count} {_differ(count)}, {section.same} the same[/]")
             names = [f"{_shorten(change.name)} {_shorten(change.made_by)}".rstrip() for change in section.changes]
             values = [_both_values(change.a, change.b) for change in section.changes]
-            heading = f"{section.title}: {count} {_differ(count)}, {section.same} the same"
-            _print_table(heading, ("", "A", "B"), [(n, *both) for n, both in zip(names, values, strict=True)])
-    rows = []
-    for judgement in comparison.speeds:
-        speed = judgement.speed
-        before, after = speed.reference.value if speed.reference else None, speed.measured
-        texts = [NONE if value is None else f"{format_number(value)} {speed.unit}" for value in (before, after)]
-        rows.append((judgement.subject, *texts, speed.state, speed.reason))
-    if rows:
-        _print_table("speeds: A at its best, B at the same size; judged at all sizes", ("", "A", "B", "", "why"), rows)
+            print_table(("", "A", "B"), [map(escape, (n, *both)) for n, both in zip(names, values, strict=True)])
     for line in (*comparison.notes, *(f"not compared: {text}" for text in comparison.not_compared)):
         out.print(f"[yellow]-[/] {escape(line)}")
     out.print(summarise(comparison), markup=False)
-
-
-def _print_table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    out.print(f"\n[bold]{escape(heading)}[/]")
-    print_table(columns, [[escape(cell) for cell in row] for row in rows])
 
 
 def summarise(comparison: Comparison) -> str:
@@ -349,9 +265,6 @@ def summarise(comparison: Comparison) -> str:
     change = f" ({(sizes.b - sizes.a) / sizes.a:+.1%})" if sizes.a and sizes.a != sizes.b else ""
     before, after, shared = map(format_size, (sizes.a, sizes.b, sizes.shared))
     text += f"; {before} becomes {after}{change}, {shared} shared"
-    states = Counter(judgement.speed.state for judgement in comparison.speeds)
-    if judged := states["too slow"] + states["fast enough"]:
-        text += f"; {states['too slow'] or 'none'} of {judged} speeds became slower"
     return text
 
 

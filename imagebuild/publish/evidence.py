@@ -12,11 +12,12 @@ from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
+from imagebuild.core.debian import Package
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
-from imagebuild.oci.attestation import Attestation, encode_predicate
-from imagebuild.project.matrix import Attachment
+from imagebuild.oci.attestation import Attestation, encode_predicate, read_attestations
+from imagebuild.oci.registry import RepositoryAt
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
@@ -32,9 +33,6 @@ PREDICATES: Mapping[str, type[BaseModel]] = {
     "scan": ScanResult,
 }
 """Kind of attachment → type of its predicate."""
-KINDS_OF_FILES: Mapping[type[BaseModel], Attachment] = {
-    PREDICATES[kind]: kind for kind in ("sbom", "verification", "benchmark", "scan")
-}
 REQUIRED_KEYS: Mapping[type[BaseModel], frozenset[str]] = {
     BuildResult: frozenset({"target", "digest", "platforms", "steps"}),
     VerifyResult: frozenset({"image", "digest", "platform", "checks"}),
@@ -57,6 +55,24 @@ def read_predicate(attestation: Attestation) -> BaseModel | None:
         return None
     name = f"the {attestation.kind} {attestation.digest}"
     return read_written(PREDICATES[attestation.kind], attestation.content, name)
+
+
+def attached_packages(place: RepositoryAt, digest: str) -> tuple[tuple[Package, ...], str]:
+    """Return the distribution's packages by the SBOM that is attached to an image, and why there are none.
+
+    Who signed it is not checked. Raises CommandError if the registry fails.
+    """
+    problem = "has no SBOM that can be read"
+    for item in read_attestations(place.registry, place.repository, digest, "sbom"):
+        try:
+            document = read_predicate(item)
+        except ResultError as error:  # anybody may have written it
+            problem = str(error)
+            continue
+        if isinstance(document, SpdxDocument) and document.debian_packages:
+            return document.debian_packages, ""
+        problem = "its SBOM lists no package of the distribution"
+    return (), problem
 
 
 @dataclass(frozen=True)
@@ -174,7 +190,7 @@ PRIVATE_FACTS = frozenset({"host"})
 class NewAttachment:
     """Hold a predicate to attach to an image in a registry."""
 
-    kind: Attachment
+    kind: str
     content: bytes
     created: str = ""
 
@@ -200,7 +216,8 @@ def attachment_of(value: BaseModel, document: object, digest: str, platform: str
             content, created = _encode(public), value.about.created
         case ScanResult():
             created = value.started
-    return NewAttachment(KINDS_OF_FILES.get(type(value), "provenance"), content, created)
+    kind = next(kind for kind, model in PREDICATES.items() if isinstance(value, model))
+    return NewAttachment(kind, content, created)
 
 
 def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import for_each
 from imagebuild.oci.attestation import STATEMENT_MEDIA
-from imagebuild.oci.layout import INDEX_TYPES, Descriptor, Manifest, manifests_of, referrers_tag
+from imagebuild.oci.layout import INDEX_TYPES, REFERRERS_TAG, Descriptor, Manifest, manifests_of, referrers_tag
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import DeletionDisabled, Registry, RepositoryAt
 from imagebuild.project.matrix import Plan
@@ -19,8 +19,6 @@ from imagebuild.project.plan import Project, repository_name
 
 STAGED = re.compile(r"staged-(\d{8}T\d{6}Z)-([0-9a-f]{12})")
 """The tag that a push leaves: its time, and the first digits of the digest that it pushed."""
-REFERRERS = re.compile(r"sha256-([0-9a-f]{64})")
-"""The tag that lists what refers to a manifest, in a registry without an API for that."""
 OWN_TYPES = frozenset({STATEMENT_MEDIA})
 """Types of attachments that are deleted with the image; what somebody signed keeps it."""
 UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
@@ -259,7 +257,9 @@ class Pruning:
     def _names(self, place: RepositoryAt) -> dict[str, str]:
         """Return tag → digest of the tags that name images; tags of pushes count only in the staging repository."""
         staged = place == self.staging
-        tags = [tag for tag in dict.fromkeys(place.registry.tags(place.repository)) if not REFERRERS.fullmatch(tag)]
+        # A tag `sha256-…` lists what refers to a manifest; one with a suffix is a signature.
+        every = dict.fromkeys(place.registry.tags(place.repository))
+        tags = [tag for tag in every if "." in tag or not REFERRERS_TAG.fullmatch(tag)]
         known = {tag: self._pushes[tag] for tag in tags if staged and tag in self._pushes}
         unread = [tag for tag in tags if tag not in known and (staged or not STAGED.fullmatch(tag))]
         read = zip(unread, self._each(place, unread, place.registry.manifest), strict=True)
@@ -273,7 +273,7 @@ class Pruning:
         held = {part: f"is part of {place}:{tag}" for tag, digest in tags.items() for part in parts[digest]}
         for tag, digest in tags.items():
             held[digest] = f"is tagged {tag} in {place}"
-            if match := REFERRERS.match(tag):
+            if match := REFERRERS_TAG.fullmatch(tag):
                 held[f"sha256:{match[1]}"] = f"has {tag} in {place}"
         return held
 

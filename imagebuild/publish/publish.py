@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagebuild.core.console import err, format_size, out
+from imagebuild.core.console import err, out
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected
 from imagebuild.core.fields import Platform
 from imagebuild.core.run import for_each
@@ -368,7 +368,7 @@ def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -
         names = _given_and_moved(draft, draft.missing) if dry_run else {}
         return published.model_copy(update={**names, "state": "possible" if changes else "unchanged"})
 
-    traffic, tagged, failure = Counter[str](), list[ImageReference](), ""
+    tagged, failure = list[ImageReference](), ""
     try:
         if tools.signer and (attached or signed) and tools.signer.fault:
             raise CommandError(f"nothing was sent, as it could not be signed: {tools.signer.fault}")
@@ -376,7 +376,7 @@ def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -
             # A small blob shows whether we may write there, before anything large is sent.
             parts.place.check_writable()
         for parts in missing:
-            traffic += _store(draft, parts, tools)
+            _store(draft, parts, tools)
             if draft.missing:
                 _judge_stored(draft, parts.place, tools)
         for name in draft.missing:
@@ -384,11 +384,10 @@ def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -
             tagged.append(name)
     except ImagebuildError as error:
         failure = str(error)
-    traffic += Counter(manifests=len(tagged), bytes=len(tagged) * len(draft.index.content))
-    update: dict[str, object] = {"sent_bytes": traffic["bytes"], "mounted": traffic["mounted"], "state": "published"}
-    if failure:
-        update |= {"state": "failed", "reasons": (failure,), "attached": {}, "signed": 0}
-    return published.model_copy(update=_given_and_moved(draft, tagged) | update)
+    failed = {"state": "failed", "reasons": (failure,), "attached": {}, "signed": 0}
+    return published.model_copy(
+        update=_given_and_moved(draft, tagged) | (failed if failure else {"state": "published"})
+    )
 
 
 def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str, object]:
@@ -439,23 +438,18 @@ def _attached(place: RepositoryAt, digest: str, signer: Signer | None) -> Counte
     return Counter((kind, "" if kind == "provenance" else content) for kind, content in present)
 
 
-def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> Counter[str]:
+def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> None:
     """Store the images, the index and attachments, check that the registry has them, and sign."""
-    registry, repository, traffic = missing.place.registry, missing.place.repository, Counter[str]()
+    registry, repository = missing.place.registry, missing.place.repository
     if registry.digest(repository, draft.index.digest) is None:
         for choice in draft.choices:
-            staging = tools.repository(parse_reference(choice.repository))
-            traffic += copy_image(choice.digest, staging, missing.place)
+            copy_image(choice.digest, tools.repository(parse_reference(choice.repository)), missing.place)
         registry.put_manifest(repository, draft.index.digest, draft.index.content, draft.index.media_type)
-        traffic += Counter(manifests=1, bytes=len(draft.index.content))
-    for child, attachment in missing.attach:
-        created, content = attachment.created, attachment.content
-        attach(missing.place, child, attachment.kind, content, created=created, signer=tools.signer)
-        traffic += Counter(manifests=1, bytes=len(content))
+    for child, new in missing.attach:
+        attach(missing.place, child, new.kind, new.content, created=new.created, signer=tools.signer)
     _check_stored(missing.place, draft.index)
     if tools.signer and missing.sign:
         tools.signer.sign(missing.sign)
-    return traffic
 
 
 def _check_stored(place: RepositoryAt, index: Manifest) -> None:
@@ -510,18 +504,32 @@ def _overtaken(name: ImageReference, ours: str, theirs: str | None) -> CommandEr
 # Provenance
 
 
-def provenance_maker(renderer: Renderer, *, allow_dirty: bool, workflow: str = "") -> Callable[[Target, Choice], bytes]:
+ATTEMPT = "/attempts/"
+
+
+def provenance_maker(
+    renderer: Renderer, *, allow_dirty: bool, workflow: str = "", origin: Mapping[str, str] | None = None
+) -> Callable[[Target, Choice], bytes]:
     """Return a function, safe for threads, that makes the provenance of an image from the results of its build.
 
-    `workflow` is what signs it without a key, if that is a workflow that also builds.
-    It raises ResultError if the image was built from another Dockerfile than this checkout renders and, unless
-    `allow_dirty`, ConfigError if something in the image came from a folder of the builder.
+    `workflow` is what signs it without a key, if that is a workflow that also builds; `origin` is then what the build
+    has to name: the signer's own run, workflow, source and commit, as anybody may have written a result.
+    It raises ResultError if the image was built from another Dockerfile than this checkout renders, and ConfigError if
+    it is of another origin or, unless `allow_dirty`, if something in it came from a folder of the builder.
     """
     lock = threading.Lock()
 
     def make(target: Target, choice: Choice) -> bytes:
         # Equal images of several builds have one provenance: that of the first build.
         build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
+        for name, own in (origin or {}).items():
+            told = getattr(build, name) or "unknown"
+            # The second attempt of a run may publish what the first built.
+            if told.partition(ATTEMPT)[0] != (own or "unknown").partition(ATTEMPT)[0]:
+                raise ConfigError(
+                    f"{name} of its build is {told}, and that of this job {own or 'unknown'}; who signs without a key "
+                    "publishes what the same run built"
+                )
         with lock:
             recipe, text = renderer.recipe(target), renderer.dockerfile(target).text
         provenance = provenance_of(build, choice.platform, recipe, renderer.project.lock, text, workflow=workflow)
@@ -543,16 +551,13 @@ _MARKS = {
 
 
 def print_published(result: PublishResult, plan: Plan) -> None:
-    """Print the outcome of each target, totals, and the licences that whoever publishes the images accepts."""
+    """Print the outcome of each target, and the licences that whoever publishes the images accepts."""
     for target in result.targets:
         out.print(f"{_MARKS[target.state]} {target.target} {target.digest or ''}".rstrip())
         for line in _details(target):
             out.print(f"    {line}", markup=False)
     states = Counter(target.state for target in result.targets)
-    sent = sum(target.sent_bytes for target in result.targets)
-    mounted = sum(target.mounted for target in result.targets)
-    counts = ", ".join(f"{number} {state}" for state, number in states.items())
-    out.print(f"{counts}; {format_size(sent)} sent, {mounted} blobs taken from staging")
+    out.print(", ".join(f"{number} {state}" for state, number in states.items()))
     public = {target.target for target in result.targets if target.state not in ("refused", "failed")}
     for name, text in restricted_components(plan, [t for t in plan.targets if t.id in public]).items():
         err.print(f"restricted: {name}: {text}", markup=False)

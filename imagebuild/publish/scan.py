@@ -22,7 +22,6 @@ from imagebuild.core.errors import ConfigError, Mistakes, ResultError
 from imagebuild.core.fields import Model, YamlFile
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import load_yaml
-from imagebuild.oci.attestation import read_attestations
 from imagebuild.oci.image import PlatformImage
 from imagebuild.oci.layout import manifests_of
 from imagebuild.oci.reference import parse_reference
@@ -36,8 +35,7 @@ from imagebuild.project.records import (
     Severity,
     Vulnerability,
 )
-from imagebuild.publish.evidence import read_predicate
-from imagebuild.publish.sbom import SpdxDocument
+from imagebuild.publish.evidence import attached_packages
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """All severities from the least to the worst; `unknown` comes first."""
@@ -278,9 +276,9 @@ LISTED: tuple[Severity, ...] = ("critical", "high")
 """Severities that are listed even if they do not fail the image."""
 
 
-def print_scan(result: ScanResult, *, every: bool) -> None:
-    """Print the findings as a table; without `every`, only count those below high that fail nothing."""
-    listed = [f for f in result.findings if every or f.fails or f.waived or f.severity in LISTED]
+def print_scan(result: ScanResult) -> None:
+    """Print the findings as a table; those below high that fail nothing are only counted."""
+    listed = [f for f in result.findings if f.fails or f.waived or f.severity in LISTED]
     rows = []
     for finding in listed:
         colour = COLOURS.get(finding.severity)
@@ -292,7 +290,7 @@ def print_scan(result: ScanResult, *, every: bool) -> None:
         console.print_table(("severity", "vulnerability", "package", "installed", "fixed in", "policy"), rows)
     rest = [finding for finding in result.findings if finding not in set(listed)]
     if rest:
-        out.print(f"and {len(rest)} more that fail nothing ({_counts(rest)}); --all lists them", markup=False)
+        out.print(f"and {len(rest)} more that fail nothing ({_counts(rest)}); --json has them", markup=False)
     for note in result.notes:
         out.print(f"[yellow]note:[/] {escape(note)}")
     out.print(f"{result.scanner}; database: {result.database}", markup=False)
@@ -427,17 +425,9 @@ def _listed_packages(image: NewestImage, connect: Callable[[str], Registry]) -> 
     """Return an image with the packages of its SBOM, or with the problem that it has none."""
     if image.problem:
         return image
-    place, problem = parse_reference(image.name), "has no SBOM that can be read"
-    for item in read_attestations(connect(place.host), place.repository, image.digest, "sbom"):
-        try:
-            document = read_predicate(item)
-        except ResultError as error:
-            problem = str(error)
-            continue
-        if isinstance(document, SpdxDocument) and document.debian_packages:
-            return replace(image, packages=document.debian_packages)
-        problem = "its SBOM lists no package of the distribution"
-    return replace(image, problem=problem)
+    place = parse_reference(image.name)
+    packages, problem = attached_packages(connect(place.host).at(place.repository), image.digest)
+    return replace(image, packages=packages, problem=problem)
 
 
 def print_freshness(result: Freshness) -> None:

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from imagebuild.bench.models import describe_run
 from imagebuild.core import files
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import plural
 from imagebuild.jobs.manifest import enroot_reference
-from imagebuild.project.records import Catalog, Checks, PublishedImage, PublishedPlatform, Scan, Severity
-from imagebuild.publish.catalog import natural_order
-from imagebuild.report.charts import Drawing, Line, NumberTable, Point, line_chart
-from imagebuild.report.document import NONE, State, format_bytes, format_number, unique_names
+from imagebuild.project.records import Catalog, Checks, PublishedImage, Scan, Severity
+from imagebuild.publish.catalog import best_bandwidth, natural_order
+from imagebuild.report.document import NONE, State
 from imagebuild.report.page import STATE_MARKS, render_page, template_text
 
 Badge = tuple[State, str]
@@ -25,7 +23,7 @@ Badge = tuple[State, str]
 def write_site(catalog: Catalog, folder: Path) -> Path:
     """Write `images.json` and a page that shows it, and return the path of the page.
 
-    Raises ConfigError if the folder cannot be written to, or if there are curves and plotly is not installed.
+    Raises ConfigError if the folder cannot be written to.
     """
     page = catalog_page(catalog)
     files.write_text(folder / "images.json", catalog.model_dump_json(indent=1) + "\n")
@@ -34,16 +32,10 @@ def write_site(catalog: Catalog, folder: Path) -> Path:
 
 
 def catalog_page(catalog: Catalog) -> str:
-    """Return the page, always the same for the same catalogue.
-
-    Raises ConfigError if there are curves and plotly is not installed.
-    """
+    """Return the page, always the same for the same catalogue."""
     facets = facets_of(catalog.images)
-    platforms = [platform for image in catalog.images for platform in image.platforms if platform.curves]
-    curves = {platform.digest: curve_chart(f"curves-{number}", platform) for number, platform in enumerate(platforms)}
     return render_page(
         "catalog.html.j2",
-        list(curves.values()),
         package="imagebuild.publish",
         program=template_text("imagebuild.publish", "picker.js") if catalog.images else "",
         data=picker_data(catalog, facets),
@@ -51,12 +43,9 @@ def catalog_page(catalog: Catalog) -> str:
         facets=facets,
         columns=[facet for facet in facets if facet.key not in ("image", PLATFORM)],
         newest=newest_of_kind(catalog.images),
-        curves=curves,
         ABSENT=ABSENT,
-        CURVE_COLUMNS=CURVE_COLUMNS,
-        best_bandwidth=best_bandwidth,
+        bandwidth_text=bandwidth_text,
         checks_badge=checks_badge,
-        curve_rows=curve_rows,
         day=format_day,
         minute=format_minute,
         scan_badge=scan_badge,
@@ -265,63 +254,10 @@ def format_minute(time: str) -> str:
     return NONE if format_day(time) == NONE else f"{time[:10]} {time[11:16]} UTC" if len(time) > 15 else time
 
 
-def best_bandwidth(image: PublishedImage) -> str:
-    """Return `475 GB/s, 68%`: the best bandwidth, and its share of the limit if that is known.
-
-    It is that of all_reduce with most ranks, or of another collective if there is no all_reduce.
-    """
-    curves = [curve for platform in image.platforms for curve in platform.curves if curve.verdict == "ok"]
-    if not curves:
+def bandwidth_text(image: PublishedImage) -> str:
+    """Return `475 GB/s, 68%`: the best bandwidth of any platform, and its share of the limit if that is known."""
+    best = best_bandwidth(platform.bandwidth for platform in image.platforms if platform.bandwidth)
+    if best is None:
         return NONE
-    best = max(curves, key=lambda c: (c.collective == "all_reduce", c.ranks or 0, c.best_gb_s))
-    ratio = f", {best.ratio:.0%}" if best.ratio is not None else ""
-    return f"{best.best_gb_s:.3g} GB/s{ratio}"
-
-
-# Curves
-
-
-CURVE_COLUMNS = ("run", "GPU", "best", "of the ceiling", "profile", "data", "speed", "why")
-
-
-def curve_names(platform: PublishedPlatform) -> list[str]:
-    """Return names that tell the curves of a platform apart."""
-    curves = platform.curves
-    return unique_names([(describe_run(c.collective, c.ranks, c.nodes), c.evidence[7:19]) for c in curves])
-
-
-def curve_rows(platform: PublishedPlatform) -> list[tuple[str, ...]]:
-    """Return the rows of a table with the best value and the verdicts of each curve."""
-    return [
-        (
-            name,
-            curve.device or NONE,
-            f"{format_number(curve.best_gb_s)} GB/s at {format_bytes(curve.best_bytes)}",
-            NONE if curve.ratio is None else f"{curve.ratio:.0%}",
-            curve.profile or NONE,
-            curve.verdict,
-            curve.outcome or NONE,
-            curve.reason,
-        )
-        for name, curve in zip(curve_names(platform), platform.curves, strict=True)
-    ]
-
-
-def curve_chart(id_: str, platform: PublishedPlatform) -> Drawing:
-    """Return a chart of all curves of a platform, with their numbers in a table of sizes."""
-    names = curve_names(platform)
-    lines = [
-        Line(
-            name,
-            [Point(size, rate) for size, rate in curve.points],
-            note="" if curve.verdict == "ok" else curve.verdict,
-            ceilings=[curve.ceiling] if curve.ceiling else [],
-            references=[curve.reference] if curve.reference else [],
-        )
-        for name, curve in zip(names, platform.curves, strict=True)
-    ]
-    rates = [dict(curve.points) for curve in platform.curves]
-    sizes = sorted({size for points in rates for size in points})
-    rows = [(format_bytes(size), *(format_number(points.get(size)) for points in rates)) for size in sizes]
-    numbers = NumberTable("GB/s by message size", ("size", *names), rows)
-    return line_chart(id_, f"Bus bandwidth, {platform.platform}", "bus bandwidth, GB/s", lines, [numbers])
+    ratio = f", {best.gb_s / best.ceiling_gb_s:.0%}" if best.ceiling_gb_s else ""
+    return f"{best.gb_s:.3g} GB/s{ratio}"

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 import jinja2
+import jinja2.sandbox
 
 from imagebuild import __version__
 from imagebuild.core.errors import ConfigError, nearest
@@ -356,15 +357,16 @@ class Renderer:
     def _environment(self) -> jinja2.Environment:
         compiled = None
         with suppress(OSError, ConfigError):  # without a folder to write to, templates are compiled each time
-            folder = trimmed(cache_folder("templates"))
+            folder = trimmed(cache_folder("sandboxed-templates"))
             folder.mkdir(parents=True, exist_ok=True)
             compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
-        environment = jinja2.Environment(
+        # A job that may sign renders templates of a project, and must run nothing of the project.
+        environment = jinja2.sandbox.SandboxedEnvironment(
             bytecode_cache=compiled,
             loader=jinja2.FunctionLoader(self._template),
             undefined=jinja2.StrictUndefined,
             auto_reload=False,
-            autoescape=False,  # noqa: S701 - the output is a Dockerfile
+            autoescape=False,
             trim_blocks=True,
             lstrip_blocks=True,
         )

@@ -87,7 +87,7 @@ def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0
 
 def render_page(
     template: str,
-    drawings: Sequence[Drawing],
+    drawings: Sequence[Drawing] = (),
     *,
     package: str = "imagebuild.report",
     program: str = "",

@@ -92,7 +92,7 @@ def catalog() -> Catalog:
 
 @pytest.fixture(scope="session")
 def addresses(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Pages with one of everything, by name: a report, the catalogue, and an image of it that has curves."""
+    """Pages with one of everything, by name: a report, the catalogue, and an image of it that was measured."""
     folder = tmp_path_factory.mktemp("pages")
     log = "\n".join(f"node1:100:{n} NCCL INFO Channel {n % 16:02}/16 : 0 1 2 3" for n in range(2000)) + HOSTILE
     report = folder / "bad.html"
@@ -101,7 +101,7 @@ def addresses(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> dic
     runs = pairs({("n2",): 8.0}, hosts=8)
     sweep.write_text(report_html(made(runs=runs, sweeps=find_sweeps(runs))), encoding="utf-8")
     index = write_site(catalog, folder).as_uri()
-    measured = next(image for image in catalog.images if any(p.curves for p in image.platforms))
+    measured = next(image for image in catalog.images if any(p.bandwidth for p in image.platforms))
     return {
         "report": report.as_uri(),
         "sweep": sweep.as_uri(),
@@ -130,7 +130,7 @@ def visit(browser: Browser, addresses: dict[str, str]) -> Iterator[Visit]:
         page, _, fragment = name.partition("#")
         opened.page.goto(addresses[page] + (f"#{fragment}" if fragment else ""))
         if options.get("java_script_enabled", True):
-            drawn = {"report": 5, "sweep": 2, "image": 1, "catalog": 0}[page]
+            drawn = {"report": 5, "sweep": 2}.get(page, 0)
             until(opened.page, f"document.querySelectorAll('.chart .main-svg').length >= {drawn}")
         return opened
 

@@ -48,10 +48,14 @@ def test_the_picker_leads_to_every_tag(visit: Visit, catalog: Catalog) -> None:
     for row, name in zip(rows, offered, strict=True):
         image = catalog.images[row[0]]
         best = next(i for i in catalog.images if f"{i.image}:{i.tag}" == name)
-        assert choices_of(best) == choices_of(image)
-        assert not has_failures(best) or not [
-            i for i in catalog.images if choices_of(i) == choices_of(image) and not has_failures(i)
-        ]
+        # Of those that fit, the newest without a failure; if all have some, the newest.
+        fitting = [
+            i for i in catalog.images
+            if choices_of(i) == choices_of(image) and image.platforms[0].platform in {p.platform for p in i.platforms}
+        ]  # fmt: skip
+        sound = [i for i in fitting if not has_failures(i)] or fitting
+        assert best in sound
+        assert best.created == max(i.created for i in sound)
 
 
 def test_choices_are_narrowed_and_say_why(visit: Visit) -> None:
@@ -146,7 +150,7 @@ def test_commands_by_tag_and_by_digest(visit: Visit, catalog: Catalog) -> None:
 
 
 def test_an_image_is_shown_when_its_name_is_followed(visit: Visit, catalog: Catalog) -> None:
-    image = next(one for one in catalog.images if any(platform.curves for platform in one.platforms))
+    image = next(one for one in catalog.images if any(platform.bandwidth for platform in one.platforms))
     page = visit("catalog", permissions=["clipboard-read", "clipboard-write"]).page
     article = page.locator("article:visible")
     expect(article).to_have_count(0)
@@ -154,7 +158,6 @@ def test_an_image_is_shown_when_its_name_is_followed(visit: Visit, catalog: Cata
     assert page.evaluate("decodeURIComponent(location.hash)") == f"#{image.image}:{image.tag}"
     expect(article.locator("h2")).to_have_text(f"{image.image} {image.tag}")
     expect(article.locator("dl").first).to_contain_text(image.digest)
-    expect(article.locator(".chart .scatterlayer .trace").first).to_be_visible()
     expect(article.locator(".commands .command")).to_have_count(7)
     article.get_by_role("button", name="Copy the command for Apptainer").click()
     copied = str(page.evaluate("navigator.clipboard.readText()"))

@@ -154,8 +154,7 @@ def test_to_another_registry_blobs_pass_through(shop: Shop) -> None:
         other.rule("forget", "PUT", "/blobs/uploads/")
         done = shop.publish("away", host=other.address)
         assert {target.state for target in done.values()} == {"published"}
-        assert [target.mounted for target in done.values()] == [0, 0]
-        assert sum(target.sent_bytes for target in done.values()) > (shop.result(NEW).size_bytes or 0)
+        assert other.bytes("upload") > (shop.result(NEW).size_bytes or 0)
     shop.complete("away")
 
 
@@ -171,29 +170,8 @@ def test_killed_in_the_middle_it_goes_on_from_there(shop: Shop) -> None:
     shop.faulty.clear()
     done = shop.publish("killed")
     assert {target.state for target in done.values()} == {"published"}
-    assert sum(target.mounted for target in done.values()) < 10, "blobs that were there were mounted again"
+    assert sum("mount=" in r.path for r in shop.faulty.requests) < 10, "blobs that were there were mounted again"
     shop.complete("killed")
-
-
-def test_signed_before_it_has_a_tag(shop: Shop, tmp_path: Path) -> None:
-    if not shutil.which("cosign"):
-        pytest.skip("cosign is not installed")
-    environ = {"COSIGN_PASSWORD": "", "HOME": str(tmp_path)}
-    subprocess.run(["cosign", "generate-key-pair"], cwd=tmp_path, env={**os.environ, **environ}, check=True)
-    key = ("--sign", "--key", tmp_path / "cosign.key", "--no-tlog")
-    shop.faulty.rule("broken", "PUT", "/manifests/sha256-.*sig", times=99)
-    refused = shop.publish("signed", NEW, *key, expect=4, environ=environ)
-    assert refused[NEW].state == "failed"
-    assert shop.tags("signed") == {}, "a tag was given though nothing could be signed"
-    shop.faulty.clear()
-    done = shop.publish("signed", NEW, *key, environ=environ)[NEW]
-    assert done.signed == 2  # the image, whose attachments were signed before, and the index
-    name = f"{shop.faulty.address}/{REPOSITORY}/signed/tiny:latest"
-    wanted = ("--require", "signature,verification,provenance", "--key", tmp_path / "cosign.pub", "--no-tlog")
-    shop.tiny.imagebuild("attest", "verify", name, *wanted, expect=0, **environ)
-    shop.faulty.clear()
-    assert shop.publish("signed", NEW, *key, environ=environ)[NEW].state == "unchanged"
-    assert [r for r in shop.faulty.requests if r.method in WRITES] == []
 
 
 def other_build(shop: Shop, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`imagebuild scan` with the real debsecan, and `imagebuild diff`, of real images, in the engine and in a registry."""
+"""`imagebuild scan` with the real debsecan, and `imagebuild diff`, of real images."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import Descriptor, connect_registry
 from imagebuild.project import ScanResult
 from imagebuild.publish import Comparison
-from tests.attached import attach, spdx
-from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, install
+from tests.docker.conftest import TARGET, Built, Imagebuild, install
 from tests.unit.publish import vulnerability_samples as samples
 
 pytestmark = pytest.mark.docker
@@ -77,59 +75,3 @@ def test_diff_of_runtime_and_devel(
     )
     assert made.sizes.shared > 20_000_000  # the base
     assert f"1 component, {len(sections['packages'].changes)} packages, " in done.out
-
-
-DOCKERFILE = """\
-FROM scratch
-COPY <<EOF /usr/lib/os-release
-{release}
-EOF
-COPY <<EOF /var/lib/dpkg/status
-Package: libc6
-Status: install ok installed
-Architecture: amd64
-Version: {version}
-
-EOF
-COPY <<EOF /large
-{version}
-EOF
-"""
-
-
-def push(name: str, version: str) -> None:
-    text = DOCKERFILE.format(version=version, release=samples.OS_RELEASE)
-    subprocess.run(
-        ["docker", "buildx", "build", "--quiet", "--provenance=false", "--tag", name, "-"],
-        input=text,
-        text=True,
-        check=True,
-    )
-    subprocess.run(["docker", "push", "--quiet", name], check=True)
-    subprocess.run(["docker", "image", "rm", "--force", name], check=True)
-
-
-def test_a_registry(registry: str, imagebuild: Imagebuild, tmp_path: Path) -> None:
-    repository, name = f"{REPOSITORY}/small", f"{registry}/{REPOSITORY}/small"
-    for tag, version in (("1", "2.41-12"), ("2", "2.41-13")):
-        push(f"{name}:{tag}", version)
-    held = connect_registry(registry)
-    digests = [held.digest(repository, tag) or "" for tag in "12"]
-    out = tmp_path / "diff.json"
-    imagebuild("diff", f"{name}:1", f"{name}@{digests[1]}", "--json", out)
-    made = Comparison.model_validate_json(out.read_text())
-    assert [made.a.digest, made.b.digest] == digests
-    (changed,) = [section.changes for section in made.sections if section.title == "packages"]
-    assert [(c.name, c.a, c.b) for c in changed] == [("libc6", "2.41-12", "2.41-13")]
-    assert all("has no SBOM with packages" in note for note in made.notes)
-
-    for digest, version in zip(digests, ("1", "2"), strict=True):
-        manifest = held.manifest(repository, digest)
-        assert manifest
-        about = Descriptor(manifest.media_type, digest, len(manifest.content))
-        attach(held, repository, about, "sbom", spdx(digest, libc6=version))
-    imagebuild("diff", f"{name}:1", f"{name}:2", "--json", out)
-    made = Comparison.model_validate_json(out.read_text())
-    (changed,) = [section.changes for section in made.sections if section.title == "packages"]
-    assert [(c.name, c.a, c.b) for c in changed] == [("libc6", "1", "2")]
-    assert all("no layer was fetched" in note for note in made.notes)

@@ -16,16 +16,13 @@ from imagebuild.oci import (
     MANIFEST,
     Descriptor,
     FoundImage,
-    PlatformImage,
     Registry,
-    encode_predicate,
     image,
     images_in,
 )
 from imagebuild.project import BuildResult, Plan, Project, Target, make_plan
 from imagebuild.verify import ImageFinder
 from tests import registry_fake
-from tests.attached import attach
 from tests.conftest import Files
 from tests.registry_fake import FakeRegistry, pushed
 from tests.unit import image_files as make
@@ -140,16 +137,6 @@ def test_a_layer_that_does_not_fit_is_not_begun(registry: FakeRegistry, monkeypa
         pytest.raises(ResultError, match=r"0.0 GB do not fit in .*; TMPDIR may name another folder"),
     ):
         found.image(None).fetch(found.image(None).layers[0])
-
-
-def test_attachments(registry: FakeRegistry) -> None:
-    about = pushed(registry, STATUS)
-    attach(registry, "gpu/open", about, "sbom", {"a": 1})
-    attach(registry, "gpu/open", about, "sbom", b"no statement")
-    with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
-        image: PlatformImage = found.image(None)
-        assert image.attached("sbom") == (encode_predicate({"a": 1}),)
-        assert image.attached("verification") == ()
 
 
 def test_what_is_not_there(registry: FakeRegistry, tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, f"render {TARGET} --for nothing", "--for nothing: must be one of 'standalone'"),
     (nothing, "render", "*: 3 targets fit (tiny-cuda12.9-debian13-runtime, "),
 
+    (component("", "{{ base.__class__.__mro__ }}"), f"render {TARGET}", "attribute '__class__' of 'str' object is unsafe"),
     (component("", "FROM {{ bsae }} AS tool"), f"render {TARGET}", f"{TEMPLATE}:1: 'bsae' is undefined; did you mean 'base'?"),
     (component("key: [cudaa]\n"), f"render {TARGET}", f"key: 'cudaa' is neither an axis nor a component of {TARGET}; did"),
     (component("", "{% if %}"), f"render {TARGET}", f"{TEMPLATE}:1: Expected an expression"),

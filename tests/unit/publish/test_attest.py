@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from imagebuild.cli import app, evidence
+from imagebuild.cli import app
 from imagebuild.core import CommandError, ConfigError, ImagebuildError, Platform, ResultError
 from imagebuild.oci import (
     BUNDLE_MEDIA,
@@ -31,6 +31,7 @@ from imagebuild.oci import (
     parse_reference,
     read_attestations,
 )
+from imagebuild.oci import registry as registry_module
 from imagebuild.project import BuildResult, Plan, select_one
 from imagebuild.publish import (
     DEFAULT_KINDS,
@@ -454,31 +455,6 @@ def test_what_failed_counts_where_it_is_required(published: Published) -> None:
     assert [f.outcome for f in wrong(published.verify())] == ["failed"]
 
 
-def test_what_nobody_trusted_signed_is_not_believed(published: Published, keys: Keys) -> None:
-    missing = {(platform, kind, "missing") for platform in PLATFORMS for kind in DEFAULT_KINDS}
-    published.attach_all()
-    published.attach_all(signer=keys.signer("theirs"))
-    images = [published.digest, *(d.digest for d in published.platforms.values())]
-    keys.signer().sign(published.reference.at(digest) for digest in images)
-    result = published.verify(trust=keys.trust())
-    assert {(f.subject, f.kind, f.outcome) for f in wrong(result)} == missing
-    ignored = [f for f in result.findings if f.attachment]
-    assert {(f.outcome, f.detail) for f in ignored} == {("skipped", "not believed: could not verify envelope")}
-    # Bare statements are not even shown to cosign.
-    published.registry.repositories[REPOSITORY].manifests = {
-        d: m for d, m in published.registry.repositories[REPOSITORY].manifests.items() if BUNDLE_MEDIA not in str(m)
-    }
-    bare = [f.detail for f in published.verify(trust=keys.trust()).findings if f.attachment]
-    assert set(bare) == {"not believed: nobody signed it"}
-
-    published.attach_all(signer=keys.signer())
-    assert wrong(published.verify(trust=keys.trust())) == []
-    strangers = published.verify(trust=keys.trust("theirs"))
-    signature = {("index", "signature", "failed"), *((p, "signature", "failed") for p in PLATFORMS)}
-    assert {(f.subject, f.kind, f.outcome) for f in wrong(strangers)} == {*missing, *signature}
-    assert {f.detail for f in strangers.findings if f.kind == "signature"} == {"no signatures found"}
-
-
 @pytest.mark.parametrize(
     ("required", "said"), [(("sboom",), "did you mean 'sbom'"), (("signature",), "whose\\? give --key")]
 )
@@ -571,7 +547,7 @@ def test_add_refuses_what_is_not_about_the_image(published: Published, kind: str
 
 @pytest.fixture
 def run(published: Published, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    monkeypatch.setattr(evidence, "_connect", lambda _: published.registry)
+    monkeypatch.setattr(registry_module, "connect_registry", lambda _: published.registry)
 
     def call(*args: str | Path) -> tuple[int, str]:
         done = CliRunner().invoke(app, ["attest", *map(str, args)])

@@ -23,13 +23,10 @@ from imagebuild.project import (
 )
 from imagebuild.publish import (
     Freshness,
-    ProjectFacts,
     Signer,
     Trust,
     catalog_from_registry,
     image_tags,
-    published_repositories,
-    read_registries,
     split_tags,
     with_signers,
     with_updates,
@@ -50,7 +47,7 @@ def registry() -> FakeRegistry:
 
 
 @pytest.fixture
-def ours(tiny: Files) -> ProjectFacts:
+def ours(tiny: Files) -> Project:
     tiny.replace("matrix.yaml", '"{repository}/{image}:{cuda}-{os}-{variant}"]', (
         '"{repository}/{image}:{cuda}-{os}-{variant}-{revision}"]\n'
         '    aliases: ["{repository}/{image}:{cuda}-{variant}"]'
@@ -59,9 +56,7 @@ def ours(tiny: Files) -> ProjectFacts:
     tiny.component("library", (tiny.root / "dockerfiles/components/library/component.yaml").read_text() + (
         "provides: [nccl]\nredistribution: ask first\n"
     ))  # fmt: skip
-    project = tiny.load()
-    provides = {name: document.model.provides for name, document in project.components.items()}
-    return ProjectFacts(project.matrix.model, make_plan(project), provides)
+    return tiny.load()
 
 
 def put(registry: FakeRegistry, content: bytes, labels: dict[str, str], platform: str = "linux/amd64") -> Descriptor:
@@ -92,16 +87,16 @@ def publish(registry: FakeRegistry) -> list[Descriptor]:
     return found
 
 
-def catalog(registry: FakeRegistry, ours: ProjectFacts) -> Catalog:
-    return read_registries({registry.host: registry}, ours, lambda: NOW)
+def catalog(registry: FakeRegistry, ours: Project) -> Catalog:
+    return catalog_from_registry(ours, make_plan(ours), lambda _: registry, lambda: NOW)
 
 
-def one(registry: FakeRegistry, ours: ProjectFacts) -> PublishedImage:
+def one(registry: FakeRegistry, ours: Project) -> PublishedImage:
     (found,) = catalog(registry, ours).images
     return found
 
 
-def test_an_image(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_an_image(registry: FakeRegistry, ours: Project) -> None:
     children = publish(registry)
     image = one(registry, ours)
     assert (image.image, image.target) == ("tiny", LABELS["imagebuild.target"])
@@ -119,7 +114,7 @@ def test_an_image(registry: FakeRegistry, ours: ProjectFacts) -> None:
     assert not image.signed
 
 
-def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_what_refers_to_a_platform(registry: FakeRegistry, ours: Project) -> None:
     amd64, arm64 = publish(registry)
     packages = [{"SPDXID": f"SPDXRef-{n}"} for n in ("image", "a", "b")]
     document = {"spdxVersion": "SPDX-2.3", "packages": packages, "documentDescribes": ["SPDXRef-image"]}
@@ -152,26 +147,32 @@ def test_what_refers_to_a_platform(registry: FakeRegistry, ours: ProjectFacts) -
     assert arm64.digest == second.digest
 
 
-def test_curves_stand_beside_the_limits(registry: FakeRegistry, ours: ProjectFacts) -> None:
-    """As they were judged; the same measurement twice is one curve, with its ceiling."""
+def test_the_best_bandwidth_has_its_ceiling(registry: FakeRegistry, ours: Project) -> None:
+    """As it was judged; of the same measurement twice, the one with a ceiling. What nobody judged has none."""
     amd64, arm64 = publish(registry)
     report = report_samples.GOOD
-    for document in (report.model_copy(update={"judgements": ()}), report):
+    for document in (report, report.model_copy(update={"judgements": ()})):
         attach(registry, amd64, "benchmark", document.model_dump())
-    attach(registry, arm64, "benchmark", report.model_copy(update={"judgements": ()}).model_dump())
-    first, second = one(registry, ours).platforms
-    assert [(c.collective, c.ranks, c.profile) for c in first.curves] == [
-        ("all_reduce", 8, "h100-sxm"), ("all_gather", 8, "h100-sxm"),
-    ]  # fmt: skip
-    curve = first.curves[0]
-    assert curve.ceiling
-    assert curve.ceiling.value == 700.0
-    assert curve.ratio == pytest.approx(curve.best_gb_s / 700.0)
-    assert curve.best_gb_s == max(rate for _, rate in curve.points)
-    assert [(c.ceiling, c.outcome) for c in second.curves] == [(None, ""), (None, "")]
+    wrong = tuple(
+        run.model_copy(update={"verdict": "wrong-data"}) for run in report.runs if run.collective == "all_reduce"
+    )
+    rest = tuple(run for run in report.runs if run.collective != "all_reduce")
+    unjudged = report.model_copy(update={"judgements": (), "runs": (*wrong, *rest)})
+    attach(registry, arm64, "benchmark", unjudged.model_dump())
+    first, second = (platform.bandwidth for platform in one(registry, ours).platforms)
+    rates = {run.collective: max(row.busbw_gb_s or 0 for row in run.rows) for run in report.runs}
+    assert first
+    assert second
+    assert (first.collective, first.ranks, first.gb_s, first.ceiling_gb_s) == (
+        "all_reduce",
+        8,
+        rates["all_reduce"],
+        700.0,
+    )
+    assert (second.collective, second.gb_s, second.ceiling_gb_s) == ("all_gather", rates["all_gather"], None)
 
 
-def test_results_of_real_gpus(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_results_of_real_gpus(registry: FakeRegistry, ours: Project) -> None:
     files = sorted((ROOT / "docs/evidence/gpu-results").glob("*.json"))
     for number, file in enumerate(files):
         child = put(registry, file.name.encode(), LABELS)
@@ -180,10 +181,10 @@ def test_results_of_real_gpus(registry: FakeRegistry, ours: ProjectFacts) -> Non
     found = catalog(registry, ours)
     assert not found.problems
     assert len(found.images) == len(files)
-    assert all(image.platforms[0].curves for image in found.images)
+    assert all(image.platforms[0].bandwidth for image in found.images)
 
 
-def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Project) -> None:
     amd64, arm64 = publish(registry)
     index = str(registry.digest(REPOSITORY, TAG))
     registry.repositories[REPOSITORY].tags[f"{index.replace(':', '-')}.sig"] = amd64.digest
@@ -195,9 +196,7 @@ def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Project
 
 
 @pytest.mark.parametrize(("signer", "said"), [("ours", "ours.pub"), ("theirs", ""), ("", "")])
-def test_whose_signature_it_is(
-    registry: FakeRegistry, ours: ProjectFacts, signer: str, said: str, tmp_path: Path
-) -> None:
+def test_whose_signature_it_is(registry: FakeRegistry, ours: Project, signer: str, said: str, tmp_path: Path) -> None:
     amd64, _ = publish(registry)
     index, fake = str(registry.digest(REPOSITORY, TAG)), FakeCosign()
     if signer:
@@ -213,21 +212,21 @@ def test_whose_signature_it_is(
     assert one(registry, ours).verified_by is None
 
 
-def test_updates_that_an_image_lacks(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_updates_that_an_image_lacks(registry: FakeRegistry, ours: Project) -> None:
     amd64, _ = publish(registry)
     fresh = Freshness(read="2026-11-22T04:17:00Z", pending={amd64.digest: 2}, updates=())
     (image,) = with_updates(catalog(registry, ours), fresh).images
     assert [p.updates and (p.updates.pending, p.updates.read) for p in image.platforms] == [(2, fresh.read), None]
 
 
-def test_an_image_of_one_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_an_image_of_one_platform(registry: FakeRegistry, ours: Project) -> None:
     alone = put(registry, b"alone", LABELS)
     registry.put_manifest(REPOSITORY, TAG, registry.manifest(REPOSITORY, alone.digest).content, MANIFEST)  # type: ignore[union-attr]
     image = one(registry, ours)
     assert (image.digest, [p.platform for p in image.platforms]) == (alone.digest, ["linux/amd64"])
 
 
-def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, ours: Project) -> None:
     amd64, _ = publish(registry)
     attach(registry, amd64, "verification", b"no JSON")
     attach(registry, amd64, "scan", {"verdict": "perhaps"})
@@ -248,14 +247,14 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(registry: FakeRegistry, 
         assert any(word in problem for problem in found.problems), word
 
 
-def test_attestations_of_buildkit_are_no_platform(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_attestations_of_buildkit_are_no_platform(registry: FakeRegistry, ours: Project) -> None:
     children = [put(registry, b"a", LABELS), put(registry, b"b", {}, "unknown/unknown")]
     registry_fake.index(registry, REPOSITORY, children, TAG)
     assert [platform.platform for platform in one(registry, ours).platforms] == ["linux/amd64"]
 
 
 def test_a_registry_that_is_empty_or_fails(
-    registry: FakeRegistry, ours: ProjectFacts, monkeypatch: pytest.MonkeyPatch
+    registry: FakeRegistry, ours: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = catalog(registry, ours)
     assert (found.images, found.problems) == ((), ())
@@ -269,7 +268,7 @@ def test_a_registry_that_is_empty_or_fails(
         catalog(registry, ours)
 
 
-def test_the_newest_comes_first(registry: FakeRegistry, ours: ProjectFacts) -> None:
+def test_the_newest_comes_first(registry: FakeRegistry, ours: Project) -> None:
     created = "org.opencontainers.image.created"
     for day, content in (("2026-11-01", b"old"), ("2026-11-19", b"new"), ("2026-11-10", b"middle")):
         child = put(registry, content, {**LABELS, created: f"{day}T00:00:00Z"})
@@ -289,13 +288,6 @@ def test_tags() -> None:
     assert image_tags(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
 
 
-def test_the_repositories_of_this_project(project: Project) -> None:
-    named = published_repositories(make_plan(project))
-    assert {str(name): image for name, image in named.items()} == {
-        f"docker.io/imagebuild/{image}": image for image in ("quickstart", "open", "slim", "hpcx")
-    }
-
-
 def test_a_registry_must_be_named(project: Project) -> None:
     with pytest.raises(ConfigError, match="names no registry; give --registry"):
-        catalog_from_registry(ProjectFacts(project.matrix.model, make_plan(project)))
+        catalog_from_registry(project, make_plan(project))

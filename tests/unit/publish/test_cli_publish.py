@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from imagebuild.cli import ProjectFiles
 from imagebuild.oci import registry
+from imagebuild.project import revision
 from imagebuild.publish import attest
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site
 from tests.registry_fake import FakeRegistry, image, index
@@ -111,6 +113,36 @@ def test_builds_from_folders_are_refused(site: Site, command: Call) -> None:
     assert status == 1
     assert "came from a folder that nobody can compare; build without --source" in out
     assert command("publish", "--results", str(site.evidence), "--allow-dirty")[0] == 0
+
+
+@pytest.mark.programs
+def test_a_job_signs_what_its_own_run_built(
+    site: Site, command: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Other jobs of a run can leave results for it; with a key, somebody else may publish later."""
+    (tmp_path / "cosign").symlink_to("/bin/true")
+    workflow = "acme/images/.github/workflows/build.yml@refs/heads/main"
+    for name, value in {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "GITHUB_SERVER_URL": "https://git.test", "GITHUB_REPOSITORY": "acme/images", "GITHUB_RUN_ID": "7",
+        "GITHUB_RUN_ATTEMPT": "2", "GITHUB_WORKFLOW_REF": workflow,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    run, own = "https://git.test/acme/images/actions/runs", f"https://git.test/{workflow}"
+    monkeypatch.setattr(revision, "current_revision", lambda *_: COMMIT)
+    told = {"source": "https://git.test/acme/images", "workflow": own, "run": f"{run}/7/attempts/1"}
+    arguments = ("publish", "--results", str(site.evidence), "--sign", "--dry-run")
+    for other in ({"run": f"{run}/6/attempts/1"}, {"workflow": f"{own}2"}, {"revision": "f" * 40}, {"source": ""}):
+        ready(site, **told | other)
+        status, out, _ = command(*arguments)
+        ((name, value),) = other.items()
+        assert (status, f"provenance: {name} of its build is {value or 'unknown'}, and that of this job" in out) == (
+            1,
+            True,
+        )
+    ready(site, **told)
+    status, out, _ = command(*arguments)
+    assert status == 0, out
 
 
 @pytest.mark.parametrize(

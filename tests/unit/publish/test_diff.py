@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagebuild.bench import Half, NcclRow, Results, Run
 from imagebuild.core import ConfigError
 from imagebuild.oci import Blob, Descriptor, PlatformImage, Registry, image, images_in
-from imagebuild.project import CheckResult, VerifyResult, make_plan
 from imagebuild.publish import (
     Comparison,
-    DiffRequest,
     compare_images,
     dpkg_status,
     instructions_of,
@@ -25,12 +21,9 @@ from imagebuild.publish import (
 )
 from imagebuild.verify import ImageFinder, Layer
 from tests import attached
-from tests.conftest import Files
 from tests.registry_fake import FakeRegistry, pushed
 from tests.unit import image_files as make
 from tests.unit.conftest import Call
-
-MIB, GIB = 1 << 20, 1 << 30
 
 
 @pytest.fixture(autouse=True)
@@ -39,32 +32,14 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compared(
-    a: str | Path, b: str | Path, platform: str | None = None, *, finder: ImageFinder | None = None, **more: Any
+    a: str | Path, b: str | Path, platform: str | None = None, *, finder: ImageFinder | None = None
 ) -> Comparison:
-    return compare_images(DiffRequest(str(a), str(b), platform, **more), finder or ImageFinder())
+    return compare_images((str(a), str(b)), finder or ImageFinder(), platform)
 
 
 def changes(made: Comparison, title: str) -> list[tuple[str, str | None, str | None]]:
     (section,) = [section for section in made.sections if section.title == title]
     return [(c.name, c.a, c.b) for c in section.changes]
-
-
-def run(*speeds: tuple[int, float], **changed: Any) -> Run:
-    rows = tuple(
-        NcclRow(
-            size_bytes=size, count=1, dtype="float", redop="sum", root=None, in_place=None,
-            out_of_place=Half(time_us=1, algbw_gb_s=value, busbw_gb_s=value, wrong=0),
-        )
-        for size, value in speeds
-    )  # fmt: skip
-    known = {"source": "x", "collective": "all_reduce", "ranks": 8, "rows": rows, "verdict": "ok", "reason": ""}
-    return Run.model_validate(known | changed)
-
-
-def verification(digest: str | None, outcome: str, *runs: Run) -> VerifyResult:
-    check = CheckResult.model_validate({"component": "x", "check": "speed", "outcome": outcome})
-    check = check.model_copy(update={"results": Results(runs=runs) if runs else None})
-    return VerifyResult(image="x", digest=digest, target=None, platform="linux/amd64", checks=(check,))
 
 
 def status(**versions: str) -> dict[str, bytes]:
@@ -98,11 +73,7 @@ def test_two_layouts(layouts: tuple[str, str]) -> None:
     assert made.sizes.a > made.sizes.shared > 0
     assert {section.title: section.same for section in made.sections}["packages"] == 1
     assert made.a.digest
-    assert made.not_compared == tuple(
-        f"{title}: {name} has no results of {tools}"
-        for name in layouts
-        for title, tools in (("checks", "verify"), ("bandwidth", "nccl-tests, nvbandwidth or perftest"))
-    )
+    assert made.not_compared == ()
     same = compared(a, a)
     assert not same.differs
     assert summarise(same).startswith("nothing that was compared differs; 0.0 MB becomes 0.0 MB, 0.0 MB shared")
@@ -115,12 +86,6 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     made = compared(f"oci:{tmp_path}/a", f"oci:{tmp_path}/b")
     assert f"packages: oci:{tmp_path}/a has no packages of dpkg" in made.not_compared
     assert "b are not compressed, so a registry has other sizes and digests" in made.notes[0]
-
-
-def test_targets_that_are_not_built(tiny: Files, tmp_path: Path) -> None:
-    plan = make_plan(tiny.load())
-    with pytest.raises(ConfigError, match="is not built, or has other versions than the plan"):
-        compared(plan.targets[0].id, plan.targets[1].id, finder=ImageFinder(plan, tmp_path))
 
 
 DPKG = "var/lib/dpkg/status"
@@ -196,32 +161,6 @@ def test_platforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         compared(a, c, arm64)
 
 
-# Results
-
-
-def test_results_that_are_given(tmp_path: Path, layouts: tuple[str, str]) -> None:
-    """Of several runs, all outcomes are named; speeds are compared as with a baseline."""
-    a, _ = layouts
-    fast, slow = run((2 * MIB, 90.0), (GIB, 100.0)), run((2 * MIB, 45.0), (GIB, 50.0))
-    for name, outcome, measured in (("A.json", "passed", fast), ("B.json", "failed", slow)):
-        (tmp_path / name).write_text(verification(f"sha256:{'0' * 64}", outcome, measured).model_dump_json())
-    (tmp_path / "several").mkdir()
-    for name in ("A.json", "B.json"):
-        shutil.copy(tmp_path / name, tmp_path / "several")
-    made = compared(a, a, results=(tmp_path / "A.json", tmp_path / "several"))
-    assert changes(made, "checks") == [("x/speed", "passed", "failed, passed")]
-    assert any(note.startswith(f"the results for {a} are of sha256:000") for note in made.notes)
-    made = compared(a, a, results=(tmp_path / "A.json", tmp_path / "B.json"))
-    (speed,) = made.speeds
-    assert (speed.subject, speed.speed.state) == ("all_reduce, 8 ranks, float sum", "too slow")
-    assert speed.speed.measured == 50.0
-    assert summarise(made).endswith("; 1 of 1 speeds became slower")
-    assert not compared(a, a).speeds
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="has no results; give what verify or report wrote"):
-        compared(a, a, results=(tmp_path / "A.json", tmp_path / "empty"))
-
-
 REPOSITORY = "gpu/open"
 
 
@@ -239,14 +178,11 @@ def places(registry: FakeRegistry) -> ImageFinder:
 def test_a_registry_with_sboms_is_asked_for_no_layer() -> None:
     registry = FakeRegistry()
     a, b = pushed(registry, {"x": b"1"}), pushed(registry, {"x": b"2"})
-    for number, (child, outcome) in enumerate(((a, "passed"), (b, "failed")), 1):
+    for number, child in enumerate((a, b), 1):
         attached.attach(registry, REPOSITORY, child, "sbom", attached.spdx(libc6=str(number)))
-        document = verification(child.digest, outcome).model_dump(mode="json")
-        attached.attach(registry, REPOSITORY, child, "verification", document)
     made = compared(*names(a, b), finder=places(registry))
-    assert registry.asked_for("GET", "/blobs/") == 2 * 3  # configuration, SBOM, verification; no layer
+    assert registry.asked_for("GET", "/blobs/") == 2 * 2  # configuration and SBOM; no layer
     assert changes(made, "packages") == [("libc6", "1", "2")]
-    assert changes(made, "checks") == [("x/speed", "passed", "failed")]
     assert "those of its SBOM; no layer was fetched" in made.notes[0]
 
 
@@ -263,10 +199,10 @@ def test_a_registry_without_sboms() -> None:
 
 
 def test_the_table(layouts: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    made = compared(*layouts).model_copy(update={"notes": ("a note",)})
+    made = compared(*layouts).model_copy(update={"notes": ("a note",), "not_compared": ("something",)})
     print_comparison(made)
     said = capsys.readouterr().out
-    for part in ("nccl", "…xxxxx AND a", "libc6  1  2", "a note", "not compared: checks"):
+    for part in ("nccl", "…xxxxx AND a", "libc6  1  2", "a note", "not compared: something"):
         assert part in said, part
     assert said.splitlines()[-1].startswith(
         "1 component, 3 packages, 1 variable, 1 setting, 1 label, 2 layers differ; 0.0 MB becomes 0.0 MB ("
