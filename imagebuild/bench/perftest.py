@@ -6,24 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from imagebuild.bench.logs import (
-    JsonDocument,
-    LineReader,
-    ParsedOutput,
-    count_decimals,
-    excerpt,
-    is_table_value,
-    json_number,
-    json_object,
-    json_text,
-    parse_integer,
-    parse_number,
-)
-from imagebuild.bench.models import PerftestTable, TableRow
-from imagebuild.bench.tables import TableBuilder, table_row
+from imagebuild.bench import logs
+from imagebuild.bench.logs import excerpt, json_object, parse_integer
+from imagebuild.bench.models import PerftestTable
+from imagebuild.bench.tables import TableBuilder
 
 
-def parse_perftest_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTable]:
+def parse_perftest_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
     """Read the tables in cleaned lines, of one program or of several whose lines are mixed."""
     return _PerftestReader(source).read_all(lines, _MARK, longest=4000)
 
@@ -63,30 +52,28 @@ _DECIMALS, _RATE_DECIMALS = 2, 6
 """Digits after the point of every number, and of message rates."""
 
 
-def _row_of(table: TableBuilder, words: Sequence[str]) -> TableRow | None:
-    """Return the row that the words are under the table's columns, of which only that of CPU usage may be missing."""
-    missing = len(table.columns) - len(words)
-    if table.columns[:1] != ("#bytes",) or not 0 <= missing <= ("CPU_Util" in table.columns):
+def _values_of(columns: Sequence[str], words: Sequence[str]) -> dict[str, float | None] | None:
+    """Return the values of a row by column, of which only that of CPU usage may be missing; None if it is no row."""
+    missing = len(columns) - len(words)
+    if columns[:1] != ("#bytes",) or not 0 <= missing <= ("CPU_Util" in columns):
         return None
-    pairs = list(zip(table.columns, words, strict=False))
-    if any(parse_integer(word) is None if name.startswith("#") else not is_table_value(word) for name, word in pairs):
-        return None
-    if count_decimals(words[-1]) < (_RATE_DECIMALS if pairs[-1][0] == "msg_rate" else _DECIMALS):
+    pairs = list(zip(columns, words, strict=False))
+    for name, word in pairs:
+        if parse_integer(word) is None if name.startswith("#") else not logs.is_table_value(word):
+            return None
+    if logs.count_decimals(words[-1]) < (_RATE_DECIMALS if pairs[-1][0] == "msg_rate" else _DECIMALS):
         return None  # the last number is cut
-    values = {name: parse_number(word) for name, word in pairs}
-    if None in values.values():
-        table.not_measured.append(int(words[0]))
-    return table_row(int(words[0]), values)
+    return {name: logs.parse_number(word) for name, word in pairs}
 
 
 @dataclass
-class _PerftestReader(LineReader[PerftestTable]):
+class _PerftestReader(logs.LineReader[PerftestTable]):
     """Read text line by line: titles, headers, rows, errors."""
 
     programs: list[TableBuilder] = field(default_factory=list)
 
     def end(self) -> None:
-        self.items += [program.table(self.source) for program in self.programs]
+        self.parsed += [program.table(self.source) for program in self.programs]
 
     def read(self, text: str) -> None:
         if self.read_row(text):
@@ -141,7 +128,7 @@ class _PerftestReader(LineReader[PerftestTable]):
     def read_row(self, text: str) -> bool:
         """Keep the line if it is a row, or note it as unread if it looks like one; return whether it was either."""
         words = text.split()
-        if len(words) < 2 or parse_integer(words[0]) is None or not is_table_value(words[1]):
+        if len(words) < 2 or parse_integer(words[0]) is None or not logs.is_table_value(words[1]):
             return False
         running = [program for program in self.programs if not program.is_closed and (program.columns or program.test)]
         tables = [program for program in running if program.columns]
@@ -153,14 +140,13 @@ class _PerftestReader(LineReader[PerftestTable]):
         # Of the tables of several processes, the first whose next size this can be.
         size = int(words[0])
         program = next((p for p in tables if not p.rows or p.rows[-1].size_bytes < size), tables[-1])
-        row = _row_of(program, words)
-        if row:
-            program.rows.append(row)
+        if values := _values_of(program.columns, words):
+            program.add_row(size, values)
         elif parse_integer(words[1]) is None:
             return False
         else:
             program.has_unread_row = True
-            self.unread.append(excerpt(text))
+            self.parsed.append(excerpt(text))
         return True
 
     def read_error(self, error: str, running: Sequence[TableBuilder], *, is_early: bool) -> None:
@@ -189,28 +175,23 @@ _WORD_OF_TITLE = re.compile(
 """The underscores of a test's name in JSON that are blanks in text."""
 
 
-def parse_perftest_json(source: str, document: JsonDocument) -> ParsedOutput[PerftestTable] | None:
+def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed[PerftestTable] | None:
     """Read the table of a JSON document; None if it is not of perftest."""
     top = json_object(document.value)
     results = top.get("results")
     if not isinstance(results, dict) or ("test_info" not in top and _JSON_KEYS.isdisjoint(results)):
         return None
-    values = {key: json_number(value) for key, value in results.items()}
+    values = {key: logs.json_number(value) for key, value in results.items()}
     size = values.get("MsgSize")
     if size is None or size < 0:
         printed = ", ".join(f"{key}: {value}" for key, value in results.items())
-        return ParsedOutput((), (excerpt(f"results without a message size: {printed}"),))
+        return [excerpt(f"results without a message size: {printed}")]
     figures = {ours: values[key] for key, ours in _JSON_FIGURES.items() if key in values}
-    row = table_row(int(size), figures)
-    figures.pop("bw_peak", None)
+    columns = tuple(name for name in figures if name != "bw_peak")
     # `RDMA_Write_BW_Test` is `RDMA_Write BW` in text.
-    name = (json_text(json_object(top.get("test_info")).get("test")) or "").removesuffix("_Test").removesuffix("_")
-    table = TableBuilder(
-        _WORD_OF_TITLE.sub(" ", name).replace("Post_List", "Post List") or None,
-        columns=tuple(figures),
-        unit="usec" if row.latency_us else None,
-        rows=[row],
-        has_unread_row=not figures,
-        not_measured=[int(size)] if None in figures.values() else [],
-    )
-    return ParsedOutput((table.table(source),))
+    name = (logs.json_text(json_object(top.get("test_info")).get("test")) or "").removesuffix("_Test").removesuffix("_")
+    name = _WORD_OF_TITLE.sub(" ", name).replace("Post_List", "Post List")
+    table = TableBuilder(name or None, columns=columns, has_unread_row=not columns)
+    table.add_row(int(size), figures)
+    table.unit = "usec" if table.rows[0].latency_us else None
+    return [table.table(source)]
