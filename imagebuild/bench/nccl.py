@@ -224,7 +224,8 @@ _FIGURES = re.compile(
     rf"(?:{_BLANKS}(?P<root>-1|\d{{1,7}}){_WORD_END})??{_HALVES}(?!{_VALUE}|{_BLANKS}(?:{'|'.join(_TYPE_BYTES)}){_WORD_END})"
 )
 """What follows the lead. What is followed by a type has size and count of another row at its end."""
-_END_OF_ROW = re.compile(rf"{_HALVES}(?:{_BLANKS}(?:\d{{4}}-\d\d-\d\d|\d\d:\d\d:\d\d)){{0,2}}[\s|]*\Z")
+_END_OF_ROW = re.compile(rf"(?:{_HALVES}|\A{_HALF})(?:{_BLANKS}(?:\d{{4}}-\d\d-\d\d|\d\d:\d\d:\d\d)){{0,2}}[\s|]*\Z")
+"""The last columns of a row, or a line of the last half alone."""
 _LARGEST_ERROR = re.compile(r"\d(?:\.\d+)?e(?:-\d+|\+00)")
 """A largest error, which the last column had before 2.13: no count is printed like that."""
 

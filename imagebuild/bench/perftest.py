@@ -18,10 +18,16 @@ def parse_perftest_text(source: str, lines: Sequence[str]) -> logs.Parsed[Perfte
 
 
 _COLUMN = re.compile(
-    r"#bytes|#flows|#sl|#iterations|BW (?P<bw>peak|average) ?\[(?P<unit>[^\]\s]{1,12})\]|MsgRate\["
-    r"|(?:BW|MsgRate) Port\d|t_(?P<lat>min|max|typical|avg|stdev)\[|(?P<p>99(?:\.9)?)%{1,2} percentile|tps average"
-    r"|CPU_Util|fs_\w{1,9}_time|fps\["
+    r"(?P<figure>BW (?:peak|average)|t_(?:min|max|typical|avg|stdev)|99(?:\.9)?%{1,2} percentile)"
+    r" ?\[(?P<unit>[^\]\s]{1,12})\]|(?P<rate>MsgRate)\["
+    r"|#bytes|#flows|#sl|#iterations|(?:BW|MsgRate) Port\d|tps average|CPU_Util|fs_\w{1,9}_time|fps\["
 )
+_FIGURES = {
+    "BW_peak": "bw_peak", "BW_average": "bw_average", "MsgRate": "msg_rate", "t_min": "lat min", "t_max": "lat max",
+    "t_typical": "lat typical", "t_avg": "lat average", "t_stdev": "lat stdev", "percentile_99": "lat p99",
+    "percentile_99.9": "lat p99.9", "99%_percentile": "lat p99", "99.9%_percentile": "lat p99.9",
+}  # fmt: skip
+"""Names of figures in JSON, and in text with underscores for blanks → those in a table."""
 _TITLE_TEXT = (
     r"(?P<test>(?:Send|RDMA_Write|RDMA_Read|Atomic)(?:_imm)?(?: [A-Za-z_]{1,20}){0,5} (?:BW|Latency)"
     r"(?: [a-zA-Z]{1,20}){0,2}) Test"
@@ -105,24 +111,14 @@ class _PerftestReader(logs.LineReader[PerftestTable]):
         return program
 
     def read_header(self, text: str, announced: Sequence[TableBuilder]) -> None:
-        columns: list[str] = []
-        unit = None
-        for column in _COLUMN.finditer("#" + text.removeprefix("#")):
-            if column["bw"]:
-                unit = column["unit"]
-                columns.append(f"bw_{column['bw']}")
-            elif column["lat"]:
-                unit = "usec"
-                columns.append("lat " + ("average" if column["lat"] == "avg" else column["lat"]))
-            elif column["p"]:
-                columns.append(f"lat p{column['p']}")
-            else:
-                columns.append("msg_rate" if column[0] == "MsgRate[" else column[0])
-        if len(columns) <= 2:
+        found = list(_COLUMN.finditer("#" + text.removeprefix("#")))
+        if len(found) <= 2:
             return
+        names = [(column["figure"] or column["rate"] or column[0]).replace(" ", "_") for column in found]
         test = self.programs[-1].test if self.programs else None
         program = announced[-1] if announced else self.add(TableBuilder(test))
-        program.columns, program.unit, program.waits = tuple(columns), unit, False
+        program.columns = tuple(_FIGURES.get(name.replace("%%", "%"), name) for name in names)
+        program.unit, program.waits = next(filter(None, (column["unit"] for column in found)), None), False
         program.errors.clear()  # before its table, an error counts only if the table never comes
 
     def read_row(self, text: str) -> bool:
@@ -164,11 +160,6 @@ class _PerftestReader(logs.LineReader[PerftestTable]):
 
 _JSON_KEYS = frozenset(("MsgSize", "BW_average", "MsgRate", "bw_avg", "msgRate_avg", "avg_lat", "t_avg"))
 """One of these is in every object with results."""
-_JSON_FIGURES = {
-    "BW_peak": "bw_peak", "BW_average": "bw_average", "MsgRate": "msg_rate", "t_min": "lat min", "t_max": "lat max",
-    "t_typical": "lat typical", "t_avg": "lat average", "t_stdev": "lat stdev", "percentile_99": "lat p99",
-    "percentile_99.9": "lat p99.9",
-}  # fmt: skip
 _WORD_OF_TITLE = re.compile(
     r"_(?=(?:Bidirectional|Post_List|BW|Latency|forwarding|Multicast|CMP_AND_SWAP|FETCH_AND_ADD)(?:_|$))"
 )
@@ -186,7 +177,7 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
     if size is None or size < 0:
         printed = ", ".join(f"{key}: {value}" for key, value in results.items())
         return [excerpt(f"results without a message size: {printed}")]
-    figures = {ours: values[key] for key, ours in _JSON_FIGURES.items() if key in values}
+    figures = {ours: values[key] for key, ours in _FIGURES.items() if key in values}
     columns = tuple(name for name in figures if name != "bw_peak")
     # `RDMA_Write_BW_Test` is `RDMA_Write BW` in text.
     name = (logs.json_text(json_object(top.get("test_info")).get("test")) or "").removesuffix("_Test").removesuffix("_")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from imagebuild.bench.logs import LineReader, Parsed, excerpt, is_table_value, parse_integer, parse_number
 from imagebuild.bench.models import UcxResult
@@ -114,23 +115,15 @@ class _UcxReader(LineReader[UcxResult]):
             self.progress[thread] = self.result_of(values, thread)
 
     def result_of(self, values: Sequence[str], thread: int | None) -> UcxResult:
-        figures: dict[str, dict[str, float | None]] = {quantity: {} for quantity, _ in _COLUMNS}
+        figures: dict[str, Any] = {quantity: {} for quantity, _ in _COLUMNS}
         percentile = (self.first or "").removesuffix("%ile")
         first = "typical" if percentile in ("50.0", "typical") else f"p{percentile.removesuffix('.0')}"
         columns = _COLUMNS if len(values) > len(_COLUMNS) else _TOTALS
         for (quantity, name), value in zip(columns, values[1:], strict=True):
             if name != "first" or self.first:
                 figures[quantity][first if name == "first" else name] = parse_number(value)
-        return UcxResult(
-            source=self.source,
-            title=self.title(),
-            size_bytes=self.size,
-            thread=thread,
-            iterations=parse_integer(values[0]),
-            latency_us=figures["latency_us"],
-            bandwidth_mib_s=figures["bandwidth_mib_s"],
-            rate_msg_s=figures["rate_msg_s"],
-        )
+        about: dict[str, Any] = {"title": self.title(), "size_bytes": self.size, "thread": thread}
+        return UcxResult(source=self.source, iterations=parse_integer(values[0]), **about, **figures)
 
     def title(self) -> str | None:
         """Return the name of the test, unless it is another run's: of a latency above a header of an overhead."""
