@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from imagebuild.bench import PerftestTable, TableRow
-from tests.unit.bench.outputs import Output, facts, read_json, read_part
+from tests.unit.bench.outputs import facts, read_json, read_part
 
 RULE = "-" * 87 + "\n"
 WAITING = "*" * 36 + "\n* Waiting for client to connect... *\n" + "*" * 36 + "\n"
@@ -30,12 +32,8 @@ def run(*rows: tuple[int, str], unit: str = "Gb/sec", test: str = "RDMA_Write BW
     return BLOCK.replace("RDMA_Write BW", test) + ADDRESSES + HEADER.format(unit=unit) + table + RULE
 
 
-def parse(text: str) -> Output:
-    return read_part("tables", text)
-
-
-def parse_json(document: object) -> Output:
-    return read_json("tables", document)
+parse = partial(read_part, "tables")
+parse_json = partial(read_json, "tables")
 
 
 def only(text: str) -> PerftestTable:
