@@ -743,12 +743,14 @@ def _json_events(top: Mapping[str, object], number: int) -> Iterator[_Event]:
         compared = " ".join("N/A" if half.wrong is None else "0" for half in row.halves) if row else ""
         yield _Event("row" if row else "partial", number, {"wrong": compared}, row, excerpt(f"results: {entry!r}"))
     bounds = logs.json_object(top.get("out_of_bounds"))
-    if count := _word(bounds.get("count")):
-        yield _Event("bounds", number, {"count": count, "state": _json_state(bounds)})
+    count, state = _word(bounds.get("count")), _json_state(bounds)
+    if count or state == "FAILED":
+        yield _Event("bounds", number, {"count": count, "state": state})
     # The first releases with JSON have a typing error in both keys.
     for outer, key in (("average_bus_bandwidth", "bandwidth"), ("average_bus_bandwidith", "bandwidith")):
         if average := logs.json_object(top.get(outer)):
-            yield _Event("average", number, {"value": str(average.get(key)), "state": _json_state(average)})
+            value = str(logs.json_number(average.get(key)))
+            yield _Event("average", number, {"value": value, "state": _json_state(average)})
 
 
 _JSON_PARAMETERS = {
