@@ -202,6 +202,13 @@ def test_json() -> None:
     assert (latency.unit, latency.rows[0].latency_us) == ("usec", LATENCIES)
 
 
+def test_a_figure_of_the_json_that_is_no_number_fails() -> None:
+    for wrong in ("BW_peak", "BW_average"):
+        figures: dict[str, float | str] = {"BW_peak": 381.0, "BW_average": 380.25, wrong: "nan"}
+        (table,) = parse_json(document(MsgSize=65536, **figures)).items
+        assert (table.verdict, table.reason) == ("failed", "a figure with 65536 bytes is no number")
+
+
 def test_json_without_a_size_is_counted() -> None:
     output = parse_json(document(bw_avg=96.5))
     assert (output.items, output.unread) == ((), ("results without a message size: bw_avg: 96.5",))
