@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from imagebuild.bench.logs import JsonDocument, ParsedOutput, excerpt, json_list, json_object, json_text
+from imagebuild.bench.logs import JsonDocument, Parsed, excerpt, json_list, json_object, json_text
 from imagebuild.bench.models import Diagnostic, DiagnosticStatus
 
 WHOLE_RUN = "diag"
@@ -16,37 +16,35 @@ _STATUSES: dict[str, DiagnosticStatus] = {"pass": "pass", "fail": "fail", "warn"
 _JSON_TITLES = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 
 
-def parse_dcgm_json(source: str, document: JsonDocument) -> ParsedOutput[Diagnostic] | None:
+def parse_dcgm_json(source: str, document: JsonDocument) -> Parsed[Diagnostic] | None:
     """Read the results of a JSON document; None if it is not of dcgmi diag."""
     top = json_object(document.value)
     runs = [top, *json_list(top.get("iterations"))]
     if not any(title in json_object(run) for run in runs for title in _JSON_TITLES):
         return None
-    results: list[Diagnostic] = []
-    unread: list[str] = []
-    for run in runs:
-        titled = [part for title in _JSON_TITLES if isinstance(part := json_object(run).get(title), dict)]
-        for part in (json_object(run), *titled):
-            errors = filter(None, (json_text(part.get(key)) for key in ("runtime_error", "Warning")))
-            results.extend(
-                Diagnostic(source=source, category=None, test=WHOLE_RUN, status="fail", messages=(excerpt(error),))
-                for error in errors
-            )
-        if not titled and (run is not top or "iterations" not in top):
-            unread.append(excerpt(f"dcgmi diag: {run!r}"))
-        for category in (category for part in titled for category in json_list(part.get("test_categories"))):
-            tests = json_object(category).get("tests")
-            if not isinstance(tests, list):
-                unread.append(excerpt(f"test_categories: {category!r}"))
-                continue
-            for test in tests:
-                if isinstance(test, dict) and isinstance(test.get("name"), str):
-                    results.extend(_json_results(source, json_text(json_object(category).get("category")), test))
-                elif test is not None:
-                    unread.append(excerpt(f"tests: {test!r}"))
-    if not results and not unread:
-        unread.append("dcgmi diag: no test in the document")
-    return ParsedOutput(tuple(results), tuple(unread))
+    # What is around several runs has no tests, but may have an error.
+    parsed = [entry for run in runs for entry in _json_run(source, run, has_tests=run is not top or len(runs) == 1)]
+    return parsed or ["dcgmi diag: no test in the document"]
+
+
+def _json_run(source: str, run: object, *, has_tests: bool) -> Iterator[Diagnostic | str]:
+    """Yield the results of one run, and the parts that cannot be read."""
+    titled = [part for title in _JSON_TITLES if isinstance(part := json_object(run).get(title), dict)]
+    for part in (json_object(run), *titled):
+        for error in filter(None, (json_text(part.get(key)) for key in ("runtime_error", "Warning"))):
+            yield Diagnostic(source=source, category=None, test=WHOLE_RUN, status="fail", messages=(excerpt(error),))
+    if not titled and has_tests:
+        yield excerpt(f"dcgmi diag: {run!r}")
+    for category in (category for part in titled for category in json_list(part.get("test_categories"))):
+        tests, name = json_object(category).get("tests"), json_text(json_object(category).get("category"))
+        if not isinstance(tests, list):
+            yield excerpt(f"test_categories: {category!r}")
+            continue
+        for test in tests:
+            if isinstance(test, dict) and isinstance(test.get("name"), str):
+                yield from _json_results(source, name, test)
+            elif test is not None:
+                yield excerpt(f"tests: {test!r}")
 
 
 def _json_results(source: str, category: str | None, test: Mapping[str, object]) -> Iterator[Diagnostic]:

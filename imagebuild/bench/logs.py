@@ -61,16 +61,10 @@ class Log:
 
 
 Item = TypeVar("Item")
+Parsed = list[Item | str]
+"""What a parser read of its tool in one source, empty if the source holds nothing of that tool: results, and lines (or
+pieces of JSON, shortened) that look like results and could not be read."""
 LONGEST_REASON = 1000
-
-
-@dataclass(frozen=True)
-class ParsedOutput(Generic[Item]):
-    """Hold what a parser read of its tool in one source; empty if the source holds nothing of that tool."""
-
-    items: tuple[Item, ...] = ()
-    unread: tuple[str, ...] = ()
-    """Lines (or pieces of JSON, shortened) that look like results of this tool and could not be read."""
 
 
 @dataclass
@@ -78,15 +72,13 @@ class LineReader(Generic[Item]):
     """Read what one tool printed, line by line."""
 
     source: str
-    items: list[Item] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    """Lines that look like results and could not be read."""
+    parsed: Parsed[Item] = field(default_factory=list)
     is_error: bool = False
     """Whether the line is an error."""
     after_error: bool = False
     """Whether the line before it was one: another one that follows at once explains it."""
 
-    def read_all(self, lines: Sequence[str], mark: re.Pattern[str], longest: int) -> ParsedOutput[Item]:
+    def read_all(self, lines: Sequence[str], mark: re.Pattern[str], longest: int) -> Parsed[Item]:
         """Read cleaned lines of up to `longest` characters, if one matches `mark`, which only this tool prints."""
         if any(map(mark.match, lines)):
             for line in lines:
@@ -94,7 +86,7 @@ class LineReader(Generic[Item]):
                     self.after_error, self.is_error = self.is_error, False
                     self.read(text)
             self.end()
-        return ParsedOutput(tuple(self.items), tuple(self.unread))
+        return self.parsed
 
     def read(self, text: str) -> None:
         """Read the next line, without blanks around it."""
@@ -107,9 +99,9 @@ class LineReader(Generic[Item]):
         """Return whether the line before was an error, too; then this one is added to its reason."""
         self.is_error = True
         if self.after_error:
-            last: Any = self.items[-1]
+            last: Any = self.parsed[-1]
             reason = last.reason if error in last.reason else f"{last.reason}; {error}"
-            self.items[-1] = last.model_copy(update={"reason": reason[:LONGEST_REASON]})
+            self.parsed[-1] = last.model_copy(update={"reason": reason[:LONGEST_REASON]})
         return self.after_error
 
 
@@ -385,47 +377,44 @@ def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
     """
     following = _NEXT_DOCUMENT.search(text, begin + 1)
     limit = following.start() if following else len(text)
-    root: dict[str, object] = {}
-    open_values: list[dict[str, object] | list[object]] = []
+    outer: list[object] = []
+    open_values: list[Any] = [outer]
     key = word = ""
     end = at = begin
-    while (token := _TOKEN.match(text, at, limit)) and len(open_values) < _DEEPEST:
-        at = token.end()
-        mark = token[1]
-        if mark in "{[" or (mark in "}]," and word):
-            value: object = None if word == "null" else word
-            if mark in "{[":
-                value = root if not open_values else {} if mark == "{" else []
-            elif word.startswith('"'):
-                try:
-                    value = json.loads(word, strict=False)
-                except ValueError:
-                    value = word.strip('"')
-            if open_values:
-                last = open_values[-1]
-                if isinstance(last, list):
-                    last.append(value)
+    while (token := _TOKEN.match(text, at, limit)) and len(open_values) <= _DEEPEST:
+        at, mark = token.end(), token[1]
+        if mark == ":":
+            key, word = word.strip('"'), ""
+        elif mark not in "{[}],":
+            if word:
+                break
+            word = mark
+        else:
+            if mark in "{[" or word:
+                value: Any = {"{": dict, "[": list}[mark]() if mark in "{[" else _json_word(word)
+                if isinstance(open_values[-1], list):
+                    open_values[-1].append(value)
                 elif key:
-                    last[key] = value
+                    open_values[-1][key] = value
                 else:
                     break
-            if isinstance(value, (dict, list)):
-                open_values.append(value)
-        if mark in "{[}],":
+                if mark in "{[":
+                    open_values.append(value)
             key, word, end = "", "", at
             if mark in "}]":
-                closed = open_values.pop()
-                if isinstance(closed, dict) != (mark == "}"):
+                if isinstance(open_values.pop(), dict) != (mark == "}"):
                     break
-                if not open_values:
-                    return root, at, True
-        elif mark == ":":
-            key, word = word.strip('"'), ""
-        elif word:
-            break
-        else:
-            word = mark
-    return root, end, False
+                if len(open_values) == 1:
+                    return outer[0], at, True
+    return outer[0], end, False
+
+
+def _json_word(word: str) -> str | None:
+    """Return a string of a broken document; None for `null`, every other word as it is."""
+    try:
+        return None if word == "null" else str(json.loads(word, strict=False)) if word.startswith('"') else word
+    except ValueError:
+        return word.strip('"')
 
 
 # Words of tables, and values of JSON documents.

@@ -1,9 +1,9 @@
 """Read the runs that nccl-tests and rccl-tests print: tables of every release since 2.0, and the JSON of `-J`.
 
-Text becomes runs in three steps, in the order of this file: a line is an event (the parameters, a rank of the device
-list, a row, a line of the footer, …), a failure or other output; the events of a process are split into runs; the
-events of a run, and the failures after its beginning, become a `Run` with a verdict. JSON needs the last step only. A
-run that was both printed as text and written as JSON is merged.
+All that is read becomes events: the parameters, a rank of the device list, a row, a line of the footer, … A line of
+text is an event, a failure or other output; the events of a process are split into runs. A JSON document has the events
+of one run under other names. The events of a run, and the failures after its beginning, become a `Run` with a verdict.
+A run that was both printed as text and written as JSON is merged.
 
 Rows are read by their shape, since headers are often missing; a header says what the shape leaves open.
 """
@@ -14,73 +14,41 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from statistics import fmean, median
-from typing import Any, NamedTuple, get_args
+from types import MappingProxyType
+from typing import NamedTuple, get_args
 
+from imagebuild.bench import logs
 from imagebuild.bench.ceilings import forced_classes
-from imagebuild.bench.logs import (
-    JsonDocument,
-    Log,
-    LogLine,
-    ParsedOutput,
-    Setting,
-    excerpt,
-    json_list,
-    json_number,
-    json_object,
-    parse_number,
-)
+from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, Setting, excerpt, parse_number
 from imagebuild.bench.models import Collective, Half, NcclRow, Run, RunVerdict, bus_ratio
 from imagebuild.core.errors import plural
 
 
-def parse_nccl_text(log: Log) -> ParsedOutput[Run]:
+def parse_nccl_text(log: Log) -> Parsed[Run]:
     """Read the runs of a log, in the order in which they begin; nothing if the log is not of these programs."""
-    processes, printed_failures = _read_lines(log.lines)
-    runs = [run for name, process in processes.items() for run in _split_runs(name, process.events)]
+    events_by_process, printed_failures = _read_lines(log.lines)
+    runs = [run for name, events in events_by_process.items() for run in _split_runs(name, events)]
     runs.sort(key=lambda run: run.begin)
     if not any(run.has_output for run in runs) and any(_OWN_FAILURE.search(f.text) for f in printed_failures):
         runs.append(_RunEvents("", [_Event("starting", 0)]))
     # A shell's trace of a command whose lines another process labels is no run of its own.
-    is_trace = [
-        not run.has_output and following is not None and following.has_output and not following.first("command")
+    runs = [
+        run
         for run, following in zip_longest(runs, runs[1:])
+        if run.has_output or following is None or not following.has_output or following.first("command")
     ]
-    runs = [run for run, trace in zip(runs, is_trace, strict=True) if not trace]
     failures = _failures_by_run(runs, printed_failures)
-    settings = _settings_of(runs, log.settings)
-    # A command without output counts as a run if it failed.
-    runs_and_failures = [
-        (run, failures[index], settings[index])
-        for index, run in enumerate(runs)
-        if run.has_output or (failures[index] and run.first("command"))
-    ]
-    return ParsedOutput(
-        tuple(_run_of(log, run, failed, forced) for run, failed, forced in runs_and_failures),
-        tuple(event.text for run, _, _ in runs_and_failures for event in run.unread),
-    )
-
-
-def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...]:
-    """Return the runs `written` as JSON that are not in the text, then those `printed` as text.
-
-    Where both are the same run, it has the numbers of the JSON, which are not rounded, and what only the text says:
-    version, hosts and GPUs. Two that disagree in a size, a number or the verdict stay two.
-    """
-    merged = list(printed)
-    unmatched = list(range(len(merged)))
-    others = []
-    for run in written:
-        same = next((index for index in unmatched if _is_same_run(merged[index], run)), None)
-        if same is None:
-            others.append(run)
-            continue
-        unmatched.remove(same)
-        merged[same] = merged[same].model_copy(update={"rows": run.rows, "avg_busbw_gb_s": run.avg_busbw_gb_s})
-    return (*others, *merged)
+    parsed: Parsed[Run] = []
+    for index, (run, settings) in enumerate(zip(runs, _settings_of(runs, log.settings), strict=True)):
+        # A command without output counts as a run if it failed.
+        if run.has_output or (failures[index] and run.first("command")):
+            warnings = (w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= run.begin)
+            parsed += [_run_of(log.path, run, failures[index], settings, next(warnings, "")), *run.unread]
+    return parsed
 
 
 # Lines: events.
@@ -89,6 +57,8 @@ _COLLECTIVES = frozenset(get_args(Collective))
 _OPENINGS = frozenset(("version", "starting", "parameters", "devices", "header"))
 """Each comes once, before the rows: a second one belongs to another run."""
 _FOOTERS = frozenset(("bounds", "average", "concluded"))
+_ASIDE = frozenset(("command", "elision"))
+"""What the program itself does not print."""
 _BODY = frozenset(("row", "partial", *_FOOTERS))
 _AFTER: Mapping[str, Set[str]] = {
     **{kind: {kind, *_BODY} for kind in _OPENINGS},
@@ -106,7 +76,7 @@ _PATTERNS = tuple(
         (
             "parameters",
             r"nThreads? \d{1,5} nGpus \d{1,5} minBytes (?P<min>\d{1,20}) maxBytes (?P<max>\d{1,20})"
-            r"(?: step: (?P<step>\d{1,20})\((?P<by>factor|bytes)\))?"
+            r"(?: step: (?:(?P<factor>\d{1,20})\(factor\)|(?P<bytes>\d{1,20})\(bytes\)))?"
             r"(?:.{0,200}? validation: (?P<validation>\d{1,3}))?",
         ),
         ("devices", r"Using devices"),
@@ -122,7 +92,6 @@ _PATTERNS = tuple(
         ("concluded", r"Collective test concluded: (?P<program>\S{1,300})"),
     )
 )
-_MOST_SIZES = 100_000
 _ELISION = re.compile(r"[\s#|]{0,200}(?:\.{3,10}|…|\[(?:\.{3}|…)\]|<(?:snip|\.\.\.)>)\s{0,200}")
 """Dots that somebody who copied the output left for what was left out."""
 _COMMAND = re.compile(
@@ -131,18 +100,23 @@ _COMMAND = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class _Event:
-    """Hold what a line says about a run."""
+class _Event(NamedTuple):
+    """Hold what a line, or a part of a JSON document, says about a run."""
 
     kind: str
-    """`row`, `partial`, `elision`, `command`, or one of `_PATTERNS`."""
+    """`row`, `partial` (a row that cannot be read), `elision`, `command`, or one of `_PATTERNS`."""
     number: int
     """The line's number."""
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = MappingProxyType({})
+    """What it says by name, empty where the line leaves it out."""
     row: NcclRow | None = None
     text: str = ""
     """Of a row, also a partial one."""
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """Return the names of a header's columns; none for other events."""
+        return self.values.get("labels", "").replace("# wrong", "#wrong").replace("|", " ").split()
 
 
 def _event_of(text: str, number: int) -> _Event | None:
@@ -152,8 +126,7 @@ def _event_of(text: str, number: int) -> _Event | None:
     for candidate in (bare, text.partition("#")[2].lstrip("# \t")) if "#" in bare else (bare,):
         for kind, pattern in _PATTERNS:
             if match := pattern.match(candidate):
-                values = {name: value.strip() for name, value in match.groupdict().items() if value is not None}
-                return _Event(kind, number, values)
+                return _Event(kind, number, {name: value.strip() for name, value in match.groupdict("").items()})
     if _ELISION.fullmatch(text):
         return _Event("elision", number)
     if "_perf" in text and (match := _COMMAND.search(text)):
@@ -198,7 +171,8 @@ _FAILURES: tuple[tuple[int, RunVerdict, str], ...] = (
 `Test NCCL failure … 'unhandled cuda error'` is an error of CUDA.
 
 A CUDA error is nobody's consequence; of communication errors and timeouts the first leads to the others; "remote
-process exited" is what every other rank says; launchers and traces say only that something happened.
+process exited" is what every other rank says; launchers and traces say only that something happened. Nothing as short
+as `timeout` is searched: MPICH ends every output with "0 network timeouts".
 """
 _ANY_FAILURE = re.compile("|".join(message for _, _, message in _FAILURES))
 _OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
@@ -219,15 +193,13 @@ class _Failure(NamedTuple):
 def _failure_of(text: str, number: int, process: str) -> _Failure | None:
     """Return the failure that a line reports.
 
-    Nothing as short as `timeout` is searched: MPICH ends every output with "0 network timeouts". `# error:` is the last
-    message of the library, which a run that ends well may have too.
+    `# error:` is the last message of the library, which a run that ends well may have too.
     """
     text = text[:2000]
     if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
         return None
-    distance, verdict = next(
-        (distance, verdict) for distance, verdict, message in _FAILURES if re.search(message, text)
-    )
+    found = ((distance, verdict) for distance, verdict, message in _FAILURES if re.search(message, text))
+    distance, verdict = next(found)
     return _Failure(distance, number, verdict, " ".join(text.split())[:240], process)
 
 
@@ -238,15 +210,24 @@ _TYPE_BYTES = {
     "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "char": 1, "int": 4,
 }  # fmt: skip
 """Bytes of an element of each type."""
-_REDOPS = frozenset(("sum", "prod", "max", "min", "avg", "mulsum", "none"))
-_ROW = re.compile(
-    r"(?<![^\s|#])(?P<size>\d{1,20})[\s|]{1,40}(?P<count>\d{1,20})[\s|]{1,40}(?P<dtype>[a-z]\w{2,11})(?![^\s|])(?P<rest>.*)"
+_BLANKS, _WORD_END, _NUMBER = r"[\s|]+", r"(?![^\s|])", r"\d+(?:\.\d+)?(?:e[+-]\d\d+)?"
+_VALUE = rf"{_BLANKS}(?:{_NUMBER}|-?nan|-?inf|N/A|-1){_WORD_END}"
+_FIGURE = rf"{_BLANKS}({_NUMBER}|-?nan|-?inf){_WORD_END}"
+_HALF = rf"{_FIGURE * 3}{_BLANKS}(N/A|\d+(?:\.\d+)?e[+-]\d\d+|\d+|-?nan){_WORD_END}"
+_HALVES = rf"{_HALF}(?P<iterations>(?:{_VALUE}){{4}})?{_HALF}(?(iterations)(?:{_VALUE}){{4}})"
+"""With `-I`, each half has four more columns, of single iterations."""
+_LEAD = re.compile(
+    r"(?<![^\s|#])(?P<size>\d{1,20})[\s|]{1,40}(?P<count>\d{1,20})[\s|]{1,40}(?P<dtype>[a-z]\w{2,11})(?![^\s|])"
+    rf"(?:{_BLANKS}(?P<redop>sum|prod|max|min|avg|mulsum|none){_WORD_END})?"
 )
-_VALUE = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d\d+)?|-?nan|-?inf|N/A|-1")
-_WRONG = re.compile(r"N/A|\d+(?:\.\d+)?e[+-]\d\d+|\d+|-?nan")
+_FIGURES = re.compile(
+    rf"(?:{_BLANKS}(?P<root>-1|\d{{1,7}}){_WORD_END})??{_HALVES}(?!{_VALUE}|{_BLANKS}(?:{'|'.join(_TYPE_BYTES)}){_WORD_END})"
+)
+"""What follows the lead. What is followed by a type has size and count of another row at its end."""
+_END_OF_ROW = re.compile(rf"(?:{_HALVES}|\A{_HALF})(?:{_BLANKS}(?:\d{{4}}-\d\d-\d\d|\d\d:\d\d:\d\d)){{0,2}}[\s|]*\Z")
+"""The last columns of a row, or a line of the last half alone."""
 _LARGEST_ERROR = re.compile(r"\d(?:\.\d+)?e(?:-\d+|\+00)")
 """A largest error, which the last column had before 2.13: no count is printed like that."""
-_DATE_OR_CLOCK = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d")
 
 
 def _row_event(line: LogLine, labels: Sequence[str]) -> _Event | None:
@@ -254,49 +235,33 @@ def _row_event(line: LogLine, labels: Sequence[str]) -> _Event | None:
 
     `labels` are those of the header, if there was one.
     """
-    match = _ROW.search(line.text)
-    if match is None:
+    lead = _LEAD.search(line.text)
+    if lead is None:
         return None
-    size, count, words = int(match["size"]), int(match["count"]), match["rest"].replace("|", " ").split(maxsplit=20)
-    redop = words.pop(0) if words and words[0] in _REDOPS else None
-    values = list(takewhile(_VALUE.fullmatch, words))
-    following = "".join(words[len(values) : len(values) + 1]).split()
-    # A half has four columns, or eight with `-I`, so a value more than that is the root.
-    root = int(values.pop(0)) if len(values) % 4 == 1 and re.fullmatch(r"-1|\d{1,7}", values[0]) else None
-    halves = _halves(values)
-    is_cut = len(halves) != 2 or ("i_min" in labels and len(values) != 16)
-    # What is followed by a type has size and count of another row at its end.
-    is_cut = is_cut or not _TYPE_BYTES.keys().isdisjoint(following[:1])
+    size, count, element = int(lead["size"]), int(lead["count"]), _TYPE_BYTES.get(lead["dtype"], 0)
+    figures = _FIGURES.match(line.text, lead.end())
+    words = [word for word in figures.groups()[1:] if word != figures["iterations"]] if figures else []
+    printed = (words[:4], words[4:])
     # A size of fewer bytes than `count` elements lost its first digits.
-    data = count * _TYPE_BYTES.get(match["dtype"], 0)
-    if is_cut or size < data or (line.is_joined and not _is_consistent(size, data, halves)):
-        return _Event("partial", line.number, text=line.text.strip()) if match["dtype"] in _TYPE_BYTES else None
-    out_of_place, in_place = (
-        _half(*map(parse_number, (time, algbw, busbw, wrong if _counts_wrong(wrong, labels) else "N/A")))
-        for time, algbw, busbw, wrong in halves
-    )
+    is_cut = figures is None or size < count * element or ("i_min" in labels and not figures["iterations"])
+    if figures is None or is_cut or (line.is_joined and not _is_consistent(size, count * element, printed)):
+        return _Event("partial", line.number, text=line.text.strip()) if element else None
+    counted = [(*figures, wrong if _counts_wrong(wrong, labels) else "") for *figures, wrong in printed]
+    halves = [_half(*map(parse_number, half)) for half in counted]
     row = NcclRow(
         size_bytes=size,
         count=count,
-        dtype=match["dtype"],
-        redop=redop,
-        root=root,
-        out_of_place=out_of_place,
-        in_place=in_place,
+        dtype=lead["dtype"],
+        redop=lead["redop"],
+        root=int(figures["root"]) if figures["root"] else None,
+        out_of_place=halves[0],
+        in_place=halves[1],
     )
-    return _Event("row", line.number, {"wrong": " ".join(half[3] for half in halves)}, row, line.text.strip())
+    return _Event("row", line.number, {"wrong": " ".join(half[3] for half in printed)}, row, line.text.strip())
 
 
 def _half(time: float | None, algbw: float | None, busbw: float | None, wrong: float | None) -> Half:
     return Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=None if wrong is None else round(wrong))
-
-
-def _halves(values: Sequence[str]) -> list[Sequence[str]]:
-    """Return time, algbw, busbw and wrong of each half of a row; nothing if the values are not those of halves."""
-    width = {4: 4, 8: 4, 16: 8}.get(len(values))
-    halves = [values[begin : begin + 4] for begin in range(0, len(values), width)] if width else []
-    is_plausible = all(_WRONG.fullmatch(half[3]) and not {"N/A", "-1"} & set(half[:3]) for half in halves)
-    return halves if is_plausible else []
 
 
 def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> bool:
@@ -314,13 +279,6 @@ def _counts_wrong(wrong: str, labels: Sequence[str]) -> bool:
     return not {"#wrong", "wrong"}.isdisjoint(labels)
 
 
-def _ends_like_row(text: str) -> bool:
-    """Return whether a line ends like a row, whatever it begins with."""
-    words = [word for word in text.replace("|", " ").split()[-20:] if not _DATE_OR_CLOCK.fullmatch(word)]
-    ends = (words[-width:] for width in (8, 16))
-    return any("." in "".join(end) and all(map(_VALUE.fullmatch, end)) and _halves(end) for end in ends)
-
-
 @dataclass
 class _Process:
     """Hold the events of one process."""
@@ -331,7 +289,7 @@ class _Process:
     in_table: bool = False
 
 
-def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, _Process], list[_Failure]]:
+def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, Sequence[_Event]], Sequence[_Failure]]:
     """Return the events of each process, by its name, and the failures.
 
     Lines without a name are of the process whose event came last, unless a process without a name has events.
@@ -347,23 +305,19 @@ def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, _Process], list[
             if failure := _failure_of(line.text, line.number, name):
                 failures.append(failure)
             event = _row_event(line, process.labels)
-            if event is None and process.in_table and _ends_like_row(line.text):
-                event = _Event("partial", line.number, text=line.text.strip())
-            if event is None:
-                continue
+        if event is None and process.in_table and (end := _END_OF_ROW.search(" " + line.text[-400:])) and "." in end[0]:
+            # It ends like a row, whatever it begins with.
+            event = _Event("partial", line.number, text=line.text.strip())
+        if event is None:
+            continue
         processes[name] = process
         process.events.append(event)
-        if event.kind not in ("command", "elision"):
+        if event.kind not in _ASIDE:
             last_process = name
             process.in_table = event.kind in ("header", "row", "partial")
         if event.kind in _OPENINGS:
-            process.labels = _labels(event)
-    return processes, failures
-
-
-def _labels(header: _Event | None) -> Sequence[str]:
-    """Return the names of the columns."""
-    return header.values.get("labels", "").replace("# wrong", "#wrong").replace("|", " ").split() if header else ()
+            process.labels = event.labels
+    return {name: process.events for name, process in processes.items()}, failures
 
 
 # Runs.
@@ -386,15 +340,36 @@ class _RunEvents:
     @property
     def has_output(self) -> bool:
         """Return whether the program itself printed something, rather than its command alone."""
-        return any(event.kind not in ("command", "elision") for event in self.events)
+        return any(event.kind not in _ASIDE for event in self.events)
 
     @property
-    def unread(self) -> list[_Event]:
+    def unread(self) -> Sequence[str]:
         """Return what looks like rows and could not be read."""
-        return [event for event in self.events if event.kind == "partial" or (self.tables > 1 and event.row)]
+        return [event.text for event in self.events if event.kind == "partial" or (self.tables > 1 and event.row)]
+
+    @property
+    def rows(self) -> Sequence[NcclRow]:
+        """Return the rows, also those of several tables."""
+        return [event.row for event in self.events if event.row]
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """Return the names of the columns."""
+        header = self.first("header")
+        return header.labels if header else ()
 
     def first(self, *kinds: str) -> _Event | None:
+        """Return the first event of these kinds."""
         return next((event for event in self.events if event.kind in kinds), None)
+
+    def value(self, kind: str, name: str) -> str:
+        """Return what the first event of a kind says; empty if there is none, or if it does not say it."""
+        event = self.first(kind)
+        return event.values.get(name, "") if event else ""
+
+    def number(self, kind: str, name: str) -> int:
+        """Return a count or size of the first event of a kind, 0 if there is none."""
+        return int(self.value(kind, name) or 0)
 
 
 def _split_runs(process: str, events: Iterable[_Event]) -> list[_RunEvents]:
@@ -422,9 +397,8 @@ def _cut_at_repetitions(events: Iterable[_Event]) -> list[list[_Event]]:
     pieces: list[list[_Event]] = []
     found: set[str] = set()
     for event in events:
-        is_rank = event.kind == "rank"
-        name = f"rank {event.values['rank']}" if is_rank else event.kind
-        if not pieces or found & _AFTER.get(event.kind, set()) or (is_rank and name in found):
+        name = f"rank {event.values['rank']}" if event.kind == "rank" else event.kind
+        if not pieces or found & _AFTER.get(event.kind, set()) or (event.kind == "rank" and name in found):
             pieces.append([])
             found = set()
         pieces[-1].append(event)
@@ -464,65 +438,44 @@ def _settings_of(runs: Sequence[_RunEvents], settings: Sequence[Setting]) -> lis
     return found
 
 
-# The figures of a run, and its verdict.
+# What the events of a run say: who took part, which sizes, and whether its figures fit each other.
 
 
-def _run_of(log: Log, run: _RunEvents, failures: Sequence[_Failure], settings: Mapping[str, str]) -> Run:
-    """Return a run that was printed."""
-    parameters, reduced = run.first("parameters"), run.first("reduced")
-    bounds, average = run.first("bounds"), run.first("average")
-    version = next((event for event in run.events if event.kind == "version" and event.values), None)
+def _run_of(
+    source: str, run: _RunEvents, failures: Iterable[_Failure], settings: Mapping[str, str], warning: str = ""
+) -> Run:
+    """Return the run of these events, with its verdict."""
     named = run.first("starting", "concluded")
-    command = next((event for event in reversed(run.events) if event.kind == "command"), None)
-    labels = _labels(run.first("header"))
-    rows = [event.row for event in run.events if event.row]
-    collective = (
-        _collective_of(named.values.get("program", "") if named else "")
-        or _infer_collective(rows, labels)
-        or (_collective_of(command.values["program"]) if command else None)
-    )
-    wrong = [[word != "N/A" for word in event.values["wrong"].split()] for event in run.events if event.row]
-    asked = parameters.values if parameters else {}
-    step, is_factor = int(asked.get("step", 0)), asked.get("by") == "factor"
-    last = next((event for event in reversed(run.events) if event.kind in ("row", "partial")), None)
+    commands = [event.values["program"] for event in run.events if event.kind == "command"]
     ranks, hosts, gpus, devices = _devices(run)
-    facts = {
-        "source": log.path,
-        "tool": version.values["tool"] if version else "nccl-tests",
-        "tool_version": version.values["version"] if version else None,
-        "collective": collective,
-        "ranks": ranks,
-        "nodes": len(hosts) or None,
-        "hosts": hosts,
-        "gpus": gpus,
-        "device": devices[0] if devices else None,
-        "other_devices": devices[1:],
-        "algorithms": forced_classes(settings),
-        "partial_rows": len(run.unread),
-        "avg_busbw_gb_s": parse_number(average.values["value"]) if average else None,
-        "out_of_bounds": int(bounds.values["count"]) if bounds else None,
-    }
-    return _with_verdict(
-        facts,
-        rows,
-        out_of_bounds_failed=bounds is not None and bounds.values["state"] == "FAILED",
-        average_failed=average is not None and average.values.get("state") == "FAILED",
-        concluded=run.first("average", "concluded") is not None,
-        failures=failures,
-        tables=run.tables,
-        is_cut=last is not None and last.kind == "partial",
-        sizes=_sizes_between(
-            int(asked.get("min", 0)),
-            int((reduced.values if reduced else asked).get("max", 0)),
-            step if is_factor else 0,
-            0 if is_factor else step,
-        ),
-        has_other_times="cputime" in labels,
-        left_out=run.first("elision") is not None,
-        reduced_to=int(reduced.values["max"]) if reduced else 0,
-        compared_rows=0 if asked.get("validation") == "0" else _compared_rows(wrong),
-        warning=next((w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= run.begin), ""),
+    bounds = run.value("bounds", "count")
+    wrong = [half.wrong for row in run.rows for half in row.halves if half.wrong is not None]
+    compared_rows = _compared_rows(run)
+    facts = Run(
+        source=source,
+        tool=run.value("version", "tool") or "nccl-tests",
+        tool_version=run.value("version", "version") or None,
+        collective=_collective_of(named.values.get("program", "") if named else "")
+        or _infer_collective(run.rows, run.labels)
+        or (_collective_of(commands[-1]) if commands else None),
+        ranks=ranks,
+        nodes=len(hosts) or None,
+        hosts=hosts,
+        gpus=gpus,
+        device=devices[0] if devices else None,
+        other_devices=devices[1:],
+        algorithms=forced_classes(settings),
+        rows=tuple(run.rows) if run.tables == 1 else (),
+        partial_rows=len(run.unread),
+        avg_busbw_gb_s=parse_number(run.value("average", "value")),
+        out_of_bounds=int(bounds) if bounds else None,
+        wrong_total=sum(wrong) if wrong else None,
+        compared=compared_rows == len(run.rows),
+        verdict="ok",
+        reason="",
     )
+    verdict, reason = next(_verdicts(run, facts, failures, compared_rows, warning))
+    return facts.model_copy(update={"verdict": verdict, "reason": reason})
 
 
 _BUS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?|0x(?!0?[01]$)[\da-f]{1,2}", re.IGNORECASE)
@@ -532,40 +485,49 @@ def _devices(run: _RunEvents) -> tuple[int | None, tuple[str, ...], int | None, 
     """Return what the list of devices says: ranks, all hosts in the order of ranks, number and names of GPUs.
 
     The name that most GPUs have comes first. Before 2.15 a bus has no domain, so buses 0 and 1, which machines have in
-    every domain, do not tell GPUs apart.
+    every domain, do not tell GPUs apart. The list of a JSON document has one device for `each` so many ranks.
     """
     listed = {int(event.values["rank"]): event for event in run.events if event.kind == "rank"}
     if not listed:
         return None, (), None, ()
-    ranks: int | None = max(listed) + 1
+    ranks = max(listed) + 1
     is_complete = len(listed) == ranks
     last = max(event.number for event in listed.values())
     table = run.first("header", "row")
     if is_complete and table and any(e.kind == "elision" and last < e.number < table.number for e in run.events):
         # More ranks may have been left out.
-        ranks, is_complete = None, False
+        ranks, is_complete = 0, False
     groups = Counter(event.values.get("group") for event in listed.values())
     if is_complete and len(groups) > 1 and len(set(groups.values())) == 1:
         # Each group is a communicator of its own.
         ranks = next(iter(groups.values()))
     hosts = tuple(dict.fromkeys(listed[rank].values["host"] for rank in sorted(listed)))
-    names = Counter(name for event in listed.values() if (name := event.values.get("name")))
+    names = Counter(name for event in listed.values() if (name := event.values["name"]))
     places = {(event.values["host"], event.values["bus"]) for event in listed.values()}
     gpus = len(places) if is_complete and all(_BUS.fullmatch(bus) for _, bus in places) else None
-    return ranks, hosts if is_complete else (), gpus, tuple(name for name, _ in names.most_common())
+    ranks *= int(listed[max(listed)].values.get("each", 1))
+    return ranks or None, hosts if is_complete else (), gpus, tuple(name for name, _ in names.most_common())
 
 
-def _compared_rows(rows: Sequence[Sequence[bool]]) -> int:
-    """Return in how many rows the data were compared; each row says it for the results out of place and in place.
+def _compared_rows(run: _RunEvents) -> int:
+    """Return in how many rows the data were compared, out of place and in place.
 
     Where no row says it of one of them, as of alltoall in place, nobody meant to compare that.
     """
+    if run.value("parameters", "validation") == "0":
+        return 0
+    rows = [[word != "N/A" for word in event.values["wrong"].split()] for event in run.events if event.row]
     asked = {place for row in rows for place, compared in enumerate(row) if compared}
     return sum(bool(asked) and all(compared or at not in asked for at, compared in enumerate(row)) for row in rows)
 
 
-def _sizes_between(smallest: int, largest: int, factor: int, increment: int) -> Sequence[int]:
+_MOST_SIZES = 100_000
+
+
+def _sizes_of(run: _RunEvents) -> Sequence[int]:
     """Return the sizes that a run was asked for, before they are rounded to elements; none if they are not known."""
+    smallest, factor, increment = (run.number("parameters", name) for name in ("min", "factor", "bytes"))
+    largest = run.number("reduced", "max") or run.number("parameters", "max")
     if increment and (largest - smallest) // increment < _MOST_SIZES:
         return range(smallest, largest + 1, increment)
     sizes = []
@@ -603,6 +565,9 @@ def _wrong_sizes(rows: Sequence[NcclRow], sizes: Sequence[int], unread: int) -> 
     return min(missing, default=None), min(surplus, default=None)
 
 
+_ROUNDED, _TINY = 0.06, 0.006
+"""Largest differences that rounding explains, relative to a large figure, and in µs or GB/s: a large time has two
+digits, and other figures have two decimals."""
 _ONE_DIGIT_FROM = 950_000
 """GB/s from which nccl-tests prints one digit, such as `1e+06`."""
 
@@ -612,27 +577,30 @@ def _half_of_one_digit(printed: float | None) -> float:
     return 10 ** math.floor(math.log10(printed)) / 2 if printed and printed >= _ONE_DIGIT_FROM else 0
 
 
-def _contradiction(rows: Sequence[NcclRow], collective: str | None, *, has_other_times: bool) -> str:
+def _contradiction(run: _RunEvents, facts: Run) -> str:
     """Return which row has figures that are no numbers, or that do not fit each other as those of most rows do.
 
-    algbw is size / time, and busbw is algbw times the same factor in all rows; the first releases had another factor
-    in the former. Both are compared where rounding leaves enough digits: not below 1, nor from 1e+06 on, which one GPU
-    reaches that has nothing to send.
+    algbw is size / time, unless time is that of the CPU, and busbw is algbw times the same factor in all rows; the
+    first releases had another factor in the former. Both are compared where rounding leaves enough digits: not below
+    1, nor from 1e+06 on, which one GPU reaches that has nothing to send.
     """
-    halves = [(row.size_bytes, half) for row in rows for half in row.halves if row.size_bytes]
-    for size, half in halves:
-        if None in (half.time_us, half.algbw_gb_s, half.busbw_gb_s):
+    figures: list[tuple[int, float, float, float]] = []
+    for size, half in ((row.size_bytes, half) for row in facts.rows for half in row.halves if row.size_bytes):
+        if half.time_us is None or half.algbw_gb_s is None or half.busbw_gb_s is None:
             return f"the row of {size} bytes has figures that are no numbers"
-    figures = [(size, half.time_us or 0, half.algbw_gb_s or 0, half.busbw_gb_s or 0) for size, half in halves]
-    figures = [figure for figure in figures if figure[1] >= 1 and 1 <= figure[2] < _ONE_DIGIT_FROM]
-    checks: tuple[tuple[bool, float, list[tuple[int, float]], str], ...] = (
-        (not has_other_times, _ROUNDED, [(s, a * t / s) for s, t, a, _ in figures], "time and algbw"),
-        (collective != "alltoallv", 0.02, [(s, b / a) for s, _, a, b in figures], "algbw and busbw"),
-    )
-    for applies, tolerance, ratios, names in checks:
-        usual = median(ratio for _, ratio in ratios) if ratios and applies else 0
-        for size, ratio in ratios if usual else ():
-            if abs(ratio / usual - 1) > tolerance:
+        if half.time_us >= 1 and 1 <= half.algbw_gb_s < _ONE_DIGIT_FROM:
+            figures.append((size, half.time_us, half.algbw_gb_s, half.busbw_gb_s))
+    if not figures:
+        return ""
+    checks = []
+    if "cputime" not in run.labels:
+        checks.append((_ROUNDED, [algbw * time / size for size, time, algbw, _ in figures], "time and algbw"))
+    if facts.collective != "alltoallv":
+        checks.append((0.02, [busbw / algbw for _, _, algbw, busbw in figures], "algbw and busbw"))
+    for tolerance, ratios, names in checks:
+        usual = median(ratios)
+        for (size, *_), ratio in zip(figures, ratios, strict=True):
+            if usual and abs(ratio / usual - 1) > tolerance:
                 return f"{names} of the row of {size} bytes do not fit each other"
     return ""
 
@@ -669,206 +637,183 @@ def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | N
     if ratio is None or share < 1 or share != int(share):
         return "alltoall" if is_alltoall else None
     cases = (
-        ("reduce", is_reducing and is_rooted),
-        ("reduce_scatter", is_reducing and share > 1),
-        ("all_reduce", is_reducing and ratio > 0.99),
-        ("broadcast", is_rooted and share == 1 and ratio > 0.99),
-        ("alltoall", is_alltoall),
-        ("all_gather", lacks_columns and share > 1 and abs(ratio - (share - 1) / share) < 0.01),
-        ("sendrecv", lacks_columns and share == 1 and ratio > 0.99),
+        (is_reducing and is_rooted, "reduce"),
+        (is_reducing and share > 1, "reduce_scatter"),
+        (is_reducing and ratio > 0.99, "all_reduce"),
+        (is_rooted and share == 1 and ratio > 0.99, "broadcast"),
+        (is_alltoall, "alltoall"),
+        (lacks_columns and share > 1 and abs(ratio - (share - 1) / share) < 0.01, "all_gather"),
+        (lacks_columns and share == 1 and ratio > 0.99, "sendrecv"),
     )
-    return next((collective for collective, holds in cases if holds), None)
+    return next((collective for holds, collective in cases if holds), None)
 
 
-def _with_verdict(
-    facts: Mapping[str, Any],
-    rows: Sequence[NcclRow],
-    *,
-    out_of_bounds_failed: bool,
-    average_failed: bool,
-    concluded: bool,
-    failures: Iterable[_Failure],
-    is_cut: bool,
-    sizes: Sequence[int],
-    compared_rows: int,
-    has_other_times: bool,
-    tables: int = 1,
-    left_out: bool = False,
-    reduced_to: int = 0,
-    warning: str = "",
-) -> Run:
-    """Return the run of these facts and rows, with its verdict.
-
-    `concluded` says whether something came that is printed after the line about bounds, `is_cut` whether the last row
-    is not whole, `left_out` whether somebody who copied the output marked a gap with dots, `has_other_times` whether
-    times are not those of the bandwidths. `sizes` were asked for; `reduced_to` is the largest that the memory allowed.
-    `compared_rows` is the number of rows whose data were compared.
-    """
-    counted = [half.wrong for row in rows for half in row.halves if half.wrong is not None]
-    wrong_total = sum(counted) if counted else None
-    kept = tuple(rows) if tables == 1 else ()
-    run = Run(rows=kept, wrong_total=wrong_total, compared=compared_rows == len(rows), verdict="ok", reason="", **facts)
-    lacks_bounds = run.out_of_bounds is None
-    absent = surplus = None
-    if not left_out and run.collective != "alltoallv":
-        absent, surplus = _wrong_sizes(rows, sizes, run.partial_rows)
-    contradiction = _contradiction(kept, run.collective, has_other_times=has_other_times)
-    missing = (
-        (is_cut, "the last row is cut"),
-        (lacks_bounds and not concluded, "no footer"),
-        (lacks_bounds, "its footer has no line `Out of bounds values`"),
-        (absent is not None, f"no row of {absent} bytes, though it was asked for"),
-        (run.avg_busbw_gb_s is None, "its footer has no average bus bandwidth"),
-    )
-    damages = (
-        (surplus is not None, f"more rows of {surplus} bytes than of other sizes"),
-        (
-            not (left_out or run.partial_rows) and _is_other_average(kept, run.avg_busbw_gb_s),
-            f"the average of its rows is not {run.avg_busbw_gb_s} GB/s, as its footer says: a row is missing or wrong",
-        ),
-    )
+def _verdicts(
+    run: _RunEvents, facts: Run, failures: Iterable[_Failure], compared_rows: int, warning: str
+) -> Iterator[tuple[RunVerdict, str]]:
+    """Yield the verdicts that a run deserves, with their reasons: the worst and the cause first, `ok` last."""
+    wrong, bounds = facts.wrong_total or 0, facts.out_of_bounds or 0
+    if wrong or bounds or run.value("bounds", "state") == "FAILED":
+        yield "wrong-data", f"wrong: {wrong} wrong elements in the rows read, {bounds} checks out of bounds"
+    for failure in sorted(failures):
+        yield failure.verdict, f"line {failure.number}: {failure.text}"
+    if run.tables > 1:
+        remedy = "build nccl-tests with MPI=1, or label lines (mpirun --tag-output, srun --label)"
+        yield "failed", f"{run.tables} programs printed at the same time, and their rows cannot be told apart: {remedy}"
+    if run.value("average", "state") == "FAILED":
+        yield "failed", "the average bus bandwidth is below what NCCL_TESTS_MIN_BW asks for"
     warned = f"; NCCL warned: {warning}" if warning else ""
-    causes = [(True, failure.verdict, f"line {failure.number}: {failure.text}") for failure in sorted(failures)]
+    if not run.rows:
+        yield "no-data", f"no row of results{warned}"
+    if contradiction := _contradiction(run, facts):
+        yield "damaged", f"damaged: {contradiction}"
+    left_out, reduced = run.first("elision") is not None, run.value("reduced", "max")
+    absent = surplus = None
+    if not left_out and facts.collective != "alltoallv":
+        absent, surplus = _wrong_sizes(run.rows, _sizes_of(run), facts.partial_rows)
+    for lack in _lacks(run, absent):
+        yield "truncated", f"truncated: {lack}{warned}"
+    if surplus is not None:
+        yield "damaged", f"damaged: more rows of {surplus} bytes than of other sizes"
+    average = facts.avg_busbw_gb_s
+    if not left_out and not facts.partial_rows and _is_other_average(facts.rows, average):
+        printed = f"{average} GB/s, as its footer says: a row is missing or wrong"
+        yield "damaged", f"damaged: the average of its rows is not {printed}"
     notes = (
         (True, "complete"),
-        (reduced_to, f"the largest size was reduced to {reduced_to} bytes for lack of memory"),
+        (reduced, f"the largest size was reduced to {reduced} bytes for lack of memory"),
         (left_out, "parts are left out where the output has dots"),
-        (run.partial_rows, f"{plural(run.partial_rows, 'row')} could not be read"),
-        (not compared_rows and rows, "data were not validated"),
-        (0 < compared_rows < len(rows), f"data were compared in {compared_rows} of {len(rows)} rows only"),
+        (facts.partial_rows, f"{plural(facts.partial_rows, 'row')} could not be read"),
+        (not compared_rows, "data were not validated"),
+        (0 < compared_rows < len(run.rows), f"data were compared in {compared_rows} of {len(run.rows)} rows only"),
     )
-    verdicts: tuple[tuple[object, RunVerdict, str], ...] = (
-        (
-            wrong_total or run.out_of_bounds or out_of_bounds_failed,
-            "wrong-data",
-            f"wrong: {wrong_total or 0} wrong elements in the rows read, {run.out_of_bounds or 0} checks out of bounds",
-        ),
-        *causes[:1],
-        (
-            tables > 1,
-            "failed",
-            f"{tables} programs printed at the same time, and their rows cannot be told apart: "
-            "build nccl-tests with MPI=1, or label lines (mpirun --tag-output, srun --label)",
-        ),
-        (average_failed, "failed", "the average bus bandwidth is below what NCCL_TESTS_MIN_BW asks for"),
-        (not rows, "no-data", f"no row of results{warned}"),
-        (contradiction, "damaged", f"damaged: {contradiction}"),
-        *((holds, "truncated", f"truncated: {text}{warned}") for holds, text in missing),
-        *((holds, "damaged", f"damaged: {text}") for holds, text in damages),
-        (True, "ok", "; ".join(text for holds, text in notes if holds)),
-    )
-    verdict, reason = next((verdict, reason) for holds, verdict, reason in verdicts if holds)
-    return run.model_copy(update={"verdict": verdict, "reason": reason})
+    yield "ok", "; ".join(text for holds, text in notes if holds)
+
+
+def _lacks(run: _RunEvents, absent: int | None) -> Iterator[str]:
+    """Yield what a run that came to its end would have; `absent` is a size without a row."""
+    if [event.kind for event in run.events if event.kind in ("row", "partial")][-1:] == ["partial"]:
+        yield "the last row is cut"
+    if not run.first("bounds"):
+        yield "its footer has no line `Out of bounds values`" if run.first("average", "concluded") else "no footer"
+    if absent is not None:
+        yield f"no row of {absent} bytes, though it was asked for"
+    if parse_number(run.value("average", "value")) is None:
+        yield "its footer has no average bus bandwidth"
 
 
 # The JSON of `-J`.
 
-_SIZE_KEYS = ("minimum_bytes", "maximum_bytes", "step_factor", "step_bytes")
-_CPU_TIME = re.compile(r"'cpu_time'")
-_AVERAGES = (("average_bus_bandwidth", "bandwidth"), ("average_bus_bandwidith", "bandwidith"))
-"""The second has the typing error of the first releases with JSON."""
 
-
-def parse_nccl_json(source: str, document: JsonDocument) -> ParsedOutput[Run] | None:
+def parse_nccl_json(source: str, document: JsonDocument) -> Parsed[Run] | None:
     """Read the run of a JSON document; None if it is not of nccl-tests."""
-    top = json_object(document.value)
-    config = json_object(top.get("config"))
-    if "nccl_version" not in top and "minimum_bytes" not in config:
+    top = logs.json_object(document.value)
+    if "nccl_version" not in top and "minimum_bytes" not in logs.json_object(top.get("config")):
         return None
-    rows: list[NcclRow] = []
-    unread = []
-    is_cut = False
-    for value in json_list(top.get("results")):
-        row = _json_row(json_object(value))
-        is_cut = row is None
-        if row:
-            rows.append(row)
-        else:
-            unread.append(excerpt(f"results: {value!r}"))
-    bounds = json_object(top.get("out_of_bounds"))
-    out_of_bounds = _json_integer(bounds.get("count"))
-    average, average_key = next(((json_object(top[outer]), key) for outer, key in _AVERAGES if outer in top), ({}, ""))
-    arguments = json_list(top.get("args"))
-    collective = (_collective_of(str(arguments[0])) if arguments else None) or _infer_collective(rows, ())
+    run = _RunEvents("", list(_json_events(top, document.number)))
     failures = []
-    if out_of_bounds is None:
+    if not run.first("bounds"):
         # The run did not come to its end: the last errors of the library are the cause.
-        errors = [str(error) for error in json_list(top.get("errors")) if str(error).strip()]
+        errors = [str(error) for error in logs.json_list(top.get("errors")) if str(error).strip()]
         number = document.number
         failures = [_failure_of(e, number, "") or _Failure(1, number, "comm-failure", e[:240]) for e in errors]
-    # The list of devices has one device of each process.
-    devices = [json_object(device) for device in json_list(config.get("devices"))]
-    threads, gpus = _json_integer(config.get("nthreads")), _json_integer(config.get("ngpus"))
-    hosts = tuple(dict.fromkeys(str(device.get("hostname")) for device in devices))
-    names = Counter(str(device["device_info"]) for device in devices if device.get("device_info"))
-    kinds = [name for name, _ in names.most_common()]
-    variables = [text.partition("=") for text in map(str, json_list(top.get("env")))]
-    facts = {
-        "source": source,
-        "collective": collective,
-        "ranks": len(devices) * threads * gpus if devices and threads and gpus else None,
-        "nodes": len(hosts) or None,
-        "hosts": hosts,
-        "device": kinds[0] if kinds else None,
-        "other_devices": tuple(kinds[1:]),
-        "algorithms": forced_classes({name: value for name, _, value in variables}),
-        "partial_rows": len(unread),
-        "avg_busbw_gb_s": json_number(average.get(average_key)),
-        "out_of_bounds": out_of_bounds,
-    }
-    checks = [[half.wrong is not None for half in row.halves] for row in rows]
-    run = _with_verdict(
-        facts,
-        rows,
-        out_of_bounds_failed=str(bounds.get("okay", "")).lower() == "false",
-        average_failed=str(average.get("okay", "")).lower() == "false",
-        concluded=bool(average),
-        failures=failures,
-        is_cut=is_cut,
-        sizes=_sizes_between(*(_json_integer(config.get(key)) or 0 for key in _SIZE_KEYS)),
-        compared_rows=0 if _json_integer(config.get("validation")) == 0 else _compared_rows(checks),
-        has_other_times=bool(_CPU_TIME.search(str(top.get("results"))[:500])),
-    )
+    variables = [text.partition("=") for text in map(str, logs.json_list(top.get("env")))]
+    parsed = _run_of(source, run, failures, {name: value for name, _, value in variables})
     if not document.is_whole:
-        run = run.model_copy(update={"reason": f"{run.reason}; the document has no end"})
-    return ParsedOutput((run,), tuple(unread))
+        parsed = parsed.model_copy(update={"reason": f"{parsed.reason}; the document has no end"})
+    return [parsed, *run.unread]
+
+
+def _json_events(top: Mapping[str, object], number: int) -> Iterator[_Event]:
+    """Yield what a JSON document says, as the events of a run that was printed."""
+    config = logs.json_object(top.get("config"))
+    yield _Event("starting", number, {"program": "".join(map(str, logs.json_list(top.get("args"))[:1]))})
+    asked = {name: _word(config.get(key)) for name, key in _JSON_PARAMETERS.items()}
+    yield _Event("parameters", number, asked)
+    # The list of devices has one device of each process.
+    each = f"{int(_word(config.get('nthreads')) or 0) * int(_word(config.get('ngpus')) or 0)}"
+    for rank, device in enumerate(map(logs.json_object, logs.json_list(config.get("devices")))):
+        words = {"host": str(device.get("hostname")), "name": str(device.get("device_info") or ""), "bus": ""}
+        yield _Event("rank", number, {"rank": f"{rank}", "each": each, **words})
+    results = logs.json_list(top.get("results"))
+    if any("cpu_time" in logs.json_object(logs.json_object(entry).get("out_of_place")) for entry in results):
+        yield _Event("header", number, {"labels": "root cputime"})
+    for entry in results:
+        row = _json_row(logs.json_object(entry))
+        compared = " ".join("N/A" if half.wrong is None else "0" for half in row.halves) if row else ""
+        yield _Event("row" if row else "partial", number, {"wrong": compared}, row, excerpt(f"results: {entry!r}"))
+    bounds = logs.json_object(top.get("out_of_bounds"))
+    count, state = _word(bounds.get("count")), _json_state(bounds)
+    if count or state == "FAILED":
+        yield _Event("bounds", number, {"count": count, "state": state})
+    # The first releases with JSON have a typing error in both keys.
+    for outer, key in (("average_bus_bandwidth", "bandwidth"), ("average_bus_bandwidith", "bandwidith")):
+        if average := logs.json_object(top.get(outer)):
+            value = str(logs.json_number(average.get(key)))
+            yield _Event("average", number, {"value": value, "state": _json_state(average)})
+
+
+_JSON_PARAMETERS = {
+    "min": "minimum_bytes", "max": "maximum_bytes", "factor": "step_factor", "bytes": "step_bytes",
+    "validation": "validation",
+}  # fmt: skip
+"""Names of what a run was asked for, as the text and as a JSON document has them."""
+
+
+def _json_state(footer: Mapping[str, object]) -> str:
+    return "FAILED" if str(footer.get("okay", "")).lower() == "false" else "OK"
 
 
 def _json_row(entry: Mapping[str, object]) -> NcclRow | None:
     """Return a row; None if it is not whole."""
-    size, count = _json_integer(entry.get("size")), _json_integer(entry.get("count"))
+    size, count, root = (_word(entry.get(key)) for key in ("size", "count", "root"))
     halves: list[Half] = []
     for name in ("out_of_place", "in_place"):
         values = entry.get(name)
         if name not in entry or (isinstance(values, dict) and not {"bus_bw", "nwrong"} <= values.keys()):
             return None
-        half = json_object(values)
+        half = logs.json_object(values)
         time = half.get("time", half.get("cpu_time"))
-        halves.append(_half(*map(json_number, (time, half.get("alg_bw"), half.get("bus_bw"), half.get("nwrong")))))
-    if size is None or count is None:
+        halves.append(_half(*map(logs.json_number, (time, half.get("alg_bw"), half.get("bus_bw"), half.get("nwrong")))))
+    if not size or not count:
         return None
     return NcclRow(
-        size_bytes=size,
-        count=count,
+        size_bytes=int(size),
+        count=int(count),
         dtype=str(entry.get("type", "")),
         redop=str(entry.get("redop") or "").strip() or None,
-        root=_json_integer(entry.get("root")),
+        root=int(root) if root else None,
         out_of_place=halves[0],
         in_place=halves[1] if entry["in_place"] else None,
     )
 
 
-def _json_integer(value: object) -> int | None:
-    number = json_number(value)
-    return None if number is None else round(number)
+def _word(value: object) -> str:
+    """Return an integer of a JSON document as text would have it; empty for every other value."""
+    number = logs.json_number(value)
+    return "" if number is None else f"{round(number)}"
 
 
 # Runs that were both printed as text and written as JSON.
 
-_ROUNDED = 0.06
-"""Largest relative difference that rounding explains: the text has two digits of a large time, more of others."""
-_TINY = 0.006
-"""µs and GB/s that the two decimals of the text do not show."""
+
+def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...]:
+    """Return the runs `written` as JSON that are not in the text, then those `printed` as text.
+
+    Where both are the same run, it has the numbers of the JSON, which are not rounded, and what only the text says:
+    version, hosts and GPUs. Two that disagree in a size, a number or the verdict stay two.
+    """
+    merged = list(printed)
+    unmatched = list(range(len(merged)))
+    others = []
+    for run in written:
+        same = next((index for index in unmatched if _is_same_run(merged[index], run)), None)
+        if same is None:
+            others.append(run)
+            continue
+        unmatched.remove(same)
+        merged[same] = merged[same].model_copy(update={"rows": run.rows, "avg_busbw_gb_s": run.avg_busbw_gb_s})
+    return (*others, *merged)
 
 
 def _is_same_run(printed: Run, written: Run) -> bool:
@@ -881,14 +826,10 @@ def _is_same_run(printed: Run, written: Run) -> bool:
     def figures(run: Run) -> list[float | None]:
         return [value for row in run.rows for half in row.halves for value in (half.time_us, half.busbw_gb_s)]
 
-    if not printed.rows or exact(printed) != exact(written):
-        return False
-    return all(
-        a == b
-        or (
-            a is not None
-            and b is not None
-            and math.isclose(a, b, rel_tol=_ROUNDED, abs_tol=_half_of_one_digit(a) or _TINY)
-        )
-        for a, b in zip(figures(printed), figures(written), strict=True)
-    )
+    def is_close(a: float | None, b: float | None) -> bool:
+        if a is None or b is None:
+            return a is b
+        return math.isclose(a, b, rel_tol=_ROUNDED, abs_tol=_half_of_one_digit(a) or _TINY)
+
+    is_same = bool(printed.rows) and exact(printed) == exact(written)
+    return is_same and all(map(is_close, figures(printed), figures(written)))

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import zip_longest
+from typing import Any
 
-from imagebuild.bench.logs import (
-    JsonDocument,
-    LineReader,
-    ParsedOutput,
-    count_decimals,
-    excerpt,
-    json_list,
-    json_number,
-    json_object,
-    json_text,
-    parse_integer,
-    parse_number,
-)
+from imagebuild.bench import logs
+from imagebuild.bench.logs import excerpt, json_text, parse_number
 from imagebuild.bench.models import BandwidthTest
 
-MatrixCells = tuple[tuple[float | None, ...], ...]
 _UNIT = re.compile(r"\((GB/s|ns|us)\)")
 
 # Text: the name of a test, the description of its matrix, the matrix, its sum with the name
@@ -57,13 +46,13 @@ _DECIMALS = 2
 """Digits after the point of every number: one with fewer was cut."""
 
 
-def parse_nvbandwidth_text(source: str, lines: Sequence[str]) -> ParsedOutput[BandwidthTest]:
+def parse_nvbandwidth_text(source: str, lines: Sequence[str]) -> logs.Parsed[BandwidthTest]:
     """Read the tests of nvbandwidth in cleaned lines."""
     return _NvbandwidthReader(source).read_all(lines, _MARK, longest=100_000)
 
 
 @dataclass
-class _NvbandwidthReader(LineReader[BandwidthTest]):
+class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
     version: str | None = None
     running: str | None = None
     """The test that was announced last."""
@@ -83,9 +72,8 @@ class _NvbandwidthReader(LineReader[BandwidthTest]):
         if self.description and self.read_row(text):
             return
         if (match := _SUM.fullmatch(text)) and (total := parse_number(match["sum"])) is not None:
-            is_cut = text.endswith(match["sum"]) and count_decimals(match["sum"]) < _DECIMALS
-            if is_cut:
-                self.unread.append(excerpt(text))
+            is_cut = text.endswith(match["sum"]) and logs.count_decimals(match["sum"]) < _DECIMALS
+            self.parsed += [excerpt(text)] if is_cut else []
             self.is_announced = True
             self.end_test(match["name"], None if is_cut else total, match["unit"])
         elif _DESCRIPTION.fullmatch(text):
@@ -117,23 +105,22 @@ class _NvbandwidthReader(LineReader[BandwidthTest]):
         Rows come in order. A row that is cut has the next number, and a row after a gap has all its columns. A line
         with neither is another program's.
         """
-        if self.columns is None:
-            words = text.split()
-            if [parse_integer(word) for word in words] == list(range(len(words))):
-                self.columns = len(words)
-                return True
+        words = text.split()
+        if self.columns is None and [logs.parse_integer(word) for word in words] == list(range(len(words))):
+            self.columns = len(words)
+            return True
         match = _ROW.fullmatch(text)
         if match is None:
             return False
         values = match["values"].split()
         is_next = int(match["row"]) == len(self.rows)
         is_whole = len(values) == self.columns and all(map(_is_cell, values))
-        is_cut = parse_number(values[-1]) is not None and count_decimals(values[-1]) < _DECIMALS
+        is_cut = parse_number(values[-1]) is not None and logs.count_decimals(values[-1]) < _DECIMALS
         if is_next and is_whole and not is_cut:
             self.rows.append(tuple(map(parse_number, values)))
         elif is_whole or (is_next and any(map(_is_cell, values))):
             self.has_unread_row = True
-            self.unread.append(excerpt(text))
+            self.parsed.append(excerpt(text))
         else:
             return False
         return True
@@ -155,47 +142,42 @@ class _NvbandwidthReader(LineReader[BandwidthTest]):
         """End the test that is open, if there is one; it has a `name` if the line with its sum came."""
         if not self.is_announced:
             return
-        direction = _DIRECTION.search(self.description)
-        has_sum = name is not None
-        if not has_sum:
-            name = f"{self.running}_{direction[1].lower()}" if self.running and direction else self.running
-        reasons = (
-            (not self.description and not has_sum, "the output ends before its first result"),
-            (not self.description and total is None, "its sum is cut"),
-            (self.has_unread_row, "rows of its matrix could not be read"),
-            (self.description and not self.rows, "the output ends before the first row of its matrix"),
-            (
-                self.description and "device_to_device" in (name or "") and len(self.rows) != self.columns,
-                f"its matrix has {len(self.rows)} of {self.columns} rows",
-            ),
-            (
-                "GB/s" in self.description and _is_other_sum(self.rows, total),
-                "the sum of its cells is not the one that it prints",
-            ),
-        )
-        reason = next((text for holds, text in reasons if holds), "")
+        direction, has_sum = _DIRECTION.search(self.description), name is not None
+        name = name or (f"{self.running}_{direction[1].lower()}" if self.running and direction else self.running)
+        reason = next(self.lacks(name or "", has_sum=has_sum, total=total), "")
         self.add(name, "truncated" if reason else "passed", reason, unit, total)
+
+    def lacks(self, name: str, *, has_sum: bool, total: float | None) -> Iterator[str]:
+        """Yield why the test that is open is not whole."""
+        if not self.description and not has_sum:
+            yield "the output ends before its first result"
+        if not self.description and total is None:
+            yield "its sum is cut"
+        if self.has_unread_row:
+            yield "rows of its matrix could not be read"
+        if self.description and not self.rows:
+            yield "the output ends before the first row of its matrix"
+        if self.description and "device_to_device" in name and len(self.rows) != self.columns:
+            yield f"its matrix has {len(self.rows)} of {self.columns} rows"
+        if "GB/s" in self.description and _is_other_sum(self.rows, total):
+            yield "the sum of its cells is not the one that it prints"
 
     def add(
         self, name: str | None, status: str, reason: str, unit: str | None = None, total: float | None = None
     ) -> None:
         """Add a test with the matrix that is open, and close that."""
-        printed = _UNIT.search(self.description)
-        self.items.append(
-            BandwidthTest(
-                source=self.source,
-                tool_version=self.version,
-                name=name,
-                unit=printed[1] if printed else unit,
-                status=status,
-                matrix=tuple(self.rows) or None,
-                sum=total,
-                reason=reason,
-                devices=tuple(self.devices),
-            )
-        )
+        test = BandwidthTest(
+            source=self.source, tool_version=self.version, name=name, unit=_unit_of(self.description) or unit,
+            status=status, matrix=tuple(self.rows) or None, sum=total, reason=reason, devices=tuple(self.devices),
+        )  # fmt: skip
+        self.parsed.append(test)
         self.is_announced, self.description, self.columns, self.has_unread_row = False, "", None, False
         self.rows = []
+
+
+def _unit_of(description: str | None) -> str | None:
+    match = _UNIT.search(description or "")
+    return match[1] if match else None
 
 
 def _is_cell(word: str) -> bool:
@@ -216,53 +198,59 @@ _JSON_STATUS = {
 }  # fmt: skip
 
 
-def parse_nvbandwidth_json(source: str, document: JsonDocument) -> ParsedOutput[BandwidthTest] | None:
+def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Parsed[BandwidthTest] | None:
     """Read the tests of a JSON document; None if it is not of nvbandwidth."""
-    top = json_object(document.value).get("nvbandwidth")
-    if not isinstance(top, dict):
-        return None
-    version = json_text(top.get("version")) or json_text(top.get("git_version"))
-    listed = [_JSON_DEVICE.match(str(line)) for line in json_list(top.get("GPU Device list"))]
-    devices = tuple(match["name"] for match in listed if match)
-    new_test = partial(BandwidthTest, source=source, tool_version=version)
-    tests: list[BandwidthTest] = []
-    unread: list[str] = []
-    for value in json_list(top.get("testcases")):
-        case = json_object(value)
-        name, printed = json_text(case.get("name")), json_text(case.get("status")) or ""
-        status, reason = _JSON_STATUS.get(printed.lower()), json_text(case.get("error")) or ""
+    top = logs.json_object(document.value).get("nvbandwidth")
+    return list(_json_tests(source, top)) if isinstance(top, dict) else None
+
+
+def _json_tests(source: str, top: Mapping[str, object]) -> Iterator[BandwidthTest | str]:
+    """Yield the tests, and the parts that cannot be read."""
+    listed = [_JSON_DEVICE.match(str(line)) for line in logs.json_list(top.get("GPU Device list"))]
+    facts: dict[str, Any] = {
+        "source": source,
+        "tool_version": json_text(top.get("version")) or json_text(top.get("git_version")),
+        "devices": tuple(match["name"] for match in listed if match),
+    }
+    values = logs.json_list(top.get("testcases"))
+    for value, following in zip_longest(values, values[1:]):
+        case, after = logs.json_object(value), logs.json_object(following)
+        name, reason = json_text(case.get("name")), json_text(case.get("error")) or ""
+        status = _json_status(case)
         if status is None:
-            unread.append(excerpt(f"testcases: {value!r}"))
+            yield excerpt(f"testcases: {value!r}")
             continue
-        if status == "error" and tests and tests[-1].name == name and tests[-1].status == "truncated":
+        if status == "truncated" and _json_status(after) == "error" and json_text(after.get("name")) == name:
             # A test that fails is written a second time, and the first entry goes on saying that it runs.
-            tests.pop()
+            continue
+        unit, total = _unit_of(json_text(case.get("bandwidth_description"))), logs.json_number(case.get("sum"))
         matrix, problem = _json_matrix(case.get("bandwidth_matrix"))
-        total = json_number(case.get("sum"))
-        printed_unit = _UNIT.search(json_text(case.get("bandwidth_description")) or "")
-        unit = printed_unit[1] if printed_unit else None
         last = matrix[-len(matrix[0]) :] if matrix and "bidirectional" in (name or "") else matrix
         if last and unit == "GB/s" and _is_other_sum(last, total):
             problem = problem or f"the sum of its cells is not {total}"
         if problem:
-            unread.append(excerpt(f"{name}: {problem}"))
+            yield excerpt(f"{name}: {problem}")
             status, reason = "truncated", reason or "its matrix could not be read"
         if status == "truncated":
             reason = reason or "the document was written while the test ran"
-        facts = {"reason": excerpt(reason), "devices": devices}
-        tests.append(new_test(name=name, unit=unit, status=status, matrix=matrix, sum=total, **facts))
+        facts |= {"name": name, "unit": unit, "status": status, "reason": excerpt(reason)}
+        yield BandwidthTest(matrix=matrix, sum=total, **facts)
     if error := json_text(top.get("error")):
-        tests.append(new_test(name=None, unit=None, status="error", matrix=None, sum=None, reason=excerpt(error)))
-    return ParsedOutput(tuple(tests), tuple(unread))
+        facts |= {"name": None, "unit": None, "status": "error", "reason": excerpt(error)}
+        yield BandwidthTest(matrix=None, sum=None, **facts)
 
 
-def _json_matrix(rows: object) -> tuple[MatrixCells | None, str]:
+def _json_status(case: Mapping[str, object]) -> str | None:
+    return _JSON_STATUS.get((json_text(case.get("status")) or "").lower())
+
+
+def _json_matrix(rows: object) -> tuple[tuple[tuple[float | None, ...], ...] | None, str]:
     """Return the matrix of a JSON document, or the part of it that cannot be read."""
     if rows is None:
         return None, ""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         return None, f"bandwidth_matrix {rows!r}"
     for cell in (cell for row in rows for cell in row):
-        if json_number(cell) is None and str(cell).strip().upper() != "N/A":
+        if logs.json_number(cell) is None and str(cell).strip().upper() != "N/A":
             return None, f"cell {cell!r}"
-    return tuple(tuple(map(json_number, row)) for row in rows) or None, ""
+    return tuple(tuple(map(logs.json_number, row)) for row in rows) or None, ""

@@ -6,33 +6,28 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from imagebuild.bench.logs import (
-    JsonDocument,
-    LineReader,
-    ParsedOutput,
-    count_decimals,
-    excerpt,
-    is_table_value,
-    json_number,
-    json_object,
-    json_text,
-    parse_integer,
-    parse_number,
-)
-from imagebuild.bench.models import PerftestTable, TableRow
-from imagebuild.bench.tables import TableBuilder, table_row
+from imagebuild.bench import logs
+from imagebuild.bench.logs import excerpt, json_object, parse_integer
+from imagebuild.bench.models import PerftestTable
+from imagebuild.bench.tables import TableBuilder
 
 
-def parse_perftest_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTable]:
+def parse_perftest_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
     """Read the tables in cleaned lines, of one program or of several whose lines are mixed."""
     return _PerftestReader(source).read_all(lines, _MARK, longest=4000)
 
 
 _COLUMN = re.compile(
-    r"#bytes|#flows|#sl|#iterations|BW (?P<bw>peak|average) ?\[(?P<unit>[^\]\s]{1,12})\]|MsgRate\["
-    r"|(?:BW|MsgRate) Port\d|t_(?P<lat>min|max|typical|avg|stdev)\[|(?P<p>99(?:\.9)?)%{1,2} percentile|tps average"
-    r"|CPU_Util|fs_\w{1,9}_time|fps\["
+    r"(?P<figure>BW (?:peak|average)|t_(?:min|max|typical|avg|stdev)|99(?:\.9)?%{1,2} percentile)"
+    r" ?\[(?P<unit>[^\]\s]{1,12})\]|(?P<rate>MsgRate)\["
+    r"|#bytes|#flows|#sl|#iterations|(?:BW|MsgRate) Port\d|tps average|CPU_Util|fs_\w{1,9}_time|fps\["
 )
+_FIGURES = {
+    "BW_peak": "bw_peak", "BW_average": "bw_average", "MsgRate": "msg_rate", "t_min": "lat min", "t_max": "lat max",
+    "t_typical": "lat typical", "t_avg": "lat average", "t_stdev": "lat stdev", "percentile_99": "lat p99",
+    "percentile_99.9": "lat p99.9", "99%_percentile": "lat p99", "99.9%_percentile": "lat p99.9",
+}  # fmt: skip
+"""Names of figures in JSON, and in text with underscores for blanks → those in a table."""
 _TITLE_TEXT = (
     r"(?P<test>(?:Send|RDMA_Write|RDMA_Read|Atomic)(?:_imm)?(?: [A-Za-z_]{1,20}){0,5} (?:BW|Latency)"
     r"(?: [a-zA-Z]{1,20}){0,2}) Test"
@@ -63,30 +58,28 @@ _DECIMALS, _RATE_DECIMALS = 2, 6
 """Digits after the point of every number, and of message rates."""
 
 
-def _row_of(table: TableBuilder, words: Sequence[str]) -> TableRow | None:
-    """Return the row that the words are under the table's columns, of which only that of CPU usage may be missing."""
-    missing = len(table.columns) - len(words)
-    if table.columns[:1] != ("#bytes",) or not 0 <= missing <= ("CPU_Util" in table.columns):
+def _values_of(columns: Sequence[str], words: Sequence[str]) -> dict[str, float | None] | None:
+    """Return the values of a row by column, of which only that of CPU usage may be missing; None if it is no row."""
+    missing = len(columns) - len(words)
+    if columns[:1] != ("#bytes",) or not 0 <= missing <= ("CPU_Util" in columns):
         return None
-    pairs = list(zip(table.columns, words, strict=False))
-    if any(parse_integer(word) is None if name.startswith("#") else not is_table_value(word) for name, word in pairs):
-        return None
-    if count_decimals(words[-1]) < (_RATE_DECIMALS if pairs[-1][0] == "msg_rate" else _DECIMALS):
+    pairs = list(zip(columns, words, strict=False))
+    for name, word in pairs:
+        if parse_integer(word) is None if name.startswith("#") else not logs.is_table_value(word):
+            return None
+    if logs.count_decimals(words[-1]) < (_RATE_DECIMALS if pairs[-1][0] == "msg_rate" else _DECIMALS):
         return None  # the last number is cut
-    values = {name: parse_number(word) for name, word in pairs}
-    if None in values.values():
-        table.not_measured.append(int(words[0]))
-    return table_row(int(words[0]), values)
+    return {name: logs.parse_number(word) for name, word in pairs}
 
 
 @dataclass
-class _PerftestReader(LineReader[PerftestTable]):
+class _PerftestReader(logs.LineReader[PerftestTable]):
     """Read text line by line: titles, headers, rows, errors."""
 
     programs: list[TableBuilder] = field(default_factory=list)
 
     def end(self) -> None:
-        self.items += [program.table(self.source) for program in self.programs]
+        self.parsed += [program.table(self.source) for program in self.programs]
 
     def read(self, text: str) -> None:
         if self.read_row(text):
@@ -118,30 +111,20 @@ class _PerftestReader(LineReader[PerftestTable]):
         return program
 
     def read_header(self, text: str, announced: Sequence[TableBuilder]) -> None:
-        columns: list[str] = []
-        unit = None
-        for column in _COLUMN.finditer("#" + text.removeprefix("#")):
-            if column["bw"]:
-                unit = column["unit"]
-                columns.append(f"bw_{column['bw']}")
-            elif column["lat"]:
-                unit = "usec"
-                columns.append("lat " + ("average" if column["lat"] == "avg" else column["lat"]))
-            elif column["p"]:
-                columns.append(f"lat p{column['p']}")
-            else:
-                columns.append("msg_rate" if column[0] == "MsgRate[" else column[0])
-        if len(columns) <= 2:
+        found = list(_COLUMN.finditer("#" + text.removeprefix("#")))
+        if len(found) <= 2:
             return
+        names = [(column["figure"] or column["rate"] or column[0]).replace(" ", "_") for column in found]
         test = self.programs[-1].test if self.programs else None
         program = announced[-1] if announced else self.add(TableBuilder(test))
-        program.columns, program.unit, program.waits = tuple(columns), unit, False
+        program.columns = tuple(_FIGURES.get(name.replace("%%", "%"), name) for name in names)
+        program.unit, program.waits = next(filter(None, (column["unit"] for column in found)), None), False
         program.errors.clear()  # before its table, an error counts only if the table never comes
 
     def read_row(self, text: str) -> bool:
         """Keep the line if it is a row, or note it as unread if it looks like one; return whether it was either."""
         words = text.split()
-        if len(words) < 2 or parse_integer(words[0]) is None or not is_table_value(words[1]):
+        if len(words) < 2 or parse_integer(words[0]) is None or not logs.is_table_value(words[1]):
             return False
         running = [program for program in self.programs if not program.is_closed and (program.columns or program.test)]
         tables = [program for program in running if program.columns]
@@ -153,14 +136,13 @@ class _PerftestReader(LineReader[PerftestTable]):
         # Of the tables of several processes, the first whose next size this can be.
         size = int(words[0])
         program = next((p for p in tables if not p.rows or p.rows[-1].size_bytes < size), tables[-1])
-        row = _row_of(program, words)
-        if row:
-            program.rows.append(row)
+        if values := _values_of(program.columns, words):
+            program.add_row(size, values)
         elif parse_integer(words[1]) is None:
             return False
         else:
             program.has_unread_row = True
-            self.unread.append(excerpt(text))
+            self.parsed.append(excerpt(text))
         return True
 
     def read_error(self, error: str, running: Sequence[TableBuilder], *, is_early: bool) -> None:
@@ -178,39 +160,29 @@ class _PerftestReader(LineReader[PerftestTable]):
 
 _JSON_KEYS = frozenset(("MsgSize", "BW_average", "MsgRate", "bw_avg", "msgRate_avg", "avg_lat", "t_avg"))
 """One of these is in every object with results."""
-_JSON_FIGURES = {
-    "BW_peak": "bw_peak", "BW_average": "bw_average", "MsgRate": "msg_rate", "t_min": "lat min", "t_max": "lat max",
-    "t_typical": "lat typical", "t_avg": "lat average", "t_stdev": "lat stdev", "percentile_99": "lat p99",
-    "percentile_99.9": "lat p99.9",
-}  # fmt: skip
 _WORD_OF_TITLE = re.compile(
     r"_(?=(?:Bidirectional|Post_List|BW|Latency|forwarding|Multicast|CMP_AND_SWAP|FETCH_AND_ADD)(?:_|$))"
 )
 """The underscores of a test's name in JSON that are blanks in text."""
 
 
-def parse_perftest_json(source: str, document: JsonDocument) -> ParsedOutput[PerftestTable] | None:
+def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed[PerftestTable] | None:
     """Read the table of a JSON document; None if it is not of perftest."""
     top = json_object(document.value)
     results = top.get("results")
     if not isinstance(results, dict) or ("test_info" not in top and _JSON_KEYS.isdisjoint(results)):
         return None
-    values = {key: json_number(value) for key, value in results.items()}
+    values = {key: logs.json_number(value) for key, value in results.items()}
     size = values.get("MsgSize")
     if size is None or size < 0:
         printed = ", ".join(f"{key}: {value}" for key, value in results.items())
-        return ParsedOutput((), (excerpt(f"results without a message size: {printed}"),))
-    figures = {ours: values[key] for key, ours in _JSON_FIGURES.items() if key in values}
-    row = table_row(int(size), figures)
-    figures.pop("bw_peak", None)
+        return [excerpt(f"results without a message size: {printed}")]
+    figures = {ours: values[key] for key, ours in _FIGURES.items() if key in values}
+    columns = tuple(name for name in figures if name != "bw_peak")
     # `RDMA_Write_BW_Test` is `RDMA_Write BW` in text.
-    name = (json_text(json_object(top.get("test_info")).get("test")) or "").removesuffix("_Test").removesuffix("_")
-    table = TableBuilder(
-        _WORD_OF_TITLE.sub(" ", name).replace("Post_List", "Post List") or None,
-        columns=tuple(figures),
-        unit="usec" if row.latency_us else None,
-        rows=[row],
-        has_unread_row=not figures,
-        not_measured=[int(size)] if None in figures.values() else [],
-    )
-    return ParsedOutput((table.table(source),))
+    name = (logs.json_text(json_object(top.get("test_info")).get("test")) or "").removesuffix("_Test").removesuffix("_")
+    name = _WORD_OF_TITLE.sub(" ", name).replace("Post_List", "Post List")
+    table = TableBuilder(name or None, columns=columns, has_unread_row=not columns)
+    table.add_row(int(size), figures)
+    table.unit = "usec" if table.rows[0].latency_us else None
+    return [table.table(source)]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from imagebuild.bench.dcgm import parse_dcgm_json
-from imagebuild.bench.logs import JsonDocument, Log, LogLine, ParsedOutput, extract_json, log_from_text, read_log
+from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, extract_json, log_from_text, read_log
 from imagebuild.bench.models import Results, Source
 from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
@@ -22,8 +23,8 @@ from imagebuild.bench.tables import parse_all_reduce_bench, parse_nvshmem_text, 
 from imagebuild.bench.ucx import parse_ucx_text
 from imagebuild.core.errors import ConfigError
 
-_TextParser = Callable[[str, Sequence[str]], ParsedOutput[Any]]
-_JsonParser = Callable[[str, JsonDocument], ParsedOutput[Any] | None]
+_TextParser = Callable[[str, Sequence[str]], Parsed[Any]]
+_JsonParser = Callable[[str, JsonDocument], Parsed[Any] | None]
 _PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = (
     ("nccl-tests", "runs", None, parse_nccl_json),
     ("nvbandwidth", "tests", parse_nvbandwidth_text, parse_nvbandwidth_json),
@@ -88,11 +89,10 @@ def _parse_log(log: Log) -> Results:
     tools: dict[str, None] = {}
     unread: list[str] = []
 
-    def add(tool: str, part: str, parsed: ParsedOutput[Any]) -> None:
-        if parsed.items or parsed.unread:
-            tools[tool] = None
-        parts[part] += parsed.items
-        unread.extend(parsed.unread)
+    def add(tool: str, part: str, parsed: Parsed[Any]) -> None:
+        tools.update(dict.fromkeys([tool] if parsed else ()))
+        for entry in parsed:
+            (unread if isinstance(entry, str) else parts[part]).append(entry)
 
     by_process: dict[str, list[LogLine]] = defaultdict(list)
     for line in log.lines:
@@ -101,34 +101,31 @@ def _parse_log(log: Log) -> Results:
     waiting = list(by_process.values())
     for lines in waiting:
         documents, others = extract_json(lines)
+        outside += others
         texts = [line.text for line in others]
         for document in documents:
             # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
             waiting += [log_from_text(log.path, text).lines for text in _printed_in(document.value)]
         for tool, part, parse_text, parse_json in _PARSERS:
             for document in documents:
-                if not parse_json or not (parsed := parse_json(log.path, document)):
-                    continue
-                add(tool, part, parsed)
-                if not document.is_whole and tool != "nccl-tests":  # the reason of a run says it
-                    unread.append(f"line {document.number}: a JSON document of {tool} without its end")
+                if parse_json and (parsed := parse_json(log.path, document)) is not None:
+                    add(tool, part, parsed)
+                    if not document.is_whole and tool != "nccl-tests":  # the reason of a run says it
+                        unread.append(f"line {document.number}: a JSON document of {tool} without its end")
             if parse_text:
                 add(tool, part, parse_text(log.path, texts))
-        outside += others
     marks = {match.lastgroup for line in outside if (match := _NOT_READ.match(line.text))}
     unread += [advice for mark, advice in _ADVICE.items() if mark in marks]
     outside.sort(key=lambda line: line.number)
     json_runs = parts.pop("runs", [])
-    printed = parse_nccl_text(Log(log.path, outside, warnings=log.warnings, settings=log.settings))
-    add("nccl-tests", "runs", printed)
-    parts["runs"] = list(merge_runs(printed.items, json_runs))
-    examples = tuple(text[:_LONGEST_EXAMPLE] for text in unread[:_MOST_EXAMPLES])
+    add("nccl-tests", "runs", parse_nccl_text(replace(log, lines=outside)))
+    parts["runs"] = list(merge_runs(parts["runs"], json_runs))
     source = Source(
         path=log.path,
         tools=tuple(tools),
         lines=log.line_count,
         unread=len(unread),
-        examples=examples,
+        examples=tuple(text[:_LONGEST_EXAMPLE] for text in unread[:_MOST_EXAMPLES]),
         damage=log.damage,
         is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
     )

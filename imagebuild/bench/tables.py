@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from imagebuild.bench.logs import LONGEST_REASON, ParsedOutput, excerpt, parse_integer, parse_number
+from imagebuild.bench import logs
+from imagebuild.bench.logs import excerpt, parse_number
 from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow, TableVerdict
 
 
@@ -17,7 +18,7 @@ class TableBuilder:
     test: str | None = None
     tool: str = "perftest"
     columns: Sequence[str] = ()
-    """Of its table, by the names that `table_row` knows; empty before the header."""
+    """Of its table, by the names that `add_row` knows; empty before the header."""
     unit: str | None = None
     rows: list[TableRow] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -27,39 +28,42 @@ class TableBuilder:
     has_unread_row: bool = False
     not_measured: list[int] = field(default_factory=list)
     """Sizes of rows with a figure that is no number."""
+    negative: list[int] = field(default_factory=list)
+    """Sizes of rows with a figure below zero."""
     is_closed: bool = False
     """Whether the line came that ends the table."""
 
+    def add_row(self, size: int, values: Mapping[str, float | None]) -> None:
+        """Add a row of values by name: `bw_peak`, `bw_average`, `msg_rate`, latencies such as `lat min`, and others."""
+        latency = {name[4:]: value for name, value in values.items() if name.startswith("lat ") and value is not None}
+        rates = {name: values.get(name) for name in ("bw_peak", "bw_average", "msg_rate")}
+        self.rows.append(TableRow(size_bytes=size, latency_us=latency or None, **rates))
+        self.not_measured += [size] if None in values.values() else []
+        self.negative += [size] if any(value < 0 for value in (*rates.values(), *latency.values()) if value) else []
+
     def table(self, source: str) -> PerftestTable:
         """Return the table with its verdict."""
-        negative = [
-            row.size_bytes
-            for row in self.rows
-            for value in (row.bw_peak, row.bw_average, row.msg_rate, *(row.latency_us or {}).values())
-            if value is not None and value < 0
-        ]
-        verdicts: tuple[tuple[object, TableVerdict, str], ...] = (
-            (self.errors, "failed", "; ".join(dict.fromkeys(self.errors))[:LONGEST_REASON]),
-            (self.has_unread_row, "truncated", "a row could not be read"),
-            (not self.columns and self.waits, "no-data", "the server waits for its client"),
-            (not self.columns, "no-data", "no result was printed"),
-            (not self.rows, "truncated", "the output ends before the first row"),
-            (negative, "failed", f"a measurement with {min(negative, default=0)} bytes is negative"),
-            (self.not_measured, "failed", f"a figure with {min(self.not_measured, default=0)} bytes is no number"),
-            (True, "ok", ""),
-        )
-        verdict, reason = next((verdict, reason) for holds, verdict, reason in verdicts if holds)
+        verdict, reason = next(self._verdicts())
         return PerftestTable(
             source=source, tool=self.tool, test=self.test, unit=self.unit, rows=tuple(self.rows),
             compared=self.compared, verdict=verdict, reason=reason,
         )  # fmt: skip
 
-
-def table_row(size: int, values: Mapping[str, float | None]) -> TableRow:
-    """Return a row of values by name: `bw_peak`, `bw_average`, `msg_rate`, and latencies such as `lat min`."""
-    latency = {name[4:]: value for name, value in values.items() if name.startswith("lat ") and value is not None}
-    rates = {name: values.get(name) for name in ("bw_peak", "bw_average", "msg_rate")}
-    return TableRow(size_bytes=size, latency_us=latency or None, **rates)
+    def _verdicts(self) -> Iterator[tuple[TableVerdict, str]]:
+        """Yield the verdicts that the table deserves, the worst first, `ok` last."""
+        if self.errors:
+            yield "failed", "; ".join(dict.fromkeys(self.errors))[: logs.LONGEST_REASON]
+        if self.has_unread_row:
+            yield "truncated", "a row could not be read"
+        if not self.columns:
+            yield "no-data", "the server waits for its client" if self.waits else "no result was printed"
+        if not self.rows:
+            yield "truncated", "the output ends before the first row"
+        if self.negative:
+            yield "failed", f"a measurement with {min(self.negative)} bytes is negative"
+        if self.not_measured:
+            yield "failed", f"a figure with {min(self.not_measured)} bytes is no number"
+        yield "ok", ""
 
 
 # OSU: `# OSU MPI-CUDA Bandwidth Test v7.4`, `# Size      Bandwidth (MB/s)`, rows; MB are 10^6 bytes.
@@ -85,21 +89,21 @@ _FIGURES = {"bw_average": "bw_average", "msg_rate": "msg_rate", "messages": "mes
 """Group of `_COLUMN` → name of its figure; other columns are passed over."""
 
 
-def parse_osu_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTable]:
+def parse_osu_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
     """Read the tables of OSU micro-benchmarks in cleaned lines; a row whose data were wrong makes a table fail."""
     return _read_tables("osu", source, lines, _OSU_TITLE, _OSU_HEADER)
 
 
-def parse_nvshmem_text(source: str, lines: Sequence[str]) -> ParsedOutput[PerftestTable]:
+def parse_nvshmem_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
     """Read the tables of NVSHMEM's tests, and of nvshmem-perf, in cleaned lines."""
     output = _read_tables("nvshmem", source, lines, _NVSHMEM_TITLE, _NVSHMEM_HEADER)
     # Any comment of one word looks like a title.
-    return ParsedOutput(tuple(table for table in output.items if table.verdict != "no-data"), output.unread)
+    return [table for table in output if isinstance(table, str) or table.verdict != "no-data"]
 
 
 def _read_tables(
     tool: str, source: str, lines: Sequence[str], title: re.Pattern[str], header: re.Pattern[str]
-) -> ParsedOutput[PerftestTable]:
+) -> logs.Parsed[PerftestTable]:
     """Read tables that begin with a title and a header."""
     builders: list[TableBuilder] = []
     unread: list[str] = []
@@ -117,17 +121,17 @@ def _read_tables(
         elif table.columns and (match := _NVSHMEM_WRONG.fullmatch(text)):
             table.compared = True
             table.errors += [text.removeprefix("# ")] if int(match["wrong"]) else []
-        elif table.columns and words and (size := parse_integer(words[0])) is not None:
+        elif table.columns and words and (size := logs.parse_integer(words[0])) is not None:
             values = {name: parse_number(word) for name, word in zip(table.columns, words, strict=False) if name}
             if len(words) != len(table.columns) or not values or None in values.values():
                 table.has_unread_row = True
                 unread.append(excerpt(text))
                 continue
-            messages = values.pop("messages", None)
-            millions = {} if messages is None else {"msg_rate": messages / 1e6}
-            table.rows.append(table_row(size, {**values, **millions}))
+            if "messages" in values:
+                values["msg_rate"] = (values.pop("messages") or 0) / 1e6
+            table.add_row(size, values)
             table.errors += [f"the data of {size} bytes were wrong"] if "fail" in text.lower() else []
-    return ParsedOutput(tuple(builder.table(source) for builder in builders), tuple(unread))
+    return [*(builder.table(source) for builder in builders), *unread]
 
 
 # all_reduce_bench.py: a Markdown table of payload, busbw and algbw, as it prints since 2024.
@@ -139,7 +143,7 @@ _ARB_ROW = re.compile(
 _ARB_DEVICE = re.compile(r"- hardware: .{0,100}?name='(?P<device>[^']{1,200})'.*")
 
 
-def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> ParsedOutput[Run]:
+def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> logs.Parsed[Run]:
     """Read the runs of all_reduce_bench.py in cleaned lines. It does not compare data, and does not say the nodes."""
     runs: list[Run] = []
     device = None
@@ -152,14 +156,12 @@ def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> ParsedOutput[Ru
                     device=device, compared=False, verdict="no-data", reason="no row of results")
             )  # fmt: skip
         elif runs and (match := _ARB_ROW.fullmatch(text)):
-            algbw, size = (
-                float(match["algbw"]),
-                round(float(match["size"]) * 1024 ** " KMGT".index(match["unit"] or " ")),
-            )
+            size = round(float(match["size"]) * 1024 ** " KMGT".index(match["unit"] or " "))
+            algbw = float(match["algbw"])
             time = size / algbw / 1e3 if algbw else None
             half = Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=float(match["busbw"]), wrong=None)
             row = NcclRow(size_bytes=size, count=size // 4, dtype="float", redop="sum", root=None, out_of_place=half,
                           in_place=None)  # fmt: skip
             update = {"rows": (*runs[-1].rows, row), "verdict": "ok", "reason": "complete; data were not validated"}
             runs[-1] = runs[-1].model_copy(update=update)
-    return ParsedOutput(tuple(runs))
+    return [*runs]

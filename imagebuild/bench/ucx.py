@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from imagebuild.bench.logs import LineReader, ParsedOutput, excerpt, is_table_value, parse_integer, parse_number
+from imagebuild.bench.logs import LineReader, Parsed, excerpt, is_table_value, parse_integer, parse_number
 from imagebuild.bench.models import UcxResult
 
 _COLUMNS = (
@@ -34,7 +35,7 @@ _GROUPED = re.compile(r"(?<=\d),(?=\d{3})")
 """A comma between thousands."""
 
 
-def parse_ucx_text(source: str, lines: Sequence[str]) -> ParsedOutput[UcxResult]:
+def parse_ucx_text(source: str, lines: Sequence[str]) -> Parsed[UcxResult]:
     """Read the results in cleaned lines."""
     return _UcxReader(source).read_all(lines, _MARK, longest=500)
 
@@ -83,7 +84,7 @@ class _UcxReader(LineReader[UcxResult]):
 
     def end(self) -> None:
         """Keep the progress of a run without a result."""
-        self.items.extend(result.model_copy(update={"final": False}) for result in self.progress.values())
+        self.parsed.extend(result.model_copy(update={"final": False}) for result in self.progress.values())
         self.progress.clear()
 
     def read_error(self, error: str) -> None:
@@ -93,7 +94,7 @@ class _UcxReader(LineReader[UcxResult]):
             self.begin_run()
         self.end()
         failed = UcxResult(source=self.source, title=self.title(), size_bytes=self.size, final=False, reason=error)
-        self.items.append(failed)
+        self.parsed.append(failed)
 
     def read_row(self, text: str) -> None:
         label = _ROW_LABEL.match(text)
@@ -103,34 +104,26 @@ class _UcxReader(LineReader[UcxResult]):
         values = _row_values(words)
         if values is None or _is_cut(values):
             if (label or values) and any(map(is_table_value, words)):
-                self.unread.append(excerpt(text))
+                self.parsed.append(excerpt(text))
             return
         thread = int(label["thread"]) if label and label["thread"] else None
         if (label and thread is None) or self.layout == "Test":
             self.progress.clear()
-            self.items.append(self.result_of(values, thread))
+            self.parsed.append(self.result_of(values, thread))
             self.has_result = True
         else:
             self.progress[thread] = self.result_of(values, thread)
 
     def result_of(self, values: Sequence[str], thread: int | None) -> UcxResult:
-        figures: dict[str, dict[str, float | None]] = {quantity: {} for quantity, _ in _COLUMNS}
+        figures: dict[str, Any] = {quantity: {} for quantity, _ in _COLUMNS}
         percentile = (self.first or "").removesuffix("%ile")
         first = "typical" if percentile in ("50.0", "typical") else f"p{percentile.removesuffix('.0')}"
         columns = _COLUMNS if len(values) > len(_COLUMNS) else _TOTALS
         for (quantity, name), value in zip(columns, values[1:], strict=True):
             if name != "first" or self.first:
                 figures[quantity][first if name == "first" else name] = parse_number(value)
-        return UcxResult(
-            source=self.source,
-            title=self.title(),
-            size_bytes=self.size,
-            thread=thread,
-            iterations=parse_integer(values[0]),
-            latency_us=figures["latency_us"],
-            bandwidth_mib_s=figures["bandwidth_mib_s"],
-            rate_msg_s=figures["rate_msg_s"],
-        )
+        about: dict[str, Any] = {"title": self.title(), "size_bytes": self.size, "thread": thread}
+        return UcxResult(source=self.source, iterations=parse_integer(values[0]), **about, **figures)
 
     def title(self) -> str | None:
         """Return the name of the test, unless it is another run's: of a latency above a header of an overhead."""

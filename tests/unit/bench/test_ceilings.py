@@ -42,46 +42,43 @@ def test_public_measurements(
     assert share == pytest.approx(of_hierarchical, abs=0.51)
 
 
-@pytest.mark.parametrize(("ranks", "times"), [(4, 1.2), (8, 1.5556), (36, 1.8919), (72, 1.9452)])
-def test_nvls_exceeds_the_link(ranks: int, times: float) -> None:
-    assert value("all_reduce", ranks, 1, HGX) / 450 == pytest.approx(times, abs=1e-4)
-    for collective in ("all_gather", "reduce_scatter"):
-        assert value(collective, ranks, 1, HGX) == 450
-        assert value(collective, ranks, 1, HGX, "nvls") == pytest.approx(450 * (ranks - 1) / ranks)
+ENDLESS, PLAIN = Hardware(1e9, 100), Hardware(450, 400)
+WIDE = Hardware(1e9, 400, nvls=True, sharp=True)
 
 
-def test_nvls_of_two_gpus_is_no_gain() -> None:
-    assert value("all_reduce", 2, 1, HGX, "nvls") == pytest.approx(300)
-    assert value("all_reduce", 2, 1, HGX) == 450
-
-
-@pytest.mark.parametrize(("ranks", "nodes", "times"), [(16, 2, 1.875), (32, 4, 1.2917), (96, 12, 1.0795), (8, 2, 1.75)])
-def test_hierarchical(ranks: int, nodes: int, times: float) -> None:
-    for collective in ("all_reduce", "all_gather", "reduce_scatter"):
-        assert value(collective, ranks, nodes, Hardware(1e9, 100), "hierarchical") == pytest.approx(
-            100 * times, rel=1e-4
-        )
-
-
-def test_two_nodes_of_h100_are_bound_by_both() -> None:
-    assert value("all_reduce", 16, 2, HGX) == pytest.approx(750)
-    # Without NVLS the links limit: this is why 488 GB/s on two nodes proves NVLS.
-    assert value("all_reduce", 16, 2, Hardware(450, 400)) == pytest.approx(450 * 15 / 14)
-    assert value("all_reduce", 16, 2, HGX, "ring") == 400
-
-
-def test_sharp_sends_size_once() -> None:
-    wide = Hardware(1e9, 400, nvls=True, sharp=True)
-    assert value("all_reduce", 128, 16, wide, "sharp") == pytest.approx(2 * 127 / 128 * 400)
-    assert value("all_reduce", 128, 16, wide, "nvls-sharp") == pytest.approx(2 * 127 / 128 * 400)
-    assert hard_ceiling("all_gather", 128, 16, wide, "sharp") is None
-    assert hard_ceiling("all_reduce", 128, 16, Hardware(450, 400), "sharp") is None
-
-
-def test_alltoall_by_what_leaves_the_node() -> None:
-    assert value("alltoall", 16, 2, HGX) == pytest.approx(50 * 15 / 8)
-    assert value("alltoall", 8, 1, HGX) == 450
-    assert value("alltoall", 4, 4, HGX) == pytest.approx(400)  # one rank a node: all cards are its own
+@pytest.mark.parametrize(
+    ("collective", "ranks", "nodes", "hardware", "algorithm", "expected"),
+    [
+        # NVLS exceeds the link for all_reduce alone, and not with two GPUs.
+        *(("all_reduce", ranks, 1, HGX, None, 450 * f) for ranks, f in ((4, 1.2), (8, 14 / 9), (36, 70 / 37), (72, 142 / 73))),
+        *((name, n, 1, HGX, None, 450) for name in ("all_gather", "reduce_scatter") for n in (4, 72)),
+        *((name, n, 1, HGX, "nvls", 450 * (n - 1) / n) for name in ("all_gather", "reduce_scatter") for n in (4, 72)),
+        ("all_reduce", 2, 1, HGX, "nvls", 300),
+        ("all_reduce", 2, 1, HGX, None, 450),
+        *(
+            (name, n, k, ENDLESS, "hierarchical", 100 * f)
+            for name in ("all_reduce", "all_gather", "reduce_scatter")
+            for n, k, f in ((16, 2, 1.875), (32, 4, 31 / 24), (96, 12, 95 / 88), (8, 2, 1.75))
+        ),
+        # Two nodes of H100 are bound by the network with NVLS, else by links: 488 GB/s on two nodes prove NVLS.
+        ("all_reduce", 16, 2, HGX, None, 750),
+        ("all_reduce", 16, 2, PLAIN, None, 450 * 15 / 14),
+        ("all_reduce", 16, 2, HGX, "ring", 400),
+        # SHARP sends the size once.
+        *(("all_reduce", 128, 16, WIDE, name, 2 * 127 / 128 * 400) for name in ("sharp", "nvls-sharp")),
+        ("all_gather", 128, 16, WIDE, "sharp", None),
+        ("all_reduce", 128, 16, PLAIN, "sharp", None),
+        # alltoall by what leaves the node; with one rank a node, all cards are its own.
+        ("alltoall", 16, 2, HGX, None, 50 * 15 / 8),
+        ("alltoall", 8, 1, HGX, None, 450),
+        ("alltoall", 4, 4, HGX, None, 400),
+    ],
+)  # fmt: skip
+def test_ceilings_of_classes(
+    collective: str, ranks: int, nodes: int, hardware: Hardware, algorithm: str | None, expected: float | None
+) -> None:
+    ceiling = hard_ceiling(collective, ranks, nodes, hardware, algorithm)
+    assert (ceiling and ceiling.value) == (expected and pytest.approx(expected))
 
 
 def test_one_rank_and_unknown_things_have_no_ceiling() -> None:

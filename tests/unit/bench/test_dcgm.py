@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.unit.bench.outputs import Output, read_json
 
-
-def parse_json(document: object) -> Output:
-    return read_json("diagnostics", document)
+parse_json = partial(read_json, "diagnostics")
 
 
 def brief(output: Output) -> list[tuple[str | None, str, str | None, str]]:

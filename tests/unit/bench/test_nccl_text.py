@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from imagebuild.bench import Run, read_text
+from imagebuild.bench import NcclRow, Run, read_text
 from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, noise, same
 from tests.unit.bench.outputs import Output, read_part
 
@@ -144,35 +144,24 @@ def test_tables_of_several_processes_without_names(seed: int) -> None:
     assert run.reason.startswith("4 programs printed at the same time")
 
 
-def test_several_runs_in_one_file() -> None:
-    tables = [Table("2.10", name, seed=at) for at, name in enumerate(("all_reduce", "reduce_scatter", "broadcast"))]
-    runs = read_runs("".join(table.text() for table in tables))
-    for run, table in zip(runs, tables, strict=True):
-        same(run, table)
-        assert run.collective == table.collective
+FIRST, SECOND = Table(seed=1), Table(seed=2)
+OLD = [Table("2.10", name, seed=at) for at, name in enumerate(("all_reduce", "reduce_scatter", "broadcast"))]
+REPEATED = Table(sizes=(0, 0, 0, *(8 << i for i in range(0, 31, 3))) * 3)
 
 
-def test_a_run_that_died_before_the_next_one() -> None:
-    first, second = Table(seed=1), Table(seed=2)
-    runs = read_runs("\n".join([*first.head(), *first.body()[:4]]) + "\n" + second.text())
-    assert [run.verdict for run in runs] == ["truncated", "ok"]
-    assert list(runs[0].rows) == first.rows()[:4]
-    same(runs[1], second)
-    runs = read_runs("\n".join(first.head()) + "\n" + second.text())
-    assert [(run.verdict, len(run.rows)) for run in runs] == [("no-data", 0), ("ok", len(second.sizes))]
-
-
-def test_bare_tables_that_follow_each_other() -> None:
-    first, second = Table(seed=1), Table(seed=2)
-    runs = read_runs("\n".join([*first.body(), *first.foot(), *second.body(), *second.foot()]))
-    assert [list(run.rows) for run in runs] == [first.rows(), second.rows()]
-
-
-def test_sizes_that_repeat_are_all_kept() -> None:
-    table = Table(sizes=(0, 0, 0, *(8 << i for i in range(0, 31, 3))) * 3)
-    run = only(table.text())
-    same(run, table)
-    assert run.verdict == "ok"
+@pytest.mark.parametrize(("lines", "expected"), [
+    ([line for table in OLD for line in table.lines()], [("ok", table.rows()) for table in OLD]),
+    # A run that died before the next one.
+    ([*FIRST.head(), *FIRST.body()[:4], *SECOND.lines()], [("truncated", FIRST.rows()[:4]), ("ok", SECOND.rows())]),
+    ([*FIRST.head(), *SECOND.lines()], [("no-data", []), ("ok", SECOND.rows())]),
+    # Tables without heads.
+    ([*FIRST.body(), *FIRST.foot(), *SECOND.body(), *SECOND.foot()], [("ok", FIRST.rows()), ("ok", SECOND.rows())]),
+    # Sizes that repeat are all kept.
+    (REPEATED.lines(), [("ok", REPEATED.rows())]),
+])  # fmt: skip
+def test_runs_that_follow_each_other(lines: list[str], expected: list[tuple[str, list[NcclRow]]]) -> None:
+    runs = read_runs("\n".join(lines))
+    assert [(run.verdict, list(run.rows)) for run in runs] == expected
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from tests.unit.bench.outputs import Output, facts, read_json, read_part
+from tests.unit.bench.outputs import facts, read_json, read_part
 
 HOST = """\
 nvbandwidth Version: v0.8
@@ -91,12 +93,8 @@ DOCUMENT = {
 }  # fmt: skip
 
 
-def parse(text: str) -> Output:
-    return read_part("tests", text)
-
-
-def parse_json(document: object) -> Output:
-    return read_json("tests", document)
+parse = partial(read_part, "tests")
+parse_json = partial(read_json, "tests")
 
 
 READ = "device_to_device_memcpy_read_ce"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from imagebuild.bench import PerftestTable, TableRow
-from tests.unit.bench.outputs import Output, facts, read_json, read_part
+from tests.unit.bench.outputs import facts, read_json, read_part
 
 RULE = "-" * 87 + "\n"
 WAITING = "*" * 36 + "\n* Waiting for client to connect... *\n" + "*" * 36 + "\n"
@@ -30,12 +32,8 @@ def run(*rows: tuple[int, str], unit: str = "Gb/sec", test: str = "RDMA_Write BW
     return BLOCK.replace("RDMA_Write BW", test) + ADDRESSES + HEADER.format(unit=unit) + table + RULE
 
 
-def parse(text: str) -> Output:
-    return read_part("tables", text)
-
-
-def parse_json(document: object) -> Output:
-    return read_json("tables", document)
+parse = partial(read_part, "tables")
+parse_json = partial(read_json, "tables")
 
 
 def only(text: str) -> PerftestTable:
@@ -202,6 +200,13 @@ def test_json() -> None:
     assert table.rows == (TableRow(size_bytes=65536, bw_peak=0.0, bw_average=380.25, msg_rate=0.725),)
     latency = parse_json(document(MsgSize=2, **dict(zip(LATENCY_KEYS, LATENCIES.values(), strict=True)))).items[0]
     assert (latency.unit, latency.rows[0].latency_us) == ("usec", LATENCIES)
+
+
+def test_a_figure_of_the_json_that_is_no_number_fails() -> None:
+    for wrong in ("BW_peak", "BW_average"):
+        figures: dict[str, float | str] = {"BW_peak": 381.0, "BW_average": 380.25, wrong: "nan"}
+        (table,) = parse_json(document(MsgSize=65536, **figures)).items
+        assert (table.verdict, table.reason) == ("failed", "a figure with 65536 bytes is no number")
 
 
 def test_json_without_a_size_is_counted() -> None:

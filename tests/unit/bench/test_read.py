@@ -16,6 +16,7 @@ from imagebuild.core import ConfigError
 from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.nccl_tables import Table, broken_lines
 from tests.unit.bench.test_dcgm import new_document
+from tests.unit.bench.test_nccl_json import document as nccl_document
 from tests.unit.bench.test_nvbandwidth import BOTH_WAYS, DOCUMENT, HOST, PAIRS
 from tests.unit.bench.test_perftest import LEVELS, OLD
 from tests.unit.bench.test_perftest import document as perftest_document
@@ -160,6 +161,7 @@ FUZZED = [
     *(path.read_text() for path in sorted(LOGS.glob("*.txt"))), random.Random(1).randbytes(20_000).decode("latin-1"),
 ]  # fmt: skip
 DOCUMENTS = [
+    nccl_document(),
     DOCUMENT,
     new_document(),
     {"iterations": [new_document()]},

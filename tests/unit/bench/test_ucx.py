@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from imagebuild.bench import UcxResult
-from tests.unit.bench.outputs import Output, read_part
+from tests.unit.bench.outputs import read_part
 
 LOGS = Path(__file__).parents[2] / "data" / "ucx-logs"
 
@@ -16,8 +17,7 @@ def log(name: str) -> str:
     return (LOGS / f"{name}.txt").read_text()
 
 
-def parse(text: str) -> Output:
-    return read_part("ucx", text)
+parse = partial(read_part, "ucx")
 
 
 def only(text: str) -> UcxResult:
