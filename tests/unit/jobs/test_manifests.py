@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sysconfig
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -84,16 +83,6 @@ def test_collect_adds_comments_that_tell_how_to_get_the_result(scheduler: str) -
     added = set(text(f"{scheduler} --profile h100 --fabric ib --collect").splitlines()) - set(plain.splitlines())
     assert any("imagebuild report all-reduce-64-h100-ib-8n" in line for line in added)
     assert all(line.startswith("# ") for line in added)
-
-
-def test_three_hundred_jobs_take_a_second_or_two() -> None:
-    """How long a thousand take, `make bench` measures."""
-    lines = list(REFERENCE.values()) * 10
-    text(lines[0])
-    start = time.process_time()
-    for line in lines[:300]:
-        text(line)
-    assert time.process_time() - start < 2
 
 
 # Objects of Kubernetes

@@ -48,7 +48,7 @@ def found_at(name: str, places: ImageFinder | None = None) -> Iterator[FoundImag
 
 def test_a_layout_and_an_archive(tmp_path: Path) -> None:
     make.layout(tmp_path / "layout", {"x": b"1"}, STATUS, User="me", Labels={"a": "b"})
-    (tmp_path / "image.tar").write_bytes(_tar(tmp_path / "layout"))
+    (tmp_path / "image.tar").write_bytes(make.saved(tmp_path / "layout"))
     for name in (f"oci:{tmp_path}/layout", str(tmp_path / "layout"), str(tmp_path / "image.tar")):
         with found_at(name) as found:
             image = found.image(None)
@@ -59,11 +59,6 @@ def test_a_layout_and_an_archive(tmp_path: Path) -> None:
             (same,) = images_in(again, tmp_path)
             assert same.digest == image.digest
             assert [blob.read() for blob in same.layers]
-
-
-def _tar(root: Path) -> bytes:
-    paths = sorted(path for path in root.rglob("*") if path.is_file())
-    return make.layer({path.relative_to(root).as_posix(): path.read_bytes() for path in paths})
 
 
 def test_platforms(tmp_path: Path) -> None:
