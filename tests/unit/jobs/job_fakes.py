@@ -108,7 +108,7 @@ def combinations(count: int, seed: int) -> Iterator[str]:
 
 def objects(manifest: str) -> list[dict[str, Any]]:
     """The objects of Kubernetes."""
-    return list(yaml.safe_load_all(manifest))
+    return list(yaml.load_all(manifest, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def pods(manifest: str) -> dict[str, dict[str, Any]]:
