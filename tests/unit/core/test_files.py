@@ -70,7 +70,7 @@ def test_a_fifo_and_a_device_are_written_directly(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: received.append(fifo.read_text()))
     reader.start()
     write_text(fifo, "through")
-    reader.join(10)
+    reader.join(60)
     assert (received, fifo.is_fifo()) == (["through"], True)
     write_text(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()

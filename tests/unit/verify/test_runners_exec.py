@@ -189,7 +189,7 @@ def test_root_becomes_another_user_whose_processes_end_too(session: ExecSession,
 def test_a_rank_that_is_done_does_not_end_the_others() -> None:
     """srun starts the same program several times, and they see each other's processes."""
     number = "echo rank $SLURM_PROCID; sleep $((SLURM_PROCID % 10)); sleep 0.2; echo end $SLURM_PROCID"
-    program = wrapped_script(number, token="several", timeout_s=30, environment={})
+    program = wrapped_script(number, token="several", timeout_s=300, environment={})
     ranks = [
         subprocess.Popen(
             ["bash", "-c", program], env={**os.environ, "SLURM_PROCID": rank}, stdout=subprocess.PIPE, text=True
@@ -197,7 +197,7 @@ def test_a_rank_that_is_done_does_not_end_the_others() -> None:
         # The second is the beginning of the third.
         for rank in ("0", "1", "11", "2")
     ]
-    said = [(rank.communicate(timeout=30)[0], rank.returncode) for rank in ranks]
+    said = [(rank.communicate(timeout=300)[0], rank.returncode) for rank in ranks]
     assert said == [(f"rank {n}\nend {n}\n", 0) for n in (0, 1, 11, 2)]
 
 
