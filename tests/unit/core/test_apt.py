@@ -269,8 +269,13 @@ def test_services_are_held_only_during_the_installation(etc: Path, fails: str) -
 
 def test_a_service_that_came_with_a_package_is_disabled_an_older_one_is_not(etc: Path) -> None:
     become(etc, "debian", "13", "trixie")
+
+    def come(word: str) -> None:
+        if word == "install":
+            private.UNITS[0].touch()
+
     for called in (["systemctl disable --quiet docker.service"], []):
-        run = Apt({"docker.io": "26.1.5"}, meanwhile=lambda word: word == "install" and private.UNITS[0].touch())
+        run = Apt({"docker.io": "26.1.5"}, meanwhile=come)
         install(["docker.io"], run)
         assert run.of("systemctl") == called
 
