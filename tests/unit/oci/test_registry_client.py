@@ -22,6 +22,7 @@ from imagebuild.oci import (
     DeletionDisabled,
     Descriptor,
     Registry,
+    TryAgain,
     blob_path,
     blobs_named,
     check_image,
@@ -336,6 +337,14 @@ def test_deletion(server: FakeRegistry) -> None:
     server.deletes = False
     with pytest.raises(DeletionDisabled, match=r"does not let images be deleted \(405\).*delete: {enabled: true}"):
         registry.delete("a", image(server, "a").digest)
+
+
+def test_a_download_that_breaks_off(faulty: Faulty, server: FakeRegistry) -> None:
+    data = b"z" * 200_000
+    server.put_blob("a", data, digest_of(data))
+    faulty.rule("cut", "GET", "/blobs/")
+    with pytest.raises(TryAgain):
+        b"".join(connect(faulty.address).open_blob("a", digest_of(data)))
 
 
 def test_settings(tmp_path: Path) -> None:
