@@ -46,7 +46,7 @@ def test_an_interrupted_program_may_clean_up(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_logged(
-            bash(f"trap 'touch {tmp_path}/clean; exit' TERM; echo; sleep 1000 & wait"), interrupt, name="x", env={}
+            bash(f"trap 'touch {tmp_path}/clean; exit' TERM; echo; sleep 60 & wait"), interrupt, name="x", env={}
         )
     assert (tmp_path / "clean").exists()
 
@@ -67,7 +67,7 @@ def test_ctrl_c_waits_for_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            run_program(*bash(f"{trap}; sleep 1000 & touch {ready}; wait"))
+            run_program(*bash(f"{trap}; sleep 60 & touch {ready}; wait"))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -77,7 +77,7 @@ def test_ctrl_c_waits_for_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.parametrize(
     ("text", "deadline_s", "status", "reason"),
     [
-        ("echo x; exit 3", 60, 3, ""), ("echo x; sleep 1000", 5, None, ""),
+        ("echo x; exit 3", 60, 3, ""), ("echo x; sleep 60", 5, None, ""),
         ("yes", 60, None, "printed more than 0 MiB"),
     ],
 )  # fmt: skip
