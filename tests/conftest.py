@@ -38,13 +38,17 @@ def no_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(subprocess, "Popen", refuse)
 
 
+def ran(*argv: object, check: bool = False, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, whatever that is; both streams as text. `more` is for subprocess.run."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.run(list(map(str, argv)), check=check, text=True, timeout=600, **{**streams, **more})
+
+
 def git(folder: Path, *words: str) -> str:
     """Run git in a folder, as somebody; what it printed."""
     given = ("user.name=x", "user.email=x@example.org", "protocol.file.allow=always")
     options = [word for setting in given for word in ("-c", setting)]
-    return subprocess.run(
-        ["git", "-C", folder, *options, *words], check=True, stdout=subprocess.PIPE, text=True
-    ).stdout.strip()
+    return ran("git", "-C", folder, *options, *words, check=True, stderr=None).stdout.strip()
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild.oci import Descriptor, ImageSettings, add_image, write_index
+from tests.unit import image_files
 
 CREATED = "2026-01-01T00:00:00Z"
 
@@ -25,10 +24,8 @@ def make(folder: Path, content: bytes, platforms: tuple[str, ...] = ("linux/amd6
     """An image whose one layer has a file of this content."""
     folder.mkdir(parents=True, exist_ok=True)
     tar = folder / "layer.tar"
-    with tarfile.open(tar, "w") as archive:
-        entry = tarfile.TarInfo("file")
-        entry.size = len(content)
-        archive.addfile(entry, io.BytesIO(content))
+    tar.write_bytes(image_files.layer({"file": content}))
     layout = folder / "layout"
     manifests = tuple(add_image(layout, tar, platform, ImageSettings(CREATED)) for platform in platforms)
+    tar.unlink()
     return Layout(layout, write_index(layout, manifests), manifests)

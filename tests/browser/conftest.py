@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from imagebuild.project import Catalog
 from imagebuild.publish import write_site
@@ -31,9 +31,10 @@ class Opened:
 
 
 Visit = Callable[..., Opened]
+expect.set_options(timeout=60_000)  # a busy machine draws late
 
 
-def until(page: Page, expression: str, seconds: float = 15) -> None:
+def until(page: Page, expression: str, seconds: float = 60) -> None:
     """Wait until a JavaScript expression is true. (Playwright's own function needs `eval`, which the page forbids.)"""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
@@ -122,7 +123,7 @@ def visit(browser: Browser, addresses: dict[str, str]) -> Iterator[Visit]:
             viewport={"width": width, "height": height}, color_scheme=scheme, offline=True, **options
         )
         contexts.append(context)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(60_000)
         opened = Opened(context.new_page())
         opened.page.on("console", lambda message: opened.messages.append(f"{message.type}: {message.text}"))
         opened.page.on("pageerror", lambda error: opened.messages.append(str(error)))

@@ -14,21 +14,6 @@ from tests.report_samples import BAD
 pytestmark = [pytest.mark.browser, pytest.mark.programs]
 
 PAGES = ("report", "sweep", "catalog#os=ubuntu26.04", "image")
-TEXTS = {
-    "report": (
-        "h1", "h2", ".kicker", ".counts", "nav a", ".card .why", ".card .source", ".badge.passed", ".badge.failed",
-        ".badge.skipped", ".legend button", ".legend .failed", ".limits li", "summary", "thead th", "footer",
-    ),
-    "sweep": ("h1", ".problems .why", "#sweeps h3", "#sweeps .panel.problem .badge", "#sweeps summary"),
-    "catalog#os=ubuntu26.04": (
-        "h1", ".kicker", ".counts", ".facets label", ".facets select", ".facets button", "#tag", "#facts dt", "#facts dd", "#fits", "#page", ".command code", "button.copy",
-        '[aria-pressed="true"]', "thead button", "tbody a", "tbody td", ".badge.passed", ".badge.skipped",
-        ".badge.failed", "footer",
-    ),
-    "image": tuple(f"article:target {part}" for part in (
-        "h2", "dt", "dd", "code", "summary", "h3", ".badge.passed",
-    )),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -44,10 +29,10 @@ def test_nothing_is_loaded_and_nothing_goes_wrong(visit: Visit, name: str) -> No
 @pytest.mark.parametrize("name", PAGES)
 def test_text_and_lines_can_be_seen(visit: Visit, name: str, scheme: str) -> None:
     page = visit(name, scheme=scheme).page
-    faint = [selector for selector in TEXTS[name] if contrast(page, selector) < 4.5]
     lightness = luminance(background(page, "body"))
     assert lightness > 0.8 if scheme == "light" else lightness < 0.02
-    if name == "report":
+    faint = []
+    if name == "report":  # whose charts axe-core leaves out, as it does all that is drawn
         for part in (".xtick text", ".ytick text", ".shape-label text"):
             faint += [part] if contrast(page, f".chart {part}", "fill", ".panel") < 4.5 else []
         for number in range(page.locator(".chart").first.locator(".js-line").count()):

@@ -1,10 +1,13 @@
 """A machine for unit tests: its programs answer from a table, its processes and network devices are folders."""
 
 import base64
+import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -101,6 +104,29 @@ def private(paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> EnginePaths:
     """`paths` is where `up`, `down` and `status` look."""
     monkeypatch.setattr(EnginePaths, "of", lambda _: paths)
     return paths
+
+
+def alive(word: str) -> bool:
+    """Whether a process has this word in its command line."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if word.encode() in file.read_bytes().split(b"\0"):
+                return True
+    return False
+
+
+def gone(word: str) -> bool:
+    """Whether no process has this word any more, or soon."""
+    deadline = time.monotonic() + 60
+    while (found := alive(word)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not found
+
+
+@pytest.fixture
+def forever() -> str:
+    """Seconds to sleep that no other process sleeps."""
+    return f"1000{os.getpid()}{time.monotonic_ns() % 10**6}"
 
 
 LOGIN = "Basic " + base64.b64encode(b"me:secret").decode()

@@ -94,10 +94,11 @@ class Layout:
     def write(self) -> None:
         (self.root / "index.json").write_text(json.dumps({"manifests": self.manifests}))
 
-    def tar(self) -> bytes:
-        """The layout as an engine saves it."""
-        paths = sorted(path for path in self.root.rglob("*") if path.is_file())
-        return layer({path.relative_to(self.root).as_posix(): path.read_bytes() for path in paths})
+
+def saved(layout: Path) -> bytes:
+    """A layout as an engine saves it."""
+    paths = sorted(path for path in layout.rglob("*") if path.is_file())
+    return layer({path.relative_to(layout).as_posix(): path.read_bytes() for path in paths})
 
 
 def layout(root: Path, *layers: Files, platform: str = "linux/amd64", **settings: Any) -> Path:

@@ -1,7 +1,6 @@
 """What pip installs has all that the commands read: each runs in an empty folder, far from a clone."""
 
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.cli import COMMANDS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 
 pytestmark = pytest.mark.programs
 
@@ -48,7 +47,7 @@ CALLS = [
 
 def build(source: Path, output: Path, kind: str) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(output)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    ran(*command, cwd=source, check=True)
     return next(output.glob("*.whl" if kind == "wheel" else "*.tar.gz"))
 
 
@@ -58,7 +57,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_wheel_of_the_source_archive_is_the_same(wheel: Path, tmp_path: Path) -> None:
-    subprocess.run(["tar", "-xf", build(ROOT, tmp_path, "sdist"), "-C", tmp_path], check=True)
+    ran("tar", "-xf", build(ROOT, tmp_path, "sdist"), "-C", tmp_path, check=True)
     again = build(next(tmp_path.glob("imagebuild-*/")), tmp_path / "again", "wheel")
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
         assert sorted(one.namelist()) == sorted(other.namelist())
@@ -70,14 +69,11 @@ def test_every_command_runs_far_from_a_clone(wheel: Path, tmp_path: Path) -> Non
     empty.mkdir()
     (empty / "empty.log").touch()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
-    subprocess.run([*pip, str(wheel)], check=True)
+    ran(*pip, wheel, check=True)
     environ = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
     wrong = []
     for call, status, text in CALLS:
-        done = subprocess.run(
-            [sys.executable, "-m", "imagebuild", *call.split()],
-            cwd=empty, env=environ, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = ran(sys.executable, "-m", "imagebuild", *call.split(), cwd=empty, env=environ)
         printed = done.stdout + done.stderr
         if (
             status not in (None, done.returncode)

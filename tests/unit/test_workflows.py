@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from tests.unit.conftest import Call
 
 
@@ -117,21 +116,14 @@ def test_shell_is_clean() -> None:
     for script in [*(script for _, script in SHELL), *programs]:
         text = script if script.startswith("#!") else f"#!/usr/bin/env bash\nset -eo pipefail\n{script}"
         # Variables come from the step's `env`.
-        done = subprocess.run(
-            [checker, "--exclude=SC2153,SC2154", "-"], input=text, capture_output=True, text=True, check=False
-        )
+        done = ran(checker, "--exclude=SC2153,SC2154", "-", input=text)
         assert not done.returncode, f"{script}\n{done.stdout}"
 
 
 @pytest.mark.programs
 def test_zizmor_finds_nothing() -> None:
     program = Path(sys.executable).with_name("zizmor")
-    done = subprocess.run(
-        [program, "--offline", "--quiet", "--no-progress", ROOT / ".github"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(program, "--offline", "--quiet", "--no-progress", ROOT / ".github")
     assert not done.returncode, done.stdout + done.stderr
 
 

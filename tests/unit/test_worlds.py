@@ -36,7 +36,7 @@ from imagebuild.project import (
     Unpacked,
     key_of,
 )
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from tests.unit.image_files import elf
 from tests.unit.lock.test_lock_upstream import package_with
 from tests.upstream import bases, hpcx, packages
@@ -413,12 +413,12 @@ def test_what_is_found_first(folders: str, says: str, project: Project, tmp_path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, tmp_path / name)
         (tmp_path / name).chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script.replace("/opt/hpcx", f"{tmp_path}/hpcx").replace(" -u LD_LIBRARY_PATH", "")],
-        env={"PATH": f"{tmp_path}/hpcx/ucx/lib:/usr/bin:/bin", "NAMES": "libnccl-net.so libucp.so.0", "PROGRAMS": "tool",
-             "LD_LIBRARY_PATH": ":".join(f"{tmp_path}/{folder}" for folder in folders.split())},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
+    script = script.replace("/opt/hpcx", f"{tmp_path}/hpcx").replace(" -u LD_LIBRARY_PATH", "")
+    env = {
+        "PATH": f"{tmp_path}/hpcx/ucx/lib:/usr/bin:/bin", "NAMES": "libnccl-net.so libucp.so.0", "PROGRAMS": "tool",
+        "LD_LIBRARY_PATH": ":".join(f"{tmp_path}/{folder}" for folder in folders.split()),
+    }  # fmt: skip
+    done = ran("bash", "-euo", "pipefail", "-c", script, env=env, stderr=subprocess.STDOUT)
     assert says.format(root=tmp_path) in done.stdout
     assert done.returncode == (0 if says.startswith("tool") else 1)
 

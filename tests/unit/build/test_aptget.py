@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from imagebuild.build import apt_get_for_mirrors, apt_get_for_proxy
+from tests.conftest import ran
 
 pytestmark = pytest.mark.programs
 
@@ -42,7 +42,7 @@ class Image:
         places |= {"/var/lib/apt/lists": "lists", "/var/cache/apt/archives": "archives"}
         pattern = "|".join(map(re.escape, places))
         script = re.sub(pattern, lambda found: str(self.root / places[found[0]]), script)
-        done = subprocess.run(["sh", "-c", script, "apt-get", *words], capture_output=True, text=True, check=False)
+        done = ran("sh", "-c", script, "apt-get", *words)
         assert (done.returncode, done.stderr) == (7, "")
         assert not list((self.root / "shm").iterdir())
         return done.stdout.replace(str(self.root), "")

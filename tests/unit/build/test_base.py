@@ -1,10 +1,8 @@
 import os
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -30,17 +28,10 @@ from imagebuild.build import (
 )
 from imagebuild.core import AptSource, CommandError, ConfigError, ResultError, RunProgram
 from imagebuild.oci import EPOCH, add_image, blob_path, images_in, write_index
+from tests.unit.image_files import layer
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 SOURCE = AptSource("http://archive.example/debian", "trixie", ("main",), KEYRING)
-
-
-def _write_tar(path: Path, files: Mapping[str, str]) -> None:
-    with tarfile.open(path, "w") as archive:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text)
-            archive.addfile(entry, BytesIO(text.encode()))
 
 
 @dataclass
@@ -61,7 +52,7 @@ class Machine:
         (tar.parent / "mmdebstrap.1234").mkdir()
         if self.failure:
             raise self.failure
-        _write_tar(tar, {VERSION: f"{self.version}\n"} if self.whole else {})
+        tar.write_bytes(layer({VERSION: f"{self.version}\n".encode()} if self.whole else {}))
 
     @property
     def tools(self) -> BootstrapTools:
@@ -185,8 +176,7 @@ def test_a_classic_image_store_gets_the_layer_of_its_one_platform(tmp_path: Path
         return ""
 
     tar = tmp_path / "root.tar"
-    with tarfile.open(tar, "w"):
-        pass
+    tar.write_bytes(layer({}))
     manifest = add_image(tmp_path / "layout", tar, "linux/amd64", image_settings("trixie", "13.0"))
     digest = write_index(tmp_path / "layout", [manifest])
     image = BootstrappedBase(tmp_path / "layout", digest, (AMD64,))

@@ -58,7 +58,7 @@ def store(tmp_path: Path, site: Server) -> DownloadStore:
 
 
 def ask(address: str, target: str, method: str = "GET") -> tuple[int, bytes]:
-    with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)) as connection:
         connection.request(method, target)
         with connection.getresponse() as answer:
             return answer.status, answer.read()

@@ -42,12 +42,6 @@ def test_plan_why_names_rule_and_reason(call: Call) -> None:
     assert "nobody asked for it" in out
 
 
-def test_plan_github_is_one_line_of_json(call: Call) -> None:
-    _, out, _ = call("plan", "--github", "cuda=12.9")
-    assert len(out.splitlines()) == 1
-    assert [e["targets"] for e in json.loads(out)["include"]] == ["tiny-cuda12.9-debian13-runtime"]
-
-
 def test_render_to_a_file_equals_render_to_the_terminal(call: Call, tmp_path: Path) -> None:
     _, out, _ = call("render", "tiny-cuda12.9*")
     assert call("render", "tiny-cuda12.9*", "-o", "D")[0] == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from imagebuild.cli import COMMANDS, app, load_command
-from tests.conftest import Files
+from tests.conftest import ROOT, Files, ran
 from tests.unit.conftest import Call
 
-ROOT = Path(__file__).parents[3]
 ENTRIES = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
 
 
@@ -77,8 +75,7 @@ def imported_by(*words: str) -> set[str]:
         "try: main()\nexcept SystemExit: pass\n"
         "print(' '.join(sys.modules))"
     )
-    command = [sys.executable, "-c", code]
-    done = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    done = [ran(sys.executable, "-c", code, cwd=ROOT, check=True).stdout for _ in range(2)]
     return set(done[-1].splitlines()[-1].split())
 
 

@@ -1,6 +1,6 @@
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from imagebuild.core import (
     sources_for_release,
     version_numbers,
 )
+from tests.unit.conftest import Runner
 
 KEY = "/usr/share/keyrings/debian-archive-keyring.gpg"
 MAIN = "http://archive.example.org/debian"
@@ -67,26 +68,24 @@ deb cdrom:[Debian 12]/ bookworm main
 """
 
 
-class Runner:
-    """Records programs instead of starting them; answers `apt-cache policy` from a table of candidates."""
+class Apt(Runner):
+    """Answers `apt-cache policy` from a table of candidates; of what begins with `fails`, apt is broken.
 
-    def __init__(self, candidates: Mapping[str, str] | None = None, *, fails: str = "") -> None:
-        self.calls: list[tuple[str, ...]] = []
-        self.candidates = candidates or {}
-        self.fails = fails
-        self.held: list[bool] = []
+    `meanwhile` is called with each program.
+    """
+
+    def __init__(
+        self, candidates: Mapping[str, str] | None = None, fails: str = "", meanwhile: Callable[[str], object] = str
+    ) -> None:
+        policies = {name: f"{name}:\n  Candidate: {version}\n" for name, version in (candidates or {}).items()}
+        super().__init__({f"apt-cache policy {name}": text for name, text in policies.items()} | {"": ""})
+        self.fails, self.meanwhile = fails, meanwhile
 
     def __call__(self, *argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
-        self.calls.append(argv)
-        self.held.append(private.POLICY.exists())
-        if self.fails and self.fails in " ".join(argv):
+        self.meanwhile(argv[1])
+        if self.fails and " ".join(argv).startswith(self.fails):
             raise CommandError(f"`{' '.join(argv)}` failed (100): broken")
-        if argv[:2] == ("apt-cache", "policy"):
-            return f"{argv[2]}:\n  Installed: (none)\n  Candidate: {self.candidates.get(argv[2], '(none)')}\n"
-        return ""
-
-    def of(self, *start: str) -> list[tuple[str, ...]]:
-        return [call for call in self.calls if call[: len(start)] == start]
+        return super().__call__(*argv)
 
 
 @pytest.fixture
@@ -198,30 +197,29 @@ def test_numbers(text: str, expected: tuple[int, ...]) -> None:
 
 
 def test_debian_12_takes_the_engine_from_the_next_release_and_nothing_else(etc: Path) -> None:
-    run = Runner({"iptables": "1.8.9-2"})
+    run = Apt({"iptables": "1.8.9-2"})
     install(["docker.io", "iptables"], run)
     listing = etc / "sources.list.d" / "imagebuild-trixie.sources"
     suites = [source.suite for source in parse_deb822(listing.read_text())]
     assert suites == ["trixie", "trixie-updates", "trixie-security"]
     assert "Pin-Priority: 50" in (etc / "preferences.d" / "imagebuild-trixie").read_text()
-    (installed,) = run.of("apt-get", "install")
-    assert installed[-2:] == ("docker.io/trixie", "iptables")
-    assert {"--no-remove", "--no-install-recommends"} < set(installed)
+    (installed,) = run.of("apt-get install")
+    assert installed.endswith(" --no-remove --no-install-recommends docker.io/trixie iptables")
 
 
 def test_debian_12_with_the_next_release_configured_writes_no_second_entry(etc: Path) -> None:
     (etc / "sources.list.d" / "next.list").write_text(f"deb [signed-by={KEY}] {MAIN} trixie main\n")
-    run = Runner()
+    run = Apt()
     install(["docker.io"], run)
     assert not (etc / "sources.list.d" / "imagebuild-trixie.sources").exists()
-    assert run.of("apt-get", "install")[0][-1] == "docker.io/trixie"
+    assert run.of("apt-get install")[0].endswith(" docker.io/trixie")
 
 
 def test_ubuntu_uses_its_own_archive_where_the_client_is_part_of_the_engine(etc: Path) -> None:
     become(etc, "ubuntu", "24.04", "noble")
-    run = Runner({"docker.io": "28.2.2-0ubuntu1", "docker-buildx": "0.21.3-0ubuntu1"})
+    run = Apt({"docker.io": "28.2.2-0ubuntu1", "docker-buildx": "0.21.3-0ubuntu1"})
     install(["docker.io", "docker-cli", "docker-buildx"], run)
-    assert run.of("apt-get", "install")[0][-2:] == ("docker.io", "docker-buildx")
+    assert run.of("apt-get install")[0].endswith("-recommends docker.io docker-buildx")
 
 
 @pytest.mark.parametrize(
@@ -239,29 +237,29 @@ def test_what_cannot_be_installed(
 ) -> None:
     become(etc, *machine)
     (etc / "sources.list.d" / "debian.sources").unlink()
-    run = Runner(known)
+    run = Apt(known)
     with pytest.raises(CommandError, match=message):
         install(["docker.io"], run)
-    assert not run.of("apt-get", "install")
+    assert not run.of("apt-get install")
 
 
 def test_a_broken_third_party_source_is_no_obstacle(etc: Path) -> None:
     become(etc, "debian", "13", "trixie")
-    run = Runner({"docker.io": "26.1.5"}, fails="apt-get update")
+    run = Apt({"docker.io": "26.1.5"}, fails="apt-get update")
     install(["docker.io"], run)
-    assert run.of("apt-get", "install")
+    assert run.of("apt-get install")
     with pytest.raises(CommandError, match="broken"):
-        install(["docker.io"], Runner(fails="apt-get update"))
+        install(["docker.io"], Apt(fails="apt-get update"))
 
 
 @pytest.mark.parametrize("fails", ["", "apt-get install"])
 def test_services_are_held_only_during_the_installation(etc: Path, fails: str) -> None:
     become(etc, "debian", "13", "trixie")
-    run = Runner({"iproute2": "6.1"}, fails=fails)
+    held: dict[str, bool] = {}
+    run = Apt({"iproute2": "6.1"}, fails, lambda word: held.update({word: private.POLICY.exists()}))
     with suppress(CommandError):
         install(["iproute2"], run)
-    held = dict(zip(run.calls, run.held, strict=True))
-    assert held[run.of("apt-get", "install")[0]]
+    assert held["install"]
     assert not private.POLICY.exists()
     private.POLICY.write_text("exit 104\n")  # the machine's own is kept
     with suppress(CommandError):
@@ -271,33 +269,26 @@ def test_services_are_held_only_during_the_installation(etc: Path, fails: str) -
 
 def test_a_service_that_came_with_a_package_is_disabled_an_older_one_is_not(etc: Path) -> None:
     become(etc, "debian", "13", "trixie")
-    unit = private.UNITS[0]
 
-    class Installs(Runner):
-        def __call__(self, *argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
-            if "install" in argv:
-                unit.touch()
-            return super().__call__(*argv, env=env)
+    def come(word: str) -> None:
+        if word == "install":
+            private.UNITS[0].touch()
 
-    run = Installs({"docker.io": "26.1.5"})
-    install(["docker.io"], run)
-    assert run.of("systemctl") == [("systemctl", "disable", "--quiet", "docker.service")]
-    again = Installs({"docker.io": "26.1.5"})
-    install(["docker.io"], again)
-    assert not again.of("systemctl")
+    for called in (["systemctl disable --quiet docker.service"], []):
+        run = Apt({"docker.io": "26.1.5"}, meanwhile=come)
+        install(["docker.io"], run)
+        assert run.of("systemctl") == called
 
 
 def test_two_that_install_do_so_in_turn(etc: Path) -> None:
     become(etc, "debian", "13", "trixie")
     at_work: list[str] = []
 
-    class Slow(Runner):
-        def __call__(self, *argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
-            at_work.append(threading.current_thread().name)
-            time.sleep(0.01)
-            return super().__call__(*argv, env=env)
+    def work(_: str) -> None:
+        at_work.append(threading.current_thread().name)
+        time.sleep(0.01)
 
-    run = Slow({"iproute2": "6.1"})
+    run = Apt({"iproute2": "6.1"}, meanwhile=work)
     threads = [threading.Thread(target=install, args=(["iproute2"], run), name=name) for name in "ab"]
     for thread in threads:
         thread.start()

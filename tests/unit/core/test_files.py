@@ -2,7 +2,6 @@
 
 import os
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import ConfigError, read_text, trimmed, write_text
+from tests.conftest import ran
 
 WRITE = "import sys; from pathlib import Path; from imagebuild.core import write_text; write_text(Path(sys.argv[1]), 'text\\n')"
 
@@ -70,7 +70,7 @@ def test_a_fifo_and_a_device_are_written_directly(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: received.append(fifo.read_text()))
     reader.start()
     write_text(fifo, "through")
-    reader.join(10)
+    reader.join(60)
     assert (received, fifo.is_fifo()) == (["through"], True)
     write_text(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()
@@ -98,13 +98,13 @@ def test_root_does_not_replace_a_device(tmp_path: Path) -> None:
 def test_standard_output_is_written_behind_what_is_there(tmp_path: Path, name: str) -> None:
     (tmp_path / "link").symlink_to("/dev/stdout")
     path = str(tmp_path / "link") if name == "link" else name
-    piped = subprocess.run([sys.executable, "-c", WRITE, path], capture_output=True, text=True, check=True)
+    piped = ran(sys.executable, "-c", WRITE, path, check=True)
     assert (piped.stdout, piped.stderr) == ("text\n", "")
     file = tmp_path / "file"
     with file.open("w") as stream:
         stream.write("before\n")
         stream.flush()
-        subprocess.run([sys.executable, "-c", WRITE, path], stdout=stream, check=True)
+        ran(sys.executable, "-c", WRITE, path, stdout=stream, check=True)
         stream.write("after\n")
     assert file.read_text() == "before\ntext\nafter\n"
 

@@ -1,12 +1,14 @@
 """Programs that are started: what they print, how they end, and what is left of them."""
 
 import signal
-import time
 from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
 
 import pytest
 
 from imagebuild.core import CommandError, OutputSink, run, run_logged, run_program
+from tests.unit.conftest import gone
 
 pytestmark = pytest.mark.programs
 
@@ -23,13 +25,10 @@ def test_what_a_program_prints_and_why_it_failed() -> None:
         run_program("/no/such", "program")
 
 
-def test_a_slow_program_ends_with_its_children(tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_a_slow_program_ends_with_its_children(forever: str) -> None:
     with pytest.raises(CommandError, match="did not answer within 0 s"):
-        run_program(*bash(f"(sleep 1; touch {tmp_path}/late) & wait"), timeout=0.2)
-    assert time.monotonic() - began < 1
-    time.sleep(1)
-    assert not (tmp_path / "late").exists()
+        run_program(*bash(f"sleep {forever} & sleep {forever}"), timeout=0.2)
+    assert gone(forever)
 
 
 def test_lines_are_handed_on_and_the_last_ones_are_shown() -> None:
@@ -46,7 +45,9 @@ def test_an_interrupted_program_may_clean_up(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_logged(bash(f"trap 'touch {tmp_path}/clean; exit' TERM; echo; sleep 9 & wait"), interrupt, name="x", env={})
+        run_logged(
+            bash(f"trap 'touch {tmp_path}/clean; exit' TERM; echo; sleep 60 & wait"), interrupt, name="x", env={}
+        )
     assert (tmp_path / "clean").exists()
 
 
@@ -55,8 +56,9 @@ def test_ctrl_c_waits_for_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     ready = tmp_path / "ready"
 
-    def interrupt(*_: object) -> None:
-        if ready.exists():
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        # Not before run_program has what it started: on a busy machine, the program may be further than its starter.
+        if ready.exists() and any(at.f_code.co_name == "communicate" for at, _ in walk_stack(frame)):
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise KeyboardInterrupt
 
@@ -65,7 +67,7 @@ def test_ctrl_c_waits_for_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            run_program(*bash(f"{trap}; sleep 9 & touch {ready}; wait"))
+            run_program(*bash(f"{trap}; sleep 60 & touch {ready}; wait"))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -73,15 +75,18 @@ def test_ctrl_c_waits_for_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "reason"),
-    [("echo x; exit 3", 3, ""), ("echo x; sleep 9", None, ""), ("yes", None, "printed more than 0 MiB")],
-)
+    ("text", "deadline_s", "status", "reason"),
+    [
+        ("echo x; exit 3", 60, 3, ""), ("echo x; sleep 60", 5, None, ""),
+        ("yes", 60, None, "printed more than 0 MiB"),
+    ],
+)  # fmt: skip
 def test_a_deadline_and_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: int | None, reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, deadline_s: float, status: int | None, reason: str
 ) -> None:
     monkeypatch.setattr(run, "LIMIT", 1 << 19)
     with OutputSink(tmp_path / "new" / "log") as sink:
-        assert run.run_with_deadline(bash(text), sink, 0.5) == status
+        assert run.run_with_deadline(bash(text), sink, deadline_s) == status
     assert sink.reason == reason
     written = (tmp_path / "new" / "log").read_text()
     assert written.endswith(sink.text) if reason else written == sink.text == "x\n"

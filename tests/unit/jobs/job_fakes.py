@@ -108,7 +108,7 @@ def combinations(count: int, seed: int) -> Iterator[str]:
 
 def objects(manifest: str) -> list[dict[str, Any]]:
     """The objects of Kubernetes."""
-    return list(yaml.safe_load_all(manifest))
+    return list(yaml.load_all(manifest, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def pods(manifest: str) -> dict[str, dict[str, Any]]:
@@ -124,10 +124,14 @@ def containers(manifest: str) -> dict[str, dict[str, Any]]:
     return {role: pod["containers"][0] for role, pod in pods(manifest).items()}
 
 
+def outer_script(job_text: str, role: str = "launcher") -> str:
+    """The batch script, or that of a container."""
+    return job_text if job_text.startswith("#!") else str(containers(job_text)[role]["args"][0])
+
+
 def rank_script(job_text: str) -> str:
     """The script that ranks run."""
-    outer = job_text if job_text.startswith("#!") else containers(job_text)["launcher"]["args"][0]
-    script = re.search(r"rank <<'RANK' \|\| true\n(.*?)\nRANK\n", outer, re.DOTALL)
+    script = re.search(r"rank <<'RANK' \|\| true\n(.*?)\nRANK\n", outer_script(job_text), re.DOTALL)
     assert script
     return script[1]
 
@@ -171,3 +175,10 @@ def variables_by_scope(job_text: str) -> dict[str, dict[str, str]]:
 def copy_of_facts(folder: Path) -> Path:
     """A copy of the folder `jobs/` that a test can change."""
     return copytree(ROOT / "jobs", folder / "jobs")
+
+
+def facts_of_cluster(folder: Path, **cluster: Any) -> JobFacts:
+    """The facts of this repository, and a cluster `ours` that says this."""
+    copied = copy_of_facts(folder)
+    (copied / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", **cluster}))
+    return load_facts(copied)

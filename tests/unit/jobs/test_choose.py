@@ -12,7 +12,7 @@ from imagebuild.core import ConfigError
 from imagebuild.jobs import Job, Offer, published_offer, resolve_job
 from imagebuild.project import Catalog, GpuArchitecture, Plan
 from tests import catalog_samples
-from tests.unit.jobs.job_fakes import containers, facts, messages, profiles, rank_exports, rank_script, request, text
+from tests.unit.jobs.job_fakes import containers, facts, profiles, rank_exports, rank_script, request, text
 
 
 @pytest.mark.parametrize(
@@ -168,12 +168,6 @@ def test_published_images_the_newest_by_digest_others_by_tag_or_target(published
     by_tag = job_of(IB, offer, f"{image.repository}:{image.tag}").image
     assert (by_tag.reference, by_tag.nccl) == (f"{image.repository}:{image.tag}", "2.32.3")
     assert job_of(IB, offer, image.target).image.reference == image.reference
-
-
-def test_an_unknown_version_of_nccl_is_assumed() -> None:
-    assert messages(f"{IB} --image example.com/x:1") == [
-        "note: the version of NCCL is not known, so 2.30.7 is assumed; name it with --nccl"
-    ]
 
 
 # Speed

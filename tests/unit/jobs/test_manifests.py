@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sysconfig
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +15,17 @@ import yaml
 from imagebuild.core import ConfigError
 from imagebuild.jobs import enroot_reference, job_text, load_facts
 from tests import catalog_samples
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from tests.unit.jobs.job_fakes import (
     REFERENCE,
     container_variables,
     containers,
     copy_of_facts,
     facts,
+    facts_of_cluster,
     job,
     objects,
+    outer_script,
     pods,
     random_lines,
     rank_exports,
@@ -86,16 +86,6 @@ def test_collect_adds_comments_that_tell_how_to_get_the_result(scheduler: str) -
     assert all(line.startswith("# ") for line in added)
 
 
-def test_three_hundred_jobs_take_a_second_or_two() -> None:
-    """How long a thousand take, `make bench` measures."""
-    lines = list(REFERENCE.values()) * 10
-    text(lines[0])
-    start = time.process_time()
-    for line in lines[:300]:
-        text(line)
-    assert time.process_time() - start < 2
-
-
 # Objects of Kubernetes
 
 
@@ -151,15 +141,9 @@ SEVERAL_LINES = ["a\n\n  more\n", "two\nlines", "\n#SBATCH --uid=0\necho > x\n",
 
 def test_texts_of_a_cluster_are_read_back_from_yaml(tmp_path: Path) -> None:
     """Those that YAML could read as something else, as key, as value, in a list, and with several lines."""
-    folder = copy_of_facts(tmp_path)
     annotations = {f"note-{i}": value for i, value in enumerate([*HOSTILE, *SEVERAL_LINES])}
-    cluster = {
-        "title": "Ours",
-        "fabrics": {"ib": {"pod": {"annotations": annotations}}},
-        "kubernetes": {"annotations": annotations},
-    }
-    (folder / "clusters/ours.yaml").write_text(yaml.safe_dump(cluster))
-    manifest = job_text(job("mpijob --profile h100 --fabric ib --cluster ours", load_facts(folder)))
+    fabrics = {"ib": {"pod": {"annotations": annotations}}}
+    manifest = on_cluster("mpijob --profile h100 --fabric ib", {"annotations": annotations}, tmp_path, fabrics=fabrics)
     (document,) = objects(manifest)
     assert document["metadata"]["annotations"] == annotations
     worker = document["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
@@ -185,14 +169,9 @@ def test_texts_of_facts_are_words_to_a_shell(hostile: str, tmp_path: Path) -> No
     for arguments in ("mpijob --image a.io/it:1", "slurm --image a.io/it:1", "slurm --container none"):
         line = f"{arguments} --profile h100 --fabric ib --cluster coreweave --test latency --param json=no"
         made = job_text(job(line, known_facts))
-        outer = made if made.startswith("#!") else containers(made)["launcher"]["args"][0]
-        errors = ""
-        for script in (outer, rank_script(made)):
-            done = subprocess.run(
-                ["/bin/bash", "-c", script, "rank", "all_reduce"], env={"PATH": "/nowhere", "SLURM_SUBMIT_DIR": "."},
-                capture_output=True, text=True, check=False, cwd=tmp_path, timeout=30,
-            )  # fmt: skip
-            errors += done.stderr
+        env, errors = {"PATH": "/nowhere", "SLURM_SUBMIT_DIR": "."}, ""
+        for script in (outer_script(made), rank_script(made)):
+            errors += ran("/bin/bash", "-c", script, "rank", "all_reduce", env=env, cwd=tmp_path).stderr
         assert f"/p/{words}/all_reduce_perf: No such file" in errors
         assert [path.name for path in tmp_path.iterdir()] == ["jobs"]
 
@@ -274,12 +253,10 @@ def test_scripts_pass_bash_and_shellcheck(tmp_path: Path) -> None:
     files = [file for line in lines for file in script_files(line, tmp_path)]
     assert len(files) > 100
     for file in files:
-        done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True, check=False)
+        done = ran("bash", "-n", file)
         assert (done.returncode, done.stderr) == (0, "")
     # SC1091: files of the container or the node are not here.
-    command = [str(SHELLCHECK), "--exclude=SC1091", *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not done.stdout
+    assert not ran(SHELLCHECK, "--exclude=SC1091", *files).stdout
 
 
 # Clusters
@@ -291,10 +268,7 @@ NVL72 = "--profile gb200-nvl72 --nodes 32"
 
 def on_cluster(line: str, kubernetes: dict[str, Any], folder: Path, **more: Any) -> str:
     """The text of a job on a cluster that says this of Kubernetes, and more."""
-    facts_folder = copy_of_facts(folder)
-    cluster = {"title": "Ours", "kubernetes": kubernetes, **more}
-    (facts_folder / "clusters/ours.yaml").write_text(yaml.safe_dump(cluster))
-    return job_text(job(f"{line} --cluster ours", load_facts(facts_folder)))
+    return job_text(job(f"{line} --cluster ours", facts_of_cluster(folder, kubernetes=kubernetes, **more)))
 
 
 def test_hugepages_come_with_cpu_and_memory(tmp_path: Path) -> None:
@@ -360,10 +334,7 @@ def test_what_a_cluster_says_is_in_its_objects(
 
 
 def test_a_topology_that_nothing_uses_is_noted(tmp_path: Path) -> None:
-    folder = copy_of_facts(tmp_path)
-    kubernetes = {"gang": "kueue", "queue": "q", "kueue-topology": True}
-    (folder / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", "kubernetes": kubernetes}))
-    known = load_facts(folder)
+    known = facts_of_cluster(tmp_path, kubernetes={"gang": "kueue", "queue": "q", "kueue-topology": True})
     note = "note: kueue-topology is about racks, and NVLink of h100 ends at the node"
     assert job("mpijob --profile h100 --cluster ours", known).messages == (note,)
     for line in ("mpijob --profile gb200-nvl72", "slurm --profile h100"):

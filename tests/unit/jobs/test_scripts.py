@@ -11,16 +11,28 @@ import pytest
 import yaml
 
 from imagebuild.jobs import job_text, load_facts
-from tests.conftest import ROOT
-from tests.unit.jobs.job_fakes import IMAGE, containers, copy_of_facts, job, pods, rank_exports, text
+from tests.conftest import ROOT, ran
+from tests.unit.jobs.job_fakes import (
+    IMAGE,
+    copy_of_facts,
+    facts_of_cluster,
+    job,
+    outer_script,
+    pods,
+    rank_exports,
+    text,
+)
 from tests.unit.jobs.kubernetes_fields import mistakes
 
 
-def write_programs(folder: Path, programs: dict[str, str]) -> None:
+def write_programs(beside: Path, programs: dict[str, str]) -> Path:
+    """The folder with them."""
+    folder = beside / "bin"
     folder.mkdir()
     for name, script in programs.items():
         (folder / name).write_text(f"#!/bin/bash\n{script}")
         (folder / name).chmod(0o755)
+    return folder
 
 
 # A program of nccl-tests, as far as its output goes; ROWS, RANKS and the like change it.
@@ -61,18 +73,14 @@ JSON = {"HELP": "[-J,--output_file <file>]"}
 )
 def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, tmp_path: Path) -> None:
     """The script of a launcher, with a stand-in for mpirun and for the benchmark."""
-    programs = tmp_path / "bin"
     mpirun = 'while [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n'
-    write_programs(programs, {"mpirun": mpirun, "ssh": "", "sshd": "", "all_reduce_perf": BENCHMARK})
+    programs = write_programs(tmp_path, {"mpirun": mpirun, "ssh": "", "sshd": "", "all_reduce_perf": BENCHMARK})
     secrets = ["PASSWORD=hunter2", 'QUOTED="],"nccl_version":1', "END=\\\\", "TAB=\t", ""]
     document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
     (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
     manifest = text(f"mpijob --profile gb200-nvl72 --fabric ib --nodes 2 --param programs={programs}")
-    done = subprocess.run(
-        ["/bin/bash", "-c", containers(manifest)["launcher"]["args"][0]], stdout=subprocess.PIPE,
-        env={"PATH": f"{programs}:/usr/bin:/bin", **GOOD, **behaviour}, stderr=subprocess.STDOUT, text=True, check=False,
-        cwd=programs,
-    )  # fmt: skip
+    env = {"PATH": f"{programs}:/usr/bin:/bin", **GOOD, **behaviour}
+    done = ran("/bin/bash", "-c", outer_script(manifest), env=env, stderr=subprocess.STDOUT, cwd=programs)
     assert (done.returncode, f"imagebuild: {'FAILED' if problem else 'passed'}" in done.stdout) == (bool(problem), True)
     assert (
         f"imagebuild: all_reduce: {problem}" in done.stdout if problem else "imagebuild: all_reduce" not in done.stdout
@@ -89,10 +97,9 @@ def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 8])
 def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tmp_path: Path) -> None:
     """Where a round takes as long as a measurement, its pairs were side by side."""
-    programs = tmp_path / "bin"
     hosts = "".join(f"n{i} slots=8\\n" for i in range(nodes))
-    write_programs(
-        programs,
+    programs = write_programs(
+        tmp_path,
         {
             "mpirun": f'while [ "$1" != --host ]; do shift; done\necho "$2" >> {tmp_path}/calls; shift 2\nexec "$@"\n',
             "ssh": "",
@@ -102,11 +109,8 @@ def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tm
         },
     )
     manifest = text(f"mpijob --profile h100 --fabric ib --nodes {nodes} --test pairs --param programs={programs}")
-    done = subprocess.run(
-        ["/bin/bash", "-c", containers(manifest)["launcher"]["args"][0]], stdout=subprocess.PIPE,
-        env={"PATH": f"{programs}:/usr/bin:/bin", "RANKS": "16", "OMPI_COMM_WORLD_RANK": "0"}, stderr=subprocess.STDOUT,
-        text=True, check=False,
-    )  # fmt: skip
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "RANKS": "16", "OMPI_COMM_WORLD_RANK": "0"}
+    done = ran("/bin/bash", "-c", outer_script(manifest), env=env, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
     rounds: dict[str, list[str]] = {}
     for one, other, number in re.findall(r"=== imagebuild: all_reduce of (n\d),(n\d), round (\d+) of", done.stdout):
@@ -131,16 +135,13 @@ def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tm
 )
 def test_pods_do_not_wait_for_others_without_end(role: str, lacking: str, tmp_path: Path) -> None:
     """The scripts of a JobSet, half an hour after their start, with nobody else there, or without a program."""
-    programs = tmp_path / "bin"
     needed = {"mpirun": "", "ssh": "", "ssh-keygen": 'echo key > "${@: -1}.pub"\n', "perl": "exit\n", "sshd": ""}
-    write_programs(programs, {name: text for name, text in needed.items() if name != lacking})
+    programs = write_programs(tmp_path, {name: text for name, text in needed.items() if name != lacking})
     for name in ("bash", "cat", "mkdir", "sleep", "timeout"):
         (programs / name).symlink_to(f"/bin/{name}")
-    script = containers(text("jobset --profile h100 --fabric ib"))[role]["args"][0]
-    done = subprocess.run(
-        ["/bin/bash", "-c", script], capture_output=True, text=True, check=False, timeout=30,
-        env={"PATH": str(programs), "HOME": str(tmp_path), "SECONDS": "1801"},
-    )  # fmt: skip
+    script = outer_script(text("jobset --profile h100 --fabric ib"), role)
+    env = {"PATH": str(programs), "HOME": str(tmp_path), "SECONDS": "1801"}
+    done = ran("/bin/bash", "-c", script, env=env)
     if lacking == "sshd" or (lacking and role == "launcher"):
         assert (done.returncode, f"the image has no {lacking}, " in done.stderr) == (1, True)
         return
@@ -167,14 +168,11 @@ case "$*" in
   *) echo "what is $*?" >&2; exit 1 ;;
 esac
 """
-    programs = tmp_path / "bin"
-    write_programs(programs, {"kubectl": kubectl, "sleep": "", "imagebuild": 'cat "$2"/*; echo "$*"; exit 3\n'})
+    own = {"kubectl": kubectl, "sleep": "", "imagebuild": 'cat "$2"/*; echo "$*"; exit 3\n'}
+    programs = write_programs(tmp_path, own)
     made = text(f"{scheduler} --profile h100 --fabric ib --param name=it --collect")
     script = "".join(re.findall(r"^#  ( .*\n)", made, re.MULTILINE))
-    done = subprocess.run(
-        ["/bin/bash", "-c", script], env={"PATH": f"{programs}:/usr/bin:/bin"}, cwd=tmp_path, capture_output=True,
-        text=True, check=False, timeout=30,
-    )  # fmt: skip
+    done = ran("/bin/bash", "-c", script, env={"PATH": f"{programs}:/usr/bin:/bin"}, cwd=tmp_path)
     assert (tmp_path / "calls").read_text().split() == ["delete", "create", "delete"]
     if end == "refused":
         assert (done.returncode, done.stdout) == (1, "")
@@ -188,9 +186,8 @@ esac
 @pytest.mark.programs
 def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) -> None:
     """The part of a Slurm script that imports the image, with stand-ins for srun and enroot."""
-    programs = tmp_path / "bin"
-    write_programs(
-        programs,
+    programs = write_programs(
+        tmp_path,
         {
             "srun": 'while [ "$1" != test ]; do shift; done\n[ -z "$APART" ] && exec "$@"\n',
             "enroot": '[ "$1 $2" = "import --output" ] || exit 2\n'
@@ -210,13 +207,13 @@ def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) 
         command = ["/bin/bash", "-c", script]
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    _, errors = start(1, APART="yes").communicate(timeout=30)
+    _, errors = start(1, APART="yes").communicate(timeout=300)
     assert f"not all nodes see {tmp_path}/images; name a folder that they share" in errors
-    _, errors = start(2, BREAK="yes").communicate(timeout=30)
+    _, errors = start(2, BREAK="yes").communicate(timeout=300)
     assert "could not be imported" in errors
     assert not [file for file in (tmp_path / "images").iterdir() if file.suffix != ".lock"]
     several = [start(number) for number in (3, 4, 5)]
-    assert [process.communicate(timeout=30) for process in several] == [("whole\n", "")] * 3
+    assert [process.communicate(timeout=300) for process in several] == [("whole\n", "")] * 3
     assert calls.read_text().splitlines() == [f"docker://registry.example.com#{IMAGE.partition('/')[2]}"] * 2
 
 
@@ -233,12 +230,9 @@ def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) 
     ],
 )
 def test_a_command_of_the_site_ends_no_job_as_passed(slurm: dict[str, str], problem: str, tmp_path: Path) -> None:
-    folder = copy_of_facts(tmp_path)
-    (folder / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", "slurm": slurm}))
-    made = job_text(job("slurm --profile h100 --fabric ib --container none --cluster ours", load_facts(folder)))
-    done = subprocess.run(
-        ["/bin/bash", "-c", made], env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
-    )
+    known = facts_of_cluster(tmp_path, slurm=slurm)
+    made = job_text(job("slurm --profile h100 --fabric ib --container none --cluster ours", known))
+    done = ran("/bin/bash", "-c", made, env={"PATH": "/nowhere"})
     assert done.returncode == 1
     assert problem in done.stderr
     assert "SLURM_SUBMIT_DIR" not in done.stderr  # of the lines that follow

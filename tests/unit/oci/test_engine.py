@@ -112,7 +112,7 @@ def engine() -> Iterator[Callable[..., Iterator[bytes]]]:
 
         yield start
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
 
 
 def test_output_in_frames(engine: Callable[..., Iterator[bytes]]) -> None:

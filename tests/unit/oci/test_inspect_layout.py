@@ -21,7 +21,7 @@ from imagebuild.project import CheckResult, Plan
 from imagebuild.render import Renderer
 from imagebuild.verify import judge_images, layers, read_images, scan, scan_all
 from tests.unit import image_files
-from tests.unit.image_files import Layout, layer
+from tests.unit.image_files import Layout, layer, saved
 
 FILES = {"etc/hostname": b"tiny\n"}
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -65,10 +65,16 @@ def test_layers_of_every_compression(tmp_path: Path, pack: Any) -> None:
 def test_folder_tar_compressed_tar_and_stream_are_the_same(tmp_path: Path) -> None:
     made = Layout(tmp_path / "x")
     made.image([gzip.compress(layer(FILES))])
-    (tmp_path / "x.tar").write_bytes(made.tar())
-    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(made.tar()))
-    (tmp_path / "x.tar.zst").write_bytes(zstandard.compress(made.tar()))
-    sources = (tmp_path / "x", tmp_path / "x.tar", tmp_path / "x.tar.gz", tmp_path / "x.tar.zst", chunks(made.tar()))
+    (tmp_path / "x.tar").write_bytes(saved(made.root))
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(saved(made.root)))
+    (tmp_path / "x.tar.zst").write_bytes(zstandard.compress(saved(made.root)))
+    sources = (
+        tmp_path / "x",
+        tmp_path / "x.tar",
+        tmp_path / "x.tar.gz",
+        tmp_path / "x.tar.zst",
+        chunks(saved(made.root)),
+    )
     for source in sources:
         assert read(source, tmp_path / "spool") == [["etc/hostname"]]
 

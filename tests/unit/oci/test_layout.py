@@ -6,9 +6,7 @@ import gzip
 import hashlib
 import json
 import os
-import tarfile
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from imagebuild.oci import (
     prune_blobs,
     write_index,
 )
+from tests.unit.image_files import layer
 
 SETTINGS = ImageSettings("2025-08-09T00:00:00Z", ("PATH=/bin",), ("bash",), {"b": "2", "a": "1"}, "made by hand")
 
@@ -31,10 +30,7 @@ SETTINGS = ImageSettings("2025-08-09T00:00:00Z", ("PATH=/bin",), ("bash",), {"b"
 @pytest.fixture
 def tar(tmp_path: Path) -> Path:
     path = tmp_path / "root.tar"
-    with tarfile.open(path, "w") as archive:
-        entry = tarfile.TarInfo("./etc/debian_version")
-        entry.size = 5
-        archive.addfile(entry, BytesIO(b"13.1\n"))
+    path.write_bytes(layer({"./etc/debian_version": b"13.1\n"}))
     return path
 
 

@@ -19,10 +19,6 @@ def named(tiny: Files, tags: str, *aliases: str) -> dict[str, tuple[tuple[str, .
     return {t.id.removeprefix("tiny-cuda"): (names[0], names[1]) for t, names in zip(made.targets, short, strict=True)}
 
 
-def test_a_build_is_called_by_the_target(tiny: Files) -> None:
-    assert make_plan(tiny.load()).targets[0].name == "example/tiny:cuda12.9-debian13-runtime"
-
-
 def test_the_commit_is_filled_in_when_it_is_published(tiny: Files) -> None:
     found = named(tiny, "{repository}/{image}:{cuda}-lib{library.version}-{variant}-{revision}")
     assert found["13.0-debian13-devel"] == (("13.0-lib1.2-devel-{revision}",), ())

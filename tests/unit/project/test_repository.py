@@ -1,7 +1,6 @@
 """What this repository ships fits together: components have checks, shell and Dockerfiles are clean, schemas fresh."""
 
 import json
-import subprocess
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from imagebuild.project import (
 )
 from imagebuild.render import Renderer
 from imagebuild.verify import IMAGE_CHECKS, select_checks
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 
 PROGRAMS = Path(sysconfig.get_path("scripts"))
 SCRIPTS = sorted(p for p in (ROOT / "dockerfiles").glob("components/*/*/*") if p.parent.name in ("checks", "files"))
@@ -83,11 +82,8 @@ def test_shell_passes_shellcheck(project: Project, tmp_path: Path) -> None:
                 file.write_text(check.run)
                 files.append(file)
     # SC2164: checks run under `bash -e`, so a failed cd ends them.
-    done = subprocess.run(
-        [str(PROGRAMS / "shellcheck"), "--shell=bash", "--severity=warning", "--exclude=SC2164", *map(str, files)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert not done.stdout
+    options = ("--shell=bash", "--severity=warning", "--exclude=SC2164")
+    assert not ran(PROGRAMS / "shellcheck", *options, *files).stdout
 
 
 @pytest.mark.programs
@@ -96,8 +92,5 @@ def test_rendered_dockerfiles_pass_hadolint(full_plan: Plan, renderer: Renderer,
     for target in full_plan.targets:
         files.append(tmp_path / f"{target.id}.Dockerfile")
         files[-1].write_text(renderer.dockerfile(target).text)
-    done = subprocess.run(
-        [str(PROGRAMS / "hadolint"), "--config", str(ROOT / ".hadolint.yaml"), "--no-color", *map(str, files)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = ran(PROGRAMS / "hadolint", "--config", ROOT / ".hadolint.yaml", "--no-color", *files)
     assert done.returncode == 0, done.stdout + done.stderr

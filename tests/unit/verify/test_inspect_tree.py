@@ -27,33 +27,24 @@ def paths(found: Tree) -> set[str]:
     return {entry.path for entry in found if entry.kind != "folder"}
 
 
-def test_later_layers_replace_and_remove() -> None:
-    found = tree("a/, a/one, a/two, b/, b/x", "a/two, a/.wh.one, .wh.b", "b/y")
-    assert paths(found) == {"a/two", "b/y"}
-    assert found.names("b") == ["y"]
-
-
-def test_an_opaque_folder_hides_what_lies_below_it_only() -> None:
-    assert paths(tree("a/, a/one, a/deep/two", "a/new, a/.wh..wh..opq")) == {"a/new"}
-
-
-def test_whiteouts_of_a_layer_do_not_touch_the_layer() -> None:
-    assert paths(tree("a/x", "a/x, a/.wh.x")) == {"a/x"}
-
-
-def test_a_folder_that_is_a_symlink_below() -> None:
-    found = tree("usr/, usr/lib/, lib -> usr/lib", "lib/new", "lib/.wh.new, lib/other")
-    assert paths(found) == {"lib", "usr/lib/other"}
-    assert found.resolve("lib/other") == "usr/lib/other"
-
-
-def test_a_folder_replaces_a_symlink_and_a_file_a_folder() -> None:
-    assert paths(tree("b/x, a -> b", "a/, a/y")) == {"b/x", "a/y"}
-    assert paths(tree("a/, a/deep/x", "a")) == {"a"}
+@pytest.mark.parametrize(
+    ("layers", "seen"),
+    [
+        (["a/, a/one, a/two, b/, b/x", "a/two, a/.wh.one, .wh.b", "b/y"], {"a/two", "b/y"}),
+        (["a/, a/one, a/deep/two", "a/new, a/.wh..wh..opq"], {"a/new"}),  # what lies below the opaque folder only
+        (["a/x", "a/x, a/.wh.x"], {"a/x"}),  # a whiteout does not touch its own layer
+        (["usr/, usr/lib/, lib -> usr/lib", "lib/new", "lib/.wh.new, lib/other"], {"lib", "usr/lib/other"}),
+        (["b/x, a -> b", "a/, a/y"], {"b/x", "a/y"}),
+        (["a/, a/deep/x", "a"], {"a"}),
+    ],
+)
+def test_later_layers_replace_and_remove(layers: list[str], seen: set[str]) -> None:
+    assert paths(tree(*layers)) == seen
 
 
 def test_hard_links_are_files() -> None:
     found = tree("a, b = a", "c = b", "d = nowhere")
+    assert found.names("") == ["a", "b", "c", "d"]
     assert found.find("b") == FileEntry("b", "file", 0o755, size=1)
     assert [(e.path, e.kind) for e in found if e.path in "cd"] == [("c", "file"), ("d", "hardlink")]
 

@@ -2,16 +2,15 @@
 
 import json
 import os
-import socketserver
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from imagebuild.project import Plan
 from imagebuild.render import Renderer
+from tests.faulty import answering
 from tests.modules_run import count_modules_run
 
 pytestmark = pytest.mark.programs
@@ -36,9 +35,6 @@ class Engine(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def address_string(self) -> str:
-        return "unix"
-
     def log_message(self, *_: object) -> None:
         """Keep quiet."""
 
@@ -55,14 +51,8 @@ def environ(tmp_path: Path, full_plan: Plan, renderer: Renderer) -> Iterator[dic
     program = tmp_path / "docker"
     program.write_text(DOCKER)
     program.chmod(0o755)
-    with socketserver.ThreadingUnixStreamServer(str(tmp_path / "engine.sock"), Engine) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield {
-            **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "DOCKER_HOST": f"unix://{tmp_path}/engine.sock",
-        }
-        server.shutdown()
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Engine)) as address:
+        yield {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "DOCKER_HOST": f"tcp://{address}"}
 
 
 def test_few_modules_run_before_a_verification_has_a_container(environ: dict[str, str]) -> None:
