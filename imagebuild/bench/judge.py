@@ -213,6 +213,8 @@ def _unjudged(profile: Profile | None, unsound: str, problem: str, **facts: Any)
 def _gpus_claim(found: int, wanted: int, verb: str, scale: str = "") -> ParticipationClaim:
     """Compare the number of GPUs with what it should be; `scale` is the reason if it is reached."""
     counts = f"{found} of {wanted} GPUs {verb}"
+    if found > wanted:
+        return ParticipationClaim(state="incomplete", reason=f"{found} GPUs {verb}, where {wanted} were expected")
     if found < wanted:
         return ParticipationClaim(state="incomplete", reason=counts, allow="partial")
     return ParticipationClaim(state="complete", reason=scale or counts)

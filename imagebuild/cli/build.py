@@ -229,7 +229,9 @@ def start(json_file: options.JsonOption = None) -> None:
     try:
         existing = find_engine(os.environ)
         if existing.origin != "private":
-            out.print(f"An engine answers at {existing.host} ({existing.origin}); nothing to do.")
+            text = f"An engine answers at {existing.host} ({existing.origin}); nothing to do."
+            found = {"running": True, "host": existing.host, "origin": existing.origin}
+            options.print_result(json_file, found, lambda: out.print(text))
             return
     except CommandError as error:
         reason = str(error).partition(";")[0]

@@ -62,14 +62,15 @@ def scan(
     Exit status 1 if one finding fails the image.
     """
     from imagebuild.core.fields import YamlFile
-    from imagebuild.publish.scan import Policy, load_policy, print_scan, scan_result
+    from imagebuild.publish.scan import Policy, load_policy, load_report, print_scan, scan_result
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
     workspace = project.open_if_there()
     no_file = policy == POLICY and not policy.exists()
     rules = YamlFile(policy, Policy(), {}) if no_file else load_policy(policy)
+    written = load_report(report)
     with ImageFinder(workspace.plan if workspace else NO_PLAN, folder).built(image) as found:
-        result = scan_result(found.image(platform), report, rules)
+        result = scan_result(found.image(platform), written, report, rules)
     options.print_result(json_file, result, lambda: print_scan(result))
     if result.verdict == "failed":
         raise typer.Exit(1)

@@ -111,6 +111,8 @@ def limits(
     from imagebuild.core.console import out, print_table
 
     known = load_profiles(*options.data_folders(profiles, "profiles"))
+    if check and nodes is not None:
+        raise ConfigError("--nodes: is not for --check, which looks at all references")
     if check:
         checked = {profile: find_profile(known, profile)} if profile is not None else known
         mistakes = _mistakes_in(checked)

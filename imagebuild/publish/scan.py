@@ -42,17 +42,23 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def scan_result(image: PlatformImage, file: Path, policy: YamlFile[Policy], today: date | None = None) -> ScanResult:
-    """Judge what a scanner wrote about an image into a file, by a policy.
-
-    Raises ConfigError if the file is about another image, or by a scanner that does not know the image's distribution;
-    ResultError if it cannot be read.
-    """
+def load_report(file: Path) -> ScanReport:
+    """Return what a scanner wrote into a file. Raises ConfigError or ResultError if it cannot be read."""
     text = files.read_text(file)
     try:
-        report = read_report(text)
+        return read_report(text)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ResultError(f"{file}: cannot be read as a report: {type(error).__name__}: {error}") from None
+
+
+def scan_result(
+    image: PlatformImage, report: ScanReport, file: Path, policy: YamlFile[Policy], today: date | None = None
+) -> ScanResult:
+    """Judge what a scanner wrote about an image, by a policy; `file` is where it wrote it.
+
+    Raises ConfigError if the report is about another image, or by a scanner that does not know the image's
+    distribution.
+    """
     notes = list(report.notes)
     if report.digests and image.digest not in report.digests:
         named = ", ".join(sorted(report.digests))

@@ -301,6 +301,7 @@ def test_speed_of_matrices(
     [
         ({}, ("right", "incomplete", "fast enough")),
         ({"devices": ("NVIDIA H200",) * 8}, ("right", "complete", "fast enough")),
+        ({"devices": ("NVIDIA H200",) * 16}, ("right", "incomplete", "fast enough")),
         ({"devices": ("NVIDIA GeForce RTX 5090",) * 2}, ("right", "incomplete", "not judged")),
         ({"status": "error"}, ("unfinished", "incomplete", "not judged")),
         ({"status": "waived", "matrix": None, "unit": None}, ("not applicable", "not applicable", "not applicable")),

@@ -261,6 +261,7 @@ def test_limits_that_fail(limits_cli: Callable[..., tuple[int, str]], tmp_path: 
     assert limits_cli("h20") == (2, "no profile 'h20'; did you mean 'h200'?")
     assert limits_cli("gb200-nvl72", "--nodes", "19")[0] == 2
     assert limits_cli("--nodes", "2")[0] == 2
+    assert limits_cli("--check", "--nodes", "2")[0] == 2
     bad = folder(tmp_path, box=BOX.replace("rate: 480", "rate: 800"))
     code, text = limits_cli("--check", "--profiles", str(bad))
     assert code == 1

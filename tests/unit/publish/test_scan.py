@@ -235,7 +235,7 @@ def test_a_scan_that_fails_and_one_whose_finding_is_ignored(scan: Call) -> None:
             "names no digest of an image; let grype 0.87.0 scan NAME@sha256:",
         ),
         (["./ubuntu", "--report", "debsecan.txt"], 2, "knows packages of Debian only; use grype or trivy"),
-        (["./image", "--report", "nowhere"], 2, "nowhere"),
+        (["registry.invalid/image", "--report", "nowhere"], 2, "nowhere: cannot be read"),
         (["./image", "--report", "image/index.json"], 5, "index.json: cannot be read as a report"),
         (["./image", "--report", "trivy.json", "--policy", "nowhere.yaml"], 2, "nowhere.yaml"),
         (["./image"], 2, "--report"),
