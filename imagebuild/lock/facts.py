@@ -60,11 +60,11 @@ def unpack(archive: Path, folder: Path) -> Path:
                     member.uname = member.gname = ""
                     packed.extract(member, root)
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}") from None
+        raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}; {MEND}") from None
     tops = sorted(folder.iterdir())
     if len(tops) != 1 or not tops[0].is_dir():
         names = ", ".join(path.name for path in tops[:5]) or "nothing"
-        raise ResultError(f"expected one folder in the archive, found {names}")
+        raise ResultError(f"expected one folder in the archive, found {names}; {MEND}")
     return tops[0]
 
 
@@ -191,7 +191,7 @@ def image_facts(config: Mapping[str, Any]) -> ImageFacts:
             for words in re.findall(r"apt-mark hold ([^&;|#]+)", str(step.get("created_by", ""))):
                 held += Template(words).safe_substitute(environment).split()
     except (AttributeError, TypeError, ValueError) as error:
-        raise ResultError(f"the configuration of the image cannot be read: {error!r}") from None
+        raise ResultError(f"the configuration of the image cannot be read: {error!r}; take another tag") from None
     package = environment.get("NV_LIBNCCL_PACKAGE", "").partition("=")[2]
     return ImageFacts(
         environment=environment,

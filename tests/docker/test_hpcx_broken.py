@@ -169,7 +169,7 @@ def test_a_repository_signed_by_another_key_that_was_published(project: Project)
     done = project.cannot_be_locked(complaint)
     assert f"`imagebuild lock --update {DOCA_URL}` takes the new key" in done.err
     failed = project.stage("doca-ofed", expect=4)
-    assert f"does not hold the key {trusted} of imagebuild.lock; it holds:" in failed.err
+    assert f"expected the key {trusted} of imagebuild.lock in {DOCA_URL}doca_keyring.gpg, found:" in failed.err
     assert other in failed.err
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from functools import cache
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from imagebuild.core import Arch
 from tests.upstream.workshop import Workshop
 
 EVIDENCE = Path(__file__).parent / "evidence" / "cuda.yaml"
@@ -88,13 +89,21 @@ def images(systems: Iterable[str]) -> dict[str, Image]:
     return found
 
 
-def push(workshop: Workshop, registry: str, name: str, what: Image, contexts: Mapping[str, Path]) -> str:
-    """Build and push one of `images`; the digest of its index."""
+def push(workshop: Workshop, registry: str, name: str, what: Image, contexts: Mapping[Arch, Mapping[str, Path]]) -> str:
+    """Build and push one of `images` for the architectures of `contexts`; the digest of its index."""
+    for arch in contexts:
+        _push_part(workshop, registry, f"{name}-{arch}", what, arch, contexts[arch])
+    return make_index(registry, name, list(contexts))
+
+
+def _push_part(
+    workshop: Workshop, registry: str, part: str, what: Image, arch: Arch, contexts: Mapping[str, Path]
+) -> None:
     os, variant, cuda = what
-    part, options, tail = f"{name}-amd64", [f"--target={variant}"], ""
+    options, tail = [f"--target={variant}"], ""
     if cuda:
         values = {"TOOLKIT": cuda.toolkit, "CUDA": cuda.version, "OS": os, "NCCL": cuda.nccl,
-                  "HELD": " ".join(cuda.held(variant)), "FOREIGN": "\n".join(cuda.rows("foreign")),
+                  "HELD": " ".join(cuda.held(variant)), "FOREIGN": "\n".join(cuda.rows("foreign") if arch == "amd64" else ()),
                   "UNMET": "\n".join(cuda.rows("unmet"))}  # fmt: skip
         options += [f"--build-arg={key}={value}" for key, value in values.items()]
         tail = "\n".join([
@@ -103,14 +112,13 @@ def push(workshop: Workshop, registry: str, name: str, what: Image, contexts: Ma
             'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]\n',
         ])  # fmt: skip
     output = f"--output=type=image,name={registry}/{part},push=true,compression-level=1"
-    workshop.build("bases", *options, output, tail=tail, **contexts)
-    return make_index(registry, name, part)
+    workshop.build("bases", *options, output, arch=arch, tail=tail, **contexts)
 
 
-def make_index(registry: str, name: str, part: str) -> str:
-    """Give `name` an index with the image `part` for both platforms, as the real ones have; its digest.
+def make_index(registry: str, name: str, archs: Collection[Arch]) -> str:
+    """Give `name` an index with the images for both platforms, as the real ones have; its digest.
 
-    For arm64, too, the files and the environment are those for amd64: nothing of it can be run.
+    If only amd64's was pushed, arm64's has the same files: nothing of it can be run. The environment is always amd64's.
     """
     repository, tag = name.split(":")
     base = f"http://{registry}/v2/{repository}"
@@ -120,8 +128,9 @@ def make_index(registry: str, name: str, part: str) -> str:
         with urllib.request.urlopen(urllib.request.Request(url, data, named, method=method)) as answer:
             return answer.headers, answer.read()
 
-    head, content = ask(f"{base}/manifests/{part.split(':')[1]}", Accept=", ".join(MANIFESTS))
-    kind, manifest = head["Content-Type"], json.loads(content)
+    parts = {arch: ask(f"{base}/manifests/{tag}-{arch}", Accept=", ".join(MANIFESTS)) for arch in archs}
+    content, kind = parts["amd64"][1], parts["amd64"][0]["Content-Type"]
+    manifest = json.loads(content)
     config = json.loads(ask(f"{base}/blobs/{manifest['config']['digest']}")[1])
     changed = json.dumps({**config, "architecture": "arm64"}).encode()
     digest = f"sha256:{hashlib.sha256(changed).hexdigest()}"
@@ -131,7 +140,7 @@ def make_index(registry: str, name: str, part: str) -> str:
     )
     other = json.dumps({**manifest, "config": {**manifest["config"], "digest": digest, "size": len(changed)}}).encode()
     manifests = []
-    for arch, data in (("amd64", content), ("arm64", other)):
+    for arch, data in (("amd64", content), ("arm64", parts["arm64"][1] if "arm64" in parts else other)):
         pushed = ask(f"{base}/manifests/{tag}-{arch}", data, "PUT", Content_Type=kind)[0]["Docker-Content-Digest"]
         platform = {"os": "linux", "architecture": arch}
         manifests.append({"mediaType": kind, "digest": pushed, "size": len(data), "platform": platform})

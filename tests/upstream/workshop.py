@@ -42,9 +42,9 @@ class Workshop:
     log: Callable[[str], None]
 
     @classmethod
-    def open(cls, cache: Path, log: Callable[[str], None]) -> Workshop:
+    def open(cls, cache: Path, archs: Iterable[str], log: Callable[[str], None]) -> Workshop:
         """Raises imagebuild's errors where no base can be made or no engine is found."""
-        made = bootstrap(["linux/amd64"], cache_folder(), release="trixie", log=log)
+        made = bootstrap([f"linux/{arch}" for arch in archs], cache_folder(), release="trixie", log=log)
         cache.mkdir(parents=True, exist_ok=True)
         return cls(cache.absolute(), made.context, find_engine(os.environ).environment, log)
 
@@ -68,14 +68,14 @@ class Workshop:
         stamp.write_text(wanted)
         return folder
 
-    def build(self, recipe: str, *options: str, tail: str = "", **contexts: Path) -> None:
+    def build(self, recipe: str, *options: str, arch: str = "amd64", tail: str = "", **contexts: Path) -> None:
         """Run `recipes/<recipe>.Dockerfile`, and after it `tail`, with its folder as context, and other folders by name."""
         named = {BASE: self.base, **{name: str(path) for name, path in contexts.items()}}
         with tempfile.NamedTemporaryFile("w", suffix=".Dockerfile") as file:
             file.write((RECIPES / f"{recipe}.Dockerfile").read_text() + tail)
             file.flush()
             run_program(
-                "docker", "buildx", "build", "--progress=plain", "--provenance=false", "--platform=linux/amd64",
+                "docker", "buildx", "build", "--progress=plain", "--provenance=false", f"--platform=linux/{arch}",
                 *(word for name, value in named.items() for word in ("--build-context", f"{name}={value}")),
                 "--file", file.name, *options, str(RECIPES / recipe),
                 env=self.docker,

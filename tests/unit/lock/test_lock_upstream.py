@@ -199,7 +199,7 @@ INDEX_9 = b"Package: tool\nVersion: 9\n"
     [
         ("InRelease", None, "the signature is not of this text"),
         ("InRelease", b"Origin: test\n", "there is no signature"),
-        (f"{CUDA}.asc", b"<html>", "holds no OpenPGP key"),
+        (f"{CUDA}.asc", b"<html>", "expected an OpenPGP key"),
         ("Packages.xz", lzma.compress(INDEX_9), "Packages.xz has the SHA256 .*, but the signed release says"),
     ],
 )

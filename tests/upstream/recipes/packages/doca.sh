@@ -44,7 +44,7 @@ for file in *.deb; do
   cp /tmp/control /tree/repack/DEBIAN/control
   dpkg-deb --root-owner-group -Zgzip -b /tree/repack "$pool" > /dev/null
 done
-echo 'int xpmem_version(void) { return 0; }' | library "/tree/libxpmem0/usr/lib/x86_64-linux-gnu/libxpmem.so.0" libxpmem.so.0
+echo 'int xpmem_version(void) { return 0; }' | library "/tree/libxpmem0/usr/lib/$triplet/libxpmem.so.0" libxpmem.so.0
 deb libxpmem0 "2.7-0.$version" "xpmem that knows its version only" <<< 'Depends: libc6
 Section: libs'
 # Nothing may pull these, however high their versions are.
