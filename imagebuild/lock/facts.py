@@ -80,14 +80,12 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
             f"expected {', '.join(missing)} in the archive, which the image needs, found {', '.join(folders)}; {MEND}"
         )
     environment = script_environment(run, top, wanted)
-    named = sorted(
-        {
-            part.removeprefix(f"{wanted.prefix}/")
-            for value in environment.values()
-            for part in value.split(":")
-            if part.startswith(f"{wanted.prefix}/")
-        }
-    )
+
+    def inside(value: str) -> list[str]:
+        """Return which paths of a list are below the prefix, without it."""
+        return [p.removeprefix(f"{wanted.prefix}/") for p in value.split(":") if p.startswith(f"{wanted.prefix}/")]
+
+    named = sorted({path for value in environment.values() for path in inside(value)})
     needed: set[str] = set()
     provided: set[str] = set()
     built_in: set[str] = set()
@@ -115,8 +113,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
                     built_in.update(match.decode() for match in BUILT_IN.findall(content) if match)
                     if path.suffix == ".pc" and (match := PC_VERSION.search(content.decode(errors="replace"))):
                         versions.setdefault(path.stem, match[1])
-    loader = environment.get("LD_LIBRARY_PATH", "").split(":")
-    inside = [part.removeprefix(f"{wanted.prefix}/") for part in loader if part.startswith(f"{wanted.prefix}/")]
+    loader = dict.fromkeys(inside(environment.get("LD_LIBRARY_PATH", "")))
     return TreeFacts(
         environment=environment,
         absent=tuple(name for name in named if not (top / name).exists()),
@@ -124,9 +121,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
         versions=dict(sorted(versions.items())),
         sources=tuple(sorted(sources)),
         licenses=tuple(sorted(licenses)),
-        plugins=tuple(
-            (folder, _plugin_name(top / folder)) for folder in dict.fromkeys(inside) if (top / folder / PLUGIN).exists()
-        ),
+        plugins=tuple((folder, _plugin_name(top / folder)) for folder in loader if (top / folder / PLUGIN).exists()),
         unprovided=tuple(sorted(needed - provided)),
         built_in=tuple(sorted(built_in)),
     )

@@ -511,6 +511,13 @@ class LockFile:
         """Write the file with its entries as they are now."""
         write_text(self.path, self.text(self.entries))
 
+    def resolve(self, sources: Iterable[Source], upstream: Upstream, **options: Any) -> Outcome:
+        """Ask upstream for sources as `resolve_sources` does; the outcome says what that changes, too."""
+        before = dict(self.entries)
+        outcome = resolve_sources(self.entries, sources, upstream, keep=self.write, **options)
+        outcome.changes, outcome.adaptions = facts_changes(before, self.entries), list(self.adaptions(before))
+        return outcome
+
     def adaptions(self, before: Mapping[Key, Entry]) -> Iterator[str]:
         """Yield a line for each thing that images adapt of sources whose facts are new or changed since `before`."""
         project = replace(self.project, lock=lock_from_table(self.entries))
@@ -537,10 +544,7 @@ def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[t
 
     Returns the sources that the targets need, and what became of those that were asked for.
     """
-    before = dict(lock.entries)
-    lacking = incomplete(lock.entries, lock.sources)
-    outcome = resolve_sources(lock.entries, lacking, upstream, keep=lock.write, mark=whole)
-    outcome.changes, outcome.adaptions = facts_changes(before, lock.entries), list(lock.adaptions(before))
+    outcome = lock.resolve(incomplete(lock.entries, lock.sources), upstream, mark=whole)
     # After a failure, what was used before may be wanted again.
     if whole and not outcome.complaint() and (kept := without_stale(lock.entries, lock.sources)) != lock.entries:
         lock.entries.clear()
@@ -556,10 +560,7 @@ def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> t
     """
     anew = keys_of(names, owners(lock.recipes))
     sources = tuple(source for source in lock.sources if key_of(source) in anew)
-    before = dict(lock.entries)
-    outcome = resolve_sources(lock.entries, sources, upstream, keep=lock.write, anew=anew)
-    outcome.changes, outcome.adaptions = facts_changes(before, lock.entries), list(lock.adaptions(before))
-    return sources, outcome
+    return sources, lock.resolve(sources, upstream, anew=anew)
 
 
 def shown_sources(lock: LockFile, names: Collection[str]) -> Iterator[str]:
@@ -676,12 +677,12 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
     reports: list[SourceReport] = []
     names = tuple(target.id for target in lock.targets)
     platforms = lock.platforms or tuple(dict.fromkeys(p for target in lock.targets for p in target.platforms))
-    consequences = {
-        "as locked": "",
-        "not locked": f"a build stops before its first step; `imagebuild lock {' '.join(names[:3])}` pins it",
+    consequences = {  # the worst first
         "changed": "a build stops where it verifies this; `imagebuild lock --update {address}` takes what is there now",
         "gone": "a build stops here unless a cache has it; take another version, or a mirror that has it",
+        "not locked": f"a build stops before its first step; `imagebuild lock {' '.join(names[:3])}` pins it",
         "no answer": "nothing is known; ask where the server can be reached, or name a mirror in the configuration",
+        "as locked": "",
     }
 
     def ask(source: Source, advance: Advance) -> str:
@@ -702,8 +703,7 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
         return state, state == "as locked"
 
     ask_each(lock.sources, source_title, ask, upstream, settle)
-    order = {"changed": 0, "gone": 1, "not locked": 2, "no answer": 3, "as locked": 4}
-    reports.sort(key=lambda report: (order[report.state], report.source))
+    reports.sort(key=lambda report: ([*consequences].index(report.state), report.source))
     return UpstreamReport(
         imagebuild=version, asked=datetime.now(UTC).replace(microsecond=0), targets=names, sources=tuple(reports)
     )

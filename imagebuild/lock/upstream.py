@@ -165,7 +165,7 @@ class Upstream:
         Without `facts`, an image whose configuration sets nothing but PATH has none.
         """
         reference = self.mirrors.image(reference)
-        manifest = self._manifest(str(parse_reference(reference).at(known.digest)) if known else reference)
+        manifest = self._manifest(reference, known.digest if known else "")
         if manifest is None:
             raise Absent(f"{reference}: the registry does not have {known.digest if known else 'it'}")
         if known and "config" in manifest.document:
@@ -190,8 +190,7 @@ class Upstream:
 
     def _config(self, reference: str, digest: str) -> dict[str, Any]:
         """Return the configuration of an image for one platform."""
-        where = parse_reference(reference)
-        manifest = self._manifest(str(where.at(digest)))
+        where, manifest = parse_reference(reference), self._manifest(reference, digest)
         if manifest is None:
             raise Absent(f"{reference}: the registry does not have the {digest} that it names")
         try:
@@ -202,14 +201,16 @@ class Upstream:
 
     def has_image(self, reference: str, digest: str) -> bool:
         """Return whether the registry still has a pinned digest."""
-        return self._manifest(str(parse_reference(self.mirrors.image(reference)).at(digest))) is not None
+        return self._manifest(self.mirrors.image(reference), digest) is not None
 
-    def _manifest(self, text: str) -> Manifest | None:
+    def _manifest(self, text: str, digest: str) -> Manifest | None:
+        """Return the manifest of a digest, or if that is empty, of the tag."""
         reference = parse_reference(text)
+        reference = reference.at(digest) if digest else reference
         try:
             return self._connection(reference.host).manifest(reference.repository, reference.wanted)
         except CommandError as error:  # also when it wants a login: elsewhere, or later, there may be one
-            raise Unreachable(f"{text}: {error}") from None
+            raise Unreachable(f"{reference}: {error}") from None
 
     def _connection(self, host: str) -> Registry:
         self._registries.append(connect_registry(host, patience_s=self.registry_patience_s))

@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from imagebuild.core import Arch, ImagebuildError, Mirrors, run_program
-from imagebuild.lock import Upstream, facts_changes, image_facts, resolve_sources, tree_facts, unpack
+from imagebuild.lock import Upstream, facts_changes, image_facts, lock_from_table, resolve_sources, tree_facts, unpack
 from imagebuild.project import (
     UNRESOLVED,
     LockedArchive,
@@ -34,6 +34,7 @@ from imagebuild.project import (
     Table,
     TreeFacts,
     Unpacked,
+    is_unresolved,
     key_of,
 )
 from tests.conftest import ROOT
@@ -397,6 +398,7 @@ def test_repositories(world: Served, keys: Keys, row: Row, tmp_path: Path) -> No
     entry = entries[key_of(source)]
     assert isinstance(entry, LockedRepository), what
     assert entry.fingerprint == keys.fingerprint(world.key or shown.key)
+    assert is_unresolved(lock_from_table(entries), source) == bool(world.lacks)
     absent = {package for package in WANTED if f"{package.partition('=')[0]}" in world.lacks}
     assert {package for package, version in entry.packages.items() if version == UNRESOLVED} == absent
     assert what == (f"{world.lacks}; all else of it is pinned, so pin other versions of these" if world.lacks else "")

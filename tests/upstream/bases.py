@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import urllib.request
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from functools import cache
@@ -89,21 +89,13 @@ def images(systems: Iterable[str]) -> dict[str, Image]:
     return found
 
 
-def push(workshop: Workshop, registry: str, name: str, what: Image, contexts: Mapping[Arch, Mapping[str, Path]]) -> str:
-    """Build and push one of `images` for the architectures of `contexts`; the digest of its index."""
-    for arch in contexts:
-        _push_part(workshop, registry, f"{name}-{arch}", what, arch, contexts[arch])
-    return make_index(registry, name, list(contexts))
-
-
-def _push_part(
-    workshop: Workshop, registry: str, part: str, what: Image, arch: Arch, contexts: Mapping[str, Path]
-) -> None:
+def push(workshop: Workshop, registry: str, name: str, what: Image, contexts: Mapping[str, Path]) -> str:
+    """Build and push one of `images`; the digest of its index."""
     os, variant, cuda = what
     options, tail = [f"--target={variant}"], ""
     if cuda:
         values = {"TOOLKIT": cuda.toolkit, "CUDA": cuda.version, "OS": os, "NCCL": cuda.nccl,
-                  "HELD": " ".join(cuda.held(variant)), "FOREIGN": "\n".join(cuda.rows("foreign") if arch == "amd64" else ()),
+                  "HELD": " ".join(cuda.held(variant)), "FOREIGN": "\n".join(cuda.rows("foreign")),
                   "UNMET": "\n".join(cuda.rows("unmet"))}  # fmt: skip
         options += [f"--build-arg={key}={value}" for key, value in values.items()]
         tail = "\n".join([
@@ -111,14 +103,17 @@ def _push_part(
             'LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN made for tests"',
             'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]\n',
         ])  # fmt: skip
-    output = f"--output=type=image,name={registry}/{part},push=true,compression-level=1"
-    workshop.build("bases", *options, output, arch=arch, tail=tail, **contexts)
+    archs: Sequence[Arch] = ("amd64",) if cuda else workshop.archs
+    for arch in archs:
+        output = f"--output=type=image,name={registry}/{name}-{arch},push=true,compression-level=1"
+        workshop.build("bases", *options, output, arch=arch, tail=tail, **contexts)
+    return make_index(registry, name, archs)
 
 
-def make_index(registry: str, name: str, archs: Collection[Arch]) -> str:
-    """Give `name` an index with the images for both platforms, as the real ones have; its digest.
+def make_index(registry: str, name: str, archs: Sequence[Arch]) -> str:
+    """Give `name` an index with an image for both platforms, as the real ones have; its digest.
 
-    If only amd64's was pushed, arm64's has the same files: nothing of it can be run. The environment is always amd64's.
+    Where arm64's was not pushed, it has the files and the environment of amd64's: nothing of it can be run.
     """
     repository, tag = name.split(":")
     base = f"http://{registry}/v2/{repository}"
@@ -128,9 +123,9 @@ def make_index(registry: str, name: str, archs: Collection[Arch]) -> str:
         with urllib.request.urlopen(urllib.request.Request(url, data, named, method=method)) as answer:
             return answer.headers, answer.read()
 
-    parts = {arch: ask(f"{base}/manifests/{tag}-{arch}", Accept=", ".join(MANIFESTS)) for arch in archs}
-    content, kind = parts["amd64"][1], parts["amd64"][0]["Content-Type"]
-    manifest = json.loads(content)
+    pushed = {arch: ask(f"{base}/manifests/{tag}-{arch}", Accept=", ".join(MANIFESTS)) for arch in archs}
+    head, content = pushed["amd64"]
+    kind, manifest = head["Content-Type"], json.loads(content)
     config = json.loads(ask(f"{base}/blobs/{manifest['config']['digest']}")[1])
     changed = json.dumps({**config, "architecture": "arm64"}).encode()
     digest = f"sha256:{hashlib.sha256(changed).hexdigest()}"
@@ -140,9 +135,9 @@ def make_index(registry: str, name: str, archs: Collection[Arch]) -> str:
     )
     other = json.dumps({**manifest, "config": {**manifest["config"], "digest": digest, "size": len(changed)}}).encode()
     manifests = []
-    for arch, data in (("amd64", content), ("arm64", parts["arm64"][1] if "arm64" in parts else other)):
-        pushed = ask(f"{base}/manifests/{tag}-{arch}", data, "PUT", Content_Type=kind)[0]["Docker-Content-Digest"]
+    for arch, data in (("amd64", content), ("arm64", pushed["arm64"][1] if "arm64" in pushed else other)):
+        stored = ask(f"{base}/manifests/{tag}-{arch}", data, "PUT", Content_Type=kind)[0]["Docker-Content-Digest"]
         platform = {"os": "linux", "architecture": arch}
-        manifests.append({"mediaType": kind, "digest": pushed, "size": len(data), "platform": platform})
+        manifests.append({"mediaType": kind, "digest": stored, "size": len(data), "platform": platform})
     index = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}).encode()
     return str(ask(f"{base}/manifests/{tag}", index, "PUT", Content_Type=INDEX)[0]["Docker-Content-Digest"])

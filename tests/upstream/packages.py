@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from imagebuild.core import Arch
 from tests.upstream.keys import Keys
 
 EVIDENCE = Path(__file__).parent / "evidence" / "repositories.yaml"
@@ -30,16 +28,15 @@ class Repository:
 
 
 REPOSITORIES = tuple(Repository(**row) for row in yaml.safe_load(EVIDENCE.read_text())["repositories"])
-MACHINES: dict[Arch, str] = {"amd64": "x86_64", "arm64": "sbsa"}
-NVIDIA_UBUNTU = {arch: next(r.path for r in REPOSITORIES if f"2404/{cpu}" in r.path) for arch, cpu in MACHINES.items()}
+NVIDIA_UBUNTU = next(r.path for r in REPOSITORIES if "2404" in r.path)
 DOCA_FOLDERS = tuple(r.path for r in REPOSITORIES if r.of == "doca")
 
 
-def publish(built: Mapping[Arch, Path], folder: Path, keys: Keys) -> None:
-    """Fill `folder` with `<host>/<path>` of every repository and of the keys; amd64's content is arm64's if that is not built."""
+def publish(built: Path, folder: Path, keys: Keys) -> None:
+    """Fill `folder` with `<host>/<path>` of every repository and of the keys."""
     for repository in REPOSITORIES:
-        of_arch = built["arm64"] if repository.path.endswith("sbsa") and "arm64" in built else built["amd64"]
-        source, target = of_arch / repository.of, folder / repository.path
+        of = f"{repository.of}-arm64" if "arm64" in repository.path else repository.of
+        source, target = built / of, folder / repository.path
         shutil.copytree(source, target, copy_function=_link)
         for name, content in keys.sign((source / "Release").read_bytes(), repository.key).items():
             (target / name).write_bytes(content)

@@ -29,8 +29,6 @@ ADDRESSES = (
     "https://developer.download.nvidia.com/",
     "https://github.com/",
 )
-SUFFIX = {"amd64": "", "arm64": "-arm64"}
-"""Of pieces that are made for each architecture."""
 PROGRAMS = {"docker-registry": "docker-registry", "git": "git", "gpg": "gnupg", "gpg-agent": "gpg-agent"}
 """What must be on the machine → the package that has it."""
 
@@ -69,16 +67,15 @@ class Upstream:
         """Make what the cache folder lacks, after others who do so. Raises imagebuild's errors where that fails.
 
         `systems` are those of the targets to build, such as `13.2.1-ubuntu24.04`. Without `sources`, those of Open MPI
-        cannot be compiled: to make them takes longer than all else. With arm64 in `archs`, images and packages are made
-        for it in emulation; else they have amd64's content under its name.
+        cannot be compiled: to make them takes longer than all else. Images of Ubuntu are for `archs`.
         """
         workshop = Workshop.open(cache, archs, log)
         with (workshop.cache / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return cls._make(workshop, systems, archs, sources=sources)
+            return cls._make(workshop, systems, sources=sources)
 
     @classmethod
-    def _make(cls, workshop: Workshop, systems: Collection[str], archs: Sequence[Arch], *, sources: bool) -> Upstream:
+    def _make(cls, workshop: Workshop, systems: Collection[str], *, sources: bool) -> Upstream:
         # A fresher base is no reason to make anything anew: nobody relies on what this holds.
         recipe = {n: (RECIPES / n, RECIPES / f"{n}.Dockerfile") for n in ("packages", "hpcx", "bases")}
         code = {name: HERE / f"{name}.py" for name in ("bases", "hpcx", "keys", "packages", "repositories", "wheels")}
@@ -87,15 +84,12 @@ class Upstream:
             "nccl-header", [code["wheels"], str(wheels.pins("nccl-wheel", "2.32.3"))], wheels.nccl_header
         )
 
-        def compile_packages(arch: Arch, folder: Path) -> None:
-            workshop.build("packages", f"--output=type=local,dest={folder}", arch=arch, nccl=header, keys=keys.public)
+        def compile_packages(folder: Path) -> None:
+            workshop.build("packages", f"--output=type=local,dest={folder}", nccl=header, keys=keys.public)
 
-        inputs = [*recipe["packages"], header, keys.public]
-        built = {
-            arch: workshop.piece(f"packages{SUFFIX[arch]}", inputs, partial(compile_packages, arch)) for arch in archs
-        }
+        built = workshop.piece("packages", [*recipe["packages"], header, keys.public], compile_packages)
         signed = workshop.piece(
-            "repositories", [*built.values(), code["packages"], packages.EVIDENCE, keys.public],
+            "repositories", [built, code["packages"], packages.EVIDENCE, keys.public],
             lambda folder: packages.publish(built, folder, keys),
         )  # fmt: skip
         git = workshop.piece("git", [code["repositories"], repositories.PROJECTS], repositories.make)
@@ -111,11 +105,10 @@ class Upstream:
         for archive in hpcx.distributions(systems):
             known = hpcx.release(archive.version)
             tree = hpcx.content(hpcx.files(known, archive), content, compiled, archive, known)
-            made_from = [content, code["hpcx"], hpcx.EVIDENCE, *([compiled] if compiled else [])]
-            made = workshop.piece(archive.name, made_from, partial(_pack, tree, archive))
+            inputs = [content, code["hpcx"], hpcx.EVIDENCE, *([compiled] if compiled else [])]
+            made = workshop.piece(archive.name, inputs, partial(_pack, tree, archive))
             _link(root / hpcx.HOST / archive.path, made / "archive")
-        inputs = [*recipe["bases"], code["bases"], bases.EVIDENCE, signed]
-        images = cls._push(workshop, systems, archs, inputs, signed, keys)
+        images = cls._push(workshop, systems, [*recipe["bases"], code["bases"], bases.EVIDENCE, signed], signed, keys)
         return cls(root, images, keys, content, workshop.cache, _gateway(), _remembered(workshop.cache))
 
     @staticmethod
@@ -140,44 +133,23 @@ class Upstream:
 
     @staticmethod
     def _push(
-        workshop: Workshop,
-        systems: Collection[str],
-        archs: Sequence[Arch],
-        inputs: Collection[Path],
-        signed: Path,
-        keys: Keys,
+        workshop: Workshop, systems: Collection[str], inputs: Collection[Path], signed: Path, keys: Keys
     ) -> dict[str, str]:
         """`repository:tag` → digest of the base images for these systems."""
         wanted = bases.images(systems)
         versions = sorted({cuda.toolkit for _, _, cuda in wanted.values() if cuda} | {bases.TOOLKIT})
-        toolkits = {
-            (v, arch): workshop.piece(
-                f"toolkit-{v}{SUFFIX[arch]}", [str(wheels.pins("cuda", v))], partial(wheels.toolkit, v, arch)
-            )
-            for v in versions
-            for arch in archs
-        }
+        toolkits = {v: workshop.piece(f"toolkit-{v}", [str(wheels.pins("cuda", v))], _toolkit(v)) for v in versions}
+        contexts = {"packages": signed / packages.NVIDIA_UBUNTU, "keys": keys.public}
         made = {}
         with registry.running(workshop.cache / "registry", _free_port()) as address:
             for name, what in wanted.items():
-                contexts: dict[Arch, dict[str, Path]] = {
-                    arch: {
-                        "packages": signed / packages.NVIDIA_UBUNTU[arch],
-                        "keys": keys.public,
-                        "toolkit": toolkits[what[2].toolkit if what[2] else bases.TOOLKIT, arch],
-                    }
-                    for arch in archs
-                }
+                toolkit = toolkits[what[2].toolkit if what[2] else bases.TOOLKIT]
 
-                def push(
-                    folder: Path,
-                    name: str = name,
-                    what: bases.Image = what,
-                    contexts: dict[Arch, dict[str, Path]] = contexts,
-                ) -> None:
-                    (folder / "digest").write_text(bases.push(workshop, address, name, what, contexts))
+                def push(folder: Path, name: str = name, what: bases.Image = what, toolkit: Path = toolkit) -> None:
+                    digest = bases.push(workshop, address, name, what, {**contexts, "toolkit": toolkit})
+                    (folder / "digest").write_text(digest)
 
-                made_from = [*inputs, str(what), *archs[1:]]
+                made_from = [*inputs, str(what), *workshop.archs[1:]]
                 made[name] = (workshop.piece(name.replace("/", "-"), made_from, push) / "digest").read_text()
         return made
 
@@ -230,6 +202,10 @@ def _link(link: Path, target: Path) -> None:
         link.unlink(missing_ok=True)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
+
+
+def _toolkit(version: str) -> Callable[[Path], None]:
+    return lambda folder: wheels.toolkit(version, folder)
 
 
 def _gateway() -> str:

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from imagebuild.core import Arch, run_program
+from imagebuild.core import run_program
 from imagebuild.render import pip_platforms
 
 LOCK = Path(__file__).parents[2] / "imagebuild.lock"
@@ -21,21 +21,21 @@ def pins(component: str, version: str) -> list[dict[str, Any]]:
     return found
 
 
-def unpack(wheels: list[dict[str, Any]], folder: Path, arch: Arch = "amd64") -> None:
-    """Download the wheels, verify them and unpack them. Raises CommandError if pip fails."""
-    lines = [f"{w['name']}=={w['version']} --hash=sha256:{w['sha256'][arch]}\n" for w in wheels]
+def unpack(wheels: list[dict[str, Any]], folder: Path) -> None:
+    """Download the wheels for amd64, verify them and unpack them. Raises CommandError if pip fails."""
+    lines = [f"{w['name']}=={w['version']} --hash=sha256:{w['sha256']['amd64']}\n" for w in wheels]
     wanted = folder / "requirements.txt"
     wanted.write_text("".join(lines))
     run_program(
         sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile", "--no-deps",
-        "--require-hashes", *pip_platforms(arch), "--target", str(folder / "tree"),
+        "--require-hashes", *pip_platforms("amd64"), "--target", str(folder / "tree"),
         "--requirement", str(wanted),
     )  # fmt: skip
 
 
-def toolkit(version: str, arch: Arch, folder: Path) -> None:
+def toolkit(version: str, folder: Path) -> None:
     """Fill `folder` with the tree of the CUDA toolkit `version` (`13.0`): bin, include, lib, nvvm."""
-    unpack(pins("cuda", version), folder, arch)
+    unpack(pins("cuda", version), folder)
     (folder / "tree" / "nvidia" / f"cu{version.partition('.')[0]}").replace(folder / "cuda")
     shutil.rmtree(folder / "tree")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import pytest
 import yaml
 
 from imagebuild.project import Project
@@ -42,16 +41,13 @@ def test_no_step_ends_without_a_word() -> None:
     assert [f"{place}: {line}" for place, text in scripts() for line in wordless(text)] == []
 
 
-@pytest.mark.parametrize(
-    ("script", "found"),
-    [
-        ("grep -F x file", 1), ("cd /x; [ -e y ]", 1), ("for a in b; do test -d $a; done", 1), ("grep x f |\n  xargs rm", 1),
-        ("#!/bin/sh\ngrep x f | sort", 0), ("#!/bin/sh\nsort | grep x", 1),
-        ("grep x f || stop", 0), ("if grep x f; then :; fi", 0), ('echo "grep x"', 0), ("find . -exec grep x {} ';'", 0),
-    ],
-)  # fmt: skip
-def test_such_a_step_is_seen(script: str, found: int) -> None:
-    assert len(list(wordless(script))) == found
+def test_such_a_step_is_seen() -> None:
+    silent = ["grep -F x file", "cd /x; [ -e y ]", "for a in b; do test -d $a; done", "grep x f |\n  xargs rm",
+              "#!/bin/sh\nsort | grep x"]  # fmt: skip
+    fine = ["grep x f || stop", "if grep x f; then :; fi", 'echo "grep x"', "find . -exec grep x {} ';'",
+            "#!/bin/sh\ngrep x f | sort"]  # fmt: skip
+    assert all(list(wordless(script)) for script in silent)
+    assert not [line for script in fine for line in wordless(script)]
 
 
 def test_no_component_knows_an_image_by_its_name(project: Project) -> None:

@@ -3,21 +3,19 @@
 set -euo pipefail
 variant=$1 os=$2 nccl=$3
 shift 3
-arch=$(dpkg --print-architecture) machine=x86_64
-[ "$arch" = amd64 ] || machine=sbsa
-repository=https://developer.download.nvidia.com/compute/cuda/repos/${os/./}/$machine/
+repository=https://developer.download.nvidia.com/compute/cuda/repos/${os/./}/x86_64/
 dpkg -i /packages/cuda-keyring_1.1-1_all.deb
 echo "deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] $repository /" \
-  > "/etc/apt/sources.list.d/cuda-${os/./}-$machine.list"
-echo /usr/local/cuda/targets/$machine-linux/lib > /etc/ld.so.conf.d/000_cuda.conf
+  > "/etc/apt/sources.list.d/cuda-${os/./}-x86_64.list"
+echo /usr/local/cuda/targets/x86_64-linux/lib > /etc/ld.so.conf.d/000_cuda.conf
 printf '/usr/local/nvidia/lib\n/usr/local/nvidia/lib64\n' > /etc/ld.so.conf.d/nvidia.conf
-dpkg -i "/packages/libnccl2_${nccl}_$arch.deb"
-[ "$variant" = runtime ] || dpkg -i "/packages/libnccl-dev_${nccl}_$arch.deb"
+dpkg -i "/packages/libnccl2_${nccl}_amd64.deb"
+[ "$variant" = runtime ] || dpkg -i "/packages/libnccl-dev_${nccl}_amd64.deb"
 for name in "$@"; do
   if ! dpkg -s "$name" > /dev/null 2>&1; then # of the vendor's libraries only the names are here
     mkdir -p /tmp/deb/DEBIAN
-    printf 'Package: %s\nVersion: 1\nArchitecture: %s\nMaintainer: nobody <nobody@localhost>\nDescription: STAND-IN\n' \
-      "$name" "$arch" > /tmp/deb/DEBIAN/control
+    printf 'Package: %s\nVersion: 1\nArchitecture: amd64\nMaintainer: nobody <nobody@localhost>\nDescription: STAND-IN\n' \
+      "$name" > /tmp/deb/DEBIAN/control
     dpkg-deb -b /tmp/deb /tmp/name.deb > /dev/null
     dpkg -i /tmp/name.deb
     rm -rf /tmp/deb /tmp/name.deb

@@ -1,14 +1,12 @@
 # toolkit.sh TOOLKIT: /out with the toolkit of /wheels, laid out as in the vendor's images, but for its runtime library.
 set -euo pipefail
 tree=/out/usr/local/cuda-$1
-machine=x86_64
-[ "$(dpkg --print-architecture)" = amd64 ] || machine=sbsa
-target=$tree/targets/$machine-linux
+target=$tree/targets/x86_64-linux
 mkdir -p "$target"
 cp -a /wheels/cuda/. "$tree"
 mv "$tree/include" "$tree/lib" "$target"
 rm -f "$target"/lib/libcudart.so*
-ln -s targets/$machine-linux/include "$tree/include"
+ln -s targets/x86_64-linux/include "$tree/include"
 # Newer profiles name a folder that the vendor's tree does not have.
 sed -i -E 's,\$\(TOP\)/lib([^a-z0-9]|$),$(TOP)/lib64\1,g' "$tree/bin/nvcc.profile"
 cd "$target/lib"

@@ -1,7 +1,7 @@
 # For cuda.sh and doca.sh: make packages of folders, and an apt repository of packages.
 set -euo pipefail
 export SOURCE_DATE_EPOCH=1754697600
-arch=$(dpkg --print-architecture) triplet=$(gcc -print-multiarch)
+arch=${2:-amd64}
 
 # deb NAME VERSION "DESCRIPTION" [ARCHITECTURE] < more control fields: pack the folder /tree/NAME, and empty it.
 deb() {

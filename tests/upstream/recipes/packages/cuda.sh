@@ -1,7 +1,7 @@
 # cuda.sh FOLDER: stand-ins for the packages of NVIDIA's CUDA repository. /nccl/nccl.h is the real header.
 . /recipe/common.sh
 pool=$1
-lib=usr/lib/$triplet
+lib=usr/lib/x86_64-linux-gnu
 
 nccl() { # VERSION CUDA
   local code major minor patch full=$1-1+cuda$2
@@ -43,14 +43,14 @@ cudnn() { # VERSION CUDA-MAJOR
 Conflicts: libcudnn9-cuda-$((25 - $2))
 Section: libs"
   local include=/tree/libcudnn9-headers-cuda-$2/usr/include
-  mkdir -p "$include/$triplet"
+  mkdir -p "$include/x86_64-linux-gnu"
   printf '#pragma once\n#define CUDNN_MAJOR %s\n#define CUDNN_MINOR %s\n#define CUDNN_PATCHLEVEL %s\n%s\n' \
     "$major" "$minor" "$patch" '#define CUDNN_VERSION (CUDNN_MAJOR * 10000 + CUDNN_MINOR * 100 + CUDNN_PATCHLEVEL)' \
-    > "$include/$triplet/cudnn_version_v9.h"
+    > "$include/x86_64-linux-gnu/cudnn_version_v9.h"
   printf '#pragma once\n#include "cudnn_version.h"\n#include <stddef.h>\nsize_t cudnnGetVersion(void);\n' \
-    > "$include/$triplet/cudnn_v9.h"
-  ln -s $triplet/cudnn_v9.h "$include/cudnn.h"
-  ln -s $triplet/cudnn_version_v9.h "$include/cudnn_version.h"
+    > "$include/x86_64-linux-gnu/cudnn_v9.h"
+  ln -s x86_64-linux-gnu/cudnn_v9.h "$include/cudnn.h"
+  ln -s x86_64-linux-gnu/cudnn_version_v9.h "$include/cudnn_version.h"
   deb "libcudnn9-headers-cuda-$2" "$full" "headers of cuDNN" <<< "Conflicts: libcudnn9-headers-cuda-$((25 - $2))
 Section: libdevel"
   mkdir -p "/tree/libcudnn9-dev-cuda-$2/$lib"
