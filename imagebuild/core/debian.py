@@ -70,7 +70,7 @@ def verified_index(path: str, algorithm: str, wanted: str, content: bytes) -> st
     """
     digest = HASHES[algorithm](content).hexdigest()
     if digest != wanted.lower():
-        raise CommandError(f"{path} has the {algorithm} {digest}, but the signed release says {wanted}")
+        raise CommandError(f"{path} has the {algorithm} {digest}, but the signed release says {wanted}; ask again")
     try:
         return UNPACK[path.rpartition("/")[2]](content).decode(errors="replace")
     except (OSError, lzma.LZMAError, zlib.error, EOFError) as error:

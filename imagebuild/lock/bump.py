@@ -198,12 +198,7 @@ def edited(matrix: YamlFile[Matrix], wanted: YamlFile[Matrix], changes: Changes)
 def _line(matrix: YamlFile[Matrix], row: Row) -> int:
     """Return the number of the line that has the version of a row."""
     name, i = row
-    places = (
-        ("versions", name, i, "version"),
-        ("versions", name, i),
-        ("versions", name, "version"),
-        ("versions", name),
-    )
+    places = (("versions", name, *rest) for rest in ((i, "version"), (i,), ("version",), ()))
     return next(matrix.lines[place] for place in places if place in matrix.lines)
 
 
@@ -247,13 +242,11 @@ def propose(
     versions = project.matrix.model.versions
     pins = {name: rows for name, rows in versions.items() if ("versions", name) not in project.inherited}
     for name in names:
-        if name in versions and name not in pins:
-            where = project.matrix.at("versions")
-            raise ConfigError(f"{where}: versions: {name} is a pin of the extended matrix; write it here to change it")
         if name not in pins:
-            raise ConfigError(
-                f"{project.matrix.at('versions')}: versions: no pin {name!r}{suggestion(name, dict(pins))}"
-            )
+            unknown = f"no pin {name!r}{suggestion(name, dict(pins))}"
+            inherited = f"{name} is a pin of the extended matrix; write it here to change it"
+            where = project.matrix.at("versions")
+            raise ConfigError(f"{where}: versions: {inherited if name in versions else unknown}")
     renderer = Renderer(project, versions)
     known = inquiries(renderer.recipe(target) for target in targets)
     result = Proposals()

@@ -60,11 +60,11 @@ def unpack(archive: Path, folder: Path) -> Path:
                     member.uname = member.gname = ""
                     packed.extract(member, root)
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}") from None
+        raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}; {MEND}") from None
     tops = sorted(folder.iterdir())
     if len(tops) != 1 or not tops[0].is_dir():
         names = ", ".join(path.name for path in tops[:5]) or "nothing"
-        raise ResultError(f"expected one folder in the archive, found {names}")
+        raise ResultError(f"expected one folder in the archive, found {names}; {MEND}")
     return tops[0]
 
 
@@ -80,14 +80,12 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
             f"expected {', '.join(missing)} in the archive, which the image needs, found {', '.join(folders)}; {MEND}"
         )
     environment = script_environment(run, top, wanted)
-    named = sorted(
-        {
-            part.removeprefix(f"{wanted.prefix}/")
-            for value in environment.values()
-            for part in value.split(":")
-            if part.startswith(f"{wanted.prefix}/")
-        }
-    )
+
+    def inside(value: str) -> list[str]:
+        """Return which paths of a list are below the prefix, without it."""
+        return [p.removeprefix(f"{wanted.prefix}/") for p in value.split(":") if p.startswith(f"{wanted.prefix}/")]
+
+    named = sorted({path for value in environment.values() for path in inside(value)})
     needed: set[str] = set()
     provided: set[str] = set()
     built_in: set[str] = set()
@@ -115,8 +113,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
                     built_in.update(match.decode() for match in BUILT_IN.findall(content) if match)
                     if path.suffix == ".pc" and (match := PC_VERSION.search(content.decode(errors="replace"))):
                         versions.setdefault(path.stem, match[1])
-    loader = environment.get("LD_LIBRARY_PATH", "").split(":")
-    inside = [part.removeprefix(f"{wanted.prefix}/") for part in loader if part.startswith(f"{wanted.prefix}/")]
+    loader = dict.fromkeys(inside(environment.get("LD_LIBRARY_PATH", "")))
     return TreeFacts(
         environment=environment,
         absent=tuple(name for name in named if not (top / name).exists()),
@@ -124,9 +121,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
         versions=dict(sorted(versions.items())),
         sources=tuple(sorted(sources)),
         licenses=tuple(sorted(licenses)),
-        plugins=tuple(
-            (folder, _plugin_name(top / folder)) for folder in dict.fromkeys(inside) if (top / folder / PLUGIN).exists()
-        ),
+        plugins=tuple((folder, _plugin_name(top / folder)) for folder in loader if (top / folder / PLUGIN).exists()),
         unprovided=tuple(sorted(needed - provided)),
         built_in=tuple(sorted(built_in)),
     )
@@ -191,7 +186,7 @@ def image_facts(config: Mapping[str, Any]) -> ImageFacts:
             for words in re.findall(r"apt-mark hold ([^&;|#]+)", str(step.get("created_by", ""))):
                 held += Template(words).safe_substitute(environment).split()
     except (AttributeError, TypeError, ValueError) as error:
-        raise ResultError(f"the configuration of the image cannot be read: {error!r}") from None
+        raise ResultError(f"the configuration of the image cannot be read: {error!r}; take another tag") from None
     package = environment.get("NV_LIBNCCL_PACKAGE", "").partition("=")[2]
     return ImageFacts(
         environment=environment,

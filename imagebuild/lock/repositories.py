@@ -8,7 +8,7 @@ import lzma
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ SIGNED = re.compile(
 KEYRING = re.compile(r"(^|/)usr/share/keyrings/[^/]+\.(gpg|asc|pgp)$")
 SHOWN_VERSIONS = 5
 MEND = "give the component's repository the address of its key"
+AGAIN = "ask again, or another mirror"
 GPG = ("gpg", "--batch", "--no-options", "--no-autostart", "--trust-model", "always", "--homedir")
 WHY = {
     "BADSIG": "the signature is not of this text",
@@ -65,13 +66,13 @@ def verify(run: RunProgram, key: bytes, content: bytes, signature: bytes | None 
                 run(*GPG, folder, "--status-file", str(status), *words, timeout=TIMEOUT_S)
             except CommandError as error:
                 if not status.exists():
-                    raise CommandError(f"signatures are checked by gpg (package gnupg): {error}") from None
+                    raise CommandError(f"signatures want gpg (package gnupg): {error}") from None
             return status.read_text(errors="replace")
 
         gpg("--import", file("key", key))
         held = _listed_keys(run(*GPG, folder, "--with-colons", "--list-keys", timeout=TIMEOUT_S))
         if not held:
-            raise CommandError("the file of the key holds no OpenPGP key")
+            raise CommandError(f"expected an OpenPGP key in the file of the key, found none; {MEND}")
         if signature is None:
             answer = gpg("--output", str(text), "--decrypt", file("content", content))
         else:
@@ -79,7 +80,8 @@ def verify(run: RunProgram, key: bytes, content: bytes, signature: bytes | None 
         good, problems = _signatures(answer)
         if not good or WHY["BADSIG"] in " ".join(problems):
             problem = "; ".join(problems) or "there is no signature"
-            raise CommandError(f"{problem}; the file of the key holds {', '.join(held)}")
+            remedy = AGAIN if WHY["BADSIG"] in problem else MEND
+            raise CommandError(f"{problem}; the file of the key holds {', '.join(held)}; {remedy}")
         return text.read_bytes().decode(errors="replace"), good
 
 
@@ -138,7 +140,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
     base = debian.flat_repository_folder(source.url, source.suite)
     if base is None:
         raise ConfigError(
-            f"{source.url}: the suite {source.suite!r} is not flat: only suites that end in / can be locked"
+            f"{source.url}: the suite {source.suite!r} is not flat; take one that ends in /, only those can be locked"
         )
     try:
         try:
@@ -148,7 +150,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
         kind, _, package = source.key.partition(":")
         if kind == "package":
             if signature is None and not SIGNED.match(content):
-                raise CommandError("InRelease has no signature; is it the web page of a proxy?")
+                raise CommandError("expected a signed InRelease, found no signature; ask without a proxy")
             # Nothing is trusted yet: this finds the key with which all of it is verified below.
             unsigned = SIGNED.sub(rb"\g<text>", content).decode(errors="replace")
             key = _key_in_package(web, base, _index(web, base, Release(unsigned)), package)
@@ -183,7 +185,7 @@ def _signed_release(
     text, fingerprints = verify(run, key, content, signature)
     release = Release(text)
     if until := debian.expired_since(release, datetime.now(UTC)):
-        raise CommandError(f"the release was valid until {until}; is this an old copy?")
+        raise CommandError(f"the release was valid until {until}, so this is an old copy; {AGAIN}")
     return release, fingerprints
 
 
@@ -195,7 +197,7 @@ def _index(web: Downloads, base: str, release: Release, folder: str = "") -> str
         except Absent:
             continue  # a release may list forms that the server does not keep
         return debian.verified_index(path, algorithm, digest, content)
-    raise ResultError("the signed release lists no package index, with a SHA256 or SHA512, that the server has")
+    raise ResultError(f"expected in the signed release an index with a SHA256 that the server has, found none; {AGAIN}")
 
 
 def _key_in_package(web: Downloads, base: str, index: str, package: str) -> bytes:
@@ -208,13 +210,13 @@ def _key_in_package(web: Downloads, base: str, index: str, package: str) -> byte
     newest = max(paragraphs, key=lambda paragraph: debian.version_key(paragraph["Version"]))
     content = web.read(base + newest["Filename"].removeprefix("./"))
     if hashlib.sha256(content).hexdigest() != newest.get("SHA256"):
-        raise CommandError(f"{newest['Filename']} has another sha256 than the index of packages says")
+        raise CommandError(f"{newest['Filename']} has another sha256 than the index of packages says; {AGAIN}")
     try:
         with DebFile(fileobj=io.BytesIO(content)) as deb:
             names = [name for name in deb.data.tgz().getnames() if KEYRING.search(name)]
             keys = [bytes(deb.data.get_content(name) or b"") for name in names]
     except (ArError, tarfile.TarError, OSError, EOFError, ValueError, lzma.LZMAError) as error:
-        raise ResultError(f"{newest['Filename']} cannot be unpacked: {error}") from None
+        raise ResultError(f"{newest['Filename']} cannot be unpacked: {error}; {MEND}") from None
     if not keys:
         raise ResultError(f"expected a keyring in /usr/share/keyrings of the package {package}, found none; {MEND}")
     return b"".join(keys)
@@ -226,13 +228,9 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
     A package that it lacks is unresolved. Raises ConfigError if another key than the known one signs the repository.
     """
     fingerprint = check_key(source.url, index, known)
-    packages = dict(known.packages) if known else {}
-    for package in source.packages:
-        if packages.get(package, UNRESOLVED) == UNRESOLVED:
-            try:
-                packages[package] = choose(source.url, index, package)
-            except ConfigError:
-                packages[package] = UNRESOLVED
+    packages = {**dict.fromkeys(source.packages, UNRESOLVED), **(known.packages if known else {})}
+    lacking = [package for package in source.packages if packages[package] == UNRESOLVED]
+    packages |= choose(index.versions, lacking)[0]
     before = (known and known.candidates) or {}
     now = {name: tuple(versions) for name, versions in index.versions.items() if versions}
     return LockedRepository(fingerprint=fingerprint, packages=packages, candidates={**before, **now} or None)
@@ -240,15 +238,8 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
 
 def lacking_packages(source: PackageSource, entry: LockedRepository) -> str:
     """Return why packages of a repository are unresolved; empty if none is."""
-    index = PackageIndex((), {name: list(versions) for name, versions in (entry.candidates or {}).items()})
-    reasons = []
-    for package in source.packages:
-        if entry.packages.get(package) == UNRESOLVED:
-            try:
-                choose(source.url, index, package)
-            except ConfigError as error:
-                reasons.append(str(error).removeprefix(f"{source.url}: "))
-    return "; ".join(reasons)
+    unresolved = [package for package in source.packages if entry.packages.get(package) == UNRESOLVED]
+    return "; ".join(choose(entry.candidates or {}, unresolved)[1])
 
 
 def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> str:
@@ -261,19 +252,20 @@ def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> 
     )
 
 
-def choose(url: str, index: PackageIndex, package: str) -> str:
-    """Return the version of a package: the one of `name=version`, else the newest.
-
-    Raises ConfigError if the repository does not have it.
-    """
-    name, _, wanted = package.partition("=")
-    available = index.versions.get(name, [])
-    if not available:
-        raise ConfigError(f"{url}: has no package {name}")
-    if wanted and wanted not in available:
-        shown = ", ".join(reversed(available[-SHOWN_VERSIONS:]))
-        raise ConfigError(f"{url}: has no {name} in version {wanted}; the newest: {shown}")
-    return wanted or available[-1]
+def choose(versions: Mapping[str, Sequence[str]], packages: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return package → version, the one of `name=version` or else the newest, and why others are not there."""
+    chosen, reasons = {}, []
+    for package in packages:
+        name, _, wanted = package.partition("=")
+        available = versions.get(name, ())
+        if available and wanted in ("", *available):
+            chosen[package] = wanted or available[-1]
+        elif available:
+            shown = ", ".join(reversed(available[-SHOWN_VERSIONS:]))
+            reasons.append(f"has no {name} in version {wanted}; the newest: {shown}")
+        else:
+            reasons.append(f"has no package {name}")
+    return chosen, reasons
 
 
 def name_of(package: str) -> str:

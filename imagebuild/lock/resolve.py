@@ -249,6 +249,8 @@ class Outcome:
     resolved: list[str] = field(default_factory=list)
     unresolved: dict[str, str] = field(default_factory=dict)
     """Source → why it could not be reached."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Source → who says not to have it."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Source → what is wrong with the answer."""
     changes: list[str] = field(default_factory=list)
@@ -261,6 +263,7 @@ class Outcome:
         lines = []
         for headline, reasons in (
             ("wrong answers, so imagebuild.lock keeps what it had:", self.wrong),
+            ("are not there; pin other versions, or name a mirror that has them:", self.absent),
             ("could not be resolved; run this again where they can be reached:", self.unresolved),
         ):
             if reasons:
@@ -307,7 +310,7 @@ def resolve_sources(
     def settle(source: Source, answer: Entry | ImagebuildError) -> tuple[str, bool]:
         key, name = key_of(source), source_title(source)
         if isinstance(answer, Unreachable):
-            outcome.unresolved[name] = str(answer)
+            (outcome.absent if isinstance(answer, Absent) else outcome.unresolved)[name] = str(answer)
             if key not in entries and not mark:
                 return "unresolved", False
             shown, good, entry = "unresolved", False, entries.get(key, UNRESOLVED)
@@ -320,7 +323,7 @@ def resolve_sources(
             if isinstance(source, PackageSource) and isinstance(answer, LockedRepository):
                 lacking = repositories.lacking_packages(source, answer)
             if lacking:
-                outcome.wrong[name] = f"{lacking}; all else of it is pinned"
+                outcome.wrong[name] = f"{lacking}; all else of it is pinned, so pin other versions of these"
             else:
                 outcome.resolved.append(name)
             shown, good, entry = describe_entry(answer), not lacking, answer
@@ -374,14 +377,12 @@ def compare_entries(entries: Table, sources: Iterable[Source], upstream: Upstrea
     """Return where upstream differs from the lock, for every source with a complete entry."""
     findings: list[LockFinding] = []
 
-    def settle(source: Source, finding: LockFinding | ImagebuildError | None) -> tuple[str, bool]:
-        if isinstance(finding, ImagebuildError):
-            state = "gone" if isinstance(finding, Absent) else "not checked"
-            state = state if isinstance(finding, Unreachable) else "changed"
-            finding = LockFinding(state, source_title(source), str(finding))
-        if finding:
-            findings.append(finding)
-        return (finding.state, False) if finding else ("as locked", True)
+    def settle(source: Source, answer: str | ImagebuildError) -> tuple[str, bool]:
+        if not answer:
+            return "as locked", True
+        state = upstream_state(answer, silent="not checked", as_locked="moved")
+        findings.append(LockFinding(state, source_title(source), str(answer)))
+        return state, False
 
     ask_each(
         [source for source in sources if not what_entry_lacks(source, entries.get(key_of(source)))],
@@ -393,39 +394,52 @@ def compare_entries(entries: Table, sources: Iterable[Source], upstream: Upstrea
     return sorted(findings, key=lambda f: (f.state, f.source))
 
 
-def compare_entry(source: Source, entry: Entry, upstream: Upstream, advance: Advance) -> LockFinding | None:
-    """Return what is different upstream, None if nothing.
+def upstream_state(answer: str | ImagebuildError, *, silent: str, as_locked: str) -> str:
+    """Return the state of a source: `gone` or `changed`, or what is given for nobody's answer and for a good one."""
+    match answer:
+        case str():
+            return as_locked
+        case Absent():
+            return "gone"
+        case Unreachable():
+            return silent
+    return "changed"
 
-    Raises ImagebuildError where upstream's answer is wrong, or there is none.
+
+def compare_entry(source: Source, entry: Entry, upstream: Upstream, advance: Advance) -> str:
+    """Return what is to be said of a source that is as locked, mostly nothing.
+
+    Raises Absent if it is gone, another ImagebuildError if upstream has something else, or does not answer.
     """
-    name = source_title(source)
     match source, entry:
         case PackageSource(), LockedRepository():
             there_of_packages(source, entry, upstream)
-            return None
         case WheelSet(component=component, version=version), tuple():
             pinned = tuple(f"{wheel.name}=={wheel.version}" for wheel in entry)
             hashes = {wheel.name: wheel.sha256 for wheel in upstream.wheels(WheelSet(component, version, pinned))}
-            changed = ", ".join(wheel.name for wheel in entry if hashes.get(wheel.name) != wheel.sha256)
-            return LockFinding("changed", name, f"the index has other files of {changed}") if changed else None
+            if changed := ", ".join(wheel.name for wheel in entry if hashes.get(wheel.name) != wheel.sha256):
+                raise CommandError(f"the index has other files of {changed}")
         case BaseImage(reference), LockedImage(digest=digest):
             try:
                 now = upstream.resolve(source, None, advance)
                 if isinstance(now, LockedImage) and now.digest == digest:
-                    return None
+                    return ""
                 problem = f"the tag names {describe_entry(now)} now"
             except Absent:
                 problem = "the tag is gone"
             if upstream.has_image(reference, digest):
-                return LockFinding("moved", name, f"{problem}; the pinned {digest[:19]} is still there")
-            return LockFinding("gone", name, f"{problem}, and the pinned {digest[:19]} is gone")
+                return f"{problem}; the pinned {digest[:19]} is still there"
+            raise Absent(f"{problem}, and the pinned {digest[:19]} is gone")
         case ((Archive() | GitRef()), (str() | LockedArchive())):
             now = upstream.resolve(source, None, advance)
-            detail = f"upstream has {describe_entry(now)} now, locked is {describe_entry(entry)}"
-            if describe_entry(now) == describe_entry(entry):
-                detail = f"same archive, but imagebuild now reads other facts; `imagebuild lock --update {source.url}`"
-            return LockFinding("changed", name, detail) if now != entry else None
-    raise AssertionError(f"{name}: the lock's entry is of another kind")
+            if describe_entry(now) != describe_entry(entry):
+                raise CommandError(f"upstream has {describe_entry(now)} now, locked is {describe_entry(entry)}")
+            if now != entry:
+                update = f"`imagebuild lock --update {source.url}`"
+                raise CommandError(f"same archive, but imagebuild now reads other facts; {update} takes them")
+        case _:
+            raise AssertionError(f"{source_title(source)}: the lock's entry is of another kind")
+    return ""
 
 
 # The commands
@@ -497,6 +511,13 @@ class LockFile:
         """Write the file with its entries as they are now."""
         write_text(self.path, self.text(self.entries))
 
+    def resolve(self, sources: Iterable[Source], upstream: Upstream, **options: Any) -> Outcome:
+        """Ask upstream for sources as `resolve_sources` does; the outcome says what that changes, too."""
+        before = dict(self.entries)
+        outcome = resolve_sources(self.entries, sources, upstream, keep=self.write, **options)
+        outcome.changes, outcome.adaptions = facts_changes(before, self.entries), list(self.adaptions(before))
+        return outcome
+
     def adaptions(self, before: Mapping[Key, Entry]) -> Iterator[str]:
         """Yield a line for each thing that images adapt of sources whose facts are new or changed since `before`."""
         project = replace(self.project, lock=lock_from_table(self.entries))
@@ -523,10 +544,7 @@ def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[t
 
     Returns the sources that the targets need, and what became of those that were asked for.
     """
-    before = dict(lock.entries)
-    lacking = incomplete(lock.entries, lock.sources)
-    outcome = resolve_sources(lock.entries, lacking, upstream, keep=lock.write, mark=whole)
-    outcome.changes, outcome.adaptions = facts_changes(before, lock.entries), list(lock.adaptions(before))
+    outcome = lock.resolve(incomplete(lock.entries, lock.sources), upstream, mark=whole)
     # After a failure, what was used before may be wanted again.
     if whole and not outcome.complaint() and (kept := without_stale(lock.entries, lock.sources)) != lock.entries:
         lock.entries.clear()
@@ -542,10 +560,7 @@ def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> t
     """
     anew = keys_of(names, owners(lock.recipes))
     sources = tuple(source for source in lock.sources if key_of(source) in anew)
-    before = dict(lock.entries)
-    outcome = resolve_sources(lock.entries, sources, upstream, keep=lock.write, anew=anew)
-    outcome.changes, outcome.adaptions = facts_changes(before, lock.entries), list(lock.adaptions(before))
-    return sources, outcome
+    return sources, lock.resolve(sources, upstream, anew=anew)
 
 
 def shown_sources(lock: LockFile, names: Collection[str]) -> Iterator[str]:
@@ -662,12 +677,12 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
     reports: list[SourceReport] = []
     names = tuple(target.id for target in lock.targets)
     platforms = lock.platforms or tuple(dict.fromkeys(p for target in lock.targets for p in target.platforms))
-    consequences = {
-        "as locked": "",
-        "not locked": f"a build stops before its first step; `imagebuild lock {' '.join(names[:3])}` pins it",
+    consequences = {  # the worst first
         "changed": "a build stops where it verifies this; `imagebuild lock --update {address}` takes what is there now",
         "gone": "a build stops here unless a cache has it; take another version, or a mirror that has it",
+        "not locked": f"a build stops before its first step; `imagebuild lock {' '.join(names[:3])}` pins it",
         "no answer": "nothing is known; ask where the server can be reached, or name a mirror in the configuration",
+        "as locked": "",
     }
 
     def ask(source: Source, advance: Advance) -> str:
@@ -677,10 +692,7 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
     def settle(source: Source, answer: str | ImagebuildError) -> tuple[str, bool]:
         entry = lock.entries.get(key_of(source))
         lacks = what_entry_lacks(source, entry)
-        state: Any = "not locked" if lacks else "as locked"
-        if isinstance(answer, ImagebuildError):
-            absent, silent = isinstance(answer, Absent), isinstance(answer, Unreachable)
-            state = "gone" if absent else "no answer" if silent else "changed"
+        state: Any = upstream_state(answer, silent="no answer", as_locked="not locked" if lacks else "as locked")
         title = source_title(source)
         found = redacted_text(str(answer).removeprefix(f"{title.split(' ')[1]}: "))
         if lacks and state != "not locked":
@@ -691,8 +703,7 @@ def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> Upstre
         return state, state == "as locked"
 
     ask_each(lock.sources, source_title, ask, upstream, settle)
-    order = {"changed": 0, "gone": 1, "not locked": 2, "no answer": 3, "as locked": 4}
-    reports.sort(key=lambda report: (order[report.state], report.source))
+    reports.sort(key=lambda report: ([*consequences].index(report.state), report.source))
     return UpstreamReport(
         imagebuild=version, asked=datetime.now(UTC).replace(microsecond=0), targets=names, sources=tuple(reports)
     )
@@ -714,14 +725,12 @@ def probe_source(
             return format_size(size) if size is not None else "there, of unknown size"
         case PackageSource():
             return there_of_packages(source, entry if isinstance(entry, LockedRepository) else None, upstream)
-    finding = compare_entry(source, entry, upstream, advance) if entry is not None else None
-    if finding and finding.fails:
-        raise (Absent if finding.state == "gone" else CommandError)(finding.detail)
+    note = compare_entry(source, entry, upstream, advance) if entry is not None else ""
     # Of an image, what is behind the digest of the lock: a digest of one platform has no others.
     now = upstream.resolve(source, entry, advance) if entry is None or isinstance(entry, LockedImage) else entry
     if isinstance(now, LockedImage) and now.platforms and (lacking := set(platforms) - set(now.platforms)):
         raise CommandError(f"is for {', '.join(now.platforms)}, not for {', '.join(sorted(lacking))}")
-    return finding.detail if finding else describe_entry(now)
+    return note or describe_entry(now)
 
 
 def there_of_packages(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:
@@ -730,18 +739,14 @@ def there_of_packages(source: PackageSource, entry: LockedRepository | None, ups
     Raises ConfigError with all that differs.
     """
     index = upstream.index(source, tuple(sorted({*map(repositories.name_of, source.packages)})))
-    chosen, problems = [], []
+    locked = {name: version for name, version in (entry.packages if entry else {}).items() if version != UNRESOLVED}
+    wanted = [f"{repositories.name_of(p)}={locked[p]}" if p in locked else p for p in source.packages]
+    chosen, problems = repositories.choose(index.versions, wanted)
     try:
         repositories.check_key(source.url, index, entry)
     except ConfigError as error:
-        problems.append(str(error))
-    for package in source.packages:
-        name, locked = repositories.name_of(package), entry.packages.get(package, UNRESOLVED) if entry else UNRESOLVED
-        pinned = package if locked == UNRESOLVED else f"{name}={locked}"
-        try:
-            chosen.append(f"{name} {repositories.choose(source.url, index, pinned)}")
-        except ConfigError as error:
-            problems.append(str(error))
+        problems.insert(0, str(error).removeprefix(f"{source.url}: "))
     if problems:
-        raise ConfigError(f"{source.url}: {'; '.join(text.removeprefix(f'{source.url}: ') for text in problems)}")
-    return f"signed by {', '.join(index.fingerprints)}; {', '.join(chosen)}"
+        raise ConfigError(f"{source.url}: {'; '.join(problems)}")
+    shown = [f"{repositories.name_of(package)} {version}" for package, version in chosen.items()]
+    return f"signed by {', '.join(index.fingerprints)}; {', '.join(shown)}"

@@ -117,7 +117,10 @@ class Upstream:
             sha256 = self.web.sha256(source.url, advance, path)
             before = known.sha256 if isinstance(known, LockedArchive) else known
             if before not in (None, UNRESOLVED, sha256):
-                raise CommandError(f"{source.url}: has the sha256 {sha256}, but the lock says {before}")
+                raise CommandError(
+                    f"{source.url}: has the sha256 {sha256}, but the lock says {before}; if its owner announced the "
+                    f"change, `imagebuild lock --update {source.url}` takes it"
+                )
             # One at a time: what is unpacked is several times as large.
             with self._unpacking:
                 top = unpack(path, folder / "tree")
@@ -150,7 +153,7 @@ class Upstream:
         for line in text.splitlines():
             match = GIT_REFERENCE.match(line)
             if not match:
-                raise ResultError(f"{address}: git ls-remote printed a line that is not a tag: {line!r}")
+                raise ResultError(f"{address}: expected tags from git, found {line!r}; is it git that answers?")
             commit, tag, peeled = match.groups()
             if peeled or tag not in commits:  # the commit of an annotated tag comes as tag^{}
                 commits[tag] = commit
@@ -162,7 +165,7 @@ class Upstream:
         Without `facts`, an image whose configuration sets nothing but PATH has none.
         """
         reference = self.mirrors.image(reference)
-        manifest = self._manifest(str(parse_reference(reference).at(known.digest)) if known else reference)
+        manifest = self._manifest(reference, known.digest if known else "")
         if manifest is None:
             raise Absent(f"{reference}: the registry does not have {known.digest if known else 'it'}")
         if known and "config" in manifest.document:
@@ -183,12 +186,11 @@ class Upstream:
                     of_platforms[cast(Platform, platform_of(config))] = found
             return LockedImage(digest=manifest.digest, platforms=platforms, facts=of_platforms or None)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ResultError(f"{reference}: the registry's answer is not a manifest: {error!r}") from None
+            raise ResultError(f"{reference}: expected a manifest, found {error!r}; is it a registry?") from None
 
     def _config(self, reference: str, digest: str) -> dict[str, Any]:
         """Return the configuration of an image for one platform."""
-        where = parse_reference(reference)
-        manifest = self._manifest(str(where.at(digest)))
+        where, manifest = parse_reference(reference), self._manifest(reference, digest)
         if manifest is None:
             raise Absent(f"{reference}: the registry does not have the {digest} that it names")
         try:
@@ -199,14 +201,16 @@ class Upstream:
 
     def has_image(self, reference: str, digest: str) -> bool:
         """Return whether the registry still has a pinned digest."""
-        return self._manifest(str(parse_reference(self.mirrors.image(reference)).at(digest))) is not None
+        return self._manifest(self.mirrors.image(reference), digest) is not None
 
-    def _manifest(self, text: str) -> Manifest | None:
+    def _manifest(self, text: str, digest: str) -> Manifest | None:
+        """Return the manifest of a digest, or if that is empty, of the tag."""
         reference = parse_reference(text)
+        reference = reference.at(digest) if digest else reference
         try:
             return self._connection(reference.host).manifest(reference.repository, reference.wanted)
         except CommandError as error:  # also when it wants a login: elsewhere, or later, there may be one
-            raise Unreachable(f"{text}: {error}") from None
+            raise Unreachable(f"{reference}: {error}") from None
 
     def _connection(self, host: str) -> Registry:
         self._registries.append(connect_registry(host, patience_s=self.registry_patience_s))
@@ -223,7 +227,8 @@ class Upstream:
                 if other is None or other[0] != version:
                     instead = other[0] if other else "missing"
                     raise ConfigError(
-                        f"{wanted.component} {wanted.version}: {name} is {version} for {first} but {instead} for {arch}"
+                        f"{wanted.component} {wanted.version}: {name} is {version} for {first} "
+                        f"but {instead} for {arch}; pin a version that all have"
                     )
             digests = {arch: answers[arch][name][1] for arch in ARCHS}
             wheels.append(Wheel(name=name, version=version, sha256=digests))
@@ -246,7 +251,7 @@ class Upstream:
                 for item in report["install"]
             }
         except (ValueError, KeyError) as error:
-            raise ResultError(f"pip's report cannot be read: {error!r}") from None
+            raise ResultError(f"pip's report cannot be read: {error!r}; is it older than 23.0?") from None
 
     def wheel_versions(self, name: str) -> tuple[str, ...]:
         """Return every version of a wheel that is there for all architectures, pre-releases too."""
@@ -255,7 +260,9 @@ class Upstream:
             text = self._pip(arch, "index", "versions", "--pre", name, failing=f"pip finds no {name}")
             match = re.search(r"^Available versions: (.+)$", text, re.MULTILINE)
             if not match:
-                raise ResultError(f"pip's list of versions of {name} cannot be read: {text[:200]!r}")
+                raise ResultError(
+                    f"expected pip's list of versions of {name}, found {text[:200]!r}; is it older than 23.0?"
+                )
             versions.append(match[1].split(", "))
         return tuple(version for version in versions[0] if all(version in others for others in versions[1:]))
 
@@ -271,7 +278,7 @@ class Upstream:
             if OFFLINE.search(output):
                 raise Unreachable(f"{failing}: its index does not answer") from None
             if known := re.search(r"from versions: ([^)]*)\)", output):
-                raise CommandError(f"{failing}; it has {known[1]}") from None
+                raise CommandError(f"{failing}; pin one of {known[1]}") from None
             lines = [line for line in output.splitlines() if not line.startswith("WARNING: Location")]
             raise CommandError("\n".join([f"{failing}:", *lines[-4:]])) from None
 

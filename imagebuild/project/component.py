@@ -286,8 +286,8 @@ def common_environment(
         else:
             raise ConfigError(
                 f"{name}: expected one value for all architectures, but it is "
-                f"{', '.join(f'{value} for {arch}' for arch, value in values.items())}; build one platform "
-                "(--platform), or give the component a value in `env`"
+                f"{', '.join(f'{value} for {arch}' for arch, value in values.items())}; give the "
+                "component a value in `env`, or the image only one of the `platforms`"
             )
     return result, tuple(dict.fromkeys(lines))
 

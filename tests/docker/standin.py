@@ -7,6 +7,7 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from imagebuild.core import Arch
 from tests.docker.conftest import copy_of_project, install
 from tests.upstream.__main__ import CACHE
 from tests.upstream.standin import Upstream, missing
@@ -19,18 +20,21 @@ COMBINATIONS = {
 """CUDA and Ubuntu of the base images that the stand-in has → series of Open MPI to test there."""
 USUAL = "13.2.1-ubuntu24.04"
 """What `make docker` builds."""
+ARM = "arm64"
+"""Instead of a pattern: stages of the usual one for this architecture, in emulation."""
 
 
 def chosen(whole: str) -> list[str]:
     """Those of COMBINATIONS that are built: the usual one, or with Open MPI those that match the pattern `whole`."""
-    return [name for name in COMBINATIONS if fnmatchcase(name, whole)] if whole else [USUAL]
+    return [name for name in COMBINATIONS if fnmatchcase(name, whole)] if whole not in ("", ARM) else [USUAL]
 
 
 def make_upstream(whole: str) -> Upstream:
     """The stand-in, from the cache that all tests share, for what is `chosen`; nothing is served yet."""
     if lacking := missing():
         install(*lacking)
-    return Upstream.make(CACHE, chosen(whole), sources=bool(whole))
+    archs: tuple[Arch, ...] = ("amd64", "arm64") if whole == ARM else ("amd64",)
+    return Upstream.make(CACHE, chosen(whole), sources=whole not in ("", ARM), archs=archs)
 
 
 def project(folder: Path, configuration: str) -> Path:

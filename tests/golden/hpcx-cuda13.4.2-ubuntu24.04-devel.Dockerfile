@@ -91,8 +91,9 @@ gpg --quiet --import /run/key/*
 # The file may hold several keys; trusted is the one that was reviewed.
 gpg --export FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF > /out/keyrings/doca.gpg
 if [ ! -s /out/keyrings/doca.gpg ]; then
-  echo "the file from https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/doca_keyring.gpg does not hold the key FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF of imagebuild.lock; it holds:" >&2
+  echo "expected the key FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF of imagebuild.lock in https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/doca_keyring.gpg, found:" >&2
   gpg --with-colons --fingerprint | sed -n 's/^fpr:*\([0-9A-F]*\):/  \1/p' >&2
+  echo "if its owner announced another key, imagebuild lock --update doca-ofed takes it" >&2
   exit 1
 fi
 chmod 644 /out/keyrings/doca.gpg
@@ -331,8 +332,9 @@ NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") LDFLAGS=-L/usr/
   ./configure $CROSS --prefix=/usr/local
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
   grep "^#define $feature 1" config.h || {
-    echo "perftest: expected its configure to find $feature, but it did not; config.log says why:" >&2
     tail -n 200 config.log >&2
+    echo "perftest: expected its configure to find $feature, but it did not, for a reason that is in config.log above;" \
+      "take another version of it (--set perftest=), of DOCA (doca-ofed=) or of CUDA" >&2
     exit 1
   }
 done
@@ -577,6 +579,10 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 tr : '\n' <<< "$PATH:${LD_LIBRARY_PATH:-}:${LIBRARY_PATH:-}" | xargs mkdir -p
 # perftest opens the runtime library under its unversioned name, which runtime images lack.
 library=$(find /usr/local/cuda/lib64/ -name 'libcudart.so.*' | sort | tail -n 1)
+if [ -z "$library" ]; then
+  echo "expected libcudart.so.* in /usr/local/cuda/lib64 of the base image, found none; take another CUDA or base" >&2
+  exit 1
+fi
 ln -sf "$library" "/usr/lib/$(uname -m)-linux-gnu/libcudart.so"
 dpkg-query -W -f '${Package}\n' ibverbs-providers libibverbs1 librdmacm1 | xargs apt-mark hold
 # The package makes host keys; whoever has the image would have them too.

@@ -298,7 +298,7 @@ cd /out/devel
 # Services of a host and scripts that want Perl have no place in a container.
 rm -rf etc lib run usr .$rdma/etc/{init.d,rdma,srp_daemon.conf,iwpmd.conf,modprobe.d,udev} .$rdma/{lib/systemd,lib/udev,lib/ibacm,libexec,share}
 rm -f .$rdma/sbin/{ibacm,iwpmd,rdma-ndd,srp_daemon,run_srp_daemon,ibsrpdm} .$rdma/bin/{ib_acme,rxe_cfg}
-grep -rlI '^#!' .$rdma/bin .$rdma/sbin | xargs -r rm
+find .$rdma/bin .$rdma/sbin -type f -exec grep -qI '^#!' {} ';' -delete
 mv .$rdma/sbin/* .$rdma/bin
 rmdir .$rdma/sbin
 install -m 644 /src/COPYING.* .$rdma
@@ -512,8 +512,9 @@ NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") LDFLAGS=-L/usr/
   ./configure $CROSS --prefix=/usr/local
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
   grep "^#define $feature 1" config.h || {
-    echo "perftest: expected its configure to find $feature, but it did not; config.log says why:" >&2
     tail -n 200 config.log >&2
+    echo "perftest: expected its configure to find $feature, but it did not, for a reason that is in config.log above;" \
+      "take another version of it (--set perftest=), of DOCA (doca-ofed=) or of CUDA" >&2
     exit 1
   }
 done
@@ -741,7 +742,12 @@ find . -name .gitmodules -delete
 # and would assume yes, which is wrong and brings in libatomic.
 sed -i '/__atomic_always_lock_free/ { s/AC_RUN_IFELSE/AC_COMPILE_IFELSE/; s/if (!\(.*0)\)) { return 1; }/_Static_assert(\1, "");/ }' \
   config/opal_config_asm.m4
-grep -F '_Static_assert(__atomic_always_lock_free(16, 0), "");' config/opal_config_asm.m4
+if ! grep -qF '_Static_assert(__atomic_always_lock_free(16, 0), "");' config/opal_config_asm.m4; then
+  echo "Open MPI: expected config/opal_config_asm.m4 to run a test of __atomic_always_lock_free(16, 0), found:" >&2
+  grep -n always_lock_free config/opal_config_asm.m4 >&2 || echo "  none" >&2
+  echo "take another version (--set openmpi=), or adapt build.j2 of openmpi-git to this one" >&2
+  exit 1
+fi
 # The same input gives the same output: ompi_info reports who compiled, where and when.
 export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
 ./autogen.pl --no-3rdparty hwloc,libevent,openpmix

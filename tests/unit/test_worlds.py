@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from imagebuild.core import Arch, ImagebuildError, Mirrors, run_program
-from imagebuild.lock import Upstream, facts_changes, image_facts, resolve_sources, tree_facts, unpack
+from imagebuild.lock import Upstream, facts_changes, image_facts, lock_from_table, resolve_sources, tree_facts, unpack
 from imagebuild.project import (
     UNRESOLVED,
     LockedArchive,
@@ -34,6 +34,7 @@ from imagebuild.project import (
     Table,
     TreeFacts,
     Unpacked,
+    is_unresolved,
     key_of,
 )
 from tests.conftest import ROOT, ran
@@ -53,6 +54,10 @@ ENDS = "<!-- worlds:begin -->\n", "<!-- worlds:end -->\n"
 Row = Callable[[str, str, str], None]
 KEY = ("archives", "https://content.example/hpcx.tbz")
 A = "a" * 64
+REMEDY = re.compile(
+    "[;,] (so )?(ask again|ask without|build|give|if its owner|pin|take)|if its owner announced|pin other versions, or"
+)
+"""What to do, with which every stop ends."""
 
 
 def rows() -> dict[str, str]:
@@ -230,6 +235,7 @@ def test_archives(world: World, project: Project, row: Row, shown: Callable[[str
     if world.stops:
         with pytest.raises(ImagebuildError) as stopped:
             read(world, unpacked, tmp_path)
+        assert REMEDY.search(str(stopped.value))
         row(world.says, "stops", str(stopped.value))
         return
     env, notes, tree = read(world, unpacked, tmp_path)
@@ -330,14 +336,14 @@ SERVED = (
     Served("no InRelease", gone=("InRelease",)),
     Served("nothing that is signed", gone=("InRelease", "Release", "Release.gpg"), stops="Release.*: the server does not have it .404."),
     Served("a release without its signature", gone=("InRelease", "Release.gpg"), stops="Release.gpg.*: the server does not have it .404."),
-    Served("a web page instead", content={"InRelease": b"<html>log in first</html>"}, stops="InRelease has no signature; is it the web page of a proxy"),
+    Served("a web page instead", content={"InRelease": b"<html>log in first</html>"}, stops="expected a signed InRelease, found no signature"),
     Served("another suite", gone=("*",), content={"dists/stable/InRelease": b"x"}, stops="Release.*: the server does not have it .404."),
-    Served("an old copy", release=lambda text: f"Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC\n{text}", stops="the release was valid until Wed, 01 Jan 2020 00:00:00 UTC; is this an old copy"),
-    Served("hashes of yesterday only", release=lambda text: text.replace("SHA256:", "SHA1:"), stops="the signed release lists no package index"),
+    Served("an old copy", release=lambda text: f"Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC\n{text}", stops="the release was valid until Wed, 01 Jan 2020 00:00:00 UTC, so this is an old copy"),
+    Served("hashes of yesterday only", release=lambda text: text.replace("SHA256:", "SHA1:"), stops="expected in the signed release an index"),
     Served("one form of the index", gone=("Packages",)),
     Served("another form of the index", gone=("Packages.gz",)),
-    Served("no index", gone=("Packages*",), stops="the signed release lists no package index, with a SHA256 or SHA512, that the server has"),
-    Served("an index of another name", release=lambda text: text.replace("Packages", "Index"), stops="the signed release lists no package index"),
+    Served("no index", gone=("Packages*",), stops="expected in the signed release an index with a SHA256 that the server has, found none"),
+    Served("an index of another name", release=lambda text: text.replace("Packages", "Index"), stops="expected in the signed release an index"),
     Served("an index that was changed afterwards", content={"Packages": b"x", "Packages.gz": b"x"}, stops="Packages.* has the SHA256 .*, but the signed release says"),
     Served("a package is absent", index=lambda text: text.replace("Package: libxpmem0", "Package: libxpmem1"), lacks="has no package libxpmem0"),
     Served("all packages have other names", index=lambda text: re.sub("Package: lib", "Package: cu", text), lacks="has no package libnccl2; has no package libxpmem0"),
@@ -377,7 +383,8 @@ def test_repositories(world: Served, keys: Keys, row: Row, tmp_path: Path) -> No
     with Server(tmp_path).running() as server:
         mirrors = Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/{shown.path}/"})
         outcome = resolve_sources(entries, [source], Upstream(mirrors, pause_s=0.001), keep=lambda: None, mark=False)
-    what = " ".join([*outcome.wrong.values(), *outcome.unresolved.values()])
+    what = " ".join([*outcome.wrong.values(), *outcome.absent.values(), *outcome.unresolved.values()])
+    assert not what or REMEDY.search(outcome.complaint())
     said = re.sub(
         r"\b([0-9A-F]{16}|[0-9A-F]{40}|[0-9a-f]{64})\b| \(as http://[^)]*\)", lambda m: "…" if m[1] else "", what
     )
@@ -391,9 +398,10 @@ def test_repositories(world: Served, keys: Keys, row: Row, tmp_path: Path) -> No
     entry = entries[key_of(source)]
     assert isinstance(entry, LockedRepository), what
     assert entry.fingerprint == keys.fingerprint(world.key or shown.key)
+    assert is_unresolved(lock_from_table(entries), source) == bool(world.lacks)
     absent = {package for package in WANTED if f"{package.partition('=')[0]}" in world.lacks}
     assert {package for package, version in entry.packages.items() if version == UNRESOLVED} == absent
-    assert what == (f"{world.lacks}; all else of it is pinned" if world.lacks else "")
+    assert what == (f"{world.lacks}; all else of it is pinned, so pin other versions of these" if world.lacks else "")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from functools import cache
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from imagebuild.core import Arch
 from tests.upstream.workshop import Workshop
 
 EVIDENCE = Path(__file__).parent / "evidence" / "cuda.yaml"
@@ -91,7 +92,7 @@ def images(systems: Iterable[str]) -> dict[str, Image]:
 def push(workshop: Workshop, registry: str, name: str, what: Image, contexts: Mapping[str, Path]) -> str:
     """Build and push one of `images`; the digest of its index."""
     os, variant, cuda = what
-    part, options, tail = f"{name}-amd64", [f"--target={variant}"], ""
+    options, tail = [f"--target={variant}"], ""
     if cuda:
         values = {"TOOLKIT": cuda.toolkit, "CUDA": cuda.version, "OS": os, "NCCL": cuda.nccl,
                   "HELD": " ".join(cuda.held(variant)), "FOREIGN": "\n".join(cuda.rows("foreign")),
@@ -102,15 +103,17 @@ def push(workshop: Workshop, registry: str, name: str, what: Image, contexts: Ma
             'LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN made for tests"',
             'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]\n',
         ])  # fmt: skip
-    output = f"--output=type=image,name={registry}/{part},push=true,compression-level=1"
-    workshop.build("bases", *options, output, tail=tail, **contexts)
-    return make_index(registry, name, part)
+    archs: Sequence[Arch] = ("amd64",) if cuda else workshop.archs
+    for arch in archs:
+        output = f"--output=type=image,name={registry}/{name}-{arch},push=true,compression-level=1"
+        workshop.build("bases", *options, output, arch=arch, tail=tail, **contexts)
+    return make_index(registry, name, archs)
 
 
-def make_index(registry: str, name: str, part: str) -> str:
-    """Give `name` an index with the image `part` for both platforms, as the real ones have; its digest.
+def make_index(registry: str, name: str, archs: Sequence[Arch]) -> str:
+    """Give `name` an index with an image for both platforms, as the real ones have; its digest.
 
-    For arm64, too, the files and the environment are those for amd64: nothing of it can be run.
+    Where arm64's was not pushed, it has the files and the environment of amd64's: nothing of it can be run.
     """
     repository, tag = name.split(":")
     base = f"http://{registry}/v2/{repository}"
@@ -120,7 +123,8 @@ def make_index(registry: str, name: str, part: str) -> str:
         with urllib.request.urlopen(urllib.request.Request(url, data, named, method=method)) as answer:
             return answer.headers, answer.read()
 
-    head, content = ask(f"{base}/manifests/{part.split(':')[1]}", Accept=", ".join(MANIFESTS))
+    pushed = {arch: ask(f"{base}/manifests/{tag}-{arch}", Accept=", ".join(MANIFESTS)) for arch in archs}
+    head, content = pushed["amd64"]
     kind, manifest = head["Content-Type"], json.loads(content)
     config = json.loads(ask(f"{base}/blobs/{manifest['config']['digest']}")[1])
     changed = json.dumps({**config, "architecture": "arm64"}).encode()
@@ -131,9 +135,9 @@ def make_index(registry: str, name: str, part: str) -> str:
     )
     other = json.dumps({**manifest, "config": {**manifest["config"], "digest": digest, "size": len(changed)}}).encode()
     manifests = []
-    for arch, data in (("amd64", content), ("arm64", other)):
-        pushed = ask(f"{base}/manifests/{tag}-{arch}", data, "PUT", Content_Type=kind)[0]["Docker-Content-Digest"]
+    for arch, data in (("amd64", content), ("arm64", pushed["arm64"][1] if "arm64" in pushed else other)):
+        stored = ask(f"{base}/manifests/{tag}-{arch}", data, "PUT", Content_Type=kind)[0]["Docker-Content-Digest"]
         platform = {"os": "linux", "architecture": arch}
-        manifests.append({"mediaType": kind, "digest": pushed, "size": len(data), "platform": platform})
+        manifests.append({"mediaType": kind, "digest": stored, "size": len(data), "platform": platform})
     index = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}).encode()
     return str(ask(f"{base}/manifests/{tag}", index, "PUT", Content_Type=INDEX)[0]["Docker-Content-Digest"])

@@ -35,7 +35,8 @@ DOCA_FOLDERS = tuple(r.path for r in REPOSITORIES if r.of == "doca")
 def publish(built: Path, folder: Path, keys: Keys) -> None:
     """Fill `folder` with `<host>/<path>` of every repository and of the keys."""
     for repository in REPOSITORIES:
-        source, target = built / repository.of, folder / repository.path
+        of = f"{repository.of}-arm64" if "arm64" in repository.path else repository.of
+        source, target = built / of, folder / repository.path
         shutil.copytree(source, target, copy_function=_link)
         for name, content in keys.sign((source / "Release").read_bytes(), repository.key).items():
             (target / name).write_bytes(content)

@@ -130,8 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
                 left -= len(data)
         self.close_connection |= self.owner.is_truncated(path)
 
-    def _content(self, path: str, content: bytes) -> None:
-        self._start(HTTPStatus.OK, len(content))
+    def _content(self, path: str, content: bytes, status: int = HTTPStatus.OK, **fields: str) -> None:
+        self._start(status, len(content), **fields)
         cut = self.owner.is_truncated(path)
         if self.command != "HEAD":
             self.wfile.write(content[: len(content) // 2] if cut else content)
@@ -161,11 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         head, _, content = done.stdout.partition(b"\r\n\r\n")
         fields = dict(line.split(": ", 1) for line in head.decode().splitlines())
         status = int(fields.pop("Status", "200").split()[0])
-        if self.owner.is_truncated(path):
-            self.close_connection = True
-        self._start(status, len(content), **fields)
-        if self.command != "HEAD":
-            self.wfile.write(content[: len(content) // 2] if self.owner.is_truncated(path) else content)
+        self._content(path, content, status, **fields)
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":

@@ -8,13 +8,13 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from imagebuild.core import run_program, which
+from imagebuild.core import Arch, run_program, which
 from imagebuild.oci import find_engine
 from tests.upstream import bases, hpcx, packages, registry, repositories, wheels
 from tests.upstream.keys import Keys
@@ -56,14 +56,20 @@ class Upstream:
 
     @classmethod
     def make(
-        cls, cache: Path, systems: Collection[str], *, sources: bool, log: Callable[[str], None] = lambda _line: None
+        cls,
+        cache: Path,
+        systems: Collection[str],
+        *,
+        sources: bool,
+        archs: Sequence[Arch] = ("amd64",),
+        log: Callable[[str], None] = lambda _line: None,
     ) -> Upstream:
         """Make what the cache folder lacks, after others who do so. Raises imagebuild's errors where that fails.
 
         `systems` are those of the targets to build, such as `13.2.1-ubuntu24.04`. Without `sources`, those of Open MPI
-        cannot be compiled: to make them takes longer than all else.
+        cannot be compiled: to make them takes longer than all else. Images of Ubuntu are for `archs`.
         """
-        workshop = Workshop.open(cache, log)
+        workshop = Workshop.open(cache, archs, log)
         with (workshop.cache / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return cls._make(workshop, systems, sources=sources)
@@ -143,7 +149,8 @@ class Upstream:
                     digest = bases.push(workshop, address, name, what, {**contexts, "toolkit": toolkit})
                     (folder / "digest").write_text(digest)
 
-                made[name] = (workshop.piece(name.replace("/", "-"), [*inputs, str(what)], push) / "digest").read_text()
+                made_from = [*inputs, str(what), *workshop.archs[1:]]
+                made[name] = (workshop.piece(name.replace("/", "-"), made_from, push) / "digest").read_text()
         return made
 
     @property

@@ -6,12 +6,12 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild.build import bootstrap
-from imagebuild.core import cache_folder, run_program
+from imagebuild.core import Arch, cache_folder, run_program
 from imagebuild.oci import find_engine
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -40,13 +40,14 @@ class Workshop:
     docker: Mapping[str, str]
     """Environment in which docker's client reaches the engine."""
     log: Callable[[str], None]
+    archs: Sequence[Arch]
 
     @classmethod
-    def open(cls, cache: Path, log: Callable[[str], None]) -> Workshop:
+    def open(cls, cache: Path, archs: Sequence[Arch], log: Callable[[str], None]) -> Workshop:
         """Raises imagebuild's errors where no base can be made or no engine is found."""
-        made = bootstrap(["linux/amd64"], cache_folder(), release="trixie", log=log)
+        made = bootstrap([f"linux/{arch}" for arch in archs], cache_folder(), release="trixie", log=log)
         cache.mkdir(parents=True, exist_ok=True)
-        return cls(cache.absolute(), made.context, find_engine(os.environ).environment, log)
+        return cls(cache.absolute(), made.context, find_engine(os.environ).environment, log, archs)
 
     def piece(self, name: str, inputs: Iterable[Path | str], make: Make) -> Path:
         """The folder `name` in the cache. `make` fills it anew if it was made from other inputs, or never."""
@@ -68,14 +69,14 @@ class Workshop:
         stamp.write_text(wanted)
         return folder
 
-    def build(self, recipe: str, *options: str, tail: str = "", **contexts: Path) -> None:
+    def build(self, recipe: str, *options: str, arch: Arch = "amd64", tail: str = "", **contexts: Path) -> None:
         """Run `recipes/<recipe>.Dockerfile`, and after it `tail`, with its folder as context, and other folders by name."""
         named = {BASE: self.base, **{name: str(path) for name, path in contexts.items()}}
         with tempfile.NamedTemporaryFile("w", suffix=".Dockerfile") as file:
             file.write((RECIPES / f"{recipe}.Dockerfile").read_text() + tail)
             file.flush()
             run_program(
-                "docker", "buildx", "build", "--progress=plain", "--provenance=false", "--platform=linux/amd64",
+                "docker", "buildx", "build", "--progress=plain", "--provenance=false", f"--platform=linux/{arch}",
                 *(word for name, value in named.items() for word in ("--build-context", f"{name}={value}")),
                 "--file", file.name, *options, str(RECIPES / recipe),
                 env=self.docker,

@@ -14,7 +14,6 @@ from imagebuild.project import (
     Archive,
     BaseImage,
     Entry,
-    GitRef,
     LockedArchive,
     LockedImage,
     LockedRepository,
@@ -28,10 +27,10 @@ from tests.upstream.server import Server
 URL = "https://content.example/x.tbz"
 ARCHIVE = Archive("hpcx", URL)
 PACKAGES = PackageSource("https://packages.example/", "/", "https://packages.example/key", ("a", "b=2"))
-IMAGE, GIT = BaseImage("nvidia/cuda:1"), GitRef("https://git.example/x.git", "v1", None)
+IMAGE = BaseImage("nvidia/cuda:1")
 NOW = LockedImage(digest=f"sha256:{A}", platforms={"linux/amd64": f"sha256:{B}"})
 LOCKED: dict[Any, Entry] = {
-    ARCHIVE: LockedArchive(sha256=A, size=10), IMAGE: NOW, GIT: "1" * 40,
+    ARCHIVE: LockedArchive(sha256=A, size=10), IMAGE: NOW,
     PACKAGES: LockedRepository(fingerprint=KEY, packages={"a": "1", "b=2": "2"}),
 }  # fmt: skip
 INDEX = PackageIndex((KEY,), {"a": ["1", "3"], "b": ["2"]})
@@ -42,7 +41,6 @@ STATES: dict[str, list[tuple[Source, dict[str, Any], str]]] = {
         (PACKAGES, {}, f"signed by {KEY}; a 1, b 2"),
         (IMAGE, {}, f"sha256:{A[:12]}"),
         (IMAGE, {"now": MOVED, "digests": {NOW.digest}}, "the pinned sha256:aaaaaaaaaaaa is still there"),
-        (GIT, {}, "1111111111"),
     ],
     "not locked": [
         (ARCHIVE, {"locked": None}, "0.0 MB"),
@@ -53,14 +51,12 @@ STATES: dict[str, list[tuple[Source, dict[str, Any], str]]] = {
         (ARCHIVE, {"size": 12}, "has 12 bytes, but the lock says 10"),
         (PACKAGES, {"index": PackageIndex((OTHER,), INDEX.versions)}, f"signed by the key {OTHER}, but imagebuild.lock trusts {KEY}"),
         (PACKAGES, {"index": PackageIndex((KEY,), {"b": ["1"]})}, "has no package a; has no b in version 2; the newest: 1"),
-        (GIT, {"now": "2" * 40}, "upstream has 2222222"),
         (IMAGE, {"platforms": ("linux/amd64", "linux/arm64")}, "is for linux/amd64, not for linux/arm64"),
         (IMAGE, {"locked": None, "platforms": ("linux/amd64", "linux/arm64")}, "is for linux/amd64, not for linux/arm64"),
     ],
     "gone": [
         (ARCHIVE, {"status": 404}, "the server does not have it (404)"),
         (ARCHIVE, {"status": 404, "locked": None}, "the lock has no pin of it either"),
-        (IMAGE, {"now": MOVED}, "and the pinned sha256:aaaaaaaaaaaa is gone"),
         (IMAGE, {"now": Absent("x: the registry does not have it")}, "the tag is gone, and the pinned"),
     ],
     "no answer": [
@@ -68,7 +64,6 @@ STATES: dict[str, list[tuple[Source, dict[str, Any], str]]] = {
         (ARCHIVE, {"offline": True}, "Connection refused"),
         (PACKAGES, {"index": None}, "down"),
         (IMAGE, {"now": None}, "down"),
-        (GIT, {"now": None}, "down"),
     ],
 }  # fmt: skip
 ROWS = [(state, *row) for state, rows in STATES.items() for row in rows]

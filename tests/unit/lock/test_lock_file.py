@@ -10,7 +10,6 @@ from imagebuild.core import Absent, ConfigError
 from imagebuild.lock import (
     LockFile,
     Upstream,
-    bump_pins,
     check_lock,
     complete_lock,
     facts_changes,
@@ -61,18 +60,6 @@ def test_a_source_that_could_not_be_compared_has_a_status_of_its_own(tiny: Files
     assert (result.exit_status, result.unchecked) == (4, len(lock.sources))
     gone = dict.fromkeys(lock.entries, Absent("gone"))
     assert check_lock(lock, Fake(answers=gone), whole=True).exit_status == 1
-
-
-def test_a_bump_without_an_answer_says_so_and_changes_nothing(tiny: Files) -> None:
-    lock = job(tiny, FIRST)
-    before = lock.project.matrix.path.read_text()
-    result, texts = bump_pins(lock, Fake(), (), write=True, relock=False, pre=False)
-    assert (result.changes, result.written, texts) == ((), False, {})
-    assert {kept.pin for kept in result.kept} == set(lock.project.matrix.model.versions)
-    assert all(kept.reason for kept in result.kept)
-    assert lock.project.matrix.path.read_text() == before
-    with pytest.raises(ConfigError, match="no pin 'no-such'"):
-        bump_pins(lock, Fake(), ("no-such",), write=True, relock=False, pre=False)
 
 
 @pytest.mark.parametrize("archive", [{"hash": f"sha256={A}", "hashes": {"sha256": A}}, {"hash": f"sha256={A}"}])

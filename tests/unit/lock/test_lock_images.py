@@ -68,4 +68,4 @@ def test_the_lock_names_the_public_image_and_a_mirror_is_asked(registry: FakeReg
         ("images", "debian:13-slim"): LockedImage(digest=digest),
         ("images", "debian:14-slim"): "unresolved",
     }
-    assert "does not have it" in outcome.unresolved["image debian:14-slim"]
+    assert "does not have it" in outcome.absent["image debian:14-slim"]

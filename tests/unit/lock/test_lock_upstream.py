@@ -32,7 +32,7 @@ from imagebuild.core import (
     Unreachable,
     run_program,
 )
-from imagebuild.lock import Upstream, incomplete, lock_from_table, resolve_sources
+from imagebuild.lock import Upstream, incomplete
 from imagebuild.project import (
     Archive,
     ArchiveTree,
@@ -42,12 +42,11 @@ from imagebuild.project import (
     PackageSource,
     Table,
     WheelSet,
-    is_unresolved,
     key_of,
 )
 from tests.conftest import LIBRARY, ROOT, Files
 from tests.unit.conftest import LOGIN, Site
-from tests.upstream.keys import CUDA, DOCA, EXPIRED, Keys
+from tests.upstream.keys import CUDA, DOCA, Keys
 from tests.upstream.server import Server
 from tests.upstream.wheels import make_wheel
 
@@ -76,24 +75,17 @@ def server(tmp_path: Path, keys: Keys) -> Iterator[Server]:
         yield running
 
 
-def publish(
-    root: Path, keys: Keys, *, by: str = CUDA, index: str = PACKAGES, more: str = "", inline: bool = True
-) -> None:
+def publish(root: Path, keys: Keys, *, by: str = CUDA) -> None:
     """A flat repository at /repo/, signed by a key."""
     folder = root / "repo"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    (folder / "Packages.gz").write_bytes(gzip.compress(index.encode()))
-    (folder / "Packages.xz").write_bytes(lzma.compress(index.encode()))
+    (folder / "Packages.gz").write_bytes(gzip.compress(PACKAGES.encode()))
+    (folder / "Packages.xz").write_bytes(lzma.compress(PACKAGES.encode()))
     lines = [f" {hashlib.sha256(p.read_bytes()).hexdigest()} {p.stat().st_size} {p.name}" for p in folder.iterdir()]
-    release = "\n".join([*more.splitlines(), "Origin: test", "SHA256:", *lines, ""]).encode()
-    signatures = keys.sign(release, by)
-    if inline:
-        (folder / "InRelease").write_bytes(signatures["InRelease"])
-    else:
-        (folder / "Release").write_bytes(release)
-        (folder / "Release.gpg").write_bytes(signatures["Release.gpg"])
-    for name in (CUDA, EXPIRED, DOCA):
+    release = "\n".join(["Origin: test", "SHA256:", *lines, ""]).encode()
+    (folder / "InRelease").write_bytes(keys.sign(release, by)["InRelease"])
+    for name in (CUDA, DOCA):
         shutil.copy(keys.public / f"{name}.asc", folder)
         shutil.copy(keys.public / f"{name}.gpg", folder)
 
@@ -108,12 +100,6 @@ def source(server: Server, *packages: str, key: str = f"{CUDA}.asc") -> PackageS
 
 def resolved(server: Server, *packages: str, known: Entry | None = None, key: str = f"{CUDA}.asc") -> Entry:
     return Upstream(pause_s=0.01).resolve(source(server, *packages, key=key), known, lambda *_: None)
-
-
-def versions(server: Server, *packages: str) -> dict[str, str]:
-    entry = resolved(server, *packages)
-    assert isinstance(entry, LockedRepository)
-    return entry.packages
 
 
 def free_port() -> int:
@@ -141,29 +127,12 @@ def test_an_archive_is_downloaded_once_to_be_hashed_and_read(server: Server) -> 
 
 
 @pytest.mark.parametrize("key", [f"{CUDA}.asc", f"{CUDA}.gpg"])
-@pytest.mark.parametrize("inline", [True, False])
-def test_a_signed_repository(server: Server, keys: Keys, key: str, inline: bool) -> None:
-    publish(server.root, keys, inline=inline)
+def test_a_signed_repository(server: Server, keys: Keys, key: str) -> None:
     assert resolved(server, "tool", "nccl=2.9.9-1+cuda12.9", key=key) == LockedRepository(
         fingerprint=keys.fingerprint(CUDA),
         packages={"tool": "1:1.0", "nccl=2.9.9-1+cuda12.9": "2.9.9-1+cuda12.9"},
         candidates={"tool": ("1:1.0~rc1", "1:1.0"), "nccl": ("2.9.9-1+cuda12.9", "2.32.3-1+cuda12.9")},
     )
-
-
-def test_a_missing_package_costs_that_package(server: Server) -> None:
-    wanted = source(server, "tool", "gone", "nccl=2.33.0")
-    entries: Table = {}
-    outcome = resolve_sources(entries, [wanted], Upstream(pause_s=0.01), keep=lambda: None)
-    (entry,) = entries.values()
-    assert isinstance(entry, LockedRepository)
-    assert entry.packages == {"tool": "1:1.0", "gone": "unresolved", "nccl=2.33.0": "unresolved"}
-    (reason,) = outcome.wrong.values()
-    assert reason.startswith("has no package gone; has no nccl in version 2.33.0; the newest: 2.32.3-1")
-    assert incomplete(entries, [wanted]) == [wanted]
-    lock = lock_from_table(entries)
-    assert is_unresolved(lock, wanted)
-    assert not is_unresolved(lock, source(server, "tool"))
 
 
 def tar_of(files: dict[str, bytes], mode: Literal["w:xz", "w:bz2"]) -> bytes:
@@ -199,8 +168,7 @@ INDEX_9 = b"Package: tool\nVersion: 9\n"
     [
         ("InRelease", None, "the signature is not of this text"),
         ("InRelease", b"Origin: test\n", "there is no signature"),
-        (f"{CUDA}.asc", b"<html>", "holds no OpenPGP key"),
-        ("Packages.xz", lzma.compress(INDEX_9), "Packages.xz has the SHA256 .*, but the signed release says"),
+        (f"{CUDA}.asc", b"<html>", "expected an OpenPGP key"),
     ],
 )
 def test_what_was_tampered_with(server: Server, name: str, content: bytes | None, reason: str) -> None:
@@ -214,7 +182,9 @@ def test_text_around_the_signature_does_not_count(server: Server) -> None:
     text = (server.root / "repo" / "InRelease").read_bytes()
     evil = f"SHA256:\n {hashlib.sha256(gzip.compress(INDEX_9)).hexdigest()} 9 Packages.gz\n\n".encode()
     server.replace("/repo/InRelease", evil + text)
-    assert versions(server, "tool") == {"tool": "1:1.0"}
+    entry = resolved(server, "tool")
+    assert isinstance(entry, LockedRepository)
+    assert entry.packages == {"tool": "1:1.0"}
 
 
 def test_a_suite_that_is_not_flat() -> None:
@@ -420,18 +390,6 @@ def test_what_nothing_uses_goes_unless_targets_are_selected(command: Command, fi
     assert "https://example.org/old.tar" not in command.lock["archives"]
 
 
-def test_what_cannot_be_reached_is_listed_and_resolved_later(command: Command, server: Server) -> None:
-    b = server.root / "host" / "b.tar"
-    content = b.read_bytes()
-    b.unlink()
-    said = command("lock", expect=4)
-    assert f"archive {at(server, 'host/b.tar')}: the server does not have it (404)" in said
-    assert command.lock["archives"][at(server, "host/b.tar")] == "unresolved"
-    assert "unresolved  archive" in command("lock", "--check", "--offline", expect=1)
-    b.write_bytes(content)
-    assert "1 resolved; all 5 sources are pinned" in command("lock")
-
-
 def test_a_failure_costs_what_failed_and_nothing_else(command: Command, server: Server, files: Files) -> None:
     command("lock")
     before = command.lock
@@ -441,6 +399,7 @@ def test_a_failure_costs_what_failed_and_nothing_else(command: Command, server: 
     server.forget()
     # One target: its sources only, each asked for and shown once; nothing is written of what failed.
     out = command("lock", "tiny-cuda12.9-debian13-runtime", expect=4)
+    assert f"archive {at(server, 'host/12.9.tar')}: the server does not have it (404)" in out
     assert [request.path for request in server.requests] == ["/host/12.9.tar"]
     shown = [line.split()[1:] for line in out.splitlines() if re.match(r" +[0-9]+\.[0-9] ", line)]
     assert sorted(line[0] for line in shown) == ["archive", "git"]
@@ -450,6 +409,7 @@ def test_a_failure_costs_what_failed_and_nothing_else(command: Command, server: 
     command("lock", expect=4)
     failed = command.lock
     assert failed["archives"][at(server, "host/12.9.tar")] == "unresolved"
+    assert "unresolved  archive" in command("lock", "--check", "--offline", expect=1)
     assert failed["archives"][at(server, "host/13.0.tar")] == hashlib.sha256(b"13").hexdigest()
     assert failed["archives"].items() >= before["archives"].items()
     assert all(tag in str(failed["git"]) for tag in ("v3.4", "v3.5"))
@@ -539,13 +499,3 @@ def test_bump_proposes_and_writes(command: Command, project_git: Path) -> None:
     assert (command.folder / "matrix.yaml").read_text() == after
     assert "all 5 sources are as locked" in command("lock", "--check", "--offline")
     assert "no newer version" in command("bump")
-
-
-def test_bump_says_who_cannot_be_asked(command: Command, server: Server, project_git: Path) -> None:
-    shutil.rmtree(project_git)
-    server.fail("/repo/", status=404, times=99)
-    out = command("bump")
-    assert "git-tool  3.4      could not be asked: " in out
-    assert "library   2.9.9    could not be asked: " in out
-    assert "no newer version" in out
-    assert "no pin 'libary'; did you mean 'library'?" in command("bump", "libary", expect=2)
