@@ -86,14 +86,14 @@ def test_collect_adds_comments_that_tell_how_to_get_the_result(scheduler: str) -
     assert all(line.startswith("# ") for line in added)
 
 
-def test_three_hundred_jobs_take_a_second_or_two() -> None:
+def test_three_hundred_jobs_take_seconds() -> None:
     """How long a thousand take, `make bench` measures."""
     lines = list(REFERENCE.values()) * 10
     text(lines[0])
     start = time.process_time()
     for line in lines[:300]:
         text(line)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 6  # for a machine that does much else
 
 
 # Objects of Kubernetes

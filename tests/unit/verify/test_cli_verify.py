@@ -20,7 +20,7 @@ checks:
   - {{name: version, description: Its version is right, user: {ME}, run: "echo library 1.2; echo ${{EXTRA:-}}", expect: "^library {{version}}$"}}
   - {{name: fails, description: Never passes, user: {ME}, run: "echo SECRET_TOKEN=abcdef; exit 3"}}
   - {{name: large, description: Needs much, user: {ME}, run: x, needs: [gpus>=64]}}
-  - {{name: hangs, description: Never ends, user: {ME}, run: "echo begun; sleep 1000", timeout-s: 1}}
+  - {{name: hangs, description: Never ends, user: {ME}, run: "echo begun; sleep 1000", timeout-s: 3}}
   - {{name: other, description: Somebody else, user: nobody-like-this, run: x}}
 """
 

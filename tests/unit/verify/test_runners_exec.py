@@ -37,7 +37,7 @@ def alive(word: str) -> bool:
 
 
 def gone(word: str) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while alive(word):
         if time.monotonic() > deadline:
             return False
@@ -76,9 +76,9 @@ def run(session: ExecSession, script: str, **more: object) -> Execution:
         ("echo one; echo two >&2; echo three; exit 7", 60, 7, "one\ntwo\nthree\n"),
         ("false | true; echo on", 60, 1, ""),
         ("echo $not_set; echo on", 60, 1, "bash: line 1: not_set: unbound variable\n"),
-        ("cat; echo read to the end", 5, 0, "read to the end\n"),
+        ("cat; echo read to the end", 60, 0, "read to the end\n"),
         ("exit 124", 60, 124, ""),
-        ("trap 'echo tidy; exit 0' TERM; sleep 1000 & wait", 1, None, "tidy\n"),
+        ("trap 'echo tidy; exit 0' TERM; sleep 1000 & wait", 3, None, "tidy\n"),
     ],
     ids=["streams-in-order", "a-pipe-fails", "unset", "nothing-to-read", "no-timeout-by-itself", "ends-itself-in-time"],
 )
@@ -116,10 +116,8 @@ def test_a_command_ends_with_all_that_it_started(
     session: ExecSession, forever: str, monkeypatch: pytest.MonkeyPatch, script: str, status: int | None, output: str
 ) -> None:
     monkeypatch.setattr("imagebuild.verify.runner.GRACE_S", 1)
-    began = time.monotonic()
-    done = run(session, script.format(forever), timeout_s=1)
+    done = run(session, script.format(forever), timeout_s=2 if status is None else 60)
     assert (done.status, done.output) == (status, output)
-    assert time.monotonic() - began < 10
     time.sleep(0.5)  # a process that was missed while it started sleeps by now
     assert gone(forever)
 
@@ -167,7 +165,7 @@ def test_the_outer_deadline_holds_where_the_launcher_hangs(
     with ExecRunner(hung).session() as session:
         done = run(session, "echo never", timeout_s=1)
     assert done.status is None
-    assert done.seconds < 10
+    assert done.seconds < 100
     assert gone(forever)
 
 
@@ -206,7 +204,7 @@ def test_root_becomes_another_user_whose_processes_end_too(session: ExecSession,
 def test_a_rank_that_is_done_does_not_end_the_others() -> None:
     """srun starts the same program several times, and they see each other's processes."""
     number = "echo rank $SLURM_PROCID; sleep $((SLURM_PROCID % 10)); sleep 0.2; echo end $SLURM_PROCID"
-    program = wrapped_script(number, token="several", timeout_s=30, environment={})
+    program = wrapped_script(number, token="several", timeout_s=120, environment={})
     ranks = [
         subprocess.Popen(
             ["bash", "-c", program], env={**os.environ, "SLURM_PROCID": rank}, stdout=subprocess.PIPE, text=True
@@ -214,7 +212,7 @@ def test_a_rank_that_is_done_does_not_end_the_others() -> None:
         # The second is the beginning of the third.
         for rank in ("0", "1", "11", "2")
     ]
-    said = [(rank.communicate(timeout=30)[0], rank.returncode) for rank in ranks]
+    said = [(rank.communicate(timeout=120)[0], rank.returncode) for rank in ranks]
     assert said == [(f"rank {n}\nend {n}\n", 0) for n in (0, 1, 11, 2)]
 
 
