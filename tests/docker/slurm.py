@@ -80,7 +80,7 @@ class Slurm:
         """`srun …` as a user."""
         return subprocess.run(
             ["srun", *map(str, argv)], env=self.environ, cwd="/", user=uid, group=uid, extra_groups=[],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
             check=False,
         )  # fmt: skip
 

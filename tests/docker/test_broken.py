@@ -54,7 +54,6 @@ def test_a_step_that_fails(tiny: Tiny) -> None:
 def test_a_source_that_cannot_be_reached(tiny: Tiny) -> None:
     tiny.from_git("https://nowhere.invalid/tool.git")
     done = tiny.build(TINY_TARGET, expect=4)
-    assert done.seconds < 60
     assert f"{TINY_TARGET}: component tool: a step failed" in done.err
     assert "nowhere.invalid" in done.err
     assert re.search(rf"imagebuild build {TINY_TARGET} --platform linux/\w+ --stage tool-source -v", done.err)
@@ -106,7 +105,7 @@ def test_an_engine_that_stops(tiny: Tiny, second_engine: SecondEngine) -> None:
     assert "Traceback" not in done.err
     assert f"error: the engine at {second_engine.host} stopped during the build (no socket there)" in done.err
     assert not half_written(tiny.root / "build")
-    assert until(lambda: not sleeping(tiny.forever), 3), "the engine's end leaves the step running"
+    assert until(lambda: not sleeping(tiny.forever)), "the engine's end leaves the step running"
 
 
 def test_an_engine_that_stops_while_verify_runs(tiny: Tiny, second_engine: SecondEngine) -> None:
@@ -143,7 +142,7 @@ def nothing_left(tiny: Tiny) -> None:
 def test_a_build_is_told_to_end(tiny: Tiny, arguments: list[str], number: signal.Signals, status: int) -> None:
     building = start_sleeping(tiny, *arguments)
     building.send_signal(number)
-    done = finish(building, 30)
+    done = finish(building)
     assert done.status == status
     assert "Traceback" not in done.err
     assert "error" not in done.err
@@ -176,7 +175,7 @@ def test_ctrl_c_in_verify_removes_the_container(tiny: Tiny, client: DockerClient
     assert until(lambda: sleeping(tiny.forever))
     assert containers(client)
     verifying.send_signal(signal.SIGINT)
-    done = finish(verifying, 20)
+    done = finish(verifying)
     assert (done.status, done.err) == (130, "")
     assert not containers(client)
     assert not (tiny.root / "verify.json").exists()

@@ -118,7 +118,7 @@ def mpijob(pods: Pods, folder: Path) -> Iterator[Container]:
 @pytest.mark.parametrize("kind", ["jobset", "mpijob"])
 def test_a_job_ends_with_its_verdict(kind: str, pods: Pods, tmp_path: Path) -> None:
     with jobset(pods) if kind == "jobset" else mpijob(pods, tmp_path) as launcher:
-        status = launcher.wait(timeout=180)["StatusCode"]
+        status = launcher.wait(timeout=600)["StatusCode"]
         log = launcher.logs().decode()
     assert status == 0, log
     assert len(re.findall("#  Rank +[0-7] .* A100 80GB PCIe", log)) == 8, log

@@ -140,3 +140,19 @@ def test_a_mirror_that_has_something_else(tiny: Tiny, content: Content) -> None:
         done = tiny.build(TARGET, expect=5, **configuration(tiny, site, NOWHERE))
     assert f"{NOWHERE}/tool.tar: its sha256 is" in done.err
     assert content.sha256 in done.err
+
+
+def test_a_folder_replaces_a_source_in_git(tiny: Tiny, tmp_path: Path) -> None:
+    """What counts is what the folder holds, not where it is or when it was written."""
+    tiny.from_git("https://nowhere.invalid/tool.git")
+
+    def build(folder: str, content: str) -> set[str]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "main.c").write_text(f"{content} of {tiny.nonce}\n")
+        tiny.build(TARGET, "--source", f"tool={tmp_path / folder}")
+        return {step.stage for step in tiny.result().steps if not step.cached} - {"image"}
+
+    assert build("one", "first") == {"library", "tool"}
+    assert build("two", "first") == set()
+    assert build("two", "second") == {"tool"}
+    assert "/nowhere.invalid" not in str(tiny.result().steps)

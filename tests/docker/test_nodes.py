@@ -142,7 +142,7 @@ def test_mpirun_between_containers_whose_files_are_read_only(
         assert run(f"{ssh} id -u").split() == [user.partition(":")[0]]
         scan = run(f"ssh-keyscan -q -t ed25519 -p 2222 {' '.join(names)} 2> /dev/null")
         assert len({line.split()[-1] for line in scan.splitlines()}) == 2
-        mpirun = f"with-user timeout 20 mpirun --host {','.join(names)} --prtemca plm_ssh_args '-p 2222' hostname"
+        mpirun = f"with-user timeout 60 mpirun --host {','.join(names)} --prtemca plm_ssh_args '-p 2222' hostname"
         assert until(lambda: set(names) <= set(run(mpirun).split())), run(mpirun)
         places = {str(entry["Path"]) for entry in nodes[0].diff() or ()}  # docker makes those where it mounts
         assert not [path for path in places if not f"{home}/.ssh".startswith(path)]

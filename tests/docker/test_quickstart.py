@@ -46,8 +46,7 @@ def test_the_result_says_what_was_built(quickstart: Built, client: DockerClient)
 def test_again_everything_is_cached(quickstart: Built, imagebuild: Imagebuild) -> None:
     imagebuild("build", TARGET, "--platform", "local")  # what the engine has dropped since, to make room, is made again
     before = quickstart.result
-    again = imagebuild("build", TARGET, "--platform", "local")
-    assert again.seconds <= 20
+    imagebuild("build", TARGET, "--platform", "local")
     assert quickstart.result.digest == before.digest
     assert all(step.cached for step in quickstart.result.steps)
     assert {s.stage for s in quickstart.result.steps} == {s.stage for s in before.steps}
@@ -90,26 +89,6 @@ def test_verify_proves_every_component_of_devel(devel: Built, imagebuild: Imageb
     assert_proves_every_component(result, devel, imagebuild)
     outcomes = Counter(check.outcome for check in result.checks)
     assert f"{outcomes['passed']} passed, 0 failed, {outcomes['skipped']} skipped" in done.out
-
-
-LIBRARY = "rm /opt/nccl/lib/libnccl.so.2 && ldconfig"
-HOST_KEY = "ssh-keygen -q -A"
-PASSWORDS = "echo PasswordAuthentication yes > /etc/ssh/sshd_config.d/00-mine.conf"
-FOUND = {
-    LIBRARY: {"nccl-wheel loads", "nccl-wheel version"},
-    HOST_KEY: {"image no-keys", "sshd no-host-keys", "sshd host-keys"},
-    PASSWORDS: {"sshd settings", "sshd refuses-root", "sshd refuses-user"},
-}
-"""Damage → the checks that find it, and no others do."""
-
-
-def test_verify_finds_what_was_broken(quickstart: Built, imagebuild: Imagebuild, tmp_path: Path) -> None:
-    tag, damage, failing = f"{REPOSITORY}/broken:1", "\nRUN ".join(FOUND), set().union(*FOUND.values())
-    docker_build(f"FROM {quickstart.tag}\nRUN {damage}\n", "--tag", tag)
-    done = imagebuild("verify", tag, "--json", tmp_path / "verify.json", expect=1)
-    result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
-    assert {f"{c.component} {c.check}" for c in result.checks if c.outcome == "failed"} == failing
-    assert f"{len(failing)} failed" in done.out
 
 
 def test_verify_of_an_image_that_was_not_built_here(imagebuild: Imagebuild) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -115,21 +114,19 @@ def test_a_prefix_says_the_same(by_docker: VerifyResult, node: Node, verify: Ver
 def test_hosts_of_a_prefix_are_nodes(
     quickstart: Built, by_docker: VerifyResult, client: DockerClient, verify: Verify
 ) -> None:
-    chosen = [name for name in outcomes(by_docker) if re.search("two-nodes|four-nodes|refuses|sshd/host-keys", name)]
-    assert len(chosen) > 8
+    chosen = {"openmpi-distro/four-nodes-as-user", "ucx-distro/two-nodes", "sshd/refuses-root", "sshd/host-keys"}
     with cluster(client, quickstart.tag, 4) as nodes:
         result = verify(
             TARGET, "--runner", f"exec:docker exec {nodes[0].name}", "--hosts", ",".join(cluster_names(4)),
             *(f"--only={name}" for name in chosen),
         )  # fmt: skip
-    assert outcomes(result) == {name: outcomes(by_docker)[name] for name in outcomes(result)}
-    assert "passed" in outcomes(result).values()
+    assert outcomes(result) == {name: outcomes(by_docker)[name] for name in chosen} == dict.fromkeys(chosen, "passed")
 
 
 HUNG = """
   - name: hangs
     description: Never ends, and its children hide from it
-    timeout-s: 2
+    timeout-s: 5
     run: |
       echo before
       (setsid sleep {seconds} > /dev/null 2>&1 &)
@@ -163,13 +160,12 @@ def hung(tmp_path: Path, environ: dict[str, str]) -> tuple[Imagebuild, str]:
 def test_a_hung_check_ends_with_all_it_started(quickstart: Built, hung: tuple[Imagebuild, str], tmp_path: Path) -> None:
     imagebuild, _ = hung
     chosen = ("--only", "pmix/hangs", "--only", "pmix/afterwards")
-    done = imagebuild("verify", TARGET, *chosen, "--output", tmp_path / "kept", expect=1)
+    imagebuild("verify", TARGET, *chosen, "--output", tmp_path / "kept", expect=1)
     result = VerifyResult.model_validate_json((tmp_path / "kept/verify.json").read_text())
     check = the(result, "pmix/hangs")
     assert (check.outcome, check.timeout, check.status) == ("failed", True, None)
-    assert (check.reason, check.output) == ("did not end within 2 s", "before\n")
+    assert (check.reason, check.output) == ("did not end within 5 s", "before\n")
     assert the(result, "pmix/afterwards").outcome == "passed", the(result, "pmix/afterwards").output
-    assert done.seconds < 60
 
 
 def test_ctrl_c_ends_what_ssh_started(hung: tuple[Imagebuild, str], node: Node) -> None:
@@ -178,7 +174,7 @@ def test_ctrl_c_ends_what_ssh_started(hung: tuple[Imagebuild, str], node: Node) 
     assert until(lambda: sleeping(seconds))
     process.send_signal(signal.SIGINT)
     assert finish(process).status == 130
-    assert not sleeping(seconds)
+    assert until(lambda: not sleeping(seconds))
 
 
 @pytest.fixture
@@ -201,27 +197,20 @@ def test_an_image_of_somebody_else_is_checked_by_name(foreign: str, verify: Veri
     assert "no gpu here" in the(result, "nvbandwidth/lists").reason
 
 
-def test_what_a_foreign_image_lacks_is_said(imagebuild: Imagebuild, quickstart: Built, verify: Verify) -> None:
-    chosen = ["--only", "pmix/loads", "--only", "openmpi-distro/ranks-as-user"]
-    tag = f"{REPOSITORY}/foreign:3"
-    docker_build(f"FROM {quickstart.tag}\nRUN userdel mpiuser && rm /usr/bin/bash\n", "--tag", tag)
-    result = verify(tag, *chosen, expect=3)
-    assert the(result, "pmix/loads").reason == "the image has no bash"
-    docker_build(f"FROM {quickstart.tag}\nRUN userdel mpiuser\n", "--tag", tag)
+def test_what_a_foreign_image_lacks_is_said(quickstart: Built, verify: Verify) -> None:
+    """The time is kept by bash, so that no program of coreutils has to be there."""
+    tag, ranks = f"{REPOSITORY}/foreign:3", "openmpi-distro/ranks-as-user"
+    chosen = ["--only", "pmix/loads", "--only", ranks]
+    docker_build(f"FROM {quickstart.tag}\nRUN rm /usr/bin/bash\n", "--tag", tag)
+    assert the(verify(tag, *chosen, expect=3), "pmix/loads").reason == "the image has no bash"
+    docker_build(f"FROM {quickstart.tag}\nRUN userdel mpiuser && rm /usr/bin/timeout /usr/bin/env\n", "--tag", tag)
     result = verify(tag, *chosen)
-    assert the(result, "openmpi-distro/ranks-as-user").reason == "the image has no user mpiuser"
+    assert the(result, ranks).reason == "the image has no user mpiuser"
     assert the(result, "pmix/loads").outcome == "passed"
     docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
     result = verify(tag, *chosen, expect=4)
     assert {c.outcome for c in result.checks} == {"skipped"}
     assert "sleep" in the(result, "pmix/loads").reason
-
-
-def test_an_image_without_coreutils(quickstart: Built, verify: Verify) -> None:
-    """The time is kept by bash, not by a program of the image."""
-    tag = f"{REPOSITORY}/foreign:4"
-    docker_build(f"FROM {quickstart.tag}\nRUN rm /usr/bin/timeout /usr/bin/env\n", "--tag", tag)
-    assert the(verify(tag, "--only", "pmix/loads"), "pmix/loads").outcome == "passed"
 
 
 def test_a_normal_user_s_image(quickstart: Built, verify: Verify, client: DockerClient) -> None:
@@ -237,24 +226,6 @@ def test_a_normal_user_s_image(quickstart: Built, verify: Verify, client: Docker
 
 def pid(client: DockerClient, running: Container) -> int:
     return int(client.api.inspect_container(str(running.id))["State"]["Pid"])
-
-
-@pytest.fixture
-def archive(quickstart: Built, client: DockerClient, tmp_path: Path) -> Path:
-    with (tmp_path / "image.tar").open("wb") as file:
-        file.writelines(client.images.get(quickstart.tag).save(named=True))
-    return tmp_path / "image.tar"
-
-
-def test_a_file_is_read_and_started(archive: Path, client: DockerClient, verify: Verify, quickstart: Built) -> None:
-    before = set(client.images.get(quickstart.tag).tags)
-    result = verify(archive, "--only", "pmix", "--only", "image")
-    assert {c.outcome for c in result.checks if c.component == "pmix"} <= {"passed", "skipped"}
-    assert the(result, "pmix/loads").outcome == "passed"
-    assert the(result, "image/no-keys").outcome == "passed"
-    assert (result.target, result.digest) == (TARGET, quickstart.result.digest)
-    # Another client's test may give an equal image a name, for as long as it runs.
-    assert until(lambda: set(client.images.get(quickstart.tag).tags) <= before, 60)
 
 
 def test_a_digest_is_pulled_where_that_is_allowed(

@@ -219,12 +219,19 @@ def tags(registry: str) -> dict[str, str]:
     return found
 
 
-def test_images_from_a_push_to_the_catalog(machine: Machine, origin: Tiny, registry: str) -> None:
+def build(machine: Machine, row: dict[str, str], day: str = "", fails: tuple[str, str] = ("", "")) -> None:
+    """Build, verify and publish one row of the matrix; `fails` are the steps that do, in both jobs."""
+    shutil.rmtree(machine.folder / "artifacts", ignore_errors=True)
+    targets = {name.upper(): row[name] for name in ("targets", "platform")}
+    machine.job("build.yml", "build", fails=fails[0], DAY=day, **targets)
+    machine.job("build.yml", "publish", fails=fails[1])
+
+
+def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny, registry: str, tmp_path: Path) -> None:
     first = git(origin.root, "rev-parse", "HEAD")
     (entry,) = planned(machine, JOBS="1")
     assert entry["name"] == f"{RUNTIME} and 1 more amd64"
-    machine.job("build.yml", "build", DAY="", TARGETS=entry["targets"], PLATFORM=entry["platform"])
-    machine.job("build.yml", "publish")
+    build(machine, entry)
     machine.job("images.yml", "catalog", GH_REPO="x/y")
     published = tags(registry)
     assert {"runtime", "devel", f"13.0-runtime-{first[:7]}", f"13.0-devel-{first[:7]}"} <= set(published)
@@ -258,62 +265,51 @@ def test_images_from_a_push_to_the_catalog(machine: Machine, origin: Tiny, regis
     commit(origin, "a check that fails")
     (entry,) = planned(machine)
     assert entry["name"] == f"{DEVEL} amd64"
-    shutil.rmtree(machine.folder / "artifacts")
-    machine.job(
-        "build.yml", "build", DAY="", fails="Verify those digests", TARGETS=entry["targets"], PLATFORM=entry["platform"]
-    )
-    machine.job("build.yml", "publish", fails='imagebuild publish --results results --registry "$REGISTRY" --sign')
+    publishing = 'imagebuild publish --results results --registry "$REGISTRY" --sign'
+    build(machine, entry, fails=("Verify those digests", publishing))
     assert tags(registry) == published
     assert [entry["name"] for entry in planned(machine)] == [f"{DEVEL} amd64"], "what failed is built again, alone"
 
-
-def test_a_security_update_is_built_again(machine: Machine, origin: Tiny, registry: str, tmp_path: Path) -> None:
+    # A week later.
     origin.replace("matrix.yaml", "variant: [runtime, devel]", "variant: [runtime]")
     commit(origin, "runtime alone")
+    asked = look_for_updates(machine, tmp_path)
+    machine.job("fresh.yml", "attach")
+    (entry,) = json.loads(asked["matrix"])["include"]
+    build(machine, entry, asked["day"])
     revision, day = git(origin.root, "rev-parse", "HEAD")[:7], f"{datetime.now(UTC):%Y%m%d}"
+    before, published = published, tags(registry)
+    assert published["runtime"] == published[f"13.0-runtime-{revision}-{day}"] != before["runtime"]
+    assert published[f"13.0-runtime-{first[:7]}"] == before["runtime"], "the old tag stays"
+    assert planned(machine) == [], "a rebuild is as its commit is"
+    place, repository = connect_registry(registry), f"{REPOSITORY}/tiny"
+    index = place.manifest(repository, before["runtime"])
+    assert index
+    (image,) = manifests_of(index.document)
+    assert len(read_attestations(place, repository, image.digest, "scan")) == 2, "that of the build, and this week's"
 
-    def build(rows: str, day: str = "") -> None:
-        (row,) = json.loads(rows)["include"]
-        shutil.rmtree(machine.folder / "artifacts", ignore_errors=True)
-        machine.job("build.yml", "build", DAY=day, TARGETS=row["targets"], PLATFORM=row["platform"])
-        machine.job("build.yml", "publish")
 
-    planned(machine)
-    build(machine.outputs["matrix"])
-    before = tags(registry)
-    first = before["runtime"]
-
-    home = tmp_path / "gnupg"
-    home.mkdir()
+def look_for_updates(machine: Machine, folder: Path) -> dict[str, str]:
+    """Run the weekly job, with an archive that has nothing new at first; return what asks for a build."""
+    (home := folder / "gnupg").mkdir()
     Keys.make(home)
-    suite = tmp_path / "server/dists/trixie-security"
-    with Server(tmp_path / "server").running() as server:
+    keys = Keys(home)
+    suite = folder / "server/dists/trixie-security"
+    with Server(folder / "server").running() as server:
 
-        def look(version: str) -> dict[str, str]:
-            """Publish this version of libc6 in the archive, and run the weekly job."""
-            archive(suite, f"Package: libc6\nVersion: {version}\nArchitecture: amd64\n\n", Keys(home))
+        def look(version: str, findings: str = "") -> dict[str, str]:
+            """Publish this version of libc6 in the archive, and let the scanner find something."""
+            archive(suite, f"Package: libc6\nVersion: {version}\nArchitecture: amd64\n\n", keys)
+            (machine.folder / "found").write_text(findings)
+            machine.environ["STANDIN_FOUND"] = str(machine.folder / "found")
             values = {"ARCHIVE": f"http://127.0.0.1:{server.port}", "SUITE": "trixie-security", "TARGETS": "tiny"}
-            keyring = str(Keys(home).public / f"{CUDA}.gpg")
+            keyring = str(keys.public / f"{CUDA}.gpg")
             machine.job("fresh.yml", "look", **values, KEYRING=keyring, JOBS="256", GPU="linux/arm64")
             return machine.outputs
 
         assert look("1") == {}, "nothing is newer"
-        (machine.folder / "found").write_text(FOUND)
-        machine.environ["STANDIN_FOUND"] = str(machine.folder / "found")
-        assert "matrix" in look("1"), "the scan fails, and the distribution has mended what it found"
-        machine.environ["STANDIN_FOUND"] = "/dev/null"
-        asked = look("999")
-    machine.job("fresh.yml", "attach")
-    build(asked["matrix"], asked["day"])
-    published = tags(registry)
-    assert published["runtime"] == published[f"13.0-runtime-{revision}-{day}"] != first
-    assert published[f"13.0-runtime-{revision}"] == first, "the old tag stays"
-    assert planned(machine) == [], "a rebuild is as its commit is"
-    place, repository = connect_registry(registry), f"{REPOSITORY}/tiny"
-    index = place.manifest(repository, first)
-    assert index
-    (image,) = manifests_of(index.document)
-    assert len(read_attestations(place, repository, image.digest, "scan")) == 2, "that of the build, and this week's"
+        assert "matrix" in look("1", FOUND), "the scan fails, and the distribution has mended what it found"
+        return look("999")
 
 
 FOUND = """CVE-2026-0001 (remotely exploitable, high urgency)

@@ -153,7 +153,7 @@ def test_twenty_megabytes_of_debug_output(tmp_path: Path) -> None:
     assert size > 15_000_000
     begin = time.process_time()
     results = read_files([tmp_path / "log"])
-    assert time.process_time() - begin < 3
+    assert time.process_time() - begin < 9
     same(results.runs[0], table)
     tracemalloc.start()
     assert len(read_log(tmp_path / "log").lines) == len(table.lines())

@@ -62,9 +62,9 @@ def run_patiently(session: ExecSession, script: str, timeout_s: float, status: i
         ("echo one; echo two >&2; echo three; exit 7", 60, 7, "one\ntwo\nthree\n"),
         ("false | true; echo on", 60, 1, ""),
         ("echo $not_set; echo on", 60, 1, "bash: line 1: not_set: unbound variable\n"),
-        ("cat; echo read to the end", 5, 0, "read to the end\n"),
+        ("cat; echo read to the end", 60, 0, "read to the end\n"),
         ("exit 124", 60, 124, ""),
-        ("trap 'echo tidy; exit 0' TERM; sleep 1000 & wait", 1, None, "tidy\n"),
+        ("trap 'echo tidy; exit 0' TERM; sleep 1000 & wait", 3, None, "tidy\n"),
     ],
     ids=["streams-in-order", "a-pipe-fails", "unset", "nothing-to-read", "no-timeout-by-itself", "ends-itself-in-time"],
 )
