@@ -104,8 +104,10 @@ def plan(
         return Plan(targets=tuple(full), excluded=excluded, restricted=restricted)
 
     def show() -> None:
-        from imagebuild.core.console import out, print_table
+        from imagebuild.core.console import err, out, print_table
 
+        for line in workspace.renderer.check(targets):
+            err.print(line, markup=False)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:

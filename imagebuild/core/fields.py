@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -26,6 +26,9 @@ Release = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 """As `Name`, with dots for versions."""
 Platform = Literal["linux/amd64", "linux/arm64"]
 Arch = Literal["amd64", "arm64"]
+ARCHS: tuple[Arch, ...] = get_args(Arch)
+CPUS: Mapping[str, str] = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Architecture → the kernel's name of it."""
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
 """Text without line breaks and other control characters: it stays on its line of a Dockerfile."""
 EnvironmentValue = Annotated[str, Field(pattern=r'^[^\x00-\x1f\x7f"\\`]*$')]
@@ -34,6 +37,10 @@ VERSION = r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$"
 VersionText = Annotated[str, Field(pattern=VERSION)]
 """A version, or a value of an axis: safe in a shell line, a tag and an address without quotes."""
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+DIGEST, TAG = r"sha256:[0-9a-f]{64}", r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+"""Patterns of an image's digest and tag, as the OCI distribution specification allows them."""
+Digest = Annotated[str, Field(pattern=f"^{DIGEST}$")]
+Tag = Annotated[str, Field(pattern=f"^{TAG}$")]
 
 
 PATTERN_WORDS: Mapping[str, str] = {
@@ -43,7 +50,7 @@ PATTERN_WORDS: Mapping[str, str] = {
     r'^[^\x00-\x1f\x7f"\\`]*$': "one line without quotes, backslashes and backticks",
     r"^[0-9a-f]{40}$": "a commit of 40 digits (0-9, a-f)",
     r"^[0-9a-f]{64}$": "a sha256 of 64 digits (0-9, a-f)",
-    r"^sha256:[0-9a-f]{64}$": "a digest: sha256: and 64 digits (0-9, a-f)",
+    f"^{DIGEST}$": "a digest: sha256: and 64 digits (0-9, a-f)",
     r"^[0-9A-F]{40}$": "the fingerprint of a key: 40 digits (0-9, A-F)",
     r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$": "a package in lower case: name or name=version",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable: letters, digits and underscores",

@@ -253,7 +253,7 @@ class Outcome:
     """Source → what is wrong with the answer."""
     changes: list[str] = field(default_factory=list)
     """How facts differ from what the lock had before."""
-    adaptions: list[str] = field(default_factory=list)
+    adaptations: list[str] = field(default_factory=list)
     """What images will adapt of the sources, a line for each."""
 
     def complaint(self) -> str:
@@ -497,7 +497,7 @@ class LockFile:
         """Write the file with its entries as they are now."""
         write_text(self.path, self.text(self.entries))
 
-    def adaptions(self, before: Mapping[Key, Entry]) -> Iterator[str]:
+    def adaptations(self, before: Mapping[Key, Entry]) -> Iterator[str]:
         """Yield a line for each thing that images adapt of sources whose facts are new or changed since `before`."""
         project = replace(self.project, lock=lock_from_table(self.entries))
         now = replace(self, project=project, renderer=Renderer(project, self.renderer.versions))
@@ -505,7 +505,7 @@ class LockFile:
         lines: dict[str, None] = {}
         for recipe in now.recipes if renewed else ():
             if any(key_of(source) in renewed for source in recipe.sources()):
-                lines |= dict.fromkeys(recipe.adaptions())
+                lines |= dict.fromkeys(recipe.adaptations())
         yield from lines
 
 
@@ -526,7 +526,7 @@ def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[t
     before = dict(lock.entries)
     lacking = incomplete(lock.entries, lock.sources)
     outcome = resolve_sources(lock.entries, lacking, upstream, keep=lock.write, mark=whole)
-    outcome.changes, outcome.adaptions = facts_changes(before, lock.entries), list(lock.adaptions(before))
+    outcome.changes, outcome.adaptations = facts_changes(before, lock.entries), list(lock.adaptations(before))
     # After a failure, what was used before may be wanted again.
     if whole and not outcome.complaint() and (kept := without_stale(lock.entries, lock.sources)) != lock.entries:
         lock.entries.clear()
@@ -544,7 +544,7 @@ def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> t
     sources = tuple(source for source in lock.sources if key_of(source) in anew)
     before = dict(lock.entries)
     outcome = resolve_sources(lock.entries, sources, upstream, keep=lock.write, anew=anew)
-    outcome.changes, outcome.adaptions = facts_changes(before, lock.entries), list(lock.adaptions(before))
+    outcome.changes, outcome.adaptations = facts_changes(before, lock.entries), list(lock.adaptations(before))
     return sources, outcome
 
 
@@ -561,7 +561,7 @@ def shown_sources(lock: LockFile, names: Collection[str]) -> Iterator[str]:
         f"  {line}"
         for recipe in lock.recipes
         if any(key_of(source) in chosen and getattr(source, "tree", None) for source in recipe.sources())
-        for line in recipe.adaptions()
+        for line in recipe.adaptations()
     }
     if adapted:
         yield "adapted in images"

@@ -19,7 +19,7 @@ from imagebuild.core import console, files
 from imagebuild.core.console import out
 from imagebuild.core.debian import Package, version_key
 from imagebuild.core.errors import ConfigError, Mistakes, ResultError
-from imagebuild.core.fields import Model, YamlFile
+from imagebuild.core.fields import DIGEST, Model, YamlFile
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import load_yaml
 from imagebuild.oci.attestation import read_attestations
@@ -41,7 +41,6 @@ from imagebuild.publish.sbom import SpdxDocument
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """All severities from the least to the worst; `unknown` comes first."""
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def scan_result(image: PlatformImage, file: Path, policy: YamlFile[Policy], today: date | None = None) -> ScanResult:
@@ -189,7 +188,7 @@ def _severity(word: object) -> Severity:
 
 
 def _digests(*names: object) -> frozenset[str]:
-    return frozenset(match[0] for name in names if (match := DIGEST.search(str(name))))
+    return frozenset(match[0] for name in names if (match := re.search(DIGEST, str(name))))
 
 
 # The policy

@@ -114,6 +114,11 @@ def built_with_itself(files: Files) -> None:
     files.replace("matrix.yaml", "    tags:", "    build-with: {library: tool}\n    tags:")
 
 
+def without_stage(files: Files) -> None:
+    files.component("tool", TOOL + "build-requires: [library]\n")
+    (files.root / "dockerfiles/components/library/build.j2").unlink()
+
+
 def nothing(files: Files) -> None:
     """The files are right."""
 
@@ -192,6 +197,23 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("", "{{ file('gone') }}"), f"render {TARGET}", f"{TEMPLATE}:1: dockerfiles/components/tool/files/gone cannot be read"),
     (lambda files: (files.root / TEMPLATE).write_bytes(b"\xff"), f"render {TARGET}", f"{TEMPLATE}:1: cannot be read: not UTF-8 text; write"),
     (lambda files: (files.root / "dockerfiles/macros.j2").unlink(), f"render {TARGET}", "macros.j2: is missing, and templates need it; write `extends"),
+    # stages: `plan` renders what it lists
+    (lambda files: (files.root / TEMPLATE).unlink(), "plan", f"{COMPONENT}:6: git: is for a build stage; write {TEMPLATE}, or"),
+    (lambda files: files.component("mine", LIBRARY + "build-requires: [library]\n"), "plan", "mine/component.yaml:5: build-requires: is for a build stage"),
+    (without_stage, "plan", f"{COMPONENT}:7: build-requires: library has no stage; write dockerfiles/components/library/build.j2"),
+    (component("", "FROM {{ bsae }} AS tool"), "plan", f"{TEMPLATE}:1: 'bsae' is undefined; did you mean 'base'?"),
+    (component("", "FROM x AS tool\nCOPY files/a /a\n"), "plan", f"{TEMPLATE}:2: `COPY files/a /a`: there is no build context to copy"),
+    (component("", "FROM x AS tool\nRUN <<'A'\nx\nA\necho y\nA\n"), "plan", "or is the heredoc of `RUN <<'A'` to end later?"),
+    (write("dockerfiles/components/tool/install.j2", "RUN <<EOF\nx\n"), "plan", "tool/install.j2:1: the heredoc of `RUN <<EOF` has no end; write"),
+    (write("dockerfiles/components/tool/install.j2", "FROM x\n"), "plan", "tool/install.j2:1: FROM would begin another image; leave"),
+    (image("append: ADD x /y"), "plan", "append: `ADD x /y`: there is no build context to copy from; use a heredoc"),
+    (image("append: 'RUN --mount=type=bind,source=x,target=/y ls'"), "plan", "append: `RUN --mount=type=bind,source=x,target=/y ls`: there is"),
+    (edit('"12.9", "13.0"', '"13.0rc"'), "plan", "matrix.yaml:14: images.tiny.axes.cuda: '13.0rc' is no version; write"),
+    (edit('tool: "3.4"', 'tool: "3.5"'), f"render {TARGET}", "has no git https://example.org/tool.git 3.5, but 3.4; add it"),
+    (lambda files: (files.root / "imagebuild.lock").unlink(), f"render {TARGET}", "imagebuild.lock (not there yet): has no image debian:13-slim; add"),
+    (nothing, "verify tiny --list", "tiny: 3 targets fit (tiny-cuda12.9-debian13-runtime, tiny-"),
+    (nothing, "verify tiny-* --list", "tiny-*: 3 targets fit (tiny-cuda12.9-debian13-runtime, tiny-"),
+    (nothing, "each imagebuild verify {image}", "imagebuild: no such folder; before the command, name the one where builds are"),
     # conditions
     (edit('cuda: "<13"', 'cdua: "<13"'), "plan", "matrix.yaml:22: rules.when: unknown axis 'cdua'; did you mean 'cuda'?"),
     (edit("variant: devel}", "variant: dev}"), "plan", "matrix.yaml:22: rules.when.variant: no target has 'dev'; did you"),
@@ -254,7 +276,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (built_with_itself, "plan", "matrix.yaml:19: images.tiny.build-with.library: not a component that provides it: 'tool'; known"),
     (image("waivers: [{rule: lables, subject: x, reason: x}]"), "plan", "waivers.0.rule: must be another word, not 'lables'; did"),
     (edit('"12.9", "13.0"', "latest"), "plan", "matrix.yaml:14: images.tiny.axes.cuda: 'latest' is no version; write the one"),
-    (nothing, "plan --set cuda=newest", "--set cuda: 'newest' is no version; write the one you mean, such as 13.2"),
+    (nothing, "plan --set cuda=newest", "--set cuda: 'newest' is no version; write the one you mean; `imagebuild"),
     (edit('library: "1.2"', "library: latest"), "plan", "matrix.yaml:8: versions.library: 'latest' is no version; write the"),
     (nothing, "plan --set library=latest", "--set library=latest: 'latest' is no version; write the one you mean; `imagebuild"),
     (lambda files: files.write("matrix.yaml", MATRIX[: MATRIX.index("images:")] + "images: {}\n"), "plan", "images: there is none; add"),
@@ -280,7 +302,8 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
 
 
 PLACE = (
-    r"error: (\S+:\d+: |--\w+|no target fits|'>=x'|[*]: 3 targets|\S+: (cannot be read|is missing|is there already))"
+    r"error: (\S+:\d+: |--\w+|no target fits|'>=x'|\S+ \(not there yet\): |"
+    r"\S+: (3 targets fit|cannot be read|is missing|is there already|no such folder))"
 )
 """A file with its line, an option or an argument; or a file that there is not."""
 
@@ -346,6 +369,16 @@ def test_options_that_do_not_fit_are_said_in_one_line(
     status, printed, said = command(*line.split())
     assert (status in (2, 3), printed, len(said.splitlines())) == (True, "", 1)
     assert message in said
+
+
+def test_a_plan_says_which_versions_the_lock_does_not_have(
+    tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny.root)
+    tiny.replace("matrix.yaml", 'tool: "3.4"', 'tool: "3.44"')
+    status, printed, said = command("plan")
+    assert (status, TARGET in printed) == (0, True)
+    assert said.startswith("imagebuild.lock:1: has no git https://example.org/tool.git 3.44, but 3.4; add it with")
 
 
 def test_there_are_two_hundred_of_them() -> None:
