@@ -220,7 +220,8 @@ def entry_of(lock: Lock, source: Source) -> Any:
         entry = entry.get(key) if entry else None
     if entry is None:
         known = getattr(lock, table) if table == "images" else getattr(lock, table).get(keys[0], ())
-        near = get_close_matches(keys[-1], [name for name in known if table != "repositories"], n=5)
+        cutoff = 0.6 if table == "images" else 0.0
+        near = get_close_matches(keys[-1], known if table in ("git", "images", "wheels") else (), n=5, cutoff=cutoff)
         instead = f", but {', '.join(near)}" if near else ""
         raise ConfigError(
             f"{lock.place}: has no {source_title(source)}{instead}; add it with `imagebuild lock` "

@@ -321,7 +321,7 @@ class Renderer:
             source = read_text(path)
             number = source.count("\n", 0, max(0, source.rfind(line))) + 1
             raise ConfigError(f"{path}:{number}: {problem}")
-        if not re.search(rf"^FROM .* AS {name}$", text, re.MULTILINE):
+        if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
         self._stages[recipe.identity(name)] = f"{rule}\n{text}"
         return self._stages[recipe.identity(name)]
@@ -356,6 +356,9 @@ class Renderer:
                 text = path.read_text(encoding="utf-8").rstrip("\n")
             except OSError as error:
                 raise LookupError(f"{path} cannot be read: {error.strerror}") from None
+            if "\0" in text:
+                line = text.count("\n", 0, text.index("\0")) + 1
+                raise ConfigError(f"{path}:{line}: a NUL cannot be in a text; remove it")
             if match := UNFILLED.search(text):
                 line, value = text.count("\n", 0, match.start()) + 1, match[1]
                 remedy = f"write @{value}@, and {{{{ file('{name}')|replace('@{value}@', {value}) }}}} in the template"

@@ -214,6 +214,18 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, "verify tiny --list", "tiny: 3 targets fit (tiny-cuda12.9-debian13-runtime, tiny-"),
     (nothing, "verify tiny-* --list", "tiny-*: 3 targets fit (tiny-cuda12.9-debian13-runtime, tiny-"),
     (nothing, "each imagebuild verify {image}", "imagebuild: no such folder; before the command, name the one where builds are"),
+    # what gets into a Dockerfile
+    (component("env: {MY-PATH: x}\n"), "plan", "component.yaml:7: env.MY-PATH: must be the name of a variable"),
+    (component("env: {X: 'a\"b'}\n"), "plan", "component.yaml:7: env.X: must be one line without quotes"),
+    (component("checks: [{name: a, description: x, run: x, environment: {A B: x}}]\n"), "plan", "environment.A B: must be the name of a var"),
+    (component("packages: {runtime: ['x; rm -rf /']}\n"), "plan", "packages.runtime.0: must be a package: name or name={version}, not 'x"),
+    (component("archive: htp://x/{version}.tar\n"), "plan", "component.yaml:7: archive: must be an address that begins with https"),
+    (lambda files: files.replace(COMPONENT, "git: https:", "git: htp:"), "plan", "git: must be the address of a git repository, such as"),
+    (component("libraries: [lib]\n"), "plan", "component.yaml:7: libraries.0: must be an absolute path, without blanks, not 'lib'"),
+    (component("checks: [{name: a, description: x, run: x, when: {os: []}}]\n"), "plan", "checks.0.when.os: must not be empty"),
+    (edit("[linux/amd64]", "[linux/amd64, linux/amd64]"), "plan", "matrix.yaml:17: images.tiny.platforms: linux/amd64 is there twice; remove"),
+    (edit("[tool, library]", "[tool, library, tool]"), "plan", "matrix.yaml:18: images.tiny.components: tool is there twice; remove one"),
+    (with_file("a\0b"), "plan", "files/f:1: a NUL cannot be in a text; remove it"),
     # conditions
     (edit('cuda: "<13"', 'cdua: "<13"'), "plan", "matrix.yaml:22: rules.when: unknown axis 'cdua'; did you mean 'cuda'?"),
     (edit("variant: devel}", "variant: dev}"), "plan", "matrix.yaml:22: rules.when.variant: no target has 'dev'; did you"),
