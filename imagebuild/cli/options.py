@@ -285,7 +285,7 @@ class ProjectFiles:
     @property
     def is_shipped(self) -> bool:
         """Return whether no project is named and none is here, so that the one that comes with imagebuild is read."""
-        return not (self.root or self.matrix or MATRIX.exists())
+        return not (self.root or self.matrix or os.path.lexists(MATRIX))
 
     @cached_property
     def paths(self) -> ProjectPaths:

@@ -204,10 +204,9 @@ def init(
 
     from imagebuild.core.console import out
     from imagebuild.core.files import write_text
-    from imagebuild.project.matrix import REPOSITORY
+    from imagebuild.project.plan import check_repository
 
-    if not re.fullmatch(REPOSITORY, repository):
-        raise ConfigError(f"--repository {repository}: write a registry and a folder, as ghcr.io/acme")
+    check_repository("--repository", repository)
     if not re.fullmatch("[a-z0-9][a-z0-9-]*", image):
         raise ConfigError(f"--name {image}: use lower-case letters, digits and hyphens")
     if workflow and not re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", workflow):

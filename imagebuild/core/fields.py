@@ -63,7 +63,7 @@ PATTERN_WORDS: Mapping[str, str] = {
     r"^(https?|\{[a-z-]+\})://\S+$": "an address that begins with https://",
     r"^/[^\s\x00]*$": "an absolute path, without blanks",
     r"^[a-z0-9{][a-z0-9+.{}-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~{}-]+)?$": "a package: name or name={version}",
-    r"^(https?://|ssh://|git://|git@)\S+$": "the address of a git repository, such as https://host/name.git",
+    r"^(https?://|ssh://|git://|file://|git@)\S+$": "the address of a git repository, such as https://host/name.git",
     VERSION: "a version: letters, digits and . + ~ : _ -",
     r"^[0-9]{2,3}[a-z]?$": "a compute capability without its dot, such as 90",
     r"^[A-Za-z0-9][A-Za-z0-9._:/{}@-]*$": "an image such as debian:13-slim",

@@ -351,7 +351,7 @@ class Component(Model):
     """The build stage is a tool of others' stages; an image cannot have the component."""
     stage_only: bool = False
     """The build stage serves other stages; nothing of it is copied into the image."""
-    git: Annotated[str, Field(pattern=r"^(https?://|ssh://|git://|git@)\S+$")] | None = None
+    git: Annotated[str, Field(pattern=r"^(https?://|ssh://|git://|file://|git@)\S+$")] | None = None
     """Address of the git repository."""
     tag: str = "{version}"
     """Tag of a version in the git repository; the lock has the commit."""

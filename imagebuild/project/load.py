@@ -92,9 +92,9 @@ def check_folders(components: Path, mistakes: Mistakes) -> None:
     for path in sorted(components.glob("*/*")):
         if path.name not in PARTS and not path.name.startswith(".") and path.suffix != ".md":
             mistakes.add(f"{path}:1", f"is not read; a component has {', '.join(PARTS)}")
-    for folder in sorted(components.glob("[!.]*/")):
-        if folder.is_dir() and not (folder / PARTS[0]).exists():
-            mistakes.add(f"{folder / PARTS[0]}:1", "is missing; write it, or remove the folder")
+    for folder in sorted(components.glob("[!.]*")):
+        if folder.suffix != ".md" and not (folder / PARTS[0]).exists():
+            mistakes.add(f"{folder / PARTS[0]}:1", f"is missing; write it, or remove {folder.name}")
 
 
 def layered(own: Project, base: Project) -> Project:

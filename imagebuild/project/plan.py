@@ -325,7 +325,8 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
                 near = nearest(axis, image.axes)
                 remedy = f"correct {near!r}" if near else f'add `{axis}: ["VERSION"]`'
                 mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}; {remedy}")
-        for release in image.axes.get("os", ()):
+        # Another base is for the targets that were asked for, and compared with those alone.
+        for release in image.axes.get("os", ()) if not changes.base_image else ():
             if image.base and (problem := base_mismatch(image.base, release)):
                 mistakes.add(at("images", name, "base"), f"images.{name}.base: {image.base}: {problem}")
     for pin, rows in matrix.versions.items():
@@ -405,6 +406,12 @@ class Changes:
         return tuple(word for pair in pairs for word in pair)
 
 
+def check_repository(option: str, name: str | None) -> None:
+    """Raise ConfigError if an option has a text that cannot be a repository."""
+    if name is not None and not re.fullmatch(REPOSITORY, name):
+        raise ConfigError(f"{option} {name}: must be {PATTERN_WORDS[REPOSITORY]}")
+
+
 def parse_changes(
     settings: Iterable[str],
     with_: Iterable[str] = (),
@@ -413,6 +420,7 @@ def parse_changes(
     repository: str | None = None,
 ) -> Changes:
     """Return the changes of options such as `--set cuda=13.1`. Raises ConfigError for text that is not `name=value`."""
+    check_repository("--registry", repository)
     values = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

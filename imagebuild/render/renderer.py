@@ -313,6 +313,8 @@ class Renderer:
         summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
         if git and not git.commit:
             summary += f", tag {git.tag}"
+        if "rule" not in self._macros:
+            raise ConfigError(f"{self.project.template('macros.j2')}:1: has no macro rule; copy it from imagebuild's")
         rule = self._macros["rule"](name, summary)
         text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
         path = self.project.template(f"components/{name}/build.j2")

@@ -99,7 +99,7 @@ def first_mistake(text: str) -> tuple[str, str]:
 def _needs_context(word: str, line: str, sources: tuple[str, ...]) -> bool:
     """Return whether an instruction takes files from the build context."""
     if word in ("COPY", "ADD"):
-        fetched = word == "ADD" and re.search(r"(^|\s)(https?://|git@|ssh://|git://|\$)", line)
+        fetched = word == "ADD" and re.search(r"(^|\s)([a-z+]+://|git@|\$)", line)
         return not (sources or "<<" in line or fetched)
     options = re.match(r"(--\S+\s+)*", line) if word == "RUN" else None
     mounts = [mount.split(",") for mount in MOUNT.findall(options[0])] if options else []
