@@ -56,13 +56,6 @@ def completed(kind: str) -> Callable[[str], list[str]]:
     return names
 
 
-def completed_platforms(incomplete: str) -> list[str]:
-    """Return the platforms that complete what is typed."""
-    from imagebuild.core.fields import Platform
-
-    return [name for name in ("local", *get_args(Platform)) if name.startswith(incomplete)]
-
-
 def _names_of(kind: str) -> Iterable[str]:
     """Return the names of a kind in the project of the current folder, or of IMAGEBUILD_PROJECT."""
     from imagebuild.core.files import shipped_folder
@@ -81,6 +74,7 @@ NAMES: Mapping[str, Callable[[Workspace], Iterable[str]]] = {
     "checks": lambda workspace: (
         f"{name}/{check.name}" for name, file in workspace.project.components.items() for check in file.model.checks
     ),
+    "platforms": lambda workspace: ("local", *(name for t in workspace.plan.targets for name in t.platforms)),
     "settings": lambda workspace: (
         *(f"{axis}={value}" for t in workspace.plan.targets for axis, value in t.axes.items()),
         *(f"{pin}={row.version}" for pin, rows in workspace.versions.items() for row in rows),
@@ -115,7 +109,7 @@ PlatformsOption = Annotated[
     option(
         "--platform OS/ARCH",
         "Only this platform; `local` is this machine's. Repeat it for several.",
-        autocompletion=completed_platforms,
+        autocompletion=completed("platforms"),
     ),
 ]
 PlatformOption = Annotated[
@@ -123,7 +117,7 @@ PlatformOption = Annotated[
     option(
         "--platform OS/ARCH",
         "Platform to take from an image for several platforms.",
-        autocompletion=completed_platforms,
+        autocompletion=completed("platforms"),
     ),
 ]
 FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
