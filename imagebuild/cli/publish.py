@@ -111,7 +111,7 @@ def each(
     A failure does not stop the others; the exit status is the worst.
     """
     if published is None and not folder.is_dir():
-        raise ConfigError(
+        raise NothingSelected(
             f"{folder}: no such folder; before the command, name the one where builds are: `imagebuild each build -- …`"
         )
     images = None if published is None else list(_published_images(project, published, folder))
