@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, cast, get_args
 from urllib.parse import urlsplit
 
 from imagebuild import oci
@@ -21,7 +21,7 @@ from imagebuild.build import private
 from imagebuild.core import debian, files
 from imagebuild.core.debian import AptSource
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.fields import Model
+from imagebuild.core.fields import Model, Platform
 from imagebuild.core.run import RunProgram, run_logged, run_program
 from imagebuild.oci import layout
 from imagebuild.oci.layout import EPOCH
@@ -30,7 +30,7 @@ Log = Callable[[str], None]
 RunLogged = Callable[..., None]
 """Function that runs a program as `core.run.run_logged` does."""
 
-ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
+PLATFORMS: tuple[Platform, ...] = get_args(Platform)
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
 # apt makes these folders by itself; made here, they would belong to the user that the host's apt runs as.
@@ -71,7 +71,7 @@ class RootfsRecipe:
     @property
     def arch(self) -> str:
         """Return Debian's name of the architecture."""
-        return ARCHITECTURES[self.platform]
+        return self.platform.rpartition("/")[2]
 
     def command(self, mode: str, tar: str) -> tuple[str, ...]:
         """Return the command line of mmdebstrap."""
@@ -199,8 +199,8 @@ def bootstrap(
     fails or is missing.
     """
     sources = tuple(map(signed_source, tools.sources(release)))
-    if unknown := [name for name in platforms if name not in ARCHITECTURES]:
-        known = ", ".join(ARCHITECTURES)
+    if unknown := [name for name in platforms if name not in PLATFORMS]:
+        known = ", ".join(PLATFORMS)
         raise ConfigError(f"no base can be bootstrapped for platform {unknown[0]!r}; possible: {known}")
     recipes = [RootfsRecipe(release, name, sources) for name in platforms]
     cache = cache.absolute()

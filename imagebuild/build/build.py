@@ -63,8 +63,8 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     renderer = renderer.with_unresolved(request.targets)
     project = renderer.project
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
-    adaptions = (line for target in request.targets for line in renderer.recipe(target).adaptions())
-    for line in dict.fromkeys(adaptions):
+    adaptations = (line for target in request.targets for line in renderer.recipe(target).adaptations())
+    for line in dict.fromkeys(adaptations):
         out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
     check_request(request, dockerfiles)
     bundle = bundle_of(request, dockerfiles)

@@ -34,7 +34,7 @@ from imagebuild.build.inputs import (
 )
 from imagebuild.core import yaml
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, ResultError
-from imagebuild.core.fields import Commit, Model, Platform
+from imagebuild.core.fields import Commit, Digest, Model, Platform
 from imagebuild.core.files import write_text
 from imagebuild.core.http import Downloads
 from imagebuild.core.run import run_program
@@ -42,7 +42,6 @@ from imagebuild.core.settings import git_environment, pip_conf_text, pip_environ
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import check_image, start_layout
 from imagebuild.oci.registry import Layout, copy_image, pull_image
-from imagebuild.project.lockfile import Digest
 from imagebuild.render.recipe import pip_platforms
 
 MANIFEST = "manifest.json"

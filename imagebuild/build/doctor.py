@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagebuild.build.private import MACHINES
 from imagebuild.core.errors import ImagebuildError
+from imagebuild.core.fields import CPUS
 from imagebuild.core.run import INSTALL_COSIGN, RunProgram, run_program, syft_program, version_numbers
 from imagebuild.oci import engine
 from imagebuild.oci.engine import BUILDX_MIN, Endpoint
@@ -124,10 +124,10 @@ def judge_engine(facts: MachineFacts) -> Iterator[DoctorFinding]:
         yield DoctorFinding("image store", False, lacks, fix)
 
     machine = facts.info.get("Architecture", platform.machine())
-    native = next((arch for arch, name in MACHINES.items() if name == machine), machine)
+    native = next((arch for arch, name in CPUS.items() if name == machine), machine)
     line = re.search(r"^Platforms:\s*(.+)$", facts.builder, re.MULTILINE)
     known = {word.strip().rstrip("*") for word in line[1].split(",")} if line else set()
-    emulated = [arch for arch in MACHINES if arch != native and f"linux/{arch}" in known]
+    emulated = [arch for arch in CPUS if arch != native and f"linux/{arch}" in known]
     if not line:
         detail = "the current builder does not list them"
         yield DoctorFinding("platforms", False, detail, "docker buildx inspect --bootstrap")
@@ -135,7 +135,7 @@ def judge_engine(facts: MachineFacts) -> Iterator[DoctorFinding]:
         detail = ", ".join([f"linux/{native}", *(f"linux/{arch} (emulated)" for arch in emulated)])
         yield DoctorFinding("platforms", True, detail)
     else:
-        other = " ".join(arch for arch in MACHINES if arch != native)
+        other = " ".join(arch for arch in CPUS if arch != native)
         fix = f"to build for {other}, as root: apt-get install qemu-user-static"
         yield DoctorFinding("platforms", None, f"linux/{native} only", fix)
 

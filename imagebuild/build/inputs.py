@@ -28,7 +28,7 @@ from pydantic import Field
 
 from imagebuild.build.bake import BuildInputs
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
-from imagebuild.core.fields import Arch, Commit, Model, Platform
+from imagebuild.core.fields import ARCHS, Arch, Commit, Model, Platform
 from imagebuild.core.files import read_text, temporary_file, write_text
 from imagebuild.core.http import Downloads, file_sha256, login_for
 from imagebuild.core.run import RunProgram, run_program
@@ -47,7 +47,7 @@ from imagebuild.project.lockfile import (
     wheels_of,
 )
 from imagebuild.render import renderer
-from imagebuild.render.recipe import ARCHS, Recipe
+from imagebuild.render.recipe import Recipe
 
 
 @dataclass(frozen=True)

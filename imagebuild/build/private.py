@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from imagebuild.core.errors import CommandError
+from imagebuild.core.fields import CPUS
 from imagebuild.core.run import (
     RunProgram,
     os_errors_as_command_errors,
@@ -216,7 +217,6 @@ def remove_network(bridge: str, run: RunProgram) -> None:
 
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 BINFMT_D = Path("/usr/lib/binfmt.d")
-MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
@@ -225,7 +225,7 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
     The whole machine has one table of emulators; an entry that works is kept. Raises ConfigError if root is needed,
     CommandError if a step fails.
     """
-    name = f"qemu-{MACHINES[arch]}"
+    name = f"qemu-{CPUS[arch]}"
 
     def works() -> bool:
         """Return whether the kernel runs such programs in every root file system: flag F of an emulator."""
@@ -236,7 +236,7 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
         """Return the configuration files of the emulator, if it is installed."""
         return [path for end in ("", "-static") if (path := BINFMT_D / f"{name}{end}.conf").exists()]
 
-    if MACHINES[arch] == platform.machine() or works():
+    if CPUS[arch] == platform.machine() or works():
         return
     require_root(f"setting up the emulation of {arch}")
     if not (BINFMT / "register").exists():

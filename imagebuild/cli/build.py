@@ -74,8 +74,9 @@ def build(
     """Build targets with BuildKit."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets, layer_format_of, print_builds
-    from imagebuild.project.plan import select_targets
+    from imagebuild.project.plan import check_repository, select_targets
 
+    check_repository("--cache", cache)
     if sum((load, push, output is not None)) > 1:
         raise ConfigError("--load, --push and --output exclude each other; give one of them")
     changes = edits.parse(registry)

@@ -118,7 +118,7 @@ def _show_outcome(file: LockFile, sources: tuple[Source, ...], outcome: Outcome)
 
     unpinned, number = file.unpinned(sources), len(sources)
     state = f"{unpinned} of {number} sources have no pin" if unpinned else f"all {number} sources are pinned"
-    for line in (*outcome.changes, *(f"adapted: {line}" for line in outcome.adaptions)):
+    for line in (*outcome.changes, *(f"adapted: {line}" for line in outcome.adaptations)):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     out.print(f"{file.path}: {len(outcome.resolved)} resolved; {state}", markup=False)
     if complaint := outcome.complaint():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
@@ -45,7 +45,7 @@ def argument(metavar: str, text: str, **more: Any) -> Any:
 
 
 def completed(kind: str) -> Callable[[str], list[str]]:
-    """Return what completes names in a shell: `targets`, `components`, or a folder such as `jobs/clusters`."""
+    """Return what completes names in a shell: one of NAMES, or a folder such as `jobs/clusters`."""
 
     def names(incomplete: str) -> list[str]:
         try:
@@ -62,14 +62,25 @@ def _names_of(kind: str) -> Iterable[str]:
 
     root = os.environ.get(PROJECT_VARIABLE)
     project = ProjectFiles(Path(root) if root else None if MATRIX.exists() else shipped_folder())
-    if kind == "components":
-        return sorted(project.open().project.components)
-    if kind == "targets":
-        targets = project.open().plan.targets
-        return dict.fromkeys(name for target in targets for name in (target.image, target.id))
+    if kind in NAMES:
+        return dict.fromkeys(NAMES[kind](project.open()))
     top, _, inner = kind.partition("/")
     return sorted({path.stem for folder in data_folders(None, top) for path in (folder / inner).glob("*.yaml")})
 
+
+NAMES: Mapping[str, Callable[[Workspace], Iterable[str]]] = {
+    "targets": lambda workspace: (name for t in workspace.plan.targets for name in (t.image, t.id)),
+    "components": lambda workspace: sorted(workspace.project.components),
+    "checks": lambda workspace: (
+        f"{name}/{check.name}" for name, file in workspace.project.components.items() for check in file.model.checks
+    ),
+    "platforms": lambda workspace: ("local", *(name for t in workspace.plan.targets for name in t.platforms)),
+    "settings": lambda workspace: (
+        *(f"{axis}={value}" for t in workspace.plan.targets for axis, value in t.axes.items()),
+        *(f"{pin}={row.version}" for pin, rows in workspace.versions.items() for row in rows),
+    ),
+}
+"""Kind of names → those of a project."""
 
 # The project, and what the command line changes about it
 SelectArgument = Annotated[
@@ -95,10 +106,19 @@ ImageArgument = Annotated[
 ]
 PlatformsOption = Annotated[
     list[str] | None,
-    option("--platform OS/ARCH", "Only this platform; `local` is this machine's. Repeat it for several."),
+    option(
+        "--platform OS/ARCH",
+        "Only this platform; `local` is this machine's. Repeat it for several.",
+        autocompletion=completed("platforms"),
+    ),
 ]
 PlatformOption = Annotated[
-    str | None, option("--platform OS/ARCH", "Platform to take from an image for several platforms.")
+    str | None,
+    option(
+        "--platform OS/ARCH",
+        "Platform to take from an image for several platforms.",
+        autocompletion=completed("platforms"),
+    ),
 ]
 FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
 BaseOption = Annotated[
@@ -259,7 +279,7 @@ class ProjectFiles:
     @property
     def is_shipped(self) -> bool:
         """Return whether no project is named and none is here, so that the one that comes with imagebuild is read."""
-        return not (self.root or self.matrix or MATRIX.exists())
+        return not (self.root or self.matrix or os.path.lexists(MATRIX))
 
     @cached_property
     def paths(self) -> ProjectPaths:
@@ -315,7 +335,12 @@ class PlanChanges:
     """Hold the options that change the project without editing its files."""
 
     settings: Annotated[
-        list[str] | None, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
+        list[str] | None,
+        option(
+            "--set NAME=VALUE",
+            "Give an axis other values (a,b,…), or a pin another version.",
+            autocompletion=completed("settings"),
+        ),
     ] = None
     with_: Annotated[
         list[str] | None,

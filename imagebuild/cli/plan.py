@@ -104,8 +104,10 @@ def plan(
         return Plan(targets=tuple(full), excluded=excluded, restricted=restricted)
 
     def show() -> None:
-        from imagebuild.core.console import out, print_table
+        from imagebuild.core.console import err, out, print_table
 
+        for line in workspace.renderer.check(targets):
+            err.print(line, markup=False)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:
@@ -202,10 +204,9 @@ def init(
 
     from imagebuild.core.console import out
     from imagebuild.core.files import write_text
-    from imagebuild.project.matrix import REPOSITORY
+    from imagebuild.project.plan import check_repository
 
-    if not re.fullmatch(REPOSITORY, repository):
-        raise ConfigError(f"--repository {repository}: write a registry and a folder, as ghcr.io/acme")
+    check_repository("--repository", repository)
     if not re.fullmatch("[a-z0-9][a-z0-9-]*", image):
         raise ConfigError(f"--name {image}: use lower-case letters, digits and hyphens")
     if workflow and not re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", workflow):

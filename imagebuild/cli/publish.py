@@ -115,6 +115,10 @@ def each(
 
     A failure does not stop the others; the exit status is the worst.
     """
+    if published is None and not folder.is_dir():
+        raise NothingSelected(
+            f"{folder}: no such folder; before the command, name the one where builds are: `imagebuild each build -- …`"
+        )
     images = None if published is None else list(_published_images(project, published, folder))
     if images == []:
         raise NothingSelected(f"--published {published}: no alias of the project's targets is there")

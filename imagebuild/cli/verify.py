@@ -38,7 +38,12 @@ def verify(
         str, option("--runner docker|exec:PREFIX", "What runs commands in the image, such as exec:'ssh node'.")
     ] = "docker",
     only: Annotated[
-        list[str] | None, option("--only COMPONENT/CHECK", "Run only checks that fit this glob. Repeat for several.")
+        list[str] | None,
+        option(
+            "--only COMPONENT/CHECK",
+            "Run only checks that fit this glob. Repeat for several.",
+            autocompletion=options.completed("checks"),
+        ),
     ] = None,
     list_checks_: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
     env: Annotated[

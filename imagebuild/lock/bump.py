@@ -14,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagebuild.core import files
 from imagebuild.core.errors import ConfigError, ImagebuildError, Mistakes, suggestion
-from imagebuild.core.fields import Model, YamlFile
+from imagebuild.core.fields import ARCHS, Model, YamlFile
 from imagebuild.core.http import Advance
 from imagebuild.core.yaml import load_yaml
 from imagebuild.lock.resolve import (
@@ -39,7 +39,7 @@ from imagebuild.project.lockfile import (
 )
 from imagebuild.project.matrix import Matrix, Target
 from imagebuild.project.plan import Project, make_plan
-from imagebuild.render.recipe import ARCHS, Recipe
+from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer
 
 VERSION = "{version}"

@@ -255,7 +255,7 @@ class Outcome:
     """Source → what is wrong with the answer."""
     changes: list[str] = field(default_factory=list)
     """How facts differ from what the lock had before."""
-    adaptions: list[str] = field(default_factory=list)
+    adaptations: list[str] = field(default_factory=list)
     """What images will adapt of the sources, a line for each."""
 
     def complaint(self) -> str:
@@ -515,10 +515,10 @@ class LockFile:
         """Ask upstream for sources as `resolve_sources` does; the outcome says what that changes, too."""
         before = dict(self.entries)
         outcome = resolve_sources(self.entries, sources, upstream, keep=self.write, **options)
-        outcome.changes, outcome.adaptions = facts_changes(before, self.entries), list(self.adaptions(before))
+        outcome.changes, outcome.adaptations = facts_changes(before, self.entries), list(self.adaptations(before))
         return outcome
 
-    def adaptions(self, before: Mapping[Key, Entry]) -> Iterator[str]:
+    def adaptations(self, before: Mapping[Key, Entry]) -> Iterator[str]:
         """Yield a line for each thing that images adapt of sources whose facts are new or changed since `before`."""
         project = replace(self.project, lock=lock_from_table(self.entries))
         now = replace(self, project=project, renderer=Renderer(project, self.renderer.versions))
@@ -526,7 +526,7 @@ class LockFile:
         lines: dict[str, None] = {}
         for recipe in now.recipes if renewed else ():
             if any(key_of(source) in renewed for source in recipe.sources()):
-                lines |= dict.fromkeys(recipe.adaptions())
+                lines |= dict.fromkeys(recipe.adaptations())
         yield from lines
 
 
@@ -576,7 +576,7 @@ def shown_sources(lock: LockFile, names: Collection[str]) -> Iterator[str]:
         f"  {line}"
         for recipe in lock.recipes
         if any(key_of(source) in chosen and getattr(source, "tree", None) for source in recipe.sources())
-        for line in recipe.adaptions()
+        for line in recipe.adaptations()
     }
     if adapted:
         yield "adapted in images"

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast, get_args
 
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
-from imagebuild.core.fields import Arch, Platform
+from imagebuild.core.fields import ARCHS, Arch, Platform
 from imagebuild.core.http import Advance, Downloads
 from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
 from imagebuild.core.settings import Mirrors, git_environment, pip_environment
@@ -36,7 +36,7 @@ from imagebuild.project.lockfile import (
     Wheel,
     WheelSet,
 )
-from imagebuild.render.recipe import ARCHS, pip_platforms
+from imagebuild.render.recipe import pip_platforms
 
 GIT_TIMEOUT_S = 60
 PIP_TIMEOUT_S = 300

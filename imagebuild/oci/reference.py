@@ -7,17 +7,16 @@ import re
 from dataclasses import dataclass, replace
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import DEFAULT_REGISTRY, full_reference
+from imagebuild.core.fields import DEFAULT_REGISTRY, DIGEST, TAG, full_reference
 
 DEFAULT_TAG = "latest"
 _NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REFERENCE = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(?::[0-9]+)?|\[[0-9A-Fa-f:]+\](?::[0-9]+)?)"
     rf"/(?P<repository>{_NAME}(?:/{_NAME})*)"
-    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
-    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+    rf"(?::(?P<tag>{TAG}))?"
+    rf"(?:@(?P<digest>{DIGEST}))?"
 )
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)

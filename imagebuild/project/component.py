@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Arch, Condition, Model, Name, matches
+from imagebuild.core.fields import Arch, Condition, EnvironmentValue, Folder, Model, Name, Url, Variable, matches
 from imagebuild.project.lockfile import ArchiveTree, TreeFacts
 from imagebuild.project.matrix import CheckWaiver
 
@@ -92,7 +92,7 @@ class Check(Model):
     """Regular expression that must occur in the output; `{version}` stands for the component's version."""
     needs: tuple[NeedText, ...] = ()
     """What the place must have; elsewhere the check is skipped."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: dict[Variable, str] = Field(default_factory=dict)
     """Variables for the commands, for checks that share a script."""
     ranks: Annotated[int, Field(gt=0)] = 1
     """Number of ranks that srun starts; more than one needs `slurm`."""
@@ -136,11 +136,17 @@ class ConditionalRow(Model):
     values: dict[str, str]
 
 
+class EnvironmentRow(ConditionalRow):
+    """Hold variables that vary by axis or version."""
+
+    values: dict[Variable, EnvironmentValue]
+
+
 class Repository(Model):
     """Describe a signed repository of packages, beside the distribution's own. Templates as in `archive`."""
 
     name: Name
-    url: str
+    url: Url
     suite: str = "/"
     key: str
     """Address of the key that signs it; the lock has the fingerprint. If the base image trusts it, `package:NAME` is
@@ -155,14 +161,17 @@ class Repository(Model):
         return self
 
 
+PackageText = Annotated[str, Field(pattern=r"^[a-z0-9{][a-z0-9+.{}-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~{}-]+)?$")]
+
+
 class Packages(Model):
     """Name packages of the distribution, or of the component's `repository`.
 
     `name={version}` pins a package; other packages of a `repository` get their exact version from the lock.
     """
 
-    runtime: tuple[str, ...] = ()
-    devel: tuple[str, ...] = ()
+    runtime: tuple[PackageText, ...] = ()
+    devel: tuple[PackageText, ...] = ()
     """Installed in addition in the `devel` variant."""
     before_install: str = ""
     """Shell lines that run in the same step, before the installation."""
@@ -342,11 +351,11 @@ class Component(Model):
     """The build stage is a tool of others' stages; an image cannot have the component."""
     stage_only: bool = False
     """The build stage serves other stages; nothing of it is copied into the image."""
-    git: str | None = None
+    git: Annotated[str, Field(pattern=r"^(https?://|ssh://|git://|file://|git@)\S+$")] | None = None
     """Address of the git repository."""
     tag: str = "{version}"
     """Tag of a version in the git repository; the lock has the commit."""
-    archive: str | None = None
+    archive: Url | None = None
     """Address of an archive: version, axes, `<axis>-major`, `arch`, `cpu` and facts are filled in."""
     unpacked: Unpacked | None = None
     """What `imagebuild lock` reads from the archive, to make the image's environment from it."""
@@ -362,9 +371,9 @@ class Component(Model):
     packages_from: Name | None = None
     """Component whose `repository` the packages come from."""
     packages: Packages = Packages()
-    libraries: tuple[str, ...] = ()
+    libraries: tuple[Folder, ...] = ()
     """Folders below `/out/<variant>` of the build stage where the loader shall look, in this order."""
-    env: Annotated[tuple[ConditionalRow, ...], BeforeValidator(_rows)] = ()
+    env: Annotated[tuple[EnvironmentRow, ...], BeforeValidator(_rows)] = ()
     """Environment of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to. Of a variable
     that the unpacked archive sets too, this is the value."""
     env_of_base: tuple[str, ...] = ()

@@ -62,15 +62,16 @@ def load_project(matrix: Path, dockerfiles: Path, lock: Path, extending: tuple[P
     assert document
     known = {name: file for name, file in components.items() if file}
     own_lock = locked.model if locked else Lock()
-    own_lock._path = str(lock)
+    own_lock._place = f"{lock}:1" if locked else f"{lock} (not there yet)"
     own = Project(document, known, own_lock, (dockerfiles,), own_lock)
     project = layered(own, base) if base else own
-    for name in own.components:
-        for check in own.components[name].model.checks:
+    for name, file in own.components.items():
+        for check in file.model.checks:
             if check.run is None and not (script := script_path(project, name, check)).is_file():
-                mistakes.add(
-                    own.components[name].at("checks"), f"checks.{check.name}: {script} is missing; add it, or `run`"
-                )
+                mistakes.add(file.at("checks"), f"checks.{check.name}: {script} is missing; add it, or `run`")
+        key = next((key for key in OF_STAGE if getattr(file.model, key.replace("-", "_"))), None)
+        if key and not (template := file.path.parent / "build.j2").is_file():
+            mistakes.add(file.at(key), f"{key}: is for a build stage; write {template}, or remove the key")
     mistakes.stop_if_any()
     return project
 
@@ -79,14 +80,21 @@ PARTS = ("component.yaml", "build.j2", "install.j2", "files", "checks")
 """What a component's folder has."""
 
 
+OF_STAGE = (
+    "git", "archive", "wheels", "wheels-from", "images", "build-requires", "unpacked", "compiles", "portable",
+    "build-only", "stage-only", "libraries",
+)  # fmt: skip
+"""Keys of a component that mean nothing without a build stage."""
+
+
 def check_folders(components: Path, mistakes: Mistakes) -> None:
     """Note folders of components without a `component.yaml`, and what is in them under a name that is not read."""
     for path in sorted(components.glob("*/*")):
         if path.name not in PARTS and not path.name.startswith(".") and path.suffix != ".md":
             mistakes.add(f"{path}:1", f"is not read; a component has {', '.join(PARTS)}")
-    for folder in sorted(components.glob("[!.]*/")):
-        if folder.is_dir() and not (folder / PARTS[0]).exists():
-            mistakes.add(f"{folder / PARTS[0]}:1", "is missing; write it, or remove the folder")
+    for folder in sorted(components.glob("[!.]*")):
+        if folder.suffix != ".md" and not (folder / PARTS[0]).exists():
+            mistakes.add(f"{folder / PARTS[0]}:1", f"is missing; write it, or remove {folder.name}")
 
 
 def layered(own: Project, base: Project) -> Project:

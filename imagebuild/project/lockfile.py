@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, cast
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -12,10 +13,9 @@ from packaging.utils import canonicalize_name
 from pydantic import Field, PrivateAttr
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Arch, Commit, Model, Name, Platform
+from imagebuild.core.fields import Arch, Commit, Digest, Model, Name, Platform
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")]
 Unresolved = Literal["unresolved"]
 UNRESOLVED: Unresolved = "unresolved"
@@ -111,12 +111,12 @@ class Lock(Model):
     date: Day | None = None
     """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
     to, because the layers of all images change with it."""
-    _path: str = PrivateAttr("imagebuild.lock")  # where it was read, as `load_project` says
+    _place: str = PrivateAttr("imagebuild.lock:1")  # as `load_project` says
 
     @property
     def place(self) -> str:
-        """Return `file:line` for messages about what the lock lacks."""
-        return f"{self._path}:1"
+        """Return `file:line` for messages about what the lock lacks, or that there is no such file."""
+        return self._place
 
 
 TABLES = ("archives", "git", "images", "repositories", "wheels")
@@ -219,10 +219,26 @@ def entry_of(lock: Lock, source: Source) -> Any:
     for key in keys:
         entry = entry.get(key) if entry else None
     if entry is None:
+        known = getattr(lock, table) if table == "images" else getattr(lock, table).get(keys[0], ())
+        cutoff = 0.6 if table == "images" else 0.0
+        near = get_close_matches(keys[-1], known if table in ("git", "images", "wheels") else (), n=5, cutoff=cutoff)
+        instead = f", but {', '.join(near)}" if near else ""
         raise ConfigError(
-            f"{lock.place}: has no {source_title(source)}; add it with `imagebuild lock` (and the same --set, --with)"
+            f"{lock.place}: has no {source_title(source)}{instead}; add it with `imagebuild lock` "
+            "(and the same --set, --with)"
         )
     return entry
+
+
+def absent_sources(lock: Lock, sources: Iterable[Source]) -> list[str]:
+    """Return a line for each source that the lock does not have at all."""
+    lines = []
+    for source in sources:
+        try:
+            entry_of(lock, source)
+        except ConfigError as error:
+            lines.append(str(error))
+    return list(dict.fromkeys(lines))
 
 
 def locked_image(lock: Lock, reference: str) -> LockedImage | Unresolved:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from imagebuild.core.fields import (
     Arch,
@@ -18,7 +18,9 @@ from imagebuild.core.fields import (
     OneOrMore,
     Platform,
     Release,
+    Variable,
     VersionText,
+    distinct,
 )
 
 REPOSITORY = r"^(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*$"
@@ -142,8 +144,8 @@ class Image(Model):
     """Image it starts from, with axes filled in; by default the one of the axis `os`."""
     axes: dict[Name, Annotated[tuple[VersionText, ...], Field(min_length=1)]]
     """Axis → its values; each combination is a target. `os` names a base; `variant` is runtime or devel."""
-    platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
-    components: Annotated[tuple[Name, ...], Field(min_length=1)]
+    platforms: Annotated[tuple[Platform, ...], Field(min_length=1), AfterValidator(distinct)]
+    components: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(distinct)]
     """What is in it; what these require comes along."""
     build_with: dict[Name, Name] = Field(default_factory=dict)
     """Requirement of build stages → the component whose stage fulfils it, where the image has no such component."""
@@ -161,9 +163,7 @@ class Image(Model):
     """Objections of the image checks that do not count here."""
     packages: ImagePackages = ImagePackages()
     """Packages that need no component."""
-    env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], EnvironmentValue] = Field(
-        default_factory=dict
-    )
+    env: dict[Variable, EnvironmentValue] = Field(default_factory=dict)
     """Variables; they win over those of components. Lists of folders (`PATH`, …) are prepended to."""
     labels: dict[Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$")], Line] = Field(default_factory=dict)
     """Labels of its own, such as `com.acme.team`; they win over those that every image has."""

@@ -17,6 +17,7 @@ from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, neare
 from imagebuild.core.fields import (
     OPERATORS,
     PATTERN_WORDS,
+    TAG,
     VERSION,
     Arch,
     Condition,
@@ -32,8 +33,8 @@ from imagebuild.project.component import Component, Variant
 from imagebuild.project.lockfile import Lock, LockedImage
 from imagebuild.project.matrix import REPOSITORY, Base, Excluded, Matrix, Pin, Plan, Target, combination_id
 
-TAG = re.compile(r"^(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
-"""A repository with a tag, as the OCI distribution specification allows them."""
+TAGGED = re.compile(rf"(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:{TAG}")
+"""A repository with a tag."""
 REVISION = "{revision}"
 """Stays in a plan's tags, so that a plan does not depend on the commit; publishing fills it in."""
 REVISION_DIGITS = 7
@@ -107,7 +108,7 @@ def make_target(
         for name in [name for name in FIELD.findall(template) if name not in values]:
             mistakes.add_once(f"{where}: {what}", f"no value for {{{name}}}{suggestion(name, values)}")
         tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
-        if not TAG.match(tag.replace(REVISION, "0" * REVISION_DIGITS)):
+        if not TAGGED.fullmatch(tag.replace(REVISION, "0" * REVISION_DIGITS)):
             mistakes.add_once(f"{where}: {what}", f"{tag!r} is no image with a tag; write name:tag")
         return tag
 
@@ -324,12 +325,14 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
                 near = nearest(axis, image.axes)
                 remedy = f"correct {near!r}" if near else f'add `{axis}: ["VERSION"]`'
                 mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}; {remedy}")
-        for release in image.axes.get("os", ()):
+        # Another base is for the targets that were asked for, and compared with those alone.
+        for release in image.axes.get("os", ()) if not changes.base_image else ():
             if image.base and (problem := base_mismatch(image.base, release)):
                 mistakes.add(at("images", name, "base"), f"images.{name}.base: {image.base}: {problem}")
     for pin, rows in matrix.versions.items():
-        for version in [row.version for row in rows if not (row.commit or any(map(str.isdigit, row.version)))]:
-            mistakes.add(f"{at('versions', pin)}: versions.{pin}", f"{version!r} is no version; {NO_VERSION}")
+        for problem in [no_version(row.version) for row in rows if not row.commit]:
+            if problem:
+                mistakes.add(f"{at('versions', pin)}: versions.{pin}", problem)
     for name, document in project.components.items():
         pin = document.model.pin or name
         if document.model.version_axis or pin in matrix.versions or pin in changes.values:
@@ -364,7 +367,14 @@ def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes
                 mistakes.add(where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}; take another")
 
 
-NO_VERSION = "write the one you mean; `imagebuild bump` says which is the newest"
+def no_version(text: str, pattern: str = ".*[0-9].*") -> str:
+    """Return why a text cannot be a version; empty if it can."""
+    if re.fullmatch(pattern, text):
+        return ""
+    return f"{text!r} is no version; write the one you mean; `imagebuild bump` says which is the newest"
+
+
+CUDA_VERSION = r"[0-9]+(\.[0-9]+){0,2}"
 Pins = Mapping[str, tuple[Pin, ...]]
 """Pin → rows of versions."""
 
@@ -396,6 +406,12 @@ class Changes:
         return tuple(word for pair in pairs for word in pair)
 
 
+def check_repository(option: str, name: str | None) -> None:
+    """Raise ConfigError if an option has a text that cannot be a repository."""
+    if name is not None and not re.fullmatch(REPOSITORY, name):
+        raise ConfigError(f"{option} {name}: must be {PATTERN_WORDS[REPOSITORY]}")
+
+
 def parse_changes(
     settings: Iterable[str],
     with_: Iterable[str] = (),
@@ -404,6 +420,7 @@ def parse_changes(
     repository: str | None = None,
 ) -> Changes:
     """Return the changes of options such as `--set cuda=13.1`. Raises ConfigError for text that is not `name=value`."""
+    check_repository("--registry", repository)
     values = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -514,8 +531,8 @@ def _axis_values(project: Project, name: str, changes: Changes, mistakes: Mistak
         for value in sorted({value for value in values if values.count(value) > 1}):
             mistakes.add(where, f"{value} is there twice; remove one")
         for value in values:
-            if axis == "cuda" and not value[:1].isdigit():
-                mistakes.add(where, f"{value!r} is no version; write the one you mean, such as 13.2")
+            if axis == "cuda" and (unusable := no_version(value, CUDA_VERSION)):
+                mistakes.add(where, unusable)
         problem, known = _known_values(matrix).get(axis, ("", ()))
         for value in values if known and axis in changes.values else ():
             if value not in known:
@@ -678,8 +695,8 @@ def versions_with(project: Project, changes: Changes, mistakes: Mistakes | None 
         if not re.match(VERSION, version):
             found.add(f"--set {name}={value}", f"must be {PATTERN_WORDS[VERSION]}")
             continue
-        if not (commit or any(map(str.isdigit, version))):
-            found.add(f"--set {name}={value}", f"{version!r} is no version; {NO_VERSION}")
+        if not commit and (problem := no_version(version)):
+            found.add(f"--set {name}={value}", problem)
             continue
         if at and not re.fullmatch("[0-9a-f]{40}", commit):
             found.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")

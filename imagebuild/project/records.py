@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from imagebuild.bench.models import Judgement, Results
-from imagebuild.core.fields import Model, Name, Platform
-from imagebuild.project.lockfile import Digest
+from imagebuild.core.fields import Digest, Model, Name, Platform, Tag
 
 
 class Step(Model):
@@ -213,10 +212,6 @@ class PublishResult(Model):
         """Return 0 if all is published, 1 if something was refused, 4 if a registry failed."""
         states = {target.state for target in self.targets}
         return 4 if "failed" in states else 1 if "refused" in states else 0
-
-
-Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
-"""A tag, which is also part of an id in the catalogue's page."""
 
 
 class AttachedFile(Model):

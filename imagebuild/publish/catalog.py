@@ -16,7 +16,7 @@ from imagebuild import __version__
 from imagebuild.core import files
 from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.fields import full_reference
+from imagebuild.core.fields import TAG, full_reference
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import CREATED, SIGNATURE, Attestation, read_attestations
@@ -233,7 +233,6 @@ def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     return {name: text for name, text in (("nccl", known.get("nccl", "")), ("mpi", mpi)) if text}
 
 
-TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 REVISION = r"(?P<revision>[0-9a-f]{7,40}(?:-\d{8})?(?:-dirty)?)"
 ANY = r"[A-Za-z0-9._-]+"
 
@@ -246,7 +245,7 @@ def signed_digests(tags: Iterable[str]) -> frozenset[str]:
 
 def image_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Return the tags of images. One that the specification does not allow is left out, as the page has tags as ids."""
-    return tuple(tag for tag in tags if TAG.fullmatch(tag) and not REFERRERS_TAG.fullmatch(tag))
+    return tuple(tag for tag in tags if re.fullmatch(TAG, tag) and not REFERRERS_TAG.fullmatch(tag))
 
 
 def split_tags(

@@ -19,7 +19,7 @@ from imagebuild.core import console, files
 from imagebuild.core.console import out
 from imagebuild.core.debian import Package, version_key
 from imagebuild.core.errors import ConfigError, Mistakes, ResultError
-from imagebuild.core.fields import Model, YamlFile
+from imagebuild.core.fields import DIGEST, Model, YamlFile
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import load_yaml
 from imagebuild.oci.image import PlatformImage
@@ -39,7 +39,6 @@ from imagebuild.publish.evidence import attached_packages
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """All severities from the least to the worst; `unknown` comes first."""
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def load_report(file: Path) -> ScanReport:
@@ -193,7 +192,7 @@ def _severity(word: object) -> Severity:
 
 
 def _digests(*names: object) -> frozenset[str]:
-    return frozenset(match[0] for name in names if (match := DIGEST.search(str(name))))
+    return frozenset(match[0] for name in names if (match := re.search(DIGEST, str(name))))
 
 
 # The policy

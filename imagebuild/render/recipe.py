@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, update_wrapper
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from imagebuild.core.errors import ConfigError, suggestion
-from imagebuild.core.fields import Arch, Platform, axis_facts
+from imagebuild.core.fields import ARCHS, CPUS, Arch, Platform, axis_facts
 from imagebuild.project.component import Component, Repository, common_environment, first_values
 from imagebuild.project.lockfile import (
     Archive,
@@ -24,9 +24,6 @@ from imagebuild.project.lockfile import (
 from imagebuild.project.matrix import Base, Pin, Target
 from imagebuild.project.plan import Project, pin_of, provider_of
 
-CPUS: Mapping[Arch, str] = {"amd64": "x86_64", "arm64": "aarch64"}
-"""Architecture → the kernel's name of it."""
-ARCHS: tuple[Arch, ...] = get_args(Arch)
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
 """Platform tags of wheels that run with the images' glibc; `fetch-wheels` accepts the same."""
@@ -126,8 +123,13 @@ class Recipe:
                 raise ConfigError(f"{where}: build-requires: goes in a circle: {' → '.join((*path, name))}")
             if name in order or name not in self._stages:
                 return
-            for wanted in self.component(name).build_requires:
-                visit(self.provider(wanted), (*path, name))
+            for i, wanted in enumerate(self.component(name).build_requires):
+                provider = self.provider(wanted)
+                if provider not in self._stages:
+                    where = self.project.components[name].at("build-requires", i)
+                    folder = self.project.folder(provider)
+                    raise ConfigError(f"{where}: build-requires: {provider} has no stage; write {folder / 'build.j2'}")
+                visit(provider, (*path, name))
             order.append(name)
 
         for name in self.target.components:
@@ -306,7 +308,7 @@ class Recipe:
             by_arch[arch]["PATH"] = ":".join(part for part in parts if part not in SYSTEM_PATH.split(":"))
         return {variable: value for variable, value in common_environment(by_arch)[0].items() if value}
 
-    def adaptions(self) -> Iterator[str]:
+    def adaptations(self) -> Iterator[str]:
         """Yield a line for each thing in which the image differs from its archives and its base."""
         for name in self.stages:
             if unpacked := self.component(name).unpacked:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,8 +17,8 @@ import jinja2
 import jinja2.sandbox
 
 from imagebuild import __version__
-from imagebuild.core.errors import ConfigError, nearest
-from imagebuild.core.fields import Arch, Platform, satisfies
+from imagebuild.core.errors import ConfigError, Mistakes, nearest
+from imagebuild.core.fields import ARCHS, Arch, Platform, satisfies
 from imagebuild.core.files import cache_folder, read_text, trimmed
 from imagebuild.core.yaml import dotted_key
 from imagebuild.project.lockfile import (
@@ -26,6 +26,7 @@ from imagebuild.project.lockfile import (
     Lock,
     LockedRepository,
     Source,
+    absent_sources,
     commit_of,
     digest_of,
     hash_of,
@@ -36,8 +37,8 @@ from imagebuild.project.lockfile import (
 )
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Pins, Project
-from imagebuild.render.recipe import ARCHS, SYSTEM_PATH, Recipe
-from imagebuild.render.stages import NO_END, check_appended, digest, stages_of, unended
+from imagebuild.render.recipe import SYSTEM_PATH, Recipe
+from imagebuild.render.stages import check_appended, digest, first_mistake, stages_of
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,20 @@ class Renderer:
         lock = with_unresolved(self.project.lock, (s for target in targets for s in self.recipe(target).sources()))
         return Renderer(replace(self.project, lock=lock), self.versions, self.options)
 
+    def check(self, targets: Collection[Target]) -> list[str]:
+        """Render targets to find what is wrong in templates; return a line for each source that the lock lacks.
+
+        Raises ConfigError with the mistakes of all targets.
+        """
+        renderer, mistakes = self.with_unresolved(targets), Mistakes()
+        for target in targets:
+            try:
+                renderer.dockerfile(target)
+            except ConfigError as error:
+                mistakes.texts.append(str(error))
+        mistakes.stop_if_any()
+        return absent_sources(self.project.lock, (s for target in targets for s in self.recipe(target).sources()))
+
     def capabilities(self, target: Target) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that programs of the target are compiled for, or must run on."""
         recipe = self.recipe(target)
@@ -299,14 +314,17 @@ class Renderer:
         summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
         if git and not git.commit:
             summary += f", tag {git.tag}"
+        if "rule" not in self._macros:
+            raise ConfigError(f"{self.project.template('macros.j2')}:1: has no macro rule; copy it from imagebuild's")
         rule = self._macros["rule"](name, summary)
         text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
         path = self.project.template(f"components/{name}/build.j2")
-        if head := unended(text):
+        line, problem = first_mistake(text)
+        if problem:
             source = read_text(path)
-            line = source.count("\n", 0, max(0, source.rfind(head[head.index("<<") :]))) + 1
-            raise ConfigError(f"{path}:{line}: the heredoc of `{head}` {NO_END}")
-        if not re.search(rf"^FROM .* AS {name}$", text, re.MULTILINE):
+            number = source.count("\n", 0, max(0, source.rfind(line))) + 1
+            raise ConfigError(f"{path}:{number}: {problem}")
+        if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
         self._stages[recipe.identity(name)] = f"{rule}\n{text}"
         return self._stages[recipe.identity(name)]
@@ -327,6 +345,7 @@ class Renderer:
         if (name, version, variant) not in self._installs:
             template = f"components/{name}/install.j2"
             text = self._render(template, version=version, variant=variant, file=self._file_reader(name))
+            check_appended(text, f"{self.project.template(template)}:1")
             self._installs[name, version, variant] = text.strip()
         return self._installs[name, version, variant]
 
@@ -340,6 +359,9 @@ class Renderer:
                 text = path.read_text(encoding="utf-8").rstrip("\n")
             except OSError as error:
                 raise LookupError(f"{path} cannot be read: {error.strerror}") from None
+            if "\0" in text:
+                line = text.count("\n", 0, text.index("\0")) + 1
+                raise ConfigError(f"{path}:{line}: a NUL cannot be in a text; remove it")
             if match := UNFILLED.search(text):
                 line, value = text.count("\n", 0, match.start()) + 1, match[1]
                 remedy = f"write @{value}@, and {{{{ file('{name}')|replace('@{value}@', {value}) }}}} in the template"

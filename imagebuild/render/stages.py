@@ -15,11 +15,11 @@ STEPS = ("RUN", "COPY", "ADD", "WORKDIR")
 """Instructions that are executed. The others change what later steps see, or the image's configuration."""
 CONFIGURATION = ("CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "ONBUILD", "STOPSIGNAL", "VOLUME")
 """Instructions that no step sees."""
-NO_END = "has no end; write its last word on a line of its own"
 INSTRUCTIONS = (*STEPS, *CONFIGURATION, "ARG", "ENV", "SHELL", "USER", "MAINTAINER")
 BLOCK = re.compile(r"\n(?=FROM\s)", re.IGNORECASE)
 FROM = re.compile(r"FROM\s+(?:--platform=(\S+)\s+)?(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
 SOURCE = re.compile(r"--(?:from=|mount=\S*?\bfrom=)([^\s,]+)")
+MOUNT = re.compile(r"--mount=(\S+)")
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
 
 
@@ -76,10 +76,34 @@ def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) 
     return stages
 
 
-def unended(text: str) -> str:
-    """Return the first line of the instruction with a heredoc that has no end; empty if there is none."""
+def first_mistake(text: str) -> tuple[str, str]:
+    """Return what no builder takes in a Dockerfile without a build context: a text of the line, and why; or empty."""
     blocks = _blocks(text)
-    return "" if not blocks or blocks[-1].whole else " ".join(blocks[-1].instructions[-1][:2]).partition("\n")[0]
+    for block in blocks:
+        opened = ""
+        for word, rest, sources in block.instructions:
+            line = rest.partition("\n")[0]
+            if word not in INSTRUCTIONS:
+                before = f"; or is the heredoc of `{opened}` to end later?" if opened else ""
+                return line, f"unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}{before}"
+            if _needs_context(word, line, sources):
+                return line, f"`{word} {line}`: there is no build context to copy from; use a heredoc, RUN or --from"
+            opened = f"{word} {line}" if "\n" in rest else opened
+    if blocks and not blocks[-1].whole:
+        word, rest, _ = blocks[-1].instructions[-1]
+        line = rest.partition("\n")[0]
+        return line, f"the heredoc of `{word} {line}` has no end; write its last word on a line of its own"
+    return "", ""
+
+
+def _needs_context(word: str, line: str, sources: tuple[str, ...]) -> bool:
+    """Return whether an instruction takes files from the build context."""
+    if word in ("COPY", "ADD"):
+        fetched = word == "ADD" and re.search(r"(^|\s)([a-z+]+://|git@|\$)", line)
+        return not (sources or "<<" in line or fetched)
+    options = re.match(r"(--\S+\s+)*", line) if word == "RUN" else None
+    mounts = [mount.split(",") for mount in MOUNT.findall(options[0])] if options else []
+    return any("type=bind" in mount and not any(part.startswith("from=") for part in mount) for mount in mounts)
 
 
 def check_appended(text: str, where: str) -> None:
@@ -87,13 +111,8 @@ def check_appended(text: str, where: str) -> None:
     blocks = _blocks(f"FROM scratch\n{text}")
     if len(blocks) > 1 or blocks[0].start != "scratch":
         raise ConfigError(f"{where}: FROM would begin another image; leave it out, and choose a base by --base-image")
-    if head := unended(f"FROM scratch\n{text}"):
-        raise ConfigError(f"{where}: the heredoc of `{head}` {NO_END}")
-    for word, rest, sources in blocks[0].instructions:
-        if word not in INSTRUCTIONS:
-            raise ConfigError(f"{where}: unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}")
-        if word == "COPY" and not (sources or "<<" in rest):
-            raise ConfigError(f"{where}: `COPY {rest}`: there is no build context to copy from; use a heredoc or RUN")
+    if problem := first_mistake(f"FROM scratch\n{text}")[1]:
+        raise ConfigError(f"{where}: {problem}")
 
 
 def needed_stages(stages: Mapping[str, Stage]) -> dict[str, Stage]:

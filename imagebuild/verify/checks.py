@@ -160,9 +160,12 @@ def run_check(
         environment={**(environment or {}), **check.environment},
         nodes=nodes_needed(check.needs), ranks=check.ranks, log=log,
     )  # fmt: skip
-    missing = planned.unfit or missing_needs(check.needs, session.facilities) or session.obstacle(command)
-    if missing:
-        return skipped_result(planned, missing)
+    missing = planned.unfit or missing_needs(check.needs, session.facilities)
+    # An image with this component should have the user; of an image that does not say what it has, nobody knows.
+    unknown = "" if missing or planned.version is None else session.unknown_user(check.user)
+    if missing := missing or unknown or session.obstacle(command):
+        skipped = skipped_result(planned, missing)
+        return skipped.model_copy(update={"outcome": "failed"}) if unknown else skipped
     started = datetime.now(UTC).isoformat(timespec="seconds")
     hung = 0
     while (execution := session.run(command)).timed_out and hung + 1 < check.attempts:

@@ -14,6 +14,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
 from elftools.elf.segments import InterpSegment
 
+from imagebuild.core.fields import CPUS
 from imagebuild.verify.files import Elf, GpuCode, Tree
 
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
@@ -162,7 +163,9 @@ DRIVER = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[\w-]+)\.so(
 """Libraries of the driver, which the container runtime mounts."""
 DRIVER_SYMBOL = re.compile(r"^(cu|nvml|nvcuvid|nvEnc)[A-Z]")
 """Symbols that libraries of the driver define."""
-TRIPLETS = {62: "x86_64-linux-gnu", 183: "aarch64-linux-gnu"}
+MACHINES: Mapping[str, int] = {"amd64": 62, "arm64": 183}
+"""Architecture → `e_machine` of its ELF files."""
+TRIPLETS = {MACHINES[arch]: f"{cpu}-linux-gnu" for arch, cpu in CPUS.items()}
 """Machine → name of the folders where Debian's loader looks first."""
 CACHE = b"glibc-ld.so.cache1.1"
 CACHE_HEADER, CACHE_ENTRY = struct.Struct("<20sII20x"), struct.Struct("<iIIIQ")

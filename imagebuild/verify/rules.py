@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from imagebuild.core.errors import ConfigError, ResultError
-from imagebuild.core.fields import axis_facts, matches
+from imagebuild.core.fields import DIGEST, axis_facts, matches
 from imagebuild.oci import image as oci_image
 from imagebuild.oci.image import PlatformImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
@@ -27,12 +27,9 @@ from imagebuild.render.recipe import SYSTEM_PATH
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
-from imagebuild.verify.elf import DRIVER, DRIVER_SYMBOL, Closure, Loader
+from imagebuild.verify.elf import DRIVER, DRIVER_SYMBOL, MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
 from imagebuild.verify.layers import scan_all
-
-MACHINES = {"amd64": 62, "arm64": 183}
-"""Architecture of an image → `e_machine` of its ELF files."""
 
 
 class NotApplicable(Exception):
@@ -485,7 +482,7 @@ def labels(inspection: Inspection) -> Iterator[Finding]:
     required = [f"{OCI}{name}" for name in REQUIRED] + ["imagebuild.target", "imagebuild.lock"]
     yield from (Finding(label, "the label is missing") for label in required if not present.get(label))
     digest = present.get(f"{OCI}base.digest")
-    if digest and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+    if digest and not re.fullmatch(DIGEST, digest):
         yield Finding(f"{OCI}base.digest", f"{digest!r} is no digest")
 
 

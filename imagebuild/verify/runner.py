@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagebuild.core import console
-from imagebuild.core.errors import CommandError
+from imagebuild.core.errors import CommandError, suggestion
 from imagebuild.core.run import OutputSink
 from imagebuild.project.component import Facilities
 
@@ -276,11 +276,12 @@ class Session(ABC):
 
     def obstacle(self, command: Command) -> str:
         """Return why this command cannot run here at all: no bash, no such user. Empty if it can."""
-        if "bash" not in self.host.tools:
-            return "the image has no bash"
-        if command.user not in self.host.accounts and command.user != self.host.user:
-            return f"the image has no user {command.user}"
-        return ""
+        return "the image has no bash" if "bash" not in self.host.tools else self.unknown_user(command.user)
+
+    def unknown_user(self, user: str) -> str:
+        """Return that the image has no such user, and the nearest that it has; empty if it has it."""
+        known = {*self.host.accounts, self.host.user}
+        return "" if user in known else f"the image has no user {user!r}{suggestion(user, known)}"
 
     @abstractmethod
     def run(self, command: Command) -> Execution:

@@ -24,6 +24,7 @@ from imagebuild.oci.image import FoundImage
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.matrix import Plan, Target, axes_of, components_of
+from imagebuild.project.plan import select_one
 from imagebuild.project.records import BuildResult, CheckResult, Outcome
 from imagebuild.verify.checks import IMAGE, SAME_FILES
 from imagebuild.verify.files import FileEntry
@@ -76,9 +77,12 @@ def path_of_image(name: str) -> Path | None:
 
 
 def target_with_id(plan: Plan, name: str) -> Target | None:
-    """Return the target of the plan that has this id, or the only one of the image that has this name."""
-    of_image = [target for target in plan.targets if target.image == name]
-    return next((target for target in plan.targets if target.id == name), of_image[0] if len(of_image) == 1 else None)
+    """Return the target of the plan that has this id, or the only one of an image or a glob.
+
+    Raises ConfigError for an image or a glob of several, NothingSelected for a glob of none.
+    """
+    is_of_plan = any(name in (target.id, target.image) for target in plan.targets) or re.search("[*?]", name)
+    return select_one(plan, name) if is_of_plan else None
 
 
 def subject_in_files(path: Path) -> Subject:

@@ -14,6 +14,7 @@ from imagebuild import __version__
 from imagebuild.bench.profiles import Profile
 from imagebuild.core import console, files
 from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.fields import CPUS
 from imagebuild.oci import engine
 from imagebuild.project.component import missing_needs
 from imagebuild.project.matrix import Plan
@@ -271,7 +272,7 @@ def observe_surroundings(session: Session, runner: str, evidence: ResultFolder) 
     return surroundings.model_copy(update={"environment": environment, "reports": reports}), variables
 
 
-PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+PLATFORMS = {cpu: f"linux/{arch}" for arch, cpu in CPUS.items()}
 """Machine, as the kernel names it → platform."""
 SLOW_S = 5
 """Seconds from which on a check is reported when it ends, not only in the table after all checks."""

@@ -204,8 +204,8 @@ def test_what_a_foreign_image_lacks_is_said(quickstart: Built, verify: Verify) -
     docker_build(f"FROM {quickstart.tag}\nRUN rm /usr/bin/bash\n", "--tag", tag)
     assert the(verify(tag, *chosen, expect=3), "pmix/loads").reason == "the image has no bash"
     docker_build(f"FROM {quickstart.tag}\nRUN userdel mpiuser && rm /usr/bin/timeout /usr/bin/env\n", "--tag", tag)
-    result = verify(tag, *chosen)
-    assert the(result, ranks).reason == "the image has no user mpiuser"
+    result = verify(tag, *chosen, expect=1)
+    assert "has no user 'mpiuser'; known: " in the(result, ranks).reason
     assert the(result, "pmix/loads").outcome == "passed"
     docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
     result = verify(tag, *chosen, expect=4)

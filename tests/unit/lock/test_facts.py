@@ -226,7 +226,7 @@ def test_each_architecture_has_sources_of_its_own(locked_hpcx: tuple[Project, Ta
             "content.mellanox.com", "linux.mellanox.com", "developer.download.nvidia.com"
         }  # fmt: skip
         assert all(re.search(name, url) for url in own)
-    lines = list(recipe.adaptions())
+    lines = list(recipe.adaptations())
     assert "nvidia/cuda:13.4.2-devel-ubuntu24.04: has NCCL 2.30.7-1+cuda13.3, images 2.32.3" in lines
     assert "hpcx: /opt/hpcx/ompi5 is /opt/hpcx/ompi in images" in lines
     assert len(lines) == len(set(lines)) < 25

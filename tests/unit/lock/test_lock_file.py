@@ -94,8 +94,8 @@ def test_what_images_adapt_is_said_of_what_was_read_now(tiny: Files) -> None:
     archive = LockedArchive(sha256=A, facts=TreeFacts(environment={"OLD_PATH": "/bin", "PATH": "/opt/x/bin"}))
     lock = job(tiny, FIRST)
     _, outcome = complete_lock(lock, Fake(answers={("archives", url): archive}), whole=True)
-    assert outcome.adaptions == ["library: OLD_PATH: no image has these"]
-    assert complete_lock(lock, Fake(), whole=True)[1].adaptions == []
+    assert outcome.adaptations == ["library: OLD_PATH: no image has these"]
+    assert complete_lock(lock, Fake(), whole=True)[1].adaptations == []
     assert "  library: OLD_PATH: no image has these" in list(shown_sources(job(tiny, FIRST), ["library"]))
 
 
@@ -112,7 +112,7 @@ def test_a_platform_limits_what_is_locked(tiny: Files) -> None:
     lock = replace(job(tiny, FIRST), platforms=("linux/arm64",))
     upstream = Fake(answers={("archives", "https://example.org/arm64.tar"): A})
     _, outcome = complete_lock(lock, upstream, whole=False)
-    assert outcome.adaptions == []
+    assert outcome.adaptations == []
     assert upstream.asked == [("archives", "https://example.org/arm64.tar")]
     assert outcome.resolved == ["archive https://example.org/arm64.tar"]
     silent = Fake()

@@ -114,6 +114,11 @@ def built_with_itself(files: Files) -> None:
     files.replace("matrix.yaml", "    tags:", "    build-with: {library: tool}\n    tags:")
 
 
+def without_stage(files: Files) -> None:
+    files.component("tool", TOOL + "build-requires: [library]\n")
+    (files.root / "dockerfiles/components/library/build.j2").unlink()
+
+
 def nothing(files: Files) -> None:
     """The files are right."""
 
@@ -138,7 +143,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, "plan cuda>=14", "no target has it; known: 12.9, 13.0"),
     (nothing, "plan cuda>=x", "'>=x' is not a version specifier"),
     (nothing, "plan --project gone", "gone/matrix.yaml: cannot be read"),
-    (nothing, "init --repository Acme", "--repository Acme: write a registry and a folder, as ghcr.io"),
+    (nothing, "init --repository Acme", "--repository Acme: must be lower case as ghcr.io/acme, without a tag"),
     (nothing, "init", "matrix.yaml: is there already; name an empty folder"),
     (write("matrix.yaml", "x: &a [*a]\n"), "plan", "matrix.yaml:1: x.0: an alias of itself; write the value instead"),
     (write("matrix.yaml", ALIASES), "plan", "aliases make more than 200000 values"),
@@ -187,12 +192,45 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, "render", "*: 3 targets fit (tiny-cuda12.9-debian13-runtime, "),
 
     (component("", "{{ base.__class__.__mro__ }}"), f"render {TARGET}", "attribute '__class__' of 'str' object is unsafe"),
-    (component("", "FROM {{ bsae }} AS tool"), f"render {TARGET}", f"{TEMPLATE}:1: 'bsae' is undefined; did you mean 'base'?"),
     (component("key: [cudaa]\n"), f"render {TARGET}", f"key: 'cudaa' is neither an axis nor a component of {TARGET}; did"),
     (component("", "{% if %}"), f"render {TARGET}", f"{TEMPLATE}:1: Expected an expression"),
     (component("", "{{ file('gone') }}"), f"render {TARGET}", f"{TEMPLATE}:1: dockerfiles/components/tool/files/gone cannot be read"),
     (lambda files: (files.root / TEMPLATE).write_bytes(b"\xff"), f"render {TARGET}", f"{TEMPLATE}:1: cannot be read: not UTF-8 text; write"),
     (lambda files: (files.root / "dockerfiles/macros.j2").unlink(), f"render {TARGET}", "macros.j2: is missing, and templates need it; write `extends"),
+    # stages: `plan` renders what it lists
+    (lambda files: (files.root / TEMPLATE).unlink(), "plan", f"{COMPONENT}:6: git: is for a build stage; write {TEMPLATE}, or"),
+    (lambda files: files.component("mine", LIBRARY + "build-requires: [library]\n"), "plan", "mine/component.yaml:5: build-requires: is for a build stage"),
+    (without_stage, "plan", f"{COMPONENT}:7: build-requires: library has no stage; write dockerfiles/components/library/build.j2"),
+    (component("", "FROM {{ bsae }} AS tool"), "plan", f"{TEMPLATE}:1: 'bsae' is undefined; did you mean 'base'?"),
+    (component("", "FROM x AS tool\nCOPY files/a /a\n"), "plan", f"{TEMPLATE}:2: `COPY files/a /a`: there is no build context to copy"),
+    (component("", "FROM x AS tool\nRUN <<'A'\nx\nA\necho y\nA\n"), "plan", "or is the heredoc of `RUN <<'A'` to end later?"),
+    (write("dockerfiles/components/tool/install.j2", "RUN <<EOF\nx\n"), "plan", "tool/install.j2:1: the heredoc of `RUN <<EOF` has no end; write"),
+    (write("dockerfiles/components/tool/install.j2", "FROM x\n"), "plan", "tool/install.j2:1: FROM would begin another image; leave"),
+    (image("append: ADD x /y"), "plan", "append: `ADD x /y`: there is no build context to copy from; use a heredoc"),
+    (image("append: 'RUN --mount=type=bind,source=x,target=/y ls'"), "plan", "append: `RUN --mount=type=bind,source=x,target=/y ls`: there is"),
+    (edit('"12.9", "13.0"', '"13.0rc"'), "plan", "matrix.yaml:14: images.tiny.axes.cuda: '13.0rc' is no version; write"),
+    (edit('tool: "3.4"', 'tool: "3.5"'), f"render {TARGET}", "has no git https://example.org/tool.git 3.5, but 3.4; add it"),
+    (lambda files: (files.root / "imagebuild.lock").unlink(), f"render {TARGET}", "imagebuild.lock (not there yet): has no image debian:13-slim; add"),
+    (nothing, "verify tiny --list", "tiny: 3 targets fit (tiny-cuda12.9-debian13-runtime, tiny-"),
+    (nothing, "verify tiny-* --list", "tiny-*: 3 targets fit (tiny-cuda12.9-debian13-runtime, tiny-"),
+    (nothing, "each imagebuild verify {image}", "imagebuild: no such folder; before the command, name the one where builds are"),
+    (lambda files: (files.root / "dockerfiles/components/x").symlink_to("/gone"), "plan", "components/x/component.yaml:1: is missing; write it, or"),
+    (lambda files: (files.root / "matrix.yaml").rename(files.root / "gone").with_name("matrix.yaml").symlink_to("lost"), "plan", "matrix.yaml: cannot be read"),
+    (write("dockerfiles/macros.j2", ""), "plan", "dockerfiles/macros.j2:1: has no macro rule; copy it"),
+    (nothing, "build --registry ghcr.io/Acme", "--registry ghcr.io/Acme: must be lower case as ghcr.io/acme, without a tag"),
+    (nothing, "build --cache x:y", "--cache x:y: must be lower case as ghcr.io/acme, without a tag"),
+    # what gets into a Dockerfile
+    (component("env: {MY-PATH: x}\n"), "plan", "component.yaml:7: env.MY-PATH: must be the name of a variable"),
+    (component("env: {X: 'a\"b'}\n"), "plan", "component.yaml:7: env.X: must be one line without quotes"),
+    (component("checks: [{name: a, description: x, run: x, environment: {A B: x}}]\n"), "plan", "environment.A B: must be the name of a var"),
+    (component("packages: {runtime: ['x; rm -rf /']}\n"), "plan", "packages.runtime.0: must be a package: name or name={version}, not 'x"),
+    (component("archive: htp://x/{version}.tar\n"), "plan", "component.yaml:7: archive: must be an address that begins with https"),
+    (lambda files: files.replace(COMPONENT, "git: https:", "git: htp:"), "plan", "git: must be the address of a git repository, such as"),
+    (component("libraries: [lib]\n"), "plan", "component.yaml:7: libraries.0: must be an absolute path, without blanks, not 'lib'"),
+    (component("checks: [{name: a, description: x, run: x, when: {os: []}}]\n"), "plan", "checks.0.when.os: must not be empty"),
+    (edit("[linux/amd64]", "[linux/amd64, linux/amd64]"), "plan", "matrix.yaml:17: images.tiny.platforms: linux/amd64 is there twice; remove"),
+    (edit("[tool, library]", "[tool, library, tool]"), "plan", "matrix.yaml:18: images.tiny.components: tool is there twice; remove one"),
+    (with_file("a\0b"), "plan", "files/f:1: a NUL cannot be in a text; remove it"),
     # conditions
     (edit('cuda: "<13"', 'cdua: "<13"'), "plan", "matrix.yaml:22: rules.when: unknown axis 'cdua'; did you mean 'cuda'?"),
     (edit("variant: devel}", "variant: dev}"), "plan", "matrix.yaml:22: rules.when.variant: no target has 'dev'; did you"),
@@ -221,7 +259,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (image("\tx: y"), "plan", "matrix.yaml:19: not YAML: a tab, where only spaces may be; replace it by spaces"),
     (image("user: 'me"), "plan", "matrix.yaml:19: not YAML: found unexpected end of stream; correct the line"),
     # the files of a project
-    (lambda files: (files.root / COMPONENT).unlink(), "plan", "tool/component.yaml:1: is missing; write it, or remove the"),
+    (lambda files: (files.root / COMPONENT).unlink(), "plan", "tool/component.yaml:1: is missing; write it, or remove tool"),
     (lambda files: (files.root / TEMPLATE).rename(files.root / TEMPLATE.replace("build", "stage")), "plan", "stage.j2:1: is not read"),
     (write("dockerfiles/components/tool/check/a.sh", ""), "plan", "components/tool/check:1: is not read; a component"),
     (write("matrix.yaml", "repository: x\nimages: {}\n"), "plan", "has no bases and extends nothing; write `extends: imagebuild`"),
@@ -255,7 +293,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (built_with_itself, "plan", "matrix.yaml:19: images.tiny.build-with.library: not a component that provides it: 'tool'; known"),
     (image("waivers: [{rule: lables, subject: x, reason: x}]"), "plan", "waivers.0.rule: must be another word, not 'lables'; did"),
     (edit('"12.9", "13.0"', "latest"), "plan", "matrix.yaml:14: images.tiny.axes.cuda: 'latest' is no version; write the one"),
-    (nothing, "plan --set cuda=newest", "--set cuda: 'newest' is no version; write the one you mean, such as 13.2"),
+    (nothing, "plan --set cuda=newest", "--set cuda: 'newest' is no version; write the one you mean; `imagebuild"),
     (edit('library: "1.2"', "library: latest"), "plan", "matrix.yaml:8: versions.library: 'latest' is no version; write the"),
     (nothing, "plan --set library=latest", "--set library=latest: 'latest' is no version; write the one you mean; `imagebuild"),
     (lambda files: files.write("matrix.yaml", MATRIX[: MATRIX.index("images:")] + "images: {}\n"), "plan", "images: there is none; add"),
@@ -265,12 +303,12 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (write("imagebuild.lock", "{}"), f"render {TARGET}", "imagebuild.lock:1: has no image debian:13-slim; add it with"),
     # what is appended, and heredocs
     (image("append: FROM x"), f"render {TARGET}", "matrix.yaml:19: images.tiny.append: FROM would begin another image; leave"),
-    (image("append: COPY x /y"), f"render {TARGET}", "append: `COPY x /y`: there is no build context to copy from; use"),
     (image("append: RUNN x"), f"render {TARGET}", "append: unknown instruction 'RUNN'; did you mean 'RUN'?"),
     (image("append: 'RUN <<X'"), f"render {TARGET}", "append: the heredoc of `RUN <<X` has no end; write its last word on"),
     (write("more", "RUN x\n FROM y\n"), f"render {TARGET} --append more", "--append more: FROM would begin another image"),
     (write("more", "ENV x"), f"build {TARGET} --append less", "less: cannot be read: No such file or directory"),
     (nothing, f"build {TARGET} --base-image debian:13", "--base-image debian:13: nothing would verify it; add its digest"),
+    (image("base: debian:13"), f"render {TARGET} --base-image debian:12", "error: --base-image debian:12: packages and pins are for debian13"),
     (nothing, f"build {TARGET} --base-image debian:12@sha256:{'a' * 64}", "packages and pins are for debian13; use a base"),
     (component("", "FROM x AS tool\nRUN <<'END'\ntrue\n"), f"render {TARGET}", f"{TEMPLATE}:2: the heredoc of `RUN <<'END'` has"),
     (with_file("cat <<EOF\nEOF\n"), f"render {TARGET}", "files/f:2: a line 'EOF' would end the heredoc that"),
@@ -281,7 +319,8 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
 
 
 PLACE = (
-    r"error: (\S+:\d+: |--\w+|no target fits|'>=x'|[*]: 3 targets|\S+: (cannot be read|is missing|is there already))"
+    r"error: (\S+:\d+: |--\w+|no target fits|'>=x'|\S+ \(not there yet\): |"
+    r"\S+: (3 targets fit|cannot be read|is missing|is there already|no such folder))"
 )
 """A file with its line, an option or an argument; or a file that there is not."""
 
@@ -312,7 +351,6 @@ def test_a_command_says_it_in_one_line(
         ("plan --from . --base mine", "--base mine: must be one of 'bootstrap', 'registry'"),
         ("plan --from . --to nothing", "only --from can be nothing"),
         ("plan --from . --platform linux/arm64", "is not for linux/arm64"),
-        ("plan nothing", "no target fits nothing"),
         ("plan open:x:", "no target fits open:x:;"),
         ("plan --set x", "write it as name=value"),
         ("plan --sett x", "error: No such option: --sett"),
@@ -325,7 +363,6 @@ def test_a_command_says_it_in_one_line(
         ("plan --github --platform linux/arm64", "no selected target is for it"),
         ("plan --github --changed-since ./dockerfiles", "has no matrix.yaml"),
         ("plann", "No such command 'plann'"),
-        ("render", "*: 3 targets fit (tiny-cuda12.9-debian13-runtime, tiny-cuda13.0-debian13-runtime, "),
         ("render tiny-*", "3 targets fit"),
         ("render tiny-cuda12.9* --append gone", "gone: cannot be read"),
         ("render tiny-cuda12.9* -o /proc/no/file", "cannot be written"),
@@ -347,6 +384,16 @@ def test_options_that_do_not_fit_are_said_in_one_line(
     status, printed, said = command(*line.split())
     assert (status in (2, 3), printed, len(said.splitlines())) == (True, "", 1)
     assert message in said
+
+
+def test_a_plan_says_which_versions_the_lock_does_not_have(
+    tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny.root)
+    tiny.replace("matrix.yaml", 'tool: "3.4"', 'tool: "3.44"')
+    status, printed, said = command("plan")
+    assert (status, TARGET in printed) == (0, True)
+    assert said.startswith("imagebuild.lock:1: has no git https://example.org/tool.git 3.44, but 3.4; add it with")
 
 
 def test_there_are_two_hundred_of_them() -> None:

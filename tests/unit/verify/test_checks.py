@@ -85,7 +85,7 @@ def test_a_check_that_cannot_run_is_skipped_with_its_reason(project: Project, tm
         "many": ("skipped", "no gpu here; needs 2 nodes, 1 here"),
         "compiles": ("skipped", "only for variant devel"),
         "long": ("failed", "exit status 3"),
-        "other": ("skipped", "the image has no user somebody"),
+        "other": ("failed", "the image has no user 'somebody'; known: root"),
     }
 
 
